@@ -1,0 +1,47 @@
+# `make help` lists the targets. Every target does its own set-up.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types layers unit conformance bench clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## create .venv and install pipec with the tested versions
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v g++ >/dev/null || { apt-get update -qq && apt-get install -y -qq g++ make; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt "torch" "setuptools>=77" wheel
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	touch $@
+
+demo: setup ## compile and verify ResNet-50 for four FPGAs and GPT-2 for four torch stages
+	$(BIN)/python examples/demo.py
+
+test: lint types layers unit ## everything that must hold
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+layers: setup
+	$(BIN)/lint-imports --no-cache
+
+unit: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q
+
+conformance: setup ## run the ONNX node tests and rewrite docs/onnx_conformance.md
+	$(BIN)/python -m benchmarks.conformance
+
+bench: setup ## speed and memory, each against a peer or a bound in the same run
+	$(BIN)/python -m benchmarks
+
+clean: ## remove what was built
+	rm -rf $(VENV) build dist *.egg-info .demo .bench

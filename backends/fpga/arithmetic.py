@@ -1,0 +1,84 @@
+"""What arithmetic costs on the fabric, per element type: DSPs, LUTs, latencies.
+
+Figures for UltraScale+ at about 200 MHz, full-DSP operators. fp32: a multiplier takes 3 DSP48E2
+and an adder 2; int8: two products that share an operand pack into one 27x18 multiplier; fixed
+point up to 18x27 bits takes one. LUT counts of the iterative operators (divide, square root,
+exponential) are those of the vendor's floating-point core to about a factor 1.5.
+"""
+
+from dataclasses import dataclass
+
+from pipec.backends.fpga.design import bits_of
+from pipec.cluster.presets import DSP_PER_MAC
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Costs of one element type.
+
+    Attributes:
+        mac_dsp: DSPs of a multiply-accumulate; ``mul_dsp`` and ``add_dsp`` of its parts.
+        mac_lut: LUTs of a multiply-accumulate.
+        add_latency: Cycles of a dependent addition: how far apart two additions into one
+            accumulator must be.
+        mul_latency: Cycles of a multiplication.
+    """
+
+    mac_dsp: float
+    mul_dsp: float
+    add_dsp: float
+    mac_lut: float
+    add_latency: int
+    mul_latency: int
+
+
+_TABLE = {
+    "float32": Arithmetic(DSP_PER_MAC["float32"], 3, 2, 500, 5, 3),
+    "float16": Arithmetic(DSP_PER_MAC["float16"], 2, 2, 250, 4, 3),
+    "bfloat16": Arithmetic(DSP_PER_MAC["bfloat16"], 1, 2, 200, 4, 2),
+    "int8": Arithmetic(DSP_PER_MAC["int8"], 0.5, 0, 30, 1, 2),
+    "int32": Arithmetic(3, 3, 0, 64, 1, 3),
+}
+
+
+def arithmetic(dtype: str) -> Arithmetic:
+    """Costs of an element type; ``ap_fixed<W,I>`` needs one DSP per 27x18 bits.
+
+    Example:
+        >>> arithmetic("float32").mac_dsp, arithmetic("ap_fixed<16,6>").mac_dsp
+        (5.0, 1)
+    """
+    if dtype in _TABLE:
+        return _TABLE[dtype]
+    width = bits_of(dtype)
+    dsp = -(-width // 27) * -(-width // 18)
+    return Arithmetic(dsp, dsp, 0, 2 * width, 1, 3)
+
+
+_STEPS = {
+    "exp": (7, 300, 12), "log": (9, 700, 15), "pow": (21, 1300, 32), "rpow": (21, 1300, 32),
+    "sqrt": (0, 500, 16), "rsqrt": (6, 600, 18), "div": (0, 800, 16), "rdiv": (0, 800, 16),
+    "reciprocal": (0, 800, 16), "erf": (18, 900, 30), "gelu": (24, 1000, 40),
+    "gelu_tanh": (26, 1500, 60), "sigmoid": (9, 1300, 35), "tanh": (11, 1400, 40),
+    "silu": (12, 1400, 38), "softplus": (18, 1100, 32), "sin": (12, 1500, 20),
+    "cos": (12, 1500, 20), "elu": (10, 600, 20), "mul": (3, 100, 3), "square": (3, 100, 3),
+    "leaky_relu": (3, 150, 4), "add": (2, 200, 5), "sub": (2, 200, 5), "rsub": (2, 200, 5),
+}  # fmt: skip
+"""fp32 elementwise step to (DSP, LUT, latency) per lane; the others are comparators."""
+
+
+def step_cost(op: str, dtype: str) -> tuple[float, float, int]:
+    """DSPs, LUTs and latency of one elementwise step, per lane.
+
+    Args:
+        op: Step of a `nests.Map`.
+        dtype: Element type; fixed point pays for products, tables stand for functions.
+    """
+    if dtype.startswith("float"):
+        return _STEPS.get(op, (0, 80, 1))
+    width = bits_of(dtype)
+    if op in ("mul", "square", "leaky_relu"):
+        return (arithmetic(dtype).mul_dsp, width, 2)
+    if op in _STEPS and op not in ("add", "sub", "rsub"):
+        return (0, 16 * width, 3)
+    return (0, width, 1)

@@ -1,0 +1,103 @@
+"""``--target fpga``: HLS C++ per stage, cycles from its engines, verified by C simulation."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from pipec.backends.fpga.cost import FpgaCost
+from pipec.backends.fpga.csim.run import load_stages
+from pipec.backends.fpga.designs import designs_of, device_of, networks
+from pipec.backends.fpga.emit.cpp import cpp_type
+from pipec.backends.fpga.emit.golden import golden_chain, random_inputs
+from pipec.backends.fpga.emit.stage import TOLERANCE, stage_directory, write_stage
+from pipec.backends.fpga.stagejson import stage_record
+from pipec.backends.fpga.timing import stage_timing
+from pipec.cluster.cluster import Cluster
+from pipec.compiler.backend import Backend, StageRunner
+from pipec.cost.model import CostModel
+from pipec.errors import BackendError
+from pipec.graph.ir import OutputKind
+from pipec.graph.lower import lower
+from pipec.plan.model import Plan, StageTiming
+from pipec.plan.weights import all_have_data
+
+
+class FpgaBackend(Backend):
+    """Stages as dataflows of engines, one per board, in a chain.
+
+    ```text
+    stage0_xcvu9p/   src/  HLS C++ and weights      stage.json  engines, FIFOs, cycles, resources
+                     tb/   test bench, golden data  Makefile    C simulation with plain g++
+    ```
+    """
+
+    name: ClassVar[str] = "fpga"
+    route: ClassVar[str] = "relay"
+
+    def check(self, plan: Plan) -> None:
+        """See whether every stage can be emitted: its ops, its numbers, its board.
+
+        Raises:
+            BackendError: An op has no engine, a stage does not fit its board, the numbers have
+                no C++ type, or the graph is one of training.
+        """
+        if plan.graph.outputs_of(OutputKind.LOSS):
+            raise BackendError(
+                "the FPGA target emits inference only",
+                got="a graph with a loss",
+                hint="compile the model without its loss",
+            )
+        networks(plan)
+        for design in designs_of(plan):
+            for stream in design.streams.values():
+                cpp_type(stream.dtype)
+
+    def timing(self, plan: Plan) -> tuple[StageTiming, ...]:
+        """Predict every stage on its board: the busiest engine's cycles, or its links'."""
+        return tuple(
+            stage_timing(design, device_of(plan, k)) for k, design in enumerate(designs_of(plan))
+        )
+
+    def emit(self, plan: Plan, directory: Path) -> None:
+        """Write a directory per stage.
+
+        Raises:
+            BackendError: The model was built without weights.
+        """
+        if not all_have_data(plan.graph.weights):
+            raise BackendError(
+                "weights are part of what is emitted, and the model was built without data",
+                where=plan.graph.source.location,
+                hint="build the model with its weights, not on the meta device",
+            )
+        designs = designs_of(plan)
+        graphs = [lower(stage.graph).graph for stage in plan.stages]
+        golden = golden_chain(graphs, random_inputs(plan.graph, designs))
+        for k, (design, frame) in enumerate(zip(designs, golden, strict=True)):
+            fabric = device_of(plan, k).fpga
+            folder = directory / stage_directory(design.name, design.part)
+            write_stage(design, folder, frame, platform=bool(fabric and fabric.has_platform))
+            record = json.dumps(stage_record(design), indent=1) + "\n"
+            (folder / "stage.json").write_text(record, encoding="utf-8")
+
+    def load(self, plan: Plan, directory: Path) -> Sequence[StageRunner]:
+        """Compile every stage's C simulation.
+
+        Raises:
+            BackendError: There is no g++, a file is damaged, or the code does not compile.
+        """
+        folders = []
+        for stage in plan.stages:
+            fabric = device_of(plan, stage.index).fpga
+            part = fabric.part if fabric is not None else ""
+            folders.append(directory / stage_directory(f"stage{stage.index}", part))
+        return load_stages(folders)
+
+    def tolerance(self, plan: Plan) -> float:
+        """What float32 sums in another order explain; the stages' test benches use it too."""
+        return TOLERANCE
+
+    def cost_model(self, cluster: Cluster) -> CostModel | None:
+        """A node's share of the interval of a board to itself."""
+        return FpgaCost(boards=cluster.size)

@@ -1,0 +1,1 @@
+"""C simulation of emitted stages: compile with g++, run on tensors."""

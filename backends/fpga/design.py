@@ -1,0 +1,275 @@
+"""What one board holds: engines, the streams between them, and the facts about both.
+
+```text
+ axis in ──► s0 ──► [SWG] ──► s1 ──► [MVU] ──► s2 ──► [MAP] ──► s3 ──► axis out
+                                       ▲
+                              m_axi ─ [LOAD]                 (weights that do not fit on chip)
+```
+
+A `StageDesign` is made by lowering and folding, and read by four: the cycle simulator, the
+resource estimate, ``stage.json``, and the C++ emitter. It holds no torch object; weights are
+closures that yield the final array when asked for.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipec.backends.fpga.nests import ceil_div
+from pipec.backends.fpga.routing import Nest
+
+
+class Memory(StrEnum):
+    """Where a table or buffer lies."""
+
+    LUT = "lut"
+    BRAM = "bram"
+    URAM = "uram"
+    DDR = "ddr"
+
+
+BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int32": 32}
+"""Element type of a stream to its bits; ``ap_fixed<W,I>`` has W."""
+
+
+def bits_of(dtype: str) -> int:
+    """Bits of one element.
+
+    Example:
+        >>> bits_of("float32"), bits_of("ap_fixed<16,6>")
+        (32, 16)
+    """
+    if dtype.startswith("ap_fixed<"):
+        return int(dtype.removeprefix("ap_fixed<").split(",")[0])
+    return BITS[dtype]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A FIFO of tokens with one writer and one reader.
+
+    Attributes:
+        name: C identifier, unique in the stage.
+        rows: Rows per frame (pixels, window positions, sequence positions).
+        channels: Elements of one row; the last token of a row is padded with zeros.
+        lanes: Elements of one token, P.
+        dtype: Element type (`BITS`).
+        depth: Declared FIFO depth N (``STREAM depth``), at least 2.
+        producer: Engine that writes it; None if it is an input of the stage.
+        consumer: Engine that reads it; None if it is an output of the stage.
+    """
+
+    name: str
+    rows: int
+    channels: int
+    lanes: int
+    dtype: str = "float32"
+    depth: int = 2
+    producer: str | None = None
+    consumer: str | None = None
+
+    @property
+    def tokens_per_row(self) -> int:
+        """CF, ``ceil(channels/lanes)``."""
+        return ceil_div(self.channels, self.lanes)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per frame."""
+        return self.rows * self.tokens_per_row
+
+    @property
+    def token_bits(self) -> int:
+        """Bits of one token."""
+        return self.lanes * bits_of(self.dtype)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A table of an engine: weights, bias, scales, constants.
+
+    Attributes:
+        role: What the nest's docstring calls it: ``weight``, ``bias``, ``scale``, ``shift``,
+            ``table``, ``table0`` ...
+        shape: Shape of the final array.
+        dtype: Element type.
+        memory: Where it lies.
+        sources: Names of the model's weights that it is computed from.
+        values: Computes the final array (float64 or integers; cast to ``dtype`` when stored).
+            Raises BackendError where the model has no weights (built without data).
+    """
+
+    role: str
+    shape: tuple[int, ...]
+    dtype: str
+    memory: Memory
+    sources: tuple[str, ...]
+    values: Callable[[], NDArray[Any]] = field(compare=False, repr=False)
+
+    @property
+    def bits(self) -> int:
+        """Bits of the whole table."""
+        return int(np.prod(self.shape)) * bits_of(self.dtype)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What is used, or what a board has. `ddr` is in bytes per second."""
+
+    dsp: float = 0.0
+    bram36: float = 0.0
+    uram: float = 0.0
+    lut: float = 0.0
+    ff: float = 0.0
+    ddr: float = 0.0
+
+    def __add__(self, other: "Resources") -> "Resources":
+        return Resources(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
+
+    def values(self) -> tuple[float, ...]:
+        """The six numbers in order."""
+        return (self.dsp, self.bram36, self.uram, self.lut, self.ff, self.ddr)
+
+    def fits(self, limit: "Resources") -> bool:
+        """Whether no number exceeds the limit's."""
+        return all(a <= b for a, b in zip(self.values(), limit.values(), strict=True))
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One process of the dataflow: a nest, its timing, its tables and its streams.
+
+    Attributes:
+        name: C identifier, made of the graph node's name; unique in the stage.
+        nest: The loop nest (`pipec.backends.fpga.nests`); its class is the engine's kind.
+        inputs: Names of the streams read, by port number: in0, in1, ...
+        outputs: Names of the streams written: out0, out1, ...
+        ii: Initiation interval: cycles from one firing to the next, at least.
+        depth: Pipeline depth D: a token written by a firing at cycle t is visible at t + D.
+        weights: Tables, by role.
+        dtype: Element type of the arithmetic (that of its streams unless quantised).
+        node: The graph node it came from.
+        origin: That node in the user's words (``Conv conv1 (model.py:8)``).
+        memory: Where its working buffer lies (line buffer, row, block, operand).
+        buffer_bits: Size of that buffer.
+        resources: Estimate, tables and buffer included, the FIFOs of its outputs too.
+    """
+
+    name: str
+    nest: Nest
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    ii: int = 1
+    depth: int = 4
+    weights: tuple[Weight, ...] = ()
+    dtype: str = "float32"
+    node: str = ""
+    origin: str = ""
+    memory: Memory = Memory.LUT
+    buffer_bits: int = 0
+    resources: Resources = field(default_factory=Resources)
+
+    @property
+    def kind(self) -> str:
+        """Kind of engine: the nest's class in lower case (``swg``, ``mvu``, ...)."""
+        return type(self.nest).__name__.lower()
+
+    def weight(self, role: str) -> Weight | None:
+        """The table of that role, if any."""
+        return next((w for w in self.weights if w.role == role), None)
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of the stage: AXI4-Stream.
+
+    The stream carries the tensor's elements row-major in the axis order ``order``:
+    ``tensor.permute(order).reshape(stream.rows, stream.channels)``, row by row, each row's last
+    token padded.
+
+    Attributes:
+        value: Name of the graph's input or output (what crosses the cut).
+        node: Graph node that stands for it.
+        stream: Name of the stream.
+        shape: Shape of the tensor in the model.
+        order: Axis order on the wire; ``(0, 2, 3, 1)`` is NHWC.
+        dtype: Element type in the model (``float32``, ``int64``).
+    """
+
+    value: str
+    node: str
+    stream: str
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class DdrPort:
+    """One m_axi port.
+
+    Attributes:
+        name: Bundle name (``gmem0``).
+        engine: `Load` or `Gather` engine that owns it.
+        word_bits: Bits per beat as the engine reads it.
+        bytes_per_frame: Traffic of one frame.
+        bytes_per_second: Traffic while the engine runs at its initiation interval: what it needs
+            of the board's bandwidth.
+    """
+
+    name: str
+    engine: str
+    word_bits: int
+    bytes_per_frame: int
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class StageDesign:
+    """Everything about one stage on one board.
+
+    Attributes:
+        name: Stage name (``stage0``), also a C identifier.
+        engines: In topological order.
+        streams: By name.
+        inputs: Stage inputs, in the order of the stage graph.
+        outputs: Stage outputs, likewise.
+        ddr: m_axi ports.
+        device: Name of the board (``vcu118``); ``part`` is the chip.
+        clock_mhz: Clock of the kernel.
+        precision: Element type of the data streams.
+        resources: Sum over engines and the board's fixed shell.
+        limits: What may be used of the board.
+        interval: Cycles from frame to frame: the busiest engine's (FIFOs are sized so that it is
+            reached), or simulated where ``simulated`` is true.
+        latency: Cycles from the first token in to the last token out of one frame.
+    """
+
+    name: str
+    engines: tuple[Engine, ...]
+    streams: Mapping[str, Stream]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    ddr: tuple[DdrPort, ...] = ()
+    device: str = ""
+    part: str = ""
+    clock_mhz: float = 200.0
+    precision: str = "float32"
+    resources: Resources = field(default_factory=Resources)
+    limits: Resources = field(default_factory=Resources)
+    interval: int = 0
+    latency: int = 0
+    simulated: bool = False
+
+    def engine(self, name: str) -> Engine:
+        """The engine called ``name`` (KeyError if there is none)."""
+        return {e.name: e for e in self.engines}[name]
+
+    @property
+    def interval_seconds(self) -> float:
+        """Seconds from frame to frame."""
+        return self.interval / (self.clock_mhz * 1e6)

@@ -1,0 +1,93 @@
+"""The designs of all stages of a plan: lowered in order, each folded onto its own board."""
+
+from dataclasses import dataclass
+
+from pipec.backends.fpga.compile import best_design
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.search import Board
+from pipec.cluster.device import Device
+from pipec.errors import BackendError, PlanError
+from pipec.graph.lower import lower as without_transfers
+from pipec.plan.model import Plan, Stage
+from pipec.schedule.schedule import Placement
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The last answer: a plan goes through check, timing and emission with the same stages."""
+
+    stages: tuple[Stage, ...]
+    placement: Placement | None
+    devices: tuple[Device, ...]
+    precision: str
+    designs: tuple[StageDesign, ...]
+
+
+_last: list[_Known] = []
+
+
+def precision_of(plan: Plan) -> str:
+    """Element type of the streams, as the plan's options say."""
+    return str(plan.options.get("precision", "float32"))
+
+
+def device_of(plan: Plan, stage: int) -> Device:
+    """The board of a stage's forward pass.
+
+    Raises:
+        PlanError: Nothing is placed yet.
+    """
+    if plan.placement is None:
+        raise PlanError("the stages have no devices yet", want="a placement")
+    return plan.cluster.devices[plan.placement.forward[stage][0]]
+
+
+def networks(plan: Plan) -> tuple[Network, ...]:
+    """The networks of all stages; a value keeps the axis order in which its producer sends it.
+
+    Raises:
+        BackendError: Ops that no engine computes; those of all stages are listed.
+    """
+    orders: dict[str, tuple[int, ...]] = {}
+    found, problems = list[Network](), list[BackendError]()
+    for stage in plan.stages:
+        try:
+            network = lower(without_transfers(stage.graph).graph, precision_of(plan), orders)
+        except BackendError as error:
+            problems.append(error)
+            continue
+        found.append(network)
+        orders |= {port.value: port.order for port in network.outputs}
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise BackendError(
+            f"{len(problems)} stages have nodes without an FPGA engine",
+            got="".join(str(p.got) for p in problems),
+            hint=problems[0].hint,
+        )
+    return tuple(found)
+
+
+def designs_of(plan: Plan) -> tuple[StageDesign, ...]:
+    """The design of every stage on its board.
+
+    Raises:
+        BackendError: An op has no engine, a device is no FPGA, or a stage does not fit.
+    """
+    precision, devices = precision_of(plan), plan.cluster.devices
+    for known in _last:
+        if (
+            known.stages is plan.stages
+            and (known.placement, known.devices) == (plan.placement, devices)
+            and known.precision == precision
+        ):
+            return known.designs
+    designs = tuple(
+        best_design(network, Board(device_of(plan, stage.index), precision), f"stage{stage.index}")
+        for stage, network in zip(plan.stages, networks(plan), strict=True)
+    )
+    _last[:] = [_Known(plan.stages, plan.placement, devices, precision, designs)]
+    return designs

@@ -1,0 +1,116 @@
+"""The test bench: runs the kernel on files, and compares it with golden data."""
+
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.emit.cpp import cpp_type, identifier
+from pipec.backends.fpga.emit.source import (
+    arguments,
+    memories,
+    memory_words,
+    port_names,
+    stream_type,
+    top_name,
+)
+from pipec.backends.fpga.emit.tables import off_chip, on_chip
+
+
+def tb_stage_cpp(design: StageDesign, *, frames: int, tolerance: float) -> str:
+    """The test bench of a stage.
+
+    Run as ``tb [stage directory]`` it plays the golden frames and compares; as
+    ``tb <stage directory> <data directory> <frames>`` it reads inputs from and writes outputs to
+    the data directory.
+
+    Args:
+        design: The stage.
+        frames: Frames of golden data.
+        tolerance: Largest error relative to the largest magnitude of an output.
+    """
+    lines = [*_weights(design), *_ports(design)]
+    call = ", ".join(_argument(name, design) for _, name in arguments(design))
+    body = "\n".join(f"  {line}" for line in [*lines, f"{top_name(design)}({call});"])
+    return f"""\
+// Test bench of {design.name}: golden frames in, kernel, comparison.
+//
+//   tb [stage directory]                                  play golden/, compare
+//   tb <stage directory> <data directory> <frames>        play other data, write the outputs
+#include <string>
+
+#include "stage_top.h"
+#include "testbench.h"
+
+static const int GOLDEN_FRAMES = {frames};
+static const double TOLERANCE = {tolerance!r};
+
+static int run(const std::string &stage, const std::string &data, int frames, bool compare) {{
+  const std::string weights = stage + "/src/weights/";
+{body}
+  bool ok = true;
+{_results(design)}
+  return ok ? 0 : 1;
+}}
+
+int main(int argc, char **argv) {{
+  const std::string stage = argc > 1 ? argv[1] : ".";
+  const int status = argc > 3 ? run(stage, argv[2], std::atoi(argv[3]), false)
+                              : run(stage, stage + "/tb/golden", GOLDEN_FRAMES, true);
+  return status != 0 ? status : tb::status();
+}}
+"""
+
+
+def _weights(design: StageDesign) -> list[str]:
+    lines = [
+        f"std::vector<engine::beat<{cpp_type(dtype)}>> tables_{identifier(dtype)};"
+        for dtype in dict.fromkeys(t.weight.dtype for t in on_chip(design))
+    ]
+    lines += [
+        f"tb::append<{t.element}>(tables_{identifier(t.weight.dtype)}, {t.beats}, "
+        f'weights + "{t.name}.bin");'
+        for t in on_chip(design)
+    ]
+    words = memories(design)
+    for port, engine, weight in off_chip(design):
+        name = identifier(port)
+        count = memory_words(engine.kind, weight.bits, weight.shape[-1])
+        path = f'weights + "{identifier(engine.name)}_{weight.role}.bin"'
+        lines.append(
+            f"const std::vector<{words[name]}> {name} =\n"
+            f"      tb::read_file<{words[name]}>({path}, {count});"
+        )
+    return lines
+
+
+def _ports(design: StageDesign) -> list[str]:
+    lines = []
+    for name, port in port_names(design).items():
+        stream = design.streams[port.stream]
+        lines.append(f'engine::axis_stream<{stream_type(stream)}> {name}("{name}");')
+        if name.startswith("in_"):
+            tokens = f"std::size_t(frames) * cfg::{name}::TOKENS"
+            lines.append(f'tb::fill({name}, data + "/{name}.bin", {tokens});')
+    return lines
+
+
+def _argument(name: str, design: StageDesign) -> str:
+    if name == "load_tables":
+        return "1"
+    return f"{name}.data()" if name in memories(design) else name
+
+
+def _results(design: StageDesign) -> str:
+    lines = []
+    for name, port in port_names(design).items():
+        if not name.startswith("out_"):
+            continue
+        found = f"{name}_tokens"
+        lines += [
+            f"const std::vector<vec<{stream_type(design.streams[port.stream])}>> {found} =",
+            f'    tb::drain({name}, "{name}", std::size_t(frames) * cfg::{name}::TOKENS, '
+            f"cfg::{name}::TOKENS);",
+            "if (compare) {",
+            f'  ok = tb::agree({found}, data + "/{name}.bin", "{name}", TOLERANCE) && ok;',
+            "} else {",
+            f'  tb::write_file(data + "/{name}.bin", {found});',
+            "}",
+        ]
+    return "\n".join(f"  {line}" for line in lines)

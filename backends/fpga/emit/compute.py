@@ -1,0 +1,170 @@
+"""How each computing engine is written: its configuration struct and its call."""
+
+import math
+from collections.abc import Sequence
+
+from pipec.backends.fpga.design import Engine
+from pipec.backends.fpga.emit.cpp import literal
+from pipec.backends.fpga.emit.unit import Unit
+from pipec.backends.fpga.nests import Map, Matmul, Mvu, Norm, Reduce, Swg, Vvu
+
+
+def swg(engine: Engine, nest: Swg) -> Unit:
+    """Sliding-window generator."""
+    constants = {
+        name.upper(): getattr(nest, name)
+        for name in (
+            "batch", "h", "w", "cf", "lanes", "kh", "kw", "sh", "sw", "dh", "dw", "pt", "pl",
+            "oh", "ow", "groups", "kp",
+        )
+    }  # fmt: skip
+    pad = literal(nest.pad_value, engine.dtype)
+    return Unit("swg.h", "swg", constants, {"T pad()": [f"return {pad};"]})
+
+
+def mvu(engine: Engine, nest: Mvu) -> Unit:
+    """Matrix-vector unit: order A, order B, or blocks of vectors over streamed weights."""
+    constants = {
+        "N": nest.n,
+        "GROUPS": nest.groups,
+        "NF": nest.nf,
+        "SF": nest.sf,
+        "PE": nest.pe,
+        "SIMD": nest.simd,
+        "PARTIAL": nest.partial,
+        "BLOCK": nest.block,
+    }
+    function = "mvu_block" if nest.block > 1 else f"mvu_{nest.order.lower()}"
+    tables = ("weight", "bias?no_bias")[nest.streamed :]
+    return Unit("mvu.h", function, constants, tables=tables, extra_inputs_last=True)
+
+
+def vvu(engine: Engine, nest: Vvu) -> Unit:
+    """Vector-vector unit (depthwise convolution)."""
+    constants = {
+        "N": nest.n,
+        "CF": nest.cf,
+        "KS": nest.taps // nest.kp,
+        "PARTIAL": nest.partial,
+        "KP": nest.kp,
+        "LANES": nest.lanes,
+    }
+    return Unit("vvu.h", "vvu", constants, tables=("weight", "bias?no_bias"))
+
+
+def reduce(engine: Engine, nest: Reduce) -> Unit:
+    """Pooling and reduction over rows."""
+    constants = {
+        "N": nest.n,
+        "WINDOW": nest.window,
+        "CF": nest.cf,
+        "LANES": nest.lanes,
+        "KP": nest.kp,
+        "PARTIAL": nest.partial,
+    }
+    op = "add" if nest.op == "sum" else nest.op
+    functions = {"T combine(T x, T y)": [f"return ops::{op}(x, y);"]}
+    if nest.table:
+        return Unit("reduce.h", "reduce", constants, functions, tables=("scale",))
+    scale = "unscaled" if nest.scale == 1 else literal(nest.scale, engine.dtype)
+    scale = "engine::unscaled()" if scale == "unscaled" else scale
+    return Unit("reduce.h", "reduce", constants, functions, arguments=(scale,))
+
+
+def elementwise(engine: Engine, nest: Map) -> Unit:
+    """Elementwise chain: its steps become the lines of ``op``."""
+    constants = {"ROWS": nest.rows, "C": nest.channels, "LANES": nest.lanes}
+    parameters, body, tables = ["T x"], [], []
+    streamed = any(step.operand == "stream" for step in nest.steps)
+    if streamed:
+        parameters.append("T y")
+    for k, step in enumerate(nest.steps):
+        operand = {"stream": "y", "table": f"t{k}"}.get(step.operand, "")
+        if step.operand == "scalar" or step.op in ("leaky_relu", "elu"):
+            operand = f"T({literal(step.value, engine.dtype)})"
+        if step.operand == "table":
+            parameters.append(f"T t{k}")
+            tables.append(f"table{k}")
+        body.append(f"x = ops::{step.op}(x{', ' if operand else ''}{operand});")
+    functions = {f"T op({', '.join(parameters)})": [*body, "return x;"]}
+    name = "map2" if streamed else "map1"
+    return Unit("map.h", name, constants, functions, tables=tuple(tables))
+
+
+def norm(engine: Engine, nest: Norm) -> Unit:
+    """Row units: softmax, normalisations, local response."""
+    constants: dict[str, int] = {
+        "ROWS": nest.rows,
+        "TAPS": nest.taps,
+        "C": nest.channels,
+        "LANES": nest.lanes,
+        "GAP": nest.gap,
+    }
+    if nest.op in ("softmax", "log_softmax"):
+        return Unit("norm.h", "softmax", {**constants, "LOG": nest.op == "log_softmax"})
+    if nest.op == "lrn":
+        constants |= {"BEFORE": (nest.size - 1) // 2, "AFTER": nest.size // 2}
+        k, alpha, beta = (literal(v, engine.dtype) for v in (nest.k, nest.alpha, nest.beta))
+        size = literal(nest.size, engine.dtype)
+        body = [f"return x / ops::pow({k} + {alpha} / {size} * sum, {beta});"]
+        return Unit("norm.h", "lrn", constants, {"T op(T x, T sum)": body})
+    eps = {"T eps()": [f"return {literal(nest.eps, engine.dtype)};"]}
+    tables = ("scale?no_table", "shift?no_table")
+    return Unit("norm.h", nest.op, constants, eps, tables=tables)
+
+
+def matmul(engine: Engine, nest: Matmul) -> Unit:
+    """Product of two activations."""
+    constants = {
+        "BLOCKS": nest.blocks,
+        "OUTER": nest.outer,
+        "GROUPS": nest.groups,
+        "INNER": nest.inner,
+        "NF": nest.nf,
+        "TAPS": nest.taps,
+        "C": nest.channels,
+        "SF": nest.sf,
+        "PE": nest.pe,
+        "SIMD": nest.simd,
+        "PARTIAL": nest.partial,
+        "LOAD": nest.load,
+        "B_LANES": nest.b_lanes,
+        "B_C": nest.b_sizes[-1],
+    }
+    place = [
+        *digits("i", nest.b_sizes),
+        *(f"const int {role} = {_number(nest, role)};" for role in ("g", "n", "k")),
+        "return {g, n, k};",
+    ]
+    functions = {
+        "T scale()": [f"return {literal(nest.scale, engine.dtype)};"],
+        "engine::b_place place(int i)": place,
+    }
+    return Unit("matmul.h", "matmul", constants, functions)
+
+
+def digits(name: str, sizes: Sequence[int]) -> list[str]:
+    """Lines that split a row-major index into its axes ``i0, i1, ...``.
+
+    Example:
+        >>> digits("i", (2, 3))
+        ['const int i0 = i / 3;', 'const int i1 = i % 3;']
+    """
+    lines = []
+    for axis in range(len(sizes)):
+        inner = math.prod(sizes[axis + 1 :])
+        term = name if inner == 1 else f"{name} / {inner}"
+        if axis:
+            term = f"{term} % {sizes[axis]}"
+        lines.append(f"const int {name}{axis} = {term};")
+    return lines
+
+
+def _number(nest: Matmul, role: str) -> str:
+    """The axes of B with that role as one row-major number."""
+    axes = [axis for axis, r in enumerate(nest.b_roles) if r == role]
+    terms = []
+    for position, axis in enumerate(axes):
+        inner = math.prod(nest.b_sizes[a] for a in axes[position + 1 :])
+        terms.append(f"i{axis} * {inner}" if inner > 1 else f"i{axis}")
+    return " + ".join(terms) or "0"

@@ -1,0 +1,122 @@
+"""C++ as text: identifiers, literals, types, configuration structs."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pipec.errors import BackendError
+
+_WORDS = """
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const
+constexpr const_cast continue decltype default delete do double dynamic_cast else enum explicit
+export extern false float for friend goto if inline int long mutable namespace new noexcept not
+not_eq nullptr operator or or_eq private protected public register return short signed sizeof
+static static_assert static_cast struct switch template this throw true try typedef typeid typename
+union unsigned using virtual void volatile wchar_t while xor xor_eq
+cfg dataflow engine frames hls int32_t int8_t least load_tables main ops table tb vec zeros
+"""
+KEYWORDS = frozenset(_WORDS.split())
+"""Words that no name may be: the language's and the emitted code's own."""
+
+TYPES = {"float32": "float", "int32": "int32_t", "int8": "int8_t"}
+"""Element type of a stream to its C++ type."""
+
+NUMPY: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "int32": np.dtype("<i4"),
+    "int8": np.dtype("<i1"),
+}
+"""Element type of a stream to how it lies in a ``.bin`` file."""
+
+
+def cpp_type(dtype: str) -> str:
+    """The C++ type of an element.
+
+    Raises:
+        BackendError: No C++ is emitted for it.
+    """
+    if dtype not in TYPES:
+        raise BackendError(
+            "no C++ type for elements of this kind", got=dtype, want=", ".join(TYPES)
+        )
+    return TYPES[dtype]
+
+
+def identifier(name: str) -> str:
+    """``name`` as a C++ identifier.
+
+    Example:
+        >>> identifier("conv1/weight:0"), identifier("new"), identifier("3x3")
+        ('conv1_weight_0', 'new_', '_3x3')
+    """
+    found = re.sub(r"[^A-Za-z0-9_]", "_", name)
+    found = re.sub(r"__+", "_", found) or "_"
+    if found[0].isdigit():
+        found = f"_{found}"
+    return f"{found}_" if found in KEYWORDS else found
+
+
+def comment(text: str) -> str:
+    r"""Text that may stand in a ``//`` comment: one printable line that does not go on.
+
+    Example:
+        >>> comment("Conv\nx\\")
+        'Conv x/'
+    """
+    line = " ".join(text.split()).replace("\\", "/")
+    return "".join(c if c.isprintable() else "?" for c in line)
+
+
+def literal(value: float, dtype: str) -> str:
+    """A number as a C++ literal of an element type, to the last bit.
+
+    Example:
+        >>> literal(0.1, "float32"), literal(2, "float32"), literal(3, "int32")
+        ('0.1f', '2.0f', '3')
+        >>> literal(float("-inf"), "float32")
+        'least<float>()'
+    """
+    if dtype != "float32":
+        return str(int(value))
+    if math.isinf(value):
+        return f"{'-' if value > 0 else ''}least<float>()"
+    if math.isnan(value):
+        raise BackendError("a constant of the model is not a number", got=value)
+    return f"{np.float32(value)!s}f"
+
+
+@dataclass
+class Struct:
+    """A configuration struct: constants, and static functions.
+
+    Attributes:
+        name: Its name in namespace ``cfg``.
+        about: Comment above it.
+        element: C++ type ``T``.
+        constants: Integer (or bool) constants in order.
+        functions: Bodies of static member functions by signature.
+    """
+
+    name: str
+    about: str
+    element: str
+    constants: Mapping[str, int]
+    functions: Mapping[str, Iterable[str]] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The struct as C++."""
+        lines = [f"// {comment(self.about)}", f"struct {self.name} {{"]
+        lines.append(f"  using T = {self.element};")
+        lines += [
+            f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {k} = {str(v).lower()};"
+            for k, v in self.constants.items()
+        ]
+        for signature, body in self.functions.items():
+            lines.append(f"  static {signature} {{")
+            lines += [f"    {line}" for line in body]
+            lines.append("  }")
+        return "\n".join([*lines, "};"])

@@ -1,0 +1,102 @@
+"""Every kind of engine: which writer it has, and the struct and call that follow from it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pipec.backends.fpga import nests, routing
+from pipec.backends.fpga.design import Engine, Weight
+from pipec.backends.fpga.emit import compute, move
+from pipec.backends.fpga.emit.cpp import Struct, comment, cpp_type, identifier
+from pipec.backends.fpga.emit.unit import Unit, in_memory
+from pipec.errors import BackendError
+
+Writer = Callable[[Engine, Any], Unit]
+
+WRITERS: dict[type, Writer] = {
+    nests.Swg: compute.swg,
+    nests.Mvu: compute.mvu,
+    nests.Vvu: compute.vvu,
+    nests.Reduce: compute.reduce,
+    nests.Map: compute.elementwise,
+    nests.Norm: compute.norm,
+    nests.Matmul: compute.matmul,
+    routing.Fork: move.fork,
+    routing.Concat: move.concat,
+    routing.Slice: move.cut,
+    routing.Repeat: move.repeat,
+    routing.Const: move.source,
+    routing.Dwc: move.dwc,
+    routing.Perm: move.perm,
+    routing.Gather: move.gather,
+    routing.Load: move.load,
+}
+"""Nest class to the function that writes it."""
+
+
+def unit_of(engine: Engine) -> Unit:
+    """The unit that writes an engine.
+
+    Raises:
+        BackendError: Its kind has no writer.
+    """
+    writer = WRITERS.get(type(engine.nest))
+    if writer is None:
+        raise BackendError("no C++ is written for this engine", where=engine.name, got=engine.kind)
+    return writer(engine, engine.nest)
+
+
+def struct_of(engine: Engine) -> Struct:
+    """The configuration struct of an engine."""
+    unit = unit_of(engine)
+    return Struct(
+        name=identifier(engine.name),
+        about=f"{engine.name}: {engine.origin}" if engine.origin else engine.name,
+        element=cpp_type(engine.dtype),
+        constants={**unit.constants, "II": engine.ii, "DEPTH": engine.depth},
+        functions=unit.functions,
+    )
+
+
+def table_name(engine: Engine, role: str) -> str:
+    """The C++ name of a table, without its namespace."""
+    return identifier(engine.name) + "_" + role
+
+
+def word_type(engine: Engine, weight: Weight) -> str:
+    """C++ type of one word of a table that stays in memory, as its port is read."""
+    element = cpp_type(weight.dtype)
+    if engine.kind == "gather":
+        return f"vec<{element}, {weight.shape[-1]}>"
+    return f"engine::beat<{element}>"
+
+
+def call_of(engine: Engine, memory: str | None = None) -> str:
+    """The call of an engine, as a task of the dataflow.
+
+    Args:
+        engine: The engine.
+        memory: Name of its memory port's pointer, if it has one.
+    """
+    unit = unit_of(engine)
+    inputs, outputs = ([identifier(s) for s in group] for group in (engine.inputs, engine.outputs))
+    if unit.outputs_first:
+        streams = [*outputs, *inputs]
+    elif unit.extra_inputs_last:
+        streams = [*inputs[:1], *outputs, *inputs[1:]]
+    else:
+        streams = [*inputs, *outputs]
+    tables = [_table(engine, role, memory) for role in unit.tables]
+    arguments = ", ".join(["frames", *streams, *tables, *unit.arguments])
+    name = f"engine::{unit.function}<cfg::{identifier(engine.name)}>"
+    return f"  TASK({name}({arguments}));  // {comment(engine.origin or engine.name)}"
+
+
+def _table(engine: Engine, role: str, memory: str | None) -> str:
+    role, _, stand_in = role.partition("?")
+    if engine.weight(role) is None:
+        if not stand_in:
+            raise BackendError("an engine lacks a table", where=engine.name, got=role)
+        return f"engine::{stand_in}()"
+    if in_memory(engine, role) and memory is not None:
+        return memory
+    return f"table::{table_name(engine, role)}"

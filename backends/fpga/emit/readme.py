@@ -1,0 +1,75 @@
+"""The README of a stage: what it is, how it is run, what was checked and what was not."""
+
+from pipec.backends.fpga.design import Port, StageDesign
+from pipec.backends.fpga.emit.cpp import comment
+from pipec.backends.fpga.emit.source import port_names, top_name
+from pipec.backends.fpga.emit.tables import off_chip, on_chip
+
+_WITH_PLATFORM = """\
+`link.cfg` is for `v++ --link`; complete its stream connections to the network kernels first."""
+_WITHOUT_PLATFORM = """\
+This board has no Vitis platform: the kernel is exported as an IP for a Vivado block design, where
+its m_axi ports go to the memory controllers and its streams to the transceiver cores. `link.cfg`
+lists ports and memories for that."""
+
+
+def readme(design: StageDesign, tolerance: float, *, platform: bool) -> str:
+    """The text of ``README.md``."""
+    around = _WITH_PLATFORM if platform else _WITHOUT_PLATFORM
+    product = "kernel .xo" if platform else "IP"
+    ports = "\n".join(_row(name, port, design) for name, port in port_names(design).items())
+    chip = sum(t.weight.bits for t in on_chip(design)) / 8e6
+    ddr = sum(w.bits for _, _, w in off_chip(design)) / 8e6
+    return f"""\
+# {design.name} for {design.device or "a board"} ({design.part or "part not set"})
+
+HLS C++ of one pipeline stage: {len(design.engines)} engines in one DATAFLOW region, top function
+`{top_name(design)}`, {design.clock_mhz:g} MHz, {design.precision}. Tables: {chip:.3f} MB on chip,
+{ddr:.3f} MB streamed from memory.
+
+| port | value | shape | axes on the wire | beats per frame | bits |
+| --- | --- | --- | --- | --- | --- |
+{ports}
+
+A beat carries consecutive elements of one row (channels innermost); the last beat of a row is
+padded with zeros. TLAST ends a frame. `src/weights/*.bin` and `tb/golden/*.bin` are little endian,
+dense, without a header; `tb/ports.json` says what each data file holds.
+
+## Use
+
+```sh
+make csim                     # g++: play tb/golden, compare; tolerance {tolerance:g}, relative
+make asan                     # the same under sanitizers
+make hls                      # v++ -c --mode hls (Vitis 2023.2 or newer): {product}
+vitis_hls -f run_hls.tcl      # older tools: csim, csynth, cosim or export as last argument
+```
+
+{around}
+
+The host writes the table images once (one file after the other, each at a multiple of 64 bytes, in
+the order of the `load_table` calls), starts the kernel with `load_tables=1`, and after that with
+`load_tables=0`, any number of frames per call.
+
+## What is checked, and what is not
+
+`make csim` checks, without a vendor tool, and `pipec verify` does for all stages in a chain: the
+C++ compiles with g++; its C simulation agrees with torch within the tolerance (`tb/golden` holds
+what torch computed for this stage); every stream is read to its last token and never beyond; TLAST
+marks the frames. `src/types.h`, the FIFO depths in `src/stage_top.cpp` and `stage.json` come from
+one design. Streams are unbounded in this simulation: it says nothing about FIFO depths.
+
+Estimated, not measured: cycles, latency and resources in `stage.json`.
+
+Only a vendor tool can say: whether synthesis reaches the initiation intervals that the pragmas ask
+for, resource use after synthesis, timing at {design.clock_mhz:g} MHz, FIFO behaviour in
+co-simulation, and whether links and memories come up on the board. None of its steps was run.
+"""
+
+
+def _row(name: str, port: Port, design: StageDesign) -> str:
+    stream = design.streams[port.stream]
+    shape, order = ("x".join(map(str, port.shape)), ",".join(map(str, port.order)))
+    return (
+        f"| `{name}` | {comment(port.value)} | {shape or 'scalar'} {port.dtype} | {order} "
+        f"| {stream.tokens} | {stream.token_bits} |"
+    )

@@ -1,0 +1,138 @@
+"""What surrounds the sources: vendor scripts, Makefile, README."""
+
+from pipec.backends.fpga.csim.build import FLAGS, INCLUDES, SOURCES, STANDARD
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.emit.cpp import comment
+from pipec.backends.fpga.emit.readme import readme
+from pipec.backends.fpga.emit.source import bundle, memories, port_names, top_name
+
+
+def scripts(design: StageDesign, tolerance: float, *, platform: bool) -> dict[str, str]:
+    """File name to text of everything around the sources.
+
+    Args:
+        design: The stage.
+        tolerance: What its test bench accepts.
+        platform: Whether the board has a Vitis platform; an IP is exported where it has none.
+    """
+    return {
+        "Makefile": makefile(design),
+        "hls_config.cfg": hls_config(design, platform=platform),
+        "run_hls.tcl": run_hls(design, platform=platform),
+        "link.cfg": link(design),
+        "README.md": readme(design, tolerance, platform=platform),
+    }
+
+
+def period_ns(design: StageDesign) -> str:
+    """Clock period in nanoseconds.
+
+    Example:
+        >>> period_ns(StageDesign("s", (), {}, (), (), clock_mhz=300.0))
+        '3.333'
+    """
+    return f"{1e3 / design.clock_mhz:.4g}"
+
+
+def makefile(design: StageDesign) -> str:
+    """``make csim`` with plain g++; ``make hls`` with the vendor's tool."""
+    flags = " ".join((*STANDARD, *FLAGS))
+    return f"""\
+# C simulation of {design.name} with any C++17 compiler; no vendor tool is needed for it.
+CXX      ?= g++
+CXXFLAGS ?= {flags}
+INCLUDES := {" ".join(INCLUDES)}
+SOURCES  := {" ".join(SOURCES)}
+HEADERS  := $(wildcard src/*.h src/engines/*.h tb/*.h csim/*.h)
+
+.PHONY: csim asan hls clean
+
+csim: build/csim        ## compile, play the golden frame, compare
+\t./build/csim .
+
+build/csim: $(SOURCES) $(HEADERS)
+\t@mkdir -p build
+\t$(CXX) $(CXXFLAGS) $(INCLUDES) $(SOURCES) -o $@
+
+asan:                   ## the same under the address and undefined-behaviour sanitizers
+\t@mkdir -p build
+\t$(CXX) -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \\
+\t  -Wno-unknown-pragmas -ffp-contract=off $(INCLUDES) $(SOURCES) -o build/asan
+\t./build/asan .
+
+hls:                    ## synthesis and export (Vitis)
+\tv++ -c --mode hls --config hls_config.cfg --work_dir build/hls
+
+clean:
+\trm -rf build
+"""
+
+
+def hls_config(design: StageDesign, *, platform: bool) -> str:
+    """For ``v++ -c --mode hls`` (Vitis 2023.2 and newer)."""
+    flow, form, suffix = _product(platform=platform)
+    return f"""\
+# {design.name}: {comment(design.device)}
+part={design.part}
+
+[hls]
+flow_target={flow}
+clock={period_ns(design)}ns
+syn.file=src/stage_top.cpp
+syn.file=src/stage_top.h
+syn.file=src/types.h
+syn.cflags=-Isrc -Isrc/engines -std=c++14
+syn.top={top_name(design)}
+tb.file=tb/tb_stage.cpp
+tb.cflags=-Isrc -Isrc/engines -Itb -std=c++14
+csim.argv={{$PWD}}
+cosim.argv={{$PWD}}
+package.output.format={form}
+package.output.file={top_name(design)}.{suffix}
+"""
+
+
+def _product(*, platform: bool) -> tuple[str, str, str]:
+    """Flow, package format and file suffix of what synthesis exports."""
+    return ("vitis", "xo", "xo") if platform else ("vivado", "ip_catalog", "zip")
+
+
+def run_hls(design: StageDesign, *, platform: bool) -> str:
+    """For tools before 2023.2: ``vitis_hls -f run_hls.tcl``, in this directory."""
+    flow, form, suffix = _product(platform=platform)
+    product = f"$stage/{top_name(design)}.{suffix}"
+    return f"""\
+# {design.name}: run in this directory. Argument 1 may be csim, csynth, cosim or export (default).
+set stage [file normalize [file dirname [info script]]]
+set step [expr {{$argc > 0 ? [lindex $argv end] : "export"}}]
+open_project -reset build_hls
+set_top {top_name(design)}
+add_files $stage/src/stage_top.cpp -cflags "-I$stage/src -I$stage/src/engines -std=c++14"
+add_files -tb $stage/tb/tb_stage.cpp \\
+    -cflags "-I$stage/src -I$stage/src/engines -I$stage/tb -std=c++14"
+open_solution -reset -flow_target {flow} solution
+set_part {design.part}
+create_clock -period {period_ns(design)} -name default
+if {{$step in {{csim cosim}}}} {{ csim_design -argv $stage }}
+if {{$step != "csim"}} {{ csynth_design }}
+if {{$step == "cosim"}} {{ cosim_design -argv $stage }}
+if {{$step == "export"}} {{ export_design -format {form} -output {product} }}
+exit
+"""
+
+
+def link(design: StageDesign) -> str:
+    """For ``v++ --link``: one instance of the kernel, its memories, its streams."""
+    kernel = top_name(design)
+    lines = ["[connectivity]", f"nk={kernel}:1:{kernel}_1"]
+    bundles = list(dict.fromkeys(bundle(name) for name in memories(design)))
+    lines += [f"sp={kernel}_1.m_axi_{name}:DDR[{k % 2}]" for k, name in enumerate(bundles)]
+    lines += [
+        "# Streams: connect each to the network kernel (Aurora or UDP) of its neighbour, for",
+        "# instance stream_connect=aurora_0.rx_axis:<kernel>.<port> or the other way round.",
+    ]
+    for name, port in port_names(design).items():
+        stream = design.streams[port.stream]
+        width = f"{stream.token_bits} bit, {stream.tokens} beats per frame"
+        lines.append(f"# stream {kernel}_1.{name}  ({comment(port.value)}; {width})")
+    return "\n".join([*lines, ""])

@@ -1,0 +1,261 @@
+"""The kernel itself: ``types.h`` (configurations), ``stage_top.h``, ``stage_top.cpp``."""
+
+from collections.abc import Sequence
+
+from pipec.backends.fpga.design import Port, StageDesign, Stream
+from pipec.backends.fpga.emit.cpp import Struct, comment, cpp_type, identifier
+from pipec.backends.fpga.emit.engines import call_of, struct_of, unit_of, word_type
+from pipec.backends.fpga.emit.tables import (
+    BEAT_BYTES,
+    WIDEST_WORD_BITS,
+    OnChip,
+    off_chip,
+    on_chip,
+)
+from pipec.backends.fpga.nests import ceil_div
+
+HEADERS_OF = {
+    "vvu.h": ("mvu.h",),
+    "mvu.h": ("dot.h",),
+    "matmul.h": ("dot.h",),
+    "norm.h": ("dot.h", "ops.h"),
+    "reduce.h": ("ops.h",),
+    "map.h": ("ops.h",),
+    "memory.h": ("gear.h",),
+}
+"""Header to the headers that it, or what configures it, includes."""
+
+
+def headers(design: StageDesign) -> list[str]:
+    """The engine headers that a stage needs, those that they include too."""
+    wanted = {"base.h", "axis.h", "memory.h", *(unit_of(e).header for e in design.engines)}
+    while more := {h for w in wanted for h in HEADERS_OF.get(w, ())} - wanted:
+        wanted |= more
+    return sorted(wanted)
+
+
+def top_name(design: StageDesign) -> str:
+    """Name of the kernel's top function."""
+    return identifier(f"{design.name}_top")
+
+
+def port_names(design: StageDesign) -> dict[str, Port]:
+    """C++ name of every stage port, inputs first; also the names of its data files.
+
+    An input that nothing reads has no stream and no port.
+    """
+    found: dict[str, Port] = {}
+    taken = {identifier(name) for name in design.streams}
+    for prefix, ports in (("in", design.inputs), ("out", design.outputs)):
+        for k, port in enumerate(p for p in ports if p.stream):
+            name = identifier(f"{prefix}_{port.value}")
+            found[f"{name}_{k}" if name in taken | set(found) else name] = port
+    return found
+
+
+def stream_type(stream: Stream) -> str:
+    """Element type and lanes of a stream as template arguments."""
+    return f"{cpp_type(stream.dtype)}, {stream.lanes}"
+
+
+def types_h(design: StageDesign) -> str:
+    """Every constant of the stage: one configuration struct per engine and port."""
+    structs = [_port_struct(name, port, design) for name, port in port_names(design).items()]
+    structs += [struct_of(engine) for engine in design.engines]
+    includes = "\n".join(f'#include "engines/{name}"' for name in headers(design))
+    body = "\n\n".join(struct.text() for struct in structs)
+    return f"""\
+// Configurations of the engines of {design.name}: sizes, unroll factors, intervals.
+#ifndef TYPES_H
+#define TYPES_H
+
+{includes}
+
+namespace cfg {{
+
+{body}
+
+}}  // namespace cfg
+
+#endif
+"""
+
+
+def _port_struct(name: str, port: Port, design: StageDesign) -> Struct:
+    stream = design.streams[port.stream]
+    order = ",".join(map(str, port.order))
+    about = f"{port.value}: {port.dtype}{list(port.shape)}, axes in the order {order}"
+    constants = {"LANES": stream.lanes, "TOKENS": stream.tokens, "II": 1, "DEPTH": 1}
+    return Struct(name, about, cpp_type(stream.dtype), constants)
+
+
+def arguments(design: StageDesign) -> list[tuple[str, str]]:
+    """Type and name of every argument of the top function: ports, memories, scalars."""
+    found = [
+        (f"engine::axis_stream<{stream_type(design.streams[port.stream])}> &", name)
+        for name, port in port_names(design).items()
+    ]
+    found += [(f"const {word} *", name) for name, word in memories(design).items()]
+    return [*found, ("int ", "frames"), ("int ", "load_tables")]
+
+
+def memories(design: StageDesign) -> dict[str, str]:
+    """Memory pointer to the C++ type of what it points at, the table images first."""
+    found = {
+        f"tables_{identifier(dtype)}": f"engine::beat<{cpp_type(dtype)}>"
+        for dtype in dict.fromkeys(t.weight.dtype for t in on_chip(design))
+    }
+    for port, engine, weight in off_chip(design):
+        found[identifier(port)] = word_type(engine, weight)
+    return found
+
+
+def stage_top_h(design: StageDesign) -> str:
+    """Declaration of the top function."""
+    return f"""\
+// {design.name} on {design.device or "a board"}: the kernel's top function.
+#ifndef STAGE_TOP_H
+#define STAGE_TOP_H
+
+#include "types.h"
+
+extern "C" {{
+{_signature(design)};
+}}
+
+#endif
+"""
+
+
+def _signature(design: StageDesign) -> str:
+    lines = ",\n    ".join(kind + name for kind, name in arguments(design))
+    return f"void {top_name(design)}(\n    {lines})"
+
+
+def stage_top_cpp(design: StageDesign) -> str:
+    """The kernel: tables, the dataflow of engines, the top function."""
+    tables = on_chip(design)
+    parts = [
+        f"// {design.name}: streams and engines. Constants are in types.h.",
+        '#include "stage_top.h"\n',
+        _tables(tables),
+        _dataflow(design),
+        _top(design, tables),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _tables(tables: Sequence[OnChip]) -> str:
+    if not tables:
+        return ""
+    lines = [
+        f"static vec<{t.element}, {t.lanes}> {t.name}[{t.words}];"
+        f"  // {comment(', '.join(t.weight.sources) or 'constant')}"
+        for t in tables
+    ]
+    return "\n".join(["namespace table {", "", *lines, "", "}  // namespace table", ""])
+
+
+def _dataflow(design: StageDesign) -> str:
+    ports = port_names(design)
+    pointers = {engine.name: identifier(port) for port, engine, _ in off_chip(design)}
+    inputs = [
+        f"  TASK(engine::axis_in<cfg::{name}>(frames, {name}, {identifier(port.stream)}));"
+        for name, port in ports.items()
+        if name.startswith("in_")
+    ]
+    outputs = [
+        f"  TASK(engine::axis_out<cfg::{name}>(frames, {identifier(port.stream)}, {name}));"
+        for name, port in ports.items()
+        if name.startswith("out_")
+    ]
+    calls = [call_of(engine, pointers.get(engine.name)) for engine in design.engines]
+    parameters = ",\n    ".join(
+        kind + name
+        for kind, name in arguments(design)
+        if name != "load_tables" and not name.startswith("tables_")
+    )
+    lines = [
+        f"static void dataflow(\n    {parameters}) {{",
+        "#pragma HLS DATAFLOW",
+        *(line for s in design.streams.values() for line in _stream(s)),
+        *inputs,
+        *calls,
+        *outputs,
+        "  DATAFLOW_END;",
+        "}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _stream(stream: Stream) -> list[str]:
+    name = identifier(stream.name)
+    kind = f"hls::stream<vec<{stream_type(stream)}>, {stream.depth}>"
+    return [
+        f'  {kind} {name}("{name}");',
+        f"#pragma HLS STREAM variable = {name} depth = {stream.depth}",
+    ]
+
+
+def _top(design: StageDesign, tables: Sequence[OnChip]) -> str:
+    passed = [
+        name
+        for _, name in arguments(design)
+        if name != "load_tables" and not name.startswith("tables_")
+    ]
+    lines = ['extern "C" {', f"{_signature(design)} {{"]
+    lines += [f"#pragma HLS INTERFACE axis port = {name}" for name in port_names(design)]
+    for name in memories(design):
+        lines += [
+            f"#pragma HLS INTERFACE m_axi port = {name} offset = slave bundle = {bundle(name)} "
+            f"depth = {_beats(design, name)} max_read_burst_length = 64",
+            f"#pragma HLS INTERFACE s_axilite port = {name}",
+        ]
+    for name in ("frames", "load_tables", "return"):
+        lines.append(f"#pragma HLS INTERFACE s_axilite port = {name}")
+    lines += [line for t in tables for line in _storage(t)]
+    if tables:
+        loads = [
+            f"    engine::load_table(tables_{identifier(t.weight.dtype)}, {t.first_beat}, "
+            f"table::{t.name});"
+            for t in tables
+        ]
+        lines += ["  if (load_tables) {", *loads, "  }"]
+    else:
+        lines.append("  (void)load_tables;")
+    return "\n".join([*lines, f"  dataflow({', '.join(passed)});", "}", "}", ""])
+
+
+def bundle(memory: str) -> str:
+    """The AXI bundle of a memory pointer: tables share one, streamed weights have their own."""
+    return "gmem_tables" if memory.startswith("tables_") else memory
+
+
+def _beats(design: StageDesign, memory: str) -> int:
+    """Words behind a memory pointer (for co-simulation)."""
+    for port, engine, weight in off_chip(design):
+        if identifier(port) == memory:
+            return memory_words(engine.kind, weight.bits, weight.shape[-1])
+    last = [t for t in on_chip(design) if f"tables_{identifier(t.weight.dtype)}" == memory][-1]
+    return last.first_beat + last.beats
+
+
+def memory_words(kind: str, bits: int, lanes: int) -> int:
+    """Words of a table in memory: beats, or rows of tokens where an engine looks rows up."""
+    return bits // 32 // lanes if kind == "gather" else ceil_div(bits // 8, BEAT_BYTES)
+
+
+def _storage(t: OnChip) -> list[str]:
+    where = f"variable = table::{t.name}"
+    bind = f"type = ram_2p impl = {t.storage}"
+    if t.word_bits <= WIDEST_WORD_BITS:
+        return [
+            f"#pragma HLS AGGREGATE {where}",
+            f"#pragma HLS BIND_STORAGE {where} {bind}",
+        ]
+    return [
+        f"#pragma HLS DISAGGREGATE {where}",
+        f"#pragma HLS ARRAY_PARTITION {where}.lane dim = 2 complete",
+        f"#pragma HLS BIND_STORAGE {where}.lane {bind}",
+    ]

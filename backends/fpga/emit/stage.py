@@ -1,0 +1,111 @@
+"""Writing one stage's directory: sources, tables, test bench, scripts.
+
+```text
+stage0_xcvu9p/
+  stage.json  README.md  Makefile  hls_config.cfg  run_hls.tcl  link.cfg
+  src/   stage_top.cpp  stage_top.h  types.h  engines/*.h  weights/*.bin
+  tb/    tb_stage.cpp  testbench.h  ports.json  golden/*.bin
+  csim/  hls_stream.h  ap_axi_sdata.h          stand-ins, for plain g++ only
+```
+"""
+
+from importlib.resources import files
+from pathlib import Path
+
+from pipec.backends.fpga.csim.manifest import PORTS, ports_json
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.emit.bench import tb_stage_cpp
+from pipec.backends.fpga.emit.cpp import identifier
+from pipec.backends.fpga.emit.engines import table_name
+from pipec.backends.fpga.emit.golden import Golden
+from pipec.backends.fpga.emit.scripts import scripts
+from pipec.backends.fpga.emit.source import (
+    headers,
+    port_names,
+    stage_top_cpp,
+    stage_top_h,
+    types_h,
+)
+from pipec.backends.fpga.emit.tables import off_chip, on_chip, stored
+from pipec.backends.fpga.wire import to_tokens
+
+OWN_HEADERS = files("pipec.backends.fpga") / "hls"
+TOLERANCE = 1e-4
+"""Largest error of an output relative to its largest magnitude, in float32."""
+
+
+def stage_directory(stage: str, part: str) -> str:
+    """Name of a stage's directory: the stage and its chip.
+
+    Example:
+        >>> stage_directory("stage0", "xcvu9p-flga2104-2L-e")
+        'stage0_xcvu9p'
+    """
+    chip = part.split("-", maxsplit=1)[0]
+    return identifier(f"{stage}_{chip}" if chip else stage)
+
+
+def write_stage(
+    design: StageDesign,
+    directory: Path,
+    golden: Golden | None,
+    *,
+    tolerance: float = TOLERANCE,
+    platform: bool = False,
+) -> None:
+    """Write everything but ``stage.json``.
+
+    Args:
+        design: The stage.
+        directory: Where to; made if missing.
+        golden: One frame of data for the test bench; None leaves the folder empty.
+        tolerance: What the test bench accepts.
+        platform: Whether the board has a Vitis platform.
+
+    Raises:
+        BackendError: An engine or type has no C++, or the model has no weights.
+    """
+    texts = {
+        "src/types.h": types_h(design),
+        "src/stage_top.h": stage_top_h(design),
+        "src/stage_top.cpp": stage_top_cpp(design),
+        "tb/tb_stage.cpp": tb_stage_cpp(design, frames=1, tolerance=tolerance),
+        "tb/testbench.h": own_header("tb/testbench.h"),
+        PORTS: ports_json(design),
+        **{f"src/engines/{name}": own_header(f"engines/{name}") for name in headers(design)},
+        **{f"csim/{name}": own_header(f"csim/{name}") for name in STAND_INS},
+        **scripts(design, tolerance, platform=platform),
+    }
+    for name, text in texts.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    _write_tables(design, directory / "src/weights")
+    if golden is not None:
+        _write_golden(design, golden, directory / "tb/golden")
+
+
+STAND_INS = ("hls_stream.h", "ap_axi_sdata.h")
+"""Headers that stand in for a vendor's where there is none."""
+
+
+def own_header(name: str) -> str:
+    """Text of one of the C++ headers that pipec ships."""
+    return (OWN_HEADERS / name).read_text(encoding="utf-8")
+
+
+def _write_tables(design: StageDesign, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for table in on_chip(design):
+        stored(table.weight).tofile(directory / f"{table.name}.bin")
+    for _, engine, weight in off_chip(design):
+        stored(weight).tofile(directory / f"{table_name(engine, weight.role)}.bin")
+
+
+def _write_golden(design: StageDesign, golden: Golden, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, port in port_names(design).items():
+        values = golden.inputs if name.startswith("in_") else golden.outputs
+        to_tokens(values[port.value], port, design.streams[port.stream]).tofile(
+            directory / f"{name}.bin"
+        )

@@ -1,0 +1,109 @@
+"""Tables as words: how an engine's weights lie in ``.bin`` files, in memory and on the chip."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipec.backends.fpga.design import Engine, Memory, StageDesign, Weight
+from pipec.backends.fpga.emit.cpp import NUMPY, cpp_type
+from pipec.backends.fpga.emit.engines import table_name
+from pipec.backends.fpga.nests import Mvu, Reduce, Vvu, ceil_div
+
+BEAT_BYTES = 64
+"""Bytes of one beat of a memory port: 512 bits."""
+WIDEST_WORD_BITS = 4096
+"""Wider words are kept as one memory per lane instead of one aggregate."""
+
+
+@dataclass(frozen=True)
+class OnChip:
+    """One table that is filled from memory before the first frame.
+
+    Attributes:
+        name: C++ name in namespace ``table`` and name of its ``.bin`` file.
+        weight: The table.
+        lanes: Elements of a word; ``words`` words.
+        first_beat: Where it starts in the memory image of its element type.
+    """
+
+    name: str
+    weight: Weight
+    lanes: int
+    words: int
+    first_beat: int
+
+    @property
+    def element(self) -> str:
+        """C++ type of an element."""
+        return cpp_type(self.weight.dtype)
+
+    @property
+    def beats(self) -> int:
+        """Beats that it takes in memory."""
+        return ceil_div(self.weight.bits // 8, BEAT_BYTES)
+
+    @property
+    def word_bits(self) -> int:
+        """Bits of a word."""
+        return self.weight.bits // self.words
+
+    @property
+    def storage(self) -> str:
+        """What ``BIND_STORAGE`` says of it."""
+        names = {Memory.LUT: "lutram", Memory.BRAM: "bram", Memory.URAM: "uram"}
+        return names[self.weight.memory]
+
+
+def word_lanes(engine: Engine, weight: Weight) -> int:
+    """Elements that the engine reads in one firing.
+
+    Args:
+        engine: The engine.
+        weight: One of its tables.
+    """
+    nest = engine.nest
+    if isinstance(nest, Mvu) and weight.role == "weight":
+        return nest.simd * nest.pe
+    if isinstance(nest, Vvu) and weight.role == "weight":
+        return nest.kp * nest.lanes
+    if isinstance(nest, Reduce):
+        return 1
+    return weight.shape[-1]
+
+
+def on_chip(design: StageDesign) -> list[OnChip]:
+    """The tables that live on the chip, in the order in which they lie in memory."""
+    found: list[OnChip] = []
+    beats: dict[str, int] = {}
+    for engine in design.engines:
+        for weight in engine.weights:
+            if weight.memory is Memory.DDR:
+                continue
+            lanes, size = word_lanes(engine, weight), math.prod(weight.shape)
+            first = beats.get(weight.dtype, 0)
+            table = OnChip(table_name(engine, weight.role), weight, lanes, size // lanes, first)
+            found.append(table)
+            beats[weight.dtype] = first + table.beats
+    return found
+
+
+def off_chip(design: StageDesign) -> list[tuple[str, Engine, Weight]]:
+    """The tables that stay in memory: name of the port, engine, table."""
+    return [
+        (port.name, engine, weight)
+        for port in design.ddr
+        for engine in [design.engine(port.engine)]
+        for weight in engine.weights
+        if weight.memory is Memory.DDR
+    ]
+
+
+def stored(weight: Weight) -> NDArray[np.generic]:
+    """The table as it is stored: little endian, dense, row-major.
+
+    Raises:
+        BackendError: The model has no weights.
+    """
+    return np.ascontiguousarray(weight.values(), dtype=NUMPY[weight.dtype]).reshape(weight.shape)

@@ -1,0 +1,37 @@
+"""One engine as C++: what its writer says."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pipec.backends.fpga.design import Engine, Memory
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What an engine's writer decides.
+
+    Attributes:
+        header: The header that holds the engine.
+        function: Its function in namespace ``engine``.
+        constants: Constants of its configuration struct, besides ``II`` and ``DEPTH``.
+        functions: Static functions of the struct, signature to lines.
+        tables: Roles of the tables it takes, in order; ``role?stand_in`` where it may be missing.
+        arguments: Further arguments, as C++.
+        outputs_first: Whether the outputs come before the inputs (engines with many inputs).
+        extra_inputs_last: Whether inputs after the first follow the outputs.
+    """
+
+    header: str
+    function: str
+    constants: Mapping[str, int]
+    functions: Mapping[str, Iterable[str]] = field(default_factory=dict)
+    tables: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    outputs_first: bool = False
+    extra_inputs_last: bool = False
+
+
+def in_memory(engine: Engine, role: str) -> bool:
+    """Whether a table stays in off-chip memory, so that the engine reads it through a port."""
+    weight = engine.weight(role)
+    return weight is not None and weight.memory is Memory.DDR

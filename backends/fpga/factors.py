@@ -1,0 +1,326 @@
+"""Unroll factors of a layer for a target interval: the cheapest that reach it.
+
+Tiles are *ceil tiles*: any factor may be used, the last tile overhangs. Where tokens must end at a
+boundary within a row (concatenation along channels), factors are divisors. Where the target can't
+be reached the fastest factors are returned.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache, singledispatch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.design import bits_of
+from pipec.backends.fpga.lowering.layers import (
+    Broadcast,
+    Constant,
+    Cut,
+    Dense,
+    Depthwise,
+    Elementwise,
+    Join,
+    Layer,
+    Lookup,
+    Pool,
+    Product,
+    Reorder,
+    RowNorm,
+    RowReduce,
+    Window,
+)
+from pipec.backends.fpga.nests import ceil_div
+
+PORT_BITS = 1024
+"""Widest word that one m_axi port delivers per cycle."""
+GAP = 40
+"""Cycles between two passes of a floating-point row unit: its pipeline drains."""
+SMALL_BLOCK = 4096
+"""Elements up to which a reordered block is held in registers, any lane in any cycle."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What folding decides about one layer.
+
+    Attributes:
+        lanes_in: Lanes that it reads, per input.
+        lanes_out: Lanes that it writes.
+        pe: Outputs per firing of a product.
+        simd: Inputs per firing of a product.
+        kp: Kernel positions per token.
+        block: Vectors per pass over streamed weights; 0 if weights are on chip.
+    """
+
+    lanes_in: tuple[int, ...]
+    lanes_out: int
+    pe: int = 1
+    simd: int = 1
+    kp: int = 1
+    block: int = 0
+
+
+@lru_cache(maxsize=4096)
+def divisors(n: int) -> tuple[int, ...]:
+    """Divisors, ascending.
+
+    Example:
+        >>> divisors(12)
+        (1, 2, 3, 4, 6, 12)
+    """
+    low = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return tuple(sorted({*low, *(n // d for d in low)}))
+
+
+@lru_cache(maxsize=4096)
+def ceil_tiles(n: int) -> tuple[int, ...]:
+    """Smallest tile for every distinct number of tiles, ascending.
+
+    Example:
+        >>> ceil_tiles(7)
+        (1, 2, 3, 4, 7)
+    """
+    return tuple(sorted({ceil_div(n, ceil_div(n, t)) for t in range(1, n + 1)}))
+
+
+def lanes_for(channels: int, rows: int, target: int, passes: int = 1) -> int:
+    """Fewest lanes with ``rows * ceil(channels/lanes) * passes <= target``; at most channels."""
+    tokens = target // max(rows * passes, 1)
+    return channels if tokens < 1 else ceil_div(channels, min(tokens, channels))
+
+
+def divisor_for(allowed: int, channels: int, rows: int, target: int) -> int:
+    """The same among the divisors of ``allowed``."""
+    least = lanes_for(channels, rows, target)
+    return next((d for d in divisors(allowed) if d >= least), allowed)
+
+
+@singledispatch
+def fold(layer: Layer, target: int, dtype: str, block: int = 0) -> Factors:
+    """The cheapest factors with which ``layer`` takes at most ``target`` cycles per frame.
+
+    Args:
+        layer: Any layer.
+        target: Cycles.
+        dtype: Arithmetic.
+        block: For `Dense`: stream the weights, so many vectors per pass; 0 keeps them on chip.
+    """
+    raise TypeError(f"no factors for {type(layer).__name__}")
+
+
+def window_reads(window: Window, channels: int, lanes: int) -> int:
+    """Cycles that a window generator needs at least to read a frame."""
+    return window.batch * window.h * window.w * ceil_div(channels, lanes)
+
+
+def _window_fill(window: Window) -> int:
+    """Pixels to read before the first window, over all images (an upper bound)."""
+    rows = max((window.kh - 1) * window.dh - window.pt, 0)
+    return window.batch * (rows * window.w + window.kw) + 4
+
+
+@lru_cache(maxsize=4096)
+def _input_sides(layer: Dense) -> NDArray[np.int64]:
+    """Input side of a dense layer's lattice, a column per choice.
+
+    Rows: SIMD, kp, SF, and the cycles that reading takes: of the windows with their fill, and of
+    the maps.
+    """
+    sides = [(simd, 1) for simd in ceil_tiles(layer.cin)]
+    window = layer.window
+    if window is not None and layer.groups == 1:
+        sides += [(kp * layer.cin, kp) for kp in sorted({window.kw, layer.taps} - {1})]
+    rows = []
+    for simd, kp in sides:
+        lanes, sf = simd // kp, layer.taps // kp * ceil_div(layer.cin, simd // kp)
+        reading = 0
+        if window is not None:
+            fill = _window_fill(window) * ceil_div(layer.cin, lanes) * layer.groups
+            reads = window_reads(window, layer.cin, lanes) * layer.groups + 2
+            reading = max(reads, layer.n * layer.groups * sf + fill)
+        rows.append((simd, kp, sf, reading))
+    return np.array(rows, dtype=np.int64).T
+
+
+@fold.register
+def _dense(layer: Dense, target: int, dtype: str, block: int = 0) -> Factors:
+    simd, kp, sf, reading = _input_sides(layer)
+    vectors = layer.n * layer.groups
+    if block == 0:
+        folds = np.clip(target // (vectors * sf), 1, layer.out)
+        pe = -(-layer.out // folds)
+        cycles = vectors * -(-layer.out // pe) * sf
+    else:
+        sides = zip(simd.tolist(), sf.tolist(), strict=True)
+        found = [_streamed_pe(layer, target, side, block, dtype) for side in sides]
+        pe, cycles = np.array(found, dtype=np.int64).T
+    late = np.maximum(np.maximum(cycles, reading) - target, 0)
+    cost = arithmetic(dtype)
+    sums = (-(-layer.out // pe) < cost.add_latency) * pe  # final adders of partial sums
+    dsp = pe * simd * cost.mac_dsp + sums * cost.add_dsp
+    best = np.lexsort((cycles, pe + simd, dsp, late))[0]
+    outputs, inputs, positions = int(pe[best]), int(simd[best]), int(kp[best])
+    return Factors((inputs // positions,), outputs, outputs, inputs, positions, block)
+
+
+def _streamed_pe(
+    layer: Dense, target: int, side: tuple[int, int], block: int, dtype: str
+) -> tuple[int, int]:
+    """The fewest PEs that reach the target with streamed weights, else the fastest; and cycles."""
+    (simd, sf), best = side, (1, 1 << 60)
+    for pe in ceil_tiles(layer.out):
+        units = pe * simd
+        cycles = dense_cycles(layer.n, ceil_div(layer.out, pe), sf, block, units, dtype)
+        if cycles < best[1]:
+            best = (pe, cycles)
+        if cycles <= target or word_interval(units, dtype) > 4 * block:
+            break
+    return best
+
+
+def word_interval(lanes: int, dtype: str) -> int:
+    """Cycles per word of streamed weights on one port."""
+    return ceil_div(lanes * bits_of(dtype), PORT_BITS)
+
+
+def dense_cycles(vectors: int, nf: int, sf: int, block: int, units: int, dtype: str) -> int:
+    """Busy cycles of an MVU: on chip (block 0), streamed per vector (1), or per block of vectors.
+
+    Example:
+        >>> dense_cycles(10, 8, 8, 0, 32, "int8")
+        640
+    """
+    if block == 0:
+        return vectors * nf * sf
+    interval = word_interval(units, dtype)
+    if block == 1:
+        return vectors * nf * sf * interval
+    return vectors // block * (block * (sf + nf) + nf * sf * max(block, interval))
+
+
+@fold.register
+def _depthwise(layer: Depthwise, target: int, dtype: str, block: int = 0) -> Factors:
+    lanes, kp = _window_factors(layer.window, layer.channels, target)
+    return Factors((lanes,), lanes, kp=kp)
+
+
+@fold.register
+def _pool(layer: Pool, target: int, dtype: str, block: int = 0) -> Factors:
+    lanes, kp = _window_factors(layer.window, layer.channels, target)
+    return Factors((lanes,), lanes, kp=kp)
+
+
+def _window_factors(window: Window, channels: int, target: int) -> tuple[int, int]:
+    """Fewest lanes times kernel positions for a channel-wise window operation."""
+    taps = window.kh * window.kw
+    pixels = window.batch * window.oh * window.ow
+    best: tuple[tuple[int, ...], int, int] | None = None
+    for kp in sorted({1, window.kw, taps}):
+        for lanes in ceil_tiles(channels):
+            cf = ceil_div(channels, lanes)
+            fill = _window_fill(window) * cf
+            cycles = max(pixels * cf * taps // kp + fill, window_reads(window, channels, lanes) + 2)
+            score = (max(cycles - target, 0), lanes * kp, kp)
+            if best is None or score < best[0]:
+                best = (score, lanes, kp)
+    assert best is not None
+    return best[1], best[2]
+
+
+@fold.register
+def _row_reduce(layer: RowReduce, target: int, dtype: str, block: int = 0) -> Factors:
+    lanes = lanes_for(layer.channels, layer.rows * layer.window, target)
+    return Factors((lanes,), lanes)
+
+
+@fold.register
+def _elementwise(layer: Elementwise, target: int, dtype: str, block: int = 0) -> Factors:
+    lanes = lanes_for(layer.channels, layer.rows, target)
+    return Factors((lanes,) * len(layer.inputs), lanes)
+
+
+@fold.register
+def _row_norm(layer: RowNorm, target: int, dtype: str, block: int = 0) -> Factors:
+    gaps = layer.n * (layer.passes - 1) * gap_of(dtype)
+    lanes = lanes_for(layer.cin, layer.n * layer.taps, max(target - gaps, 1), layer.passes)
+    return Factors((lanes,), lanes)
+
+
+def gap_of(dtype: str) -> int:
+    """Cycles between two passes of a row unit."""
+    return GAP if dtype.startswith("float") else 4
+
+
+@fold.register
+def _product(layer: Product, target: int, dtype: str, block: int = 0) -> Factors:
+    vectors = layer.outer * layer.groups * layer.inner
+    *outer, channels = layer.b_sizes
+    rows = math.prod(outer)
+    best: tuple[tuple[int, ...], Factors] | None = None
+    for simd in ceil_tiles(layer.cin):
+        sf = layer.taps * ceil_div(layer.cin, simd)
+        for share in (2, 8):
+            lanes = divisor_for(channels, channels, rows, target // layer.blocks // share)
+            load = rows * ceil_div(channels, lanes)
+            left = max(target // layer.blocks - load, 1)
+            pe = lanes_for(layer.out, vectors * sf, left)
+            cycles = layer.blocks * (load + vectors * sf * ceil_div(layer.out, pe))
+            score = (max(cycles - target, 0), pe * simd, lanes, pe + simd)
+            if best is None or score < best[0]:
+                best = (score, Factors((simd, lanes), pe, pe, simd))
+    assert best is not None
+    return best[1]
+
+
+@fold.register
+def _join(layer: Join, target: int, dtype: str, block: int = 0) -> Factors:
+    rows = layer.rows
+    if all(u.channels == layer.channels for u in layer.inputs):
+        lanes = lanes_for(layer.channels, rows, target)
+    else:
+        lanes = divisor_for(math.gcd(*layer.sizes), layer.channels, rows, target)
+    return Factors((lanes,) * len(layer.inputs), lanes)
+
+
+@fold.register
+def _cut(layer: Cut, target: int, dtype: str, block: int = 0) -> Factors:
+    use = layer.inputs[0]
+    if layer.inner % use.channels == 0:
+        lanes = lanes_for(use.channels, use.rows, target)
+    else:
+        unit = layer.inner
+        if layer.step == 1:
+            unit *= math.gcd(layer.size, layer.start, layer.stop)
+        lanes = divisor_for(unit, use.channels, use.rows, target)
+    return Factors((lanes,), lanes)
+
+
+@fold.register
+def _reorder(layer: Reorder, target: int, dtype: str, block: int = 0) -> Factors:
+    use, elements = layer.inputs[0], math.prod(layer.sizes)
+    if layer.order[-1] == len(layer.order) - 1:
+        allowed = math.gcd(layer.sizes[-1], use.channels, layer.channels)
+        lanes = divisor_for(allowed, use.channels, 2 * use.rows, target)
+        return Factors((lanes,), lanes)
+    if elements > SMALL_BLOCK:
+        return Factors((1,), 1)
+    first = lanes_for(use.channels, 2 * use.rows, target)
+    return Factors((first,), lanes_for(layer.channels, 2 * layer.rows, target))
+
+
+@fold.register
+def _lookup(layer: Lookup, target: int, dtype: str, block: int = 0) -> Factors:
+    return Factors((1,), lanes_for(layer.channels, layer.rows, target))
+
+
+@fold.register
+def _constant(layer: Constant, target: int, dtype: str, block: int = 0) -> Factors:
+    return Factors((), lanes_for(layer.channels, layer.rows, target))
+
+
+@fold.register
+def _broadcast(layer: Broadcast, target: int, dtype: str, block: int = 0) -> Factors:
+    lanes = lanes_for(layer.channels, layer.rows, target)
+    return Factors((lanes,), lanes)

@@ -1,0 +1,265 @@
+"""A valid schedule of a whole stage, found fast: run tables in chunks, a paced source.
+
+Every engine's run table is divided into some thousands of chunks of firings. A chunk starts when
+the one before has ended and all tokens that it reads have been written by chunks that ended; it
+then takes its busy cycles. Along an engine numpy computes all times at once:
+
+```text
+end[k] = C[k+1] + max over i <= k of (ready[i] - C[i])       C: busy cycles before a chunk
+```
+
+The source delivers a frame per interval T, and every frame is scheduled exactly T after the one
+before: with ``m[i] = ready[i] - C[i]`` and B the busy cycles of a frame (at most T), the last frame
+asks for ``end[k] >= C[k+1] + max(m) - (T - B)``, and earlier ones for less.
+
+What a FIFO holds at most in this schedule (counting what a chunk writes from its start, and what
+it reads only from its end) is a sufficient depth: the network *may* then follow the schedule, and
+self-timed execution is never later than a schedule that it may follow, because all its times are
+maxima of sums (Baccelli et al., Synchronization and Linearity). So nothing deadlocks and the
+interval is that of the busiest engine; `pipec.backends.fpga.cycles` gives the exact cycles.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipec.backends.fpga.design import Engine, StageDesign
+from pipec.backends.fpga.nests import Mvu, Swg
+from pipec.backends.fpga.routing import Const, Load, Nest
+from pipec.backends.fpga.runs import Loop, Run, Table, nest_table
+from pipec.backends.fpga.swg import Row, image_rows
+
+Numbers = NDArray[np.float64]
+CHUNKS = 6144
+"""Chunks per engine and frame, about: what limits how tight the depths are."""
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Cumulative busy cycles, and tokens read and written, after each chunk of one frame.
+
+    Attributes:
+        points: ``[chunks][1 + reads + writes]``.
+        inputs: Number of read ports.
+    """
+
+    points: Numbers
+    inputs: int
+
+    @property
+    def busy(self) -> Numbers:
+        """Busy cycles up to the end of each chunk."""
+        return self.points[:, 0]
+
+    def reads(self, port: int) -> Numbers:
+        """Tokens read from a port so far."""
+        return self.points[:, 1 + port]
+
+    def writes(self, port: int) -> Numbers:
+        """Tokens written to a port so far."""
+        return self.points[:, 1 + self.inputs + port]
+
+
+def chunked(table: Table, inputs: int, outputs: int, limit: int = CHUNKS) -> Chunks:
+    """Divide a run table into about ``limit`` chunks.
+
+    Example:
+        >>> chunked((Run(3, 2, 1, 1),), 1, 1, limit=8).points.tolist()
+        [[2.0, 1.0, 1.0], [4.0, 2.0, 2.0], [6.0, 3.0, 3.0]]
+    """
+    points, _ = _points(table, inputs, outputs, limit)
+    return Chunks(points, inputs)
+
+
+def chunks_of(engine: Engine) -> Chunks:
+    """The chunks of an engine, all ports counted."""
+    return _chunks(engine.nest, engine.ii, len(engine.inputs), len(engine.outputs))
+
+
+@lru_cache(maxsize=1024)
+def _chunks(nest: Nest, ii: int, inputs: int, outputs: int) -> Chunks:
+    if isinstance(nest, Swg):
+        return Chunks(_window_points(nest, ii), inputs)
+    return chunked(nest_table(nest, ii, inputs), inputs, outputs)
+
+
+def _window_points(nest: Swg, ii: int) -> Numbers:
+    """Chunks of a window generator, straight from its rows."""
+    share = max(CHUNKS // (nest.oh * nest.batch), 4)
+    parts, total = [], np.zeros(3)
+    for row in image_rows(nest):
+        points = _row_points(row, ii, share)
+        size = points[-1]
+        starts = np.arange(row.times)[:, None, None] * size
+        parts.append((starts + points).reshape(-1, 3) + total)
+        total = total + size * row.times
+    image = np.concatenate(parts)
+    rows: Numbers = (np.arange(nest.batch)[:, None, None] * total + image).reshape(-1, 3)
+    return rows
+
+
+def _row_points(row: Row, ii: int, limit: int) -> Numbers:
+    """Chunks of one row of windows: cycles, tokens taken, tokens emitted."""
+    each = np.stack((np.full(len(row.codes), ii), row.codes & 1, row.codes >> 1), axis=1)
+    ends = np.cumsum(row.counts)
+    total = np.cumsum(each * row.counts[:, None], axis=0)
+    at = _ends(int(ends[-1]), limit)
+    run = np.searchsorted(ends, at, side="left")
+    return np.asarray(total[run] - each[run] * (ends[run] - at)[:, None], dtype=np.float64)
+
+
+def _ends(count: int, limit: int) -> NDArray[np.int64]:
+    """Ends of about ``limit`` equal parts of ``count``."""
+    parts = min(count, limit)
+    return np.asarray(np.arange(1, parts + 1, dtype=np.int64) * count // parts)
+
+
+def _points(table: Table, inputs: int, outputs: int, limit: int) -> tuple[Numbers, Numbers]:
+    """Chunk ends of a table, and its totals."""
+    share = max(limit // max(len(table), 1), 4)
+    parts, total = [], np.zeros(1 + inputs + outputs)
+    for item in table:
+        if isinstance(item, Run):
+            each = _run_vector(item, inputs, outputs)
+            found, size = _ends(item.count, share)[:, None] * each, each * item.count
+        else:
+            found, size = _loop_points(item, inputs, outputs, share)
+        parts.append(found + total)
+        total = total + size
+    return np.concatenate(parts), total
+
+
+def _run_vector(run: Run, inputs: int, outputs: int) -> Numbers:
+    ports = [run.reads >> k & 1 for k in range(inputs)] + [
+        run.writes >> k & 1 for k in range(outputs)
+    ]
+    return np.array([run.delta, *ports], dtype=np.float64)
+
+
+def _loop_points(loop: Loop, inputs: int, outputs: int, limit: int) -> tuple[Numbers, Numbers]:
+    """Chunks within each repetition if there is room for them, else of several repetitions."""
+    body, size = _points(loop.body, inputs, outputs, max(limit // loop.times, 1))
+    if len(body) * loop.times <= 2 * limit:
+        starts = np.arange(loop.times)[:, None, None] * size
+        return (starts + body).reshape(-1, len(size)), size * loop.times
+    return _ends(loop.times, limit)[:, None] * size, size * loop.times
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """One side of a stream in the schedule of one frame.
+
+    Attributes:
+        starts: When each chunk starts; ``ends`` when it ends.
+        counts: Tokens up to and with each chunk.
+    """
+
+    starts: Numbers
+    ends: Numbers
+    counts: Numbers
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When tokens are written and read, per stream, and when the last engine ends.
+
+    Attributes:
+        written: By stream; ``read`` likewise.
+        end: Cycle at which everything of the frame has been written.
+    """
+
+    written: Mapping[str, Transfers]
+    read: Mapping[str, Transfers]
+    end: float
+
+
+def schedule(design: StageDesign, interval: float | None) -> Schedule:
+    """The schedule of one frame.
+
+    Args:
+        design: A stage.
+        interval: Cycles from frame to frame; None for one frame alone, fed at full speed.
+    """
+    written: dict[str, Transfers] = {}
+    read: dict[str, Transfers] = {}
+    end = 0.0
+    for port in design.inputs:
+        if port.stream:
+            counts = _ends(design.streams[port.stream].tokens, CHUNKS).astype(np.float64)
+            times = counts * ((interval or counts[-1]) / counts[-1])
+            written[port.stream] = Transfers(times, times, counts)
+    users = {s: e for e in design.engines for s in e.inputs}
+    depths = {s: e.depth for e in design.engines for s in e.outputs}
+    for engine in design.engines:
+        if isinstance(engine.nest, Load | Const):
+            continue
+        chunks = chunks_of(engine)
+        ready = _ready(engine, chunks, written, depths)
+        starts, ends = _timed(_busy(engine, chunks, users), ready, interval)
+        for k, name in enumerate(engine.inputs):
+            read[name] = Transfers(starts, ends, chunks.reads(k))
+        for k, name in enumerate(engine.outputs):
+            written[name] = Transfers(starts, ends, chunks.writes(k))
+        end = max(end, float(ends[-1]) + engine.depth)
+    return Schedule(written, read, end)
+
+
+def _busy(engine: Engine, chunks: Chunks, users: Mapping[str, Engine]) -> Numbers:
+    """Busy cycles up to the end of each chunk, as scheduled.
+
+    A window generator emits no faster than its reader takes, or it would only fill the FIFO in
+    between; all other engines go as fast as they can.
+    """
+    busy = chunks.busy
+    reader = users.get(engine.outputs[0]) if isinstance(engine.nest, Swg) else None
+    if reader is None or (isinstance(reader.nest, Mvu) and reader.nest.block > 1):
+        return busy
+    emitted = chunks.writes(0)
+    slack = chunks_of(reader).busy[-1] - busy[-1]
+    paced: Numbers = busy + emitted * (max(slack, 0.0) / emitted[-1])
+    return paced
+
+
+def _ready(
+    engine: Engine, chunks: Chunks, written: Mapping[str, Transfers], depths: Mapping[str, int]
+) -> Numbers:
+    """When all tokens that each chunk reads are visible."""
+    ready = np.zeros(len(chunks.busy))
+    for k, name in enumerate(engine.inputs):
+        if name in written:
+            source, needed = written[name], chunks.reads(k)
+            which = np.searchsorted(source.counts, needed, side="left")
+            visible = source.ends[which.clip(max=len(source.ends) - 1)] + depths.get(name, 1)
+            ready = np.maximum(ready, np.where(needed > 0, visible, 0.0))
+    return ready
+
+
+def _timed(busy: Numbers, ready: Numbers, interval: float | None) -> tuple[Numbers, Numbers]:
+    """Start and end of every chunk."""
+    before = np.concatenate((np.zeros(1), busy[:-1]))
+    latest = np.maximum.accumulate(ready - before)
+    if interval is not None:
+        latest = np.maximum(latest, latest[-1] - (interval - busy[-1]))
+    return latest + before, latest + busy
+
+
+def held(written: Transfers, read: Transfers, interval: float) -> int:
+    """Most tokens that a stream holds when frames follow one another by ``interval`` cycles.
+
+    Example:
+        >>> at = np.array([1.0, 2.0, 3.0])
+        >>> held(Transfers(at, at, at), Transfers(at + 5, at + 5, at), 10.0)
+        3
+    """
+    frames = int(max(read.ends[-1] - written.starts[0], 0.0) // interval) + 2
+    total = read.counts[-1]
+    shifts = np.arange(frames)[:, None]
+    ends = (read.ends + shifts * interval).reshape(-1)
+    counts = (read.counts + shifts * total).reshape(-1)
+    last = frames - 1
+    done = np.searchsorted(ends, written.starts + last * interval - 1.0, side="right")
+    popped = np.concatenate(([0.0], counts))[done]
+    return int((written.counts + last * total - popped).max())

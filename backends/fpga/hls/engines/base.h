@@ -1,0 +1,60 @@
+// What every engine shares: the token type, rounding up, and the hooks of the simulation builds.
+//
+// A token is P lanes, all of one pixel (NHWC order: channel-minor). A pixel of C channels takes
+// ceil(C / P) tokens; the lanes behind channel C - 1 of its last token are ZERO. Every engine
+// keeps this, so a garbage lane can never meet a zero weight as infinity times zero.
+#ifndef PIPEC_BASE_H
+#define PIPEC_BASE_H
+
+#include <cstdint>
+#include <limits>
+
+#include "hls_stream.h"
+
+// A static firing: one trip of an engine's pipelined loop. II is the initiation interval, D the
+// pipeline depth. Empty unless a simulation build gives it a meaning.
+#ifndef FIRE
+#define FIRE(II, D)
+#endif
+
+// The next firing starts CYCLES after the last one, not II: a pipeline drains between two loops.
+#ifndef GAP
+#define GAP(CYCLES)
+#endif
+
+// One engine of a dataflow region; a simulation build may start it as a coroutine.
+#ifndef TASK
+#define TASK(...) __VA_ARGS__
+#define DATAFLOW_END
+#endif
+
+template <typename T, int P>
+struct vec {
+  T lane[P];
+};
+
+template <typename T, int P>
+inline vec<T, P> zeros() {
+  vec<T, P> v;
+  for (int p = 0; p < P; ++p) {
+#pragma HLS UNROLL
+    v.lane[p] = T(0);
+  }
+  return v;
+}
+
+// What no maximum takes: minus infinity, or the least number of a type without one.
+template <typename T>
+inline T least() {
+  using limits = std::numeric_limits<T>;
+  return limits::has_infinity ? -limits::infinity() : limits::lowest();
+}
+
+constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
+
+// Channels of a pixel that token c carries: P, but what is left in the last one.
+constexpr int lanes_of(int c, int C, int P) { return smaller(P, C - c * P); }
+
+#endif

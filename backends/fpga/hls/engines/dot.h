@@ -1,0 +1,96 @@
+// The arithmetic of multiply-accumulate engines: products, adder trees, accumulators.
+//
+// Order of sums, which fixes every bit of a float result: the SIMD products of a firing are added
+// in a balanced tree, group i + ceil(N/2) onto group i, halving N each time; the tree's root goes
+// to accumulator s % PARTIAL, s ascending; the PARTIAL accumulators are added in such a tree too.
+#ifndef PIPEC_DOT_H
+#define PIPEC_DOT_H
+
+#include "base.h"
+
+namespace engine {
+
+// Adds N groups of PE numbers into the first group.
+template <int N, int PE>
+struct adder_tree {
+  template <typename T, int SIZE>
+  static inline void run(T (&p)[SIZE]) {
+#pragma HLS INLINE
+    constexpr int HALF = (N + 1) / 2;
+    for (int i = 0; i < (N - HALF) * PE; ++i) {
+#pragma HLS UNROLL
+      p[i] += p[i + HALF * PE];
+    }
+    adder_tree<HALF, PE>::run(p);
+  }
+};
+
+template <int PE>
+struct adder_tree<1, PE> {
+  template <typename T, int SIZE>
+  static inline void run(T (&)[SIZE]) {}
+};
+
+// acc[pe] += sum over s of word[s * PE + pe] * x[s]
+template <int PE, int SIMD, typename T>
+inline void multiply_add(vec<T, PE> &acc, const vec<T, SIMD * PE> &word, const vec<T, SIMD> &x) {
+#pragma HLS INLINE
+  T product[SIMD * PE];
+#pragma HLS ARRAY_PARTITION variable = product complete
+  for (int s = 0; s < SIMD; ++s) {
+#pragma HLS UNROLL
+    for (int pe = 0; pe < PE; ++pe) {
+#pragma HLS UNROLL
+      product[s * PE + pe] = word.lane[s * PE + pe] * x.lane[s];
+    }
+  }
+  adder_tree<SIMD, PE>::run(product);
+  for (int pe = 0; pe < PE; ++pe) {
+#pragma HLS UNROLL
+    acc.lane[pe] += product[pe];
+  }
+}
+
+// PARTIAL accumulators used in turn, so that a slow adder is never waited for.
+template <typename T, int PE, int PARTIAL>
+struct accumulator {
+  vec<T, PE> sum[PARTIAL];
+
+  void clear() {
+    for (int k = 0; k < PARTIAL; ++k) {
+#pragma HLS UNROLL
+      sum[k] = zeros<T, PE>();
+    }
+  }
+
+  vec<T, PE> total() const {
+    T all[PARTIAL * PE];
+#pragma HLS ARRAY_PARTITION variable = all complete
+    for (int i = 0; i < PARTIAL * PE; ++i) {
+#pragma HLS UNROLL
+      all[i] = sum[i / PE].lane[i % PE];
+    }
+    adder_tree<PARTIAL, PE>::run(all);
+    vec<T, PE> y;
+    for (int pe = 0; pe < PE; ++pe) {
+#pragma HLS UNROLL
+      y.lane[pe] = all[pe];
+    }
+    return y;
+  }
+};
+
+template <typename T, int P>
+inline vec<T, P> plus(const vec<T, P> &a, const vec<T, P> &b) {
+#pragma HLS INLINE
+  vec<T, P> y;
+  for (int p = 0; p < P; ++p) {
+#pragma HLS UNROLL
+    y.lane[p] = a.lane[p] + b.lane[p];
+  }
+  return y;
+}
+
+}  // namespace engine
+
+#endif

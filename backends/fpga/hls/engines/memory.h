@@ -1,0 +1,76 @@
+// Engines that touch memory: tables filled at start, weights streamed, rows looked up.
+//
+// Memory is seen as BEATs of 512 bits. A table starts at a whole beat; its elements lie densely.
+#ifndef PIPEC_MEMORY_H
+#define PIPEC_MEMORY_H
+
+#include "base.h"
+#include "gear.h"
+
+namespace engine {
+
+template <typename T>
+struct beat_of {
+  static constexpr int LANES = 64 / sizeof(T);
+};
+
+template <typename T>
+using beat = vec<T, beat_of<T>::LANES>;
+
+// Fills a table from memory, in one burst.
+template <typename T, int LANES, int WORDS>
+void load_table(const beat<T> *memory, int first_beat, vec<T, LANES> (&table)[WORDS]) {
+  constexpr int B = beat_of<T>::LANES;
+  constexpr int BEATS = int((int64_t(WORDS) * LANES + B - 1) / B);
+  gear<T, B, LANES> g;
+#pragma HLS ARRAY_PARTITION variable = g.lane complete
+  int word = 0;
+  for (int i = 0; i < BEATS; ++i) {
+#pragma HLS PIPELINE
+    g.push(memory[first_beat + i], B);
+    for (int k = 0; k < ceil_div(B, LANES) + 1; ++k) {
+      if (g.have >= LANES && word < WORDS) table[word++] = g.pop(LANES);
+    }
+  }
+}
+
+// LOAD: streams words of LANES elements from memory, REPEAT times per frame, in order.
+// Config: T, WORDS, LANES, REPEAT, II, DEPTH.
+template <typename G>
+void load(int frames, hls::stream<vec<typename G::T, G::LANES>> &out,
+          const beat<typename G::T> *memory) {
+  constexpr int B = beat_of<typename G::T>::LANES;
+  for (int r = 0; r < frames * G::REPEAT; ++r) {
+    gear<typename G::T, B, G::LANES> g;
+#pragma HLS ARRAY_PARTITION variable = g.lane complete
+    int at = 0;
+    for (int i = 0; i < G::WORDS; ++i) {
+#pragma HLS PIPELINE II = G::II
+      FIRE(G::II, G::DEPTH);
+      for (int k = 0; k < ceil_div(G::LANES, B); ++k) {
+        if (g.have < G::LANES) g.push(memory[at++], B);
+      }
+      out.write(g.pop(G::LANES));
+    }
+  }
+}
+
+// GATHER: CF tokens of a table per index. The table is an array, or memory behind a pointer.
+// Config: T, N, CF, LANES, ENTRIES, II, DEPTH. An index outside the table is taken to its edge.
+template <typename G, typename I, typename Table>
+void gather(int frames, hls::stream<vec<I, 1>> &in,
+            hls::stream<vec<typename G::T, G::LANES>> &out, const Table &table) {
+  int row = 0;
+  for (int n = 0; n < frames * G::N; ++n) {
+    for (int c = 0; c < G::CF; ++c) {
+#pragma HLS PIPELINE II = G::II
+      FIRE(G::II, G::DEPTH);
+      if (c == 0) row = smaller(larger(int(in.read().lane[0]), 0), G::ENTRIES - 1);
+      out.write(table[row * G::CF + c]);
+    }
+  }
+}
+
+}  // namespace engine
+
+#endif

@@ -1,0 +1,134 @@
+// MVU: matrix-vector unit. PE outputs and SIMD inputs of y = W x + b per firing.
+//
+//   mvu_a  for n, group, f, s    output stationary: the vector is kept, one accumulator word
+//   mvu_b  for n, group, s, f    input stationary: one token is kept, NF accumulator words
+//   mvu_block                    weights streamed: one pass over them per BLOCK vectors
+//
+// Config: T, N (vectors per frame), GROUPS, NF, SF, PE, SIMD, PARTIAL, BLOCK, II, DEPTH.
+// A weight word has lanes [simd][pe]; words lie as [group][f][s], streamed ones in order of use.
+// `weight` is a table (read by address) or a stream (read in turn); `bias` a table or `no_bias`.
+#ifndef PIPEC_MVU_H
+#define PIPEC_MVU_H
+
+#include "dot.h"
+
+namespace engine {
+
+struct no_bias {};
+
+template <typename T, int PE>
+inline vec<T, PE> add_bias(const vec<T, PE> &y, const no_bias &, int) {
+  return y;
+}
+
+template <typename T, int PE, int WORDS>
+inline vec<T, PE> add_bias(const vec<T, PE> &y, const vec<T, PE> (&bias)[WORDS], int word) {
+#pragma HLS INLINE
+  return plus(y, bias[word]);
+}
+
+template <typename T, int LANES, int WORDS>
+inline const vec<T, LANES> &next_word(const vec<T, LANES> (&table)[WORDS], int word) {
+  return table[word];
+}
+
+template <typename V>
+inline V next_word(hls::stream<V> &words, int) {
+  return words.read();
+}
+
+template <typename G, typename Weight, typename Bias>
+void mvu_a(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
+           hls::stream<vec<typename G::T, G::PE>> &out, Weight &weight, const Bias &bias) {
+  static vec<typename G::T, G::SIMD> x[G::SF];
+#pragma HLS AGGREGATE variable = x
+  accumulator<typename G::T, G::PE, G::PARTIAL> acc;
+#pragma HLS ARRAY_PARTITION variable = acc.sum complete
+  acc.clear();
+  for (int n = 0; n < frames * G::N; ++n) {
+    for (int group = 0; group < G::GROUPS; ++group) {
+      for (int f = 0; f < G::NF; ++f) {
+        for (int s = 0; s < G::SF; ++s) {
+#pragma HLS PIPELINE II = G::II
+          FIRE(G::II, G::DEPTH);
+          const int row = group * G::NF + f;
+          if (f == 0) x[s] = in.read();
+          if (s == 0) acc.clear();
+          multiply_add<G::PE, G::SIMD>(acc.sum[s % G::PARTIAL],
+                                       next_word(weight, row * G::SF + s), x[s]);
+          if (s == G::SF - 1) out.write(add_bias(acc.total(), bias, row));
+        }
+      }
+    }
+  }
+}
+
+template <typename G, typename Weight, typename Bias>
+void mvu_b(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
+           hls::stream<vec<typename G::T, G::PE>> &out, Weight &weight, const Bias &bias) {
+  static vec<typename G::T, G::PE> acc[G::NF];
+#pragma HLS AGGREGATE variable = acc
+  vec<typename G::T, G::SIMD> x = zeros<typename G::T, G::SIMD>();
+  for (int n = 0; n < frames * G::N; ++n) {
+    for (int group = 0; group < G::GROUPS; ++group) {
+      for (int s = 0; s < G::SF; ++s) {
+        for (int f = 0; f < G::NF; ++f) {
+#pragma HLS PIPELINE II = G::II
+          FIRE(G::II, G::DEPTH);
+          const int row = group * G::NF + f;
+          if (f == 0) x = in.read();
+          vec<typename G::T, G::PE> sum = s == 0 ? zeros<typename G::T, G::PE>() : acc[f];
+          multiply_add<G::PE, G::SIMD>(sum, next_word(weight, row * G::SF + s), x);
+          acc[f] = sum;
+          if (s == G::SF - 1) out.write(add_bias(sum, bias, row));
+        }
+      }
+    }
+  }
+}
+
+// Three loops per block: fill, multiply, drain. Each vector of the block has its own accumulators.
+template <typename G, typename Bias>
+void mvu_block(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
+               hls::stream<vec<typename G::T, G::PE>> &out,
+               hls::stream<vec<typename G::T, G::SIMD * G::PE>> &weight, const Bias &bias) {
+  static vec<typename G::T, G::SIMD> x[G::BLOCK][G::SF];
+#pragma HLS AGGREGATE variable = x
+  static vec<typename G::T, G::PE> y[G::BLOCK][G::NF];
+#pragma HLS AGGREGATE variable = y
+  static accumulator<typename G::T, G::PE, G::PARTIAL> acc[G::BLOCK];
+#pragma HLS AGGREGATE variable = acc
+  vec<typename G::T, G::SIMD * G::PE> word;
+  for (int b = 0; b < frames * (G::N / G::BLOCK); ++b) {
+    for (int v = 0; v < G::BLOCK; ++v) {
+      for (int s = 0; s < G::SF; ++s) {
+#pragma HLS PIPELINE II = G::II
+        FIRE(G::II, G::DEPTH);
+        x[v][s] = in.read();
+      }
+    }
+    for (int f = 0; f < G::NF; ++f) {
+      for (int s = 0; s < G::SF; ++s) {
+        for (int v = 0; v < G::BLOCK; ++v) {
+#pragma HLS PIPELINE II = G::II
+          FIRE(G::II, G::DEPTH);
+          if (v == 0) word = weight.read();
+          if (s == 0) acc[v].clear();
+          multiply_add<G::PE, G::SIMD>(acc[v].sum[s % G::PARTIAL], word, x[v][s]);
+          if (s == G::SF - 1) y[v][f] = add_bias(acc[v].total(), bias, f);
+        }
+      }
+    }
+    for (int v = 0; v < G::BLOCK; ++v) {
+      for (int f = 0; f < G::NF; ++f) {
+#pragma HLS PIPELINE II = G::II
+        FIRE(G::II, G::DEPTH);
+        out.write(y[v][f]);
+      }
+    }
+  }
+}
+
+}  // namespace engine
+
+#endif

@@ -1,0 +1,210 @@
+// NORM: row units. A row is stored while it is read; passes over the stored row take what its
+// statistics still need; the last pass writes.
+//
+//   for row: for c: read;  (silent passes: for c);  for c: write
+//
+// Config: T, ROWS per frame, TAPS positions of C channels each, LANES, GAP (cycles between
+// passes), II, DEPTH, and what each unit says. Sums over a row run token by token, each token's
+// lanes in a balanced tree (dot.h); lanes without a channel count as nothing.
+#ifndef PIPEC_NORM_H
+#define PIPEC_NORM_H
+
+#include "dot.h"
+#include "ops.h"
+
+namespace engine {
+
+template <typename G>
+struct norm_shape {
+  static constexpr int PER_TAP = ceil_div(G::C, G::LANES);
+  static constexpr int CF = G::TAPS * PER_TAP;
+  static int lanes(int c) { return lanes_of(c % PER_TAP, G::C, G::LANES); }
+};
+
+// Sum of f(x) over the first `lanes` lanes.
+template <typename T, int P, typename F>
+inline T sum_lanes(const vec<T, P> &x, int lanes, const F &f) {
+#pragma HLS INLINE
+  T term[P];
+#pragma HLS ARRAY_PARTITION variable = term complete
+  for (int p = 0; p < P; ++p) {
+#pragma HLS UNROLL
+    term[p] = p < lanes ? f(x.lane[p]) : T(0);
+  }
+  adder_tree<P, 1>::run(term);
+  return term[0];
+}
+
+// The reading pass: stores the row, and calls take(token, lanes, whether it is the first).
+template <typename G, typename Take>
+inline void read_row(hls::stream<vec<typename G::T, G::LANES>> &in,
+                     vec<typename G::T, G::LANES> *row, const Take &take) {
+#pragma HLS INLINE
+  for (int c = 0; c < norm_shape<G>::CF; ++c) {
+#pragma HLS PIPELINE II = G::II
+    FIRE(G::II, G::DEPTH);
+    row[c] = in.read();
+    take(row[c], norm_shape<G>::lanes(c), c == 0);
+  }
+}
+
+// A silent pass: calls take(token, lanes) for each stored token.
+template <typename G, typename Take>
+inline void scan_row(const vec<typename G::T, G::LANES> *row, const Take &take) {
+#pragma HLS INLINE
+  GAP(G::GAP);
+  for (int c = 0; c < norm_shape<G>::CF; ++c) {
+#pragma HLS PIPELINE II = G::II
+    FIRE(G::II, G::DEPTH);
+    take(row[c], norm_shape<G>::lanes(c));
+  }
+}
+
+// The writing pass: writes f(x, token, lane) for each element of the stored row.
+template <typename G, typename F>
+inline void write_row(const vec<typename G::T, G::LANES> *row,
+                      hls::stream<vec<typename G::T, G::LANES>> &out, const F &f) {
+#pragma HLS INLINE
+  GAP(G::GAP);
+  for (int c = 0; c < norm_shape<G>::CF; ++c) {
+#pragma HLS PIPELINE II = G::II
+    FIRE(G::II, G::DEPTH);
+    const int lanes = norm_shape<G>::lanes(c);
+    vec<typename G::T, G::LANES> y;
+    for (int p = 0; p < G::LANES; ++p) {
+#pragma HLS UNROLL
+      y.lane[p] = p < lanes ? f(row[c].lane[p], c, p) : typename G::T(0);
+    }
+    out.write(y);
+  }
+}
+
+// Softmax: maximum, sum of exponentials, write. Config: also LOG (write the logarithm).
+template <typename G>
+void softmax(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
+             hls::stream<vec<typename G::T, G::LANES>> &out) {
+  using T = typename G::T;
+  using V = vec<T, G::LANES>;
+  static V row[norm_shape<G>::CF];
+#pragma HLS AGGREGATE variable = row
+  for (int n = 0; n < frames * G::ROWS; ++n) {
+    T top = T(0), sum = T(0);
+    read_row<G>(in, row, [&](const V &x, int lanes, bool first) {
+      for (int p = 0; p < G::LANES; ++p) {
+#pragma HLS UNROLL
+        if ((first && p == 0) || (p < lanes && x.lane[p] > top)) top = x.lane[p];
+      }
+    });
+    scan_row<G>(row, [&](const V &x, int lanes) {
+      sum += sum_lanes(x, lanes, [&](T v) { return ops::exp(v - top); });
+    });
+    const T scale = G::LOG ? ops::log(sum) : T(1) / sum;
+    write_row<G>(row, out, [&](T x, int, int) {
+      return G::LOG ? x - top - scale : ops::exp(x - top) * scale;
+    });
+  }
+}
+
+// An affine table of a norm: entry [c][lane], or what stands for none.
+struct no_table {};
+
+template <typename T>
+inline T times(T x, const no_table &, int, int) {
+  return x;
+}
+template <typename T>
+inline T shifted(T x, const no_table &, int, int) {
+  return x;
+}
+template <typename T, int P, int WORDS>
+inline T times(T x, const vec<T, P> (&table)[WORDS], int c, int p) {
+  return x * table[c].lane[p];
+}
+template <typename T, int P, int WORDS>
+inline T shifted(T x, const vec<T, P> (&table)[WORDS], int c, int p) {
+  return x + table[c].lane[p];
+}
+
+// Layer normalisation: mean, variance about it, write. Config: also `static T eps()`.
+template <typename G, typename Scale, typename Shift>
+void layer_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
+                hls::stream<vec<typename G::T, G::LANES>> &out, const Scale &scale,
+                const Shift &shift) {
+  using T = typename G::T;
+  using V = vec<T, G::LANES>;
+  static V row[norm_shape<G>::CF];
+#pragma HLS AGGREGATE variable = row
+  const T count = T(G::TAPS * G::C);
+  for (int n = 0; n < frames * G::ROWS; ++n) {
+    T sum = T(0), squares = T(0);
+    read_row<G>(in, row, [&](const V &x, int lanes, bool) {
+      sum += sum_lanes(x, lanes, [](T v) { return v; });
+    });
+    const T mean = sum / count;
+    scan_row<G>(row, [&](const V &x, int lanes) {
+      squares += sum_lanes(x, lanes, [&](T v) { return (v - mean) * (v - mean); });
+    });
+    const T inverse = T(1) / ops::sqrt(squares / count + G::eps());
+    write_row<G>(row, out, [&](T x, int c, int p) {
+      return shifted(times((x - mean) * inverse, scale, c, p), shift, c, p);
+    });
+  }
+}
+
+// Root-mean-square normalisation: squares, write. Config: also `static T eps()`.
+template <typename G, typename Scale, typename Shift>
+void rms_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
+              hls::stream<vec<typename G::T, G::LANES>> &out, const Scale &scale,
+              const Shift &shift) {
+  using T = typename G::T;
+  using V = vec<T, G::LANES>;
+  static V row[norm_shape<G>::CF];
+#pragma HLS AGGREGATE variable = row
+  for (int n = 0; n < frames * G::ROWS; ++n) {
+    T squares = T(0);
+    read_row<G>(in, row, [&](const V &x, int lanes, bool) {
+      squares += sum_lanes(x, lanes, [](T v) { return v * v; });
+    });
+    const T inverse = T(1) / ops::sqrt(squares / T(G::TAPS * G::C) + G::eps());
+    write_row<G>(row, out, [&](T x, int c, int p) {
+      return shifted(times(x * inverse, scale, c, p), shift, c, p);
+    });
+  }
+}
+
+// Local response normalisation (Krizhevsky et al. 2012): a channel sees the squares of BEFORE
+// channels below it and AFTER above. Config: also BEFORE, AFTER, `static T op(T x, T sum)`.
+template <typename G>
+void lrn(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
+         hls::stream<vec<typename G::T, G::LANES>> &out) {
+  using T = typename G::T;
+  using V = vec<T, G::LANES>;
+  constexpr int CF = norm_shape<G>::CF;
+  static V row[CF];
+#pragma HLS AGGREGATE variable = row
+  static T square[CF * G::LANES];
+#pragma HLS ARRAY_PARTITION variable = square cyclic factor = G::LANES
+  for (int n = 0; n < frames * G::ROWS; ++n) {
+    int at = 0;
+    read_row<G>(in, row, [&](const V &x, int, bool) {
+      for (int p = 0; p < G::LANES; ++p) {
+#pragma HLS UNROLL
+        square[at + p] = x.lane[p] * x.lane[p];
+      }
+      at += G::LANES;
+    });
+    write_row<G>(row, out, [&](T x, int c, int p) {
+      const int channel = c * G::LANES + p;
+      T sum = T(0);
+      for (int i = -G::BEFORE; i <= G::AFTER; ++i) {
+#pragma HLS UNROLL
+        if (channel + i >= 0 && channel + i < G::C) sum += square[channel + i];
+      }
+      return G::op(x, sum);
+    });
+  }
+}
+
+}  // namespace engine
+
+#endif

@@ -1,0 +1,47 @@
+// PERM: reorders the elements of a block: reads all of it, then writes it in another order.
+//
+// Config: T, BLOCKS per frame, ELEMENTS per block, C_IN, LANES_IN, READS (tokens), C_OUT,
+// LANES_OUT, WRITES, II, DEPTH and `static int from(int element)`: which element of the input
+// (row-major, without padding) is element i of the output.
+#ifndef PIPEC_PERM_H
+#define PIPEC_PERM_H
+
+#include "base.h"
+
+namespace engine {
+
+template <typename G>
+void perm(int frames, hls::stream<vec<typename G::T, G::LANES_IN>> &in,
+          hls::stream<vec<typename G::T, G::LANES_OUT>> &out) {
+  constexpr int PER_IN = ceil_div(G::C_IN, G::LANES_IN);
+  constexpr int PER_OUT = ceil_div(G::C_OUT, G::LANES_OUT);
+  static typename G::T bank[G::ELEMENTS];
+  for (int block = 0; block < frames * G::BLOCKS; ++block) {
+    for (int i = 0; i < G::READS; ++i) {
+#pragma HLS PIPELINE II = G::II
+      FIRE(G::II, G::DEPTH);
+      const vec<typename G::T, G::LANES_IN> token = in.read();
+      const int first = i / PER_IN * G::C_IN + i % PER_IN * G::LANES_IN;
+      for (int p = 0; p < G::LANES_IN; ++p) {
+#pragma HLS UNROLL
+        if (p < lanes_of(i % PER_IN, G::C_IN, G::LANES_IN)) bank[first + p] = token.lane[p];
+      }
+    }
+    for (int i = 0; i < G::WRITES; ++i) {
+#pragma HLS PIPELINE II = G::II
+      FIRE(G::II, G::DEPTH);
+      const int first = i / PER_OUT * G::C_OUT + i % PER_OUT * G::LANES_OUT;
+      vec<typename G::T, G::LANES_OUT> token;
+      for (int p = 0; p < G::LANES_OUT; ++p) {
+#pragma HLS UNROLL
+        const bool real = p < lanes_of(i % PER_OUT, G::C_OUT, G::LANES_OUT);
+        token.lane[p] = real ? bank[G::from(first + p)] : typename G::T(0);
+      }
+      out.write(token);
+    }
+  }
+}
+
+}  // namespace engine
+
+#endif

@@ -1,0 +1,47 @@
+// VVU: vector-vector unit, the depthwise convolution. Each channel has its own kernel.
+//
+//   for n, c, k      KP kernel positions of LANES channels per firing
+//
+// Config: T, N (pixels), CF, KS (firings per window and token: kernel positions / KP), KP, LANES,
+// PARTIAL, II, DEPTH. Weight words lie as [c][k] with lanes [kp][lane]. Sums as in dot.h.
+#ifndef PIPEC_VVU_H
+#define PIPEC_VVU_H
+
+#include "mvu.h"
+
+namespace engine {
+
+template <typename G, typename Bias>
+void vvu(int frames, hls::stream<vec<typename G::T, G::KP * G::LANES>> &in,
+         hls::stream<vec<typename G::T, G::LANES>> &out,
+         const vec<typename G::T, G::KP * G::LANES> (&weight)[G::CF * G::KS], const Bias &bias) {
+  accumulator<typename G::T, G::LANES, G::PARTIAL> acc;
+#pragma HLS ARRAY_PARTITION variable = acc.sum complete
+  acc.clear();
+  for (int n = 0; n < frames * G::N; ++n) {
+    for (int c = 0; c < G::CF; ++c) {
+      for (int k = 0; k < G::KS; ++k) {
+#pragma HLS PIPELINE II = G::II
+        FIRE(G::II, G::DEPTH);
+        const vec<typename G::T, G::KP * G::LANES> x = in.read();
+        typename G::T product[G::KP * G::LANES];
+#pragma HLS ARRAY_PARTITION variable = product complete
+        for (int i = 0; i < G::KP * G::LANES; ++i) {
+#pragma HLS UNROLL
+          product[i] = x.lane[i] * weight[c * G::KS + k].lane[i];
+        }
+        adder_tree<G::KP, G::LANES>::run(product);
+        if (k == 0) acc.clear();
+        for (int p = 0; p < G::LANES; ++p) {
+#pragma HLS UNROLL
+          acc.sum[k % G::PARTIAL].lane[p] += product[p];
+        }
+        if (k == G::KS - 1) out.write(add_bias(acc.total(), bias, c));
+      }
+    }
+  }
+}
+
+}  // namespace engine
+
+#endif

@@ -1,0 +1,117 @@
+// What every test bench shares: files to streams and back, and the comparison.
+#ifndef PIPEC_TESTBENCH_H
+#define PIPEC_TESTBENCH_H
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "engines/axis.h"
+#include "engines/memory.h"
+
+namespace tb {
+
+// The `count` items of a binary file; the last one may be cut short, by less than a beat.
+template <typename V>
+std::vector<V> read_file(const std::string &path, std::size_t count) {
+  std::FILE *file = std::fopen(path.c_str(), "rb");
+  if (file == nullptr) {
+    std::fprintf(stderr, "%s: cannot be opened\n", path.c_str());
+    std::exit(2);
+  }
+  std::fseek(file, 0, SEEK_END);
+  const std::size_t bytes = std::size_t(std::ftell(file));
+  std::fseek(file, 0, SEEK_SET);
+  std::vector<V> items(count);
+  const bool whole = bytes <= count * sizeof(V) && std::fread(items.data(), 1, bytes, file) == bytes;
+  std::fclose(file);
+  if (!whole || (count * sizeof(V) - bytes) >= 64) {
+    std::fprintf(stderr, "%s: %zu bytes, want %zu\n", path.c_str(), bytes, count * sizeof(V));
+    std::exit(2);
+  }
+  return items;
+}
+
+template <typename V>
+void write_file(const std::string &path, const std::vector<V> &items) {
+  std::FILE *file = std::fopen(path.c_str(), "wb");
+  const bool open = file != nullptr;
+  const bool whole = open && std::fwrite(items.data(), sizeof(V), items.size(), file) == items.size();
+  if ((open && std::fclose(file) != 0) || !whole) {
+    std::fprintf(stderr, "%s: cannot be written\n", path.c_str());
+    std::exit(2);
+  }
+}
+
+// Appends a table of so many beats to the image of all tables.
+template <typename T>
+void append(std::vector<engine::beat<T>> &image, std::size_t beats, const std::string &path) {
+  const std::vector<engine::beat<T>> table = read_file<engine::beat<T>>(path, beats);
+  image.insert(image.end(), table.begin(), table.end());
+}
+
+template <typename T, int P>
+void fill(engine::axis_stream<T, P> &stream, const std::string &path, std::size_t tokens) {
+  for (const vec<T, P> &token : read_file<vec<T, P>>(path, tokens)) {
+    hls::axis<vec<T, P>, 0, 0, 0> word;
+    word.data = token;
+    word.keep = -1;
+    word.strb = -1;
+    word.last = false;
+    stream.write(word);
+  }
+}
+
+// The tokens of a stage output; TLAST must mark the end of each frame and nothing else.
+template <typename T, int P>
+std::vector<vec<T, P>> drain(engine::axis_stream<T, P> &stream, const char *name,
+                             std::size_t tokens, std::size_t per_frame) {
+  std::vector<vec<T, P>> found;
+  for (std::size_t i = 0; i < tokens; ++i) {
+    const hls::axis<vec<T, P>, 0, 0, 0> word = stream.read();
+    if (bool(word.last) != (i % per_frame == per_frame - 1)) {
+      std::fprintf(stderr, "%s: TLAST is wrong at token %zu\n", name, i);
+      std::exit(4);
+    }
+    found.push_back(word.data);
+  }
+  return found;
+}
+
+// Prints the largest error of an output relative to its largest magnitude; true if it is small.
+template <typename T, int P>
+bool agree(const std::vector<vec<T, P>> &found, const std::string &path, const char *name,
+           double tolerance) {
+  const std::vector<vec<T, P>> want = read_file<vec<T, P>>(path, found.size());
+  double error = 0, largest = 0;
+  bool finite = true;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    for (int p = 0; p < P; ++p) {
+      const double a = double(found[i].lane[p]), b = double(want[i].lane[p]);
+      if (std::isfinite(b)) largest = std::fmax(largest, std::fabs(b));
+      if (a == b || (std::isnan(a) && std::isnan(b))) continue;
+      finite = finite && std::isfinite(a - b);
+      error = std::fmax(error, std::fabs(a - b));
+    }
+  }
+  const bool ok = finite && error <= tolerance * std::fmax(largest, 1e-30);
+  std::printf("%-32s max error %.3g, largest value %.3g, relative %.3g, tolerance %.3g: %s\n", name,
+              error, largest, largest > 0 ? error / largest : error, tolerance,
+              ok ? "ok" : "FAILED");
+  return ok;
+}
+
+// What the simulation itself has to say: tokens that nothing read are an error.
+inline int status() {
+#ifdef PIPEC_CSIM_HLS_STREAM_H
+  return csim::leftovers() == 0 ? 0 : 5;
+#else
+  return 0;
+#endif
+}
+
+}  // namespace tb
+
+#endif

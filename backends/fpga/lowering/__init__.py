@@ -1,0 +1,1 @@
+"""Lowering: a stage's ATen graph becomes a network of layers, before any factor is chosen."""

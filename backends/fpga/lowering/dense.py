@@ -1,0 +1,289 @@
+"""Convolutions and linear layers: products with a constant matrix."""
+
+import dataclasses
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import fx
+
+from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.lowering.layers import Array, Dense, Depthwise, Table, Window
+from pipec.backends.fpga.lowering.maps import (
+    Maps,
+    as_maps,
+    as_maps_value,
+    by_channel,
+    maps_value,
+    window_of,
+)
+from pipec.backends.fpga.lowering.network import (
+    Builder,
+    UnsupportedError,
+    Value,
+    argument,
+    integers,
+    lowers,
+)
+from pipec.backends.fpga.lowering.view import View, indices, merged
+
+
+def constant(b: Builder, node: object, what: str) -> fx.Node:
+    """An argument that must be known at compile time.
+
+    Raises:
+        UnsupportedError: It is not.
+    """
+    if not isinstance(node, fx.Node) or node not in b.constants:
+        raise UnsupportedError(
+            f"its {what} is computed at run time", "weights must be parameters or constants"
+        )
+    return node
+
+
+def bias_of(b: Builder, node: object, shape: tuple[int, ...]) -> Table | None:
+    """The bias as a table of that shape, or None."""
+    if node is None:
+        return None
+    return b.constants.table(constant(b, node, "bias"), shape, range(len(shape)))
+
+
+@lowers("aten.conv2d.default", "aten.conv1d.default", "aten.conv2d.padding", "aten.conv1d.padding")
+def conv(b: Builder, node: fx.Node) -> Value:
+    """``conv(x, weight, bias, stride, padding, dilation, groups)``."""
+    groups = cast("int", argument(node, 6, "groups", 1))
+    return _conv(
+        b, node, argument(node, 3, "stride", 1), argument(node, 4, "padding", 0),
+        argument(node, 5, "dilation", 1), groups,
+    )  # fmt: skip
+
+
+@lowers("aten.convolution.default")
+def convolution(b: Builder, node: fx.Node) -> Value:
+    """``convolution(x, w, b, stride, padding, dilation, transposed, output_padding, groups)``."""
+    if argument(node, 6, "transposed"):
+        raise UnsupportedError("a transposed convolution has no engine")
+    return _conv(b, node, node.args[3], node.args[4], node.args[5], cast("int", node.args[8]))
+
+
+def _conv(
+    b: Builder, node: fx.Node, stride: object, padding: object, dilation: object, groups: int
+) -> Value:
+    weight = constant(b, node.args[1], "weight")
+    dims = shape_of(weight)
+    if len(dims) > 4:
+        raise UnsupportedError(f"a convolution over {len(dims) - 2} axes has no engine")
+    if dims[0] == 1 and dims[1] == 1 and len(dims) == 4 and shape_of(node)[0] > 1:
+        return _one_kernel(b, node, (stride, padding, dilation), weight)
+    depthwise = dims[1] == 1 and groups > 1 and dims[0] == groups
+    maps = as_maps(b, node, node.args[0], 1 if depthwise else groups)
+    _zero_padded(maps)
+    kernel = (*((1,) if len(dims) == 3 else ()), *dims[2:])
+    out = shape_of(node)[2:] if len(dims) == 4 else (1, shape_of(node)[2])
+    steps, spread = _pair(stride, dims, 1), _pair(dilation, dims, 1)
+    border = _padding(padding, dims, kernel, spread)
+    window = window_of(maps, kernel, steps, spread, border, out)
+    bias = bias_of(b, argument(node, 2, "bias"), (groups, dims[0] // groups))
+    if depthwise:
+        return _depthwise(b, node, maps, window, weight)
+    return _dense_conv(b, node, maps, window, (groups, weight, bias))
+
+
+def _zero_padded(maps: Maps) -> None:
+    if maps.padding.value != 0:
+        raise UnsupportedError(f"padding with {maps.padding.value} around a convolution")
+
+
+def _one_kernel(
+    b: Builder, node: fx.Node, geometry: tuple[object, object, object], weight: fx.Node
+) -> Value:
+    """One kernel for every map of a batch of single channels: a depthwise convolution.
+
+    The batch (mostly batch and channels of an average pooling, flattened) takes the place of the
+    channels.
+    """
+    value = b.padded_value(node.args[0])
+    swapped = value.view.permute((1, 0, 2, 3))
+    if swapped is None:
+        raise UnsupportedError("a batch of maps in a mixed element order")
+    maps = as_maps_value(b, node, dataclasses.replace(value, view=swapped))
+    _zero_padded(maps)
+    dims, out = shape_of(weight), shape_of(node)
+    steps, border, spread = (_pair(v, dims, 1) for v in geometry)
+    window = window_of(maps, dims[2:], steps, spread, border, out[2:])
+    kernels = Table(
+        lambda: np.repeat(b.constants.value(weight).reshape(1, -1), maps.channels, 0),
+        b.constants.sources(weight),
+    )
+    bias = None
+    if argument(node, 2, "bias") is not None:
+        one = bias_of(b, argument(node, 2, "bias"), (1,))
+        assert one is not None
+        shared = one
+        bias = Table(lambda: np.repeat(shared.values(), maps.channels), one.sources)
+    found = _depthwise_layer(b, node, maps, window, (kernels, bias))
+    back = found.view.permute((1, 0, 2, 3))
+    assert back is not None
+    return dataclasses.replace(found, view=back)
+
+
+def _pair(value: object, dims: tuple[int, ...], single: int) -> tuple[int, ...]:
+    found = integers(value, len(dims) - 2)
+    return (single, *found) if len(found) == 1 else found
+
+
+def _padding(
+    padding: object, dims: tuple[int, ...], kernel: tuple[int, ...], spread: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Top and left padding; ``same`` puts the odd one at the end."""
+    if padding == "valid":
+        return (0, 0)
+    if padding == "same":
+        return tuple((k - 1) * d // 2 for k, d in zip(kernel, spread, strict=True))
+    return _pair(padding, dims, 0)
+
+
+def _dense_conv(
+    b: Builder,
+    node: fx.Node,
+    maps: Maps,
+    window: Window,
+    tables: tuple[int, fx.Node, Table | None],
+) -> Value:
+    groups, weight, bias = tables
+    dims = shape_of(weight)
+    out, cin, taps = dims[0] // groups, dims[1], window.kh * window.kw
+    order = maps.channel_order[:cin]
+
+    def values() -> Array:
+        w = b.constants.plain(weight).reshape(groups, out, cin, taps)
+        return np.asarray(w.transpose(0, 1, 3, 2)[..., order])
+
+    pixels = window.batch * window.oh * window.ow
+    layer = Dense(
+        **b.facts(node),
+        inputs=(maps.value.use(cin),),
+        rows=pixels * groups,
+        channels=out,
+        n=pixels,
+        groups=groups,
+        out=out,
+        taps=taps,
+        cin=cin,
+        weight=Table(values, b.constants.sources(weight)),
+        bias=bias,
+        window=None if window.trivial else window,
+    )
+    shape = (window.batch, dims[0], window.oh, window.ow)
+    return _as_node(node, maps_value(b.add(layer), maps, shape, keep_order=False))
+
+
+def _depthwise(b: Builder, node: fx.Node, maps: Maps, window: Window, weight: fx.Node) -> Value:
+    taps = window.kh * window.kw
+    table = b.constants.table(weight, (maps.channels, taps), (0, 1))
+    bias = bias_of(b, argument(node, 2, "bias"), (maps.channels,))
+    return _as_node(node, _depthwise_layer(b, node, maps, window, (table, bias)))
+
+
+def _depthwise_layer(
+    b: Builder, node: fx.Node, maps: Maps, window: Window, tables: tuple[Table, Table | None]
+) -> Value:
+    weight, bias = tables
+    layer = Depthwise(
+        **b.facts(node),
+        inputs=(maps.value.use(maps.channels),),
+        rows=window.batch * window.oh * window.ow,
+        channels=maps.channels,
+        window=window,
+        weight=by_channel(weight, maps.channel_order),
+        bias=bias and by_channel(bias, maps.channel_order),
+    )
+    shape = (window.batch, maps.channels, window.oh, window.ow)
+    return maps_value(b.add(layer), maps, shape, keep_order=True)
+
+
+def _as_node(node: fx.Node, value: Value) -> Value:
+    """The value under the node's own shape (maps of one row are rank 3 in the model)."""
+    return Value(
+        value.edge, value.rows, value.channels, value.view.reshape(shape_of(node)), value.dtype
+    )
+
+
+@lowers("aten.linear.default")
+def linear(b: Builder, node: fx.Node) -> Value:
+    """``linear(x, weight[out, in], bias)``."""
+    return dense(b, node, node.args[0], node.args[1], argument(node, 2, "bias"), transposed=False)
+
+
+@lowers("aten.addmm.default")
+def addmm(b: Builder, node: fx.Node) -> Value:
+    """``addmm(bias, x, weight[in, out])`` with beta and alpha 1."""
+    if node.kwargs.get("beta", 1) != 1 or node.kwargs.get("alpha", 1) != 1:
+        raise UnsupportedError("addmm with beta or alpha other than 1")
+    return dense(b, node, node.args[1], node.args[2], node.args[0], transposed=True)
+
+
+def dense(
+    b: Builder, node: fx.Node, x: object, weight: object, bias: object, *, transposed: bool
+) -> Value:
+    """``x @ weight.T + bias`` (or ``x @ weight``) with constant weight and bias."""
+    matrix = constant(b, weight, "weight")
+    value, order = last_axis(b, node, b.value(x))
+    shape = value.view.shape
+    k = shape[-1]
+    out = shape_of(node)[-1]
+    cin = value.channels if k % value.channels == 0 else k
+
+    def values() -> Array:
+        w = b.constants.plain(matrix)
+        w = w.T if transposed else w
+        if not np.array_equal(order, np.arange(k)):
+            w = w[:, order]
+        return np.asarray(w.reshape(1, out, k // cin, cin))
+
+    rows = value.view.numel // k
+    layer = Dense(
+        **b.facts(node),
+        inputs=(value.use(cin),),
+        rows=rows,
+        channels=out,
+        n=rows,
+        groups=1,
+        out=out,
+        taps=k // cin,
+        cin=cin,
+        weight=Table(values, b.constants.sources(matrix)),
+        bias=_vector(b, bias, out),
+    )
+    split = value.view.split([len(shape) - 1])
+    assert split is not None
+    atoms = [(size, stride // k * out) for size, stride in split[0]]
+    view = View(shape_of(node), merged([*atoms, (out, 1)]))
+    return Value(b.add(layer), rows, out, view, value.dtype)
+
+
+def _vector(b: Builder, bias: object, out: int) -> Table | None:
+    """A bias that broadcasts over rows, as ``[1][out]``."""
+    if bias is None:
+        return None
+    node = constant(b, bias, "bias")
+
+    def values() -> Array:
+        return np.broadcast_to(b.constants.value(node).reshape(-1), (out,)).reshape(1, out)
+
+    return Table(values, b.constants.sources(node))
+
+
+def last_axis(b: Builder, node: fx.Node, value: Value) -> tuple[Value, NDArray[np.int64]]:
+    """The value with its last logical axis innermost in the stream, and that axis's order.
+
+    Reorders to row-major only if the last axis is mixed with others.
+    """
+    axis = len(value.view.shape) - 1
+    found = value.view.split([axis])
+    if found is None:
+        want = View.of(value.view.shape, range(axis + 1))
+        value = b.reorder(node, value, want, value.view.shape[-1])
+        found = value.view.split([axis])
+        assert found is not None
+    return value, indices(found[1])

@@ -1,0 +1,352 @@
+"""Elementwise ops: chains of steps on one engine, constants as tables, affine steps folded away."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+from torch import fx
+
+from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.lowering.layers import (
+    Array,
+    Broadcast,
+    Dense,
+    Depthwise,
+    Elementwise,
+    MapStep,
+    Table,
+    Use,
+)
+from pipec.backends.fpga.lowering.network import (
+    Builder,
+    UnsupportedError,
+    Value,
+    argument,
+    lowers,
+)
+from pipec.backends.fpga.lowering.view import View, merged, strides_of
+
+_UNARY = {
+    "aten.abs.default": "abs",
+    "aten.ceil.default": "ceil",
+    "aten.cos.default": "cos",
+    "aten.erf.default": "erf",
+    "aten.exp.default": "exp",
+    "aten.floor.default": "floor",
+    "aten.log.default": "log",
+    "aten.neg.default": "neg",
+    "aten.reciprocal.default": "reciprocal",
+    "aten.relu.default": "relu",
+    "aten.round.default": "round",
+    "aten.rsqrt.default": "rsqrt",
+    "aten.sigmoid.default": "sigmoid",
+    "aten.sign.default": "sign",
+    "aten.silu.default": "silu",
+    "aten.sin.default": "sin",
+    "aten.sqrt.default": "sqrt",
+    "aten.square.default": "square",
+    "aten.tanh.default": "tanh",
+}
+_BINARY = {
+    "aten.add.Tensor": "add",
+    "aten.add.Scalar": "add",
+    "aten.sub.Tensor": "sub",
+    "aten.sub.Scalar": "sub",
+    "aten.rsub.Tensor": "rsub",
+    "aten.rsub.Scalar": "rsub",
+    "aten.mul.Tensor": "mul",
+    "aten.mul.Scalar": "mul",
+    "aten.div.Tensor": "div",
+    "aten.div.Scalar": "div",
+    "aten.pow.Tensor_Scalar": "pow",
+    "aten.pow.Tensor_Tensor": "pow",
+    "aten.pow.Scalar": "pow",
+    "aten.maximum.default": "max",
+    "aten.minimum.default": "min",
+}
+_SWAPPED = {
+    "add": "add",
+    "mul": "mul",
+    "max": "max",
+    "min": "min",
+    "sub": "rsub",
+    "rsub": "sub",
+    "div": "rdiv",
+    "pow": "rpow",
+}
+
+
+@lowers(*_UNARY)
+def unary(b: Builder, node: fx.Node) -> Value:
+    """An op of one operand."""
+    return chain(b, node, node.args[0], [MapStep(_UNARY[str(node.target)])])
+
+
+@lowers("aten.gelu.default")
+def gelu(b: Builder, node: fx.Node) -> Value:
+    """GELU, exact or by tanh."""
+    tanh = argument(node, 1, "approximate", "none") == "tanh"
+    return chain(b, node, node.args[0], [MapStep("gelu_tanh" if tanh else "gelu")])
+
+
+@lowers("aten.leaky_relu.default", "aten.elu.default")
+def leaky(b: Builder, node: fx.Node) -> Value:
+    """Leaky ReLU (slope) and ELU (alpha; scales of 1 only)."""
+    if "elu.default" in str(node.target) and "leaky" not in str(node.target):
+        if any(argument(node, k, name, 1) != 1 for k, name in ((2, "scale"), (3, "input_scale"))):
+            raise UnsupportedError("elu with scales")
+        return chain(b, node, node.args[0], [_scalar("elu", argument(node, 1, "alpha", 1.0))])
+    slope = argument(node, 1, "negative_slope", 0.01)
+    return chain(b, node, node.args[0], [_scalar("leaky_relu", slope)])
+
+
+@lowers("aten.clamp.default", "aten.hardtanh.default", "aten.relu6.default")
+def clamp(b: Builder, node: fx.Node) -> Value:
+    """Clamp to numbers."""
+    lowest, highest = {
+        "aten.clamp.default": (None, None),
+        "aten.hardtanh.default": (-1.0, 1.0),
+        "aten.relu6.default": (0.0, 6.0),
+    }[str(node.target)]
+    low, high = argument(node, 1, "min", lowest), argument(node, 2, "max", highest)
+    steps = [_scalar(op, v) for op, v in (("max", low), ("min", high)) if v is not None]
+    return chain(b, node, node.args[0], steps)
+
+
+@lowers("aten.hardsigmoid.default", "aten.hardswish.default")
+def hard(b: Builder, node: fx.Node) -> Value:
+    """``clamp(x + 3, 0, 6) / 6``, times x for hardswish."""
+    if "hardswish" in str(node.target):
+        raise UnsupportedError("hardswish reads its input twice", "write x * hardsigmoid(x)")
+    steps = [("add", 3.0), ("max", 0.0), ("min", 6.0), ("div", 6.0)]
+    return chain(b, node, node.args[0], [_scalar(op, v) for op, v in steps])
+
+
+def _scalar(op: str, value: object) -> MapStep:
+    if not isinstance(value, int | float):
+        raise UnsupportedError(f"{op} with an operand that is no number")
+    return MapStep(op, "scalar", float(value))
+
+
+@lowers(*_BINARY)
+def binary(b: Builder, node: fx.Node) -> Value:
+    """An op of two operands: two streams, or a stream and a constant or number."""
+    op, (x, y) = _BINARY[str(node.target)], node.args[:2]
+    if node.kwargs.get("alpha", 1) != 1 or len(node.args) > 2 or "rounding_mode" in node.kwargs:
+        raise UnsupportedError(f"{op} with alpha or a rounding mode")
+    if not b.is_stream(x):
+        x, y, op = y, x, _SWAPPED[op]
+    if isinstance(y, int | float):
+        return chain(b, node, x, [_scalar(op, y)])
+    if not b.is_stream(y):
+        return _with_constant(b, node, x, op, cast("fx.Node", y))
+    if x is y and op in ("mul", "add"):
+        return chain(b, node, x, [MapStep("square") if op == "mul" else _scalar("mul", 2.0)])
+    return _two_streams(b, node, op, cast("fx.Node", x), cast("fx.Node", y))
+
+
+def _with_constant(b: Builder, node: fx.Node, x: object, op: str, y: fx.Node) -> Value:
+    value = b.value(x)
+    if math.prod(shape_of(node)) != value.view.numel:
+        raise UnsupportedError("a constant that broadcasts its operand to a larger shape")
+    table, period = operand(b, value.view.reshape(shape_of(node)), value, y)
+    if period == 1 and op in _AFFINE:
+        scale, shift = _AFFINE[op](table)
+        return affine(b, node, x, scale, shift)
+    return chain(b, node, x, [MapStep(op, "table", table=table, period=period)])
+
+
+def _through(table: Table, fn: Callable[[Array], Array]) -> Table:
+    return Table(lambda: fn(np.asarray(table.values())), table.sources)
+
+
+_AFFINE: dict[str, Callable[[Table], tuple[Table | None, Table | None]]] = {
+    "mul": lambda t: (t, None),
+    "div": lambda t: (_through(t, lambda y: np.asarray(1.0 / y)), None),
+    "add": lambda t: (None, t),
+    "sub": lambda t: (None, _through(t, lambda y: np.asarray(-y))),
+}
+
+
+def operand(b: Builder, view: View, value: Value, node: fx.Node) -> tuple[Table, int]:
+    """A constant operand in stream order, as long as its shortest period of whole rows.
+
+    Args:
+        b: The builder.
+        view: The other operand's view under the shape of the result.
+        value: The other operand (its rows and channels).
+        node: The constant; its shape broadcasts to the result's.
+
+    Returns:
+        Table ``[period][channels]`` and the period in rows.
+    """
+    pieces = view.by_axis()
+    if pieces is None:
+        raise UnsupportedError("the element order of its input is mixed")
+    small = (1,) * (len(view.shape) - len(shape_of(node))) + shape_of(node)
+    varying = [small[axis] > 1 for axis, _, _ in pieces]
+    first = varying.index(True) if True in varying else len(pieces)
+    used = pieces[first:]
+    elements = math.prod(size for _, size, _ in used)
+    period = max(1, elements // value.channels)
+    if value.channels % elements and elements % value.channels:
+        raise UnsupportedError("a constant whose period does not fall together with rows")
+    strides = strides_of(small)
+
+    def values() -> Array:
+        index = np.zeros(1, dtype=np.int64)
+        for axis, size, step in used:
+            stride = strides[axis] * step if small[axis] > 1 else 0
+            index = (index[:, None] + np.arange(size) * stride).reshape(-1)
+        flat = b.constants.value(node).reshape(-1)[index]
+        return np.resize(flat, (period, value.channels))
+
+    return Table(values, b.constants.sources(node)), period
+
+
+def affine(b: Builder, node: fx.Node, x: object, scale: Table | None, shift: Table | None) -> Value:
+    """``x * scale + shift`` per channel (tables ``[1][channels]`` in stream order).
+
+    Folded into the weights of a convolution or linear layer that nothing else reads, or into the
+    affine steps before it; else two steps of a MAP.
+    """
+    value, before = b.value(x), b.alone(x)
+    if isinstance(before, Dense | Depthwise) and _outputs(before) == value.channels:
+        b.layers[before.name] = _folded(before, scale, shift)
+        return _like(value, node)
+    if isinstance(before, Elementwise) and before.channels == value.channels:
+        steps = _composed(before.steps, scale, shift)
+        b.layers[before.name] = dataclasses.replace(before, steps=steps)
+        return _like(value, node)
+    return chain(b, node, x, list(_composed((), scale, shift)))
+
+
+def _outputs(layer: Dense | Depthwise) -> int:
+    """Channels of a pixel, over all groups."""
+    return layer.groups * layer.out if isinstance(layer, Dense) else layer.channels
+
+
+def _like(value: Value, node: fx.Node) -> Value:
+    return dataclasses.replace(value, view=value.view.reshape(shape_of(node)))
+
+
+def _combined(first: Table | None, fn: Callable[[Array, Array], Array], then: Table) -> Table:
+    """``fn(first, then)``; just ``then`` if there is no first."""
+    if first is None:
+        return then
+    sources = tuple(dict.fromkeys((*first.sources, *then.sources)))
+    return Table(lambda: fn(np.asarray(first.values()), np.asarray(then.values())), sources)
+
+
+def _folded(
+    layer: Dense | Depthwise, scale: Table | None, shift: Table | None
+) -> Dense | Depthwise:
+    lead = (layer.groups, layer.out) if isinstance(layer, Dense) else (layer.channels,)
+    weight, bias = layer.weight, layer.bias
+    if scale is not None:
+
+        def scaled(w: Array, s: Array) -> Array:
+            factor = s.reshape(lead)
+            return np.asarray(w * factor.reshape(lead + (1,) * (w.ndim - len(lead))))
+
+        weight = _combined(weight, scaled, scale)
+        bias = bias and _combined(bias, lambda h, s: np.asarray(h * s.reshape(lead)), scale)
+    if shift is not None:
+        flat = _through(shift, lambda h: h.reshape(lead))
+        bias = _combined(bias, lambda h, s: np.asarray(h + s), flat)
+    return dataclasses.replace(layer, weight=weight, bias=bias)
+
+
+def _composed(
+    steps: tuple[MapStep, ...], scale: Table | None, shift: Table | None
+) -> tuple[MapStep, ...]:
+    """Steps, then ``* scale + shift``, merged with a trailing ``*`` or ``+`` of one row."""
+    rest, factor, offset = list(steps), None, None
+    if rest and _row_table(rest[-1], "add"):
+        offset = rest.pop().table
+    if rest and _row_table(rest[-1], "mul"):
+        factor = rest.pop().table
+    if scale is not None:
+        factor = _combined(factor, lambda a, c: np.asarray(a * c), scale)
+        offset = offset and _combined(offset, lambda a, c: np.asarray(a * c), scale)
+    if shift is not None:
+        offset = _combined(offset, lambda a, c: np.asarray(a + c), shift)
+    if factor is not None:
+        rest.append(MapStep("mul", "table", table=factor))
+    if offset is not None:
+        rest.append(MapStep("add", "table", table=offset))
+    return tuple(rest)
+
+
+def _row_table(step: MapStep, op: str) -> bool:
+    return step.op == op and step.operand == "table" and step.period == 1
+
+
+def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
+    """Apply steps to a stream; they join the MAP before if nothing else reads that."""
+    value, before = b.value(x), b.alone(x)
+    if isinstance(before, Elementwise) and before.channels == value.channels:
+        joined = dataclasses.replace(before, steps=(*before.steps, *steps))
+        b.layers[before.name] = joined
+        return _like(value, node)
+    return _map(b, node, value, (value.use(),), tuple(steps))
+
+
+def _map(
+    b: Builder, node: fx.Node, value: Value, inputs: tuple[Use, ...], steps: tuple[MapStep, ...]
+) -> Value:
+    layer = Elementwise(
+        **b.facts(node),
+        inputs=inputs,
+        rows=value.rows,
+        channels=value.channels,
+        steps=steps,
+    )
+    view = value.view.reshape(shape_of(node))
+    return Value(b.add(layer), value.rows, value.channels, view, b.stream_type(node))
+
+
+def _two_streams(b: Builder, node: fx.Node, op: str, x: fx.Node, y: fx.Node) -> Value:
+    shape = shape_of(node)
+    first, second = b.value(x), b.value(y)
+    if second.view.numel > first.view.numel:
+        first, second, op = second, first, _SWAPPED[op]
+    if first.view.numel != math.prod(shape):
+        raise UnsupportedError("both operands broadcast")
+    first = dataclasses.replace(first, view=first.view.reshape(shape))
+    if second.view.numel != first.view.numel:
+        second = _broadcast(b, node, first, second)
+    second = dataclasses.replace(second, view=second.view.reshape(shape))
+    second = b.reorder(node, second, first.view, first.channels)
+    uses = (first.use(), second.use(first.channels))
+    return _map(b, node, first, uses, (MapStep(op, "stream"),))
+
+
+def _broadcast(b: Builder, node: fx.Node, big: Value, small: Value) -> Value:
+    """``small`` repeated to the shape and order of ``big``: whole rows, in one run of axes."""
+    rank = len(big.view.shape)
+    shape = (1,) * (rank - len(small.view.shape)) + small.view.shape
+    pieces = big.view.by_axis()
+    if pieces is None:
+        raise UnsupportedError("a broadcast over a mixed element order")
+    present = [shape[axis] > 1 for axis, _, _ in pieces]
+    strides = strides_of(shape)
+    kept = [(size, step * strides[axis]) for axis, size, step in pieces if shape[axis] > 1]
+    first = present.index(False) if False in present else len(present)
+    last = len(present) - present[::-1].index(False)
+    inner = math.prod(size for _, size, _ in pieces[last:])
+    if any(present[first:last]) or inner % small.channels or small.channels != big.channels:
+        raise UnsupportedError("a broadcast along channels, or along several runs of axes")
+    small = b.reorder(node, small, View(small.view.shape, merged(kept)), small.channels)
+    layer = Broadcast(
+        **b.facts(node, "_repeat"),
+        inputs=(small.use(),),
+        rows=big.rows,
+        channels=big.channels,
+        outer=math.prod(size for _, size, _ in pieces[:first]),
+        inner=inner // small.channels,
+        times=math.prod(size for _, size, _ in pieces[first:last]),
+    )
+    return Value(b.add(layer), big.rows, big.channels, big.view, small.dtype)

@@ -1,0 +1,154 @@
+"""From a stage's graph to its network of layers."""
+
+import dataclasses
+import operator
+from collections.abc import Mapping
+from typing import cast
+
+from torch import fx
+
+from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its handlers)
+    dense,
+    elementwise,
+    local_response,
+    norms,
+    pooling,
+    products,
+    shapes,
+)
+from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.lowering.layers import Elementwise
+from pipec.backends.fpga.lowering.network import (
+    HANDLERS,
+    Builder,
+    NetPort,
+    Network,
+    UnsupportedError,
+    Value,
+)
+from pipec.backends.fpga.lowering.view import standard_order
+from pipec.errors import BackendError
+from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor
+
+
+def lower(
+    graph: Graph, precision: str = "float32", orders: Mapping[str, tuple[int, ...]] | None = None
+) -> Network:
+    """The network of layers that computes a stage.
+
+    Args:
+        graph: Compute graph of the stage (no communication nodes).
+        precision: Stream type of floating-point values.
+        orders: Axis order in which values arrive, by input name; the standard order (channels
+            last) where nothing is said. Pass the `NetPort.order` of the producer's outputs.
+
+    Raises:
+        BackendError: Ops that no engine computes; all of them are listed.
+    """
+    builder = Builder(graph, precision)
+    inputs = [
+        _input(builder, i.name, builder.graph.node(i.node), orders or {})
+        for i in graph.inputs_of(InputKind.INPUT, InputKind.VALUE)
+    ]
+    problems = _walk(builder)
+    if not problems:
+        outputs, problems = _outputs(builder)
+        if not problems:
+            return Network(tuple(builder.layers.values()), tuple(inputs), tuple(outputs))
+    shown = "".join(f"\n    {p}" for p in problems[:20])
+    raise BackendError(
+        f"{len(problems)} node(s) have no FPGA engine",
+        got=shown,
+        hint="cut these nodes onto another target, or replace the op in the model",
+    )
+
+
+def _input(b: Builder, name: str, node: fx.Node, orders: Mapping[str, tuple[int, ...]]) -> NetPort:
+    shape = shape_of(node)
+    order = orders.get(name, standard_order(shape))
+    edge = f"in_{node.name}"
+    value = shapes.input_value(edge, shape, order, b.stream_type(node))
+    b.values[node] = value
+    return NetPort(name, node.name, value.use(), shape, order, _dtype(node))
+
+
+def _dtype(node: fx.Node) -> str:
+    return str(tensor(node).dtype).removeprefix("torch.")
+
+
+def _walk(b: Builder) -> list[str]:
+    """Lower every node; what cannot be lowered is returned, what depends on it is skipped."""
+    problems: list[str] = []
+    tuples: dict[fx.Node, tuple[Value | None, ...]] = {}
+    lost: set[fx.Node] = set()
+    composites = local_response.find(b.graph)
+    covered = {inner for found in composites.values() for inner in found.inner}
+    for node in b.graph.calls:
+        if node in b.constants or node in covered:
+            continue
+        if any(n in lost for n in node.all_input_nodes):
+            lost.add(node)
+            continue
+        try:
+            lrn = composites.get(node)
+            found = (
+                _node(b, node, tuples)
+                if lrn is None
+                else local_response.lower_local_response(b, node, lrn)
+            )
+        except UnsupportedError as error:
+            lost.add(node)
+            hint = f" ({error.hint})" if error.hint else ""
+            problems.append(f"{op_name(node)} {node.name}, {origin(node)}: {error}{hint}")
+            continue
+        if isinstance(found, tuple):
+            tuples[node] = found
+        else:
+            b.values[node] = found
+    return problems
+
+
+def _node(
+    b: Builder, node: fx.Node, tuples: Mapping[fx.Node, tuple[Value | None, ...]]
+) -> Value | tuple[Value | None, ...]:
+    if node.target is operator.getitem:
+        source, index = cast("fx.Node", node.args[0]), cast("int", node.args[1])
+        value = tuples[source][index]
+        if value is None:
+            raise UnsupportedError(f"result {index} of {op_name(source)} has no engine")
+        return value
+    handler = HANDLERS.get(op_name(node))
+    if handler is None:
+        raise UnsupportedError("no engine computes this op")
+    return handler(b, node)
+
+
+def _written(b: Builder, node: fx.Node, value: Value) -> Value:
+    """The value, through a copying engine if it is an input that is only passed on."""
+    if value.edge in b.layers:
+        return value
+    layer = Elementwise(
+        **b.facts(node, "_copy"),
+        inputs=(value.use(),),
+        rows=value.rows,
+        channels=value.channels,
+        steps=(),
+    )
+    return dataclasses.replace(value, edge=b.add(layer))
+
+
+def _outputs(b: Builder) -> tuple[list[NetPort], list[str]]:
+    found, problems = [], []
+    for output in b.graph.outputs:
+        node = b.graph.node(output.node)
+        if node in b.constants:
+            problems.append(f"{node.name}: output {output.name} is a constant")
+            continue
+        try:
+            value, order = shapes.output_value(b, node, _written(b, node, b.value(node)))
+        except UnsupportedError as error:
+            problems.append(f"{op_name(node)} {node.name}, {origin(node)}: {error}")
+            continue
+        port = NetPort(output.name, node.name, value.use(), shape_of(node), order, _dtype(node))
+        found.append(port)
+    return found, problems

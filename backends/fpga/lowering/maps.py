@@ -1,0 +1,160 @@
+"""Feature maps: bringing a value into pixel-major, channel-minor order, and its channel order."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import fx
+
+from pipec.backends.fpga.lowering.layers import Array, Table, Window
+from pipec.backends.fpga.lowering.network import Builder, Padding, UnsupportedError, Value
+from pipec.backends.fpga.lowering.view import View, indices, merged, strides_of
+
+NHWC = (0, 2, 3, 1)
+
+
+@dataclass(frozen=True)
+class Maps:
+    """A batch of feature maps in a stream, rows being pixels.
+
+    Attributes:
+        value: The value, of shape ``[batch, channels, h, w]``.
+        channel_order: Logical channel of every position in a pixel.
+        padding: Padding that is still to be made around the maps.
+    """
+
+    value: Value
+    channel_order: NDArray[np.int64]
+    padding: Padding
+
+    @property
+    def batch(self) -> int:
+        """Images."""
+        return self.value.view.shape[0]
+
+    @property
+    def channels(self) -> int:
+        """Channels."""
+        return self.value.view.shape[1]
+
+    @property
+    def h(self) -> int:
+        """Image rows, without padding."""
+        return self.value.view.shape[2]
+
+    @property
+    def w(self) -> int:
+        """Image columns, without padding."""
+        return self.value.view.shape[3]
+
+
+def as_maps(b: Builder, node: fx.Node, arg: object, groups: int = 1) -> Maps:
+    """The argument as feature maps; reordered if its pixels, or its channel groups, are mixed.
+
+    Args:
+        b: The builder.
+        node: The node that reads it.
+        arg: Its argument, of rank 4, 3 (one image row) or 3 without a batch.
+        groups: Channel groups that must be contiguous and equally ordered.
+    """
+    return as_maps_value(b, node, b.padded_value(arg), groups)
+
+
+def as_maps_value(b: Builder, node: fx.Node, value: Value, groups: int = 1) -> Maps:
+    """The same for a value."""
+    padding = value.padding or Padding(0, 0, 0, 0, 0.0)
+    value = dataclasses.replace(value, view=_rank4(value.view), padding=None)
+    order = _channel_order(value.view)
+    if order is None or not _grouped(order, groups):
+        want = View.of(value.view.shape, NHWC)
+        value = b.reorder(node, value, want, value.view.shape[1])
+        order = np.arange(value.view.shape[1])
+    return Maps(value, order, padding)
+
+
+def _rank4(view: View) -> View:
+    if len(view.shape) == 4:
+        return view
+    if len(view.shape) == 3:
+        n, c, w = view.shape
+        return view.reshape((n, c, 1, w))
+    raise UnsupportedError(f"a tensor of rank {len(view.shape)} is not a feature map")
+
+
+def _channel_order(view: View) -> NDArray[np.int64] | None:
+    found = view.split([1])
+    if found is None:
+        return None
+    outer, inner = found
+    pixels = View.of(view.shape, NHWC).split([1])
+    assert pixels is not None
+    if merged(outer) != merged(pixels[0]):
+        return None
+    return indices(inner, math.prod(view.shape[2:]))
+
+
+def _grouped(order: NDArray[np.int64], groups: int) -> bool:
+    """Whether each group's channels are contiguous and in the same order."""
+    each = order.reshape(groups, -1) - np.arange(groups)[:, None] * (len(order) // groups)
+    return bool((each == each[0]).all() and (np.sort(each[0]) == np.arange(each.shape[1])).all())
+
+
+def maps_value(edge: str, like: Maps, shape: tuple[int, ...], *, keep_order: bool) -> Value:
+    """The value of a layer that yields maps: channels in order, or ordered as those of ``like``."""
+    n, c, h, w = shape
+    view = View.of(shape, NHWC)
+    if keep_order:
+        found = like.value.view.split([1])
+        assert found is not None
+        old = like.h * like.w
+        channels = [(size, stride // old * (h * w)) for size, stride in found[1]]
+        strides = strides_of(shape)
+        pixels = [(n, strides[0]), (h, strides[2]), (w, strides[3])]
+        view = View(shape, merged([*pixels, *channels]))
+    return Value(edge, n * h * w, c, view, like.value.dtype)
+
+
+def window_of(
+    maps: Maps,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    padding: tuple[int, ...],
+    out: tuple[int, ...],
+) -> Window:
+    """The sliding window; padding of the op and padding still to be made add up.
+
+    Args:
+        maps: What it slides over.
+        kernel: Height and width; stride, dilation and out alike.
+        stride: Steps.
+        dilation: Distances between kernel positions.
+        padding: Top and left.
+        out: Output rows and columns.
+    """
+    return Window(
+        batch=maps.batch,
+        h=maps.h,
+        w=maps.w,
+        kh=kernel[0],
+        kw=kernel[1],
+        sh=stride[0],
+        sw=stride[1],
+        dh=dilation[0],
+        dw=dilation[1],
+        pt=padding[0] + maps.padding.top,
+        pl=padding[1] + maps.padding.left,
+        oh=out[0],
+        ow=out[1],
+    )
+
+
+def by_channel(table: Table, order: NDArray[np.int64]) -> Table:
+    """A per-channel table in the stream's channel order (a gather on its first axis)."""
+
+    def values() -> Array:
+        return np.asarray(table.values())[order]
+
+    return Table(values, table.sources)

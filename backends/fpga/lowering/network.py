@@ -1,0 +1,271 @@
+"""The network of layers while it is being built, and how op handlers build it."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from pipec.backends.fpga.lowering.constants import Constants, shape_of
+from pipec.backends.fpga.lowering.layers import Layer, Reorder, Use
+from pipec.backends.fpga.lowering.view import View, permutation, standard_order
+from pipec.graph.ir import Graph, origin, tensors
+
+DTYPES = {torch.int64: "int32", torch.int32: "int32", torch.bool: "int32"}
+"""Torch type to stream type; floating point becomes the design's precision."""
+
+
+class UnsupportedError(Exception):
+    """No engine computes this node; the message says why. Collected, never shown alone.
+
+    Args:
+        reason: What is missing.
+        hint: What would help.
+    """
+
+    def __init__(self, reason: str, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Padding around maps that the next window generator is to make: top, left, bottom, right."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor in a stream.
+
+    Attributes:
+        edge: The edge that carries it; ``rows x channels`` elements of ``dtype``.
+        view: Which logical tensor it is.
+        padding: Padding that is still to be made around it.
+    """
+
+    edge: str
+    rows: int
+    channels: int
+    view: View
+    dtype: str = "float32"
+    padding: Padding | None = None
+
+    def use(self, channels: int | None = None) -> Use:
+        """How a layer reads it: in rows of ``channels`` elements, its own rows if None."""
+        c = channels or self.channels
+        return Use(self.edge, self.rows * self.channels // c, c, self.dtype)
+
+
+@dataclass(frozen=True)
+class NetPort:
+    """An input or output of the network.
+
+    Attributes:
+        value: Name of the graph's input or output; ``node`` the graph node behind it.
+        use: The edge and its rows; ``order`` the axis order on the wire, of ``shape``.
+        dtype: Element type in the model.
+    """
+
+    value: str
+    node: str
+    use: Use
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Network:
+    """Layers in topological order, and what goes in and out."""
+
+    layers: tuple[Layer, ...]
+    inputs: tuple[NetPort, ...]
+    outputs: tuple[NetPort, ...]
+
+
+@dataclass
+class Builder:
+    """State of lowering one stage graph.
+
+    Attributes:
+        graph: The stage's compute graph.
+        precision: Stream type of floating-point values.
+        constants: Its constant nodes.
+        layers: Layers so far, by name.
+        values: What the nodes so far yield.
+    """
+
+    graph: Graph
+    precision: str = "float32"
+    layers: dict[str, Layer] = field(default_factory=dict)
+    values: dict[fx.Node, Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.constants = Constants(self.graph)
+        self.output_nodes = {o.node for o in self.graph.outputs}
+
+    def stream_type(self, node: fx.Node) -> str:
+        """The stream type of a node's (first) tensor."""
+        return DTYPES.get(tensors(node)[0].dtype, self.precision)
+
+    def value(self, node: object) -> Value:
+        """The stream value of an argument, its padding not yet made being an error.
+
+        Raises:
+            UnsupportedError: It is padded, or a constant where a stream is needed.
+        """
+        found = self.padded_value(node)
+        if found.padding is not None:
+            raise UnsupportedError("padding is only made in front of a convolution or a pooling")
+        return found
+
+    def padded_value(self, node: object) -> Value:
+        """The stream value of an argument; its padding may still be to be made."""
+        if not isinstance(node, fx.Node) or node not in self.values:
+            raise UnsupportedError(f"argument {node} is not a stream")
+        return self.values[node]
+
+    def is_stream(self, node: object) -> bool:
+        """Whether the argument is a value that arrives at run time."""
+        return isinstance(node, fx.Node) and node not in self.constants
+
+    def add(self, layer: Layer) -> str:
+        """Append a layer; returns its edge (a unique name made of the layer's)."""
+        name, k = layer.name, 1
+        while name in self.layers:
+            name, k = f"{layer.name}_{k}", k + 1
+        self.layers[name] = dataclasses.replace(layer, name=name)
+        return name
+
+    def facts(self, node: fx.Node, suffix: str = "") -> dict[str, Any]:
+        """The name, node and origin of a layer made for ``node``."""
+        return {"name": node.name + suffix, "node": node.name, "origin": str(origin(node))}
+
+    def alone(self, node: object) -> Layer | None:
+        """The layer that yields ``node`` if nothing else reads its edge (so it may be extended)."""
+        if not isinstance(node, fx.Node) or node not in self.values:
+            return None
+        value = self.values[node]
+        if len(node.users) != 1 or node.name in self.output_nodes or value.padding is not None:
+            return None
+        layer = self.layers.get(value.edge)
+        return layer if layer is not None and self._readers(value.edge) == 1 else None
+
+    def _readers(self, edge: str) -> int:
+        """Nodes whose value lies on that edge (views share one) and which somebody reads."""
+        return sum(
+            1
+            for node, value in self.values.items()
+            if value.edge == edge
+            and (
+                node.name in self.output_nodes
+                or any(u not in self.values or self.values[u].edge != edge for u in node.users)
+            )
+        )
+
+    def reorder(self, node: fx.Node, value: Value, want: View, channels: int) -> Value:
+        """``value`` in the element order of ``want``; a PERM layer unless it has it already.
+
+        Args:
+            node: The node that needs it (for the name and the message).
+            value: What there is.
+            want: The order wanted; same logical shape.
+            channels: Elements of a row of the result.
+
+        Raises:
+            UnsupportedError: The two orders have no common refinement.
+        """
+        if value.view.atoms == want.atoms:
+            return value
+        found = permutation(value.view, want)
+        if found is None:
+            raise UnsupportedError("its input's element order can't be turned into the one needed")
+        sizes, order = found
+        same = 0
+        while order[same] == same:
+            same += 1
+        while math.prod(sizes[same:]) % math.lcm(value.channels, channels):
+            same -= 1  # a block is made of whole rows on both sides
+        blocks = math.prod(sizes[:same])
+        layer = Reorder(
+            **self.facts(node, "_perm"),
+            inputs=(value.use(),),
+            rows=want.numel // channels,
+            channels=channels,
+            blocks=blocks,
+            sizes=sizes[same:],
+            order=tuple(axis - same for axis in order[same:]),
+        )
+        return Value(self.add(layer), layer.rows, channels, want, value.dtype)
+
+    def standard(self, node: fx.Node, value: Value) -> Value:
+        """``value`` with channels last (maps) or row-major (everything else)."""
+        want = View.of(value.view.shape, standard_order(value.view.shape))
+        return self.reorder(node, value, want, row_channels(value.view.shape))
+
+
+def row_channels(shape: Sequence[int]) -> int:
+    """Channels of a row in standard order: axis 1 of maps, else the last axis."""
+    if len(shape) == 4:
+        return shape[1]
+    return shape[-1] if shape else 1
+
+
+Handler = Callable[[Builder, fx.Node], Value | tuple[Value | None, ...]]
+"""Lowers one node; returns its value, or one per item of a tuple result."""
+
+HANDLERS: dict[str, Handler] = {}
+"""Op name to handler."""
+
+
+def lowers(*ops: str) -> Callable[[Handler], Handler]:
+    """Register a handler for ATen ops, named as `pipec.graph.ir.op_name` names them."""
+
+    def register(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(ops, handler))
+        return handler
+
+    return register
+
+
+def argument(node: fx.Node, position: int, name: str, default: object = None) -> object:
+    """An argument of a call by position or keyword."""
+    if len(node.args) > position:
+        return node.args[position]
+    return node.kwargs.get(name, default)
+
+
+def integers(value: object, count: int) -> tuple[int, ...]:
+    """A list of ``count`` integers from an int, a list of one, or a list.
+
+    Example:
+        >>> integers([2], 2), integers(3, 2), integers([1, 2], 2)
+        ((2, 2), (3, 3), (1, 2))
+    """
+    found = tuple(int(v) for v in value) if isinstance(value, list | tuple) else (int(str(value)),)
+    return found * count if len(found) == 1 else found
+
+
+__all__ = [
+    "HANDLERS",
+    "Builder",
+    "NetPort",
+    "Network",
+    "Padding",
+    "UnsupportedError",
+    "Value",
+    "argument",
+    "integers",
+    "lowers",
+    "row_channels",
+    "shape_of",
+]

@@ -1,0 +1,231 @@
+"""Products of two activations: attention and batched matmul, without reordering where possible."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+from torch import fx
+
+from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.lowering.dense import dense
+from pipec.backends.fpga.lowering.elementwise import operand
+from pipec.backends.fpga.lowering.layers import Elementwise, MapStep, Product, Table
+from pipec.backends.fpga.lowering.network import (
+    Builder,
+    UnsupportedError,
+    Value,
+    argument,
+    lowers,
+)
+from pipec.backends.fpga.lowering.norms import rows_through
+from pipec.backends.fpga.lowering.view import View, merged, strides_of
+
+Piece = tuple[int, int, int]
+"""Axis, size, stride in the axis: an axis of the stream (`View.by_axis`)."""
+
+
+@lowers("aten.matmul.default", "aten.mm.default", "aten.bmm.default")
+def matmul(b: Builder, node: fx.Node) -> Value:
+    """``x @ y``: with a constant y a linear layer, else a run-time product."""
+    x, y = node.args[:2]
+    if not b.is_stream(x):
+        raise UnsupportedError("a product whose first operand is constant")
+    if not b.is_stream(y):
+        if len(shape_of(cast("fx.Node", y))) != 2:
+            raise UnsupportedError("a batched product with a constant")
+        return dense(b, node, x, y, None, transposed=True)
+    return product(b, node, b.value(x), b.value(y), shape_of(node))
+
+
+@lowers("aten.scaled_dot_product_attention.default")
+def attention(b: Builder, node: fx.Node) -> Value:
+    """``sdpa(q, k, v, mask, dropout, is_causal, scale)`` as product, softmax, product."""
+    q, k, v = (b.value(a) for a in node.args[:3])
+    if argument(node, 4, "dropout_p", 0.0):
+        raise UnsupportedError("attention with dropout", "export the model in eval mode")
+    given = argument(node, 6, "scale")
+    width = q.view.shape[-1]
+    scale = float(cast("float", given)) if given is not None else 1 / math.sqrt(width)
+    rank = len(k.view.shape)
+    flipped = k.view.permute((*range(rank - 2), rank - 1, rank - 2))
+    if flipped is None:
+        raise UnsupportedError("keys in a mixed element order")
+    scores_shape = (*q.view.shape[:-1], k.view.shape[-2])
+    k = dataclasses.replace(k, view=flipped)
+    scores = product(b, node, q, k, scores_shape, scale=scale, suffix="_scores")
+    scores = _masked(b, node, scores)
+    weights = _softmax(b, node, scores)
+    return product(b, node, weights, v, shape_of(node), suffix="_values")
+
+
+def _softmax(b: Builder, node: fx.Node, scores: Value) -> Value:
+    value = rows_through(b, node, scores, (len(scores.view.shape) - 1,), op="softmax")
+    return dataclasses.replace(value, view=scores.view)
+
+
+def _masked(b: Builder, node: fx.Node, scores: Value) -> Value:
+    """Scores plus the mask: causal, or a constant (added, or true where kept)."""
+    mask, causal = argument(node, 3, "attn_mask"), argument(node, 5, "is_causal", default=False)
+    if mask is None and not causal:
+        return scores
+    if causal:
+        table, period = _causal(scores)
+    elif b.is_stream(mask):
+        raise UnsupportedError("an attention mask that is computed at run time")
+    else:
+        found = cast("fx.Node", mask)
+        table, period = operand(b, scores.view, scores, found)
+        if "bool" in str(found.meta["val"].dtype):
+            table = _added(table)
+    layer = Elementwise(
+        **b.facts(node, "_mask"),
+        inputs=(scores.use(),),
+        rows=scores.rows,
+        channels=scores.channels,
+        steps=(MapStep("add", "table", table=table, period=period),),
+    )
+    return dataclasses.replace(scores, edge=b.add(layer))
+
+
+def _added(keep: Table) -> Table:
+    return Table(lambda: np.where(np.asarray(keep.values()) != 0, 0.0, -np.inf), keep.sources)
+
+
+def _causal(scores: Value) -> tuple[Table, int]:
+    """``-inf`` above the diagonal, for rows in stream order."""
+    found = scores.view.split([len(scores.view.shape) - 1])
+    assert found is not None
+    queries, keys = scores.view.shape[-2:]
+    row = np.zeros(1, dtype=np.int64)
+    for size, stride in found[0]:
+        row = (row[:, None] + np.arange(size) * (stride // keys)).reshape(-1)
+    hidden = np.arange(keys)[None, :] > (row % queries)[:, None]
+    return Table(lambda: np.where(hidden, -np.inf, 0.0)), scores.rows
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a product's streams fall into loops; see `nests.Matmul`."""
+
+    blocks: int
+    outer: int
+    groups: int
+    inner: int
+    b_sizes: tuple[int, ...]
+    b_roles: tuple[str, ...]
+
+
+def product(
+    b: Builder,
+    node: fx.Node,
+    x: Value,
+    y: Value,
+    shape: tuple[int, ...],
+    *,
+    scale: float = 1.0,
+    suffix: str = "",
+) -> Value:
+    """``x[..., m, k] @ y[..., k, n]``; operands are reordered only if no loop order takes them."""
+    if x.view.shape[:-2] != y.view.shape[:-2]:
+        raise UnsupportedError("a product that broadcasts over its batch axes")
+    plan = _planned(x, y)
+    if plan is None:
+        x = _row_major(b, node, x)
+        y = _row_major(b, node, y)
+        plan = _planned(x, y)
+        if plan is None:
+            raise UnsupportedError("a product of operands in mixed element order")
+    k, out = x.view.shape[-1], y.view.shape[-1]
+    cin = x.channels if k % x.channels == 0 else k
+    layer = Product(
+        **b.facts(node, suffix),
+        inputs=(x.use(cin), y.use(plan.b_sizes[-1])),
+        rows=math.prod(shape) // out,
+        channels=out,
+        blocks=plan.blocks,
+        outer=plan.outer,
+        groups=plan.groups,
+        inner=plan.inner,
+        out=out,
+        taps=k // cin,
+        cin=cin,
+        b_sizes=plan.b_sizes,
+        b_roles=plan.b_roles,
+        scale=scale,
+    )
+    found = x.view.split([len(x.view.shape) - 1])
+    assert found is not None
+    atoms = [(size, stride // k * out) for size, stride in found[0]]
+    return Value(b.add(layer), layer.rows, out, View(shape, merged([*atoms, (out, 1)])), x.dtype)
+
+
+def _row_major(b: Builder, node: fx.Node, value: Value) -> Value:
+    shape = value.view.shape
+    return b.reorder(node, value, View.of(shape, range(len(shape))), shape[-1])
+
+
+def _planned(x: Value, y: Value) -> _Plan | None:
+    """Loop orders that take both streams as they come; None if there is none."""
+    rank = len(x.view.shape)
+    a, c = x.view.by_axis(), y.view.by_axis()
+    if a is None or c is None or x.view.split([rank - 1]) is None:
+        return None
+    a = [p for p in a if p[0] != rank - 1]
+    blocks = 1
+    while a and c and a[0] == c[0] and a[0][0] < rank - 2 and _rest_is_simple(a[1:], rank):
+        blocks *= a[0][1]
+        a, c = a[1:], c[1:]
+    roles = {rank - 2: "k", rank - 1: "n"}
+    named = [(roles.get(axis, "g"), size) for axis, size, _ in c]
+    ordered = _row_major_roles(c, roles, y.view.shape) and _row_major_roles(
+        a, {rank - 2: "k"}, x.view.shape
+    )
+    if not named or not ordered:
+        return None
+    loops = _loops(a, rank)
+    if loops is None:
+        return None
+    joined = _joined(named)
+    return _Plan(
+        blocks, *loops, tuple(size for _, size in joined), tuple(role for role, _ in joined)
+    )
+
+
+def _rest_is_simple(pieces: Sequence[Piece], rank: int) -> bool:
+    return _loops(pieces, rank) is not None
+
+
+def _loops(pieces: Sequence[Piece], rank: int) -> tuple[int, int, int] | None:
+    """(outer rows, groups, inner rows) of the first operand's vectors; None if more mixed."""
+    is_group = [axis < rank - 2 for axis, _, _ in pieces]
+    changes = sum(p != q for p, q in pairwise(is_group))
+    groups = math.prod(size for axis, size, _ in pieces if axis < rank - 2)
+    rows = math.prod(size for axis, size, _ in pieces if axis == rank - 2)
+    if changes > 1:
+        return None
+    return (1, groups, rows) if is_group and is_group[0] else (rows, groups, 1)
+
+
+def _row_major_roles(pieces: Sequence[Piece], roles: dict[int, str], shape: Sequence[int]) -> bool:
+    """Whether the pieces of each role come in row-major order."""
+    strides = strides_of(shape)
+    for role in ("g", "k", "n"):
+        steps = [strides[axis] * step for axis, _, step in pieces if roles.get(axis, "g") == role]
+        if steps != sorted(steps, reverse=True):
+            return False
+    return True
+
+
+def _joined(named: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Neighbouring axes of one role become one."""
+    out: list[tuple[str, int]] = []
+    for role, size in named:
+        if out and out[-1][0] == role:
+            out[-1] = (role, out[-1][1] * size)
+        else:
+            out.append((role, size))
+    return out

@@ -1,0 +1,270 @@
+"""Ops that move or rename elements: views are free, joins and cuts are engines of their own."""
+
+import dataclasses
+import math
+import operator
+from typing import cast
+
+import numpy as np
+from torch import fx
+
+from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.lowering.dense import constant
+from pipec.backends.fpga.lowering.layers import Constant, Cut, Join, Lookup, Table
+from pipec.backends.fpga.lowering.network import (
+    Builder,
+    Padding,
+    UnsupportedError,
+    Value,
+    argument,
+    lowers,
+)
+from pipec.backends.fpga.lowering.view import View, merged, standard_order, strides_of
+
+
+@lowers(
+    "aten.reshape.default",
+    "aten.view.default",
+    "aten._unsafe_view.default",
+    "aten.flatten.using_ints",
+    "aten.unflatten.int",
+    "aten.squeeze.default",
+    "aten.squeeze.dim",
+    "aten.squeeze.dims",
+    "aten.unsqueeze.default",
+    "aten.clone.default",
+    "aten.contiguous.default",
+    "aten.alias.default",
+    "aten.detach.default",
+    "aten.lift_fresh_copy.default",
+    "aten.expand.default",
+    "aten._to_copy.default",
+    "aten.to.dtype",
+)
+def renamed(b: Builder, node: fx.Node) -> Value:
+    """The same elements in the same order under another shape."""
+    value = b.padded_value(node.args[0])
+    if value.padding is not None:
+        return _renamed_maps(node, value)
+    if value.view.numel != math.prod(shape_of(node)):
+        raise UnsupportedError("an expansion of a stream outside of an elementwise op")
+    if b.stream_type(node) != value.dtype:
+        raise UnsupportedError(f"a conversion from {value.dtype} to {b.stream_type(node)}")
+    return dataclasses.replace(value, view=value.view.reshape(shape_of(node)))
+
+
+def _renamed_maps(node: fx.Node, value: Value) -> Value:
+    """The same for maps whose padding is still to be made: rows and columns must stay."""
+    shape, before = shape_of(node), value.view.shape
+    padded = shape_of(cast("fx.Node", node.args[0]))
+    if shape[-2:] != padded[-2:] or len(shape) < 3:
+        raise UnsupportedError("padding is only made in front of a convolution or a pooling")
+    return dataclasses.replace(value, view=value.view.reshape((*shape[:-2], *before[-2:])))
+
+
+@lowers("aten.dropout.default", "aten.native_dropout.default", "aten.feature_dropout.default")
+def dropout(b: Builder, node: fx.Node) -> Value:
+    """Nothing at inference."""
+    if argument(node, 2, "train"):
+        raise UnsupportedError("dropout in training mode", "export the model in eval mode")
+    return b.value(node.args[0])
+
+
+@lowers("aten.permute.default", "aten.transpose.int", "aten.t.default", "aten.numpy_T.default")
+def permuted(b: Builder, node: fx.Node) -> Value:
+    """Another axis order: free unless the stream's axes are mixed."""
+    value = b.value(node.args[0])
+    rank = len(value.view.shape)
+    order = list(range(rank))
+    if "permute" in str(node.target):
+        order = [d % rank for d in cast("list[int]", node.args[1])]
+    elif "transpose" in str(node.target):
+        i, j = (cast("int", d) % rank for d in node.args[1:3])
+        order[i], order[j] = j, i
+    else:
+        order.reverse()
+    view = value.view.permute(order)
+    if view is None:
+        value = b.standard(node, value)
+        view = value.view.permute(order)
+        assert view is not None
+    return dataclasses.replace(value, view=view)
+
+
+@lowers("aten.constant_pad_nd.default", "aten.pad.default")
+def pad(b: Builder, node: fx.Node) -> Value:
+    """Padding of the last two axes with a number: made by the next window generator."""
+    value = b.padded_value(node.args[0])
+    sizes = [int(v) for v in cast("list[int]", node.args[1])]
+    mode = argument(node, 2, "mode", "constant") if "aten.pad" in str(node.target) else "constant"
+    number = argument(node, 3 if "aten.pad" in str(node.target) else 2, "value", 0) or 0.0
+    if not any(sizes):
+        return value
+    if mode != "constant" or len(sizes) > 4 or min(sizes) < 0 or len(value.view.shape) < 3:
+        raise UnsupportedError("padding other than a constant around the pixels of maps")
+    left, right, top, bottom = (*sizes, 0, 0, 0, 0)[:4]
+    old = value.padding or Padding(0, 0, 0, 0, float(cast("float", number)))
+    if value.padding is not None and old.value != number:
+        raise UnsupportedError("two paddings with different numbers")
+    padding = Padding(
+        old.top + top, old.left + left, old.bottom + bottom, old.right + right, old.value
+    )
+    return dataclasses.replace(value, padding=padding)
+
+
+@lowers("aten.cat.default", "aten.concat.default")
+def cat(b: Builder, node: fx.Node) -> Value:
+    """Concatenation along one axis."""
+    args = cast("list[fx.Node]", node.args[0])
+    shape = shape_of(node)
+    axis = cast("int", argument(node, 1, "dim", 0)) % len(shape)
+    streams = [b.value(a) for a in args if b.is_stream(a)]
+    order = streams[0].view.axis_order() or standard_order(shape)
+    values = [_ordered(b, node, a, order) for a in args]
+    place = order.index(axis)
+    outer = math.prod(shape[d] for d in order[:place])
+    sizes = tuple(v.view.numel // outer for v in values)
+    channels = values[0].channels
+    whole = all(v.channels == channels for v in values) and not any(s % channels for s in sizes)
+    out = channels if whole else sum(sizes)
+    layer = Join(
+        **b.facts(node),
+        inputs=tuple(v.use(out if whole else s) for v, s in zip(values, sizes, strict=True)),
+        rows=math.prod(shape) // out,
+        channels=out,
+        outer=outer,
+        sizes=sizes,
+    )
+    return Value(b.add(layer), layer.rows, out, View.of(shape, order), values[0].dtype)
+
+
+def _ordered(b: Builder, node: fx.Node, arg: fx.Node, order: tuple[int, ...]) -> Value:
+    """An argument of a concatenation in the given axis order; constants become streams."""
+    if b.is_stream(arg):
+        value = b.value(arg)
+        want = View.of(value.view.shape, order)
+        return b.reorder(node, value, want, value.view.shape[order[-1]])
+    shape = shape_of(arg)
+    channels = shape[order[-1]]
+    table = b.constants.table(arg, shape, order)
+    rows = math.prod(shape) // channels
+    flat = Table(lambda: np.asarray(table.values()).reshape(rows, channels), table.sources)
+    layer = Constant(**b.facts(arg, "_const"), inputs=(), rows=rows, channels=channels, table=flat)
+    return Value(b.add(layer), rows, channels, View.of(shape, order), b.stream_type(arg))
+
+
+def cut(b: Builder, node: fx.Node, value: Value, axis: int, part: range, suffix: str = "") -> Value:
+    """Positions ``part`` of one axis."""
+    shape = value.view.shape
+    if len(part) == shape[axis]:
+        return value
+    pieces = value.view.by_axis()
+    if pieces is None or [a for a, _, _ in pieces].count(axis) != 1:
+        value = b.standard(node, value)
+        pieces = value.view.by_axis()
+        assert pieces is not None
+    place = [a for a, _, _ in pieces].index(axis)
+    inner = math.prod(size for _, size, _ in pieces[place + 1 :])
+    small = tuple(len(part) if d == axis else n for d, n in enumerate(shape))
+    strides = strides_of(small)
+    atoms = [(small[axis] if a == axis else n, step * strides[a]) for a, n, step in pieces]
+    rows_stay = inner % value.channels == 0
+    channels = value.channels if rows_stay else len(part) * inner
+    layer = Cut(
+        **b.facts(node, suffix),
+        inputs=(value.use(None if rows_stay else shape[axis] * inner),),
+        rows=math.prod(small) // channels,
+        channels=channels,
+        outer=math.prod(size for _, size, _ in pieces[:place]),
+        size=shape[axis],
+        start=part.start,
+        stop=part.stop,
+        step=part.step,
+        inner=inner,
+    )
+    return Value(b.add(layer), layer.rows, channels, View(small, merged(atoms)), value.dtype)
+
+
+@lowers("aten.slice.Tensor")
+def slice_(b: Builder, node: fx.Node) -> Value:
+    """``x[start:stop:step]`` along one axis."""
+    value = b.value(node.args[0])
+    axis = cast("int", argument(node, 1, "dim", 0)) % len(value.view.shape)
+    start, stop = argument(node, 2, "start"), argument(node, 3, "end")
+    step = cast("int", argument(node, 4, "step", 1))
+    bounds = slice(cast("int | None", start), cast("int | None", stop), step)
+    return cut(b, node, value, axis, range(*bounds.indices(value.view.shape[axis])))
+
+
+@lowers("aten.select.int")
+def select(b: Builder, node: fx.Node) -> Value:
+    """One position of one axis."""
+    value = b.value(node.args[0])
+    axis = cast("int", node.args[1]) % len(value.view.shape)
+    index = cast("int", node.args[2]) % value.view.shape[axis]
+    found = cut(b, node, value, axis, range(index, index + 1))
+    return dataclasses.replace(found, view=found.view.reshape(shape_of(node)))
+
+
+@lowers(
+    "aten.split.Tensor",
+    "aten.split_with_sizes.default",
+    "aten.chunk.default",
+    "aten.unbind.int",
+)
+def split(b: Builder, node: fx.Node) -> tuple[Value | None, ...]:
+    """Parts of one axis, as a tuple."""
+    value = b.value(node.args[0])
+    unbind = "unbind" in str(node.target)
+    axis = cast("int", argument(node, 1 if unbind else 2, "dim", 0)) % len(value.view.shape)
+    parts, start = [], 0
+    users = {u.args[1] for u in node.users if u.target is operator.getitem}
+    for k, item in enumerate(node.meta["val"]):
+        size = 1 if unbind else int(item.shape[axis])
+        part = range(start, start + size)
+        found = cut(b, node, value, axis, part, f"_{k}") if k in users else None
+        shape = tuple(int(d) for d in item.shape)
+        parts.append(found and dataclasses.replace(found, view=found.view.reshape(shape)))
+        start += size
+    return tuple(parts)
+
+
+@lowers("aten.embedding.default")
+def embedding(b: Builder, node: fx.Node) -> Value:
+    """``embedding(weight, indices)``."""
+    weight = constant(b, node.args[0], "table")
+    value = b.value(node.args[1])
+    value = b.standard(node, value)
+    entries, channels = shape_of(weight)
+    layer = Lookup(
+        **b.facts(node),
+        inputs=(value.use(1),),
+        rows=value.view.numel,
+        channels=channels,
+        entries=entries,
+        table=b.constants.table(weight, (entries, channels), (0, 1)),
+    )
+    shape = shape_of(node)
+    view = View.of(shape, range(len(shape)))
+    if len(value.view.shape) == 4:
+        raise UnsupportedError("an embedding of a rank 4 index")
+    return Value(b.add(layer), layer.rows, channels, view, b.stream_type(node))
+
+
+def input_value(edge: str, shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -> Value:
+    """The value of a stage input that arrives in the given axis order."""
+    channels = shape[order[-1]] if shape else 1
+    view = View.of(shape, order)
+    return Value(edge, view.numel // channels, channels, view, dtype)
+
+
+def output_value(b: Builder, node: fx.Node, value: Value) -> tuple[Value, tuple[int, ...]]:
+    """A stage output as a plain permutation of the tensor's axes, and that axis order."""
+    order = value.view.axis_order()
+    if order is None:
+        value = b.standard(node, value)
+        order = standard_order(value.view.shape)
+    channels = value.view.shape[order[-1]] if order else 1
+    if channels != value.channels and value.channels % max(channels, 1) == 0:
+        value = dataclasses.replace(value, rows=value.view.numel // channels, channels=channels)
+    return value, order

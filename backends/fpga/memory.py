@@ -1,0 +1,211 @@
+"""Where tables, buffers and FIFOs lie: LUT, block RAM or UltraRAM, within the board's limits."""
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import OptimizeResult, linprog
+from scipy.sparse import coo_array
+
+from pipec.backends.fpga.design import (
+    Engine,
+    Memory,
+    Resources,
+    StageDesign,
+    Stream,
+    Weight,
+    bits_of,
+)
+from pipec.backends.fpga.nests import Matmul, Mvu, Norm, Reduce, Swg, ceil_div
+from pipec.backends.fpga.resources import bram36, logic, lut_ram, stored, uram
+from pipec.backends.fpga.routing import Nest, Perm, Repeat
+
+KINDS = (Memory.LUT, Memory.BRAM, Memory.URAM)
+SHIFT_REGISTER = 32
+"""Depth up to which a FIFO is a shift register in LUTs."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One memory that needs a place.
+
+    Attributes:
+        owner: Engine or stream; ``role`` which of its memories.
+        width: Bits of a word.
+        depth: Words.
+    """
+
+    owner: str
+    role: str
+    width: int
+    depth: int
+
+    @property
+    def costs(self) -> tuple[float, float, float]:
+        """LUTs, block RAMs and UltraRAMs, one of which it takes."""
+        return (
+            lut_ram(self.width, self.depth),
+            bram36(self.width, self.depth),
+            uram(self.width, self.depth),
+        )
+
+
+def weight_item(engine: Engine, weight: Weight) -> Item:
+    """A table: its word is what one firing reads."""
+    words = {"weight": math.prod(weight.shape[:-2]), "scale": weight.shape[0]}
+    depth = words.get(weight.role, math.prod(weight.shape[:-1]))
+    if weight.role == "scale" and len(weight.shape) > 1:
+        depth = math.prod(weight.shape[:-1])
+    return Item(engine.name, weight.role, max(weight.bits // max(depth, 1), 1), depth)
+
+
+@singledispatch
+def buffer(nest: Nest, bits: int) -> tuple[int, int]:
+    """Word width and words of an engine's working memory."""
+    return (0, 0)
+
+
+@buffer.register
+def _swg(nest: Swg, bits: int) -> tuple[int, int]:
+    words = nest.buffer_rows * nest.w * nest.cf
+    return (nest.lanes * bits * nest.kp, ceil_div(words, nest.kp))
+
+
+@buffer.register
+def _mvu(nest: Mvu, bits: int) -> tuple[int, int]:
+    if nest.block > 1:
+        results = ceil_div(nest.block * nest.nf * nest.pe, nest.simd)
+        return (nest.simd * bits, nest.block * nest.sf + results)
+    return (nest.pe * bits, nest.nf) if nest.order == "B" else (nest.simd * bits, nest.sf)
+
+
+@buffer.register
+def _matmul(nest: Matmul, bits: int) -> tuple[int, int]:
+    return (nest.pe * nest.simd * bits, nest.groups * nest.nf * nest.sf)
+
+
+@buffer.register
+def _norm(nest: Norm, bits: int) -> tuple[int, int]:
+    return (nest.lanes * bits, nest.cf)
+
+
+@buffer.register
+def _reduce(nest: Reduce, bits: int) -> tuple[int, int]:
+    return (nest.lanes * bits, nest.cf * nest.partial)
+
+
+@buffer.register
+def _perm(nest: Perm, bits: int) -> tuple[int, int]:
+    lanes = max(nest.lanes_in, nest.lanes_out)
+    return (lanes * bits, ceil_div(nest.elements, lanes))
+
+
+@buffer.register
+def _repeat(nest: Repeat, bits: int) -> tuple[int, int]:
+    return (bits, nest.inner)
+
+
+def items_of(engine: Engine) -> list[Item]:
+    """The memories of an engine; what lies in DDR needs no place."""
+    found = [weight_item(engine, w) for w in engine.weights if w.memory is not Memory.DDR]
+    width, depth = buffer(engine.nest, bits_of(engine.dtype))
+    if width * depth:
+        found.append(Item(engine.name, "buffer", width, depth))
+    return found
+
+
+def fifo_item(stream: Stream) -> Item | None:
+    """The memory of a FIFO that is too deep for a shift register."""
+    if stream.depth <= SHIFT_REGISTER:
+        return None
+    return Item(stream.name, "fifo", stream.token_bits, stream.depth)
+
+
+def shift_registers(streams: Iterable[Stream]) -> Resources:
+    """LUTs of the FIFOs that are shift registers, one per bit of a token."""
+    shallow = [s for s in streams if s.depth <= SHIFT_REGISTER]
+    return Resources(lut=sum(s.token_bits for s in shallow))
+
+
+def place(items: Sequence[Item], limit: Sequence[float]) -> list[Memory] | None:
+    """A kind of memory for each item, such that the fullest kind is as empty as possible.
+
+    A linear program over the shares of every item in the three kinds; at most three items come
+    out split, and go where most of them lies.
+
+    Args:
+        items: What to place.
+        limit: LUTs, block RAMs and UltraRAMs that there are.
+
+    Returns:
+        One kind per item; None if they don't fit.
+    """
+    if not items:
+        return []
+    room = np.array(limit, dtype=np.float64)
+    if (room <= 0).any():
+        room = np.maximum(room, 1e-6)
+    relative = np.array([item.costs for item in items]) / room
+    count = len(items)
+    if relative.min(axis=1).sum() > 3.0:
+        return None  # not even if each lay where it takes least
+    shares = _fullest(relative, count)
+    if shares is None:
+        return None
+    choice = shares.argmax(axis=1)
+    used = [relative[choice == k, k].sum() for k in range(3)]
+    return [KINDS[k] for k in choice] if max(used) <= 1.0 else None
+
+
+def _fullest(relative: NDArray[np.float64], count: int) -> NDArray[np.float64] | None:
+    """Shares ``[items][3]`` of the linear program; None if even split items don't fit."""
+    use = np.zeros((3, 3 * count + 1))
+    for k in range(3):
+        use[k, k * count : (k + 1) * count] = relative[:, k]
+    use[:, -1] = -1.0
+    once = (np.tile(np.arange(count), 3), np.arange(3 * count))
+    whole = coo_array((np.ones(3 * count), once), shape=(count, 3 * count + 1))
+    goal = np.concatenate((1e-6 * relative.T.reshape(-1), [1.0]))
+    # the stubs know no sparse matrices here
+    found: OptimizeResult = linprog(  # type: ignore[call-overload]
+        goal, use, np.zeros(3), whole, np.ones(count), method="highs"
+    )
+    if found.x is None or found.x[-1] > 1.0:
+        return None
+    return np.asarray(found.x[:-1]).reshape(3, count).T
+
+
+def placed(design: StageDesign, kinds: Sequence[Memory], items: Sequence[Item]) -> StageDesign:
+    """The design with its memories placed and every engine's resources filled in."""
+    where = {(i.owner, i.role): (kind, i) for i, kind in zip(items, kinds, strict=True)}
+    owned: dict[str, Resources] = defaultdict(Resources)
+    for kind, item in where.values():
+        owner = design.streams[item.owner].producer if item.role == "fifo" else item.owner
+        owned[owner or ""] += stored(kind, item.width, item.depth)
+    engines = []
+    for engine in design.engines:
+        weights = tuple(
+            dataclasses.replace(w, memory=where[engine.name, w.role][0])
+            if (engine.name, w.role) in where
+            else w
+            for w in engine.weights
+        )
+        used = logic(engine) + owned[engine.name]
+        used = used + shift_registers(design.streams[s] for s in engine.outputs)
+        kind, work = where.get((engine.name, "buffer"), (Memory.LUT, Item("", "", 0, 0)))
+        engines.append(
+            dataclasses.replace(
+                engine,
+                weights=weights,
+                memory=kind,
+                buffer_bits=work.width * work.depth,
+                resources=used,
+            )
+        )
+    total = sum((e.resources for e in engines), owned[""])
+    return dataclasses.replace(design, engines=tuple(engines), resources=total)

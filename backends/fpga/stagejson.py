@@ -1,0 +1,129 @@
+"""``stage.json``: a design as plain data, versioned, for people, scripts and RTL."""
+
+import dataclasses
+from typing import Any
+
+from pipec.backends.fpga.design import DdrPort, Engine, Port, Resources, StageDesign, Stream
+from pipec.backends.fpga.fifo import busiest
+from pipec.backends.fpga.nests import Swg
+from pipec.backends.fpga.runs import Run, Table, busy_cycles, run_table
+
+SCHEMA = 1
+"""Version of the format; a reader refuses a larger one."""
+
+Json = dict[str, Any]
+
+
+def stage_record(design: StageDesign) -> Json:
+    """The whole design as JSON data: stable keys, no machine-dependent values."""
+    cycles, engine = busiest(design)
+    return {
+        "schema": SCHEMA,
+        "stage": design.name,
+        "device": design.device,
+        "part": design.part,
+        "clock_mhz": design.clock_mhz,
+        "precision": design.precision,
+        "cycles": {
+            "interval": design.interval,
+            "latency": design.latency,
+            "simulated": design.simulated,
+            "bottleneck": {"engine": engine, "cycles": cycles},
+        },
+        "resources": {"estimate": _rounded(design.resources), "limit": _rounded(design.limits)},
+        "inputs": [_port(p, design) for p in design.inputs],
+        "outputs": [_port(p, design) for p in design.outputs],
+        "engines": [_engine(e) for e in design.engines],
+        "fifos": [_fifo(s) for s in design.streams.values()],
+        "ddr": [_ddr(p) for p in design.ddr],
+    }
+
+
+def _rounded(resources: Resources) -> Json:
+    return {k: round(v, 1) for k, v in dataclasses.asdict(resources).items()}
+
+
+def _port(port: Port, design: StageDesign) -> Json:
+    found = dataclasses.asdict(port)
+    if port.stream:
+        stream = design.streams[port.stream]
+        found["bytes_per_frame"] = stream.tokens * stream.token_bits // 8
+    return found
+
+
+def _fifo(stream: Stream) -> Json:
+    return {
+        "name": stream.name,
+        "from": stream.producer,
+        "to": stream.consumer,
+        "rows": stream.rows,
+        "channels": stream.channels,
+        "lanes": stream.lanes,
+        "dtype": stream.dtype,
+        "width_bits": stream.token_bits,
+        "tokens": stream.tokens,
+        "depth": stream.depth,
+    }
+
+
+def _ddr(port: DdrPort) -> Json:
+    found = dataclasses.asdict(port)
+    found["bytes_per_second"] = round(port.bytes_per_second)
+    return found
+
+
+def _engine(engine: Engine) -> Json:
+    nest = {k: _plain(v) for k, v in dataclasses.asdict(engine.nest).items()}
+    return {
+        "name": engine.name,
+        "kind": engine.kind,
+        "node": engine.node,
+        "origin": engine.origin,
+        "nest": nest,
+        "inputs": list(engine.inputs),
+        "outputs": list(engine.outputs),
+        "ii": engine.ii,
+        "depth": engine.depth,
+        "busy_cycles": busy_cycles(engine),
+        "runs": firing_rule(engine),
+        "dsp": round(engine.resources.dsp, 1),
+        "resources": _rounded(engine.resources),
+        "buffer": {"bits": engine.buffer_bits, "memory": engine.memory.value},
+        "weights": [
+            {
+                "role": w.role,
+                "shape": list(w.shape),
+                "dtype": w.dtype,
+                "memory": w.memory.value,
+                "bits": w.bits,
+                "sources": list(w.sources),
+            }
+            for w in engine.weights
+        ],
+    }
+
+
+def _plain(value: object) -> object:
+    """A nest's field as JSON: infinities by name."""
+    if value in (float("inf"), float("-inf")):
+        return str(value)
+    return value
+
+
+def firing_rule(engine: Engine) -> object:
+    """The run table as nested lists; of a window generator its rule, whose rows repeat.
+
+    A run is ``[count, delta, reads, writes]``, a loop ``{"times": n, "body": [...]}``.
+    """
+    if isinstance(engine.nest, Swg):
+        return "swg"
+    return _table(run_table(engine))
+
+
+def _table(table: Table) -> list[object]:
+    return [
+        [item.count, item.delta, item.reads, item.writes]
+        if isinstance(item, Run)
+        else {"times": item.times, "body": _table(item.body)}
+        for item in table
+    ]

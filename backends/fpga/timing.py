@@ -1,0 +1,67 @@
+"""What a design promises: interval, latency, what bounds them, and what links allow."""
+
+import math
+from dataclasses import dataclass
+
+from pipec.backends.fpga.design import Memory, Port, StageDesign
+from pipec.backends.fpga.fifo import busiest
+from pipec.cluster.device import Device
+from pipec.plan.model import StageTiming
+
+
+@dataclass(frozen=True)
+class LinkTiming:
+    """A value on its way to the next board: a process with II = token bits / payload per cycle.
+
+    Attributes:
+        value: What is sent.
+        bytes_per_frame: Its tokens, padding included.
+        cycles: Cycles per frame at the sender's clock.
+    """
+
+    value: str
+    bytes_per_frame: int
+    cycles: int
+
+
+def link_timing(design: StageDesign, port: Port, bytes_per_second: float) -> LinkTiming:
+    """What an output of a stage needs of a link.
+
+    Args:
+        design: The sender.
+        port: One of its outputs.
+        bytes_per_second: Payload rate of the link.
+    """
+    stream = design.streams[port.stream]
+    nbytes = stream.tokens * stream.token_bits // 8
+    per_cycle = bytes_per_second / (design.clock_mhz * 1e6)
+    return LinkTiming(port.value, nbytes, math.ceil(nbytes / per_cycle))
+
+
+def stage_timing(design: StageDesign, device: Device) -> StageTiming:
+    """Interval and latency of a stage, in seconds, and what bounds the interval.
+
+    The stage's outputs share the device's link to its neighbour.
+    """
+    clock = design.clock_mhz * 1e6
+    links = [link_timing(design, p, device.link_bandwidth) for p in design.outputs]
+    sent, (cycles, engine) = sum(v.cycles for v in links), busiest(design)
+    bottleneck = f"engine {engine}, {cycles:,} cycles"
+    if sent > cycles:
+        bottleneck = f"link, {sent:,} cycles for {sum(v.bytes_per_frame for v in links):,} bytes"
+    tables = [t for e in design.engines for t in e.weights]
+    notes = []
+    if design.ddr:
+        nbytes = sum(p.bytes_per_frame for p in design.ddr)
+        rate = sum(p.bytes_per_second for p in design.ddr)
+        notes.append(
+            f"{len(design.ddr)} weight tables are streamed from DDR: {nbytes / 1e6:.1f} MB per "
+            f"frame, {rate / 1e9:.1f} of {device.memory_bandwidth / 1e9:.1f} GB/s"
+        )
+    return StageTiming(
+        interval_seconds=max(design.interval, sent) / clock,
+        latency_seconds=design.latency / clock,
+        bottleneck=bottleneck,
+        memory_bytes=sum(t.bits // 8 for t in tables if t.memory == Memory.DDR),
+        notes=tuple(notes),
+    )

@@ -1,0 +1,120 @@
+"""``--target onnx``: one model file per stage for onnxruntime or any other ONNX engine."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import onnx
+from torch import Tensor
+
+from pipec.backends.onnx.assembled import assembled_stages
+from pipec.backends.onnx.exported import StageExporter
+from pipec.backends.onnx.files import Names, write_model
+from pipec.backends.onnx.runner import onnx_runner
+from pipec.compiler.backend import Backend, StageRunner
+from pipec.compiler.stage_timing import sequential_timing
+from pipec.compiler.tolerance import OTHER_KERNELS, rounding_tolerance
+from pipec.errors import BackendError
+from pipec.graph.arrays import ONNX_TYPES, Array
+from pipec.graph.ir import OutputKind, origin, tensors
+from pipec.graph.lower import lower
+from pipec.graph.rules import OWN_NAMESPACES
+from pipec.graph.torch_private import OpOverload, namespace_of
+from pipec.plan.model import Plan, Stage, StageTiming
+from pipec.plan.weights import all_have_data, stage_folder
+
+Emitted = tuple[Stage, onnx.ModelProto, Mapping[str, Tensor | Array], Names]
+
+
+class OnnxBackend(Backend):
+    """Stages as ONNX models.
+
+    ```text
+    stage0/stage0.onnx   the model; stage0.onnx.data beside it where weights are large
+    stage0/names.json    which of its inputs and outputs is which value of the plan
+    ```
+
+    A model that was an ONNX file gives back its own nodes under their own names; a torch model
+    goes through `torch.onnx.export`, stage by stage.
+    """
+
+    name: ClassVar[str] = "onnx"
+
+    def check(self, plan: Plan) -> None:
+        """See whether every stage can be emitted.
+
+        Raises:
+            BackendError: The model trains, has no weight data, or holds ops of other packages or
+                values of types that ONNX lacks.
+        """
+        if plan.graph.outputs_of(OutputKind.LOSS):
+            raise BackendError(
+                "ONNX stages are for inference", got="a model with a loss", hint="--target torch"
+            )
+        if not all_have_data(plan.graph.weights):
+            raise BackendError("an ONNX file holds its weights, and the model was built without")
+        found = list(_foreign(plan)) if plan.graph.source.kind != "onnx" else []
+        nodes = plan.graph.nodes
+        found += [
+            f"{c.value}: {c.dtype}, which ONNX lacks"
+            for c in plan.channels
+            if any(t.dtype not in ONNX_TYPES for t in tensors(nodes[c.value]))
+        ]
+        if found:
+            shown = "\n    ".join(found[:20])
+            raise BackendError(
+                f"{len(found)} node(s) cannot be written as ONNX", got=f"\n    {shown}"
+            )
+
+    def timing(self, plan: Plan) -> tuple[StageTiming, ...]:
+        """Predict every stage on its device: node by node, by the plan's costs."""
+        return sequential_timing(plan)
+
+    def emit(self, plan: Plan, directory: Path) -> None:
+        """Write one model per stage."""
+        for stage, proto, weights, names in _stages(plan):
+            folder = directory / stage_folder(stage.index)
+            folder.mkdir()
+            proto.graph.name = folder.name
+            names.write(folder / "names.json")
+            write_model(proto, weights, _file(directory, stage.index))
+
+    def load(self, plan: Plan, directory: Path) -> Sequence[StageRunner]:
+        """The emitted models as functions, run by onnxruntime.
+
+        Raises:
+            BackendError: A file is damaged, or onnxruntime refuses it.
+        """
+        return [
+            onnx_runner(
+                _file(directory, s.index),
+                Names.read(directory / stage_folder(s.index) / "names.json"),
+                lower(s.graph).graph,
+            )
+            for s in plan.stages
+        ]
+
+    def tolerance(self, plan: Plan) -> float:
+        """Other kernels than the reference's: sums in another order, fused operations."""
+        return rounding_tolerance(plan.graph, OTHER_KERNELS)
+
+
+def _file(directory: Path, stage: int) -> Path:
+    return directory / stage_folder(stage) / f"{stage_folder(stage)}.onnx"
+
+
+def _foreign(plan: Plan) -> Iterator[str]:
+    for n in plan.graph.calls:
+        if isinstance(n.target, OpOverload) and namespace_of(n.target) not in OWN_NAMESPACES:
+            yield f"{n.name}: {n.target} from {origin(n)}"
+
+
+def _stages(plan: Plan) -> Iterator[Emitted]:
+    if plan.graph.source.kind == "onnx":
+        for stage, part, names in assembled_stages(plan):
+            yield stage, part.proto, part.weights, names
+        return
+    export = StageExporter()
+    for stage in plan.stages:
+        proto, weights, names = export(stage)
+        yield stage, proto, weights, names

@@ -1,0 +1,172 @@
+"""Stages of a torch model: `torch.onnx.export` of the pure stage graph, once per distinct graph."""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from pipec.backends.onnx.files import Names
+from pipec.backends.torch.exported import export_stage
+from pipec.errors import BackendError
+from pipec.graph.extract import with_outputs
+from pipec.graph.ir import Graph, GraphOutput, InputKind, OutputKind
+from pipec.graph.lower import lower
+from pipec.plan.model import Stage
+
+OPSET = 20
+"""Operator set of exported stages: the newest that the exporter writes without conversion."""
+
+
+@dataclass(frozen=True)
+class _Template:
+    """An exported graph whose inputs, outputs and weights get their names last.
+
+    Attributes:
+        model: The model, its weights taken out.
+        weights: Position among the graph's inputs to the value that stands for the weight.
+    """
+
+    model: ir.Model
+    weights: dict[int, ir.Value]
+
+
+class StageExporter:
+    """Exports stages; equal ones (by structural key) share the work and differ in names only."""
+
+    def __init__(self) -> None:
+        self._templates: dict[str, _Template] = {}
+
+    def __call__(self, stage: Stage) -> tuple[onnx.ModelProto, dict[str, Tensor], Names]:
+        """One stage as an ONNX model.
+
+        Returns:
+            The model without weights, the weights under their original names, and the names of
+            inputs and outputs, which are those of the graph.
+
+        Raises:
+            BackendError: The exporter has no translation for an operation.
+        """
+        graph = lower(stage.graph).graph
+        own, outputs = _outputs(graph)
+        if stage.key not in self._templates:
+            self._templates[stage.key] = _template(with_outputs(graph, outputs))
+        template = self._templates[stage.key]
+        held = {graph.inputs[k].name: value for k, value in template.weights.items()}
+        inputs = [i.name for i in graph.inputs if not i.kind.is_weight]
+        _rename(template.model, inputs, [o.name for o in outputs], held)
+        proto = ir.to_proto(template.model)
+        _strip(proto)
+        first = {o.node: o.name for o in outputs}
+        names = Names({n: n for n in inputs}, {o.name: first[o.node] for o in own})
+        return proto, {name: graph.weights[name] for name in held}, names
+
+
+def _outputs(graph: Graph) -> tuple[list[GraphOutput], list[GraphOutput]]:
+    """What the stage itself yields, and one entry per node of that."""
+    received = {i.node for i in graph.inputs_of(InputKind.VALUE)}
+    own = [o for o in graph.outputs if o.kind is not OutputKind.VALUE or o.node not in received]
+    first = {o.node: o for o in reversed(own)}
+    return own, [o for o in own if first[o.node] is o]
+
+
+def _template(graph: Graph) -> _Template:
+    from onnxscript import optimizer
+
+    with _quiet():
+        model = _convert(graph)
+        found = {
+            k: model.graph.initializers.pop(i.name)
+            for k, i in enumerate(graph.inputs)
+            if i.name in model.graph.initializers
+        }
+        for value in found.values():
+            value.const_value = None  # or it would be folded, and stages no longer be equal
+        optimizer.optimize_ir(model)
+    return _Template(model, found)
+
+
+def _convert(graph: Graph) -> ir.Model:
+    try:
+        program = torch.onnx.export(
+            export_stage(graph), dynamo=True, verbose=False, opset_version=OPSET, optimize=False
+        )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise BackendError(
+            "a stage cannot be written as ONNX",
+            where=type(graph.module).__name__,
+            got=_reason(error),
+            hint="--target torch takes every operation",
+        ) from error
+    assert program is not None
+    model: ir.Model = program.model
+    return model
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause, which names the operation."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().split("\n")[0][:300]
+
+
+def _rename(
+    model: ir.Model, inputs: list[str], outputs: list[str], weights: dict[str, ir.Value]
+) -> None:
+    """Give a model the names of one stage; inner values make way."""
+    graph = model.graph
+    fixed = [
+        *zip(graph.inputs, inputs, strict=True),
+        *zip(graph.outputs, outputs, strict=True),
+        *((value, name) for name, value in weights.items()),
+    ]
+    held = {id(value) for value, _ in fixed}
+    inner = [v for n in graph.all_nodes() for v in n.outputs if id(v) not in held]
+    inner += [v for v in graph.initializers.values() if id(v) not in held]
+    taken = {name for _, name in fixed}
+    for k, value in enumerate(inner):
+        if value.name in taken:
+            value.name = f"{value.name}/{k}"
+    for value, name in fixed:
+        value.name = name
+
+
+def _strip(proto: onnx.ModelProto) -> None:
+    """Drop what the exporter notes on nodes and values: stack traces with paths of this machine."""
+    proto.producer_name, proto.producer_version, proto.doc_string = "pipec", "", ""
+    proto.graph.doc_string = ""
+    del proto.metadata_props[:]
+    del proto.graph.metadata_props[:]
+    del proto.graph.value_info[:]
+    graph = proto.graph
+    for item in (*graph.node, *graph.input, *graph.output, *graph.initializer):
+        del item.metadata_props[:]
+        item.doc_string = ""
+    for function in proto.functions:
+        del function.metadata_props[:]
+        function.doc_string = ""
+        for node in function.node:
+            del node.metadata_props[:]
+            node.doc_string = ""
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's own progress and deprecation notes from the user."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,68 @@
+"""An emitted ONNX stage as a function of named tensors."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipec.backends.onnx.files import Names
+from pipec.compiler.backend import StageRunner
+from pipec.errors import BackendError
+from pipec.graph.arrays import ONNX_TYPES
+from pipec.graph.ir import Graph, tensor
+from pipec.graph.opaque import engine_errors
+
+
+def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
+    """A function that runs a model file through onnxruntime on the CPU.
+
+    Args:
+        path: The model file.
+        names: What its inputs and outputs stand for.
+        graph: The stage's pure graph, which says what types come out.
+
+    Raises:
+        BackendError: onnxruntime refuses the file.
+    """
+    session = _session(path)
+    nodes = graph.nodes
+    types = {o.name: tensor(nodes[o.node]) for o in graph.outputs}
+    made_as = {names.outputs[name]: types[name] for name in names.outputs}
+
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        fed = {names.inputs[n]: inputs[n].detach().contiguous() for n in names.inputs}
+        made = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in made_as.items()}
+        # Bound to torch's memory: numpy has no bfloat16 and no 8-bit floats.
+        binding = session.io_binding()
+        for bind, tensors in ((binding.bind_input, fed), (binding.bind_output, made)):
+            for name, t in tensors.items():
+                bind(name, "cpu", 0, ONNX_TYPES[t.dtype], list(t.shape), t.data_ptr())
+        try:
+            session.run_with_iobinding(binding)
+        except engine_errors() as error:
+            raise BackendError(
+                "onnxruntime fails on a stage", where=path, got=_first_line(error)
+            ) from error
+        return {name: made[onnx_name] for name, onnx_name in names.outputs.items()}
+
+    return run
+
+
+def _session(path: Path) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = torch.get_num_threads()
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except engine_errors() as error:
+        raise BackendError(
+            "onnxruntime refuses an emitted stage", where=path, got=_first_line(error)
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).split("\n")[0][:300]

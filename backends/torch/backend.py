@@ -1,0 +1,101 @@
+"""``--target torch``: one safetensors file per stage, and exported programs on request."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from pipec.backends.torch.exported import write_exported
+from pipec.backends.torch.launcher import train_script
+from pipec.backends.torch.runner import stage_runner
+from pipec.compiler.backend import Backend, StageRunner
+from pipec.compiler.stage_timing import sequential_timing
+from pipec.compiler.tolerance import OTHER_KERNELS, SAME_KERNELS, rounding_tolerance
+from pipec.errors import BackendError
+from pipec.graph.ir import OutputKind, origin
+from pipec.graph.lower import lower
+from pipec.plan.model import Plan, StageTiming
+from pipec.plan.weights import (
+    WEIGHTS,
+    StoredWeights,
+    all_have_data,
+    owners,
+    stage_files,
+    stage_folder,
+    write_weights,
+)
+
+_NO_WEIGHTS = "emitted without weights: the model was built without data (fake or meta tensors)"
+
+
+class TorchBackend(Backend):
+    """Stages for torch on any device.
+
+    ```text
+    train.py                     for a training plan: run it with torchrun, edit it
+    stage0/weights.safetensors   the weights that this stage owns, under their original names
+    stage0/stage0.pt2            with the option ``pt2``: what `torch.export.load` takes
+    ```
+
+    The graphs that run are the plan's own (``graphs/<key>/F.json``).
+    """
+
+    name: ClassVar[str] = "torch"
+
+    def check(self, plan: Plan) -> None:
+        """See whether every stage can be emitted.
+
+        Raises:
+            BackendError: A training graph holds an opaque node, or exported programs were asked
+                for a model without weights.
+        """
+        opaque = [n for n in plan.graph.calls if str(n.target) == "pipec.onnx.default"]
+        if opaque and plan.graph.outputs_of(OutputKind.LOSS):
+            names = "\n    ".join(f"{n.name}: {origin(n)}" for n in opaque[:20])
+            raise BackendError(
+                "ONNX nodes without a torch lowering have no gradient",
+                got=f"\n    {names}",
+                hint="compile for inference, or replace these nodes",
+            )
+        if plan.options.get("pt2") and not all_have_data(plan.graph.weights):
+            raise BackendError("exported programs hold weights, and the model was built without")
+
+    def timing(self, plan: Plan) -> tuple[StageTiming, ...]:
+        """Predict every stage on its device: node by node, by the plan's costs."""
+        timing = sequential_timing(plan)
+        if all_have_data(plan.graph.weights):
+            return timing
+        return tuple(dataclasses.replace(t, notes=(_NO_WEIGHTS,)) for t in timing)
+
+    def emit(self, plan: Plan, directory: Path) -> None:
+        """Write weights, and exported programs if ``plan.options`` has ``pt2``."""
+        if plan.schedule is not None and plan.schedule.training:
+            (directory / "train.py").write_text(train_script(plan), encoding="utf-8")
+        if not all_have_data(plan.graph.weights):
+            return
+        owner = owners(plan)
+        for stage in plan.stages:
+            folder = directory / stage_folder(stage.index)
+            folder.mkdir()
+            own = {n: plan.graph.weights[n] for n, k in owner.items() if k == stage.index}
+            write_weights(own, folder / WEIGHTS)
+            if plan.options.get("pt2"):
+                write_exported(lower(stage.graph).graph, folder / f"{folder.name}.pt2")
+
+    def load(self, plan: Plan, directory: Path) -> Sequence[StageRunner]:
+        """The graphs of a loaded plan with the weights in ``directory``.
+
+        Raises:
+            BackendError: There are no weights.
+        """
+        if not all_have_data(plan.graph.weights):
+            raise BackendError(
+                "nothing can run: the model was compiled without its weights", where=directory
+            )
+        weights = StoredWeights(stage_files(plan, directory), plan.graph)
+        return [stage_runner(lower(s.graph).graph, weights) for s in plan.stages]
+
+    def tolerance(self, plan: Plan) -> float:
+        """The same kernels as the reference's, unless that is an ONNX file run by onnxruntime."""
+        same = plan.graph.source.kind != "onnx"
+        return rounding_tolerance(plan.graph, SAME_KERNELS if same else OTHER_KERNELS)

@@ -1,0 +1,74 @@
+"""``train.py``: a short script beside the plan that a user reads, edits and runs."""
+
+from pipec.graph.ir import Graph, InputKind, tensor
+from pipec.plan.model import Plan
+
+_SCRIPT = '''"""Train this pipeline: torchrun --nproc-per-node {devices} train.py"""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from pipec.plan.store import load_plan
+from pipec.runtime.distributed import DistributedPipeline, process_group
+from pipec.runtime.executor import Settings
+from pipec.runtime.train import train
+
+HERE = Path(__file__).parent
+ROUNDS = 100  # of {microbatches} microbatches each, schedule {schedule}
+
+
+def batch(number: int) -> dict[str, torch.Tensor]:
+    """Inputs of a microbatch by name; the same on every rank. Put your data here."""
+    generator = torch.Generator().manual_seed(number)
+    return {{
+{inputs}
+    }}
+
+
+def optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Any optimizer; one is made per stage."""
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def main() -> None:
+    """Run this rank's part of the schedule."""
+    plan = load_plan(HERE{allowed})
+    with process_group() as rank:
+        pipeline = DistributedPipeline(plan, batch, Settings(optimizer))
+        train(pipeline, ROUNDS, [print] if rank == 0 else [])
+        weights = pipeline.state_dict()
+        if weights is not None:  # on rank 0; shared weights once per name
+            save_file({{n: w.clone() for n, w in weights.items()}}, "trained.safetensors")
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def train_script(plan: Plan) -> str:
+    """The script for a plan with a training schedule; ready to run on random data."""
+    assert plan.schedule is not None
+    allowed = ", ".join(repr(n) for n in sorted(plan.graph.namespaces))
+    return _SCRIPT.format(
+        devices=plan.schedule.devices,
+        microbatches=plan.schedule.microbatches,
+        schedule=plan.schedule.name,
+        inputs=_inputs(plan.graph),
+        allowed=f", allowed=[{allowed}]" if allowed else "",
+    )
+
+
+def _inputs(graph: Graph) -> str:
+    lines = []
+    for i in graph.inputs_of(InputKind.INPUT):
+        t = tensor(graph.node(i.node))
+        size = repr(tuple(t.shape))
+        if t.is_floating_point():
+            made = f"torch.randn({size}, generator=generator, dtype={t.dtype})"
+        else:
+            made = f"torch.randint(0, 2, {size}, generator=generator).to({t.dtype})"
+        lines.append(f"        {i.name!r}: {made},")
+    return "\n".join(lines).replace("'", '"')

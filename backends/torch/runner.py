@@ -1,0 +1,35 @@
+"""A saved stage as a function of named tensors."""
+
+from collections.abc import Mapping
+
+import torch
+
+from pipec.compiler.backend import StageRunner
+from pipec.errors import BackendError
+from pipec.graph.ir import Graph
+
+
+def stage_runner(graph: Graph, weights: Mapping[str, torch.Tensor]) -> StageRunner:
+    """A function that runs a pure stage graph eagerly.
+
+    Args:
+        graph: The stage without communication nodes.
+        weights: Its weights by name.
+
+    Returns:
+        From user inputs and values by name to outputs and values by name. Gradients are off; the
+        weights are never written.
+    """
+    held = {i.node: weights[i.name] for i in graph.inputs if i.kind.is_weight}
+
+    def run(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        missing = [i.name for i in graph.inputs if i.node not in held and i.name not in inputs]
+        if missing:
+            where = type(graph.module).__name__
+            raise BackendError("a stage lacks inputs", where=where, got=", ".join(missing))
+        args = [held[i.node] if i.node in held else inputs[i.name] for i in graph.inputs]
+        with torch.no_grad():
+            results = graph.module(*args)
+        return {o.name: value for o, value in zip(graph.outputs, results, strict=True)}
+
+    return run

@@ -1,0 +1,1 @@
+"""Speed and memory, each measured against a peer or a bound in the same run."""

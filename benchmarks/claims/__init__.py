@@ -1,0 +1,1 @@
+"""Published figures of the four systems, each held against our own model at its setting."""

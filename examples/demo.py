@@ -1,0 +1,48 @@
+"""``make demo``: ResNet-50 onto four FPGAs and GPT-2 onto four torch stages, both verified.
+
+Everything is done by the command that a user would type; the commands are printed.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+
+ROOT = Path(__file__).parent.parent
+OUT = ROOT / ".demo"
+PIPEC = Path(sys.executable).with_name("pipec")
+RESNET = Path(onnx.__file__).parent / "backend/test/data/light/light_resnet50.onnx"
+
+
+def pipec(*args: object) -> None:
+    """Run one command, printed first; stop the demo if it fails."""
+    words = [str(a) for a in args]
+    shown = [str(Path(w).relative_to(ROOT)) if w.startswith(str(ROOT)) else w for w in words]
+    print(f"\n$ pipec {' '.join(shown)}", flush=True)
+    subprocess.run([PIPEC, *words], check=True, cwd=ROOT)
+
+
+def main() -> None:
+    """Compile, inspect and verify both models."""
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir()
+    local = OUT / "resnet50.onnx"
+    shutil.copyfile(RESNET, local)
+
+    pipec("compile", local, "--target", "fpga", "--devices", "4xvcu118", "-o", OUT / "resnet50")
+    pipec("inspect", OUT / "resnet50")
+    pipec("verify", OUT / "resnet50")
+
+    pipec("compile", "examples/gpt2.py:gpt2", "--devices", "4xh100", "-o", OUT / "gpt2")
+    pipec("inspect", OUT / "gpt2")
+    pipec("verify", OUT / "gpt2")
+    print("\nLook at .demo/resnet50/stage0*/src and .demo/gpt2/graphs/*/F.py")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)

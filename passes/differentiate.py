@@ -1,0 +1,66 @@
+"""Pass ``differentiate``: forward and backward graphs of every stage."""
+
+import dataclasses
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+from pipec.autodiff.differentiate import differentiate
+from pipec.autodiff.recompute import POLICIES, Policy
+from pipec.compiler.pass_base import Pass
+from pipec.errors import PassError
+from pipec.graph.ir import InputKind
+from pipec.graph.lower import lower
+from pipec.plan.model import Fact, Plan
+
+
+@dataclass(frozen=True)
+class Differentiate(Pass):
+    """Gives every stage its F, B, I and W graphs and lists what is saved between them.
+
+    1. Stages are differentiated from the last to the first: a stage is given the gradients that
+       later stages yield, and yields those of the values that depend on a trained parameter.
+    2. Stages of one structure are differentiated once and share their graphs.
+    3. B computes views again instead of having them saved; with ``recompute=all`` everything but
+       random numbers, so that F saves little more than what the stage received.
+    4. A model without a loss is left as it is.
+
+    Attributes:
+        frozen: Glob pattern of parameters that are not trained, such as ``encoder.*``.
+        recompute: What B computes again: ``views`` or ``all``.
+    """
+
+    name: ClassVar[str] = "differentiate"
+    requires: ClassVar[frozenset[Fact]] = frozenset({Fact.COMM})
+    provides: ClassVar[frozenset[Fact]] = frozenset({Fact.SAVED})
+    frozen: str = ""
+    recompute: Policy = "views"
+
+    def run(self, plan: Plan) -> Plan:
+        if not plan.trains or plan.differentiated:
+            return plan
+        found = differentiate(
+            plan.graph,
+            [lower(s.graph).graph for s in plan.stages],
+            frozen=self._frozen(plan),
+            recompute=POLICIES[self.recompute],
+        )
+        stages = tuple(
+            dataclasses.replace(stage, training=training)
+            for stage, training in zip(plan.stages, found, strict=True)
+        )
+        return plan.replace(stages=stages)
+
+    def _frozen(self, plan: Plan) -> frozenset[str]:
+        if not self.frozen:
+            return frozenset()
+        names = [i.name for i in plan.graph.inputs_of(InputKind.PARAMETER)]
+        found = frozenset(n for n in names if fnmatchcase(n, self.frozen))
+        if not found:
+            raise PassError(
+                "no parameter matches",
+                where="differentiate{frozen=...}",
+                got=self.frozen,
+                want="a glob pattern, such as encoder.*",
+            )
+        return found

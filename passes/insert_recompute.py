@@ -1,0 +1,36 @@
+"""Pass ``insert-recompute``: B computes again what does not fit, chosen by an optimiser."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pipec.compiler.pass_base import Pass
+from pipec.passes.insert_offload import fitted, planned
+from pipec.plan.model import Fact, Plan
+
+
+@dataclass(frozen=True)
+class InsertRecompute(Pass):
+    """Lets B recompute saved values where a device's memory is too small, at the least added time.
+
+    1. Each stage's saved values, their bytes and the seconds to compute them again make a
+       residency problem; its linear relaxation bounds the added time from below.
+    2. The recomputed nodes stand in B, each right before its first reader.
+    3. What was received and what draws random numbers is never recomputed.
+
+    Attributes:
+        memory_limit: Bytes per device; its cluster's figure if not given.
+        host: Whether values may also wait in host memory (see ``insert-offload``).
+        generator: The schedule that is planned for, where the plan has none yet.
+        microbatches: Its microbatches.
+    """
+
+    name: ClassVar[str] = "insert-recompute"
+    requires: ClassVar[frozenset[Fact]] = frozenset({Fact.SAVED, Fact.TIMING})
+    memory_limit: float | None = None
+    host: bool = False
+    generator: str = "1f1b"
+    microbatches: int = 8
+
+    def run(self, plan: Plan) -> Plan:
+        schedule = planned(plan, self.generator, self.microbatches)
+        return fitted(plan, schedule, self.memory_limit, recompute=True, host=self.host)

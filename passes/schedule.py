@@ -1,0 +1,103 @@
+"""Pass ``schedule``: when everything runs."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pipec.compiler.backend import load_backend
+from pipec.compiler.choose_schedule import choose_schedule
+from pipec.compiler.pass_base import Pass
+from pipec.errors import PipecError
+from pipec.plan.model import Channel as PlanChannel
+from pipec.plan.model import Fact, Plan
+from pipec.schedule.channels import Channel, ChannelKind, value
+from pipec.schedule.comm import insert_comm
+from pipec.schedule.offload import insert_offload
+from pipec.schedule.registry import STREAMING, SYNCHRONOUS, generate
+from pipec.schedule.schedule import Schedule
+from pipec.schedule.steps import insert_reduce, insert_steps
+
+
+@dataclass(frozen=True)
+class SchedulePass(Pass):
+    """Orders the compute actions of all stages; adds sends and receives, reductions and steps.
+
+    1. ``auto`` is ``inference`` for a model without a loss. For one with, every synchronous
+       schedule is simulated on the plan's own stages, links and memory; the fastest that fits is
+       taken (of equally fast ones that of least memory), and the plan keeps all predictions.
+    2. Every channel of the plan gets its actions, and in training its gradient's.
+
+    Attributes:
+        generator: Name of a schedule (`pipec schedule --help` lists them).
+        microbatches: Microbatches of one step.
+    """
+
+    name: ClassVar[str] = "schedule"
+    requires: ClassVar[frozenset[Fact]] = frozenset({Fact.COMM})
+    provides: ClassVar[frozenset[Fact]] = frozenset({Fact.SCHEDULE})
+    generator: str = "auto"
+    microbatches: int = 8
+
+    def run(self, plan: Plan) -> Plan:
+        if plan.schedule is not None:
+            return plan
+        if self.generator == "auto" and plan.trains:
+            return self._explored(plan)
+        name = "inference" if self.generator == "auto" else self.generator
+        return plan.replace(schedule=self._made(plan, name))
+
+    def _made(self, plan: Plan, name: str) -> Schedule:
+        return completed(generate(name, len(plan.stages), self.microbatches), plan)
+
+    def _explored(self, plan: Plan) -> Plan:
+        """The plan with the best schedule and what was tried to find it."""
+        timed = plan
+        if not plan.timing:
+            timed = plan.replace(timing=load_backend(plan.target).timing(plan))
+        streams = all(d.family == "fpga" for d in plan.cluster.devices)
+        made: dict[str, Schedule | PipecError] = {}
+        for name in STREAMING if streams else SYNCHRONOUS:
+            try:
+                made[name] = self._made(plan, name)
+            except PipecError as error:
+                made[name] = error
+        explored = choose_schedule(timed, made)
+        chosen = made[explored[0].schedule]
+        assert isinstance(chosen, Schedule)
+        return plan.replace(schedule=chosen, explored=explored)
+
+
+def completed(compute: Schedule, plan: Plan) -> Schedule:
+    """A schedule of compute actions with everything else that a plan needs.
+
+    Adds sends and receives of the plan's channels, copies of saved values that wait in host
+    memory, reductions over replicas, and optimizer steps.
+    """
+    schedule = insert_comm(compute, _channels(plan, training=compute.training))
+    slots = host_channels(plan) if compute.training else []
+    if slots or any(c.kind is ChannelKind.H for c in schedule.channels):
+        schedule = insert_offload(schedule, slots)
+    if schedule.training:
+        schedule = insert_steps(insert_reduce(schedule))
+    return schedule
+
+
+def host_channels(plan: Plan) -> list[Channel]:
+    """The plan's host slots as the schedule knows them."""
+    return [Channel(ChannelKind.H, s.stage, s.stage, s.name, s.nbytes, s.depth) for s in plan.slots]
+
+
+def _channels(plan: Plan, *, training: bool) -> list[Channel]:
+    """The plan's channels as the schedule knows them, gradients included."""
+    found: list[Channel] = []
+    for c in plan.channels:
+        gradient = training and _has_gradient(plan, c)
+        found += value(c.name, c.src, c.dst, c.nbytes, depth=c.depth, gradient=gradient)
+    return found
+
+
+def _has_gradient(plan: Plan, channel: PlanChannel) -> bool:
+    """Whether the reader gives a gradient back; a guess from the dtype before it is known."""
+    training = plan.stages[channel.dst].training
+    if training is not None:
+        return channel.value in training.gradients_out()
+    return channel.dtype.startswith(("float", "bfloat"))

@@ -1,0 +1,130 @@
+"""Pass ``split-layer``: one layer in two halves, so that a cut may run through it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from pipec.cluster.cluster import Cluster
+from pipec.compiler.backend import load_backend
+from pipec.compiler.pass_base import Pass
+from pipec.cost.count import count
+from pipec.cost.model import CostModel, Roofline
+from pipec.cost.table import CostTable
+from pipec.errors import PassError
+from pipec.graph.ir import Graph, nbytes, origin
+from pipec.graph.split_node import is_split, is_splittable, split_node
+from pipec.passes.partition import PartitionPass
+from pipec.plan.model import Fact, Partition, Plan
+
+
+@dataclass(frozen=True)
+class SplitLayer(Pass):
+    """Splits one linear, matmul, addmm or conv2d by output channels (BaPipe's intra-layer split).
+
+    1. Two halves over views of the same parameter, and a ``cat``, replace the node; ``partition``
+       may then put the halves on both sides of a cut (Zhao et al., arXiv 2012.12544).
+    2. Without a name, the layer is the slowest stage's splittable node next to its less loaded
+       neighbour, and it is split only if the best cut gets a faster slowest stage by it.
+    3. The halves take their share of the layer's seconds where these were measured, else what the
+       cost model says; the ``cat`` what the cost model says.
+
+    There is no step for BaPipe's coarse-graining (merging layers where a cut would be bound by
+    communication) and no threshold: ``partition`` is exact and prices every boundary's bytes on
+    its link, so an edge too wide for its link is never cut unless all others are worse.
+
+    Attributes:
+        node: Name of the node; chosen if empty.
+        share: Part of the output channels that the first half computes.
+        stages: Number of stages that the choice looks at; as many as devices if not given.
+    """
+
+    name: ClassVar[str] = "split-layer"
+    requires: ClassVar[frozenset[Fact]] = frozenset({Fact.COST})
+    provides: ClassVar[frozenset[Fact]] = frozenset({Fact.COST})
+    node: str = ""
+    share: float = 0.5
+    stages: int | None = None
+
+    def run(self, plan: Plan) -> Plan:
+        if plan.stages:
+            return plan
+        if self.node:
+            done = is_split(plan.graph, self.node)
+            return plan if done else self._split(plan, self.node)
+        before = self._cut(plan)
+        layer = boundary_layer(plan.graph, before.stage_of, before.seconds)
+        if layer is None:
+            return plan
+        after = self._split(plan, layer)
+        return after if self._cut(after).max_load < before.max_load else plan
+
+    def _split(self, plan: Plan, name: str) -> Plan:
+        assert plan.costs is not None
+        if plan.target == "onnx" and origin(plan.graph.node(name)).index is not None:
+            raise PassError("half of an ONNX node cannot be emitted as ONNX", where=name)
+        graph = split_node(plan.graph, name, self.share)
+        model = load_backend(plan.target).cost_model(plan.cluster) or Roofline()
+        costs = split_costs(plan.costs, graph, name, model, plan.cluster)
+        return plan.replace(graph=graph, costs=costs)
+
+    def _cut(self, plan: Plan) -> Partition:
+        found = PartitionPass(stages=self.stages).run(plan).partition
+        assert found is not None
+        return found
+
+
+def boundary_layer(
+    graph: Graph, stage_of: Mapping[str, int], seconds: Sequence[float]
+) -> str | None:
+    """The layer through which a better cut might run.
+
+    Args:
+        graph: The whole model.
+        stage_of: Call node to stage.
+        seconds: Of every stage.
+
+    Returns:
+        The slowest stage's first splittable node if the stage before it is less loaded than the
+        one behind it, else its last; None if it has none or there is one stage alone.
+    """
+    slow = max(range(len(seconds)), key=lambda k: seconds[k])
+    layers = [n.name for n in graph.calls if stage_of[n.name] == slow and is_splittable(graph, n)]
+    neighbours = [k for k in (slow - 1, slow + 1) if 0 <= k < len(seconds)]
+    if not layers or not neighbours:
+        return None
+    return layers[0] if min(neighbours, key=lambda k: seconds[k]) < slow else layers[-1]
+
+
+def split_costs(
+    costs: CostTable, graph: Graph, name: str, model: CostModel, cluster: Cluster
+) -> CostTable:
+    """The cost table of a graph in which ``name`` was split.
+
+    Args:
+        costs: Before.
+        graph: After.
+        name: The node that was split.
+        model: Times the new nodes for kinds of devices whose costs it made.
+        cluster: The devices.
+    """
+    counted = count(graph)
+    calls = {n.name: n for n in graph.calls}
+    new = [n for n in calls.values() if n.name not in costs.nodes or n.name == name]
+    nodes = {n: counted[n] if calls[n] in new else costs.nodes[n] for n in calls}
+    seconds = {}
+    for kind, row in costs.seconds.items():
+        device = next(d for d in cluster.devices if d.kind == kind)
+        found = {n.name: model.seconds(n, counted[n.name], device) for n in new}
+        if costs.method[kind] != model.name:
+            found |= _shares(calls[name], row[name])
+        seconds[kind] = {n: found.get(n, row.get(n, 0.0)) for n in calls}
+    return CostTable(nodes, seconds, costs.method)
+
+
+def _shares(cat: fx.Node, seconds: float) -> dict[str, float]:
+    """Measured seconds of the whole, over the halves by their channels."""
+    halves = cat.all_input_nodes
+    whole = sum(map(nbytes, halves))
+    return {half.name: seconds * nbytes(half) / whole for half in halves}

@@ -1,0 +1,22 @@
+"""Pass ``time-stages``: what the backend predicts for every stage on its device."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pipec.compiler.backend import load_backend
+from pipec.compiler.pass_base import Pass
+from pipec.plan.model import Fact, Plan
+
+
+@dataclass(frozen=True)
+class TimeStages(Pass):
+    """Lets the backend check and time every stage: interval, latency, bottleneck, memory."""
+
+    name: ClassVar[str] = "time-stages"
+    requires: ClassVar[frozenset[Fact]] = frozenset({Fact.COMM})
+    provides: ClassVar[frozenset[Fact]] = frozenset({Fact.TIMING})
+
+    def run(self, plan: Plan) -> Plan:
+        backend = load_backend(plan.target)
+        backend.check(plan)
+        return plan.replace(timing=backend.timing(plan))

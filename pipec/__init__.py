@@ -1,0 +1,1 @@
+"""pipec: a compiler toolkit for pipeline-parallel DNN training and inference."""

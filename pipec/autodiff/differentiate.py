@@ -1,0 +1,89 @@
+"""Differentiating all stages of a model: last stage first, each distinct stage once."""
+
+import hashlib
+from collections.abc import Collection, Sequence
+
+from pipec.autodiff.joint import trace_joint
+from pipec.autodiff.model import Training, shared
+from pipec.autodiff.needs import needs_grad
+from pipec.autodiff.recompute import Recompute, views
+from pipec.autodiff.split import split
+from pipec.errors import GraphError
+from pipec.graph.ir import Graph, InputKind, OutputKind
+from pipec.graph.rules import verify
+from pipec.graph.structure import structural_key
+
+
+def differentiate(
+    model: Graph,
+    stages: Sequence[Graph],
+    *,
+    frozen: Collection[str] = (),
+    recompute: Recompute = views,
+) -> list[Training]:
+    """The training graphs of every stage.
+
+    Going from the last stage to the first, a stage is given the gradient of the loss, if it
+    computes it, and of those values of which a later stage yields a gradient. So every gradient
+    that is sent is wanted, and every one that is wanted is sent.
+
+    Args:
+        model: The whole model, loss included.
+        stages: Its pure stage graphs (no communication), in pipeline order.
+        frozen: Names of parameters that are not trained.
+        recompute: Which forward nodes B computes again.
+
+    Returns:
+        One entry per stage; stages of one structure share graph modules.
+
+    Raises:
+        GraphError: The model has no loss, or nothing in it can be trained.
+    """
+    if not model.outputs_of(OutputKind.LOSS):
+        raise GraphError(
+            "the model has no loss",
+            where="differentiate",
+            hint="read the model in training mode and name a loss",
+        )
+    needs = needs_grad(model, frozen)
+    done: dict[str, tuple[Graph, Training]] = {}
+    demanded: set[str] = set()
+    found: list[Training] = []
+    for stage in reversed(stages):
+        training = _one(stage, needs, demanded, frozen, recompute, done)
+        demanded |= set(training.gradients_out())
+        found.insert(0, training)
+    if not any(t.trained for t in found):
+        raise GraphError("the loss depends on no parameter", where="differentiate")
+    return found
+
+
+def _one(
+    stage: Graph,
+    needs: frozenset[str],
+    demanded: set[str],
+    frozen: Collection[str],
+    recompute: Recompute,
+    done: dict[str, tuple[Graph, Training]],
+) -> Training:
+    wanted = tuple(
+        k
+        for k, i in enumerate(stage.inputs)
+        if (i.kind is InputKind.VALUE and i.name in needs)
+        or (i.kind is InputKind.PARAMETER and i.node in needs and i.name not in frozen)
+    )
+    gradients = tuple(
+        k
+        for k, o in enumerate(stage.outputs)
+        if o.node in needs
+        and (o.kind is OutputKind.LOSS or (o.kind is OutputKind.VALUE and o.name in demanded))
+    )
+    text = f"{structural_key(stage)} {wanted} {gradients}"
+    key = hashlib.sha256(text.encode()).hexdigest()[:12]
+    if key not in done:
+        training = split(trace_joint(stage, wanted, gradients), key, recompute)
+        for graph in (training.F, training.B, training.I, training.W):
+            verify(graph, f"{type(graph.module).__name__} of a stage")
+        done[key] = (stage, training)
+    original, training = done[key]
+    return training if original is stage else shared(training, original, stage)

@@ -1,0 +1,47 @@
+"""Fake tensors for tracing: the shapes and strides of a graph's placeholders, and no data."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pipec.graph.ir import Graph, InputKind, tensor
+from pipec.graph.torch_private import FakeTensorMode
+
+
+def fake_like(t: torch.Tensor, mode: FakeTensorMode, *, contiguous: bool = False) -> torch.Tensor:
+    """A fake tensor of the type of ``t``.
+
+    Args:
+        t: Gives shape, dtype, device and, unless ``contiguous``, stride.
+        mode: The mode it belongs to.
+        contiguous: Give it the stride of a fresh tensor.
+    """
+    with mode:
+        if contiguous:
+            return torch.empty(t.shape, dtype=t.dtype, device=t.device)
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+
+
+def fake_inputs(graph: Graph, mode: FakeTensorMode) -> list[torch.Tensor]:
+    """One fake tensor per placeholder; values that cross a cut are contiguous."""
+    nodes = graph.nodes
+    return [
+        fake_like(tensor(nodes[i.node]), mode, contiguous=i.kind is InputKind.VALUE)
+        for i in graph.inputs
+    ]
+
+
+@contextmanager
+def tracing() -> Iterator[FakeTensorMode]:
+    """A fresh fake mode, in a setting where every op has a backward that can be traced.
+
+    Recurrent layers otherwise become a fused CPU kernel whose backward cannot run outside autograd.
+    """
+    mkldnn: Any = torch.backends.mkldnn
+    before, mkldnn.enabled = mkldnn.enabled, False
+    try:
+        yield FakeTensorMode(allow_non_fake_inputs=True)
+    finally:
+        mkldnn.enabled = before

@@ -1,0 +1,152 @@
+"""The joint graph of a stage: forward and backward traced as one.
+
+```text
+joint(inputs..., gradients of outputs...) -> (outputs..., gradients of inputs...)
+```
+
+Tracing runs real autograd on fake tensors, so every formula is torch's own. Three rules keep the
+result right when forward and backward run apart:
+
+* what crosses a cut is contiguous, both ways, because B is only valid for the strides it saw;
+* in-place ops that autograd's formulas bring in are made functional, because recomputing around
+  them would silently read the wrong value;
+* ``view`` becomes ``reshape``, which does not depend on the strides of another device's kernels.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pipec.autodiff.fakes import fake_inputs, fake_like, tracing
+from pipec.autodiff.origins import OriginTracer
+from pipec.autodiff.tidy import (
+    copied,
+    drop_aliases,
+    drop_double_transposes,
+    separate_convolutions,
+    views_to_reshape,
+)
+from pipec.graph.ir import Graph, InputKind, OutputKind
+from pipec.graph.torch_private import FakeTensorMode, OpOverload, is_mutable
+
+_BOUNDARY = (OutputKind.VALUE, OutputKind.LOSS)
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A joint graph and how to read it.
+
+    Attributes:
+        graph: Placeholders: the stage's own, then one per entry of ``gradients``. Outputs: the
+            stage's own, then one gradient (or None) per entry of ``wanted``. Names of nodes are
+            unique and those of the stage's placeholders are kept.
+        stage: The pure stage graph that was differentiated.
+        gradients: Positions of the stage's outputs whose gradient is given.
+        wanted: Positions of the stage's inputs whose gradient is asked for.
+    """
+
+    graph: fx.Graph
+    stage: Graph
+    gradients: tuple[int, ...]
+    wanted: tuple[int, ...]
+
+    def separated(self) -> "Joint":
+        """The same with the backward of every convolution in two, so that I and W can share it."""
+        graph = copied(self.graph)
+        separate_convolutions(graph)
+        return Joint(graph, self.stage, self.gradients, self.wanted)
+
+
+def trace_joint(stage: Graph, wanted: tuple[int, ...], gradients: tuple[int, ...]) -> Joint:
+    """Trace forward and backward of a stage together.
+
+    Args:
+        stage: A pure stage graph (no communication).
+        wanted: Positions of inputs whose gradient is asked for.
+        gradients: Positions of outputs whose gradient will be given; each must depend on an input
+            of ``wanted``.
+    """
+    with tracing() as mode:
+        inputs = fake_inputs(stage, mode)
+        joint = _joint_function(stage, wanted, gradients)
+        given = [fake_like(t, mode, contiguous=True) for t in _given(stage, gradients)]
+        module = _trace(joint, [*inputs, *given])
+        drop_aliases(module.graph)
+        if _has_mutation(module.graph):
+            module = _functional(module, [*inputs, *given], mode)
+    views_to_reshape(module.graph)
+    drop_double_transposes(module.graph)
+    module.graph.eliminate_dead_code()
+    names = [i.node for i in stage.inputs]
+    names += [f"grad_{stage.outputs[k].node}" for k in gradients]
+    return Joint(copied(module.graph, names), stage, gradients, wanted)
+
+
+def _given(stage: Graph, gradients: tuple[int, ...]) -> list[torch.Tensor]:
+    nodes = stage.nodes
+    return [nodes[stage.outputs[k].node].meta["val"] for k in gradients]
+
+
+def _joint_function(
+    stage: Graph, wanted: tuple[int, ...], gradients: tuple[int, ...]
+) -> Callable[..., tuple[Any, ...]]:
+    """The function whose trace is the joint graph."""
+    n = len(stage.inputs)
+    received = {k for k in wanted if stage.inputs[k].kind is InputKind.VALUE}
+
+    def joint(*args: torch.Tensor) -> tuple[Any, ...]:
+        labels = OriginTracer()
+        ins = [x.detach().requires_grad_() if k in wanted else x for k, x in enumerate(args[:n])]
+        with torch.enable_grad():
+            raw = labels.run(stage.module, *ins)
+            outs = [
+                x.contiguous() if o.kind in _BOUNDARY else x
+                for x, o in zip(raw, stage.outputs, strict=True)
+            ]
+        if not gradients or not wanted:
+            labels.finish()
+            return tuple(outs)
+        grads: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
+            [outs[k] for k in gradients],
+            [ins[k] for k in wanted],
+            args[n:],
+            allow_unused=True,
+        )
+        sent = [
+            g.contiguous() if g is not None and k in received else g
+            for k, g in zip(wanted, grads, strict=True)
+        ]
+        labels.finish()
+        return (*outs, *sent)
+
+    return joint
+
+
+def _trace(function: Callable[..., Any], args: list[torch.Tensor]) -> fx.GraphModule:
+    return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*args)
+
+
+def _has_mutation(graph: fx.Graph) -> bool:
+    return any(isinstance(n.target, OpOverload) and is_mutable(n.target) for n in graph.nodes)
+
+
+def _functional(
+    module: fx.GraphModule, args: list[torch.Tensor], mode: FakeTensorMode
+) -> fx.GraphModule:
+    """Trace a traced graph again, with writes turned into new values."""
+
+    def rerun(*inputs: torch.Tensor) -> Any:
+        labels = OriginTracer()
+        result = labels.run(module, *inputs)
+        labels.finish()
+        return result
+
+    with mode:
+        traced = _trace(functionalize(rerun, remove="mutations"), args)
+    drop_aliases(traced.graph)
+    return traced

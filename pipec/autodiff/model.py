@@ -1,0 +1,186 @@
+"""What differentiation makes of a stage: four graphs and the values saved between them.
+
+```text
+        values, inputs ─► F ─► values, loss, outputs, buffer updates
+                          │ saved
+        gradients of ◄─── B ◄─── gradients of the values that F yielded
+        the values F read │
+                          ▼
+                  weight gradients           B = I then W:  I yields what the stage before waits
+                                             for, W the weight gradients, whenever there is time
+```
+
+Every graph takes the parameters that it reads as arguments: which version of a parameter B uses is
+decided by whoever calls it.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipec.graph.ir import (
+    Graph,
+    GraphInput,
+    GraphOutput,
+    InputKind,
+    OutputKind,
+    tensor,
+    tensor_nbytes,
+)
+from pipec.graph.lower import lower
+
+
+@dataclass(frozen=True)
+class SavedValue:
+    """One value that F keeps for B (or I for W).
+
+    Attributes:
+        name: Name of the node that computes it, the same in all graphs of the stage.
+        shape: Its shape.
+        dtype: As torch writes it without ``torch.``.
+        stride: In elements. Backward kernels rely on it: whoever moves the value must restore it.
+        nbytes: Dense bytes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    stride: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training graphs of one stage.
+
+    Attributes:
+        F: Forward: yields what the stage's own graph yields, then the saved values.
+        B: Backward: reads saved values, weights and gradients; yields the gradients of the values
+            that the stage received and of its parameters.
+        I: The part of B that the gradients of received values need; it also yields what W reads.
+        W: The rest of B.
+        key: Stages with equal keys share the four graph modules and differ in names only.
+    """
+
+    F: Graph
+    B: Graph
+    I: Graph  # noqa: E741
+    W: Graph
+    key: str
+
+    @property
+    def saved(self) -> tuple[SavedValue, ...]:
+        """What F keeps on the device for B, parameters and constants not counted."""
+        return saved_values(self.F)
+
+    @property
+    def kept(self) -> tuple[SavedValue, ...]:
+        """What I keeps for W, beyond the values of F that W reads."""
+        return saved_values(self.I)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that one microbatch in flight keeps on the stage."""
+        return sum(v.nbytes for v in self.saved)
+
+    @property
+    def weights_read(self) -> dict[str, int]:
+        """Parameters and constants that B reads, with their bytes: its part of a weight version."""
+        nodes = self.B.nodes
+        kinds = (InputKind.PARAMETER, InputKind.CONSTANT)
+        return {i.name: tensor_nbytes(tensor(nodes[i.node])) for i in self.B.inputs_of(*kinds)}
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Parameters that get a gradient, in the order of B's outputs."""
+        return tuple(o.name for o in self.B.outputs_of(OutputKind.WEIGHT_GRADIENT))
+
+    def lowered(self) -> "Training":
+        """The pure graphs: what waits in host memory is saved like the rest."""
+        low = {kind: lower(getattr(self, kind)) for kind in ("F", "B", "I", "W")}
+        if not low["F"].offloads and not low["B"].fetches:
+            return self
+        return Training(key=self.key, **{kind: part.graph for kind, part in low.items()})
+
+    def gradients_in(self) -> tuple[str, ...]:
+        """Values (and the loss) whose gradient B wants."""
+        return tuple(i.name for i in self.B.inputs_of(InputKind.GRADIENT))
+
+    def gradients_out(self) -> tuple[str, ...]:
+        """Received values whose gradient B yields."""
+        return tuple(o.name for o in self.B.outputs_of(OutputKind.GRADIENT))
+
+
+def saved_values(graph: Graph) -> tuple[SavedValue, ...]:
+    """The outputs of kind ``SAVED``, described."""
+    nodes = graph.nodes
+    found = []
+    for o in graph.outputs_of(OutputKind.SAVED):
+        t = tensor(nodes[o.node])
+        dtype = str(t.dtype).removeprefix("torch.")
+        found.append(SavedValue(o.name, tuple(t.shape), dtype, tuple(t.stride()), tensor_nbytes(t)))
+    return tuple(found)
+
+
+def shared(training: Training, original: Graph, twin: Graph) -> Training:
+    """The training graphs of ``twin``, a stage of the same structure as ``original``.
+
+    Args:
+        training: What differentiating ``original`` gave.
+        original: A stage graph.
+        twin: A stage graph with the same structural key.
+
+    Returns:
+        Graphs that share their modules with ``training`` and carry the names of ``twin``.
+    """
+    reads = {(a.kind, a.name): b.name for a, b in zip(original.inputs, twin.inputs, strict=True)}
+    yields = {(a.kind, a.name): b.name for a, b in zip(original.outputs, twin.outputs, strict=True)}
+
+    def renamed(graph: Graph) -> Graph:
+        inputs = tuple(_rename_input(i, reads, yields) for i in graph.inputs)
+        read = {i.name for i in inputs if i.kind.is_weight}
+        return graph.replace(
+            inputs=inputs,
+            outputs=tuple(_rename_output(o, reads, yields) for o in graph.outputs),
+            weights={n: w for n, w in twin.weights.items() if n in read},
+            tied={n: t for n, t in twin.tied.items() if n in read},
+        )
+
+    return dataclasses.replace(
+        training,
+        F=renamed(training.F),
+        B=renamed(training.B),
+        I=renamed(training.I),
+        W=renamed(training.W),
+    )
+
+
+def _rename_input(
+    i: GraphInput,
+    reads: Mapping[tuple[InputKind, str], str],
+    yields: Mapping[tuple[OutputKind, str], str],
+) -> GraphInput:
+    if i.kind is InputKind.SAVED:
+        return i
+    if i.kind is InputKind.GRADIENT:
+        return dataclasses.replace(i, name=_of_gradient(i.name, yields))
+    return dataclasses.replace(i, name=reads[i.kind, i.name])
+
+
+def _rename_output(
+    o: GraphOutput,
+    reads: Mapping[tuple[InputKind, str], str],
+    yields: Mapping[tuple[OutputKind, str], str],
+) -> GraphOutput:
+    if o.kind is OutputKind.SAVED:
+        return o
+    if o.kind is OutputKind.GRADIENT:
+        return dataclasses.replace(o, name=reads[InputKind.VALUE, o.name])
+    if o.kind is OutputKind.WEIGHT_GRADIENT:
+        return dataclasses.replace(o, name=reads[InputKind.PARAMETER, o.name])
+    return dataclasses.replace(o, name=yields[o.kind, o.name])
+
+
+def _of_gradient(name: str, yields: Mapping[tuple[OutputKind, str], str]) -> str:
+    value = yields.get((OutputKind.VALUE, name))
+    return value if value is not None else yields[OutputKind.LOSS, name]

@@ -1,0 +1,271 @@
+"""Rewrites of the F→B edges: saved values that B computes again, or fetches from host memory.
+
+```text
+          F                    B                          F                      B
+keep      save(v)              v = input          offload offload(v, slot)       v = fetch(slot)
+recompute -                    v = op(kept, w)
+```
+
+Neither changes what F and B compute, bit for bit.
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping
+
+from torch import fx
+from torch.fx.node import Argument
+
+from pipec.autodiff.model import Training
+from pipec.autodiff.recompute import everything
+from pipec.errors import GraphError
+from pipec.graph.comm import FETCH, OFFLOAD
+from pipec.graph.ir import (
+    Graph,
+    GraphInput,
+    GraphOutput,
+    InputKind,
+    Origin,
+    OutputKind,
+    nbytes,
+    origin,
+    tensor,
+)
+
+_WEIGHTS = (InputKind.PARAMETER, InputKind.CONSTANT)
+
+
+def lineage(training: Training, value: str, kept: Collection[str]) -> list[fx.Node]:
+    """What computing a saved value again takes: nodes of F, down to weights and kept values.
+
+    Args:
+        training: The graphs of a stage.
+        value: A saved value.
+        kept: Saved values that are there.
+
+    Returns:
+        Nodes of F in graph order: calls, and placeholders that would have to be saved for it.
+    """
+    nodes = training.F.nodes
+    weights = {i.node for i in training.F.inputs_of(*_WEIGHTS)}
+    found, stack = set[fx.Node](), [nodes[value]]
+    while stack:
+        node = stack.pop()
+        if node not in found and (node.name == value or node.name not in kept):
+            if node.name in weights:
+                continue
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return [n for n in nodes.values() if n in found]
+
+
+def recomputed(training: Training, values: Collection[str]) -> Training:
+    """The same training with some saved values computed again by B, I and W.
+
+    A value is computed right before its first reader, so that few of them are alive at a time.
+
+    Args:
+        training: The graphs of a stage.
+        values: Names among ``training.saved``.
+
+    Raises:
+        GraphError: A value cannot be computed again: random numbers are drawn on the way.
+    """
+    again = frozenset(values)
+    if not again:
+        return training
+    kept = {v.name for v in training.saved} - again
+    for name in sorted(again):
+        for node in lineage(training, name, kept):
+            if node.op == "call_function" and not everything(node):
+                raise GraphError(
+                    "a random value cannot be computed again", where=name, got=node.name
+                )
+    backward = {
+        kind: _replayed(getattr(training, kind), training.F, again) for kind in ("B", "I", "W")
+    }
+    read = {i.name for g in backward.values() for i in g.inputs_of(InputKind.SAVED)}
+    F = _yielding(training.F, read)
+    return Training(F=F, key=_key(training, "recompute", sorted(again)), **backward)
+
+
+def offloaded(training: Training, values: Collection[str], slot: str) -> Training:
+    """The same training with some saved values waiting in host memory.
+
+    Args:
+        training: The graphs of a stage.
+        values: Names among ``training.saved``.
+        slot: Name of the host slot.
+
+    Returns:
+        F ends with one ``offload`` per value, B and I start with one ``fetch`` each; I passes on
+        to W what only W reads.
+    """
+    if not values:
+        return training
+    types = {v.name: tensor(training.F.node(v.name)) for v in training.saved if v.name in values}
+    only_w = _saved_names(training.W) & types.keys() - _saved_names(training.I)
+    source = training.F.nodes
+    return Training(
+        F=_with_offloads(training.F, list(types), slot),
+        B=_with_fetches(training.B, source, types.keys() & _saved_names(training.B), slot),
+        I=_with_fetches(training.I, source, types.keys(), slot, passed=only_w),
+        W=training.W,
+        key=_key(training, slot, list(types)),
+    )
+
+
+def _key(training: Training, how: str, names: list[str]) -> str:
+    return hashlib.sha256(f"{training.key} {how} {names}".encode()).hexdigest()[:12]
+
+
+def _saved_names(graph: Graph) -> set[str]:
+    return {i.name for i in graph.inputs_of(InputKind.SAVED)}
+
+
+def _replayed(graph: Graph, forward: Graph, again: frozenset[str]) -> Graph:
+    """B, I or W with what it read of ``again`` computed in its place."""
+    replay = _Replay(graph, forward, again)
+    for node in graph.calls:
+        if node.name not in replay.lazy:
+            replay.need(node.name)
+    results = [replay.need(o.node) for o in graph.outputs]
+    return replay.finished(results)
+
+
+class _Replay:
+    """A backward graph that is written anew, forward nodes in it as late as possible."""
+
+    def __init__(self, graph: Graph, forward: Graph, again: frozenset[str]) -> None:
+        self._graph, self._forward = graph, forward
+        there = {n: node for n, node in graph.nodes.items() if n not in again or _calls(node)}
+        self._sources: dict[str, fx.Node] = {**forward.nodes, **there}
+        self.lazy = {n.name for n in forward.calls}
+        self._order: list[str] = []
+        self._done: set[str] = set()
+
+    def need(self, name: str) -> str:
+        """Put a node and what it needs into the order."""
+        stack = [(name, False)]
+        while stack:
+            at, ready = stack.pop()
+            if at in self._done:
+                continue
+            if ready:
+                self._done.add(at)
+                self._order.append(at)
+                continue
+            stack.append((at, True))
+            inputs = self._sources[at].all_input_nodes
+            stack += [(n.name, False) for n in reversed(inputs)]
+        return name
+
+    def finished(self, results: list[str]) -> Graph:
+        """The graph with these results."""
+        known = {i.node: i for i in self._graph.inputs}
+        known |= {i.node: i for i in self._forward.inputs_of(*_WEIGHTS) if i.node not in known}
+        read = [n for n in self._order if not _calls(self._sources[n])]
+        entries = [known.get(n, GraphInput(n, InputKind.SAVED, n)) for n in read]
+        places = {n: k for k, n in enumerate(self._sources)}
+        kinds = list(InputKind)
+        entries.sort(key=lambda i: (kinds.index(i.kind), places[i.node]))
+        new, env = fx.Graph(), dict[str, fx.Node]()
+        for i in entries:
+            env[i.node] = new.placeholder(i.node)
+            env[i.node].meta = dict(self._sources[i.node].meta)
+        for name in self._order:
+            if name not in env:
+                env[name] = new.node_copy(self._sources[name], lambda n: env[n.name])
+        new.output(tuple(env[n] for n in results))
+        weights = {i.name for i in entries if i.kind.is_weight}
+        forward = self._forward
+        return self._graph.replace(
+            module=fx.GraphModule({}, new, type(self._graph.module).__name__),
+            inputs=tuple(entries),
+            weights={n: w for n, w in forward.weights.items() if n in weights},
+            tied={n: t for n, t in forward.tied.items() if n in weights},
+        )
+
+
+def _calls(node: fx.Node) -> bool:
+    return node.op == "call_function"
+
+
+def _yielding(forward: Graph, saved: Collection[str]) -> Graph:
+    """F with other saved values, and without what is then computed for nothing."""
+    outputs = [o for o in forward.outputs if o.kind is not OutputKind.SAVED]
+    outputs += [GraphOutput(n, OutputKind.SAVED, n) for n in forward.nodes if n in saved]
+    return _copied(forward, outputs)
+
+
+def _copied(graph: Graph, outputs: list[GraphOutput]) -> Graph:
+    new, env = fx.Graph(), dict[fx.Node, fx.Node]()
+    nodes = graph.nodes
+    needed, stack = set[fx.Node](), [nodes[o.node] for o in outputs]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    for node in nodes.values():
+        if node.op == "placeholder" or (node in needed and _calls(node)):
+            env[node] = new.node_copy(node, env.__getitem__)
+    new.output(tuple(env[nodes[o.node]] for o in outputs))
+    return graph.replace(
+        module=fx.GraphModule({}, new, type(graph.module).__name__), outputs=tuple(outputs)
+    )
+
+
+def _with_offloads(forward: Graph, values: list[str], slot: str) -> Graph:
+    """F with its last nodes copying ``values`` to the host instead of yielding them."""
+    copy = _copied(forward, list(forward.outputs))
+    graph, nodes = copy.module.graph, copy.nodes
+    with graph.inserting_before(graph.output_node()):
+        for name in values:
+            args: dict[str, Argument] = {"slot": slot, "nbytes": nbytes(nodes[name])}
+            node = graph.create_node(
+                "call_function", OFFLOAD, (nodes[name],), args, name=f"offload_{name}"
+            )
+            node.meta.update(val=None, origin=Origin(slot, "offload"))
+    outputs = tuple(
+        o for o in copy.outputs if o.kind is not OutputKind.SAVED or o.name not in values
+    )
+    graph.output_node().args = (tuple(nodes[o.node] for o in outputs),)
+    copy.module.recompile()
+    return copy.replace(outputs=outputs)
+
+
+def _with_fetches(
+    graph: Graph,
+    source: Mapping[str, fx.Node],
+    values: Collection[str],
+    slot: str,
+    passed: Collection[str] = (),
+) -> Graph:
+    """B or I with its first nodes fetching ``values`` instead of reading them; some pass on."""
+    new, env = fx.Graph(), dict[str, fx.Node]()
+    inputs = tuple(i for i in graph.inputs if i.node not in values)
+    for i in inputs:
+        env[i.node] = new.placeholder(i.node)
+        env[i.node].meta = dict(graph.node(i.node).meta)
+    for name in (n for n in source if n in values):
+        env[name] = _fetch(new, source[name], slot)
+    for node in graph.calls:
+        env[node.name] = new.node_copy(node, lambda n: env[n.name])
+    more = [GraphOutput(n, OutputKind.SAVED, n) for n in source if n in passed]
+    outputs = (*graph.outputs, *more)
+    new.output(tuple(env[o.node] for o in outputs))
+    module = fx.GraphModule({}, new, type(graph.module).__name__)
+    return graph.replace(module=module, inputs=inputs, outputs=outputs)
+
+
+def _fetch(graph: fx.Graph, value: fx.Node, slot: str) -> fx.Node:
+    t = tensor(value)
+    args: dict[str, Argument] = {
+        "slot": slot,
+        "size": list(t.shape),
+        "stride": list(t.stride()),
+        "dtype": t.dtype,
+    }
+    node = graph.create_node("call_function", FETCH, (), args, name=value.name)
+    node.meta.update(val=t, origin=origin(value))
+    return node

@@ -1,0 +1,206 @@
+"""From a joint graph to F, B, I and W, by reachability alone.
+
+```text
+F = what the stage's outputs need             saved = what B reads of F
+B = what the gradients need, beyond F         kept  = what W reads of I
+I = what the gradients of received values need, of B
+W = the rest of B
+```
+"""
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import fx
+
+from pipec.autodiff.joint import Joint
+from pipec.autodiff.model import Training
+from pipec.autodiff.recompute import Recompute, views
+from pipec.autodiff.tidy import results
+from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind
+
+_WEIGHTS = (InputKind.PARAMETER, InputKind.CONSTANT)
+
+
+@dataclass(frozen=True)
+class _Results:
+    """The output tuple of a joint graph, sorted by what it is."""
+
+    outputs: list[fx.Node]
+    received: list[tuple[str, fx.Node]]
+    weights: list[tuple[str, fx.Node]]
+
+
+def split(joint: Joint, key: str, recompute: Recompute = views) -> Training:
+    """Split a joint graph into the four graphs of a stage.
+
+    Args:
+        joint: The joint graph.
+        key: The structural key that the result carries.
+        recompute: Which forward nodes B computes again instead of reading them.
+    """
+    F, B = _Splitter(joint, recompute).forward_backward()
+    I, W = _Splitter(joint.separated(), recompute).inputs_weights()  # noqa: E741
+    return Training(F, B, I, W, key)
+
+
+class _Splitter:
+    """The sets of nodes of one joint graph, and the graphs made of them."""
+
+    def __init__(self, joint: Joint, recompute: Recompute) -> None:
+        self._joint, self._recompute = joint, recompute
+        self._order = {n: k for k, n in enumerate(joint.graph.nodes)}
+        self._results = _results(joint)
+        placeholders = [n for n in self._order if n.op == "placeholder"]
+        n = len(joint.stage.inputs)
+        self._stage_inputs: dict[fx.Node, GraphInput] = dict(
+            zip(placeholders[:n], joint.stage.inputs, strict=True)
+        )
+        self._gradient_inputs = {
+            p: joint.stage.outputs[k].name
+            for p, k in zip(placeholders[n:], joint.gradients, strict=True)
+        }
+        self._received = [n for _, n in self._results.received]
+        self._weights = [n for _, n in self._results.weights]
+        self._forward = self._forward_nodes()
+
+    def forward_backward(self) -> tuple[Graph, Graph]:
+        """F and B."""
+        copied, read = self._needs([*self._received, *self._weights], self._forward)
+        saved = [n for n in read if n in self._forward and not self._is_weight(n)]
+        computed = self._with_ancestors([*self._results.outputs, *saved])
+        outputs = [
+            (n, GraphOutput(n.name, o.kind, o.name))
+            for n, o in zip(self._results.outputs, self._joint.stage.outputs, strict=True)
+        ]
+        F = self._graph("F", computed, [*outputs, *_saved(saved)], list(self._stage_inputs))
+        B = self._graph("B", copied, self._gradients(received=True, weights=True), read)
+        return F, B
+
+    def inputs_weights(self) -> tuple[Graph, Graph]:
+        """I and W."""
+        mine = self._with_ancestors(self._received) - self._forward
+        mine = {n for n in mine if n.op == "call_function"}
+        mine |= self._items_of(mine)
+        w_nodes, w_read = self._needs(self._weights, self._forward | mine)
+        kept = [n for n in w_read if n in mine or n in self._gradient_inputs]
+        i_nodes, i_read = self._needs([*self._received, *kept], self._forward)
+        outputs = [*self._gradients(received=True, weights=False), *_saved(kept)]
+        I = self._graph("I", i_nodes, outputs, i_read)  # noqa: E741
+        W = self._graph("W", w_nodes, self._gradients(received=False, weights=True), w_read)
+        return I, W
+
+    def _forward_nodes(self) -> set[fx.Node]:
+        """What the outputs need, the items of its tuples, and all of the stage's placeholders."""
+        needed = self._with_ancestors(self._results.outputs)
+        return needed | self._items_of(needed) | set(self._stage_inputs)
+
+    def _with_ancestors(self, roots: Iterable[fx.Node]) -> set[fx.Node]:
+        found, stack = set[fx.Node](), list(roots)
+        while stack:
+            node = stack.pop()
+            if node not in found:
+                found.add(node)
+                stack.extend(node.all_input_nodes)
+        return found
+
+    @staticmethod
+    def _items_of(nodes: set[fx.Node]) -> set[fx.Node]:
+        return {u for n in nodes for u in n.users if u.target is operator.getitem}
+
+    def _is_weight(self, node: fx.Node) -> bool:
+        found = self._stage_inputs.get(node)
+        return found is not None and found.kind in _WEIGHTS
+
+    def _needs(
+        self, roots: Iterable[fx.Node], given: set[fx.Node]
+    ) -> tuple[set[fx.Node], list[fx.Node]]:
+        """What a graph that yields ``roots`` computes and reads, when ``given`` exists already.
+
+        Returns:
+            Call nodes to copy, nodes of ``given`` that are recomputed among them; and what is
+            read: placeholders and nodes of ``given``, in graph order.
+        """
+        copied, read, stack = set[fx.Node](), set[fx.Node](), list(roots)
+        while stack:
+            node = stack.pop()
+            if node in copied or node in read:
+                continue
+            if node.op == "placeholder" or (node in given and not self._cheap(node)):
+                read.add(node)
+            else:
+                copied.add(node)
+                stack.extend(node.all_input_nodes)
+        return copied, sorted(read, key=self._order.__getitem__)
+
+    def _cheap(self, node: fx.Node) -> bool:
+        """Whether to compute a given node again; of what I made, only views."""
+        return self._recompute(node) if node in self._forward else views(node)
+
+    def _gradients(self, *, received: bool, weights: bool) -> list[tuple[fx.Node, GraphOutput]]:
+        found = []
+        if received:
+            kind = OutputKind.GRADIENT
+            found += [(n, GraphOutput(n.name, kind, v)) for v, n in self._results.received]
+        if weights:
+            kind = OutputKind.WEIGHT_GRADIENT
+            found += [(n, GraphOutput(n.name, kind, p)) for p, n in self._results.weights]
+        return found
+
+    def _graph(
+        self,
+        title: str,
+        nodes: set[fx.Node],
+        outputs: list[tuple[fx.Node, GraphOutput]],
+        read: list[fx.Node],
+    ) -> Graph:
+        """One graph that computes ``nodes`` and takes ``read`` as inputs, sorted by kind."""
+        stage = self._joint.stage
+        inputs = sorted(
+            ((n, self._input(n, title)) for n in read),
+            key=lambda pair: list(InputKind).index(pair[1].kind),
+        )
+        new, env = fx.Graph(), dict[fx.Node, fx.Node]()
+        for node, _ in inputs:
+            env[node] = new.placeholder(node.name)
+            env[node].meta = dict(node.meta)
+        for node in sorted(nodes - set(env), key=self._order.__getitem__):
+            if node.op == "call_function":
+                env[node] = new.node_copy(node, env.__getitem__)
+        new.output(tuple(env[n] for n, _ in outputs))
+        names = {i.name for _, i in inputs if i.kind.is_weight}
+        return Graph(
+            module=fx.GraphModule({}, new, title),
+            inputs=tuple(i for _, i in inputs),
+            outputs=tuple(o for _, o in outputs),
+            weights={n: w for n, w in stage.weights.items() if n in names},
+            tied={n: t for n, t in stage.tied.items() if n in names},
+            source=stage.source,
+            namespaces=stage.namespaces,
+        )
+
+    def _input(self, node: fx.Node, title: str) -> GraphInput:
+        """What a placeholder stands for; W finds gradients among what I has kept."""
+        if node in self._gradient_inputs and title != "W":
+            return GraphInput(node.name, InputKind.GRADIENT, self._gradient_inputs[node])
+        known: GraphInput | None = self._stage_inputs.get(node)
+        if known is not None and (title == "F" or known.kind in _WEIGHTS):
+            return known
+        return GraphInput(node.name, InputKind.SAVED, node.name)
+
+
+def _results(joint: Joint) -> _Results:
+    found = results(joint.graph)
+    n = len(joint.stage.outputs)
+    received, weights = list[tuple[str, fx.Node]](), list[tuple[str, fx.Node]]()
+    for k, node in zip(joint.wanted, found[n:], strict=False):
+        source = joint.stage.inputs[k]
+        if isinstance(node, fx.Node):
+            kept = received if source.kind is InputKind.VALUE else weights
+            kept.append((source.name, node))
+    return _Results(list(found[:n]), received, weights)
+
+
+def _saved(nodes: list[fx.Node]) -> list[tuple[fx.Node, GraphOutput]]:
+    return [(n, GraphOutput(n.name, OutputKind.SAVED, n.name)) for n in nodes]

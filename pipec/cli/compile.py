@@ -1,0 +1,153 @@
+"""``pipec compile``: a model in, balanced and checked stage artifacts out."""
+
+import json
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from pipec.cli.options import assignments, model_options, shapes
+from pipec.cluster.cluster import Cluster, parse_cluster
+from pipec.cluster.file import load_cluster
+from pipec.compiler.backend import load_backend
+from pipec.compiler.driver import default_passes, emit, make_plan
+from pipec.compiler.pass_base import Pass
+from pipec.compiler.pass_manager import parse_pipeline
+from pipec.cost.table import CostTable
+from pipec.errors import PipecError
+from pipec.frontends.base import Loaded, LoadOptions
+from pipec.frontends.load import load
+from pipec.plan.model import Plan
+from pipec.report.plan import graph_text, plan_data, print_plan
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The command line of ``pipec compile``."""
+
+    model: str
+    target: str
+    devices: str | None
+    cluster: Path | None
+    stages: int | None
+    output: Path | None
+    force: bool
+    costs: Path | None
+    schedule: str
+    microbatches: int
+    precision: str
+    pt2: bool
+    passes: str | None
+    print_between_passes: bool
+    time_passes: bool
+    as_json: bool
+    shape: tuple[str, ...]
+    bind: tuple[str, ...]
+    training: bool
+    trust: bool
+    seed: int
+
+    def load_options(self) -> LoadOptions:
+        bound = assignments(self.bind, "--bind")
+        return LoadOptions(shapes(self.shape), bound, self.training, self.trust, self.seed)
+
+    def load_cluster(self) -> Cluster:
+        if (self.devices is None) == (self.cluster is None):
+            raise click.UsageError("name the devices with --devices or --cluster, one of them")
+        return load_cluster(self.cluster) if self.cluster else parse_cluster(self.devices or "")
+
+    def pipeline(self) -> list[Pass]:
+        if self.passes is not None:
+            return parse_pipeline(self.passes)
+        return default_passes(
+            stages=self.stages, schedule=self.schedule, microbatches=self.microbatches
+        )
+
+
+@click.command()
+@click.argument("model")
+@click.option("--target", default="torch", show_default=True, help="Backend: torch, onnx, fpga.")
+@click.option("--devices", help="Such as 4xvcu118 or 2xvcu129,2xvcu118, in pipeline order.")
+@click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file (TOML).")
+@click.option("--stages", type=int, help="Number of stages; as many as devices by default.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to write.")
+@click.option("--force", is_flag=True, help="Replace the output directory if pipec wrote it.")
+@click.option("--costs", type=click.Path(path_type=Path), help="Measured costs (pipec profile).")
+@click.option("--schedule", default="auto", show_default=True, help="A schedule, or auto.")
+@click.option("--microbatches", default=8, show_default=True, help="Microbatches of one step.")
+@click.option("--precision", default="float32", show_default=True, help="Numbers on an FPGA.")
+@click.option("--pt2", is_flag=True, help="torch: also write an exported program per stage.")
+@click.option("--passes", help="Pass pipeline instead of the default; see `pipec passes`.")
+@click.option("--print-between-passes", is_flag=True, help="Print the graph after every pass.")
+@click.option("--time-passes", is_flag=True, help="Print the seconds of every pass.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan's summary as JSON.")
+@model_options
+def command(**given: Any) -> None:
+    """Compile MODEL: a .onnx, a .pt2, path/file.py:factory or package.module:factory.
+
+    Without -o the plan is made, checked and shown, and nothing is written.
+    """
+    options = _Options(**given)
+    console = Console(stderr=True)
+    plan = _compile(options, console)
+    if options.output is not None:
+        with _doing(console, f"writing {options.output}"):
+            emit(plan, options.output, force=options.force)
+    if options.as_json:
+        click.echo(json.dumps(plan_data(plan), indent=2))
+    else:
+        print_plan(plan, Console())
+    if options.output is not None:
+        console.print(f"wrote [bold]{options.output}[/]; check it: pipec verify {options.output}")
+
+
+def _compile(options: _Options, console: Console) -> Plan:
+    cluster = options.load_cluster()
+    passes = options.pipeline()
+    load_backend(options.target)
+    if options.output is not None and options.output.exists() and not options.force:
+        raise PipecError("the output exists", got=options.output, hint="--force replaces it")
+    with _doing(console, f"reading {options.model}"):
+        loaded = load(options.model, options.load_options())
+    settings: dict[str, object] = {"precision": options.precision, "pt2": options.pt2}
+    with _doing(console, "compiling") as status:
+
+        def observe(done: Pass, before: Plan, plan: Plan, seconds: float) -> None:
+            del before
+            status.update(f"compiling: {done.name} done")
+            if options.time_passes:
+                console.print(f"{seconds:8.3f} s  {done}")
+            if options.print_between_passes:
+                console.print(f"[bold]after {done}[/]")
+                _print_graphs(plan, console)
+
+        return make_plan(
+            loaded.graph,
+            cluster,
+            options.target,
+            passes=passes,
+            costs=_costs(options, loaded),
+            options=settings,
+            observe=observe,
+        )
+
+
+def _costs(options: _Options, loaded: Loaded) -> CostTable | None:
+    if options.costs is None:
+        return None
+    from pipec.cost.file import load_costs
+
+    return load_costs(options.costs, loaded.graph)
+
+
+def _print_graphs(plan: Plan, console: Console) -> None:
+    graphs = [s.graph for s in plan.stages] or [plan.graph]
+    for graph in graphs:
+        console.print(graph_text(graph), markup=False, highlight=False, soft_wrap=True)
+
+
+def _doing(console: Console, what: str) -> AbstractContextManager[Any]:
+    return console.status(what)

@@ -1,0 +1,33 @@
+"""``pipec devices``: the devices that have a name, with their figures and sources."""
+
+import json
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from pipec.cluster.presets import PRESETS
+from pipec.cluster.units import show
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(*, as_json: bool) -> None:
+    """List known devices with their figures and where these come from."""
+    if as_json:
+        click.echo(json.dumps({k: d.to_json() for k, d in PRESETS.items()}, indent=2))
+        return
+    table = Table("kind", "peak fp32", "peak half", "memory", "bandwidth", "link")
+    for device in PRESETS.values():
+        table.add_row(
+            device.kind,
+            show(device.flops("float32"), "FLOP/s"),
+            show(device.flops("bfloat16"), "FLOP/s"),
+            show(device.memory_bytes, "B"),
+            show(device.memory_bandwidth, "B/s"),
+            show(device.link_bandwidth, "B/s"),
+        )
+    console = Console()
+    console.print(table)
+    for device in PRESETS.values():
+        console.print(f"{device.kind}: {device.source}", highlight=False)

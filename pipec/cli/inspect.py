@@ -1,0 +1,53 @@
+"""``pipec inspect``: what is in an output directory."""
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from pipec.cli.namespaces import allow_namespace_option, import_namespaces
+from pipec.errors import PlanError
+from pipec.plan.model import Plan, Stage
+from pipec.plan.store import load_plan
+from pipec.report.plan import graph_text, print_plan
+from pipec.report.plan_data import plan_data, stage_data
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--stage", type=int, help="Show this stage alone.")
+@click.option("--graph", "with_graph", is_flag=True, help="Show the graph as Python.")
+@click.option("--heaviest", default=10, show_default=True, help="How many nodes to list.")
+@allow_namespace_option
+def command(
+    *,
+    directory: Path,
+    as_json: bool,
+    stage: int | None,
+    with_graph: bool,
+    heaviest: int,
+    allow_namespace: tuple[str, ...],
+) -> None:
+    """Show stages, balance, cuts, heaviest nodes and memory of the plan in DIRECTORY."""
+    allowed = import_namespaces(allow_namespace)
+    plan = load_plan(directory, allowed=allowed, check_weights=False)
+    chosen = plan.stages if stage is None else (_stage(plan, stage),)
+    if as_json:
+        data = plan_data(plan, heaviest) if stage is None else stage_data(plan, chosen[0])
+        if with_graph:
+            data["graphs"] = {str(s.index): graph_text(s.graph) for s in chosen}
+        click.echo(json.dumps(data, indent=2))
+        return
+    if stage is None:
+        print_plan(plan, Console(), heaviest)
+    if with_graph or stage is not None:
+        for s in chosen:
+            click.echo(graph_text(s.graph))
+
+
+def _stage(plan: Plan, index: int) -> Stage:
+    if not 0 <= index < len(plan.stages):
+        raise PlanError("no such stage", got=index, want=f"0 to {len(plan.stages) - 1}")
+    return plan.stages[index]

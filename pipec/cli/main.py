@@ -1,0 +1,59 @@
+"""The command ``pipec``: a group whose subcommands are imported only when they are asked for."""
+
+import importlib
+import sys
+
+import click
+
+from pipec.errors import PipecError
+
+_COMMANDS = {
+    "compile": "cut a model into stages and emit one artifact per stage",
+    "run": "train or infer with emitted stages, one process per device",
+    "verify": "run emitted stages against the original model",
+    "inspect": "show stages, balance, cuts, heaviest nodes and memory of a plan",
+    "passes": "list passes with their options",
+    "profile": "measure the nodes of a model and write a cost file",
+    "partition": "cut a cost graph optimally, with proof",
+    "schedule": "generate, check, time and draw a pipeline schedule",
+    "explore": "predict every schedule, depth and microbatch size; choose the fastest",
+    "devices": "list known devices with their figures and sources",
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        del ctx
+        if name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"pipec.cli.{name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pipec")
+def cli() -> None:
+    """A compiler toolkit for pipeline-parallel DNN training and inference.
+
+    Exit status: 0 done, 1 a mistake or a limit that is told in one message, 2 wrong usage.
+    """
+
+
+def main() -> None:
+    """Entry point: run the command and turn a `PipecError` into one message and exit status 1."""
+    try:
+        cli(standalone_mode=True)
+    except PipecError as error:
+        click.echo(f"error: {error}", err=True)
+        for note in getattr(error, "__notes__", []):
+            click.echo(f"  note:  {note}", err=True)
+        sys.exit(1)

@@ -1,0 +1,76 @@
+"""Options that several commands share: how a model is read, and where the plan goes."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+
+from pipec.errors import FrontendError
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def model_options(function: _F) -> _F:
+    """Add the options that say how a model is read; `load_options` turns them into one value."""
+    for option in (
+        click.option("--seed", default=0, show_default=True, help="Seed of a factory's weights."),
+        click.option("--trust", is_flag=True, help="Allow formats that run code on load (.pt2)."),
+        click.option("--training", is_flag=True, help="Trace with the loss, in training mode."),
+        click.option(
+            "--bind",
+            multiple=True,
+            metavar="NAME=V[,V...]",
+            help="Value of an input or of a named dimension that is fixed at compile time.",
+        ),
+        click.option(
+            "--shape",
+            multiple=True,
+            metavar="INPUT=D[,D...]",
+            help="Shape of an input whose dimensions the model leaves open.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def assignments(texts: tuple[str, ...], option: str) -> dict[str, tuple[float, ...]]:
+    """``("x=1,3", "n=2")`` as ``{"x": (1, 3), "n": (2,)}``.
+
+    Raises:
+        FrontendError: A text is not ``name=number[,number...]``.
+
+    Example:
+        >>> assignments(("input=1,3,224,224",), "--shape")
+        {'input': (1, 3, 224, 224)}
+    """
+    found: dict[str, tuple[float, ...]] = {}
+    for text in texts:
+        name, _, numbers = text.rpartition("=")
+        try:
+            values = tuple(_number(n) for n in numbers.split(","))
+        except ValueError:
+            values = ()
+        if not (name and values):
+            raise FrontendError(
+                f"{option} cannot be read", got=text, want="NAME=number[,number...]"
+            )
+        found[name] = values
+    return found
+
+
+def shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """The values of ``--shape`` as shapes.
+
+    Raises:
+        FrontendError: A dimension is not a whole number of at least 0.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for name, numbers in assignments(texts, "--shape").items():
+        if any(n != int(n) or n < 0 for n in numbers):
+            raise FrontendError("--shape wants whole numbers", where=name, got=list(numbers))
+        found[name] = tuple(int(n) for n in numbers)
+    return found
+
+
+def _number(text: str) -> float:
+    return int(text) if text.strip().lstrip("-").isdigit() else float(text)

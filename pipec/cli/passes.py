@@ -1,0 +1,48 @@
+"""``pipec passes``: what passes there are, and their options."""
+
+import dataclasses
+import json
+import typing
+
+import click
+
+from pipec.compiler.pass_base import Pass
+from pipec.compiler.pass_manager import known_passes
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(*, as_json: bool) -> None:
+    """List passes with their options, and the facts they require and provide."""
+    listed = [_describe(cls) for cls in known_passes().values()]
+    if as_json:
+        click.echo(json.dumps(listed, indent=2))
+        return
+    for p in listed:
+        click.secho(str(p["name"]), bold=True, nl=False)
+        click.echo(f"  {p['summary']}")
+        for key in ("requires", "provides"):
+            if p[key]:
+                click.echo(f"    {key}: {', '.join(typing.cast('list[str]', p[key]))}")
+        for option in typing.cast("list[dict[str, str]]", p["options"]):
+            click.echo(f"    {option['name']}: {option['type']} = {option['default']}")
+
+
+def _describe(cls: type[Pass]) -> dict[str, object]:
+    return {
+        "name": cls.name,
+        "summary": (cls.__doc__ or "").strip().splitlines()[0] if cls.__doc__ else "",
+        "requires": sorted(cls.requires),
+        "provides": sorted(cls.provides),
+        "options": [_option(f) for f in dataclasses.fields(cls)],
+    }
+
+
+def _option(field: "dataclasses.Field[object]") -> dict[str, str]:
+    missing = field.default is dataclasses.MISSING
+    shown = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", None)
+    return {
+        "name": field.name.replace("_", "-"),
+        "type": shown or str(field.type).replace("typing.", ""),
+        "default": "(required)" if missing else str(field.default),
+    }

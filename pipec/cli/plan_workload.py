@@ -1,0 +1,54 @@
+"""A saved plan as a cost graph for ``pipec partition``."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipec.cluster.cluster import Cluster
+from pipec.compiler.problem import placement_problem
+from pipec.errors import PartitionError
+from pipec.partition.devices import Device, Link
+from pipec.partition.workload import Workload
+from pipec.plan.store import load_plan
+
+
+@dataclass(frozen=True)
+class PlanWorkload(Workload):
+    """The cost graph of a plan, with the plan's own devices and links.
+
+    Attributes:
+        cluster: The plan's cluster.
+    """
+
+    cluster: Cluster = field(default_factory=lambda: Cluster(()))
+
+    def devices(self, accelerators: int | None = None, cpus: int | None = None) -> list[Device]:
+        """The first ``accelerators`` devices of the plan's cluster; all of them by default.
+
+        Raises:
+            PartitionError: The cluster has fewer devices, or CPUs are asked for.
+        """
+        count = self.cluster.size if accelerators is None else accelerators
+        if cpus or count > self.cluster.size:
+            raise PartitionError(
+                "the plan's cluster has no such devices",
+                got=f"{count} devices, {cpus or 0} CPUs",
+                want=f"at most {self.cluster.size} devices ({self.cluster})",
+            )
+        return [Device(d.kind, d.memory_bytes) for d in self.cluster.devices[:count]]
+
+
+def plan_workload(path: Path) -> PlanWorkload:
+    """The cost graph of a saved plan.
+
+    Raises:
+        PlanError: The plan is damaged.
+        PartitionError: It has no costs.
+    """
+    directory = path.parent if path.name == "plan.json" else path
+    plan = load_plan(directory, check_weights=False)
+    if plan.costs is None:
+        raise PartitionError("the plan has no costs", where=directory)
+    problem = placement_problem(plan.graph, plan.costs)
+    joints = [plan.cluster.link(k, k + 1) for k in range(plan.cluster.size - 1)]
+    links = tuple(Link(j.bytes_per_second, j.latency_seconds) for j in joints)
+    return PlanWorkload(problem, priced=False, links=links, cluster=plan.cluster)

@@ -1,0 +1,119 @@
+"""``pipec profile``: run every node of a model and write what it took."""
+
+import platform
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from pipec.cli.options import assignments, model_options, shapes
+from pipec.cluster.presets import PRESETS
+from pipec.cluster.units import show
+from pipec.cost.count import count
+from pipec.cost.file import save_costs
+from pipec.cost.measure import Measuring, measure
+from pipec.cost.table import CostTable
+from pipec.errors import CostError
+from pipec.frontends.base import Loaded, LoadOptions
+from pipec.frontends.load import load
+from pipec.graph.ir import origin
+
+
+@click.command()
+@click.argument("model")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--kind", help="Device kind that the times stand for; found from the device.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("costs.json"),
+              show_default=True, help="Cost file to write.")  # fmt: skip
+@click.option("--repeats", type=click.IntRange(1), default=7, show_default=True,
+              help="Runs of each node; the median counts.")  # fmt: skip
+@click.option("--warmup", type=click.IntRange(0), default=2, show_default=True,
+              help="Runs before these.")  # fmt: skip
+@click.option("--heaviest", default=10, show_default=True, help="Nodes to list.")
+@model_options
+def command(
+    model: str,
+    device: str,
+    kind: str | None,
+    output: Path,
+    repeats: int,
+    warmup: int,
+    heaviest: int,
+    shape: tuple[str, ...],
+    bind: tuple[str, ...],
+    training: bool,
+    trust: bool,
+    seed: int,
+) -> None:
+    """Run every node of MODEL on this machine and write a cost file for --costs.
+
+    Nodes with the same op on the same types are measured once.
+    """
+    kind = (kind or this_kind(device)).lower()
+    console = Console(stderr=True)
+    with console.status(f"reading {model}"):
+        loaded = load(
+            model,
+            LoadOptions(shapes(shape), assignments(bind, "--bind"), training, trust, seed),
+        )
+    seconds = _measured(loaded, Measuring(device, warmup, repeats), console)
+    table = CostTable(count(loaded.graph), {kind: seconds}, {kind: "measured"})
+    save_costs(output, table, loaded.graph, _machine(device))
+    _summary(loaded, seconds, heaviest)
+    console.print(f"wrote [bold]{output}[/], times for devices of kind [bold]{kind}[/]")
+
+
+def this_kind(device: str) -> str:
+    """The preset that this machine's device is.
+
+    Raises:
+        CostError: The GPU is none of the presets.
+
+    Example:
+        >>> this_kind("cpu")
+        'cpu'
+    """
+    if device == "cpu":
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise CostError("this machine has no usable GPU", got=device, hint="use --device cpu")
+    name = torch.cuda.get_device_name()
+    words = name.lower().replace("-", " ").split()
+    found = next((k for k, d in PRESETS.items() if d.family == "gpu" and k in words), None)
+    if found is None:
+        raise CostError(
+            "this GPU is no known kind of device",
+            got=name,
+            hint="say what the cluster calls it: --kind h100",
+        )
+    return found
+
+
+def _measured(loaded: Loaded, how: Measuring, console: Console) -> dict[str, float]:
+    columns = (TextColumn("measuring {task.fields[node]}"), BarColumn(), MofNCompleteColumn(),
+               TimeElapsedColumn())  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("measure", total=len(loaded.graph.calls), node="")
+        return measure(
+            loaded.graph,
+            loaded.example_inputs,
+            how,
+            lambda name: progress.update(task, advance=1, node=name),
+        )
+
+
+def _machine(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def _summary(loaded: Loaded, seconds: dict[str, float], heaviest: int) -> None:
+    total = sum(seconds.values())
+    click.echo(f"{len(seconds)} nodes, {show(total, 's')} in all")
+    nodes = loaded.graph.nodes
+    for name in sorted(seconds, key=lambda n: -seconds[n])[:heaviest]:
+        share = seconds[name] / total if total else 0.0
+        click.echo(f"{show(seconds[name], 's'):>10} {share:6.1%}  {name}  {origin(nodes[name])}")

@@ -1,0 +1,210 @@
+"""``pipec schedule``: generate or read a schedule, prove it, time it, draw it."""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipec.errors import PipecError, ScheduleError
+from pipec.schedule.action import COMPUTE
+from pipec.schedule.channels import ChannelKind
+from pipec.schedule.csv_form import from_csv, to_csv
+from pipec.schedule.lower import lower
+from pipec.schedule.registry import generate, generator, names
+from pipec.schedule.schedule import Schedule
+from pipec.simulate.draw_svg import svg
+from pipec.simulate.draw_text import grid, table
+from pipec.simulate.draw_trace import trace
+from pipec.simulate.simulate import simulate
+from pipec.simulate.timeline import Timeline
+from pipec.simulate.times import Times
+from pipec.simulate.verify import verify
+
+DRAWN = 20_000
+"""Most compute actions that are drawn as a grid of text."""
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--stages", type=int, help="Pipeline stages, of all chunks together.")
+@click.option("--microbatches", type=int, help="Microbatches.")
+@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Of the schedule.")
+@click.option(
+    "--times",
+    default="F=1,B=2",
+    show_default=True,
+    metavar="F=T,B=T[,I=T,W=T]",
+    help="Time of each action on a stage; T1:T2:... for unlike stages.",
+)
+@click.option("--comm", default=0.0, show_default=True, help="Time of one transfer.")
+@click.option("--host", default=0.0, show_default=True, help="Time of one copy to or from host.")
+@click.option("--depth", type=int, help="Slots of every channel; 0: rendezvous; default: any.")
+@click.option(
+    "--lanes",
+    type=click.Choice(["links", "one", "compute"]),
+    help="Where sends and receives run; default: links, with --depth 0: one, in program order.",
+)
+@click.option("--from-csv", type=click.Path(path_type=Path), help="Read the schedule from here.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--csv", "csv_to", is_flag=False, flag_value="-", help="Write CSV; - or none: print.")
+@click.option("--sends", is_flag=True, help="With sends and receives in the CSV.")
+@click.option("--svg", "svg_to", type=click.Path(path_type=Path), help="Write a picture.")
+@click.option("--trace", "trace_to", type=click.Path(path_type=Path), help="Write a trace.")
+def command(**given: Any) -> None:
+    """Generate the schedule NAME, check it, simulate it and show it.
+
+    Without NAME and --from-csv: list the schedules and their options.
+    """
+    if given["name"] is None and given["from_csv"] is None:
+        click.echo(_listing())
+        return
+    plain = _schedule(given)
+    verify(plain)
+    times = _times(given["times"], plain, given["comm"], given["host"])
+    policy = given["lanes"] or ("one" if given["depth"] == 0 else "links")
+    full = lower(plain, depth=given["depth"], comm=policy)
+    verify(full)
+    timeline = simulate(full, times)
+    _write_files(given, plain, full, timeline)
+    if given["as_json"]:
+        click.echo(json.dumps(_data(timeline), indent=1))
+    elif given["csv_to"] != "-":
+        click.echo(_shown(timeline))
+
+
+def _listing() -> str:
+    lines = []
+    for name in names():
+        function = generator(name)
+        known = list(inspect.signature(function).parameters.values())[2:]
+        options = ", ".join(f"{p.name}={p.default}" for p in known)
+        summary = (inspect.getdoc(function) or "").splitlines()[0]
+        lines.append(f"{name:<14} {summary}" + (f"\n{'':<14} options: {options}" if known else ""))
+    return "\n".join(lines)
+
+
+def _schedule(given: dict[str, Any]) -> Schedule:
+    path: Path | None = given["from_csv"]
+    if path is not None:
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ScheduleError("the CSV cannot be read", where=path, got=error) from error
+        return from_csv(text, name=given["name"] or path.stem, where=str(path))
+    for key in ("stages", "microbatches"):
+        if given[key] is None:
+            raise click.UsageError(f"--{key} is missing")
+    options = dict(_option(text) for text in given["options"])
+    return generate(given["name"], given["stages"], given["microbatches"], **options)
+
+
+def _option(text: str) -> tuple[str, object]:
+    """``chunks=2``, ``split=true``, ``replicas=3,1`` as Python values."""
+    key, equals, value = text.partition("=")
+    if not (key and equals and value):
+        raise ScheduleError("--option cannot be read", got=text, want="KEY=VALUE")
+    if value.lower() in ("true", "false"):
+        return key, value.lower() == "true"
+    parts = value.split(",")
+    if all(p.lstrip("-").isdigit() for p in parts):
+        numbers = [int(p) for p in parts]
+        return key, numbers if len(numbers) > 1 else numbers[0]
+    return key, value
+
+
+def _times(text: str, schedule: Schedule, comm: float, host: float) -> Times:
+    known = [k.name for k in COMPUTE]
+    given: dict[str, list[float]] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        try:
+            numbers = [float(v) for v in value.split(":")]
+        except ValueError:
+            numbers = []
+        if key not in known or not numbers or len(numbers) not in (1, schedule.stages):
+            raise ScheduleError(
+                "--times cannot be read",
+                got=part,
+                want=f"one of {', '.join(known)}, = and 1 or {schedule.stages} numbers",
+                hint="--times F=1,B=2",
+            )
+        given[key] = numbers * (schedule.stages if len(numbers) == 1 else 1)
+    given.setdefault("F", [1.0] * schedule.stages)
+    times = Times.of_stages(**given, comm=comm)
+    if not schedule.training and comm == 0.0:
+        return times
+    copies = {n: host for n, c in enumerate(schedule.channels) if c.kind is ChannelKind.H}
+    return Times(times.compute, comm, copies)
+
+
+def _write_files(
+    given: dict[str, Any], plain: Schedule, full: Schedule, timeline: Timeline
+) -> None:
+    if given["csv_to"] is not None:
+        _write(given["csv_to"], to_csv(full if given["sends"] else plain))
+    if given["svg_to"] is not None:
+        _write(given["svg_to"], svg(timeline))
+    if given["trace_to"] is not None:
+        _write(given["trace_to"], json.dumps(trace(timeline)))
+
+
+def _write(path: str | Path, text: str) -> None:
+    if path == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise PipecError("cannot write", where=path, got=error.strerror) from error
+
+
+def _number(value: float) -> float | int:
+    """Without the rounding errors of sums such as 33.6."""
+    short = float(f"{value:.12g}")
+    return int(short) if short.is_integer() else short
+
+
+def _data(timeline: Timeline) -> dict[str, Any]:
+    s = timeline.schedule
+    actions = []
+    for index, action in enumerate(s):
+        lane = timeline.lanes.names[timeline.lanes.of[index]]
+        actions.append(
+            {
+                "action": str(action),
+                "rank": lane.device,
+                "stage": action.stage,
+                "kind": action.kind.name,
+                "microbatch": action.microbatch,
+                "replica": action.replica,
+                "version": action.version,
+                "lane": lane.name,
+                "start": _number(float(timeline.begin[index])),
+                "end": _number(float(timeline.end[index])),
+            }
+        )
+    return {
+        "schedule": s.name,
+        "stages": s.stages,
+        "microbatches": s.microbatches,
+        "ranks": s.devices,
+        "options": dict(s.options),
+        "makespan": _number(timeline.seconds),
+        "bubble": timeline.bubble,
+        "peak_in_flight": [_number(p) for p in timeline.peak_in_flight],
+        "weight_versions": list(timeline.weight_versions),
+        "lane_use": timeline.lane_use,
+        "critical_path": [str(s[a]) for a in timeline.critical_path],
+        "actions": actions,
+    }
+
+
+def _shown(timeline: Timeline) -> str:
+    s = timeline.schedule
+    compute = sum(int((s.kind == kind).sum()) for kind in COMPUTE)
+    drawn = grid(timeline) if compute <= DRAWN else f"({compute} actions: --svg draws them)"
+    numbers = f"makespan {_number(timeline.seconds)}   bubble {timeline.bubble:.2%}"
+    head = f"{s.name}: {s.stages} stages, {s.microbatches} microbatches, {s.devices} devices"
+    return "\n".join([head, "", drawn, "", table(timeline), "", numbers])

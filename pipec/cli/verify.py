@@ -1,0 +1,64 @@
+"""``pipec verify``: do the emitted stages compute what the model computes?"""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from pipec.cli.namespaces import allow_namespace_option, import_namespaces
+from pipec.compiler.verify import VerifyReport, verify_artifacts
+from pipec.frontends.reload import reload
+from pipec.graph.ir import Source
+from pipec.plan.manifest import read_manifest
+from pipec.report.verification import print_report
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--model", help="Where the model is now, if not where it was.")
+@click.option("--trust", is_flag=True, help="Allow formats that run code on load (.pt2).")
+@click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
+@click.option("--tolerance", type=float, help="Relative error to allow, instead of the backend's.")
+@allow_namespace_option
+def command(
+    *,
+    directory: Path,
+    as_json: bool,
+    model: str | None,
+    trust: bool,
+    seed: int,
+    tolerance: float | None,
+    allow_namespace: tuple[str, ...],
+) -> None:
+    """Run the stages in DIRECTORY in a chain against the original model, on random inputs.
+
+    Exit status 1 if a value is farther off than its dtype explains. The model's own code runs.
+    """
+    allowed = import_namespaces(allow_namespace)
+    console = Console(stderr=True)
+    source = Source(**read_manifest(directory)["source"])
+    reading = f"reading {model or source.location}"
+    # Whatever the model's own code prints must not end up in our output.
+    with console.status(reading) as status, contextlib.redirect_stdout(sys.stderr):
+        report = verify_artifacts(
+            directory,
+            reload(source, spec=model, trust=trust),
+            seed=seed,
+            tolerance=tolerance,
+            allowed=allowed,
+            progress=status.update,
+        )
+    _show(report, as_json=as_json)
+    if not report.ok:
+        raise SystemExit(1)
+
+
+def _show(report: VerifyReport, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        print_report(report, Console())

@@ -1,0 +1,1 @@
+"""Clusters: devices with their sources, links, and how people write them down."""

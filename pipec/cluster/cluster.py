@@ -1,0 +1,163 @@
+"""A cluster: devices in pipeline order, and what joins them."""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipec.cluster.device import Device
+from pipec.cluster.presets import preset
+from pipec.errors import ClusterError
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins two devices, each direction.
+
+    Attributes:
+        bytes_per_second: Payload rate.
+        latency_seconds: Until the first byte arrives.
+    """
+
+    bytes_per_second: float
+    latency_seconds: float
+
+    def seconds(self, nbytes: float) -> float:
+        """Transfer time of ``nbytes``; nothing for nothing."""
+        return nbytes / self.bytes_per_second + self.latency_seconds if nbytes else 0.0
+
+
+@dataclass(frozen=True)
+class Level:
+    """Blocks of ``size`` devices (or of blocks of the level below) that share a kind of link."""
+
+    size: int
+    link: Link
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices in pipeline order and the links between them.
+
+    Attributes:
+        devices: One per accelerator. Devices of one kind are equal: times are kept per kind.
+        links: Links of single pairs, lower index first.
+        levels: Hierarchy from the innermost outwards.
+
+    Raises:
+        ClusterError: Two devices of one kind differ.
+    """
+
+    devices: tuple[Device, ...]
+    links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+    levels: tuple[Level, ...] = ()
+
+    def __post_init__(self) -> None:
+        first: dict[str, Device] = {}
+        for device in self.devices:
+            if first.setdefault(device.kind, device) != device:
+                raise ClusterError(
+                    "two devices of one kind have different figures",
+                    got=device.kind,
+                    hint='name one of them: name = "my-device"',
+                )
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return len(self.devices)
+
+    def link(self, a: int, b: int) -> Link:
+        """What joins devices ``a`` and ``b``.
+
+        Their own link, else the innermost level that holds both, else the slower default port.
+        """
+        own = self.links.get((min(a, b), max(a, b)))
+        if own is not None:
+            return own
+        block = 1
+        for level in self.levels:
+            block *= level.size
+            if a // block == b // block:
+                return level.link
+        pair = (self.devices[a], self.devices[b])
+        return Link(min(d.link_bandwidth for d in pair), max(d.link_latency for d in pair))
+
+    def reordered(self, order: Sequence[int]) -> "Cluster":
+        """The cluster with its first devices in another order, each pair's own link kept.
+
+        Args:
+            order: Old index of each of the first devices, a permutation of these.
+
+        Raises:
+            ClusterError: The cluster has levels, so its order means something.
+        """
+        if list(order) == sorted(order):
+            return self
+        if self.levels:
+            raise ClusterError("a cluster with levels keeps its order", got=list(order))
+        full = [*order, *range(len(order), self.size)]
+        new = {old: k for k, old in enumerate(full)}
+        links = {
+            (min(new[a], new[b]), max(new[a], new[b])): link for (a, b), link in self.links.items()
+        }
+        return Cluster(tuple(self.devices[old] for old in full), links)
+
+    def __str__(self) -> str:
+        """Such as ``2xvcu129,2xvcu118``."""
+        runs = itertools.groupby(d.kind for d in self.devices)
+        return ",".join(f"{len(list(group))}x{kind}" for kind, group in runs)
+
+    def to_json(self) -> dict[str, object]:
+        """The cluster as plain data."""
+        return {
+            "devices": [d.to_json() for d in self.devices],
+            "links": [
+                {"between": list(pair), **dataclasses.asdict(link)}
+                for pair, link in sorted(self.links.items())
+            ],
+            "levels": [{"size": v.size, **dataclasses.asdict(v.link)} for v in self.levels],
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "Cluster":
+        """The inverse of `to_json`.
+
+        Raises:
+            ClusterError: The record is malformed.
+        """
+        try:
+            return Cluster(
+                tuple(Device.from_json(d) for d in data["devices"]),
+                {tuple(r["between"]): _link_record(r) for r in data["links"]},
+                tuple(Level(r["size"], _link_record(r)) for r in data["levels"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ClusterError("a cluster record is malformed", got=repr(error)) from error
+
+
+def _link_record(record: Mapping[str, Any]) -> Link:
+    return Link(record["bytes_per_second"], record["latency_seconds"])
+
+
+def parse_cluster(text: str) -> Cluster:
+    """A cluster from ``4xvcu118`` or ``2xvcu129,2xvcu118``, in pipeline order.
+
+    Raises:
+        ClusterError: Malformed text, a count of 0, or an unknown device.
+
+    Example:
+        >>> str(parse_cluster("2xVCU129,vcu118"))
+        '2xvcu129,1xvcu118'
+    """
+    devices: list[Device] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(?:(\d+)\s*[x*]\s*)?([A-Za-z][\w.-]*)\s*", part)
+        if match is None or match[1] == "0":
+            raise ClusterError(
+                "--devices cannot be read", got=repr(part), want="COUNTxKIND, such as 4xvcu118"
+            )
+        devices += [preset(match[2], "--devices")] * int(match[1] or 1)
+    return Cluster(tuple(devices))

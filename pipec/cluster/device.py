@@ -1,0 +1,97 @@
+"""One accelerator: what it computes, holds and moves, and where these figures come from."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipec.errors import ClusterError
+
+
+@dataclass(frozen=True)
+class FpgaResources:
+    """What an FPGA offers a dataflow design.
+
+    Attributes:
+        part: Vendor part name, for the emitted scripts.
+        lut: Look-up tables.
+        ff: Flip-flops.
+        bram36: Block RAMs of 36,864 bits.
+        uram: UltraRAMs of 294,912 bits.
+        dsp: DSP slices.
+        clock_hz: Clock that designs are planned for.
+        link_payload: Share of a link's rate that carries data.
+        logic_limit: Usable share of LUT, FF and DSP.
+        memory_limit: Usable share of block and Ultra RAM.
+        has_platform: Whether a vendor platform for kernels exists (else IP export only).
+    """
+
+    part: str
+    lut: int
+    ff: int
+    bram36: int
+    uram: int
+    dsp: int
+    clock_hz: float = 200e6
+    link_payload: float = 0.9
+    logic_limit: float = 0.70
+    memory_limit: float = 0.80
+    has_platform: bool = False
+
+    @property
+    def on_chip_bytes(self) -> int:
+        """Bytes of all block and Ultra RAM."""
+        return (self.bram36 * 36_864 + self.uram * 294_912) // 8
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of accelerator.
+
+    Attributes:
+        kind: Name, lower case.
+        family: ``gpu``, ``cpu`` or ``fpga``.
+        peak_flops: FLOP/s by dtype (multiply and add are two), dense.
+        memory_bytes: Device memory (DDR or HBM of an FPGA board).
+        memory_bandwidth: Bytes/s of that memory.
+        launch_seconds: Overhead of starting one node.
+        link_bandwidth: Bytes/s to a neighbour, each direction, unless the cluster says otherwise.
+        link_latency: Seconds until the first byte arrives.
+        source: Where the figures come from.
+        host_bandwidth: Bytes/s between the device and host memory, each direction.
+        fpga: Fabric of an FPGA.
+    """
+
+    kind: str
+    family: str
+    peak_flops: Mapping[str, float]
+    memory_bytes: float
+    memory_bandwidth: float
+    launch_seconds: float
+    link_bandwidth: float
+    link_latency: float
+    source: str
+    host_bandwidth: float = 12e9
+    fpga: FpgaResources | None = None
+
+    def flops(self, dtype: str) -> float:
+        """Peak FLOP/s for ``dtype``; that of float32 where the table has no entry."""
+        return self.peak_flops.get(dtype, self.peak_flops["float32"])
+
+    def to_json(self) -> dict[str, object]:
+        """The device as plain data."""
+        return {**dataclasses.asdict(self), "peak_flops": dict(self.peak_flops)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, object]) -> "Device":
+        """The inverse of `to_json`.
+
+        Raises:
+            ClusterError: A field is missing or unknown.
+        """
+        fields = dict(data)
+        try:
+            fpga = fields.pop("fpga")
+            resources = FpgaResources(**fpga) if isinstance(fpga, dict) else None
+            return Device(**fields, fpga=resources)  # type: ignore[arg-type]
+        except (TypeError, KeyError) as error:
+            raise ClusterError("a device record is malformed", got=error) from error

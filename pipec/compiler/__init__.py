@@ -1,0 +1,1 @@
+"""The compiler: what a pass and a backend are, and how they are put to work."""

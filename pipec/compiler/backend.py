@@ -1,0 +1,79 @@
+"""What a backend is: it checks, times, emits, and runs what it emitted."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from pipec import registry
+from pipec.cluster.cluster import Cluster
+from pipec.cost.model import CostModel
+from pipec.errors import BackendError
+from pipec.plan.model import Plan, StageTiming
+
+StageRunner = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
+"""One emitted stage as a function: names of its inputs and outputs (user inputs by their name,
+values by the node of the whole model) to tensors."""
+
+
+class Backend(ABC):
+    """One kind of artifact. Subclasses keep no state between calls but caches.
+
+    Attributes:
+        name: What ``--target`` calls it.
+        route: How a value that skips stages travels: ``direct``, or ``relay`` from stage to stage
+            where devices form a chain.
+    """
+
+    name: ClassVar[str]
+    route: ClassVar[str] = "direct"
+
+    @abstractmethod
+    def check(self, plan: Plan) -> None:
+        """See whether every stage can be emitted.
+
+        Raises:
+            BackendError: Something cannot; all findings are listed, by node and origin.
+        """
+
+    @abstractmethod
+    def timing(self, plan: Plan) -> tuple[StageTiming, ...]:
+        """Predict every stage on its device."""
+
+    @abstractmethod
+    def emit(self, plan: Plan, directory: Path) -> None:
+        """Write the artifacts of all stages into ``directory``, which exists and is empty.
+
+        The same plan gives the same bytes.
+        """
+
+    @abstractmethod
+    def load(self, plan: Plan, directory: Path) -> Sequence[StageRunner]:
+        """What was emitted, one runner per stage, reading nothing but ``directory``.
+
+        Raises:
+            BackendError: An artifact is damaged, or a tool that runs it is missing.
+        """
+
+    @abstractmethod
+    def tolerance(self, plan: Plan) -> float:
+        """Largest error of a boundary value relative to its largest magnitude."""
+
+    def cost_model(self, cluster: Cluster) -> CostModel | None:
+        """How this backend times a node on a device; None for the roofline."""
+        del cluster
+        return None
+
+
+def load_backend(name: str) -> Backend:
+    """The backend registered as ``name``.
+
+    Raises:
+        PipecError: There is none.
+    """
+    loaded: Any = registry.load("pipec.backends", name)
+    if not (isinstance(loaded, type) and issubclass(loaded, Backend)):
+        raise BackendError("a registered backend is not a Backend", where=name, got=loaded)
+    return loaded()

@@ -1,0 +1,86 @@
+"""How far a tensor lies from its reference."""
+
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_HUGE = 1e30
+"""Masks fill with numbers like -3.4e38: such elements count one by one, not in the scale."""
+
+INCOMPARABLE = sys.float_info.max
+"""The error of what cannot be compared: finite, so that it is JSON."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tensor against its reference.
+
+    Attributes:
+        name: The value or output.
+        kind: ``value``, ``output``, ``loss`` or ``buffer_update``.
+        stage: The stage that computed it.
+        dtype: Its dtype.
+        max_abs_error: Largest difference; `INCOMPARABLE` where one side is not finite and the
+            other is, or where shapes or dtypes differ.
+        scale: Largest magnitude of the reference.
+        relative_error: ``max_abs_error / scale``; 0 for two zeros.
+        ok: Whether it is within the tolerance; integers must be equal.
+    """
+
+    name: str
+    kind: str
+    stage: int
+    dtype: str
+    max_abs_error: float
+    scale: float
+    relative_error: float
+    ok: bool
+
+
+def compare(
+    found: Tensor, want: Tensor, tolerance: float, *, name: str, kind: str, stage: int
+) -> Comparison:
+    """Compare element by element; NaN equals NaN.
+
+    Args:
+        found: What a stage computed.
+        want: What it should be.
+        tolerance: Largest relative error of a float.
+        name: For the report.
+        kind: For the report.
+        stage: For the report.
+
+    Example:
+        >>> c = compare(torch.ones(2), torch.tensor([1.0, 2.0]), 0.1, name="y", kind="v", stage=0)
+        >>> c.max_abs_error, c.relative_error, c.ok
+        (1.0, 0.5, False)
+    """
+    dtype = str(want.dtype).removeprefix("torch.")
+    if (found.shape, found.dtype) != (want.shape, want.dtype):
+        return Comparison(name, kind, stage, dtype, INCOMPARABLE, 0.0, INCOMPARABLE, ok=False)
+    absolute, scale = _errors(found, want)
+    relative = (
+        min(absolute / scale, INCOMPARABLE) if scale else (0.0 if absolute == 0 else INCOMPARABLE)
+    )
+    exact = not (want.dtype.is_floating_point or want.dtype.is_complex)
+    ok = absolute == 0 if exact else relative <= tolerance
+    return Comparison(name, kind, stage, dtype, absolute, scale, relative, ok)
+
+
+def _errors(found: Tensor, want: Tensor) -> tuple[float, float]:
+    """Largest difference and largest magnitude of the reference."""
+    wide = torch.complex128 if want.dtype.is_complex else torch.float64
+    a, b = found.detach().to(wide).flatten(), want.detach().to(wide).flatten()
+    differ = ~((a == b) | (a.isnan() & b.isnan()))
+    magnitude = b.abs()
+    ordinary = magnitude[magnitude.isfinite() & (magnitude < _HUGE)]
+    scale = float(ordinary.max()) if len(ordinary) else 1.0
+    if not bool(differ.any()):
+        return 0.0, scale
+    huge = differ & a.isfinite() & b.isfinite() & (magnitude >= _HUGE)
+    error = (a - b).abs()
+    error = torch.where(huge, error / magnitude * (scale or 1.0), error)
+    error = error[differ].nan_to_num(nan=INCOMPARABLE, posinf=INCOMPARABLE)
+    return float(error.max()), scale

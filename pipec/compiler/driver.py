@@ -1,0 +1,82 @@
+"""From a loaded model to a plan, and from a plan to a directory."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipec.cluster.cluster import Cluster
+from pipec.compiler.backend import load_backend
+from pipec.compiler.output import atomic_directory
+from pipec.compiler.pass_base import Pass
+from pipec.compiler.pass_manager import Observer, parse_pipeline, run_passes
+from pipec.cost.table import CostTable
+from pipec.errors import PlanError
+from pipec.graph.ir import Graph
+from pipec.plan.model import Plan
+from pipec.plan.store import write_plan
+
+
+def default_passes(
+    *, stages: int | None = None, schedule: str = "auto", microbatches: int = 8
+) -> list[Pass]:
+    """What ``pipec compile`` runs unless it is told otherwise.
+
+    Args:
+        stages: Number of stages; as many as devices if not given.
+        schedule: Name of a schedule.
+        microbatches: Microbatches of one step.
+    """
+    return parse_pipeline(
+        f"simplify,annotate-cost,partition{{stages={str(stages).lower()}}},insert-comm,"
+        "differentiate,time-stages,"
+        f"schedule{{generator={schedule} microbatches={microbatches}}},simulate"
+    )
+
+
+def make_plan(
+    graph: Graph,
+    cluster: Cluster,
+    target: str = "torch",
+    *,
+    passes: Sequence[Pass] | None = None,
+    costs: CostTable | None = None,
+    options: Mapping[str, object] | None = None,
+    observe: Observer | None = None,
+) -> Plan:
+    """Compile: run the passes on a fresh plan.
+
+    Args:
+        graph: What is computed.
+        cluster: Devices and links.
+        target: Name of the backend.
+        passes: The pipeline; `default_passes` if not given.
+        costs: Measured costs, instead of a model's.
+        options: What passes and the backend must remember, such as ``precision``.
+        observe: Told after every pass.
+
+    Raises:
+        PipecError: Whatever a pass, the verifier or the backend found.
+    """
+    plan = Plan(graph, cluster, target, costs=costs, options=dict(options or {}))
+    return run_passes(default_passes() if passes is None else passes, plan, observe)
+
+
+def emit(plan: Plan, directory: Path, *, force: bool = False) -> None:
+    """Check the plan and write it with its artifacts: all of them, or nothing.
+
+    Args:
+        plan: A plan with stages and channels.
+        directory: What to make.
+        force: Replace a directory that pipec wrote.
+
+    Raises:
+        PlanError: The plan has no stages.
+        BackendError: The backend cannot emit it.
+        PipecError: The directory exists or cannot be written.
+    """
+    if not plan.stages:
+        raise PlanError("the plan has no stages", hint="run the pass partition first")
+    backend = load_backend(plan.target)
+    backend.check(plan)
+    with atomic_directory(directory, force=force) as temporary:
+        backend.emit(plan, temporary)
+        write_plan(plan, temporary)

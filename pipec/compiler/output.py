@@ -1,0 +1,98 @@
+"""Writing a directory all at once: it appears complete under its name, or not at all."""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipec.errors import PipecError
+
+MARK = "plan.json"
+"""The file by which a directory is known as one that pipec wrote."""
+
+
+@contextmanager
+def atomic_directory(path: Path, *, force: bool = False) -> Iterator[Path]:
+    """Write into a temporary sibling of ``path`` that takes its name when the block succeeds.
+
+    Whatever ends the block early, an interrupt included, removes the sibling and leaves what was
+    there before.
+
+    Args:
+        path: The directory to make; its parent must exist.
+        force: Replace an existing directory, if it is empty or pipec wrote it.
+
+    Yields:
+        The empty temporary directory.
+
+    Raises:
+        PipecError: ``path`` exists or cannot be written, or an `OSError` (a full disk) ended the
+            block.
+    """
+    _check_target(path, force=force)
+    temporary: Path | None = None
+    try:
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        temporary.chmod(0o777 & ~_umask())
+        yield temporary
+        _take_place(temporary, path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_target(path: Path, *, force: bool) -> None:
+    if not path.parent.is_dir():
+        raise PipecError(
+            "the output's parent directory does not exist",
+            got=path.parent,
+            hint=f"mkdir -p {path.parent}",
+        )
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise PipecError("the output exists and is no directory", got=path)
+    if not path.exists():
+        return
+    if not force:
+        raise PipecError(
+            "the output directory exists", got=path, hint="name another one, or give --force"
+        )
+    if any(path.iterdir()) and not (path / MARK).is_file():
+        raise PipecError(
+            "the directory holds something that pipec did not write; it is not replaced",
+            got=path,
+            want=f"a directory with a {MARK}, or an empty one",
+        )
+
+
+def _take_place(temporary: Path, path: Path) -> None:
+    """Rename; what was there before moves aside first and back again on failure."""
+    if not path.exists():
+        temporary.rename(path)
+        return
+    aside = temporary.with_name(temporary.name + ".old")
+    path.rename(aside)
+    try:
+        temporary.rename(path)
+    finally:
+        if not path.exists():
+            aside.rename(path)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _cannot_write(path: Path, error: OSError) -> PipecError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return PipecError(
+            "the disk is full; nothing was written", where=path, got=error.strerror or error
+        )
+    return PipecError("the output cannot be written", where=error.filename or path, got=error)

@@ -1,0 +1,101 @@
+"""What a pass is: a frozen dataclass from plan to plan, whose fields are its options."""
+
+import dataclasses
+import types
+import typing
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from pipec.errors import PassError
+from pipec.plan.model import Fact, Plan
+
+
+@dataclass(frozen=True)
+class Pass(ABC):
+    """Valid plan in, valid plan out; anything goes between.
+
+    A subclass is a frozen dataclass. Its fields are its options, on the command line too:
+
+    ==================  =======================================
+    dataclass field     ``--passes`` text
+    ==================  =======================================
+    ``stages: int = 4`` ``partition{stages=4}``
+    ``route: str``      ``insert-comm{route=relay}``
+    ``exact: bool``     ``partition{exact=false stages=2}``
+    ==================  =======================================
+
+    Attributes:
+        name: Name on the command line.
+        requires: Facts that must hold before it runs.
+        provides: Facts that hold after it ran.
+    """
+
+    name: ClassVar[str]
+    requires: ClassVar[frozenset[Fact]] = frozenset()
+    provides: ClassVar[frozenset[Fact]] = frozenset()
+
+    @abstractmethod
+    def run(self, plan: Plan) -> Plan:
+        """The new plan; the very same object where nothing changed."""
+
+    def __str__(self) -> str:
+        """The pass as ``--passes`` text, options that differ from their defaults spelled out."""
+        given = [
+            f"{f.name.replace('_', '-')}={_text(getattr(self, f.name))}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return f"{self.name}{{{' '.join(given)}}}" if given else self.name
+
+    @classmethod
+    def from_text(cls, options: typing.Mapping[str, str]) -> Self:
+        """A pass from options as text.
+
+        Raises:
+            PassError: An unknown option, a value of the wrong type, or a missing option.
+        """
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        hints = typing.get_type_hints(cls)
+        values: dict[str, object] = {}
+        for key, text in options.items():
+            field = key.replace("-", "_")
+            if field not in fields:
+                known = ", ".join(f.replace("_", "-") for f in fields) or "none"
+                raise PassError(f"pass {cls.name} has no such option", got=key, want=known)
+            values[field] = _value(hints[field], text, f"{cls.name}{{{key}=...}}")
+        missing = [
+            name
+            for name, f in fields.items()
+            if f.default is dataclasses.MISSING
+            and f.default_factory is dataclasses.MISSING
+            and name not in values
+        ]
+        if missing:
+            raise PassError(f"pass {cls.name} wants an option", want=", ".join(missing))
+        return cls(**values)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _value(hint: object, text: str, where: str) -> object:
+    """``text`` as the type ``hint``: int, float, bool, str, one of these or None, a Literal."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        inner = [h for h in typing.get_args(hint) if h is not type(None)]
+        return None if text == "none" else _value(inner[0], text, where)
+    if typing.get_origin(hint) is typing.Literal:
+        choices = [str(c) for c in typing.get_args(hint)]
+        if text not in choices:
+            raise PassError("no such choice", where=where, got=text, want=" or ".join(choices))
+        return text
+    if hint is bool:
+        if text not in ("true", "false"):
+            raise PassError("not a truth value", where=where, got=text, want="true or false")
+        return text == "true"
+    try:
+        return {int: int, float: float, str: str}[typing.cast("type", hint)](text)
+    except ValueError as error:
+        want = {int: "an integer", float: "a number"}[typing.cast("type", hint)]
+        raise PassError("not a number", where=where, got=text, want=want) from error

@@ -1,0 +1,117 @@
+"""Running passes: check the pipeline first, verify the plan after every pass, tell an observer."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipec import registry
+from pipec.compiler.pass_base import Pass
+from pipec.errors import PassError, PipecError
+from pipec.plan.model import Plan
+from pipec.plan.rules import verify
+
+Observer = Callable[[Pass, Plan, Plan, float], None]
+"""Called after every pass with (pass, plan before, plan after, seconds)."""
+
+
+def parse_pipeline(text: str) -> list[Pass]:
+    """Passes from text: ``annotate-cost,partition{stages=4},insert-comm``.
+
+    Raises:
+        PassError: The text is malformed, a pass is unknown, or an option is wrong.
+    """
+    return [_pass_class(name).from_text(options) for name, options in _split(text)]
+
+
+def known_passes() -> dict[str, type[Pass]]:
+    """Name to class of every registered pass."""
+    return {name: _pass_class(name) for name in registry.entries("pipec.passes")}
+
+
+def _pass_class(name: str) -> type[Pass]:
+    loaded: Any = registry.load("pipec.passes", name)
+    if not (isinstance(loaded, type) and issubclass(loaded, Pass)):
+        raise PassError("a registered pass is not a Pass", where=name, got=loaded)
+    if loaded.name != name:
+        raise PassError("a pass is registered under another name", got=name, want=loaded.name)
+    return loaded
+
+
+def _split(text: str) -> list[tuple[str, dict[str, str]]]:
+    """``a,b{x=1 y=2}`` as ``[("a", {}), ("b", {"x": "1", "y": "2"})]``."""
+    found, rest = [], text.strip()
+    while rest:
+        head, sep, tail = rest.partition(",")
+        if "{" in head:
+            name, _, tail = rest.partition("{")
+            inside, closed, tail = tail.partition("}")
+            if not closed:
+                raise PassError("a brace is not closed", where=text, hint="write name{key=value}")
+            head, (_, sep, tail) = name, tail.partition(",")
+            options = dict(_option(o, text) for o in inside.replace(",", " ").split())
+        else:
+            options = {}
+        if not head.strip() or (sep and not tail.strip()):
+            raise PassError("a pass name is missing", where=text)
+        found.append((head.strip(), options))
+        rest = tail.strip()
+    return found
+
+
+def _option(text: str, where: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise PassError("an option has no value", where=where, got=text, want="key=value")
+    return key, value
+
+
+def check_pipeline(passes: Sequence[Pass], plan: Plan) -> None:
+    """See before running whether each pass will find the facts that it requires.
+
+    Raises:
+        PassError: A fact is missing; passes that would provide it are suggested.
+    """
+    facts = set(plan.facts())
+    for p in passes:
+        missing = p.requires - facts
+        if missing:
+            fact = min(missing)
+            helpful = [n for n, c in known_passes().items() if fact in c.provides]
+            hint = f"put {' or '.join(helpful)} before it" if helpful else None
+            raise PassError(f"pass {p.name} requires the fact {fact}", want=fact, hint=hint)
+        facts |= p.provides
+
+
+def run_passes(passes: Sequence[Pass], plan: Plan, observe: Observer | None = None) -> Plan:
+    """Run ``passes`` in order.
+
+    Args:
+        passes: The pipeline.
+        plan: Where to start; it is checked too.
+        observe: Told after every pass.
+
+    Returns:
+        The plan after the last pass.
+
+    Raises:
+        PassError: The pipeline cannot work, or a pass does not provide what it declares.
+        PipecError: What a pass or the verifier found; a note names the pass and those before it.
+    """
+    check_pipeline(passes, plan)
+    verify(plan)
+    done: list[str] = []
+    for p in passes:
+        before, start = plan, time.perf_counter()
+        try:
+            plan = p.run(before)
+            verify(plan, before=before)
+        except PipecError as error:
+            error.add_note(f"in pass {p}, after {', '.join(done) or 'no other pass'}")
+            raise
+        missing = p.provides - plan.facts()
+        if missing:
+            raise PassError(f"pass {p.name} did not provide {', '.join(sorted(missing))}")
+        done.append(str(p))
+        if observe:
+            observe(p, before, plan, time.perf_counter() - start)
+    return plan

@@ -1,0 +1,55 @@
+"""A graph and its costs as the placement problem that every cut solves."""
+
+import numpy as np
+
+from pipec.cost.table import CostTable
+from pipec.graph.ir import Graph, OutputKind, nbytes, tensors
+from pipec.graph.units import placement_units
+from pipec.partition.costgraph import CostGraph, Value, cost_graph
+
+BACKWARD_OVER_FORWARD = 2.0
+"""Backward work in units of forward work: one product for each of the two gradients."""
+
+TRAINING_COPIES = 4.0
+"""Weight-sized tensors in training: weights, gradients, two moments of Adam."""
+
+
+def placement_problem(graph: Graph, costs: CostTable) -> CostGraph:
+    """The graph as arrays; training counts backward work, gradients, and optimizer state.
+
+    Args:
+        graph: The whole model; with a loss among its outputs it is trained.
+        costs: Forward seconds and bytes of one microbatch.
+    """
+    training = bool(graph.outputs_of(OutputKind.LOSS))
+    calls = graph.calls
+    at = {n.name: k for k, n in enumerate(calls)}
+    units = placement_units(graph)
+    factor = 1 + BACKWARD_OVER_FORWARD if training else 1.0
+    values = []
+    for n in calls:
+        readers = [at[u.name] for u in n.users if u.op == "call_function"]
+        size = nbytes(n) if readers else 0
+        floating = any(t.is_floating_point() for t in tensors(n))
+        gradient = size if training and floating else 0
+        values.append(Value(at[n.name], readers, bytes=size, gradient_bytes=gradient))
+    return cost_graph(
+        [n.name for n in calls],
+        {k: factor * np.array([row[n.name] for n in calls]) for k, row in costs.seconds.items()},
+        values,
+        weight_bytes=_weight_bytes(graph, at, TRAINING_COPIES if training else 1.0),
+        activation_bytes=[costs.nodes[n.name].output_bytes if training else 0 for n in calls],
+        group=[units[n.name] for n in calls],
+    )
+
+
+def _weight_bytes(graph: Graph, at: dict[str, int], copies: float) -> list[float]:
+    """Bytes of weights per node; a weight counts at its first reader."""
+    found = [0.0] * len(at)
+    nodes = graph.nodes
+    for i in graph.inputs:
+        if i.kind.is_weight:
+            readers = [at[u.name] for u in nodes[i.node].users if u.name in at]
+            if readers:
+                found[min(readers)] += copies * nbytes(nodes[i.node])
+    return found

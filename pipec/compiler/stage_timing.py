@@ -1,0 +1,122 @@
+"""What a stage takes on a device that runs one node after the other, from the plan's cost table."""
+
+from collections.abc import Collection
+
+from torch import fx
+
+from pipec.compiler.problem import TRAINING_COPIES
+from pipec.errors import PlanError
+from pipec.graph.ir import Graph, OutputKind, nbytes
+from pipec.graph.lower import lower
+from pipec.graph.torch_private import OpOverload, is_view
+from pipec.plan.model import Plan, Stage, StageTiming
+
+
+def sequential_timing(plan: Plan) -> tuple[StageTiming, ...]:
+    """Every stage's time as the sum over its nodes plus its transfers.
+
+    Args:
+        plan: A plan with costs, placement and channels. A training graph's figures are those of
+            the forward pass.
+
+    Raises:
+        PlanError: Costs or placement are missing.
+    """
+    return tuple(_stage(plan, stage) for stage in plan.stages)
+
+
+def _stage(plan: Plan, stage: Stage) -> StageTiming:
+    if plan.costs is None or plan.placement is None:
+        raise PlanError("stages cannot be timed yet", want="costs and a placement")
+    kind = plan.cluster.devices[plan.placement.forward[stage.index][0]].kind
+    table = plan.costs.of(kind)
+    graph = lower(stage.graph).graph
+    seconds = {n: table.get(n.name, 0.0) for n in graph.calls}
+    compute, transfers = sum(seconds.values()), _transfers(plan, stage.index)
+    heaviest = max(seconds, key=lambda n: seconds[n])
+    share = seconds[heaviest] / compute if compute else 0.0
+    bottleneck = f"compute ({share:.0%} in {heaviest.name})"
+    if transfers > compute:
+        bottleneck = "transfers"
+    return StageTiming(
+        interval_seconds=compute + transfers,
+        transfer_seconds=transfers,
+        latency_seconds=compute + transfers,
+        bottleneck=bottleneck,
+        memory_bytes=memory_bytes(graph, training=bool(plan.graph.outputs_of(OutputKind.LOSS))),
+    )
+
+
+def _transfers(plan: Plan, stage: int) -> float:
+    assert plan.placement is not None
+    place = plan.placement.forward
+    ends = [c for c in plan.channels if stage in (c.src, c.dst)]
+    return sum(plan.cluster.link(place[c.src][0], place[c.dst][0]).seconds(c.nbytes) for c in ends)
+
+
+def memory_bytes(graph: Graph, *, training: bool) -> int:
+    """Bytes that one microbatch of a pure stage graph holds on its device.
+
+    Inference: weights, and the live values at the fullest point. Training: four copies of the
+    parameters, the other weights, and all values.
+    """
+    nodes = graph.nodes
+    weights = sum(
+        nbytes(nodes[i.node]) * (int(TRAINING_COPIES) if training and i.kind == "parameter" else 1)
+        for i in graph.inputs
+        if i.kind.is_weight
+    )
+    return weights + (sum(map(_own_bytes, graph.calls)) if training else peak_live_bytes(graph))
+
+
+def peak_live_bytes(graph: Graph, counted: Collection[str] | None = None) -> int:
+    """Bytes of all live values at the fullest point when nodes run in graph order.
+
+    A value lives from its node to its last reader, through views; outputs live to the end.
+
+    Args:
+        graph: The graph.
+        counted: Names of the nodes whose bytes count; all but weights if absent.
+    """
+    order = [n for n in graph.module.graph.nodes if n.op != "output"]
+    weights = {i.node for i in graph.inputs if i.kind.is_weight}
+    own = {
+        n: 0
+        if n.name in weights or (counted is not None and n.name not in counted)
+        else _own_bytes(n)
+        for n in order
+    }
+    holder = {n: _holder(n) for n in order}
+    last = {holder[n]: k for k, n in enumerate(order)}
+    for k, n in enumerate(order):
+        for read in n.all_input_nodes:
+            last[holder[read]] = max(last[holder[read]], k)
+    nodes = graph.nodes
+    for o in graph.outputs:
+        last[holder[nodes[o.node]]] = len(order)
+    ends: dict[int, list[fx.Node]] = {}
+    for n, k in last.items():
+        ends.setdefault(k, []).append(n)
+    live = peak = 0
+    for k, n in enumerate(order):
+        live += own[n]
+        peak = max(peak, live)
+        live -= sum(own[d] for d in ends.get(k, ()))
+    return peak
+
+
+def _holder(node: fx.Node) -> fx.Node:
+    """The node whose memory ``node`` shows."""
+    while _is_view(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_view(node: fx.Node) -> bool:
+    if getattr(node.target, "__name__", "") == "getitem":
+        return True
+    return isinstance(node.target, OpOverload) and is_view(node.target)
+
+
+def _own_bytes(node: fx.Node) -> int:
+    return 0 if _is_view(node) and node.all_input_nodes else nbytes(node)

@@ -1,0 +1,259 @@
+"""Running emitted stages in a chain against the model that they were made of.
+
+```text
+inputs ─► stage 0 ─► channel ─► stage 1 ─► channel ─► stage 2 ─► outputs
+              compared with the traced graph's values       compared with the model as written
+```
+
+Each stage sees its user inputs and what arrives on its channels, nothing else.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from pipec.compiler.backend import StageRunner, load_backend
+from pipec.compiler.comparison import Comparison, compare
+from pipec.errors import PlanError
+from pipec.graph.ir import Graph, InputKind, OutputKind
+from pipec.graph.lower import Lowered, lower
+from pipec.plan.model import Plan
+from pipec.plan.store import load_plan
+
+Progress = Callable[[str], None]
+"""Told what is being done."""
+
+
+class Reference(Protocol):
+    """The model as a front end reads it (`pipec.frontends.base.Loaded`)."""
+
+    @property
+    def graph(self) -> Graph:
+        """The traced graph, with weights."""
+        ...
+
+    @property
+    def example_inputs(self) -> Mapping[str, Tensor]:
+        """One tensor per user input."""
+        ...
+
+    @property
+    def original(self) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+        """The model as written."""
+        ...
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What a verification found.
+
+    Attributes:
+        tolerance: Largest relative error that was allowed.
+        seed: Seed of the inputs.
+        boundaries: One comparison per value that crosses a cut and per output, in order.
+    """
+
+    tolerance: float
+    seed: int
+    boundaries: tuple[Comparison, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is within the tolerance."""
+        return all(b.ok for b in self.boundaries)
+
+    @property
+    def max_abs_error(self) -> float:
+        """Largest difference of all floating point values."""
+        return max((b.max_abs_error for b in self.boundaries), default=0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON data: ``ok``, ``max_abs_error``, ``tolerance``, ``seed``, ``boundaries``."""
+        return {
+            "ok": self.ok,
+            "max_abs_error": self.max_abs_error,
+            "tolerance": self.tolerance,
+            "seed": self.seed,
+            "boundaries": [asdict(b) for b in self.boundaries],
+        }
+
+
+def verify_artifacts(
+    directory: Path,
+    reference: Reference,
+    *,
+    seed: int = 0,
+    tolerance: float | None = None,
+    allowed: Collection[str] = (),
+    progress: Progress = lambda _: None,
+) -> VerifyReport:
+    """Load a plan and its stages from a directory and verify them; see `verify_stages`.
+
+    Args:
+        directory: The output of a compilation.
+        reference: The model, read from its source.
+        seed: Seed of the inputs.
+        tolerance: Largest relative error; the backend's by default.
+        allowed: Op namespaces beyond pipec's own that the plan may use.
+        progress: Told what is being done.
+
+    Raises:
+        PlanError: A file was changed, or the plan was made of another model.
+        BackendError: A stage cannot be loaded.
+    """
+    progress("checking files")
+    plan = load_plan(directory, allowed=allowed)
+    backend = load_backend(plan.target)
+    progress("loading the stages")
+    runners = backend.load(plan, directory)
+    allowed_error = backend.tolerance(plan) if tolerance is None else tolerance
+    return verify_stages(
+        plan, runners, reference, tolerance=allowed_error, seed=seed, progress=progress
+    )
+
+
+def verify_stages(
+    plan: Plan,
+    runners: Sequence[StageRunner],
+    reference: Reference,
+    *,
+    tolerance: float,
+    seed: int = 0,
+    progress: Progress = lambda _: None,
+) -> VerifyReport:
+    """Run the stages on random inputs and compare every boundary value.
+
+    Args:
+        plan: The plan, as loaded from its directory.
+        runners: One per stage, as loaded by its backend.
+        reference: The model, read from its source.
+        tolerance: Largest relative error of a floating point value.
+        seed: Seed of the inputs and of random ops.
+        progress: Told what is being done.
+
+    Raises:
+        PlanError: The plan was made of another model.
+    """
+    _check_same_model(plan, reference.graph)
+    inputs = random_inputs(reference.example_inputs, seed)
+    progress("running the original model")
+    torch.manual_seed(seed)
+    originals = reference.original(inputs)
+    progress("running the traced graph")
+    want = _references(plan, reference.graph, inputs, seed)
+    torch.manual_seed(seed)
+    found: list[Comparison] = []
+    for name, kind, stage, got in _run_chain(plan, runners, inputs, progress):
+        expected = originals.get(name) if kind is not OutputKind.VALUE else None
+        expected = want.get((kind, name)) if expected is None else expected
+        if expected is None:
+            raise PlanError("the source does not compute a value of the plan", got=name)
+        found.append(compare(got, expected, tolerance, name=name, kind=kind, stage=stage))
+    return VerifyReport(tolerance, seed, tuple(found))
+
+
+def random_inputs(examples: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """Inputs like the examples: same shapes and dtypes, floats random, integers in their range.
+
+    Floats are uniform between the example's smallest and largest number, or normal where the
+    example is constant; an example that is not finite everywhere is taken as it is.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return {name: _random_like(x, generator) for name, x in examples.items()}
+
+
+def _random_like(example: Tensor, generator: torch.Generator) -> Tensor:
+    if example.numel() == 0 or example.dtype.is_complex:
+        return example.clone()
+    if example.dtype == torch.bool:
+        low, high = int(example.all()), int(example.any())
+        return torch.randint(low, high + 1, example.shape, generator=generator).bool()
+    if not example.dtype.is_floating_point:
+        low, high = int(example.min()), int(example.max())
+        drawn = torch.randint(low, high + 1, example.shape, generator=generator)
+        return drawn.to(example.dtype)
+    wide = example.double()
+    if not bool(wide.isfinite().all()):
+        return example.clone()
+    span = float(wide.max() - wide.min())
+    if span == 0:
+        return torch.randn(example.shape, generator=generator).to(example.dtype)
+    drawn = torch.rand(example.shape, generator=generator, dtype=torch.float64)
+    return (wide.min() + span * drawn).to(example.dtype)
+
+
+def _check_same_model(plan: Plan, graph: Graph) -> None:
+    def signature(g: Graph) -> tuple[object, ...]:
+        inputs = [(i.name, str(g.node(i.node).meta["val"].shape)) for i in g.inputs]
+        return sorted(inputs), [(o.kind, o.name) for o in g.outputs]
+
+    if signature(plan.graph) != signature(graph):
+        raise PlanError(
+            "the plan was made of another model",
+            got=f"inputs and outputs of {graph.source.location}",
+            want=f"those of {plan.graph.source.location}",
+        )
+
+
+def _references(
+    plan: Plan, source: Graph, inputs: Mapping[str, Tensor], seed: int
+) -> dict[tuple[OutputKind, str], Tensor]:
+    """What the traced graph computes; half a layer, which a pass made, from the plan's graph."""
+    values = {c.value for c in plan.channels}
+    torch.manual_seed(seed)
+    want = _run_graph(source, inputs, values)
+    made = (values - source.nodes.keys()) & plan.graph.nodes.keys()
+    if made:
+        torch.manual_seed(seed)
+        rewritten = _run_graph(plan.graph.replace(weights=source.weights), inputs, made)
+        want = {**rewritten, **want}
+    return want
+
+
+def _run_graph(
+    graph: Graph, inputs: Mapping[str, Tensor], values: set[str]
+) -> dict[tuple[OutputKind, str], Tensor]:
+    """Values by name, and all outputs, of the traced graph; other values are freed early."""
+    kept: dict[tuple[OutputKind, str], Tensor] = {}
+
+    class Capture(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            result = super().run_node(n)
+            if n.name in values:
+                kept[OutputKind.VALUE, n.name] = result
+            return result
+
+    args = [graph.weights[i.name] if i.kind.is_weight else inputs[i.name] for i in graph.inputs]
+    with torch.no_grad():
+        results = Capture(graph.module).run(*args)
+    kept.update({(o.kind, o.name): r for o, r in zip(graph.outputs, results, strict=True)})
+    return kept
+
+
+def _run_chain(
+    plan: Plan, runners: Sequence[StageRunner], inputs: Mapping[str, Tensor], progress: Progress
+) -> Iterator[tuple[str, OutputKind, int, Tensor]]:
+    """(name, kind, stage, tensor) of everything that the stages send or yield."""
+    boxes: dict[str, Tensor] = {}
+    for stage, run in zip(plan.stages, runners, strict=True):
+        progress(f"running stage {stage.index} of {len(plan.stages)}")
+        low = lower(stage.graph)
+        arrived = {t.value: boxes.pop(t.channel) for t in low.receives}
+        mine = {i.name: inputs[i.name] for i in low.graph.inputs_of(InputKind.INPUT)}
+        results = {**arrived, **run({**mine, **arrived})}
+        for t in low.sends:
+            boxes[t.channel] = results[t.value]
+        yield from _yielded(low, results, set(arrived), stage.index)
+
+
+def _yielded(
+    low: Lowered, results: Mapping[str, Tensor], arrived: set[str], stage: int
+) -> Iterator[tuple[str, OutputKind, int, Tensor]]:
+    for o in low.graph.outputs:
+        passed_on = o.kind is OutputKind.VALUE and o.name in arrived
+        if not passed_on:
+            yield o.name, o.kind, stage, results[o.name]

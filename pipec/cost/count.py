@@ -1,0 +1,84 @@
+"""Counting what a node computes and moves, from its annotated shapes."""
+
+import operator
+
+import torch
+from torch import Tensor, fx
+
+from pipec.cost.flops import FlopCounter
+from pipec.cost.table import NodeCost
+from pipec.graph.ir import Graph, nbytes, tensors
+from pipec.graph.torch_private import OpOverload, is_view
+
+_aten = torch.ops.aten
+_GATHERS = frozenset(
+    {
+        _aten.embedding.default,
+        _aten.index.Tensor,
+        _aten.index_select.default,
+        _aten.gather.default,
+    }
+)
+"""Ops that read no more of their table than they yield."""
+
+
+def count(graph: Graph) -> dict[str, NodeCost]:
+    """Cost of every call node by name.
+
+    Views move nothing; a reshape that has to copy does. Broadcast dimensions are read once.
+    """
+    counter, found = FlopCounter(), dict[str, NodeCost]()
+    owners = {i.node for i in graph.inputs if i.kind.is_weight}
+    weights: set[fx.Node] = {
+        n for n in graph.module.graph.nodes if n.op == "placeholder" and n.name in owners
+    }
+    for node in graph.calls:
+        moves = moves_data(node)
+        if not moves and node.all_input_nodes and node.all_input_nodes[0] in weights:
+            weights.add(node)  # a view of a weight is that weight
+        found[node.name] = _node_cost(node, weights, counter.flops(node), moves=moves)
+    return found
+
+
+def moves_data(node: fx.Node) -> bool:
+    """Whether running the node reads and writes memory, and does not only relabel it."""
+    if node.target is operator.getitem or not isinstance(node.target, OpOverload):
+        return False
+    if node.target is _aten.reshape.default:
+        return not _is_viewable(node.all_input_nodes[0].meta["val"], node.meta["val"].shape)
+    return not is_view(node.target)
+
+
+def _node_cost(node: fx.Node, weights: set[fx.Node], flops: float, *, moves: bool) -> NodeCost:
+    size = nbytes(node)
+    reads = {n: sum(map(_touched, tensors(n))) for n in node.all_input_nodes} if moves else {}
+    if node.target in _GATHERS and reads:
+        table = next(iter(reads))
+        reads[table] = min(reads[table], size)
+    return NodeCost(
+        flops=flops,
+        bytes_read=sum(reads.values()),
+        bytes_written=size if moves else 0,
+        parameter_bytes=sum(b for n, b in reads.items() if n in weights),
+        output_bytes=size,
+    )
+
+
+def _touched(t: Tensor) -> int:
+    """Bytes of the distinct elements of a tensor: a broadcast dimension has one."""
+    count = t.element_size()
+    for length, stride in zip(t.shape, t.stride(), strict=True):
+        if stride != 0 or length == 0:
+            count *= length
+    return count
+
+
+def _is_viewable(t: Tensor, shape: torch.Size) -> bool:
+    """Whether a tensor can be seen in another shape without a copy."""
+    if t.is_contiguous():
+        return True
+    try:
+        torch.empty_strided(t.shape, t.stride(), device="meta").view(shape)
+    except RuntimeError:  # what `view` raises for incompatible strides
+        return False
+    return True

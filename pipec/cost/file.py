@@ -1,0 +1,91 @@
+"""Cost files: measured seconds per node, written by ``pipec profile`` and read by ``--costs``.
+
+```json
+{"format": "pipec.costs", "version": 1, "machine": "x86_64, 2 threads",
+ "ops": {"linear": "aten.linear.default float32[2, 8]"}, "nodes": {"linear": [256, ...]},
+ "seconds": {"cpu": {"linear": 1.2e-5}}, "method": {"cpu": "measured"}}
+```
+
+``ops`` says what every node was, so that a file is never used for another graph.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+from pipec.cost.table import CostTable
+from pipec.errors import CostError
+from pipec.graph.ir import Graph, op_name, tensors
+
+FORMAT, VERSION = "pipec.costs", 1
+
+
+def save_costs(path: Path, table: CostTable, graph: Graph, machine: str = "") -> None:
+    """Write a cost file.
+
+    Args:
+        path: The file; overwritten.
+        table: Costs of every call node of ``graph``.
+        graph: What was measured.
+        machine: What it was measured on, for people.
+
+    Raises:
+        CostError: The file cannot be written.
+    """
+    ops = {n.name: _signature(n) for n in graph.calls}
+    head = {"format": FORMAT, "version": VERSION, "machine": machine, "ops": ops}
+    try:
+        path.write_text(json.dumps({**head, **table.to_json()}, indent=1) + "\n")
+    except OSError as error:
+        raise CostError("the cost file cannot be written", where=path, got=error) from error
+
+
+def load_costs(path: Path, graph: Graph) -> CostTable:
+    """Read a cost file for a graph.
+
+    Raises:
+        CostError: The file cannot be read, or was measured on another graph.
+    """
+    try:
+        data: Any = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CostError("the cost file cannot be read", where=path, got=error) from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise CostError("this is no cost file", where=path, want="what `pipec profile -o` writes")
+    if data.get("version") != VERSION:
+        raise CostError(
+            "the cost file has another version", where=path, got=data.get("version"), want=VERSION
+        )
+    table = CostTable.from_json(data)
+    _same_graph(data.get("ops"), graph, path)
+    wanted = {n.name for n in graph.calls}
+    for kind, row in table.seconds.items():
+        missing = wanted - row.keys()
+        if missing or not all(s >= 0 for s in row.values()):
+            raise CostError(
+                f"the cost file has no time for every node on {kind}", where=path, got=len(missing)
+            )
+    return table
+
+
+def _same_graph(ops: object, graph: Graph, path: Path) -> None:
+    measured = ops if isinstance(ops, dict) else {}
+    wanted = {n.name: _signature(n) for n in graph.calls}
+    if measured == wanted:
+        return
+    name = next(k for k in [*wanted, *measured] if wanted.get(k) != measured.get(k))
+    raise CostError(
+        "the costs were measured on another graph",
+        where=f"{path}, node {name}",
+        got=measured.get(name, "no such node"),
+        want=wanted.get(name, "no such node"),
+        hint="measure again with `pipec profile` and the same --shape and --training",
+    )
+
+
+def _signature(node: fx.Node) -> str:
+    """Op and result of a node: ``aten.relu.default float32[2, 8]``."""
+    types = (f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors(node))
+    return " ".join([op_name(node), *types])

@@ -1,0 +1,78 @@
+"""The error tree: every user mistake ends in one `PipecError` with what, where, got, want, hint.
+
+```text
+error: unit 'GBs' is not known
+  where: cluster.toml, links[0].bandwidth
+  got:   12 GBs
+  want:  a number and one of B/s, KB/s, MB/s, GB/s, Gb/s
+  hint:  write "12 GB/s"
+```
+"""
+
+
+class PipecError(Exception):
+    """A mistake in the input or a limit that was met, told in full.
+
+    Args:
+        what: One sentence that says what went wrong.
+        where: File, line, node, stage or option that is at fault.
+        got: What was found there.
+        want: What would have been accepted.
+        hint: One thing to try next.
+
+    Example:
+        >>> print(PipecError("no such device", got="vcu999", hint="run `pipec devices`"))
+        no such device
+          got:   vcu999
+          hint:  run `pipec devices`
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: object = None,
+        got: object = None,
+        want: object = None,
+        hint: str | None = None,
+    ) -> None:
+        self.what, self.where, self.got, self.want, self.hint = what, where, got, want, hint
+        facts = {"where": where, "got": got, "want": want, "hint": hint}
+        lines = [f"  {name + ':':<7}{fact}" for name, fact in facts.items() if fact is not None]
+        super().__init__("\n".join([what, *lines]))
+
+
+class FrontendError(PipecError):
+    """A model that cannot be read or traced."""
+
+
+class GraphError(PipecError):
+    """A graph that breaks a rule of the IR."""
+
+
+class ClusterError(PipecError):
+    """A device or cluster description that cannot be understood."""
+
+
+class CostError(PipecError):
+    """A cost file or cost model that does not fit the graph."""
+
+
+class PartitionError(PipecError):
+    """A cut that does not exist: limits that nothing fits, or a malformed cost graph."""
+
+
+class ScheduleError(PipecError):
+    """A schedule that is malformed, illegal, or deadlocks."""
+
+
+class PassError(PipecError):
+    """A pass that is unknown, wrongly configured, or broke the plan."""
+
+
+class PlanError(PipecError):
+    """A plan that cannot be loaded, or whose parts do not belong together."""
+
+
+class BackendError(PipecError):
+    """A plan that a backend cannot emit or run."""

@@ -1,0 +1,104 @@
+"""One way to lay a model over a cluster, and all of them that are worth a prediction."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pipec.cluster.cluster import Cluster
+from pipec.schedule.registry import STREAMING, SYNCHRONOUS
+
+CHUNKS = {"interleaved": 2, "zbv": 2, "dualpipev": 2}
+"""Schedules that give every device several stages."""
+
+
+@dataclass(frozen=True, order=True)
+class Candidate:
+    """What exploration varies.
+
+    Attributes:
+        depth: Devices along one pipeline.
+        replicas: Copies of the pipeline; gradients are all-reduced among them.
+        schedule: Name of the schedule; depth 1 is plain data parallelism.
+        microbatch: Samples of one microbatch.
+        microbatches: Microbatches of one step and replica.
+        recompute: Whether the backward computes the forward again from the stage's input.
+        adjacent: What lies on neighbouring devices: ``stages`` of one pipeline or ``replicas``.
+        split: Node that is split by output channels; none if empty.
+        share: Part of its channels in the first half.
+    """
+
+    depth: int
+    replicas: int
+    schedule: str
+    microbatch: int
+    microbatches: int
+    recompute: bool = False
+    adjacent: str = "stages"
+    split: str = ""
+    share: float = 0.5
+
+    @property
+    def chunks(self) -> int:
+        """Stages per device."""
+        return CHUNKS.get(self.schedule, 1)
+
+    @property
+    def stages(self) -> int:
+        """Stages of one pipeline."""
+        return self.depth * self.chunks
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What the schedule's generator is told."""
+        return {"chunks": self.chunks} if self.schedule == "interleaved" else {}
+
+    def device(self, position: int, replica: int) -> int:
+        """Index of the device at a position of one pipeline."""
+        if self.adjacent == "stages":
+            return replica * self.depth + position
+        return position * self.replicas + replica
+
+    def __str__(self) -> str:
+        """Such as ``1f1b 4x2, 8 x 4 samples, recompute``."""
+        name = "data parallel" if self.depth == 1 else self.schedule
+        extra = ", recompute" if self.recompute else ""
+        extra += f", {self.split} split at {self.share:.0%}" if self.split else ""
+        inner = f", {self.adjacent} adjacent" if self.depth > 1 < self.replicas else ""
+        return (
+            f"{name} {self.depth}x{self.replicas}, {self.microbatches} x {self.microbatch} "
+            f"samples{inner}{extra}"
+        )
+
+
+def candidates(
+    cluster: Cluster, batch: int, schedules: Sequence[str] | None = None
+) -> Iterator[Candidate]:
+    """Every candidate for one batch, plain data parallelism, GPipe and 1F1B among them.
+
+    Depth times replicas uses as many devices as it can; microbatches divide the batch evenly;
+    microbatch counts stop at eight per stage, where bubbles are small.
+
+    Args:
+        cluster: The devices.
+        batch: Samples of one step, over all replicas.
+        schedules: Which schedules; those of the devices' family if not given.
+    """
+    streaming = all(d.family == "fpga" for d in cluster.devices)
+    names = schedules or (STREAMING if streaming else SYNCHRONOUS)
+    for depth in range(1, cluster.size + 1):
+        for replicas in sorted({cluster.size // depth, 1}):
+            if batch % replicas:
+                continue
+            layouts = ("stages", "replicas") if depth > 1 < replicas else ("stages",)
+            for schedule in names if depth > 1 else ("gpipe",):
+                for m in _counts(batch // replicas, depth):
+                    for recompute in (False, True):
+                        for adjacent in layouts:
+                            yield Candidate(
+                                depth, replicas, schedule, batch // replicas // m, m,
+                                recompute, adjacent,
+                            )  # fmt: skip
+
+
+def _counts(samples: int, depth: int) -> list[int]:
+    """Numbers of microbatches: divisors of ``samples`` up to eight per stage."""
+    return [m for m in range(1, min(samples, 8 * depth) + 1) if samples % m == 0]

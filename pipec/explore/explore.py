@@ -1,0 +1,165 @@
+"""Predict every candidate, keep what fits, choose the fastest, and say why each other one lost."""
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pipec.errors import PartitionError
+from pipec.explore.candidate import Candidate
+from pipec.explore.predict import Prediction, Predictor
+from pipec.explore.split import split_boundary
+from pipec.explore.workload import Workload
+
+Progress = Callable[[int], None]
+"""Called with the number of candidates that were predicted since the last call."""
+
+BASELINES = ("data parallel", "gpipe", "1f1b")
+_CHUNK = 16
+_predictor: Predictor | None = None
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """All predictions, fastest first; what is impossible comes last.
+
+    Attributes:
+        batch: Samples of one step.
+        predictions: One per candidate.
+    """
+
+    batch: int
+    predictions: tuple[Prediction, ...]
+
+    @property
+    def best(self) -> Prediction:
+        """The fastest that fits.
+
+        Raises:
+            PartitionError: Nothing fits; the closest is told with its numbers.
+        """
+        if self.predictions and self.predictions[0].possible:
+            return self.predictions[0]
+        closest = min(
+            (p for p in self.predictions if p.peak_bytes),
+            key=lambda p: max(b / m for b, m in zip(p.peak_bytes, p.memory_bytes, strict=True)),
+            default=None,
+        )
+        raise PartitionError(
+            "no candidate fits the cluster",
+            got=f"{closest.candidate}: {closest.problem}" if closest else "no legal candidate",
+            hint="name more devices, or a smaller batch",
+        )
+
+    def baseline(self, name: str) -> Prediction | None:
+        """The fastest possible candidate of plain data parallelism, GPipe or 1F1B."""
+        for p in self.predictions:
+            kind = "data parallel" if p.candidate.depth == 1 else p.candidate.schedule
+            if p.possible and kind == name:
+                return p
+        return None
+
+    def why(self, p: Prediction) -> str:
+        """Why a prediction did not win, in words."""
+        if not p.possible:
+            return p.problem
+        best = self.best
+        if p is best:
+            return "chosen"
+        slower = f"{p.seconds / best.seconds - 1:.1%} slower"
+        whole = self._whole(p)
+        if whole and whole.seconds <= p.seconds:
+            return f"{slower}: splitting {p.candidate.split} costs more than it balances"
+        causes = {
+            f"bubble {p.bubble:.0%} against {best.bubble:.0%}": (p.bubble - best.bubble)
+            * p.seconds,
+            f"all-reduce {p.reduce_seconds:.3g} s": p.reduce_seconds - best.reduce_seconds,
+            "recomputes the forward": p.seconds / 4 if p.candidate.recompute else 0.0,
+        }
+        cause, weight = max(causes.items(), key=lambda c: c[1])
+        return f"{slower}: {cause}" if weight > 0 else f"{slower}: small microbatches or imbalance"
+
+    def _whole(self, p: Prediction) -> Prediction | None:
+        """The prediction without the split layer that ``p`` has."""
+        if not p.candidate.split:
+            return None
+        wanted = replace(p.candidate, split="", share=Candidate.share)
+        return next((q for q in self.predictions if q.candidate == wanted), None)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """One record per candidate, fastest first."""
+        return [
+            {
+                **asdict(p.candidate),
+                "seconds": p.seconds if p.possible else None,
+                "samples_per_second": self.batch / p.seconds if p.possible else None,
+                "bubble": p.bubble,
+                "peak_bytes": list(p.peak_bytes),
+                "why": self.why(p) if self.predictions[0].possible else p.problem,
+            }
+            for p in self.predictions
+        ]
+
+
+def explore(
+    workload: Workload,
+    candidates: Sequence[Candidate],
+    batch: int,
+    *,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Exploration:
+    """Predict every candidate, and the fastest pipelined one with a boundary layer split.
+
+    Args:
+        workload: The model on its cluster.
+        candidates: What to predict.
+        batch: Samples of one step.
+        workers: Processes; as many as cores if 0.
+        progress: Told how far it is.
+    """
+    report = progress or (lambda _: None)
+    workers = workers or multiprocessing.cpu_count()
+    found: list[Prediction] = []
+    if workers == 1 or len(candidates) <= _CHUNK:
+        predictor = Predictor(workload)
+        for candidate in candidates:
+            found.append(predictor.predict(candidate))
+            report(1)
+    else:
+        found = _in_parallel(workload, candidates, workers, report)
+    found += split_boundary(workload, min(found, key=_pipelined_first, default=None))
+    return Exploration(batch, tuple(sorted(found, key=_order)))
+
+
+def _order(p: Prediction) -> tuple[bool, float, Candidate]:
+    return not p.possible, p.seconds, p.candidate
+
+
+def _pipelined_first(p: Prediction) -> tuple[bool, bool, float, Candidate]:
+    return p.candidate.depth == 1, *_order(p)
+
+
+def _in_parallel(
+    workload: Workload, candidates: Sequence[Candidate], workers: int, report: Progress
+) -> list[Prediction]:
+    global _predictor  # noqa: PLW0603 - inherited by the forked workers, never sent to them
+    _predictor = Predictor(workload)
+    ordered = sorted(candidates, key=lambda c: (c.microbatch, c.depth, c.recompute))
+    chunks = [ordered[k : k + _CHUNK] for k in range(0, len(ordered), _CHUNK)]
+    found: list[Prediction] = []
+    context = multiprocessing.get_context("fork")
+    try:
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            for predictions in pool.map(_predict_chunk, chunks):
+                found += predictions
+                report(len(predictions))
+    finally:
+        _predictor = None
+    return found
+
+
+def _predict_chunk(candidates: Sequence[Candidate]) -> list[Prediction]:
+    assert _predictor is not None
+    return [_predictor.predict(c) for c in candidates]

@@ -1,0 +1,251 @@
+"""Time and memory of one candidate: cut, schedule, simulate."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from pipec.compiler.problem import TRAINING_COPIES
+from pipec.errors import PipecError
+from pipec.explore.candidate import Candidate
+from pipec.explore.layout import Layout, lay_out
+from pipec.explore.workload import Workload
+from pipec.partition.costgraph import CostGraph
+from pipec.partition.devices import Device, Link
+from pipec.partition.result import CutResult
+from pipec.partition.solve import solve_contiguous
+from pipec.schedule.channels import ChannelKind
+from pipec.schedule.comm import insert_comm
+from pipec.schedule.registry import generate
+from pipec.schedule.schedule import Schedule
+from pipec.simulate.engine import Prepared
+from pipec.simulate.memory import Memory
+from pipec.simulate.simulate import simulate
+from pipec.simulate.timeline import Timeline
+from pipec.simulate.times import Times
+
+CUT_SECONDS = 0.2
+"""Time for the proof of one candidate's cut; the cut itself is not interrupted."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one candidate would do.
+
+    Attributes:
+        candidate: What was predicted.
+        seconds: Of one step (the whole batch, gradients reduced); infinite if it is impossible.
+        bubble: Share of device time without compute.
+        peak_bytes: Most bytes held, per device of one pipeline.
+        memory_bytes: What these devices have.
+        reduce_seconds: All-reduce of the gradients at the end of the step, over replicas and
+            over stages that share a weight.
+        transfer_share: Busiest link's share of the pipeline's time.
+        problem: Why it is impossible; empty if it is possible.
+    """
+
+    candidate: Candidate
+    seconds: float
+    bubble: float = 0.0
+    peak_bytes: tuple[float, ...] = ()
+    memory_bytes: tuple[float, ...] = ()
+    reduce_seconds: float = 0.0
+    transfer_share: float = 0.0
+    problem: str = ""
+
+    @property
+    def possible(self) -> bool:
+        """Whether it can run and fits the memory."""
+        return not self.problem
+
+
+@dataclass
+class Predictor:
+    """Predicts candidates of one workload; equal cuts and schedules are made once."""
+
+    workload: Workload
+    _cuts: dict[object, CutResult | str] = field(default_factory=dict)
+    _schedules: dict[object, Prepared | str] = field(default_factory=dict)
+
+    def predict(self, candidate: Candidate) -> Prediction:
+        """Cut, order and time one candidate; what makes it impossible is told, not raised."""
+        layout = lay_out(candidate, self.workload.cluster)
+        schedule = self._schedule(candidate)
+        if isinstance(schedule, str):
+            return Prediction(candidate, np.inf, problem=schedule)
+        cut = self._cut(candidate, layout)
+        if isinstance(cut, str):
+            return Prediction(candidate, np.inf, problem=cut)
+        return self._time(candidate, layout, schedule, cut)
+
+    def cut(self, candidate: Candidate) -> CutResult | None:
+        """Where a candidate's stages begin and end; None if it is impossible."""
+        if isinstance(self._schedule(candidate), str):
+            return None
+        cut = self._cut(candidate, lay_out(candidate, self.workload.cluster))
+        return None if isinstance(cut, str) else cut
+
+    def _schedule(self, c: Candidate) -> Prepared | str:
+        key = (c.schedule, c.stages, c.microbatches)
+        if key not in self._schedules:
+            try:
+                plain = generate(c.schedule, c.stages, c.microbatches, **c.options)
+                self._schedules[key] = Prepared.of(insert_comm(plain))
+            except PipecError as error:
+                self._schedules[key] = str(error).splitlines()[0]
+        return self._schedules[key]
+
+    def _cut(self, c: Candidate, layout: Layout) -> CutResult | str:
+        schedule = self._schedule(c)
+        assert isinstance(schedule, Prepared)
+        home = [d[0] for d in schedule.schedule.placement.forward]
+        kinds = tuple(layout.devices[p].kind for p in home)
+        key = (c.microbatch, c.recompute, tuple(home), kinds, layout.links)
+        if key not in self._cuts:
+            problem = self.workload.problem(c.microbatch, recompute=c.recompute)
+            links = [_joint(layout, a, b) for a, b in pairwise(home)]
+            devices = [Device(layout.devices[p].kind) for p in home]
+            try:
+                self._cuts[key] = solve_contiguous(
+                    problem, devices, links=links, time_limit=CUT_SECONDS
+                )
+            except PipecError as error:
+                self._cuts[key] = str(error).splitlines()[0]
+        return self._cuts[key]
+
+    def _time(self, c: Candidate, layout: Layout, prepared: Prepared, cut: CutResult) -> Prediction:
+        schedule = prepared.schedule
+        problem = self.workload.problem(c.microbatch, recompute=c.recompute)
+        home = [d[0] for d in schedule.placement.forward]
+        compute = _stage_sums(problem, cut, layout, home)
+        crossing = _crossing(problem, cut)
+        transfer = _transfers(schedule, layout, crossing)
+        backward = 3.0 if c.recompute else 2.0
+        forward = [s / (1 + backward) for s in compute]
+        times = Times(
+            Times.of_stages(forward, [backward * f for f in forward]).compute,
+            transfer=tuple((s,) for s in transfer),
+        )
+        weights = np.bincount(cut.stage, problem.weight_bytes, c.stages) / TRAINING_COPIES
+        timeline = simulate(prepared, times, _memory(c, problem, cut, weights, crossing[0]))
+        reduce = _reduce_seconds(c, layout, weights, home)
+        reduce += _tied_seconds(self.workload, layout, cut, home)
+        peak = np.array(timeline.peak_bytes)
+        if c.recompute:  # one microbatch at a time is whole again while its backward runs
+            np.maximum.at(working := np.zeros(c.depth), home, _saved(problem, cut))
+            peak += working
+        return Prediction(
+            c,
+            timeline.seconds + reduce,
+            bubble=timeline.bubble,
+            peak_bytes=tuple(peak.tolist()),
+            memory_bytes=layout.memory_bytes,
+            reduce_seconds=reduce,
+            transfer_share=_transfer_share(timeline),
+            problem=_overflow(peak.tolist(), layout.memory_bytes),
+        )
+
+
+def _joint(layout: Layout, a: int, b: int) -> Link:
+    """The link between positions ``a`` and ``b`` (over all hops between; none on one device)."""
+    hops = layout.links[min(a, b) : max(a, b)]
+    if not hops:
+        return Link(1e18)
+    return Link(min(v.bytes_per_second for v in hops), sum(v.latency_seconds for v in hops))
+
+
+def _stage_sums(
+    problem: CostGraph, cut: CutResult, layout: Layout, home: Sequence[int]
+) -> list[float]:
+    rows = np.array([problem.classes.index(layout.devices[p].kind) for p in home])
+    work = problem.work[rows[cut.stage], np.arange(problem.size)]
+    return [float(s) for s in np.bincount(cut.stage, work, len(home))]
+
+
+def _crossing(problem: CostGraph, cut: CutResult) -> tuple[list[float], list[float]]:
+    """Forward and gradient bytes over every boundary between stages."""
+    stages = cut.stages
+    edge = np.repeat(np.arange(len(problem.producer)), np.diff(problem.consumer_ptr))
+    first = cut.stage[problem.producer]
+    last = first.copy()
+    np.maximum.at(last, edge, cut.stage[problem.consumer])
+    boundary = np.arange(1, stages)
+    crosses = (first[:, None] < boundary) & (boundary <= last[:, None])
+    return (problem.bytes @ crosses).tolist(), (problem.gradient_bytes @ crosses).tolist()
+
+
+def _transfers(
+    schedule: Schedule, layout: Layout, crossing: tuple[list[float], list[float]]
+) -> list[float]:
+    """Seconds of one message on each channel of a plain pipeline."""
+    forward, backward = schedule.placement.forward, schedule.placement.backward
+    found = []
+    for c in schedule.channels:
+        low = min(c.src, c.dst)
+        if c.kind is ChannelKind.F and c.src != c.dst:
+            link = _joint(layout, forward[c.src][0], forward[c.dst][0])
+            found.append(float(link.seconds(np.array(crossing[0][low]))))
+        elif c.kind is ChannelKind.B and c.src != c.dst:
+            link = _joint(layout, backward[c.src][0], backward[c.dst][0])
+            found.append(float(link.seconds(np.array(crossing[1][low]))))
+        else:
+            found.append(0.0)
+    return found
+
+
+def _memory(
+    c: Candidate, problem: CostGraph, cut: CutResult, weights: np.ndarray, crossing: list[float]
+) -> Memory:
+    """Bytes per stage; under recompute a microbatch keeps its stage's input alone."""
+    saved = _saved(problem, cut)
+    if c.recompute:
+        saved = np.array([0.0, *crossing])
+    return Memory(
+        weights=weights.tolist(),
+        gradients=weights.tolist(),
+        optimizer=(2 * weights).tolist(),
+        saved=saved.tolist(),
+    )
+
+
+def _saved(problem: CostGraph, cut: CutResult) -> np.ndarray:
+    """Bytes that one microbatch's forward keeps, per stage."""
+    return np.bincount(cut.stage, problem.activation_bytes, cut.stages)
+
+
+def _reduce_seconds(
+    c: Candidate, layout: Layout, weights: np.ndarray, home: Sequence[int]
+) -> float:
+    """Ring all-reduce of a position's gradients: each replica sends 2 (r-1)/r of the bytes."""
+    share = 2 * (c.replicas - 1) / c.replicas
+    at = np.bincount(np.array(home), weights, c.depth)
+    return max(
+        (ring.seconds(share * b) for ring, b in zip(layout.rings, at, strict=True) if ring),
+        default=0.0,
+    )
+
+
+def _tied_seconds(workload: Workload, layout: Layout, cut: CutResult, home: Sequence[int]) -> float:
+    """Gradients of weights that several positions read, exchanged after the last backward."""
+    seconds = 0.0
+    for size, readers in workload.shared_weights:
+        at = sorted({home[s] for s in cut.stage[readers]})
+        share = 2 * (len(at) - 1) / len(at) * size
+        hops = (float(_joint(layout, a, b).seconds(np.array(share))) for a, b in pairwise(at))
+        seconds += max(hops, default=0.0)
+    return seconds
+
+
+def _transfer_share(timeline: Timeline) -> float:
+    shares = [use for lane, use in timeline.lane_use.items() if "compute" not in lane]
+    return max(shares, default=0.0)
+
+
+def _overflow(peak: Sequence[float], limit: Sequence[float]) -> str:
+    over = [
+        f"device {k} needs {p / 2**30:.2f} of {m / 2**30:.2f} GiB"
+        for k, (p, m) in enumerate(zip(peak, limit, strict=True))
+        if p > m
+    ]
+    return f"does not fit: {over[0]}" if over else ""

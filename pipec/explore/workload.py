@@ -1,0 +1,115 @@
+"""A model as exploration sees it: its costs at any microbatch size."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from pipec.cluster.cluster import Cluster
+from pipec.compiler.problem import placement_problem
+from pipec.cost.model import Roofline
+from pipec.cost.table import CostTable, NodeCost
+from pipec.errors import PlanError
+from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, tensors
+from pipec.graph.split_node import split_node
+from pipec.partition.costgraph import CostGraph
+from pipec.passes.split_layer import split_costs
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One training graph with its costs, traced at one batch size.
+
+    Attributes:
+        graph: The model with its loss.
+        costs: At the traced batch size.
+        cluster: The devices.
+        traced_batch: Samples in the traced inputs.
+    """
+
+    graph: Graph
+    costs: CostTable
+    cluster: Cluster
+    traced_batch: int
+    _problems: dict[tuple[int, bool], CostGraph] = field(default_factory=dict, compare=False)
+
+    def problem(self, samples: int, *, recompute: bool) -> CostGraph:
+        """The placement problem for microbatches of ``samples``.
+
+        Bytes and FLOPs of activations grow with the samples, those of weights do not; seconds
+        follow by the roofline, or in proportion where they were measured or modelled otherwise.
+        Recompute adds one forward to the backward and keeps nothing between the two but the
+        stage's input (which the cut knows as crossing bytes).
+        """
+        key = (samples, recompute)
+        if key not in self._problems:
+            table = self._scaled(samples / self.traced_batch)
+            problem = placement_problem(self.graph, table)
+            if recompute:
+                problem = replace(problem, work=problem.work * 4 / 3)
+            self._problems[key] = problem
+        return self._problems[key]
+
+    def split(self, node: str, share: float) -> "Workload":
+        """The same model with one layer in two halves; see `pipec.graph.split_node`.
+
+        Raises:
+            GraphError: The node cannot be split.
+        """
+        graph = split_node(self.graph, node, share)
+        costs = split_costs(self.costs, graph, node, Roofline(), self.cluster)
+        return Workload(graph, costs, self.cluster, self.traced_batch)
+
+    @cached_property
+    def shared_weights(self) -> list[tuple[int, list[int]]]:
+        """Bytes and reading calls (their indices) of every weight that several calls read."""
+        nodes, at = self.graph.nodes, {n: k for k, n in enumerate(self.graph.calls)}
+        found = []
+        for i in self.graph.inputs_of(InputKind.PARAMETER):
+            readers = [at[u] for u in nodes[i.node].users if u in at]
+            if len(readers) > 1:
+                found.append((nbytes(nodes[i.node]), readers))
+        return found
+
+    def _scaled(self, ratio: float) -> CostTable:
+        nodes = {name: _scaled(cost, ratio) for name, cost in self.costs.nodes.items()}
+        seconds = {kind: self._seconds(kind, nodes, ratio) for kind in self.costs.seconds}
+        return CostTable(nodes, seconds, self.costs.method)
+
+    def _seconds(
+        self, kind: str, nodes: Mapping[str, NodeCost], ratio: float
+    ) -> Mapping[str, float]:
+        row = self.costs.of(kind)
+        if self.costs.method[kind] != Roofline.name:
+            return {name: s * ratio for name, s in row.items()}
+        device = next(d for d in self.cluster.devices if d.kind == kind)
+        model = Roofline()
+        return {n.name: model.seconds(n, nodes[n.name], device) for n in self.graph.calls}
+
+
+def _scaled(cost: NodeCost, ratio: float) -> NodeCost:
+    data = cost.bytes_read - cost.parameter_bytes
+    return NodeCost(
+        flops=cost.flops * ratio,
+        bytes_read=int(data * ratio) + cost.parameter_bytes,
+        bytes_written=int(cost.bytes_written * ratio),
+        parameter_bytes=cost.parameter_bytes,
+        output_bytes=int(cost.output_bytes * ratio),
+    )
+
+
+def make_workload(graph: Graph, costs: CostTable, cluster: Cluster) -> Workload:
+    """A workload whose batch is the first dimension of the first input.
+
+    Raises:
+        PlanError: The graph has no loss, or its first input has no dimension.
+    """
+    if not graph.outputs_of(OutputKind.LOSS):
+        raise PlanError(
+            "exploration plans training, and the model has no loss",
+            hint="let the factory return a loss too and pass --training",
+        )
+    first = graph.inputs_of(InputKind.INPUT)
+    shape = tensors(graph.nodes[first[0].node])[0].shape if first else ()
+    if not shape:
+        raise PlanError("the first input has no batch dimension", got=list(shape))
+    return Workload(graph, costs, cluster, int(shape[0]))

@@ -1,0 +1,1 @@
+"""Front ends: a model in, a graph out."""

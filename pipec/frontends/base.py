@@ -1,0 +1,140 @@
+"""What every front end offers: `accepts` a model's spec, `load` it into a `Graph`."""
+
+import io
+import logging
+import sys
+import sysconfig
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import extract_tb
+
+import torch
+from torch import Tensor
+
+from pipec.errors import FrontendError, PipecError
+from pipec.graph.ir import Graph
+
+_OWN = str(Path(__file__).resolve().parents[1])
+_TORCH = str(Path(torch.__file__).parent)
+_STANDARD = sysconfig.get_path("stdlib")
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What a front end is told besides the model.
+
+    Attributes:
+        shapes: Shape per input name, for dimensions that the model file leaves open.
+        bind: Values of inputs that are fixed at compile time, flattened.
+        training: Trace in training mode, with the loss in the graph. Needs a loss.
+        trust: Allow formats that may run code while they are read.
+        seed: Seed of the random weights and example inputs that a factory makes.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    bind: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    training: bool = False
+    trust: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model as the compiler sees it, and as its author wrote it.
+
+    Attributes:
+        graph: The traced graph.
+        example_inputs: One tensor per graph input of kind ``INPUT``, by name.
+        original: Runs the model as written, eagerly, on inputs by name; gives outputs by name. It
+            does not change the model (updated buffers are dropped).
+    """
+
+    graph: Graph
+    example_inputs: Mapping[str, Tensor]
+    original: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+
+
+class Frontend(ABC):
+    """Reads one kind of model; registered by entry point in the group ``pipec.frontends``.
+
+    Attributes:
+        name: Short name (``torch``, ``pt2``, ``onnx``).
+        pattern: What a spec of this kind looks like, for messages (``MODEL.onnx``).
+    """
+
+    name: str
+    pattern: str
+
+    @abstractmethod
+    def accepts(self, spec: str) -> bool:
+        """Whether ``spec`` (a path, or ``file.py:factory``) looks like this front end's kind."""
+
+    @abstractmethod
+    def load(self, spec: str, options: LoadOptions) -> Loaded:
+        """Read and trace the model.
+
+        Raises:
+            FrontendError: It cannot be read or traced.
+        """
+
+
+@contextmanager
+def user_code(doing: str, hint: str | None = None) -> Iterator[None]:
+    """Turn whatever a user's code raises inside the block into one `FrontendError`.
+
+    The error tells the innermost line that is neither pipec's nor torch's. This is the one place
+    that catches everything: code that is not ours may raise anything.
+
+    Args:
+        doing: What was attempted, ``the factory raised`` for example.
+        hint: What to try.
+
+    Raises:
+        FrontendError: The code in the block raised something other than a `PipecError`.
+    """
+    try:
+        yield
+    except PipecError:
+        raise
+    except Exception as error:
+        text = str(error).strip().split("\n\n")[0] or "no message"
+        raise FrontendError(
+            doing, where=_culprit(error), got=f"{type(error).__name__}: {text}", hint=hint
+        ) from None
+
+
+def _culprit(error: BaseException) -> str | None:
+    """File and line of the innermost frame of the user's own code, if there is one."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    for frame in reversed(extract_tb(error.__traceback__)):
+        if not _is_internal(frame.filename):
+            return f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return None
+
+
+def _is_internal(file: str) -> bool:
+    standard = file.startswith(_STANDARD) and "site-packages" not in file
+    return standard or file.startswith((_OWN, _TORCH, "<"))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Mute what torch warns and logs about its own internals inside the block.
+
+    Standard error is held back until the block has succeeded: torch prints half a graph on it when
+    it fails.
+    """
+    before, held = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(held):
+            warnings.simplefilter("ignore")
+            yield
+        sys.stderr.write(held.getvalue())
+    finally:
+        logging.disable(before)

@@ -1,0 +1,144 @@
+"""Factories: ``path/file.py:factory`` or ``package.module:factory``, and what they return.
+
+```python
+def factory():
+    return module                                    # inputs follow from --shape
+    return module, inputs                            # a tensor, a tuple, or a dict of keywords
+    return module, inputs, loss                      # loss(outputs) -> scalar
+    return module, inputs, (loss, target)            # loss(outputs, target), see `Loss`
+```
+"""
+
+import difflib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from pipec.errors import FrontendError
+from pipec.frontends.base import user_code
+from pipec.frontends.trace import Loss
+
+_SPEC = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)|(?P<module>\w+(\.\w+)*):(?P<attribute>\w+)")
+_WANT = "a module, (module, example inputs) or (module, example inputs, loss)"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a factory returned, in one form.
+
+    Attributes:
+        module: The model.
+        inputs: Example inputs; None where the factory gave none.
+        loss: The loss, if there is one.
+    """
+
+    module: nn.Module
+    inputs: object = None
+    loss: Loss | None = None
+
+
+def is_factory(spec: str) -> bool:
+    """Whether ``spec`` names a factory.
+
+    Example:
+        >>> is_factory("examples/net.py:make"), is_factory("pkg.mod:make"), is_factory("net.onnx")
+        (True, True, False)
+    """
+    return _SPEC.fullmatch(spec) is not None or spec.endswith(".py")
+
+
+def call_factory(spec: str, seed: int) -> Made:
+    """Import and call a factory with torch's random generator seeded.
+
+    Raises:
+        FrontendError: The file or factory is missing, raises, or returns something else.
+    """
+    match = _SPEC.fullmatch(spec)
+    if match is None:
+        raise FrontendError(
+            "the factory is not named", got=spec, want="path/file.py:factory, a function's name"
+        )
+    name = match["name"] or match["attribute"]
+    module = _from_file(Path(match["file"])) if match["file"] else _from_package(match["module"])
+    if not hasattr(module, name):
+        near = difflib.get_close_matches(name, vars(module), n=1)
+        raise FrontendError(
+            "no such factory",
+            where=spec,
+            got=name,
+            hint=f"did you mean {near[0]!r}?" if near else None,
+        )
+    factory = getattr(module, name)
+    if not callable(factory):
+        raise FrontendError("the factory cannot be called", where=spec, got=type(factory).__name__)
+    if isinstance(factory, nn.Module):
+        return Made(factory)
+    with torch.random.fork_rng(devices=[]), user_code(f"the factory {spec} raised"):
+        torch.manual_seed(seed)
+        made = factory()
+    return _checked(made, spec)
+
+
+def as_loss(loss: object, where: str) -> Loss:
+    """A `Loss` from a callable or from (callable, target).
+
+    Raises:
+        FrontendError: It is neither.
+    """
+    if isinstance(loss, Loss):
+        return loss
+    fn, target = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
+    tensors = list(target.values()) if isinstance(target, Mapping) else target
+    tensors = tensors if isinstance(tensors, list | tuple) else [tensors]
+    if not callable(fn) or not all(t is None or isinstance(t, Tensor) for t in tensors):
+        raise FrontendError(
+            "the loss cannot be used",
+            where=where,
+            got=type(loss).__name__,
+            want="a callable or (callable, target), the target of tensors",
+        )
+    return Loss(fn, target)
+
+
+def _checked(made: object, spec: str) -> Made:
+    parts = made if isinstance(made, tuple) else (made,)
+    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
+        got = ", ".join(type(p).__name__ for p in parts)
+        raise FrontendError(
+            "the factory returned something else than a model",
+            where=spec,
+            got=f"({got})" if isinstance(made, tuple) else got,
+            want=_WANT,
+        )
+    loss = as_loss(parts[2], spec) if len(parts) == 3 and parts[2] is not None else None
+    return Made(parts[0], parts[1] if len(parts) > 1 else None, loss)
+
+
+def _from_package(name: str) -> ModuleType:
+    with user_code(f"the module {name} cannot be imported"):
+        return importlib.import_module(name)
+    raise AssertionError  # `user_code` never swallows
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise FrontendError("no such file", got=path)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as `python path/file.py` does: its neighbours are importable
+    name = f"pipec_factory_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path.resolve())
+    assert found is not None
+    assert found.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(found)
+    with user_code(f"{path} cannot be imported"):
+        found.loader.exec_module(module)
+    return module

@@ -1,0 +1,256 @@
+"""From a functional `ExportedProgram` to a `Graph`: one copy that leaves all dirt behind.
+
+Left out: metadata assertions, nodes that nothing reads, and nodes that change nothing (a reshape
+to the same shape, a full slice). ``view`` becomes ``reshape`` (see `COMPOSITES`): a view is only
+legal for the strides that tracing saw. Of the metadata, value and origin stay; source paths of
+this machine do not.
+"""
+
+import operator
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.export import graph_signature as export
+
+from pipec.errors import FrontendError
+from pipec.frontends.composites import COMPOSITES, Args
+from pipec.frontends.inplace import FUNCTIONAL, written_values
+from pipec.frontends.origins import OriginOf, module_origin
+from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind, Source
+from pipec.graph.rules import OWN_NAMESPACES
+from pipec.graph.torch_private import OpOverload, namespace_of
+
+_aten = torch.ops.aten
+_DROPPED = frozenset({_aten._assert_tensor_metadata.default})
+_IDENTITY_IF_SAME = frozenset(
+    {
+        _aten.alias.default,
+        _aten.clone.default,
+        _aten.expand.default,
+        _aten.permute.default,
+        _aten.reshape.default,
+        _aten.view.default,
+        _aten.slice.Tensor,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+        _aten.transpose.int,
+        _aten._to_copy.default,
+        _aten.lift_fresh_copy.default,
+    }
+)
+"""Ops that are the identity when shape, dtype, stride and device of the result are the input's."""
+
+_INPUT_KINDS = {
+    export.InputKind.PARAMETER: InputKind.PARAMETER,
+    export.InputKind.BUFFER: InputKind.BUFFER,
+    export.InputKind.CONSTANT_TENSOR: InputKind.CONSTANT,
+    export.InputKind.USER_INPUT: InputKind.INPUT,
+}
+_PREFIX = {InputKind.PARAMETER: "p_", InputKind.BUFFER: "b_", InputKind.CONSTANT: "c_"}
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What the nodes and weights of an exported program are called in the graph.
+
+    Attributes:
+        inputs: Name of each user input tensor, in order.
+        outputs: Name of each user output tensor, in order.
+        prefix: Leading part of weight names and module paths to leave out (``model.``).
+        tied: Canonical weight name to its other names, without the prefix.
+        loss: Name of the output that is the loss, if one is.
+        origin: Overrides where a node came from.
+    """
+
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    prefix: str = ""
+    tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    loss: str | None = None
+    origin: OriginOf | None = None
+
+
+def cleaned(
+    program: ExportedProgram, naming: Naming, source: Source, *, differentiable: bool
+) -> Graph:
+    """The graph of a decomposed program.
+
+    Args:
+        program: The result of ``run_decompositions({})``.
+        naming: Names for what goes in and out.
+        source: What the program was made of.
+        differentiable: Keep ``detach``; otherwise it is removed like any node without effect.
+
+    Raises:
+        FrontendError: The program has something in it that a graph cannot hold.
+    """
+    return _Copy(program, naming, differentiable=differentiable).graph(source)
+
+
+class _Copy:
+    """The state of one copy: old node to new node, and what was found on the way."""
+
+    def __init__(self, program: ExportedProgram, naming: Naming, *, differentiable: bool) -> None:
+        self.program, self.naming = program, naming
+        self.new, self.env = fx.Graph(), dict[fx.Node, fx.Node]()
+        self.identity = _IDENTITY_IF_SAME
+        if not differentiable:
+            self.identity = _IDENTITY_IF_SAME | {_aten.detach.default}
+        self.canonical = {a: name for name, other in naming.tied.items() for a in other}
+        self.namespaces: set[str] = set()
+        self.written: dict[fx.Node, fx.Node] = {}
+        self.shown = defaultdict[fx.Node, list[fx.Node]](list)
+        self.weights: dict[str, Tensor] = {}
+
+    def graph(self, source: Source) -> Graph:
+        """Copy the program node by node."""
+        nodes = list(self.program.graph.nodes)
+        self.written = written_values(nodes)
+        inputs = self._inputs([n for n in nodes if n.op == "placeholder"])
+        needed = _needed(nodes, self.written)
+        for n in nodes:
+            if n.op not in ("placeholder", "output") and n in needed:
+                self._call(n)
+        outputs = self._outputs(nodes[-1])
+        self.new.output(tuple(n for n, _ in outputs))
+        return Graph(
+            module=fx.GraphModule({}, self.new, "Model"),
+            inputs=tuple(inputs),
+            outputs=tuple(o for _, o in outputs),
+            weights=self.weights,
+            tied=self.naming.tied,
+            source=source,
+            namespaces=frozenset(self.namespaces),
+        )
+
+    def _inputs(self, placeholders: list[fx.Node]) -> list[GraphInput]:
+        user, holders = iter(self.naming.inputs), dict[str, fx.Node]()
+        found: list[GraphInput] = []
+        for n, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
+            if isinstance(spec.arg, export.ConstantArgument) and not n.users:
+                continue
+            if spec.kind not in _INPUT_KINDS or not isinstance(n.meta.get("val"), Tensor):
+                raise FrontendError("an input is not a tensor", where=n.name, got=spec.kind.name)
+            kind = _INPUT_KINDS[spec.kind]
+            name = next(user) if kind is InputKind.INPUT else self._weight(str(spec.target))
+            if kind.is_weight and name in holders:
+                self.env[n] = holders[name]  # a tied weight has one placeholder
+                continue
+            placeholder = self.new.placeholder(re.sub(r"\W", "_", _PREFIX.get(kind, "") + name))
+            placeholder.target = placeholder.name
+            placeholder.meta["val"] = n.meta["val"]
+            self.env[n] = holders[name] = placeholder
+            found.append(GraphInput(placeholder.name, kind, name))
+        return found
+
+    def _weight(self, target: str) -> str:
+        """Record the weight called ``target`` in the program; its name in the graph."""
+        name = self._canonical(target)
+        held = self.program.state_dict.get(target)
+        self.weights[name] = self.program.constants[target] if held is None else held
+        return name
+
+    def _canonical(self, target: str) -> str:
+        bare = target.removeprefix(self.naming.prefix)
+        return self.canonical.get(bare, bare)
+
+    def _call(self, n: fx.Node) -> None:
+        if n.op != "call_function" or not (
+            isinstance(n.target, OpOverload) or n.target is operator.getitem
+        ):
+            raise FrontendError(
+                "the model uses control flow or Python code that a flat graph cannot hold",
+                where=f"{n.name}: {module_origin(n, self.naming.prefix)}",
+                got=n.target,
+            )
+        if (n.target in self.identity and _same(n, n.args[0])) or _detached_twice(n):
+            self.env[n] = self.env[n.args[0]]  # type: ignore[index]
+            return
+        told = self.naming.origin(n) if self.naming.origin is not None else None
+        origin = told or module_origin(n, self.naming.prefix)
+        args = fx.map_arg(n.args, self.env.__getitem__)
+        kwargs = fx.map_arg(n.kwargs, self.env.__getitem__)
+
+        def emit(target: Any, args: Args, kwargs: Mapping[str, Any], value: object) -> fx.Node:
+            new = self.new.create_node("call_function", target, args, dict(kwargs), name=n.name)
+            new.meta = {"val": value, "origin": origin}
+            return new
+
+        if n in self.written:
+            new = emit(FUNCTIONAL[n.target], args, kwargs, n.meta["val"])
+            base = self.written[n]
+            self.shown[base].append(n)
+            for old in (base, *self.shown[base]):
+                self.env[old] = new  # whoever reads it from here on reads the new value
+        elif n.target in COMPOSITES:
+            self.env[n] = COMPOSITES[n.target](n, args, emit)
+        else:
+            self.env[n] = emit(n.target, args, kwargs, n.meta.get("val"))
+        if isinstance(n.target, OpOverload) and namespace_of(n.target) not in OWN_NAMESPACES:
+            self.namespaces.add(namespace_of(n.target))
+
+    def _outputs(self, output: fx.Node) -> list[tuple[fx.Node, GraphOutput]]:
+        names, found = iter(self.naming.outputs), list[tuple[fx.Node, GraphOutput]]()
+        specs = self.program.graph_signature.output_specs
+        for value, spec in zip(output.args[0], specs, strict=True):  # type: ignore[arg-type]
+            if not isinstance(value, fx.Node):
+                continue
+            new = self.env[value]
+            if spec.kind is export.OutputKind.BUFFER_MUTATION:
+                kind = OutputKind.BUFFER_UPDATE
+                name = self._canonical(str(spec.target))
+            elif spec.kind is export.OutputKind.USER_OUTPUT:
+                name = next(names)
+                kind = OutputKind.LOSS if name == self.naming.loss else OutputKind.OUTPUT
+            elif spec.kind is export.OutputKind.USER_INPUT_MUTATION:
+                continue  # the caller's tensor is not written back: stages take copies
+            else:
+                raise FrontendError(
+                    "the model changes a parameter while it runs",
+                    where=spec.target,
+                    got=spec.kind.name,
+                    hint="make it a buffer",
+                )
+            found.append((new, GraphOutput(new.name, kind, name)))
+        return found
+
+
+def _needed(nodes: Sequence[fx.Node], written: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
+    """What the output reads, directly or not; random draws stay, to keep the random stream."""
+    needed = {nodes[-1]}
+    for n in reversed(nodes):
+        if n.target in _DROPPED:
+            continue
+        draws = isinstance(n.target, OpOverload) and (
+            torch.Tag.nondeterministic_seeded in n.target.tags and not _deterministic(n)
+        )
+        if n in needed or draws or written.get(n) in needed:
+            needed.add(n)
+            needed.update(n.all_input_nodes)
+    return needed
+
+
+def _deterministic(n: fx.Node) -> bool:
+    return bool(n.kwargs.get("dropout_p", 1.0) == 0.0)
+
+
+def _detached_twice(n: fx.Node) -> bool:
+    return n.target is _aten.detach.default and n.all_input_nodes[0].target is n.target
+
+
+def _same(n: fx.Node, source: object) -> bool:
+    """Whether ``n`` has the type and layout of ``source``."""
+    if not isinstance(source, fx.Node):
+        return False
+    a, b = n.meta.get("val"), source.meta.get("val")
+    return (
+        isinstance(a, Tensor)
+        and isinstance(b, Tensor)
+        and (a.shape, a.dtype, a.device, a.stride()) == (b.shape, b.dtype, b.device, b.stride())
+    )

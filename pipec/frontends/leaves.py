@@ -1,0 +1,127 @@
+"""Names for the tensors inside nested inputs and outputs, and calls rebuilt from flat tensors."""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from pipec.errors import FrontendError
+
+
+def _items(value: object) -> list[tuple[str, object]] | None:
+    """Name and value of each item of a container; None for a leaf."""
+    if isinstance(value, Mapping):
+        return [(str(k), v) for k, v in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    if isinstance(value, list | tuple):
+        return [(str(k), v) for k, v in enumerate(value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(f.name, getattr(value, f.name)) for f in fields(value)]
+    return None
+
+
+def named_leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
+    """Every leaf of nested mappings, sequences and dataclasses, with its path as a name.
+
+    Example:
+        >>> list(named_leaves({"a": 1, "b": (2, 3)}, ""))
+        [('a', 1), ('b.0', 2), ('b.1', 3)]
+        >>> list(named_leaves((4,), "x"))
+        [('x.0', 4)]
+    """
+    items = _items(value)
+    if items is None:
+        yield name, value
+        return
+    for key, item in items:
+        yield from named_leaves(item, f"{name}.{key}" if name else key)
+
+
+def _rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """``value`` with its tensor leaves taken from ``tensors``, in the order of `named_leaves`."""
+    items = _items(value)
+    if items is None:
+        return next(tensors) if isinstance(value, Tensor) else value
+    new: list[Any] = [_rebuilt(item, tensors) for _, item in items]
+    if isinstance(value, Mapping):
+        return dict(zip(value, new, strict=True))
+    if isinstance(value, list):
+        return new
+    if isinstance(value, tuple):
+        return type(value)(*new) if hasattr(value, "_fields") else (*new,)
+    return replace(value, **{k: v for (k, _), v in zip(items, new, strict=True)})
+
+
+class Call:
+    """The arguments of one call of a module, with the tensors in them taken out and named.
+
+    Attributes:
+        tensors: Name to tensor; the names follow the parameters of ``module.forward``.
+
+    Example:
+        >>> import torch
+        >>> call = Call(nn.Linear(2, 2), (torch.ones(1, 2),), {})
+        >>> list(call.tensors), call.arguments([torch.zeros(1, 2)])
+        (['input'], ((tensor([[0., 0.]]),), {}))
+
+    Raises:
+        FrontendError: The arguments do not fit the signature.
+    """
+
+    def __init__(
+        self, module: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
+        signature = inspect.signature(module.forward)
+        try:
+            self._bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise FrontendError(
+                "the example inputs do not fit the model's forward",
+                where=type(module).__name__,
+                got=error,
+                want=f"forward{signature}",
+            ) from None
+        self.tensors: dict[str, Tensor] = {}
+        for name, value in self._bound.arguments.items():
+            variadic = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+            for path, leaf in named_leaves(value, "" if variadic else name):
+                if isinstance(leaf, Tensor):
+                    self.tensors[path] = leaf
+
+    def arguments(self, tensors: Sequence[Tensor]) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Positional and keyword arguments of the same call on other tensors."""
+        fresh = iter(tensors)
+        values = {k: _rebuilt(v, fresh) for k, v in self._bound.arguments.items()}
+        bound = inspect.BoundArguments(self._bound.signature, values)
+        return bound.args, bound.kwargs
+
+
+def named_tensors(value: object) -> dict[str, Tensor]:
+    """The tensors of a model's output by name.
+
+    A lone tensor is called ``output``, items of a tuple ``output0``, ``output1``, items of a
+    mapping or dataclass by their keys. Numbers, strings and None are dropped: nothing computes
+    them.
+
+    Raises:
+        FrontendError: There is something else in it (a cache object), or no tensor at all.
+    """
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        value = value[0] if len(value) == 1 else {f"output{k}": v for k, v in enumerate(value)}
+    found: dict[str, Tensor] = {}
+    for name, leaf in named_leaves(value, ""):
+        if isinstance(leaf, Tensor):
+            found[name or "output"] = leaf
+        elif leaf is not None and not isinstance(leaf, bool | int | float | str):
+            raise FrontendError(
+                "the model returns something that is not a tensor",
+                where=f"output {name}",
+                got=type(leaf).__name__,
+                hint="return tensors only (transformers: set use_cache=False)",
+            )
+    if not found:
+        raise FrontendError("the model returns no tensor", got=type(value).__name__)
+    return found

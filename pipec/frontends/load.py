@@ -1,0 +1,40 @@
+"""Finding the front end for a model: all that are registered are asked in turn."""
+
+from typing import Any
+
+from pipec import registry
+from pipec.errors import FrontendError
+from pipec.frontends.base import Frontend, Loaded, LoadOptions
+
+GROUP = "pipec.frontends"
+
+
+def load(spec: str, options: LoadOptions | None = None) -> Loaded:
+    """Read and trace a model.
+
+    Args:
+        spec: A path or ``file.py:factory``, whatever a registered front end accepts.
+        options: What the front end is told besides.
+
+    Raises:
+        FrontendError: No front end accepts ``spec``, or the one that does cannot read it.
+    """
+    known = [frontend(name) for name in registry.entries(GROUP)]
+    for candidate in known:
+        if candidate.accepts(spec):
+            return candidate.load(spec, options or LoadOptions())
+    raise FrontendError(
+        "no front end reads this model", got=spec, want=" or ".join(f.pattern for f in known)
+    )
+
+
+def frontend(name: str) -> Frontend:
+    """The front end registered as ``name``.
+
+    Raises:
+        FrontendError: What is registered is no front end.
+    """
+    loaded: Any = registry.load(GROUP, name)
+    if not (isinstance(loaded, type) and issubclass(loaded, Frontend)):
+        raise FrontendError("a registered front end is not a Frontend", where=name, got=loaded)
+    return loaded()

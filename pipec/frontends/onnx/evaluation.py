@@ -1,0 +1,250 @@
+"""The first run of a model, on fake tensors: types, known values, weights, and all refusals."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from onnx import NodeProto
+from torch import Tensor
+
+from pipec.errors import FrontendError, PipecError
+from pipec.frontends.onnx.frame import Frame
+from pipec.frontends.onnx.interpreter import Interpreter, Memory
+from pipec.frontends.onnx.mini import first_line
+from pipec.frontends.onnx.reader import ModelFile
+from pipec.frontends.onnx.refusals import Demand, Refused
+from pipec.frontends.onnx.slots import names_read, pinned_by_slot, statistics
+from pipec.frontends.onnx.values import TORCH_OF_ONNX, Type, Value, type_of
+from pipec.frontends.onnx.ways import ALL_WAYS, Way, worst
+from pipec.frontends.onnx.weights import Weights
+from pipec.graph.arrays import Array, has_torch_type
+from pipec.graph.ir import InputKind
+from pipec.graph.torch_private import FakeTensorMode, unset_fake_temporarily
+
+LOWERING_ERRORS = (
+    *(ArithmeticError, AssertionError, AttributeError),
+    *(LookupError, RuntimeError, TypeError, ValueError),
+)
+"""What torch raises when a node's inputs do not fit its op."""
+
+_SMALL = 64
+"""Elements up to which an input of rank 0 or 1 may be bound: a shape, axes, a count, a ratio."""
+
+
+@dataclass
+class Evaluation:
+    """What the first run found out.
+
+    Attributes:
+        model: The model.
+        inputs: Example value of every graph input; arrays where bound at compile time.
+        weights: Parameters, buffers and constants.
+        memory: Decisions per node.
+        known: Value name to array, for every known value of the model's graph.
+        types: Value name to type, for every traced value of the model's graph.
+        ways: Index of a node to how it is run.
+        outputs: Value of every graph output (fake where traced).
+    """
+
+    model: ModelFile
+    inputs: dict[str, Value]
+    weights: Weights
+    memory: Memory = field(default_factory=Memory)
+    known: dict[str, Array] = field(default_factory=dict)
+    types: dict[str, Type] = field(default_factory=dict)
+    ways: dict[int, Way] = field(default_factory=dict)
+    outputs: dict[str, Value] = field(default_factory=dict)
+
+
+def evaluate(
+    model: ModelFile,
+    inputs: Mapping[str, Value],
+    *,
+    candidates: Mapping[str, Value] | None = None,
+    allowed: frozenset[Way] = ALL_WAYS,
+) -> Evaluation:
+    """Run a model on fake tensors.
+
+    Args:
+        model: The model.
+        inputs: Value per graph input: tensors are traced, arrays are known.
+        candidates: Values of inputs that may become known when a node needs them.
+        allowed: Ways to run nodes that may be taken.
+
+    Raises:
+        FrontendError: Nodes that cannot be run; all of them, with op, name and reason.
+    """
+    values, pinned = dict(inputs), pinned_by_slot(model.proto.graph)
+    wanted = frozenset[str]()
+    for _ in range(len(values) + len(model.initializers) + 1):
+        run = _Run(model, values, pinned, wanted, allowed)
+        try:
+            return run()
+        except Demand as demand:
+            given = candidates or {}
+            for name in demand.names & values.keys():
+                if name in given:
+                    values[name] = given[name]
+                else:
+                    wanted |= {name}
+            pinned |= demand.names - values.keys()
+    raise FrontendError("the model's values depend on each other", where=model.where)
+
+
+class _Run:
+    """One attempt at an evaluation."""
+
+    def __init__(
+        self,
+        model: ModelFile,
+        inputs: dict[str, Value],
+        pinned: frozenset[str],
+        wanted: frozenset[str],
+        allowed: frozenset[Way],
+    ) -> None:
+        self.model, self.inputs, self.wanted = model, inputs, wanted
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        weights = Weights(lambda _, t: self._fake_of(t))
+        self.result = Evaluation(model, inputs, weights)
+        small = {n for n, v in inputs.items() if isinstance(v, Tensor) and _is_small(v)}
+        trainable = {n for n in model.initializers if n not in pinned and is_weight(model, n)}
+        self.trainable = trainable
+        self.interpreter = Interpreter(
+            weights,
+            self.result.memory,
+            allowed=allowed,
+            pinned=pinned,
+            bindable=frozenset((small | trainable) - wanted),
+        )
+        self.refusals: list[str] = []
+        self.missing: set[str] = set()
+
+    def __call__(self) -> Evaluation:
+        frame = self.model.frame()
+        with self.mode, _muted():
+            self._enter(frame)
+            for k, node in enumerate(self.model.proto.graph.node):
+                self._node(frame, k, node)
+        for output in self.model.proto.graph.output:
+            if output.name not in frame.env and output.name not in self.missing:
+                self.refusals.append(f"graph output {output.name}: no node yields it")
+        if self.refusals:
+            raise self._error()
+        self._record(frame)
+        return self.result
+
+    def _enter(self, frame: Frame) -> None:
+        stats, read = statistics(self.model.proto.graph), names_read(self.model.proto.graph)
+        for name in self.model.initializers:
+            if name not in read:
+                continue
+            if name in self.trainable:
+                kind = InputKind.BUFFER if name in stats else InputKind.PARAMETER
+                with unset_fake_temporarily():
+                    real = self.model.tensor(name)
+                live = self.result.weights.add(name, real, kind)
+                self.interpreter.bind(frame, name, live, source=name)
+            else:
+                self.interpreter.bind(frame, name, self.model.array(name))
+        for name, value in self.inputs.items():
+            self.interpreter.bind(frame, name, self._fake(value), source=name)
+
+    def _fake(self, value: Value) -> Value:
+        if isinstance(value, list):
+            return [self._fake(v) for v in value]
+        if isinstance(value, Tensor):
+            return self._fake_of(value)
+        return value
+
+    def _fake_of(self, t: Tensor) -> Tensor:
+        with self.mode:
+            return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
+
+    def _node(self, frame: Frame, index: int, node: NodeProto) -> None:
+        if self.missing.intersection(node.input):
+            self.missing.update(node.output)
+            return
+        self.interpreter.used.clear()
+        try:
+            self.interpreter.step(frame, node, str(index))
+        except Refused as refusal:
+            self.refusals.append(f"{describe(node, index)}: {refusal.reason}")
+            self.missing.update(node.output)
+        except PipecError:
+            raise
+        except LOWERING_ERRORS as error:
+            raise FrontendError(
+                "an ONNX node cannot be run on its inputs",
+                where=f"{self.model.where}, {describe(node, index)}",
+                got=f"{first_line(error)}; inputs {self._types(frame, node)}",
+                hint="the file may be malformed, or a --shape may not suit the model",
+            ) from error
+        else:
+            self.result.ways[index] = worst(self.interpreter.used)
+
+    def _types(self, frame: Frame, node: NodeProto) -> str:
+        return ", ".join(_type_text(frame.env.get(name)) for name in node.input)
+
+    def _error(self) -> FrontendError:
+        shown = "\n    ".join(self.refusals[:20])
+        more = len(self.refusals) - 20
+        hint = None
+        if self.wanted:
+            names = " ".join(f"--bind {name}=…" for name in sorted(self.wanted))
+            hint = f"give the values of shape-like inputs at compile time: {names}"
+        return FrontendError(
+            f"{len(self.refusals)} ONNX node(s) cannot be translated",
+            where=self.model.where,
+            got=f"\n    {shown}" + (f"\n    (+{more} more)" if more > 0 else ""),
+            hint=hint,
+        )
+
+    def _record(self, frame: Frame) -> None:
+        for name, value in frame.env.items():
+            if isinstance(value, np.ndarray):
+                self.result.known[name] = value
+            elif isinstance(value, Tensor):
+                self.result.types[name] = type_of(value)
+        for output in self.model.proto.graph.output:
+            value = frame.env[output.name]
+            self.result.outputs[output.name] = value
+            if isinstance(value, np.ndarray) and has_torch_type(value):
+                self.result.weights.constant(output.name, value)
+
+
+@contextmanager
+def _muted() -> Iterator[None]:
+    """Keep torch from logging what the `FrontendError` is about to say."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def is_weight(model: ModelFile, name: str) -> bool:
+    """Whether an initialiser is a tensor of floats of rank 1 or more: something to train."""
+    proto = model.initializers[name]
+    dtype = TORCH_OF_ONNX.get(proto.data_type)
+    return dtype is not None and dtype.is_floating_point and len(proto.dims) > 0
+
+
+def describe(node: NodeProto, index: int) -> str:
+    """A node in the user's words: ``Conv conv1 (node 3)``."""
+    op = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    return f"{op} {node.name} (node {index})" if node.name else f"{op} (node {index})"
+
+
+def _is_small(value: Tensor) -> bool:
+    return value.dim() <= 1 and value.numel() <= _SMALL
+
+
+def _type_text(value: Value) -> str:
+    if isinstance(value, list):
+        return "a sequence"
+    return "-" if value is None else str(type_of(value))

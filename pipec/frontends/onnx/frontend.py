@@ -1,0 +1,240 @@
+"""The front end for ``.onnx`` files."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, fx
+
+from pipec.errors import FrontendError
+from pipec.frontends.base import Frontend, Loaded, LoadOptions
+from pipec.frontends.onnx.evaluation import Evaluation, evaluate
+from pipec.frontends.onnx.inputs import bound_inputs, examples, input_types
+from pipec.frontends.onnx.mini import LARGEST_IR_VERSION
+from pipec.frontends.onnx.module import OnnxModule, index_of
+from pipec.frontends.onnx.reader import ModelFile, read
+from pipec.frontends.trace import Loss, trace
+from pipec.graph.arrays import Array, to_array, to_tensor
+from pipec.graph.ir import Graph, InputKind, Origin, OutputKind, Source, tensor
+from pipec.graph.opaque import engine_errors
+
+
+class OnnxFrontend(Frontend):
+    """Reads ``MODEL.onnx``: every opset from 7 on, external data, files over 2 GB."""
+
+    name = "onnx"
+    pattern = "MODEL.onnx"
+
+    def accepts(self, spec: str) -> bool:
+        """Whether the spec ends in ``.onnx``."""
+        return spec.endswith(".onnx")
+
+    def load(self, spec: str, options: LoadOptions) -> Loaded:
+        """Read, evaluate and trace the model.
+
+        Raises:
+            FrontendError: The file is broken, a dimension is open, or a node has no translation.
+        """
+        evaluation = evaluate_file(Path(spec), options)
+        graph = graph_of(evaluation, source_of(evaluation.model, options))
+        traced = {n: v for n, v in evaluation.inputs.items() if isinstance(v, Tensor)}
+        return Loaded(
+            graph=_with_loss(graph, spec) if options.training else graph,
+            example_inputs=traced,
+            original=Original(evaluation.model, evaluation.inputs),
+        )
+
+
+def evaluate_file(path: Path, options: LoadOptions) -> Evaluation:
+    """Read a model file and run it on fake tensors: types, known values, weights, refusals.
+
+    Raises:
+        FrontendError: See `OnnxFrontend.load`.
+    """
+    model = read(path)
+    types = input_types(model, options)
+    inputs = examples(model, types, bound_inputs(model, types, options), options.seed)
+    return evaluate(model, inputs)
+
+
+def source_of(model: ModelFile, options: LoadOptions) -> Source:
+    """What a graph of the model says about where it came from."""
+    told: dict[str, object] = {}
+    if options.shapes:
+        told["shapes"] = {name: list(shape) for name, shape in sorted(options.shapes.items())}
+    if options.bind:
+        told["bind"] = {name: list(values) for name, values in sorted(options.bind.items())}
+    if options.training:
+        told["training"] = True
+    return Source("onnx", str(model.path or ""), model.digest(), told)
+
+
+def graph_for_training(path: Path, loss: Loss, options: LoadOptions | None = None) -> Graph:
+    """The graph of a model file that ends in a loss.
+
+    Args:
+        path: The model; its normalisations keep their statistics, for a file has no other mode.
+        loss: Called with the model's outputs in order, then the target's tensors.
+        options: Shapes and bound inputs.
+
+    Raises:
+        FrontendError: See `OnnxFrontend.load`.
+    """
+    evaluation = evaluate_file(path, options or LoadOptions())
+    source = source_of(evaluation.model, options or LoadOptions())
+    flat = Loss(lambda outputs, *targets: loss.fn(*outputs, *targets), loss.target)
+    return graph_of(evaluation, source, flat)
+
+
+def graph_of(evaluation: Evaluation, source: Source, loss: Loss | None = None) -> Graph:
+    """Trace an evaluated model.
+
+    Every node carries the name, op type and index of its ONNX node as origin; weights, inputs and
+    outputs have their ONNX names.
+
+    Raises:
+        FrontendError: A graph output is no tensor, or tracing fails.
+    """
+    _check_outputs(evaluation)
+    module = OnnxModule(evaluation)
+    nodes = evaluation.model.proto.graph.node
+
+    def origin(node: fx.Node) -> Origin | None:
+        index = index_of(node)
+        if index is None:
+            return None
+        proto = nodes[index]
+        return Origin(proto.name or f"{proto.op_type}_{index}", proto.op_type, index)
+
+    traced = [name for name, v in evaluation.inputs.items() if isinstance(v, Tensor)]
+    graph = trace(
+        module,
+        module.examples,
+        input_names=[*traced, *(loss.inputs if loss else ())],
+        output_names=None if loss else list(evaluation.outputs),
+        loss=loss,
+        source=source,
+        origin=origin,
+    )
+    return _renamed(graph, module.names)
+
+
+def _with_loss(graph: Graph, where: str) -> Graph:
+    """The graph with its only output, one floating point number, taken for the loss.
+
+    Raises:
+        FrontendError: The file ends in something else.
+    """
+    ends = [tensor(graph.node(o.node)) for o in graph.outputs]
+    if len(ends) != 1 or ends[0].numel() != 1 or not ends[0].is_floating_point():
+        raise FrontendError(
+            "an ONNX file is trained by the loss that it ends in",
+            where=where,
+            got=", ".join(o.name for o in graph.outputs),
+            want="one output, a single floating point number",
+            hint="export the model together with its loss",
+        )
+    (output,) = graph.outputs
+    return graph.replace(outputs=(replace(output, kind=OutputKind.LOSS),))
+
+
+def _check_outputs(evaluation: Evaluation) -> None:
+    for name, value in evaluation.outputs.items():
+        known = isinstance(value, np.ndarray) and name in evaluation.weights.kinds
+        if not isinstance(value, Tensor) and not known:
+            raise FrontendError(
+                "a graph output is not a tensor",
+                where=f"{evaluation.model.where}, output {name}",
+                got="strings or packed numbers" if isinstance(value, np.ndarray) else "a sequence",
+                want="a tensor of a type that torch has",
+            )
+
+
+def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """The graph with ONNX names for its weights; constants that nothing reads are dropped."""
+    read = {n.name for n in graph.module.graph.nodes if n.users}
+    kept = [i for i in graph.inputs if i.kind is not InputKind.CONSTANT or i.node in read]
+    dropped = {i.node for i in graph.inputs} - {i.node for i in kept}
+    for n in list(graph.module.graph.nodes):
+        if n.name in dropped:
+            graph.module.graph.erase_node(n)
+    graph.module.recompile()
+    inputs = tuple(
+        i if not i.kind.is_weight else type(i)(i.node, i.kind, names[i.name]) for i in kept
+    )
+    weights = {names[name]: t for name, t in graph.weights.items()}
+    held = {i.name for i in inputs}
+    return graph.replace(
+        inputs=inputs,
+        weights={name: t for name, t in weights.items() if name in held},
+        tied={},
+    )
+
+
+class Original:
+    """The model file itself, run by onnxruntime.
+
+    Args:
+        model: The model.
+        inputs: Example inputs; arrays among them are bound and always fed.
+    """
+
+    def __init__(self, model: ModelFile, inputs: Mapping[str, object]) -> None:
+        self._model = model
+        self._bound = {n: v for n, v in inputs.items() if isinstance(v, np.ndarray)}
+
+    @cached_property
+    def _session(self) -> Any:
+        return session(self._model)
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs by name for inputs by name.
+
+        Raises:
+            FrontendError: onnxruntime refuses the model or the inputs.
+        """
+        fed: dict[str, Array] = {**self._bound, **{n: to_array(t) for n, t in inputs.items()}}
+        names = [o.name for o in self._session.get_outputs()]
+        found = _guarded(self._model, lambda: self._session.run(names, fed))
+        return {n: to_tensor(np.asarray(a)) for n, a in zip(names, found, strict=True)}
+
+
+def session(model: ModelFile) -> Any:
+    """An onnxruntime session on a model, whatever its size.
+
+    Raises:
+        FrontendError: onnxruntime refuses it.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = torch.get_num_threads()
+    where: str | bytes = str(model.path)
+    if model.proto.ir_version > LARGEST_IR_VERSION or model.path is None:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model.proto)
+        copy.ir_version = min(copy.ir_version, LARGEST_IR_VERSION)
+        where = copy.SerializeToString()
+        if model.path is not None:
+            folder = str(model.path.resolve().parent)
+            key = "session.model_external_initializers_file_folder_path"
+            options.add_session_config_entry(key, folder)
+    providers = ["CPUExecutionProvider"]
+    return _guarded(model, lambda: ort.InferenceSession(where, options, providers=providers))
+
+
+def _guarded(model: ModelFile, run: Callable[[], Any]) -> Any:
+    try:
+        return run()
+    except engine_errors() as error:
+        raise FrontendError(
+            "onnxruntime cannot run the original model",
+            where=model.where,
+            got=str(error).split("\n")[0][:300],
+        ) from error

@@ -1,0 +1,248 @@
+"""Runs ONNX nodes one after the other, each by the best way that applies.
+
+```text
+structural ─► all inputs known? fold ─► native lowering ─► function body ─► opaque (ort, reference)
+```
+
+The same model is interpreted twice: once on fake tensors, where every decision is made and
+remembered in `Memory`, and once while it is traced, where the decisions are only followed.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import NodeProto
+from torch import Tensor
+
+from pipec.frontends.onnx import control_flow, sequences
+from pipec.frontends.onnx.context import LOWERINGS, Context
+from pipec.frontends.onnx.fold import deterministic, fold
+from pipec.frontends.onnx.frame import Frame, standard
+from pipec.frontends.onnx.functions import body_of, inner_frame
+from pipec.frontends.onnx.lowerings import LOADED
+from pipec.frontends.onnx.opaque import Opaque, make_opaque
+from pipec.frontends.onnx.refusals import Demand, NeedKnown, Refused
+from pipec.frontends.onnx.schemas import check_inputs
+from pipec.frontends.onnx.slots import promoted
+from pipec.frontends.onnx.structural import STRUCTURAL
+from pipec.frontends.onnx.values import Value, known, leaves
+from pipec.frontends.onnx.ways import ALL_WAYS, Way
+from pipec.frontends.onnx.weights import Weights
+
+REGISTERED = (control_flow, sequences, *LOADED)
+"""The modules whose import fills the tables of structural ops and lowerings."""
+
+MOST_STEPS = 500_000
+"""Nodes that one evaluation may run, unrolled loops included."""
+
+
+@dataclass
+class Memory:
+    """What the evaluation decided, by the path of the node.
+
+    Attributes:
+        ways: How a node is run.
+        folded: Outputs of nodes that were folded.
+        opaque: How an opaque node is run.
+    """
+
+    ways: dict[str, Way] = field(default_factory=dict)
+    folded: dict[str, tuple[Value, ...]] = field(default_factory=dict)
+    opaque: dict[str, Opaque] = field(default_factory=dict)
+
+
+class Interpreter:
+    """Runs nodes; see the module's docstring.
+
+    Args:
+        weights: Where tensors of the model are registered and looked up.
+        memory: Decisions; grows in the evaluation.
+        allowed: Ways that may be taken.
+        pinned: Names that must stay known, though they look like weights.
+        bindable: Graph inputs whose values could be had at compile time.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        memory: Memory,
+        *,
+        allowed: frozenset[Way] = ALL_WAYS,
+        pinned: frozenset[str] = frozenset(),
+        bindable: frozenset[str] = frozenset(),
+    ) -> None:
+        self.weights, self.memory, self.allowed = weights, memory, allowed
+        self.pinned, self.bindable = pinned, bindable
+        self.used: set[Way] = set()
+        # Tensors stay alive here, so that an id names one tensor for as long as the run lasts.
+        self._history: dict[int, tuple[Tensor, tuple[Tensor, ...], str]] = {}
+        self._steps = 0
+
+    def bind(
+        self, frame: Frame, name: str, value: Value, reads: Iterable[Value] = (), source: str = ""
+    ) -> None:
+        """Give ``value`` to a name of the scope.
+
+        Args:
+            frame: The scope.
+            name: The name in the file.
+            value: What it stands for.
+            reads: The values that it was computed from.
+            source: The graph input or initialiser that it is, if it is one.
+        """
+        frame.env[name] = value
+        self.weights.call(f"{name}@{frame.path}" if frame.path else name, value)
+        for part in leaves(value):
+            if isinstance(part, Tensor) and id(part) not in self._history:
+                parents = tuple(p for v in reads for p in leaves(v) if isinstance(p, Tensor))
+                self._history[id(part)] = (part, parents, source)
+
+    def run(self, frame: Frame, nodes: Sequence[NodeProto]) -> None:
+        """Run all nodes of a scope in order.
+
+        Raises:
+            Refused: A node cannot be run.
+        """
+        for k, node in enumerate(nodes):
+            self.step(frame, node, f"{frame.path}/{k}" if frame.path else str(k))
+
+    def step(self, frame: Frame, node: NodeProto, path: str) -> None:
+        """Run one node and bind its outputs.
+
+        Raises:
+            Refused: No way applies.
+            Demand: Names must be known from the beginning.
+        """
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            raise Refused(f"more than {MOST_STEPS} nodes after unrolling")
+        check_inputs(node, frame)
+        values = [self._read(frame, name) for name in node.input]
+        ctx = Context(node, frame, path, self)
+        outputs = self._outputs(ctx, values)
+        for name, value in zip(node.output, outputs, strict=False):
+            if name:
+                self.bind(frame, name, value, values)
+
+    def subgraph(
+        self, ctx: Context, graph: onnx.GraphProto, inputs: list[Value], tag: str
+    ) -> list[Value]:
+        """Run a subgraph of the node in its scope.
+
+        Args:
+            ctx: The node that has the subgraph.
+            graph: The subgraph.
+            inputs: Values of its formal inputs.
+            tag: Tells this run from others of the same node.
+
+        Returns:
+            Values of its outputs.
+        """
+        frame = ctx.frame.inner(f"{ctx.path}/{tag}")
+        for proto in graph.initializer:
+            self.bind(frame, proto.name, onnx.numpy_helper.to_array(proto))
+        frame.env.update(zip((i.name for i in graph.input), inputs, strict=True))
+        self.run(frame, graph.node)
+        return [self._read(frame, o.name) for o in graph.output]
+
+    def sources(self, values: Iterable[Value]) -> frozenset[str]:
+        """Graph inputs and initialisers that some values were computed from."""
+        todo = [id(p) for v in values for p in leaves(v)]
+        seen, found = set[int](), set[str]()
+        while todo:
+            key = todo.pop()
+            if key in seen or key not in self._history:
+                continue
+            seen.add(key)
+            _, parents, source = self._history[key]
+            found.update({source} - {""})
+            todo.extend(map(id, parents))
+        return frozenset(found)
+
+    def _read(self, frame: Frame, name: str) -> Value:
+        if not name:
+            return None
+        if name not in frame.env:
+            raise Refused(f"it reads {name!r}, which nothing before it yields")
+        return frame.env[name]
+
+    def _outputs(self, ctx: Context, values: list[Value]) -> tuple[Value, ...]:
+        values = promoted(self, ctx, values)
+        if ctx.path in self.memory.ways:
+            return self._follow(self.memory.ways[ctx.path], ctx, values)
+        reasons = []
+        for way in self._candidates(ctx, values):
+            try:
+                outputs = self._follow(way, ctx, values)
+            except NeedKnown as need:
+                self._demand(need, values)
+                reasons.append(f"{way}: {need.reason}")
+            except Refused as refusal:
+                if refusal.final:
+                    raise
+                reasons.append(f"{way}: {refusal.reason}")
+            else:
+                self.memory.ways[ctx.path] = way
+                return outputs
+        raise Refused("; ".join(reasons) or "no way to run it is allowed")
+
+    def _candidates(self, ctx: Context, values: list[Value]) -> list[Way]:
+        if standard(ctx.node.domain) == "" and ctx.node.op_type in STRUCTURAL:
+            return [Way.STRUCTURAL]
+        ways = [Way.NATIVE, Way.FUNCTION, Way.ORT]
+        if all(map(known, values)) and deterministic(ctx.node):
+            ways.insert(0, Way.FOLDED)
+        opaque = self.allowed & {Way.ORT, Way.REFERENCE}
+        return [w for w in ways if w in self.allowed or (w is Way.ORT and opaque)]
+
+    def _follow(self, way: Way, ctx: Context, values: list[Value]) -> tuple[Value, ...]:
+        if way is Way.STRUCTURAL:
+            found = STRUCTURAL[ctx.node.op_type](ctx, *values)
+            outputs = found if isinstance(found, tuple) else (found,)
+        elif way is Way.FOLDED:
+            outputs = self._folded(ctx, values)
+        elif way is Way.NATIVE:
+            outputs = self._native(ctx, values)
+        elif way is Way.FUNCTION:
+            outputs = self._body(ctx, values)
+        else:
+            outputs, way = self._engine(ctx, values)
+        self.used.add(way)
+        return outputs
+
+    def _folded(self, ctx: Context, values: list[Value]) -> tuple[Value, ...]:
+        if ctx.path not in self.memory.folded:
+            self.memory.folded[ctx.path] = fold(ctx.node, ctx.frame, values)
+        return self.memory.folded[ctx.path]
+
+    def _native(self, ctx: Context, values: list[Value]) -> tuple[Value, ...]:
+        entry = LOWERINGS.get((standard(ctx.node.domain), ctx.node.op_type))
+        if entry is None:
+            raise Refused("there is no lowering")
+        return entry(ctx, values)
+
+    def _body(self, ctx: Context, values: list[Value]) -> tuple[Value, ...]:
+        body = body_of(ctx.node, ctx.frame, values)
+        frame = inner_frame(body, ctx.frame, values, ctx.path)
+        self.run(frame, body.node)
+        return tuple(
+            self._read(frame, name) if ctx.wants(k) else None for k, name in enumerate(body.output)
+        )
+
+    def _engine(self, ctx: Context, values: list[Value]) -> tuple[tuple[Value, ...], Way]:
+        if ctx.path not in self.memory.opaque:
+            self.memory.opaque[ctx.path] = make_opaque(ctx, values, self.allowed)
+        opaque = self.memory.opaque[ctx.path]
+        return opaque(ctx.node, values), opaque.way
+
+    def _demand(self, need: NeedKnown, values: list[Value]) -> None:
+        """Ask for a restart where what must be known follows from initialisers and small inputs.
+
+        Raises:
+            Demand: With their names.
+        """
+        needed = need.value if isinstance(need.value, Tensor) else None
+        found = self.sources([needed]) or self.sources(values)
+        if found and found <= self.bindable:
+            raise Demand(found)

@@ -1,0 +1,92 @@
+"""Convolutions of 1, 2 and 3 spatial dimensions."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as fn
+
+from pipec.frontends.onnx.context import Context, Result, lowering
+from pipec.frontends.onnx.lowerings.windows import window
+from pipec.frontends.onnx.refusals import Refused
+
+_CONV = {1: fn.conv1d, 2: fn.conv2d, 3: fn.conv3d}
+_TRANSPOSED = {1: fn.conv_transpose1d, 2: fn.conv_transpose2d, 3: fn.conv_transpose3d}
+
+
+@lowering("Conv")
+def conv(ctx: Context, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Result:
+    """A convolution; unequal pads become a pad node before it."""
+    rank = x.dim() - 2
+    if rank not in _CONV or w.dim() != x.dim():
+        raise Refused(f"a convolution of {rank} spatial dimensions; want 1 to 3")
+    shape = window(ctx, tuple(x.shape[2:]), tuple(w.shape[2:]))
+    groups = ctx.attr("group", 1)
+    pads: tuple[int, ...] = shape.begin
+    if not shape.symmetric:
+        x, pads = shape.pad(x), (0,) * rank
+    return _CONV[rank](x, w, bias, shape.strides, pads, shape.dilations, groups)
+
+
+@lowering("ConvTranspose")
+def conv_transpose(ctx: Context, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Result:
+    """A transposed convolution; unusual pads become a crop or pad of the full result."""
+    rank = x.dim() - 2
+    if rank not in _TRANSPOSED:
+        raise Refused(f"a transposed convolution of {rank} spatial dimensions; want 1 to 3")
+    ones = (1,) * rank
+    strides, dilations = list(ctx.attr("strides") or ones), list(ctx.attr("dilations") or ones)
+    extra = ctx.attr("output_padding") or [0] * rank
+    full = [
+        s * (n - 1) + (k - 1) * d + 1
+        for n, s, k, d in zip(x.shape[2:], strides, w.shape[2:], dilations, strict=True)
+    ]
+    begin, end = _transposed_pads(ctx, x, full, extra, strides)
+    groups, function = ctx.attr("group", 1), _TRANSPOSED[rank]
+    small = all(e < max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True))
+    if begin == end and min(begin) >= 0 and small:
+        return function(x, w, bias, strides, begin, extra, groups, dilations)
+    y = function(x, w, None, strides, 0, 0, groups, dilations)
+    borders = [(-b, o - e) for b, e, o in zip(begin, end, extra, strict=True)]
+    y = fn.pad(y, [n for border in reversed(borders) for n in border])
+    return y if bias is None else y + bias.reshape(-1, *ones)
+
+
+def _transposed_pads(
+    ctx: Context, x: Tensor, full: list[int], extra: list[int], strides: list[int]
+) -> tuple[list[int], list[int]]:
+    rank = len(full)
+    mode, wanted = ctx.attr("auto_pad", "NOTSET"), ctx.attr("output_shape")
+    if wanted is None and mode in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = [n * s for n, s in zip(x.shape[2:], strides, strict=True)]
+    if wanted is None:
+        pads = ctx.attr("pads") or [0] * (2 * rank)
+        return ([0] * rank, [0] * rank) if mode == "VALID" else (pads[:rank], pads[rank:])
+    totals = [f + e - n for f, e, n in zip(full, extra, wanted[-rank:], strict=True)]
+    # A negative total makes the output larger than natural: all of it goes to the end.
+    small = [t // 2 if t > 0 else 0 for t in totals]
+    large = [t - s for t, s in zip(totals, small, strict=True)]
+    if mode == "SAME_UPPER" or min(totals) < 0:
+        return small, large
+    return large, small
+
+
+@lowering("ConvInteger")
+def conv_integer(
+    ctx: Context, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None
+) -> Result:
+    """A convolution of 8-bit integers; exact, since products and sums stay below 2^53."""
+    return integer_conv(ctx, x, w, x_zero, w_zero).to(torch.int32)
+
+
+def integer_conv(
+    ctx: Context, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None
+) -> Tensor:
+    """The accumulators of an integer convolution as float64."""
+    a, b = x.to(torch.float64), w.to(torch.float64)
+    if x_zero is not None:
+        a = a - x_zero.to(torch.float64)
+    if w_zero is not None:
+        zero = w_zero.to(torch.float64)
+        b = b - (zero.reshape((-1,) + (1,) * (w.dim() - 1)) if zero.dim() else zero)
+    result = conv(ctx, a, b)
+    assert isinstance(result, Tensor)
+    return result

@@ -1,0 +1,71 @@
+"""Matrix products."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as fn
+
+from pipec.frontends.onnx.context import Context, Result, lowering
+from pipec.frontends.onnx.lowerings.unsigned import narrowed, widened
+
+
+@lowering("MatMul")
+def matmul(_: Context, a: Tensor, b: Tensor) -> Result:
+    """A product of stacks of matrices."""
+    return narrowed(torch.matmul(widened(a), widened(b)), a)
+
+
+@lowering("Gemm")
+def gemm(ctx: Context, a: Tensor, b: Tensor, c: Tensor | None = None) -> Result:
+    """``alpha * A' B' + beta * C``; a linear layer where it is one."""
+    alpha, beta = ctx.attr("alpha", 1.0), ctx.attr("beta", 1.0)
+    x = a.t() if ctx.attr("transA", 0) else a
+    vector = c is None or (
+        c.dim() == 1 and c.shape[0] == b.shape[0 if ctx.attr("transB", 0) else 1]
+    )
+    if ctx.attr("transB", 0):
+        if alpha == 1 and (beta == 1 or c is None) and vector and a.is_floating_point():
+            return fn.linear(x, b, c)
+        b = b.t()
+    wide = widened(a).dtype
+    y = torch.matmul(x.to(wide), b.to(wide))
+    y = _scaled(y, alpha)
+    if c is not None and beta != 0:
+        y = y + _scaled(c.to(wide), beta)
+    return narrowed(y, a)
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    if factor == 1:
+        return x
+    return x * factor if x.is_floating_point() else (x * factor).to(x.dtype)
+
+
+@lowering("MatMulInteger")
+def matmul_integer(
+    _: Context, a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None
+) -> Result:
+    """A product of 8-bit integers in 32 bits; zero points per row of A and per column of B."""
+    x, y = a.to(torch.int32), b.to(torch.int32)
+    if a_zero is not None:
+        x = x - _row(a_zero.to(torch.int32))
+    if b_zero is not None:
+        y = y - b_zero.to(torch.int32)
+    return torch.matmul(x, y)
+
+
+def _row(zero: Tensor) -> Tensor:
+    return zero.unsqueeze(-1) if zero.dim() == 1 and zero.numel() > 1 else zero
+
+
+@lowering("Einsum")
+def einsum(ctx: Context, *operands: Tensor) -> Result:
+    """A sum of products in index notation."""
+    result: Tensor = torch.einsum(ctx.attr("equation"), *operands)
+    return result
+
+
+@lowering("Det")
+def det(_: Context, x: Tensor) -> Result:
+    """Determinants of a stack of matrices."""
+    result: Tensor = torch.linalg.det(x)
+    return result

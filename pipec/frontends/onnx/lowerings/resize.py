@@ -1,0 +1,167 @@
+"""Resize and Upsample: separable, one axis after the other."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipec.frontends.onnx.context import Context, Result, lowering
+from pipec.frontends.onnx.lowerings.unsigned import is_wide_unsigned
+from pipec.frontends.onnx.refusals import Refused
+from pipec.frontends.onnx.values import ints
+from pipec.graph.arrays import Array
+
+Row = tuple[Array, Array]
+"""Positions and weights, [output size, taps] each."""
+
+
+@lowering("Upsample", known=(1,))
+def upsample(ctx: Context, x: Tensor, scales: Array | None = None) -> Result:
+    """The old form of Resize: ``asymmetric`` coordinates, ``floor`` for the nearest."""
+    if scales is None:
+        found = ctx.attr("scales")
+        if found is None:
+            found = [1.0, 1.0, ctx.attr("height_scale"), ctx.attr("width_scale")]
+    else:
+        found = scales.reshape(-1).tolist()
+    mode = {"bilinear": "linear"}.get(ctx.attr("mode", "nearest"), ctx.attr("mode", "nearest"))
+    return _resized(ctx, x, found, None, mode, "asymmetric", "floor")
+
+
+@lowering("Resize", known=(1, 2, 3))
+def resize(
+    ctx: Context,
+    x: Tensor,
+    roi: Array | None = None,
+    scales: Array | None = None,
+    sizes: Array | None = None,
+) -> Result:
+    """Samples at other places, by scales or to sizes."""
+    if ctx.version < 11:
+        return upsample(ctx, x, roi)
+    coordinates = ctx.attr("coordinate_transformation_mode", "half_pixel")
+    if coordinates == "tf_crop_and_resize":
+        raise Refused("coordinate_transformation_mode tf_crop_and_resize")
+    if ctx.attr("antialias", 0):
+        raise Refused("antialias")
+    axes = [a % x.dim() for a in ctx.attr("axes", range(x.dim()))]
+    full, wanted = [1.0] * x.dim(), None
+    if scales is not None and scales.size:
+        for axis, scale in zip(axes, scales.reshape(-1).tolist(), strict=True):
+            full[axis] = scale
+    elif sizes is not None:
+        wanted = list(x.shape)
+        for axis, size in zip(axes, ints(sizes), strict=True):
+            wanted[axis] = size
+        full, wanted = _kept_ratio(ctx, x, axes, wanted)
+    mode, nearest = ctx.attr("mode", "nearest"), ctx.attr("nearest_mode", "round_prefer_floor")
+    return _resized(ctx, x, full, wanted, mode, coordinates, nearest)
+
+
+def _kept_ratio(
+    ctx: Context, x: Tensor, axes: list[int], wanted: list[int]
+) -> tuple[list[float], list[int]]:
+    """Scales and sizes under ``keep_aspect_ratio_policy``."""
+    policy = ctx.attr("keep_aspect_ratio_policy", "stretch")
+    scales = [w / n for w, n in zip(wanted, x.shape, strict=True)]
+    if policy != "stretch":
+        choose = min if policy == "not_larger" else max
+        scale = choose(scales[a] for a in axes)
+        for a in axes:
+            scales[a], wanted[a] = scale, math.floor(x.shape[a] * scale + 0.5)
+    return scales, wanted
+
+
+def _resized(
+    ctx: Context,
+    x: Tensor,
+    scales: list[float],
+    sizes: list[int] | None,
+    mode: str,
+    coordinates: str,
+    nearest: str,
+) -> Tensor:
+    if is_wide_unsigned(x):
+        raise Refused("resizing unsigned numbers")
+    if mode not in ("nearest", "linear", "cubic"):
+        raise Refused(f"mode {mode!r}")
+    y = x if mode == "nearest" or x.is_floating_point() else x.to(torch.float32)
+    for axis, scale in enumerate(scales):
+        size = math.floor(x.shape[axis] * scale) if sizes is None else sizes[axis]
+        if scale == 1 and size == x.shape[axis]:
+            continue
+        at = _coordinates(coordinates, x.shape[axis], size, scale)
+        if mode == "nearest":
+            y = y.index_select(axis, ctx.tensor(_nearest(at, nearest, x.shape[axis])))
+        else:
+            y = _blended(ctx, y, axis, _taps(ctx, at, mode, x.shape[axis]))
+    if not x.is_floating_point() and mode != "nearest":
+        y = torch.round(y)
+    return y.to(x.dtype)
+
+
+def _coordinates(mode: str, size: int, new: int, scale: float) -> Array:
+    """Where each output element lies on the input axis."""
+    i = np.arange(new, dtype=np.float64)
+    if mode == "asymmetric":
+        return i / scale
+    if mode == "align_corners":
+        length = size * scale - 1
+        return i * ((size - 1) / length) if length > 0 else np.zeros(new)
+    if mode == "pytorch_half_pixel" and new <= 1:
+        return np.zeros(new)
+    if mode == "half_pixel_symmetric":
+        adjusted = new / (size * scale)
+        return (i + 0.5) / scale - 0.5 + size / 2 * (1 - adjusted)
+    if mode in ("half_pixel", "pytorch_half_pixel"):
+        return (i + 0.5) / scale - 0.5
+    raise Refused(f"coordinate_transformation_mode {mode}")
+
+
+def _nearest(at: Array, mode: str, size: int) -> Array:
+    modes: dict[str, Callable[[Array], Array]] = {
+        "floor": np.floor,
+        "ceil": np.ceil,
+        "round_prefer_floor": lambda a: np.ceil(a - 0.5),
+        "round_prefer_ceil": lambda a: np.floor(a + 0.5),
+    }
+    if mode not in modes:
+        raise Refused(f"nearest_mode {mode!r}")
+    places: Array = np.clip(modes[mode](at), 0, size - 1).astype(np.int64)
+    return places
+
+
+def _taps(ctx: Context, at: Array, mode: str, size: int) -> Row:
+    """Which input elements make an output element, and how much of each."""
+    reach = 1 if mode == "linear" else 2
+    places = np.floor(at).astype(np.int64)[:, None] + np.arange(1 - reach, reach + 1)
+    distance = np.abs(at[:, None] - places)
+    a = ctx.attr("cubic_coeff_a", -0.75)
+    weights = np.maximum(1 - distance, 0) if mode == "linear" else _cubic(distance, a)
+    if ctx.attr("exclude_outside", 0):
+        weights = np.where((places < 0) | (places >= size), 0, weights)
+        weights = weights / weights.sum(1, keepdims=True)
+    return np.clip(places, 0, size - 1), weights
+
+
+def _cubic(distance: Array, a: float) -> Array:
+    """Keys' cubic convolution kernel."""
+    d = distance
+    near = (a + 2) * d**3 - (a + 3) * d**2 + 1
+    far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
+    kernel: Array = np.where(d <= 1, near, np.where(d < 2, far, 0))
+    return kernel
+
+
+def _blended(ctx: Context, x: Tensor, axis: int, row: Row) -> Tensor:
+    places, weights = row
+    shape = [-1 if k == axis else 1 for k in range(x.dim())]
+    total: Tensor | None = None
+    for tap in range(places.shape[1]):
+        weight = ctx.tensor(weights[:, tap].astype(np.float32)).to(x.dtype).reshape(shape)
+        part = x.index_select(axis, ctx.tensor(places[:, tap])) * weight
+        total = part if total is None else total + part
+    assert total is not None
+    return total

@@ -1,0 +1,120 @@
+"""Geometry of sliding windows: kernel, strides, dilations and pads as ONNX writes them."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional as fn
+
+from pipec.frontends.onnx.context import Context
+from pipec.frontends.onnx.refusals import Refused
+
+
+@dataclass(frozen=True)
+class Window:
+    """One sliding window; every field has one entry per spatial dimension.
+
+    Attributes:
+        sizes: Input sizes.
+        kernel: Kernel sizes.
+        strides: Steps between windows.
+        dilations: Distances between the elements of a window.
+        begin: Pads before the first element; may be negative (crops).
+        end: Pads after the last element.
+        ceil: Whether a last window that is only partly filled counts.
+    """
+
+    sizes: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    ceil: bool = False
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Input elements from the first to the last element of a window."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Number of windows; one that would start in the right padding does not count."""
+        counts = []
+        for k, extent in enumerate(self.extents):
+            room = self.sizes[k] + self.begin[k] + self.end[k] - extent
+            count = (-(-room // self.strides[k]) if self.ceil else room // self.strides[k]) + 1
+            if self.ceil and (count - 1) * self.strides[k] >= self.sizes[k] + self.begin[k]:
+                count -= 1
+            counts.append(max(count, 0))
+        return tuple(counts)
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether each dimension has the same, non-negative pad on both sides."""
+        return self.begin == self.end and min(self.begin, default=0) >= 0
+
+    @property
+    def extra(self) -> tuple[int, ...]:
+        """Elements beyond the end pad that the last window reads."""
+        return tuple(
+            max(0, (n - 1) * s + e - (size + b + p))
+            for n, s, e, size, b, p in zip(
+                self.outputs,
+                self.strides,
+                self.extents,
+                self.sizes,
+                self.begin,
+                self.end,
+                strict=True,
+            )
+        )
+
+    def pad(self, x: Tensor, value: float = 0.0) -> Tensor:
+        """``x`` with all padding written out, so that a window without pads and ceil is equal."""
+        ends = tuple(p + e for p, e in zip(self.end, self.extra, strict=True))
+        if not any(self.begin) and not any(ends):
+            return x
+        pairs = list(zip(self.begin, ends, strict=True))
+        return fn.pad(x, [n for pair in reversed(pairs) for n in pair], value=value)
+
+
+def window(ctx: Context, sizes: tuple[int, ...], kernel: tuple[int, ...]) -> Window:
+    """The window that a node's attributes describe.
+
+    Raises:
+        Refused: Attributes and rank do not fit.
+    """
+    rank = len(sizes)
+    ones = (1,) * rank
+    strides = tuple(ctx.attr("strides") or ones)
+    dilations = tuple(ctx.attr("dilations") or ones)
+    pads = tuple(ctx.attr("pads") or (0,) * (2 * rank))
+    if {len(kernel), len(strides), len(dilations)} != {rank} or len(pads) != 2 * rank:
+        raise Refused("kernel, strides, dilations or pads do not fit the input's rank")
+    if min(*strides, *dilations, *kernel) < 1:
+        raise Refused("a kernel size, stride or dilation below 1")
+    begin, end = pads[:rank], pads[rank:]
+    mode = ctx.attr("auto_pad", "NOTSET")
+    ceil = bool(ctx.attr("ceil_mode", 0))
+    if mode == "VALID":
+        begin = end = (0,) * rank
+    elif mode in ("SAME_UPPER", "SAME_LOWER"):
+        begin, end = _same(sizes, kernel, strides, dilations, mode)
+        ceil = False
+    return Window(sizes, kernel, strides, dilations, begin, end, ceil)
+
+
+def _same(
+    sizes: tuple[int, ...],
+    kernel: tuple[int, ...],
+    strides: tuple[int, ...],
+    dilations: tuple[int, ...],
+    mode: str,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Pads for which there are ``ceil(size / stride)`` windows."""
+    totals = [
+        max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+        for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True)
+    ]
+    small, large = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
+    return (small, large) if mode == "SAME_UPPER" else (large, small)

@@ -1,0 +1,43 @@
+"""The two ways in which the interpreter says no; neither leaves the front end.
+
+`Refused` lets the interpreter try the next way to run a node. Any other exception in a lowering is
+a mistake and is never taken for a refusal: a broad fallback would hide it behind an opaque node
+that computes the right numbers and has no gradient.
+"""
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not an error
+    """This way of running a node does not apply.
+
+    Args:
+        reason: Why, to end in the user's error message.
+        final: No other way may be tried: it would compute something else than the file says.
+    """
+
+    def __init__(self, reason: str, *, final: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.final = reason, final
+
+
+class NeedKnown(Refused):
+    """A number is needed where the value is traced.
+
+    Args:
+        value: The traced tensor.
+    """
+
+    def __init__(self, value: object) -> None:
+        super().__init__("it needs a value at compile time that is only known at run time")
+        self.value = value
+
+
+class Demand(Exception):  # noqa: N818 - a request, not an error
+    """The evaluation must start again with some names known from the beginning.
+
+    Args:
+        names: Initialisers or graph inputs.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__(", ".join(sorted(names)))
+        self.names = names

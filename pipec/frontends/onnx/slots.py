@@ -1,0 +1,107 @@
+"""Which known values are weights: what stands in the weight slot of an op, under its own name."""
+
+from typing import Protocol
+
+import numpy as np
+import onnx
+
+from pipec.frontends.onnx.context import LOWERINGS, Context
+from pipec.frontends.onnx.frame import standard
+from pipec.frontends.onnx.values import Value, known
+from pipec.frontends.onnx.weights import Weights
+from pipec.graph.arrays import Array
+from pipec.graph.ir import InputKind
+
+_WEIGHTS: dict[str, tuple[int, ...]] = {
+    "Conv": (1, 2),
+    "ConvTranspose": (1, 2),
+    "Gemm": (1, 2),
+    "MatMul": (0, 1),
+    "BatchNormalization": (1, 2),
+    "InstanceNormalization": (1, 2),
+    "LayerNormalization": (1, 2),
+    "GroupNormalization": (1, 2),
+    "PRelu": (1,),
+    "LSTM": (1, 2, 3),
+    "GRU": (1, 2, 3),
+    "RNN": (1, 2, 3),
+}
+_VECTORS = {"Mul": (0, 1), "Add": (0, 1)}
+"""Here a known vector is a per-channel scale or shift; a known matrix may be a mask or a table."""
+
+_STATISTICS = {"BatchNormalization": (3, 4)}
+
+
+class Pins(Protocol):
+    """What is asked of the interpreter here."""
+
+    weights: Weights
+    pinned: frozenset[str]
+
+
+def promoted(runner: Pins, ctx: Context, values: list[Value]) -> list[Value]:
+    """The node's inputs with known weights turned into parameters and statistics into buffers.
+
+    Old exporters keep weights in Constant and ConstantOfShape nodes. A value becomes a weight at
+    the node that uses it as one, after what came before (a reshape, say) was folded. Values of a
+    node whose inputs are all known stay as they are.
+    """
+    op = ctx.node.op_type
+    if standard(ctx.node.domain) or op not in _STATISTICS | _WEIGHTS | _VECTORS:
+        return values
+    if all(map(known, values)):
+        return values
+    result = list(values)
+    for k, value in enumerate(values):
+        kind = _kind(op, k, value)
+        name = runner.weights.name_of(value) if isinstance(value, np.ndarray) else None
+        if kind and name and name not in runner.pinned and isinstance(value, np.ndarray):
+            result[k] = runner.weights.constant(name, value, kind)
+    return result
+
+
+def _kind(op: str, k: int, value: Value) -> InputKind | None:
+    if not isinstance(value, np.ndarray) or value.ndim == 0 or not _is_float(value):
+        return None
+    if k in _STATISTICS.get(op, ()):
+        return InputKind.BUFFER
+    if k in _WEIGHTS.get(op, ()):
+        return InputKind.PARAMETER
+    is_vector = value.size > 1 and max(value.shape) == value.size
+    return InputKind.PARAMETER if k in _VECTORS.get(op, ()) and is_vector else None
+
+
+def _is_float(array: Array) -> bool:
+    return bool(array.dtype.kind == "f" or array.dtype.name == "bfloat16")
+
+
+def statistics(graph: onnx.GraphProto) -> frozenset[str]:
+    """Names in the slots of fixed statistics: buffers, not parameters."""
+    return frozenset(
+        name
+        for node in graph.node
+        for k, name in enumerate(node.input)
+        if k in _STATISTICS.get(node.op_type, ()) and not standard(node.domain)
+    )
+
+
+def pinned_by_slot(graph: onnx.GraphProto) -> frozenset[str]:
+    """Names that some lowering needs as numbers (scales of a Resize, ratio of a Dropout)."""
+    return frozenset(
+        name
+        for node in graph.node
+        if (entry := LOWERINGS.get((standard(node.domain), node.op_type)))
+        for k, name in enumerate(node.input)
+        if k in entry.known and name
+    )
+
+
+def names_read(graph: onnx.GraphProto) -> frozenset[str]:
+    """Every name that a node of the graph, one of its subgraphs, or the graph's outputs read."""
+    names = {o.name for o in graph.output}
+    for node in graph.node:
+        names.update(node.input)
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                names.update(names_read(inner))
+    return frozenset(names)

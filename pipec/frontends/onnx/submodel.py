@@ -1,0 +1,217 @@
+"""A part of an ONNX model as a model of its own, assembled node by node under the original names.
+
+Which nodes belong to a part is known from the traced graph (`Origin.index`). Nodes without a trace
+computed nothing that the graph kept; they are treated by what their outputs are:
+
+===========================================  ============================================
+a name that a node of the part reads is      it becomes
+===========================================  ============================================
+yielded by a node of the part                nothing new
+received from another part, a graph input    an input of the part
+known at compile time, or a weight           an initialiser
+yielded by a node without a trace            that node joins (an ``Identity``, say)
+anything else                                zeros: the trace proves that its content does
+                                             not matter (only its shape does)
+===========================================  ============================================
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, helper
+from torch import Tensor, fx
+
+from pipec.errors import FrontendError
+from pipec.frontends.onnx.evaluation import Evaluation
+from pipec.frontends.onnx.mini import LARGEST_IR_VERSION
+from pipec.frontends.onnx.values import Type, type_of
+from pipec.graph.arrays import Array
+from pipec.graph.ir import origin, tensor
+
+SMALLEST_IR_VERSION = 4
+"""Before it every initialiser had to be listed as an input too."""
+
+
+@dataclass
+class Part:
+    """A model without the data of its weights, and these.
+
+    Attributes:
+        proto: The model.
+        weights: Name to data of the initialisers that ``proto`` lacks.
+    """
+
+    proto: onnx.ModelProto
+    weights: dict[str, Tensor | Array] = field(default_factory=dict)
+
+
+class Assembler:
+    """Assembles parts of one evaluated model.
+
+    Args:
+        evaluation: The model, evaluated as it was when the graph was traced.
+        weights: Data of weights by name, where they may differ from the file's.
+        traced: Indices of all ONNX nodes that the whole graph has nodes of.
+    """
+
+    def __init__(
+        self, evaluation: Evaluation, weights: Mapping[str, Tensor], traced: Collection[int]
+    ) -> None:
+        self._evaluation, self._weights, self._traced = evaluation, weights, frozenset(traced)
+        self._model = evaluation.model
+        self._nodes = list(self._model.proto.graph.node)
+        self._producer = {name: k for k, n in enumerate(self._nodes) for name in n.output if name}
+
+    def name_of(self, node: fx.Node) -> str:
+        """The ONNX name of what a node of the graph yields to nodes of other indices.
+
+        Raises:
+            FrontendError: Its ONNX node has several outputs of one type and the graph does not
+                say which it is.
+        """
+        index = origin(node).index
+        if index is None:
+            raise FrontendError("a node of the graph has no ONNX node", where=node.name)
+        names = [name for name in self._nodes[index].output if name in self._evaluation.types]
+        if len(names) > 1:
+            kind = type_of(tensor(node))
+            alike = [name for name in names if self._evaluation.types[name] == kind]
+            picked = _picked(node)
+            same = len(alike) == len(names) == _width(node) and picked is not None
+            names = [names[picked]] if same and picked is not None else alike
+        if len(names) != 1:
+            raise FrontendError(
+                "it is not clear which output of an ONNX node crosses the cut",
+                where=f"{node.name}, {origin(node)}",
+                got=", ".join(names) or "none",
+                hint="cut elsewhere: another number of stages",
+            )
+        return str(names[0])
+
+    def part(
+        self, name: str, indices: Collection[int], inputs: Iterable[str], outputs: Iterable[str]
+    ) -> Part:
+        """One part.
+
+        Args:
+            name: Of the new graph.
+            indices: Nodes that the graph places in this part.
+            inputs: ONNX names of what the part is given.
+            outputs: ONNX names of what it yields, each once.
+
+        Raises:
+            FrontendError: Something that the part reads can neither be received nor made.
+        """
+        given, wanted = list(inputs), list(outputs)
+        mine, constants, blanks = self._closure(set(indices), set(given), wanted)
+        part = Part(self._shell(name))
+        graph = part.proto.graph
+        for blank in blanks:
+            self._add_blank(part, blank)
+        graph.node.extend(self._nodes[k] for k in sorted(mine))
+        graph.input.extend(self._value_info(n) for n in given)
+        graph.output.extend(self._value_info(n) for n in wanted)
+        for constant in constants:
+            self._add_constant(part, constant)
+        return part
+
+    def _shell(self, name: str) -> onnx.ModelProto:
+        """An empty model with the source's operator versions and functions."""
+        old = self._model.proto
+        proto = onnx.ModelProto(producer_name="pipec", graph=GraphProto(name=name))
+        proto.ir_version = min(max(old.ir_version, SMALLEST_IR_VERSION), LARGEST_IR_VERSION)
+        proto.opset_import.extend(old.opset_import)
+        proto.functions.extend(old.functions)
+        return proto
+
+    def _closure(
+        self, mine: set[int], given: set[str], wanted: list[str]
+    ) -> tuple[set[int], list[str], list[str]]:
+        """All nodes of the part, what it holds as initialisers, and what only has a shape."""
+        yielded = {name for k in mine for name in self._nodes[k].output}
+        todo = [*wanted, *(name for k in sorted(mine) for name in _reads(self._nodes[k]))]
+        done, constants, blanks = set[str](), list[str](), list[str]()
+        while todo:
+            name = todo.pop(0)
+            if name in done or name in yielded or name in given:
+                continue
+            done.add(name)
+            index = self._producer.get(name)
+            if name in self._evaluation.known or name in self._model.initializers:
+                constants.append(name)
+            elif index is not None and index not in self._traced:
+                mine.add(index)
+                yielded.update(self._nodes[index].output)
+                todo.extend(_reads(self._nodes[index]))
+            elif index is not None or name in self._evaluation.inputs:
+                blanks.append(name)
+            else:
+                where = f"{self._model.where}, {name}"
+                raise FrontendError("a node reads what nothing yields", where=where)
+        return mine, constants, blanks
+
+    def _type(self, name: str) -> Type:
+        if name in self._evaluation.types:
+            return self._evaluation.types[name]
+        raise FrontendError(
+            "a value that crosses a cut is no tensor", where=f"{self._model.where}, {name}"
+        )
+
+    def _value_info(self, name: str) -> onnx.ValueInfoProto:
+        kind = self._type(name)
+        return helper.make_tensor_value_info(name, kind.dtype, kind.shape)
+
+    def _add_blank(self, part: Part, name: str) -> None:
+        kind, shape = self._type(name), f"{name}/shape"
+        zero = helper.make_tensor("value", kind.dtype, [1], [0])
+        part.weights[shape] = np.array(kind.shape, np.int64)
+        part.proto.graph.node.append(
+            helper.make_node("ConstantOfShape", [shape], [name], f"{name}/blank", value=zero)
+        )
+
+    def _add_constant(self, part: Part, name: str) -> None:
+        found, proto = self._weights.get(name), self._model.initializers.get(name)
+        if proto is not None:
+            kind = Type(proto.data_type, tuple(proto.dims))
+        else:
+            kind = type_of(self._evaluation.known[name])
+        if found is not None and type_of(found) == kind:
+            part.weights[name] = found
+        elif proto is None:
+            part.weights[name] = self._evaluation.known[name]
+        elif proto.data_location == TensorProto.EXTERNAL:
+            part.weights[name] = self._model.array(name)
+        else:
+            part.proto.graph.initializer.append(proto)
+
+
+def _picked(node: fx.Node) -> int | None:
+    """The item that a ``getitem`` takes from the tuple of its ONNX node."""
+    if getattr(node.target, "__name__", "") != "getitem" or not isinstance(node.args[1], int):
+        return None
+    return node.args[1]
+
+
+def _width(node: fx.Node) -> int:
+    """How many items the tuple has that a ``getitem`` takes one from."""
+    source = node.all_input_nodes[0] if node.all_input_nodes else node
+    value = source.meta.get("val")
+    return len(value) if isinstance(value, list | tuple) else 0
+
+
+def _reads(node: NodeProto) -> Iterator[str]:
+    """Names that a node reads, free names of its subgraphs included."""
+    yield from (name for name in node.input if name)
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            yield from _free(graph)
+
+
+def _free(graph: GraphProto) -> Iterator[str]:
+    own = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    for node in graph.node:
+        yield from (name for name in _reads(node) if name not in own)
+        own.update(node.output)
+    yield from (o.name for o in graph.output if o.name not in own)

@@ -1,0 +1,77 @@
+"""The tensors that the graph reads beside its inputs, by name, and what kind each one is."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from torch import Tensor
+
+from pipec.errors import FrontendError
+from pipec.frontends.onnx.values import Value, constant_tensor, leaves
+from pipec.graph.arrays import Array
+from pipec.graph.ir import InputKind
+from pipec.graph.torch_private import unset_fake_temporarily
+
+Live = Callable[[str, Tensor], Tensor]
+"""What stands for a weight while nodes run, given its name and data: a fake copy, say."""
+
+
+class Weights:
+    """Parameters, buffers and constants of a model under their ONNX names.
+
+    While the model is evaluated the set grows: initialisers come first, then whatever a node needs
+    as a tensor. While it is traced the set is fixed and `constant` only looks up.
+
+    Attributes:
+        kinds: Name to kind.
+        real: Name to the data.
+    """
+
+    def __init__(self, live: Live) -> None:
+        self.kinds: dict[str, InputKind] = {}
+        self.real: dict[str, Tensor] = {}
+        self._live: dict[str, Tensor] = {}
+        self._make_live, self._open = live, True
+        self._names: dict[int, str] = {}
+        self._alive: list[Value] = []
+
+    def add(self, name: str, tensor: Tensor, kind: InputKind) -> Tensor:
+        """Register a weight and return what stands for it now."""
+        if not self._open:
+            raise FrontendError("a constant appeared between evaluation and tracing", where=name)
+        self.kinds[name], self.real[name] = kind, tensor
+        self._live[name] = self._make_live(name, tensor)
+        return self._live[name]
+
+    def constant(self, name: str, array: Array, kind: InputKind = InputKind.CONSTANT) -> Tensor:
+        """The tensor of a known value; registered under ``name`` when it is first wanted.
+
+        Raises:
+            Refused: Torch has no such element type.
+        """
+        if name in self._live:
+            return self._live[name]
+        with unset_fake_temporarily():
+            real = constant_tensor(array)
+        return self.add(name, real, kind)
+
+    def fixed(self, live: Mapping[str, Tensor]) -> "Weights":
+        """The same names after the evaluation: weights come from ``live`` and none is added."""
+        copy = Weights(self._make_live)
+        copy.kinds, copy.real = self.kinds, self.real
+        copy._live, copy._names, copy._open = dict(live), dict(self._names), False
+        return copy
+
+    def get(self, name: str) -> Tensor:
+        """What stands for a registered weight now."""
+        return self._live[name]
+
+    def call(self, name: str, value: Value) -> None:
+        """Remember that the arrays in ``value`` are called ``name``; the first name stays."""
+        parts: Iterable[Tensor | Array] = leaves(value)
+        for k, part in enumerate(parts):
+            if not isinstance(part, Tensor) and id(part) not in self._names:
+                self._names[id(part)] = f"{name}.{k}" if isinstance(value, list) else name
+                self._alive.append(part)
+
+    def name_of(self, array: Array) -> str | None:
+        """The name under which the interpreter knows ``array``."""
+        return self._names.get(id(array))

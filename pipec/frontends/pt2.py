@@ -1,0 +1,155 @@
+"""The ``.pt2`` front end: a program that `torch.export.save` wrote."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export import graph_signature as export
+
+from pipec.errors import FrontendError
+from pipec.frontends.base import Frontend, Loaded, LoadOptions, quiet, user_code
+from pipec.frontends.digest import file_digest
+from pipec.frontends.hygiene import Naming, cleaned
+from pipec.frontends.leaves import named_tensors
+from pipec.frontends.trace import decompose
+from pipec.graph.ir import Source
+from pipec.graph.rules import verify
+from pipec.graph.torch_private import tree_leaves, tree_unflatten
+
+
+class Pt2Frontend(Frontend):
+    """Reads exported programs; only with ``trust``, since reading one may run code in it."""
+
+    name = "pt2"
+    pattern = "MODEL.pt2"
+
+    def accepts(self, spec: str) -> bool:
+        """Whether ``spec`` ends in ``.pt2``."""
+        return spec.endswith(".pt2")
+
+    def load(self, spec: str, options: LoadOptions) -> Loaded:
+        """Read the program; it was traced when it was saved.
+
+        Raises:
+            FrontendError: ``trust`` was not given, or the file cannot be read or used.
+        """
+        path = Path(spec)
+        if not path.is_file():
+            raise FrontendError("no such file", got=spec)
+        if not options.trust:
+            raise FrontendError(
+                "a .pt2 file is read only if you trust it",
+                where=spec,
+                got="a file format that torch.export.load may unpickle, which can run any code",
+                hint="add --trust if it comes from you, or compile the model itself",
+            )
+        with quiet(), user_code(f"{spec} cannot be read", "is it whole, and of this torch?"):
+            program = torch.export.load(path)
+        return _loaded(program, options, Source("pt2", spec, file_digest(path), _told(options)))
+
+
+def _told(options: LoadOptions) -> dict[str, object]:
+    return {"training": options.training, "seed": options.seed}
+
+
+def _loaded(program: ExportedProgram, options: LoadOptions, source: Source) -> Loaded:
+    inputs = _example_inputs(program, options.seed)
+    outputs = list(_named_outputs(program))
+    loss = None
+    if options.training:
+        loss = _loss(program, outputs, source.location)
+    original = _Original(program, list(inputs), outputs)
+    naming = Naming(list(inputs), outputs, tied=_tied(program.state_dict), loss=loss)
+    decomposed = decompose(program, differentiable=options.training)
+    graph = cleaned(decomposed, naming, source, differentiable=options.training)
+    verify(graph, source.location)
+    return Loaded(graph, inputs, original)
+
+
+def _tensor_inputs(program: ExportedProgram) -> list[str]:
+    specs = program.graph_signature.input_specs
+    return [
+        s.arg.name
+        for s in specs
+        if s.kind is export.InputKind.USER_INPUT and isinstance(s.arg, export.TensorArgument)
+    ]
+
+
+def _example_inputs(program: ExportedProgram, seed: int) -> dict[str, Tensor]:
+    """The example inputs in the file, or random ones of the same types."""
+    saved = [x for x in tree_leaves(program.example_inputs) if isinstance(x, Tensor)]
+    names = _tensor_inputs(program)
+    if len(saved) == len(names):
+        return dict(zip(names, saved, strict=True))
+    generator = torch.Generator().manual_seed(seed)
+    types = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"}
+    return {
+        name: torch.randn(types[name].shape, generator=generator).to(types[name].dtype)
+        for name in names
+    }
+
+
+def _named_outputs(program: ExportedProgram) -> dict[str, Tensor]:
+    """Name to fake tensor of every output."""
+    values: list[Any] = [
+        n.meta["val"] if isinstance(n, torch.fx.Node) else n
+        for n, s in zip(
+            program.graph.output_node().args[0],
+            program.graph_signature.output_specs,
+            strict=True,
+        )
+        if s.kind is export.OutputKind.USER_OUTPUT
+    ]
+    return named_tensors(tree_unflatten(values, program.call_spec.out_spec))
+
+
+def _loss(program: ExportedProgram, outputs: list[str], where: str) -> str:
+    found = _named_outputs(program)
+    if len(outputs) == 1 and found[outputs[0]].numel() == 1:
+        return outputs[0]
+    raise FrontendError(
+        "an exported program can be trained only if its one output is the loss",
+        where=where,
+        got=", ".join(f"{k}{list(v.shape)}" for k, v in found.items()),
+        hint="export the model with its loss, or use a factory",
+    )
+
+
+def _tied(state: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
+    """Canonical name to the other names of weights that are one tensor."""
+    names: dict[tuple[object, ...], list[str]] = {}
+    for name, t in state.items():
+        if t.numel() and t.device.type != "meta":
+            key = (t.data_ptr(), t.dtype, t.shape, t.stride())
+            names.setdefault(key, []).append(name)
+    return {first: tuple(other) for first, *other in names.values() if other}
+
+
+class _Original:
+    """The program as saved, on inputs by name."""
+
+    def __init__(self, program: ExportedProgram, inputs: list[str], outputs: list[str]) -> None:
+        self._module = program.module(check_guards=False)
+        self._inputs, self._outputs = inputs, outputs
+        self._spec = program.call_spec.in_spec
+        self._constants = [
+            s.arg.value if isinstance(s.arg, export.ConstantArgument) else s.arg.name
+            for s in program.graph_signature.input_specs
+            if s.kind is export.InputKind.USER_INPUT
+        ]
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run it; buffers that it updates are put back."""
+        missing = [name for name in self._inputs if name not in inputs]
+        if missing:
+            raise FrontendError("inputs are missing", got=", ".join(missing))
+        names = set(self._inputs)
+        flat = [inputs[c].clone() if c in names else c for c in self._constants]
+        args, kwargs = tree_unflatten(flat, self._spec)
+        buffers = {k: b.clone() for k, b in self._module.named_buffers()}
+        with torch.no_grad(), user_code("the model raised"):
+            result = torch.func.functional_call(self._module, buffers, args, kwargs)
+        return named_tensors(result)

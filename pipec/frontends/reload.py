@@ -1,0 +1,59 @@
+"""Reading the model of a plan again, and refusing any other."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipec.errors import FrontendError
+from pipec.frontends.base import Loaded, LoadOptions
+from pipec.frontends.load import load
+from pipec.graph.ir import Source
+
+
+def reload(source: Source, *, spec: str | None = None, trust: bool = False) -> Loaded:
+    """Load the model that a plan was made of.
+
+    Args:
+        source: What the plan says about it.
+        spec: Where it is now, if not where it was.
+        trust: Allow formats that run code when they are read.
+
+    Raises:
+        FrontendError: It cannot be read, or is not the same model any more.
+    """
+    if source.kind == "memory" and spec is None:
+        raise FrontendError(
+            "the plan was made of a module in memory, which cannot be read again",
+            got=source.location,
+            hint="say where the model is: --model path/file.py:factory",
+        )
+    where = spec or source.location
+    loaded = load(where, load_options(source, trust=trust))
+    found = loaded.graph.source.sha256
+    if source.sha256 and found != source.sha256:
+        raise FrontendError(
+            "the model is not the one that was compiled",
+            where=where,
+            got=f"sha256 {found}",
+            want=f"sha256 {source.sha256}",
+            hint="compile it again, or name the right one with --model",
+        )
+    return loaded
+
+
+def load_options(source: Source, *, trust: bool = False) -> LoadOptions:
+    """What the front end was told when the plan was made.
+
+    Raises:
+        FrontendError: The record is malformed.
+    """
+    told: Mapping[str, Any] = source.options
+    try:
+        return LoadOptions(
+            shapes={str(k): tuple(map(int, v)) for k, v in told.get("shapes", {}).items()},
+            bind={str(k): tuple(v) for k, v in told.get("bind", {}).items()},
+            training=bool(told.get("training", False)),
+            trust=trust,
+            seed=int(told.get("seed", 0)),
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise FrontendError("the plan's source options are malformed", got=told) from error

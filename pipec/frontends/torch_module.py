@@ -1,0 +1,190 @@
+"""The torch front end: an `nn.Module`, through the Python API or by the name of its factory."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pipec.errors import FrontendError
+from pipec.frontends.base import Frontend, Loaded, LoadOptions, user_code
+from pipec.frontends.digest import weights_digest
+from pipec.frontends.factory import Made, as_loss, call_factory, is_factory
+from pipec.frontends.leaves import Call
+from pipec.frontends.trace import Flat, Loss, trace
+from pipec.graph.ir import Source
+from pipec.graph.tensor_type import has_data
+
+
+class TorchModuleFrontend(Frontend):
+    """Reads ``path/file.py:factory`` and ``package.module:factory``."""
+
+    name = "torch"
+    pattern = "path/file.py:factory"
+
+    def accepts(self, spec: str) -> bool:
+        """Whether ``spec`` names a factory."""
+        return is_factory(spec)
+
+    def load(self, spec: str, options: LoadOptions) -> Loaded:
+        """Call the factory and trace what it returns.
+
+        Raises:
+            FrontendError: The factory is missing, raises or returns nonsense, or its model cannot
+                be traced.
+        """
+        return _load(call_factory(spec, options.seed), options, "factory", spec)
+
+
+def from_module(
+    module: nn.Module,
+    example_inputs: object,
+    loss: object = None,
+    options: LoadOptions | None = None,
+) -> Loaded:
+    """Trace a module.
+
+    Args:
+        module: The model; parameters may be fake or on ``meta``. It is left as it was.
+        example_inputs: A tensor, a tuple of positional or a mapping of keyword arguments.
+        loss: A callable of the outputs, or (callable, target); see `Loss`. With a loss, the model
+            is traced in training mode unless ``options`` say otherwise.
+        options: What else there is to say.
+
+    Raises:
+        FrontendError: The inputs do not fit, or the model cannot be traced.
+
+    Example:
+        >>> loaded = from_module(nn.Linear(3, 2), torch.ones(1, 3))
+        >>> [i.name for i in loaded.graph.inputs], [o.name for o in loaded.graph.outputs]
+        (['weight', 'bias', 'input'], ['output'])
+    """
+    name = type(module).__name__
+    options = options or LoadOptions(training=loss is not None)
+    made = Made(module, example_inputs, None if loss is None else as_loss(loss, name))
+    return _load(made, options, "memory", name)
+
+
+def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
+    module, where = made.module, type(made.module).__name__
+    if options.bind:
+        raise FrontendError("inputs of a module cannot be bound", got=", ".join(options.bind))
+    args, kwargs = _arguments(made, options)
+    call = Call(module, args, kwargs)
+    call = _reshaped(call, options, where)
+    args, kwargs = call.arguments(list(call.tensors.values()))
+    loss = (made.loss or Loss(_own_loss)) if options.training else None
+    flat = Flat(module, call, loss)
+    source = Source(
+        kind,
+        location,
+        weights_digest(dict(flat.state_dict())),
+        {
+            "seed": options.seed,
+            "training": options.training,
+            "shapes": {k: list(v) for k, v in options.shapes.items()},
+        },
+    )
+    with mode(module, training=options.training):
+        graph = trace(
+            module,
+            args,
+            kwargs=kwargs,
+            loss=loss,
+            source=source,
+            differentiable=options.training,
+        )
+    return Loaded(graph, flat.inputs, _original(flat, training=options.training))
+
+
+def _own_loss(outputs: object) -> object:
+    """The loss of a model that computes its own: ``outputs.loss``, or all that it returns."""
+    if isinstance(outputs, Mapping) and "loss" in outputs:
+        return outputs["loss"]
+    return getattr(outputs, "loss", outputs)
+
+
+def _arguments(made: Made, options: LoadOptions) -> tuple[tuple[object, ...], Mapping[str, object]]:
+    """Positional and keyword arguments; made from ``options.shapes`` where there are none."""
+    if isinstance(made.inputs, Tensor):
+        return (made.inputs,), {}
+    if isinstance(made.inputs, Mapping):
+        return (), dict(made.inputs)
+    if isinstance(made.inputs, list | tuple):
+        return tuple(made.inputs), {}
+    if made.inputs is not None:
+        raise FrontendError(
+            "the example inputs cannot be used",
+            where=type(made.module).__name__,
+            got=type(made.inputs).__name__,
+            want="a tensor, a tuple or a dict",
+        )
+    if not options.shapes:
+        raise FrontendError(
+            "the factory gave no example inputs",
+            where=type(made.module).__name__,
+            hint="return (module, inputs), or give --shape input=1,3,224,224",
+        )
+    like = next((p for p in made.module.parameters() if p.is_floating_point()), torch.empty(0))
+    return (), {k: _random(v, like, options.seed) for k, v in options.shapes.items()}
+
+
+def _reshaped(call: Call, options: LoadOptions, where: str) -> Call:
+    """The call with tensors of the shapes that ``options`` ask for."""
+    for name, shape in options.shapes.items():
+        if name not in call.tensors:
+            raise FrontendError(
+                "no such input", where=where, got=name, want=", ".join(call.tensors)
+            )
+        if call.tensors[name].shape != shape:
+            call.tensors[name] = _random(shape, call.tensors[name], options.seed)
+    return call
+
+
+def _random(shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
+    """Random values: normal for floats; what stays in the range of ``like`` for integers."""
+    if not has_data(like):
+        return torch.zeros(shape, dtype=like.dtype)
+    generator = torch.Generator().manual_seed(seed)
+    if like.is_floating_point() or like.is_complex():
+        return torch.randn(shape, dtype=like.dtype, generator=generator)
+    high = int(like.max()) + 1 if like.numel() else 1
+    return torch.randint(0, max(high, 1), shape, generator=generator).to(like.dtype)
+
+
+@contextmanager
+def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """The module in training or evaluation mode; each part's own mode comes back afterwards.
+
+    A model that is in training mode already keeps parts that its author froze with ``eval()``.
+    """
+    before = {m: m.training for m in module.modules()}
+    if not (training and module.training):
+        module.train(training)
+    try:
+        yield
+    finally:
+        for part, was in before.items():
+            part.training = was
+
+
+def _original(flat: Flat, *, training: bool) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        where = type(flat.model).__name__
+        missing = [name for name in flat.inputs if name not in inputs]
+        if missing:
+            raise FrontendError("inputs are missing", where=where, got=", ".join(missing))
+        if not all(map(has_data, flat.state_dict().values())):
+            raise FrontendError(
+                "the model cannot be run: its weights have no data",
+                where=where,
+                hint="build it on a real device to verify it",
+            )
+        buffers = {name: b.clone() for name, b in flat.named_buffers()}
+        tensors = tuple(inputs[name].clone() for name in flat.inputs)
+        with torch.no_grad(), mode(flat.model, training=training), user_code("the model raised"):
+            values = functional_call(flat, buffers, tensors)
+        return dict(zip(flat.outputs, values, strict=True))
+
+    return run

@@ -1,0 +1,243 @@
+"""Tracing: any module and example inputs in, a `Graph` out.
+
+```text
+ module, inputs ─► torch.export ─► no-grad explicit ─► decompose({}) ─► one clean copy ─► rules
+                   (strict=False)                      (functional)
+```
+
+Parameters on ``meta`` are traced as fake CPU tensors, so that no node of the graph says
+``device=meta`` and a model of any size is traced without its weights.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.export import graph_signature as export
+
+from pipec.errors import FrontendError
+from pipec.frontends.base import quiet, user_code
+from pipec.frontends.composites import is_functional
+from pipec.frontends.hygiene import Naming, cleaned
+from pipec.frontends.leaves import Call, named_tensors
+from pipec.frontends.nograd import MarkNoGrad, explicit_no_grad
+from pipec.frontends.origins import OriginOf
+from pipec.graph.ir import Graph, Source
+from pipec.graph.rules import verify
+from pipec.graph.torch_private import FakeTensorMode
+
+_MODEL = "model."
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss function and its target, part of a training graph.
+
+    Attributes:
+        fn: Called with the model's outputs as they are, then the target; gives one scalar.
+        target: Example target: a tensor (input ``target``), a tuple of tensors (``target0``, ...,
+            passed in order), a mapping (inputs by its keys, passed by keyword), or None for a
+            loss that needs none (a model that computes its own: ``lambda out: out.loss``).
+    """
+
+    fn: Callable[..., object]
+    target: object = None
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """The target's tensors by name."""
+        if isinstance(self.target, list | tuple):
+            return {f"target{k}": t for k, t in enumerate(self.target)}
+        if isinstance(self.target, Mapping):
+            return dict(self.target)
+        return {"target": self.target} if isinstance(self.target, Tensor) else {}
+
+    def __call__(self, outputs: object, targets: Sequence[Tensor]) -> Tensor:
+        """The loss of ``outputs`` against the target's tensors, in the order of `inputs`.
+
+        Raises:
+            FrontendError: It is not one floating point number.
+        """
+        if isinstance(self.target, Mapping):
+            loss = self.fn(outputs, **dict(zip(self.inputs, targets, strict=True)))
+        else:
+            loss = self.fn(outputs, *targets)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+            raise FrontendError(
+                "the loss is not one floating point number",
+                got=f"{loss.dtype}{list(loss.shape)}" if isinstance(loss, Tensor) else type(loss),
+            )
+        return loss
+
+
+@dataclass
+class _Names:
+    """A box that `torch.export` leaves alone: it resets plain containers on modules."""
+
+    outputs: list[str]
+
+
+class Flat(nn.Module):
+    """A model as a function of flat tensors to flat tensors, its loss included.
+
+    Attributes:
+        inputs: Name to example tensor: the model's arguments, then the loss's target.
+    """
+
+    def __init__(self, model: nn.Module, call: Call, loss: Loss | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss.fn if loss and isinstance(loss.fn, nn.Module) else None
+        self._call, self._loss = call, loss
+        self.inputs = _distinct({**call.tensors, **(loss.inputs if loss else {})})
+        self._names = _Names([])
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the outputs of the last call."""
+        return self._names.outputs
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Outputs in the order of `outputs`; only the loss where there is one."""
+        count = len(self._call.tensors)
+        args, kwargs = self._call.arguments(tensors[:count])
+        result = self.model(*args, **kwargs)
+        if self._loss is not None:
+            result = {"loss": self._loss(result, tensors[count:])}
+        named = named_tensors(result)
+        self._names.outputs = list(named)
+        return tuple(named.values())
+
+
+def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """No tensor twice: tracing takes one object that is passed twice for one input."""
+    seen: dict[int, str] = {}
+    return {k: t if seen.setdefault(id(t), k) == k else t.clone() for k, t in tensors.items()}
+
+
+def trace(
+    module: nn.Module,
+    args: Sequence[object],
+    *,
+    kwargs: Mapping[str, object] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    loss: Loss | None = None,
+    source: Source,
+    origin: OriginOf | None = None,
+    differentiable: bool = True,
+) -> Graph:
+    """Trace ``module`` as it stands (its training mode included) and verify the graph.
+
+    Args:
+        module: The model; parameters may be real, fake, or on ``meta``.
+        args: Example arguments: tensors, and nested containers of them. Anything that is not a
+            tensor is a constant of the graph.
+        kwargs: Example keyword arguments.
+        input_names: Names for the tensors among the arguments; by default the parameters of
+            ``module.forward``.
+        output_names: Names for the output tensors; by default see `named_tensors`.
+        loss: Ends the graph in this loss (and nothing else).
+        source: What the module was made of.
+        origin: Gives a node's origin from what tracing noted on it; None leaves it to the module
+            path.
+        differentiable: Keep what only matters to gradients (``detach``).
+
+    Raises:
+        FrontendError: The model raises, or does something that cannot be traced.
+        GraphError: The result breaks a rule of the IR (a defect of pipec).
+    """
+    flat = Flat(module, Call(module, args, kwargs or {}), loss)
+    watch = MarkNoGrad() if differentiable else nullcontext()
+    with fx.traceback.preserve_node_meta(), fake_weights(flat, flat.inputs) as tensors:
+        with user_code("the model cannot be traced"), watch, quiet():
+            program = torch.export.export(flat, tensors, strict=False)
+        decomposed = decompose(program, differentiable=differentiable)
+    naming = Naming(
+        inputs=list(input_names or flat.inputs),
+        outputs=list(output_names or flat.outputs),
+        prefix=_MODEL,
+        tied=tied_weights(module),
+        loss="loss" if loss else None,
+        origin=origin,
+    )
+    graph = cleaned(decomposed, naming, source, differentiable=differentiable)
+    verify(graph, "traced model")
+    return graph
+
+
+def decompose(program: ExportedProgram, *, differentiable: bool) -> ExportedProgram:
+    """Make a program flat and functional; no op is taken apart that a graph may hold.
+
+    Raises:
+        FrontendError: torch fails to, or a hidden update would be lost (see `explicit_no_grad`).
+    """
+    specs = program.graph_signature.input_specs
+    trained = (
+        []
+        if not differentiable
+        else [s.arg.name for s in specs if s.kind is export.InputKind.PARAMETER]
+    )
+    explicit_no_grad(program.graph_module, trained)
+    outputs = program.graph.output_node().args[0]
+    for node, spec in zip(outputs, program.graph_signature.output_specs, strict=True):
+        if isinstance(node, fx.Node) and hasattr(spec.arg, "name"):
+            spec.arg.name = node.name
+    if is_functional(program):
+        return program
+    with user_code("the traced model cannot be made functional"), quiet():
+        result: ExportedProgram = program.run_decompositions({})
+    return result
+
+
+def tied_weights(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Canonical (first) name to the other names of every parameter or buffer that has several.
+
+    Example:
+        >>> a = nn.Linear(2, 2); b = nn.Linear(2, 2); b.weight = a.weight
+        >>> tied_weights(nn.Sequential(a, b))
+        {'0.weight': ('1.weight',)}
+    """
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, weight in module.named_parameters(remove_duplicate=False):
+        names[id(weight)].append(name)
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        names[id(buffer)].append(name)
+    return {first: tuple(other) for first, *other in names.values() if other}
+
+
+@contextmanager
+def fake_weights(module: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Let ``meta`` parameters and buffers be fake CPU tensors inside the block; yields the inputs.
+
+    Aliases stay aliases. Nothing happens when no tensor is on ``meta``.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    seen: dict[int, Tensor] = {}
+
+    def fake(t: Tensor) -> Tensor:
+        if t.device.type != "meta":
+            return t
+        if id(t) not in seen:
+            with mode:
+                like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
+            if isinstance(t, nn.Parameter):
+                seen[id(t)] = nn.Parameter(like, t.requires_grad)
+            else:
+                seen[id(t)] = like
+        return seen[id(t)]
+
+    held: list[dict[str, Any]] = [d for m in module.modules() for d in (m._parameters, m._buffers)]  # noqa: SLF001
+    saved = [dict(d) for d in held]
+    for weights in held:
+        weights.update({k: fake(t) for k, t in weights.items() if t is not None})
+    try:
+        yield tuple(fake(t) for t in inputs.values())
+    finally:
+        for weights, before in zip(held, saved, strict=True):
+            weights.update(before)

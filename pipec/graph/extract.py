@@ -1,0 +1,108 @@
+"""Cutting a graph: copy some of its nodes into a graph of their own, names kept."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from torch import fx
+
+from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind
+
+_INPUT_ORDER = list(InputKind)
+_OUTPUT_ORDER = [OutputKind.BUFFER_UPDATE, OutputKind.LOSS, OutputKind.OUTPUT, OutputKind.VALUE]
+
+
+def extract(graph: Graph, names: Collection[str], title: str) -> Graph:
+    """The part of ``graph`` that computes the nodes in ``names``.
+
+    Inputs are what these nodes read and do not compute, sorted by kind (parameters, buffers,
+    constants, inputs, values) and then by their order in the whole graph. Outputs are the model's
+    outputs and buffer updates among them and then every value that a node outside reads.
+    A model output that is a placeholder of the whole graph belongs to no part.
+
+    Args:
+        graph: The whole graph.
+        names: Nodes to copy; placeholders may not be among them.
+        title: Class name of the new graph module.
+
+    Returns:
+        A graph with its own copy of the nodes; `meta` dictionaries are copied, values shared.
+    """
+    mine = [n for n in graph.calls if n.name in names]
+    inside = set(mine)
+    inputs = _inputs(graph, mine, inside)
+    outputs = _outputs(graph, mine, inside)
+    module = _copy(graph, mine, [i.node for i in inputs], [o.node for o in outputs], title)
+    read = {i.name for i in inputs if i.kind.is_weight}
+    return Graph(
+        module=module,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        weights={name: graph.weights[name] for name in graph.weights if name in read},
+        tied={name: graph.tied[name] for name in graph.tied if name in read},
+        source=graph.source,
+        namespaces=graph.namespaces,
+    )
+
+
+def _inputs(graph: Graph, mine: list[fx.Node], inside: set[fx.Node]) -> list[GraphInput]:
+    known = {i.node: i for i in graph.inputs}
+    read = {r for n in mine for r in n.all_input_nodes if r not in inside}
+    rank = {n: k for k, n in enumerate(graph.module.graph.nodes)}
+    found = [
+        known.get(n.name, GraphInput(n.name, InputKind.VALUE, n.name))
+        for n in sorted(read, key=rank.__getitem__)
+    ]
+    return sorted(found, key=lambda i: _INPUT_ORDER.index(i.kind))
+
+
+def _outputs(graph: Graph, mine: list[fx.Node], inside: set[fx.Node]) -> list[GraphOutput]:
+    computed = {n.name for n in mine}
+    found = [o for o in graph.outputs if o.node in computed]
+    found.extend(
+        GraphOutput(n.name, OutputKind.VALUE, n.name)
+        for n in mine
+        if any(user not in inside and user.op != "output" for user in n.users)
+    )
+    return sorted(found, key=lambda o: _OUTPUT_ORDER.index(o.kind))
+
+
+def _copy(
+    graph: Graph, mine: list[fx.Node], inputs: list[str], outputs: list[str], title: str
+) -> fx.GraphModule:
+    nodes, new, env = graph.nodes, fx.Graph(), dict[fx.Node, fx.Node]()
+    for name in inputs:
+        env[nodes[name]] = new.placeholder(name)
+        env[nodes[name]].meta = dict(nodes[name].meta)
+    for n in mine:
+        env[n] = new.node_copy(n, env.__getitem__)
+    new.output(tuple(env[nodes[name]] for name in outputs))
+    return fx.GraphModule({}, new, title)
+
+
+def with_outputs(graph: Graph, outputs: Sequence[GraphOutput]) -> Graph:
+    """The same graph with other outputs, all of which it computes or reads."""
+    new, env = fx.Graph(), dict[fx.Node, fx.Node]()
+    for n in graph.module.graph.nodes:
+        if n.op != "output":
+            env[n] = new.node_copy(n, env.__getitem__)
+    nodes = graph.nodes
+    new.output(tuple(env[nodes[o.node]] for o in outputs))
+    module = fx.GraphModule({}, new, type(graph.module).__name__)
+    return graph.replace(module=module, outputs=tuple(outputs))
+
+
+def stage_of_inputs(stages: Mapping[str, int], graph: Graph) -> dict[str, list[int]]:
+    """For every weight, the stages that read it, ascending.
+
+    Args:
+        stages: Node name to stage.
+        graph: The whole graph.
+
+    Returns:
+        Weight name to stages; weights that nothing reads map to an empty list.
+    """
+    nodes = graph.nodes
+    return {
+        i.name: sorted({stages[u.name] for u in nodes[i.node].users if u.op != "output"})
+        for i in graph.inputs
+        if i.kind.is_weight
+    }

@@ -1,0 +1,236 @@
+"""``pipec::onnx``: one ONNX node that has no ATen lowering, as one node of the graph.
+
+```text
+%y = pipec.onnx([%x, %scale], '3f6c…', 'ort', 'float32[1,8];int64[3]')
+                 what it reads  payload  engine  what it yields
+```
+
+The payload is a model of one node; graph lines carry only its key (digest), and a graph is saved
+together with the payloads that it names (`opaque_keys`, `opaque_payload`, `register_payload`).
+Engine ``ort`` is onnxruntime, ``reference`` is `onnx.reference`. There is no gradient.
+"""
+
+import hashlib
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+import onnx
+import torch
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from torch import Tensor
+
+from pipec.errors import GraphError
+from pipec.graph.arrays import ONNX_TYPES, to_array, to_tensor
+from pipec.graph.ir import Graph
+
+ENGINES = ("ort", "reference")
+"""What can run a payload."""
+
+_payloads: dict[str, bytes] = {}
+_SPEC = re.compile(r"(\w+)\[([\d,]*)\]")
+
+
+def register_payload(payload: bytes) -> str:
+    """Make a one-node model known to the op.
+
+    Args:
+        payload: A serialized `onnx.ModelProto`.
+
+    Returns:
+        Its key: 16 hexadecimal digits of SHA-256.
+
+    Raises:
+        GraphError: It is no model, or keeps data in another file: running a node opens no file.
+    """
+    try:
+        proto = onnx.load_from_string(payload)
+    except (DecodeError, ValueError, RuntimeError) as error:
+        raise GraphError("the payload of an opaque node is no ONNX model", got=error) from error
+    if any(t.data_location == onnx.TensorProto.EXTERNAL for t in _tensors(proto.graph)):
+        raise GraphError("the payload of an opaque node names a file", where=proto.graph.name)
+    key = hashlib.sha256(payload).hexdigest()[:16]
+    _payloads[key] = payload
+    return key
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for a in node.attribute:
+            yield from (a.t, *a.tensors)
+            for inner in (a.g, *a.graphs):
+                yield from _tensors(inner)
+
+
+def opaque_payload(key: str) -> bytes:
+    """The payload called ``key``.
+
+    Raises:
+        GraphError: It was never registered.
+    """
+    if key not in _payloads:
+        raise GraphError("the payload of an opaque ONNX node is missing", got=key)
+    return _payloads[key]
+
+
+def opaque_keys(graph: Graph) -> list[str]:
+    """Keys of all payloads that the graph's nodes name, sorted."""
+    return sorted({str(n.args[1]) for n in graph.calls if n.target is ONNX})
+
+
+def output_spec(types: Sequence[tuple[torch.dtype, Sequence[int]]]) -> str:
+    """Types of the op's outputs as text.
+
+    Example:
+        >>> output_spec([(torch.float32, (1, 8)), (torch.int64, ())])
+        'float32[1,8];int64[]'
+    """
+    return ";".join(
+        f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
+        for dtype, shape in types
+    )
+
+
+def parse_spec(text: str) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """The inverse of `output_spec`.
+
+    Raises:
+        GraphError: The text is not of that form.
+
+    Example:
+        >>> parse_spec('float32[1,8];int64[]')
+        [(torch.float32, (1, 8)), (torch.int64, ())]
+    """
+    types = []
+    for part in text.split(";"):
+        match = _SPEC.fullmatch(part)
+        dtype = getattr(torch, match[1], None) if match else None
+        if match is None or not isinstance(dtype, torch.dtype):
+            raise GraphError("not a list of tensor types", got=text, want="float32[1,8];int64[]")
+        types.append((dtype, tuple(int(d) for d in match[2].split(",") if d)))
+    return types
+
+
+@torch.library.custom_op("pipec::onnx", mutates_args=())
+def onnx_node(inputs: list[Tensor], model: str, engine: str, outputs: str) -> list[Tensor]:
+    """Run the payload ``model`` on ``inputs``; checks what comes back against ``outputs``.
+
+    Raises:
+        GraphError: The engine fails, or yields other types than declared.
+    """
+    declared = parse_spec(outputs)
+    try:
+        found = _engine(model, engine)(inputs, declared)
+    except engine_errors() as error:
+        raise GraphError(
+            f"{engine} failed to run an ONNX node",
+            where=_name(model),
+            got=str(error).split("\n")[0][:300],
+        ) from error
+    have = [(t.dtype, tuple(t.shape)) for t in found]
+    if have != declared:
+        raise GraphError(
+            "an ONNX node yields other types than shape inference says",
+            where=_name(model),
+            got=output_spec(have),
+            want=outputs,
+        )
+    return found
+
+
+@onnx_node.register_fake
+def _(inputs: list[Tensor], model: str, engine: str, outputs: str) -> list[Tensor]:
+    like = inputs[0].device if inputs else None
+    return [torch.empty(s, dtype=d, device=like) for d, s in parse_spec(outputs)]
+
+
+ONNX = torch.ops.pipec.onnx.default
+"""The op overload, as it stands in graphs."""
+
+
+Types = list[tuple[torch.dtype, tuple[int, ...]]]
+Engine = Callable[[list[Tensor], Types], list[Tensor]]
+"""Runs one payload: inputs in the model's order and declared output types to outputs."""
+
+
+def _name(key: str) -> str:
+    return onnx.load_from_string(opaque_payload(key)).graph.name
+
+
+@lru_cache(maxsize=512)
+def _engine(key: str, engine: str) -> Engine:
+    if engine not in ENGINES:
+        raise GraphError("no such engine for ONNX nodes", got=engine, want=" or ".join(ENGINES))
+    return (_ort if engine == "ort" else _reference)(opaque_payload(key))
+
+
+def check_engine(key: str, engine: str) -> None:
+    """Prepare the engine for a payload, to learn whether it can.
+
+    Raises:
+        Exception: One of the types that `engine_errors` lists.
+    """
+    _engine(key, engine)
+
+
+def _ort(payload: bytes) -> Engine:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
+    inputs = [i.name for i in session.get_inputs()]
+    outputs = [o.name for o in session.get_outputs()]
+
+    def run(values: list[Tensor], types: Types) -> list[Tensor]:
+        # Bound to torch's memory: onnxruntime has no numpy array for bfloat16 and most of float8.
+        binding = session.io_binding()
+        fed = [v.detach().contiguous() for v in values]
+        made = [torch.empty(shape, dtype=dtype) for dtype, shape in types]
+        for name, t in zip(inputs, fed, strict=True):
+            binding.bind_input(name, "cpu", 0, ONNX_TYPES[t.dtype], list(t.shape), _address(t))
+        for name, t in zip(outputs, made, strict=True):
+            binding.bind_output(name, "cpu", 0, ONNX_TYPES[t.dtype], list(t.shape), _address(t))
+        session.run_with_iobinding(binding)
+        return made
+
+    return run
+
+
+_SOMEWHERE = torch.zeros(1)
+
+
+def _address(t: Tensor) -> int:
+    """Where the tensor's data are; onnxruntime wants an address of empty tensors too."""
+    return t.data_ptr() or _SOMEWHERE.data_ptr()
+
+
+def _reference(payload: bytes) -> Engine:
+    from onnx.reference import ReferenceEvaluator
+
+    proto = onnx.load_from_string(payload)
+    evaluator = ReferenceEvaluator(proto)
+    names = [i.name for i in proto.graph.input]
+
+    def run(values: list[Tensor], types: Types) -> list[Tensor]:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            found = evaluator.run(None, dict(zip(names, map(to_array, values), strict=True)))
+        return [to_tensor(np.asarray(a)) for a in found]
+
+    return run
+
+
+def engine_errors() -> tuple[type[Exception], ...]:
+    """What the engines raise on a node that they cannot run."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    own = [e for e in vars(state).values() if isinstance(e, type) and issubclass(e, Exception)]
+    builtin = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError)
+    return (*own, *builtin, NotImplementedError, TypeError, ValueError)

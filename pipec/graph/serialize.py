@@ -1,0 +1,282 @@
+"""A graph as JSON: our own schema, one line per node, loaded through a whitelist of ops.
+
+```text
+{"format":"pipec.graph","version":1,"title":"Stage0","namespaces":[],"tied":{},
+"inputs":[
+{"node":"p_w","kind":"parameter","name":"fc.weight","type":"float32[64,64]"},
+{"node":"x","kind":"input","name":"x","type":"float32[4,64]"}],
+"nodes":[
+{"name":"linear","target":"aten.linear.default","args":["%x","%p_w"],
+ "type":"float32[4,64]","origin":{"name":"fc","op":"Linear"}}],
+"outputs":[
+{"node":"linear","kind":"output","name":"y"}]}
+```
+
+An argument is a JSON value; ``%name`` is a node, and what JSON cannot say is an object with one
+key: ``{"str": ...}``, ``{"dtype": ...}``, ``{"float": "inf"}``, ``{"tuple": [...]}``, ... . The
+source and the weights' data are not in the file: a plan states them once for all its graphs.
+"""
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from pipec.errors import GraphError
+from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, Origin, OutputKind
+from pipec.graph.tensor_type import DTYPES, empty_of_type, type_text
+from pipec.graph.torch_private import FakeTensorMode
+from pipec.graph.whitelist import GETITEM, resolve
+
+FORMAT, VERSION = "pipec.graph", 1
+Json = dict[str, Any]
+
+_LAYOUTS = {str(v).removeprefix("torch."): v for v in (torch.strided, torch.sparse_coo)}
+_MEMORY_FORMATS = {
+    str(v).removeprefix("torch."): v
+    for v in (
+        torch.contiguous_format,
+        torch.preserve_format,
+        torch.channels_last,
+        torch.channels_last_3d,
+    )
+}
+
+
+def graph_to_json(graph: Graph) -> Json:
+    """The graph as a JSON object; the same graph gives the same object.
+
+    Raises:
+        GraphError: An argument or a value has a type that the schema does not know.
+    """
+    nodes = graph.nodes
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "title": type(graph.module).__name__,
+        "namespaces": sorted(graph.namespaces),
+        "tied": {name: list(aliases) for name, aliases in sorted(graph.tied.items())},
+        "inputs": [
+            {"node": i.node, "kind": i.kind.value, "name": i.name, "type": _type(nodes[i.node])}
+            for i in graph.inputs
+        ],
+        "nodes": [_node(n) for n in graph.calls],
+        "outputs": [{"node": o.node, "kind": o.kind.value, "name": o.name} for o in graph.outputs],
+    }
+
+
+def dumps(data: Json) -> str:
+    """JSON text with one line per input, node and output, so that versions can be compared."""
+
+    def lines(key: str) -> str:
+        rows = ",\n".join(_compact(row) for row in data[key])
+        return f'"{key}":[\n{rows}]' if rows else f'"{key}":[]'
+
+    lists = ("inputs", "nodes", "outputs")
+    head = _compact({k: v for k, v in data.items() if k not in lists})
+    return head[:-1] + ",\n" + ",\n".join(map(lines, lists)) + "}\n"
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def _node(n: fx.Node) -> Json:
+    row: Json = {"name": n.name, "target": _target(n), "args": [_encode(a, n) for a in n.args]}
+    if n.kwargs:
+        row["kwargs"] = {k: _encode(v, n) for k, v in n.kwargs.items()}
+    row["type"] = _type(n)
+    found = n.meta.get("origin")
+    if isinstance(found, Origin):
+        facts = {"index": found.index, "location": found.location}
+        row["origin"] = {"name": found.name, "op": found.op}
+        row["origin"].update({k: v for k, v in facts.items() if v is not None})
+    return row
+
+
+def _target(n: fx.Node) -> str:
+    name = GETITEM if getattr(n.target, "__name__", "") == GETITEM else str(n.target)
+    if name == GETITEM or hasattr(n.target, "namespace"):
+        return name
+    raise GraphError("only ops can be saved", where=n.name, got=n.target)
+
+
+def _type(n: fx.Node) -> object:
+    return _value_type(n.meta.get("val"), n)
+
+
+def _value_type(value: object, n: fx.Node) -> object:
+    if isinstance(value, torch.Tensor):
+        return type_text(value)
+    if isinstance(value, list | tuple):
+        return [_value_type(v, n) for v in value]
+    if value is None:
+        return None
+    raise GraphError(
+        "the value has no static type",
+        where=n.name,
+        got=repr(value),
+        want="tensors",
+        hint="bind all dimensions to numbers",
+    )
+
+
+def _encode(value: object, n: fx.Node) -> object:
+    """One argument as JSON."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, fx.Node):
+        return f"%{value.name}"
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, list):
+        return [_encode(v, n) for v in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_encode(v, n) for v in value]}
+    if isinstance(value, str):
+        return {"str": value}
+    if isinstance(value, complex):
+        return {"complex": [repr(value.real), repr(value.imag)]}
+    kinds = {
+        torch.dtype: "dtype",
+        torch.device: "device",
+        torch.layout: "layout",
+        torch.memory_format: "memory_format",
+    }
+    if type(value) in kinds:
+        return {kinds[type(value)]: str(value).removeprefix("torch.")}
+    raise GraphError("an argument cannot be saved", where=n.name, got=repr(value))
+
+
+def graph_from_json(
+    data: Json,
+    weights: Mapping[str, torch.Tensor] | None = None,
+    *,
+    allowed: Collection[str] = (),
+    mode: FakeTensorMode | None = None,
+) -> Graph:
+    """The graph that `graph_to_json` wrote. No code of the file runs, nothing is imported.
+
+    Args:
+        data: The JSON object.
+        weights: Tensors of the weight inputs by name; tensors without data stand for those that
+            are missing.
+        allowed: Op namespaces beyond pipec's own that the file may use.
+        mode: The fake mode of all values; a new one by default.
+
+    Raises:
+        GraphError: The object is no graph of this version, or names an op that is not admitted.
+    """
+    if data.get("format") != FORMAT or data.get("version") != VERSION:
+        got = f"{data.get('format')} version {data.get('version')}"
+        raise GraphError("not a graph file", got=got, want=f"{FORMAT} version {VERSION}")
+    try:
+        return _decode_graph(data, weights or {}, allowed, mode or FakeTensorMode())
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise GraphError("the graph file is damaged", got=repr(error)) from error
+
+
+def _decode_graph(
+    data: Json, weights: Mapping[str, torch.Tensor], allowed: Collection[str], mode: FakeTensorMode
+) -> Graph:
+    namespaces = frozenset(map(str, data["namespaces"]))
+    decoder = _Decoder(namespaces & frozenset(allowed), mode)
+    inputs = tuple(
+        GraphInput(row["node"], InputKind(row["kind"]), row["name"]) for row in data["inputs"]
+    )
+    for row in data["inputs"]:
+        decoder.placeholder(row)
+    for row in data["nodes"]:
+        decoder.call(row)
+    outputs = tuple(
+        GraphOutput(row["node"], OutputKind(row["kind"]), row["name"]) for row in data["outputs"]
+    )
+    decoder.graph.output(tuple(decoder.env[o.node] for o in outputs))
+    values = {i.name: decoder.env[i.node].meta["val"] for i in inputs if i.kind.is_weight}
+    return Graph(
+        module=fx.GraphModule({}, decoder.graph, _identifier(data["title"])),
+        inputs=inputs,
+        outputs=outputs,
+        weights={name: weights.get(name, values[name]) for name in values},
+        tied={str(k): tuple(map(str, v)) for k, v in data["tied"].items()},
+        namespaces=namespaces,
+    )
+
+
+class _Decoder:
+    """An FX graph that grows row by row."""
+
+    def __init__(self, allowed: frozenset[str], mode: FakeTensorMode) -> None:
+        self.graph, self.env = fx.Graph(), dict[str, fx.Node]()
+        self.allowed, self.mode = allowed, mode
+
+    def placeholder(self, row: Json) -> None:
+        name = _identifier(row["node"])
+        self._enter(self.graph.create_node("placeholder", name, name=name), row["node"], row)
+
+    def call(self, row: Json) -> None:
+        args = tuple(self.argument(a) for a in row["args"])
+        kwargs = {_identifier(k): self.argument(v) for k, v in row.get("kwargs", {}).items()}
+        target, name = resolve(row["target"], self.allowed), _identifier(row["name"])
+        node = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        self._enter(node, name, row)
+        if "origin" in row:
+            node.meta["origin"] = Origin(**row["origin"])
+
+    def _enter(self, node: fx.Node, name: str, row: Json) -> None:
+        if node.name != name:
+            raise GraphError("a name is used twice, or is a word of Python", got=name)
+        node.meta["val"] = self.value(row["type"])
+        self.env[name] = node
+
+    def value(self, kind: object) -> object:
+        if isinstance(kind, str):
+            return empty_of_type(kind, self.mode)
+        if kind is None:
+            return None
+        if isinstance(kind, list):
+            return tuple(map(self.value, kind))
+        raise GraphError("not a type", got=kind)
+
+    def argument(self, value: Any) -> Any:
+        if isinstance(value, str):
+            if not value.startswith("%") or value[1:] not in self.env:
+                raise GraphError("no node of this name comes before its use", got=value)
+            return self.env[value[1:]]
+        if isinstance(value, list):
+            return [self.argument(v) for v in value]
+        if isinstance(value, dict):
+            (kind,) = value
+            return self.special(kind, value[kind])
+        return value
+
+    def special(self, kind: str, value: Any) -> Any:
+        if kind == "tuple":
+            return tuple(self.argument(v) for v in value)
+        if kind == "complex":
+            return complex(float(value[0]), float(value[1]))
+        if kind == "device":
+            return _device(value)
+        tables: dict[str, Mapping[str, object]] = {
+            "dtype": DTYPES,
+            "layout": _LAYOUTS,
+            "memory_format": _MEMORY_FORMATS,
+            "float": {"inf": math.inf, "-inf": -math.inf, "nan": math.nan},
+        }
+        return str(value) if kind == "str" else tables[kind][value]
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise GraphError("no such device", got=name) from error
+
+
+def _identifier(name: object) -> str:
+    if not (isinstance(name, str) and name.isidentifier() and name.isascii()):
+        raise GraphError("not a name", got=repr(name), want="a Python identifier")
+    return name

@@ -1,0 +1,90 @@
+"""A tensor's type as short text: ``float32[4,64]``, and back to a tensor without data."""
+
+import re
+from contextlib import nullcontext
+
+import torch
+
+from pipec.errors import GraphError
+from pipec.graph.torch_private import FakeTensor, FakeTensorMode, fake_like
+
+DTYPES: dict[str, torch.dtype] = {
+    str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)
+}
+"""Name to dtype of all dtypes of torch."""
+
+_TYPE = re.compile(r"(\w+)\[([\d,]*)\](?:\{([\d,]*)\})?(?:@([a-z]+(?::\d+)?))?", re.ASCII)
+LARGEST_DIMENSION = 2**48
+"""Elements and strides beyond this are a damaged file, not a model."""
+
+
+def type_text(t: torch.Tensor) -> str:
+    """Dtype and shape; strides where ``t`` is not contiguous, the device where it is not the CPU.
+
+    Example:
+        >>> type_text(torch.empty(4, 64))
+        'float32[4,64]'
+        >>> type_text(torch.empty(4, 64, device="meta").t())
+        'float32[64,4]{1,64}@meta'
+    """
+    text = f"{dtype_text(t.dtype)}[{','.join(map(str, t.shape))}]"
+    if t.stride() != dense_strides(tuple(t.shape)):
+        text += f"{{{','.join(map(str, t.stride()))}}}"
+    return text if t.device.type == "cpu" else f"{text}@{t.device}"
+
+
+def dtype_text(dtype: torch.dtype) -> str:
+    """Name of a dtype without ``torch.``: ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def has_data(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` has values, and not only a type (``meta`` and fake tensors)."""
+    return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
+
+
+def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides, in elements, of a contiguous tensor as torch makes it.
+
+    Example:
+        >>> dense_strides((2, 3, 4))
+        (12, 4, 1)
+    """
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(int(size), 1)
+    return tuple(reversed(strides))
+
+
+def empty_of_type(text: str, mode: FakeTensorMode | None = None) -> torch.Tensor:
+    """A tensor of the type ``text``: fake, or uninitialised where no mode is given.
+
+    Args:
+        text: As written by `type_text`.
+        mode: The mode of the fake tensor.
+
+    Raises:
+        GraphError: The text is not a type.
+    """
+    match = _TYPE.fullmatch(text)
+    dtype = DTYPES.get(match.group(1)) if match else None
+    if match is None or dtype is None:
+        raise GraphError("not a tensor type", got=text, want="such as float32[4,64]")
+    shape = _numbers(match.group(2))
+    strides = dense_strides(shape) if match.group(3) is None else _numbers(match.group(3))
+    if len(strides) != len(shape) or max((*shape, *strides), default=0) > LARGEST_DIMENSION:
+        raise GraphError("not a tensor type", got=text, want="as many strides as dimensions")
+    try:
+        device = torch.device(match.group(4) or "cpu")
+        if mode is None or device.type == "meta":
+            with mode or nullcontext():
+                return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        meta = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        return fake_like(meta, device, mode)
+    except RuntimeError as error:
+        raise GraphError("not a tensor type", got=text, want=error) from error
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(","))) if text else ()

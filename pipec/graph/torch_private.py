@@ -1,0 +1,91 @@
+"""Every name of torch that is not public API, in one place. Tested with torch 2.13."""
+
+import torch
+from torch import fx
+from torch._export.utils import _is_cia_op, _is_preservable_cia_op
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils._pytree import tree_leaves, tree_unflatten
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "HigherOrderOperator",
+    "OpOverload",
+    "add_each",
+    "add_each_",
+    "fake_like",
+    "grad_mode_region",
+    "graph_being_traced",
+    "in_dispatcher",
+    "is_composite",
+    "is_mutable",
+    "is_view",
+    "must_decompose",
+    "namespace_of",
+    "set_grad_enabled",
+    "tree_leaves",
+    "tree_unflatten",
+    "unset_fake_temporarily",
+]
+
+grad_mode_region = torch.ops.higher_order.wrap_with_set_grad_enabled
+"""What `torch.export` leaves of a no-grad region: ``(enabled, body, *operands)``."""
+
+set_grad_enabled = torch._C._set_grad_enabled  # noqa: SLF001
+"""What every change of the grad mode calls, ``torch.no_grad`` too."""
+
+
+def is_mutable(op: OpOverload) -> bool:
+    """Whether the op's schema writes to one of its arguments."""
+    return bool(op._schema.is_mutable)  # noqa: SLF001
+
+
+def namespace_of(op: OpOverload) -> str:
+    """The library that the op belongs to: ``aten``, ``prims``, ``pipec``, ..."""
+    return str(op.namespace)
+
+
+def is_view(op: OpOverload) -> bool:
+    """Whether the op's schema says that a result shares memory with its first argument."""
+    schema = op._schema  # noqa: SLF001
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether the op is defined by other ops (``linear``, ``matmul``, ``einsum``)."""
+    return bool(_is_cia_op(op))
+
+
+def must_decompose(op: OpOverload) -> bool:
+    """Whether the op is a composite that may alias or change its arguments (``to``, ``chunk``)."""
+    return bool(_is_cia_op(op)) and not _is_preservable_cia_op(op)
+
+
+def in_dispatcher(op: OpOverload) -> bool:
+    """Whether the dispatcher knows the op; TorchScript's own operators are unknown to it."""
+    return bool(torch._C._dispatch_has_kernel(op.name()))  # noqa: SLF001
+
+
+def graph_being_traced() -> fx.Graph:
+    """The graph that the running `make_fx` is writing."""
+    mode = get_proxy_mode()
+    assert mode is not None
+    graph: fx.Graph = mode.tracer.graph
+    return graph
+
+
+def add_each(a: list[torch.Tensor], b: list[torch.Tensor]) -> list[torch.Tensor]:
+    """New tensors: the sums of two lists, element by element."""
+    return list(torch._foreach_add(a, b))  # noqa: SLF001
+
+
+def add_each_(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
+    """Add to each tensor of the first list that of the second."""
+    torch._foreach_add_(a, b)
+
+
+def fake_like(meta: torch.Tensor, device: torch.device, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake tensor on ``device`` with the type of ``meta``; a tenth of the cost of a fake op."""
+    return FakeTensor(mode, meta, device)

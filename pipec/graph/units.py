@@ -1,0 +1,69 @@
+"""Which nodes must stay in one stage, and the DAG of the units that they form.
+
+A *placement unit* is a set of call nodes that no cut may separate:
+
+1. a ``getitem`` stays with the node whose tuple it picks from;
+2. a view stays with what it views (its strides are only right there, and it moves no data);
+   a view of a weight stays with its reader, if it has one alone;
+3. the pieces of one ONNX node stay together (a half cannot be emitted as ONNX).
+"""
+
+import operator
+
+import networkx as nx
+from torch import fx
+
+from pipec.graph.ir import Graph, origin
+from pipec.graph.torch_private import OpOverload, is_view
+
+
+def placement_units(graph: Graph) -> dict[str, int]:
+    """Call node name to the number of its unit; units are numbered in topological order."""
+    parent = {n.name: n.name for n in graph.calls}
+
+    def find(name: str) -> str:
+        while parent[name] != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    first_of_index: dict[int, str] = {}
+    for n in graph.calls:
+        partners = [p.name for p in _partners(n) if p.name in parent]
+        index = origin(n).index
+        if index is not None:
+            partners.append(first_of_index.setdefault(index, n.name))
+        for partner in partners:
+            parent[find(n.name)] = find(partner)
+    numbers: dict[str, int] = {}
+    return {n.name: numbers.setdefault(find(n.name), len(numbers)) for n in graph.calls}
+
+
+def _partners(node: fx.Node) -> list[fx.Node]:
+    """Nodes that ``node`` may not be cut from."""
+    if node.target is operator.getitem:
+        return node.all_input_nodes
+    if isinstance(node.target, OpOverload) and is_view(node.target) and node.all_input_nodes:
+        viewed = node.all_input_nodes[0]
+        if viewed.op == "call_function":
+            return [viewed]
+        return list(node.users) if len(node.users) == 1 else []
+    return []
+
+
+def dataflow(graph: Graph) -> "nx.DiGraph[str]":
+    """The call nodes and who reads whom, as networkx sees them.
+
+    Returns:
+        Nodes are call node names, each with its ``unit``; edges go from producer to reader.
+    """
+    flow: nx.DiGraph[str] = nx.DiGraph()
+    for name, unit in placement_units(graph).items():
+        flow.add_node(name, unit=unit)
+    flow.add_edges_from(
+        (read.name, n.name)
+        for n in graph.calls
+        for read in n.all_input_nodes
+        if read.op == "call_function"
+    )
+    return flow

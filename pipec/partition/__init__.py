@@ -1,0 +1,29 @@
+"""Partitioning: pure algorithms on arrays; no torch here.
+
+The public interface, each imported from its own module::
+
+    from pipec.partition.costgraph import CostGraph, Value, cost_graph
+    from pipec.partition.devices import Device, Link, StageMemory
+    from pipec.partition.solve import solve_contiguous
+    from pipec.partition.result import CutResult
+
+    graph = cost_graph(
+        names, {"gpu": seconds}, [Value(producer, consumers, bytes=b, gradient_bytes=g), ...],
+        weight_bytes=w, activation_bytes=a, group=same_number_stays_together,
+    )
+    cut = solve_contiguous(
+        graph, [Device("gpu", memory_bytes=80e9)] * 4, links=Link(25e9, 5e-6),
+        memory=lambda stage, stages: (1.0, stages - stage),
+    )
+    cut.stage          # stage of every node, along the pipeline
+    cut.device_order   # device of every stage
+    cut.max_load, cut.lower_bound, cut.gap, cut.proven, cut.loads, cut.memory_bytes, cut.method
+
+    from pipec.partition.chunks import solve_chunks          # several chunks per device
+    from pipec.partition.replicate import plan_replicated    # PipeDream: replicas, hierarchy
+    from pipec.partition.workload import read_workload       # cost graphs from files
+
+``exactly=True`` (the default) gives every device a stage; ``exactly=False`` lets devices stay
+empty. ``free_order=True`` also chooses the order of unlike devices. ``microbatches=M`` counts the
+pipeline's fill: (M - 1) * largest load + sum of loads.
+"""

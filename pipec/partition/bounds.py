@@ -1,0 +1,118 @@
+"""What no cut can beat: a work bound over unlike devices, and the windows that follow from it.
+
+Give device kind k a capacity c_k. A unit weighs ``ref = min over k of c_k * work_k``, so a device
+of kind k with load below U holds less than ``c_k * U``, and with n_k devices of each kind
+
+    max load  >=  sum(ref) / sum(n_k * c_k).
+
+The capacities that make this bound largest are found by coordinate ascent over its breakpoints; for
+equal devices it is total work / devices. The same capacities say how much may lie left of a cut.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from pipec.partition.costgraph import FloatArray
+from pipec.partition.machine import Machine
+from pipec.partition.units import Units
+
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """Capacities and the work measure they induce.
+
+    Attributes:
+        capacity: Per kind of device.
+        ref: Work measure, [units].
+        lower: A load that some device reaches in every cut.
+        used: Capacity of the devices used, per state.
+        left_pays: Least capacity of a paying left device, per state; 0 if communication may be
+            free there.
+        right_pays: The same right of the cut.
+    """
+
+    capacity: FloatArray
+    ref: FloatArray
+    lower: float
+    used: FloatArray
+    left_pays: FloatArray
+    right_pays: FloatArray
+
+    def windows(self, limit: float) -> tuple[FloatArray, FloatArray]:
+        """Least and largest ref left of a cut, per state, if every load is below ``limit``."""
+        total = float(self.ref.sum())
+        slack = TOLERANCE * total
+        high = self.used * limit + slack
+        low = total - (self.used[-1] - self.used) * limit - slack
+        return low, high
+
+
+def make_bounds(units: Units, machine: Machine) -> Bounds:
+    """Chooses the capacities and derives the bound."""
+    work = units.work[list(machine.rows)]
+    capacity = _capacities(work, machine.total.astype(float))
+    ref = np.min(capacity[:, None] * work, axis=0)
+    used = machine.used @ capacity
+    largest = float(np.min(work, axis=0).max())
+    remaining = machine.total - machine.used
+    return Bounds(
+        capacity=capacity,
+        ref=ref,
+        lower=max(float(ref.sum()) / float(used[-1]), largest),
+        used=used,
+        left_pays=_paying(machine, capacity, machine.used > 0),
+        right_pays=_paying(machine, capacity, remaining > 0),
+    )
+
+
+def highest_load(units: Units, machine: Machine) -> float:
+    """A limit above the load of any stage; at least 1."""
+    work = units.work[list(machine.rows)]
+    total = float(np.where(np.isfinite(work), work, 0.0).sum(axis=1).max())
+    links = {s.link_in for steps in machine.steps for s in steps}
+    slowest = [float(link.seconds(units.cost).sum()) + 1.0 for link in links if link is not None]
+    return 2 * (total + (float(units.cost.sum()) if machine.priced else max(slowest))) + 1.0
+
+
+def _paying(machine: Machine, capacity: FloatArray, present: np.ndarray) -> FloatArray:
+    if machine.overlap or (not machine.priced and machine.link is None):
+        return np.zeros(len(present))
+    free = np.array([not kind.pays for kind in machine.kinds])
+    least = np.where(present, capacity, inf).min(axis=1)
+    return np.where((present & free).any(axis=1) | ~np.isfinite(least), 0.0, least)
+
+
+def _capacities(work: FloatArray, count: FloatArray) -> FloatArray:
+    """Maximises sum(min_k c_k * work_k) / sum(count_k * c_k), one capacity after the other."""
+    capacity = np.ones(len(count))
+    best = _ratio(capacity, work, count)
+    for _ in range(3 if len(count) > 1 else 0):
+        for k in range(len(count)):
+            others = np.delete(np.arange(len(count)), k)
+            floor = np.min(capacity[others, None] * work[others], axis=0)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                breaks = floor / work[k]
+            breaks = np.where(work[k] > 0, breaks, inf)
+            order = np.argsort(breaks)
+            candidates, floors, mine = breaks[order], floor[order], work[k][order]
+            finite = np.isfinite(candidates) & (candidates > 0)
+            done = np.cumsum(np.where(np.isfinite(candidates), floors, 0.0))
+            rest = np.where(np.isfinite(mine), mine, 0.0)
+            rest = rest.sum() - np.cumsum(rest)
+            fixed = float(count[others] @ capacity[others])
+            with np.errstate(invalid="ignore"):
+                value = (done + candidates * rest) / (fixed + count[k] * candidates)
+            value = np.where(finite, value, -inf)
+            at = int(np.argmax(value))
+            if value[at] > best * (1 + TOLERANCE):
+                capacity[k] = candidates[at]
+                best = _ratio(capacity, work, count)
+    return capacity
+
+
+def _ratio(capacity: FloatArray, work: FloatArray, count: FloatArray) -> float:
+    return float(np.min(capacity[:, None] * work, axis=0).sum() / (count @ capacity))

@@ -1,0 +1,234 @@
+"""Several contiguous chunks per device: the cut of an interleaved pipeline.
+
+The graph is cut into v * k chunks in pipeline order; chunk p runs on device p mod k. A device pays
+for the *union* of its chunks: a value that only travels between two of them is free. v = 1 is the
+contiguous problem; v = 2 takes nearly all that giving up contiguity can give.
+
+A local search over the cut positions of several linear orders finds a start in seconds; a 0/1
+program improves it and proves a bound as far as time allows.
+"""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from pipec.errors import PartitionError
+from pipec.partition.bounds import TOLERANCE, highest_load, make_bounds
+from pipec.partition.chunk_model import ChunkModel, solve_model
+from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, check_acyclic, sums
+from pipec.partition.devices import Device
+from pipec.partition.machine import make_machine
+from pipec.partition.orders import linear_orders
+from pipec.partition.reduce import reduce_units
+from pipec.partition.result import CutResult, stage_loads
+from pipec.partition.solve import solve_contiguous
+from pipec.partition.units import Units, make_units
+
+RESTART = 400
+MODEL_LIMIT = 40_000
+REACH = 8
+SEARCH_SHARE = 0.2
+
+
+@dataclass(eq=False)
+class _Search:
+    """Local search state: one order, cut positions, and how loads are counted."""
+
+    units: Units
+    order: IntArray
+    devices: int
+    chunks: int
+    memory_bytes: float
+
+    def __post_init__(self) -> None:
+        place = np.empty(self.units.size, np.int64)
+        place[self.order] = np.arange(self.units.size)
+        self.pin = place[self.units.pin]
+        self.ptr = self.units.pin_ptr[:-1]
+        self.work = self.units.work[0][self.order]
+        self.bytes = self.units.weight_bytes[self.order]
+        self.total = np.concatenate([[0.0], np.cumsum(self.work)])
+        self.bits = np.left_shift(np.int64(1), np.arange(self.devices))
+
+    def device(self, cuts: IntArray) -> IntArray:
+        """Device of every position of the order."""
+        ends = np.concatenate([[0], cuts, [len(self.order)]])
+        chunk = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+        return chunk % self.devices
+
+    def score(self, cuts: IntArray) -> tuple[float, float]:
+        """(largest load, sum of squared loads); infinite if memory does not suffice."""
+        device = self.device(cuts)
+        load = sums(device, self.work, self.devices)
+        if self.memory_bytes < inf:
+            held = sums(device, self.bytes, self.devices)
+            if held.max() > self.memory_bytes:
+                return inf, float(held.max())
+        if len(self.ptr):
+            mask = np.bitwise_or.reduceat(self.bits[device[self.pin]], self.ptr)
+            cut = np.flatnonzero(mask & (mask - 1))
+            here = (mask[cut, None] & self.bits) != 0
+            load += self.units.cost[0, cut] @ here
+        return float(load.max()), float(load @ load)
+
+    def start(self, rng: random.Random) -> IntArray:
+        """Equal work with jitter."""
+        count = self.devices * self.chunks
+        share = self.total[-1] / count
+        goal = [(p + rng.uniform(-0.5, 0.5)) * share for p in range(1, count)]
+        return np.sort(np.searchsorted(self.total, goal)).clip(0, len(self.order))
+
+    def move(self, cuts: IntArray, rng: random.Random) -> IntArray:
+        """One or two cuts, a few places on."""
+        moved = cuts.copy()
+        for _ in range(rng.randint(1, 2)):
+            moved[rng.randrange(len(cuts))] += rng.choice((-1, 1)) * rng.randint(1, REACH)
+        return np.sort(moved).clip(0, len(self.order))
+
+    def places(self, cuts: IntArray) -> IntArray:
+        """Chunk of every unit."""
+        place = np.empty(self.units.size, np.int64)
+        place[self.order] = np.searchsorted(cuts, np.arange(len(self.order)), "right")
+        return place
+
+
+def solve_chunks(
+    graph: CostGraph, devices: Sequence[Device], chunks: int, *, time_limit: float = 20.0
+) -> CutResult:
+    """Cuts a graph into ``chunks`` stretches per device so that the largest load is least.
+
+    Args:
+        graph: The problem; values are priced in seconds.
+        devices: Equal devices that pay for communication, at most 62.
+        chunks: Chunks per device, in cyclic order along the pipeline; some may be empty.
+        time_limit: Seconds.
+
+    Returns:
+        The cut; ``stage`` is the chunk, ``assignment`` the device, ``loads`` are per device.
+
+    Raises:
+        PartitionError: A cyclic graph, unlike devices, or a memory limit that nothing met.
+    """
+    began = time.perf_counter()
+    check_acyclic(graph)
+    if chunks < 1 or len(set(devices)) != 1 or not devices[0].pays or len(devices) > 62:
+        raise PartitionError(
+            "chunks need at least one chunk and up to 62 equal devices that pay communication",
+            got=f"{chunks} chunks, {len(devices)} devices of {len(set(devices))} kinds",
+            hint="leave out the CPUs: --cpus 0",
+        )
+    machine = make_machine(graph, devices, exactly=False)
+    row = machine.rows[0]
+    units = reduce_units(make_units(graph, graph.seconds[None]), machine, inf)
+    if np.isinf(units.work[row]).any():
+        raise PartitionError("some nodes cannot run on these devices", got=devices[0].kind)
+    units.work[0] = units.work[row]
+    lower = make_bounds(units, machine).lower
+    limit = devices[0].memory_bytes
+    tries = [_contiguous(graph, devices)]
+    found = _local_search(units, len(devices), chunks, limit, began + SEARCH_SHARE * time_limit)
+    tries.append(None if found is None else found[units.of_node])
+    best, method = _best(graph, devices, tries), "contiguous start, local search"
+    largest = inf if best is None else float(stage_loads(graph, best % len(devices), devices).max())
+    size = units.size * len(devices) * chunks
+    if size <= MODEL_LIMIT and largest > lower * (1 + TOLERANCE):
+        model = ChunkModel(units, len(devices), chunks, limit)
+        upper = min(largest, highest_load(units, machine))
+        # a unit's chunk is that of any of its nodes: only a hint
+        hint = np.zeros(units.size, np.int64)
+        if best is not None:
+            hint[units.of_node] = best
+        left = max(began + time_limit - time.perf_counter(), 1.0)
+        better, bound, solver = solve_model(model, hint, upper, left)
+        lower, method = max(lower, bound), f"{method}, {solver}"
+        if better is not None:
+            best = _best(graph, devices, [best, better[units.of_node]])
+    if best is None:
+        raise PartitionError(
+            "no cut into chunks was found that fits the memory",
+            got=f"{float(graph.weight_bytes.sum()):.6g} bytes in all",
+            want=f"{limit:.6g} bytes on each of {len(devices)} devices",
+        )
+    return _result(graph, devices, best, lower, method, began)
+
+
+def _contiguous(graph: CostGraph, devices: Sequence[Device]) -> IntArray | None:
+    """The best contiguous cut: chunks beyond the first round stay empty."""
+    try:
+        return solve_contiguous(graph, devices, exactly=False, time_limit=1.0).assignment
+    except PartitionError:  # nothing contiguous fits the memory; chunks may
+        return None
+
+
+def _best(
+    graph: CostGraph, devices: Sequence[Device], tries: Sequence[IntArray | None]
+) -> IntArray | None:
+    """The try with the least largest load, chunk of every node."""
+    count = len(devices)
+    scored = [
+        (float(stage_loads(graph, chunk % count, devices).max()), number)
+        for number, chunk in enumerate(tries)
+        if chunk is not None
+    ]
+    return tries[min(scored)[1]] if scored else None
+
+
+def _local_search(
+    units: Units, devices: int, chunks: int, memory_bytes: float, deadline: float
+) -> IntArray | None:
+    """Best of restarts over several orders until the deadline: chunk of every unit."""
+    rng = random.Random(0)  # noqa: S311 - reproducible, nothing secret
+    orders = [
+        _Search(units, order, devices, chunks, memory_bytes)
+        for order, _ in zip(linear_orders(units, units.work[0], 1), range(9), strict=False)
+    ]
+    best, places = (inf, inf), np.zeros(units.size, np.int64)
+    turn = 0
+    while turn < len(orders) or time.perf_counter() < deadline:
+        search = orders[turn % len(orders)]
+        turn += 1
+        cuts = search.start(rng)
+        if not len(cuts):
+            return search.places(cuts) if search.score(cuts)[0] < inf else None
+        score, failures = search.score(cuts), 0
+        while failures < RESTART and time.perf_counter() < deadline:
+            trial = search.move(cuts, rng)
+            reached = search.score(trial)
+            failures = failures + 1 if reached >= score else 0
+            if reached <= score:
+                cuts, score = trial, reached
+        if score < best:
+            best, places = score, search.places(cuts)
+    return places if best[0] < inf else None
+
+
+def _result(
+    graph: CostGraph,
+    devices: Sequence[Device],
+    stage: IntArray,
+    lower: float,
+    method: str,
+    began: float,
+) -> CutResult:
+    count = len(devices)
+    assignment = stage % count
+    loads: FloatArray = stage_loads(graph, assignment, devices)
+    held = sums(assignment, graph.weight_bytes + graph.activation_bytes, count)
+    largest = float(loads.max())
+    return CutResult(
+        assignment=assignment,
+        stage=stage,
+        device_order=tuple(range(count)),
+        loads=tuple(loads.tolist()),
+        memory_bytes=tuple(held.tolist()),
+        max_load=largest,
+        objective=largest,
+        lower_bound=min(lower, largest),
+        contiguous=False,
+        method=method,
+        seconds=time.perf_counter() - began,
+    )

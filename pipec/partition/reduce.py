@@ -1,0 +1,167 @@
+"""Exact reductions: merges that cannot hide a cut better than the best one known.
+
+1. Transitive edges go (they only hide that a unit has one predecessor).
+2. A unit without work joins its only predecessor, or its only successor, when every hyperedge on
+   it also has that neighbour: moving it there cannot raise any load.
+3. Two units whose hyperedge costs more than all loads below the limit can spare are never apart:
+   sum of loads < devices * limit, of which the work takes its part, and every value that is cut is
+   paid for on both sides (on one, if the other may be a device that does not pay).
+4. Units that only one single device can run share it, with all that lies between them.
+"""
+
+import numpy as np
+
+from pipec.partition.bounds import TOLERANCE, make_bounds
+from pipec.partition.costgraph import BoolArray, IntArray, topological_order
+from pipec.partition.frontier import cut_peak, cut_seconds
+from pipec.partition.machine import Machine
+from pipec.partition.units import Units, merge
+
+CLOSURE_LIMIT = 3000
+
+
+def reduce_units(units: Units, machine: Machine, limit: float, *, idle: bool = True) -> Units:
+    """Applies all rules until nothing changes.
+
+    Args:
+        units: What to reduce.
+        machine: The devices.
+        limit: Only cuts with every load below it matter.
+        idle: Apply rule 2. It may leave fewer units than stages.
+
+    Returns:
+        Fewer units, with the same best cut below ``limit`` if there is one. A single unit is left
+        whole.
+    """
+    while True:
+        label = np.arange(units.size)
+        if np.isfinite(limit):
+            label = _join_inseparable(units, label, _threshold(units, machine, limit))
+        label = _join(label, _only_here(units, machine))
+        if idle:
+            label = _join(label, join_idle(units, _without_memory(units, machine)))
+        before = units.size
+        units = merge(units, _roots(label))
+        if units.size == before:
+            return units
+
+
+def _threshold(units: Units, machine: Machine, limit: float) -> BoolArray:
+    """Rule 3: hyperedges that nothing below the limit cuts."""
+    if not units.cost.size:
+        return np.zeros(0, bool)
+    if machine.overlap:
+        if machine.link is None:
+            return np.zeros(units.cost.shape[1], bool)
+        return np.asarray(cut_peak(units.cost, machine.link) >= limit)
+    bounds = make_bounds(units, machine)
+    free = sum(
+        int(count)
+        for kind, count in zip(machine.kinds, machine.total, strict=True)
+        if not kind.pays
+    )
+    paying = [c for kind, c in zip(machine.kinds, bounds.capacity, strict=True) if kind.pays]
+    if free > 1 or not paying or (not machine.priced and machine.link is None):
+        return np.zeros(units.cost.shape[1], bool)
+    total = float(bounds.ref.sum())
+    spare = float(bounds.used[-1]) * limit - total + TOLERANCE * total
+    seconds = cut_seconds(units.cost, machine.link, priced=machine.priced)
+    return np.asarray(seconds * min(paying) * (2 - free) > spare)
+
+
+def _only_here(units: Units, machine: Machine) -> IntArray:
+    """Rule 4."""
+    label = np.arange(units.size)
+    runs = np.isfinite(units.work[list(machine.rows)])
+    for kind in np.flatnonzero(machine.total == 1).tolist():
+        only = np.flatnonzero(runs[kind] & (runs.sum(axis=0) == 1))
+        label[only] = only[0] if len(only) else 0
+    return label
+
+
+def _without_memory(units: Units, machine: Machine) -> BoolArray:
+    """Units whose move cannot break a memory limit."""
+    held = units.weight_bytes + units.activation_bytes
+    if not machine.limited:
+        return np.ones(units.size, bool)
+    most = np.zeros(units.size)
+    for step in (s for steps in machine.steps for s in steps):
+        most = np.maximum(
+            most, step.versions * units.weight_bytes + step.in_flight * units.activation_bytes
+        )
+    least = min(kind.memory_bytes for kind in machine.kinds)
+    return np.asarray((held == 0) | bool(most.sum() <= least))
+
+
+def _join_inseparable(units: Units, label: IntArray, heavy: BoolArray) -> IntArray:
+    for h in np.flatnonzero(heavy).tolist():
+        pins = units.pin[units.pin_ptr[h] : units.pin_ptr[h + 1]].tolist()
+        for v in pins[1:]:
+            _union(label, pins[0], v)
+    return label
+
+
+def join_idle(units: Units, light: BoolArray) -> IntArray:
+    """Rule 2 for the units marked ``light``: a label per unit, equal for units that merge."""
+    label = np.arange(units.size)
+    idle = np.flatnonzero((units.work == 0).all(axis=0) & light)
+    if not len(idle):
+        return label
+    succ, pred = _without_transitive(units)
+    edges_of: dict[int, list[int]] = {v: [] for v in idle.tolist()}
+    for h, v in zip(units.pin_edge().tolist(), units.pin.tolist(), strict=True):
+        if v in edges_of:
+            edges_of[v].append(h)
+    for v, edges in edges_of.items():
+        for near in (pred[v], succ[v]):
+            if len(near) == 1 and _all_hold(units, edges, near[0]):
+                _union(label, near[0], v)
+                break
+    return _roots(label)
+
+
+def _join(label: IntArray, other: IntArray) -> IntArray:
+    """Units that either label joins."""
+    for v, root in enumerate(other.tolist()):
+        _union(label, root, v)
+    return label
+
+
+def _all_hold(units: Units, edges: list[int], t: int) -> bool:
+    return all(t in units.pin[units.pin_ptr[h] : units.pin_ptr[h + 1]] for h in edges)
+
+
+def _without_transitive(units: Units) -> tuple[list[list[int]], list[list[int]]]:
+    """Rule 1, on graphs small enough for a closure: (successors, predecessors)."""
+    n = units.size
+    if n > CLOSURE_LIMIT:
+        return units.succ, units.pred
+    below = [0] * n  # bit sets of proper descendants
+    succ: list[list[int]] = [[] for _ in range(n)]
+    pred: list[list[int]] = [[] for _ in range(n)]
+    for u in reversed(topological_order(n, units.succ)):
+        reach = 0
+        for v in units.succ[u]:
+            reach |= below[v]
+        for v in units.succ[u]:
+            if not reach >> v & 1:
+                succ[u].append(v)
+                pred[v].append(u)
+            reach |= 1 << v
+        below[u] = reach
+    return succ, pred
+
+
+def _union(label: IntArray, a: int, b: int) -> None:
+    label[_root(label, b)] = _root(label, a)
+
+
+def _root(label: IntArray, v: int) -> int:
+    while label[v] != v:
+        label[v] = label[label[v]]
+        v = int(label[v])
+    return v
+
+
+def _roots(label: IntArray) -> IntArray:
+    return np.array([_root(label, v) for v in range(len(label))], np.int64)

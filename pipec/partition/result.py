@@ -1,0 +1,118 @@
+"""A cut and what is known about it; and the plain evaluation that every solver's answer passes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, sums
+from pipec.partition.devices import Device, Link, StageMemory, one_of_each
+
+
+@dataclass(frozen=True, eq=False)
+class CutResult:
+    """Where every node goes, and how good that is.
+
+    Attributes:
+        assignment: Device of every node, an index into the devices given, [nodes].
+        stage: Stage of every node, first to last along the pipeline, [nodes].
+        device_order: Device of each stage.
+        loads: Seconds per stage; for several chunks per device, per device.
+        memory_bytes: What each stage holds.
+        max_load: The largest load.
+        objective: What was minimised: ``max_load``, or with a number of microbatches
+            (microbatches - 1) * max_load + sum of loads.
+        lower_bound: No cut of this problem has a smaller objective.
+        contiguous: One stretch of the graph per device; else several chunks.
+        method: How the answer was found and proven.
+        seconds: Time taken.
+    """
+
+    assignment: IntArray
+    stage: IntArray
+    device_order: tuple[int, ...]
+    loads: tuple[float, ...]
+    memory_bytes: tuple[float, ...]
+    max_load: float
+    objective: float
+    lower_bound: float
+    contiguous: bool
+    method: str
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """(objective - lower bound) / objective; 0 for an optimum that is proven."""
+        return 0.0 if self.objective <= 0 else max(0.0, 1 - self.lower_bound / self.objective)
+
+    @property
+    def proven(self) -> bool:
+        """Whether no better cut exists."""
+        return self.gap <= 1e-6
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.device_order)
+
+
+def stage_loads(
+    graph: CostGraph,
+    stage: IntArray,
+    devices: Sequence[Device],
+    *,
+    links: Sequence[Link] | None = None,
+    overlap: bool = False,
+) -> FloatArray:
+    """Seconds per stage, straight from the definition.
+
+    Args:
+        graph: The problem.
+        stage: Stage of every node; with ``links`` numbered along the pipeline, [nodes].
+        devices: Device of each stage.
+        links: Link behind each stage but the last. None: values are priced in seconds, and a
+            device pays each value that enters or leaves it once.
+        overlap: Communication hides behind compute.
+    """
+    count = len(devices)
+    row = np.array([graph.classes.index(d.kind) for d in devices])
+    work = sums(stage, graph.work[row[stage], np.arange(graph.size)], count)
+    edge = np.repeat(np.arange(len(graph.producer)), np.diff(graph.consumer_ptr))
+    if links is None:
+        ends = np.concatenate(
+            [
+                np.stack([np.arange(len(graph.producer)), stage[graph.producer]], axis=1),
+                np.stack([edge, stage[graph.consumer]], axis=1),
+            ]
+        )
+        ends = np.unique(ends, axis=0)
+        spread = np.bincount(ends[:, 0], minlength=len(graph.producer)) > 1
+        ends = ends[spread[ends[:, 0]]]
+        pays = np.array([d.pays for d in devices], float)
+        return work + pays * sums(ends[:, 1], graph.seconds[ends[:, 0]], count)
+    first = stage[graph.producer]
+    last = first.copy()
+    np.maximum.at(last, edge, stage[graph.consumer])
+    np.minimum.at(first, edge, stage[graph.consumer])
+    boundary = np.arange(1, count)
+    crossing = (first[:, None] < boundary) & (boundary <= last[:, None])
+    times = [
+        np.array([float(link.seconds(b)) for link, b in zip(links, size @ crossing, strict=True)])
+        for size in (graph.bytes, graph.gradient_bytes)
+    ]
+    padding = np.zeros(1)
+    if overlap:
+        peak = np.concatenate([padding, np.maximum(*times), padding])
+        return np.asarray(np.maximum(work, np.maximum(peak[:-1], peak[1:])))
+    both = np.concatenate([padding, times[0] + times[1], padding])
+    return np.asarray(work + both[:-1] + both[1:])
+
+
+def stage_memory(
+    graph: CostGraph, stage: IntArray, stages: int, memory: StageMemory = one_of_each
+) -> FloatArray:
+    """Bytes held by each stage: versions x weights + microbatches in flight x activations."""
+    factors = np.array([memory(s, stages) for s in range(stages)])
+    weights = sums(stage, graph.weight_bytes, stages)
+    activations = sums(stage, graph.activation_bytes, stages)
+    return np.asarray(factors[:, 0] * weights + factors[:, 1] * activations)

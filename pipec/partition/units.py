@@ -1,0 +1,204 @@
+"""Placement units: what the groups, the backward pass and cycles leave to decide.
+
+A unit is a set of nodes that must share a device. Units form a DAG; its *ideals* (sets closed under
+predecessors) are exactly what can lie left of a cut.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pipec.partition.costgraph import (
+    CostGraph,
+    FloatArray,
+    IntArray,
+    distinct,
+    successors,
+    sums,
+    topological_order,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """Arrays over units and hyperedges.
+
+    Attributes:
+        work: Seconds, [classes, units].
+        weight_bytes: Per weight version, [units].
+        activation_bytes: Per microbatch in flight, [units].
+        edges: Precedence between units, [edges, 2], no repeats.
+        succ: Successors of each unit.
+        pred: Predecessors of each unit.
+        pin_ptr: Where the units of each hyperedge start in ``pin``, [hyperedges + 1].
+        pin: Units of the hyperedges, sorted within each; at least two.
+        cost: Weights of the hyperedges, [kinds, hyperedges]: seconds, or (forward, backward) bytes.
+        of_node: Unit of each node of the cost graph, [nodes].
+    """
+
+    work: FloatArray
+    weight_bytes: FloatArray
+    activation_bytes: FloatArray
+    edges: IntArray
+    succ: list[list[int]]
+    pred: list[list[int]]
+    pin_ptr: IntArray
+    pin: IntArray
+    cost: FloatArray
+    of_node: IntArray
+
+    @property
+    def size(self) -> int:
+        """Number of units."""
+        return int(self.work.shape[1])
+
+    def pin_edge(self) -> IntArray:
+        """The hyperedge of every entry of ``pin``."""
+        return np.repeat(np.arange(len(self.pin_ptr) - 1), np.diff(self.pin_ptr))
+
+
+def make_units(graph: CostGraph, cost: FloatArray) -> Units:
+    """Contracts groups, mirrors backward-only groups, fuses what is then cyclic.
+
+    Args:
+        graph: The problem.
+        cost: Hyperedge weights of the graph's values, [kinds, values].
+
+    A group without a forward node is ordered by the mirror image of its backward edges
+    (Tarnawski et al., NeurIPS'20).
+    """
+    n = graph.size
+    label = np.arange(n)
+    grouped = graph.group >= 0
+    _, first, inverse = np.unique(graph.group[grouped], return_index=True, return_inverse=True)
+    label[grouped] = np.flatnonzero(grouped)[first][inverse]
+    pairs = graph.edges()
+    ahead = ~graph.backward
+    has_forward = np.zeros(n, bool)
+    has_forward[label[ahead]] = True
+    orphan = ~has_forward[label]
+    tail, head = pairs[:, 0], pairs[:, 1]
+    forward = pairs[ahead[tail] & ahead[head]]
+    mirror = pairs[graph.backward[tail] & graph.backward[head] & (orphan[tail] | orphan[head])]
+    trivial = Units(
+        work=graph.work,
+        weight_bytes=graph.weight_bytes,
+        activation_bytes=graph.activation_bytes,
+        edges=np.concatenate([forward, mirror[:, ::-1]]),
+        succ=[],
+        pred=[],
+        pin_ptr=np.concatenate([[0], np.cumsum(np.diff(graph.consumer_ptr) + 1)]),
+        pin=np.insert(graph.consumer, graph.consumer_ptr[:-1], graph.producer),
+        cost=cost,
+        of_node=np.arange(n),
+    )
+    return merge(trivial, label)
+
+
+def merge(units: Units, label: IntArray) -> Units:
+    """Units with the same label become one; cycles that arise are fused; equal pin sets add up.
+
+    Args:
+        units: What to merge.
+        label: Any integers, [units].
+    """
+    _, label = np.unique(label, return_inverse=True)
+    n = int(label.max()) + 1
+    succ = successors(n, label[units.edges])
+    ascending = all(heads[0] > u for u, heads in enumerate(succ) if heads)
+    component = None if ascending else strong_components(succ)
+    if component is not None:
+        label = component[label]
+        n = int(label.max()) + 1
+        succ = successors(n, label[units.edges])
+    tails = np.repeat(np.arange(n), [len(s) for s in succ])
+    edges = np.stack([tails, np.array([v for s in succ for v in s], np.int64)], axis=1)
+    merged = replace(
+        units,
+        work=np.stack([sums(label, row, n) for row in units.work]),
+        weight_bytes=sums(label, units.weight_bytes, n),
+        activation_bytes=sums(label, units.activation_bytes, n),
+        edges=edges,
+        succ=succ,
+        pred=successors(n, edges[:, ::-1]),
+        of_node=label[units.of_node],
+    )
+    return _merge_pins(merged, label[units.pin], n)
+
+
+def _merge_pins(units: Units, pin: IntArray, n: int) -> Units:
+    """Drops repeated pins and hyperedges inside one unit or without cost; adds up equal ones."""
+    count = len(units.pin_ptr) - 1
+    keys = distinct(units.pin_edge() * n + pin)
+    edge, pin = keys // n, keys % n
+    degree = np.bincount(edge, minlength=count)
+    keep = (degree >= 2) & (units.cost > 0).any(axis=0)
+    pin, degree, cost = pin[keep[edge]], degree[keep], units.cost[:, keep]
+    ptr = np.concatenate([[0], np.cumsum(degree)])
+    # the same pins: compare pairs as numbers, larger sets as bytes
+    first = pin[ptr[:-1]]
+    second = pin[ptr[:-1] + 1] if len(first) else first
+    name = first * n + second
+    big = np.flatnonzero(degree > 2)
+    seen: dict[bytes, int] = {}
+    for h in big.tolist():
+        name[h] = -1 - seen.setdefault(pin[ptr[h] : ptr[h + 1]].tobytes(), len(seen))
+    _, chosen, inverse = np.unique(name, return_index=True, return_inverse=True)
+    total = np.stack([sums(inverse, row, len(chosen)) for row in cost])
+    ends = np.cumsum(degree[chosen])
+    shift = np.repeat(ptr[chosen] - ends + degree[chosen], degree[chosen])
+    return replace(
+        units,
+        pin_ptr=np.concatenate([[0], ends]).astype(np.int64),
+        pin=pin[shift + np.arange(len(shift))],
+        cost=total,
+    )
+
+
+def strong_components(succ: list[list[int]]) -> IntArray | None:
+    """Component of every node, or None if there is no cycle (Kosaraju's two sweeps).
+
+    Written out because importing a graph library takes longer than the whole cut of a small model.
+    """
+    n = len(succ)
+    if len(topological_order(n, succ)) == n:
+        return None
+    pred: list[list[int]] = [[] for _ in range(n)]
+    for u, heads in enumerate(succ):
+        for v in heads:
+            pred[v].append(u)
+    component, count = np.full(n, -1), 0
+    for root in reversed(_finish_order(succ)):
+        if component[root] >= 0:
+            continue
+        stack = [root]
+        component[root] = count
+        while stack:
+            for u in pred[stack.pop()]:
+                if component[u] < 0:
+                    component[u] = count
+                    stack.append(u)
+        count += 1
+    return component
+
+
+def _finish_order(succ: list[list[int]]) -> list[int]:
+    """Nodes in the order in which a depth-first search leaves them."""
+    done: list[int] = []
+    seen = [False] * len(succ)
+    for root in range(len(succ)):
+        if seen[root]:
+            continue
+        seen[root] = True
+        stack = [(root, iter(succ[root]))]
+        while stack:
+            u, rest = stack[-1]
+            for v in rest:
+                if not seen[v]:
+                    seen[v] = True
+                    stack.append((v, iter(succ[v])))
+                    break
+            else:
+                done.append(u)
+                stack.pop()
+    return done

@@ -1,0 +1,1 @@
+"""The plan: everything that is known about one model on one cluster."""

@@ -1,0 +1,137 @@
+"""The file ``plan.json`` itself: its text, its digest, and the hashes of all files beside it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pipec.errors import PlanError
+
+PLAN = "plan.json"
+EDITABLE = ("train.py",)
+"""Files that are for the user to change: they are not hashed."""
+FORMAT, VERSION = "pipec.plan", 1
+Record = dict[str, Any]
+
+
+def write_manifest(record: Record, directory: Path) -> None:
+    """Write ``plan.json``: the record, hashes of the files in ``directory``, and its own digest.
+
+    Raises:
+        PlanError: The record holds something that JSON cannot say.
+        OSError: The file cannot be written.
+    """
+    files = {name: sha256_of(directory / name) for name in _files(directory)}
+    whole = {"format": FORMAT, "version": VERSION, **record, "files": files}
+    try:
+        text = _text({**whole, "digest": _digest(whole)})
+    except (TypeError, ValueError) as error:
+        raise PlanError("a part of the plan cannot be saved", got=error) from error
+    (directory / PLAN).write_text(text, encoding="utf-8")
+
+
+def read_manifest(directory: Path) -> Record:
+    """The record of ``plan.json``, after its digest was checked.
+
+    Raises:
+        PlanError: There is none, it is of another version, or it was changed.
+    """
+    path = directory / PLAN
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise PlanError(
+            "no plan here", where=directory, want=f"a directory with {PLAN}, made by pipec compile"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise PlanError("the plan cannot be read", where=path, got=error) from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise PlanError("not a plan", where=path, want=f'"format": "{FORMAT}"')
+    if record.get("version") != VERSION:
+        raise PlanError(
+            "the plan was written by another version of pipec",
+            where=path,
+            got=f"schema {record.get('version')}",
+            want=f"schema {VERSION}",
+            hint="compile the model again",
+        )
+    found = record.pop("digest", None)
+    if found != _digest(record) or not isinstance(record.get("files"), dict):
+        raise PlanError(
+            "the plan was changed after it was written", where=path, hint="compile the model again"
+        )
+    return record
+
+
+def check_files(directory: Path, files: Mapping[str, str], *, skip: tuple[str, ...] = ()) -> None:
+    """Compare files with their recorded hashes.
+
+    Args:
+        directory: The output of a compilation.
+        files: Relative path to SHA-256.
+        skip: File names (without folder) that are not read.
+
+    Raises:
+        PlanError: A file is missing or differs; all that do are named.
+    """
+    wrong = []
+    for name, want in files.items():
+        pure = PurePosixPath(name)
+        if pure.is_absolute() or ".." in pure.parts:
+            raise PlanError("the plan names a file outside its directory", got=name)
+        if pure.name in skip:
+            continue
+        try:
+            found = sha256_of(directory / name)
+        except OSError as error:
+            wrong.append(f"{name}: {error.strerror}")
+            continue
+        if found != want:
+            wrong.append(f"{name}: changed, or from another plan")
+    if wrong:
+        shown = "\n    ".join(wrong[:20])
+        raise PlanError(
+            f"{len(wrong)} file(s) are not those that were compiled",
+            where=directory,
+            got=f"\n    {shown}",
+            hint="compile the model again",
+        )
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _files(directory: Path) -> list[str]:
+    found = (p for p in directory.rglob("*") if p.is_file() and p.name not in EDITABLE)
+    return sorted(p.relative_to(directory).as_posix() for p in found)
+
+
+def _digest(record: Record) -> str:
+    return hashlib.sha256(_compact(record).encode()).hexdigest()
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _text(record: Record) -> str:
+    """JSON with one line per element of every top-level list and object."""
+    parts = []
+    for key, value in record.items():
+        if isinstance(value, dict) and value:
+            rows = ",\n  ".join(f"{_compact(str(k))}:{_compact(v)}" for k, v in value.items())
+            parts.append(f'"{key}":{{\n  {rows}}}')
+        elif isinstance(value, list) and value:
+            rows = ",\n  ".join(map(_compact, value))
+            parts.append(f'"{key}":[\n  {rows}]')
+        else:
+            parts.append(f'"{key}":{_compact(value)}')
+    return "{" + ",\n".join(parts) + "}\n"

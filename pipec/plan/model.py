@@ -1,0 +1,242 @@
+"""What a plan is made of. Everything is frozen: a pass returns a new plan."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pipec.autodiff.model import Training
+from pipec.cluster.cluster import Cluster
+from pipec.cost.table import CostTable
+from pipec.graph.ir import Graph, OutputKind
+from pipec.schedule.schedule import Placement, Schedule
+from pipec.simulate.timeline import Timeline
+
+
+class Fact(StrEnum):
+    """What is already decided; passes say which facts they require and provide."""
+
+    COST = "cost"
+    PARTITION = "partition"
+    COMM = "comm"
+    SAVED = "saved"
+    TIMING = "timing"
+    SCHEDULE = "schedule"
+    TIMELINE = "timeline"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What goes together: the stage of every call node, and how good that is.
+
+    Attributes:
+        stage_of: Call node name to stage, 0-based.
+        seconds: Predicted seconds of each stage per microbatch, transfers included.
+        lower_bound: No cut of this kind has a slowest stage faster than this, in seconds.
+        proven: Whether the cut is proven optimal among those of this kind.
+        answers: Which problem the numbers answer, in words (contiguous, chunks, ...).
+        method: The algorithm that found it.
+    """
+
+    stage_of: Mapping[str, int]
+    seconds: tuple[float, ...]
+    lower_bound: float
+    proven: bool
+    answers: str
+    method: str
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.seconds)
+
+    @property
+    def max_load(self) -> float:
+        """Seconds of the slowest stage."""
+        return max(self.seconds)
+
+    @property
+    def gap(self) -> float:
+        """How far the slowest stage may be above the optimum: max load / lower bound - 1."""
+        return 0.0 if self.proven else self.max_load / self.lower_bound - 1
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One value on its way from one stage to another, one hop.
+
+    Attributes:
+        name: ``s<src>.s<dst>.<value>``.
+        value: Node of the whole model that computes it.
+        src: Sending stage.
+        dst: Receiving stage.
+        nbytes: Bytes per microbatch.
+        shape: Shape of the value.
+        dtype: Its dtype, as torch writes it without ``torch.``.
+        depth: Slots: 0 is a rendezvous, n buffers n values.
+    """
+
+    name: str
+    value: str
+    src: int
+    dst: int
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    depth: int = 2
+
+
+@dataclass(frozen=True)
+class HostSlot:
+    """Where saved values of one stage wait in host memory between F and B.
+
+    Attributes:
+        name: ``s<stage>.host``.
+        stage: The stage.
+        values: Nodes of F that compute them, in graph order.
+        nbytes: Bytes per microbatch, all values together.
+        depth: Sets of these values that may be on the device on either side of the copies.
+    """
+
+    name: str
+    stage: int
+    values: tuple[str, ...]
+    nbytes: int
+    depth: int = 1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pipeline stage.
+
+    Attributes:
+        index: Position in the pipeline, 0-based.
+        graph: Its graph, with communication nodes once these are inserted.
+        key: Structural key of the graph; equal stages share it.
+        training: Its F, B, I and W graphs and what is saved between them, once differentiated.
+    """
+
+    index: int
+    graph: Graph
+    key: str
+    training: Training | None = None
+
+
+@dataclass(frozen=True)
+class StageTiming:
+    """What a backend predicts for one stage on its device.
+
+    Attributes:
+        interval_seconds: Between two results in steady state.
+        latency_seconds: From the first input to the first whole result.
+        bottleneck: What bounds the interval, in words.
+        memory_bytes: Bytes of device memory that the stage holds.
+        transfer_seconds: The part of the interval in which the stage sends or receives and does not
+            compute; 0 where transfers run beside compute.
+        notes: What the user must know, such as weights that are streamed.
+    """
+
+    interval_seconds: float
+    latency_seconds: float
+    bottleneck: str
+    memory_bytes: int = 0
+    transfer_seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def compute_seconds(self) -> float:
+        """The interval without transfers: what one forward takes of the compute lane."""
+        return self.interval_seconds - self.transfer_seconds
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One schedule that was predicted on the plan when the schedule was chosen.
+
+    Attributes:
+        schedule: Its name.
+        seconds: Of one step; None if it is impossible here.
+        bubble: Share of device time without compute.
+        peak_bytes: Most bytes held, per device.
+        why: Why it lost, in words; ``chosen`` for the one that won.
+    """
+
+    schedule: str
+    seconds: float | None
+    bubble: float
+    peak_bytes: tuple[float, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One model on one cluster: what, what together, where, when.
+
+    Attributes:
+        graph: What is computed.
+        cluster: The devices and links.
+        target: Name of the backend that will emit it.
+        costs: Per node cost.
+        partition: Node to stage.
+        placement: (stage, phase) to devices.
+        stages: The stage graphs.
+        channels: What crosses between stages, one per value and hop.
+        slots: What waits in host memory, at most one slot per stage.
+        schedule: Per device the ordered actions.
+        timing: What the backend predicts per stage.
+        timeline: The schedule with the time of every action.
+        explored: The schedules among which the plan's was chosen, fastest first; empty if it was
+            named.
+        options: What passes and backends were told and must remember (strings and numbers only).
+    """
+
+    graph: Graph
+    cluster: Cluster
+    target: str = "torch"
+    costs: CostTable | None = None
+    partition: Partition | None = None
+    placement: Placement | None = None
+    stages: tuple[Stage, ...] = ()
+    channels: tuple[Channel, ...] = ()
+    slots: tuple[HostSlot, ...] = ()
+    schedule: Schedule | None = None
+    timing: tuple[StageTiming, ...] = ()
+    timeline: Timeline | None = None
+    explored: tuple[Tried, ...] = ()
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def facts(self) -> frozenset[Fact]:
+        """What is decided, read off the plan itself."""
+        has = {
+            Fact.COST: self.costs is not None,
+            Fact.PARTITION: bool(self.stages),
+            Fact.COMM: bool(self.channels) or len(self.stages) == 1,
+            Fact.SAVED: bool(self.stages) and (not self.trains or self.differentiated),
+            Fact.TIMING: bool(self.timing),
+            Fact.SCHEDULE: self.schedule is not None,
+            Fact.TIMELINE: self.timeline is not None,
+        }
+        return frozenset(fact for fact, holds in has.items() if holds)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the model ends in a loss."""
+        return bool(self.graph.outputs_of(OutputKind.LOSS))
+
+    @property
+    def differentiated(self) -> bool:
+        """Whether every stage has its training graphs."""
+        return all(s.training is not None for s in self.stages)
+
+    def replace(self, **changes: object) -> "Plan":
+        """A copy with some fields changed (`dataclasses.replace`)."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def tied(self) -> dict[str, tuple[int, ...]]:
+        """Weights that more than one stage reads, with these stages."""
+        readers: dict[str, list[int]] = {}
+        for stage in self.stages:
+            for i in stage.graph.inputs:
+                if i.kind.is_weight:
+                    readers.setdefault(i.name, []).append(stage.index)
+        return {name: tuple(stages) for name, stages in readers.items() if len(stages) > 1}

@@ -1,0 +1,111 @@
+"""The parts of a plan as plain data, and back; graphs and weights are saved apart."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from pipec.cluster.cluster import Cluster
+from pipec.cost.table import CostTable
+from pipec.graph.ir import Graph, Source
+from pipec.plan.model import Channel, HostSlot, Partition, Plan, StageTiming, Tried
+from pipec.plan.weights import all_have_data, owners
+from pipec.schedule import json_form
+from pipec.schedule.schedule import Placement, Schedule
+from pipec.simulate.simulate import from_json
+from pipec.simulate.timeline import Timeline
+
+Record = Mapping[str, Any]
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """Everything of the plan but its graphs, as JSON data."""
+    return {
+        "target": plan.target,
+        "source": dataclasses.asdict(plan.graph.source),
+        "options": dict(plan.options),
+        "cluster": plan.cluster.to_json(),
+        "partition": _partition_record(plan),
+        "placement": None if plan.placement is None else dataclasses.asdict(plan.placement),
+        "channels": [dataclasses.asdict(c) for c in plan.channels],
+        "slots": [dataclasses.asdict(s) for s in plan.slots],
+        "weights": _weights_record(plan),
+        "timing": [dataclasses.asdict(t) for t in plan.timing],
+        "schedule": None if plan.schedule is None else json_form.to_json(plan.schedule),
+        "timeline": None if plan.timeline is None else plan.timeline.to_json(),
+        "explored": [dataclasses.asdict(t) for t in plan.explored],
+        "costs": None if plan.costs is None else plan.costs.to_json(),
+    }
+
+
+def plan_from_record(record: Record, graph: Graph) -> Plan:
+    """A plan without stages.
+
+    Args:
+        record: What `plan_record` gave.
+        graph: The whole model's graph.
+
+    Raises:
+        PipecError: The cluster, the costs or the schedule are malformed.
+        KeyError, TypeError, ValueError: Another part is.
+    """
+    placement, costs = record["placement"], record["costs"]
+    schedule = None if record["schedule"] is None else json_form.from_json(record["schedule"])
+    return Plan(
+        graph=graph.replace(source=Source(**record["source"])),
+        cluster=Cluster.from_json(record["cluster"]),
+        target=record["target"],
+        costs=None if costs is None else CostTable.from_json(costs),
+        partition=_partition(record["partition"], graph),
+        placement=None if placement is None else _placement(placement),
+        channels=tuple(Channel(**{**c, "shape": tuple(c["shape"])}) for c in record["channels"]),
+        slots=tuple(HostSlot(**{**s, "values": tuple(s["values"])}) for s in record["slots"]),
+        schedule=schedule,
+        timeline=_timeline(schedule, record["timeline"]),
+        timing=tuple(StageTiming(**{**t, "notes": tuple(t["notes"])}) for t in record["timing"]),
+        explored=tuple(
+            Tried(**{**t, "peak_bytes": tuple(t["peak_bytes"])}) for t in record.get("explored", ())
+        ),
+        options=record["options"],
+    )
+
+
+def _partition_record(plan: Plan) -> dict[str, Any] | None:
+    if plan.partition is None:
+        return None
+    record = {f.name: getattr(plan.partition, f.name) for f in dataclasses.fields(plan.partition)}
+    stage_of = plan.partition.stage_of
+    return {**record, "stage_of": [stage_of.get(n.name) for n in plan.graph.calls]}
+
+
+def _partition(record: Record | None, graph: Graph) -> Partition | None:
+    if record is None:
+        return None
+    pairs = zip(graph.calls, record["stage_of"], strict=True)
+    stage_of = {n.name: int(stage) for n, stage in pairs if stage is not None}
+    return Partition(**{**record, "stage_of": stage_of, "seconds": tuple(record["seconds"])})
+
+
+def _timeline(schedule: Schedule | None, record: Record | None) -> Timeline | None:
+    return None if schedule is None or record is None else from_json(schedule, record)
+
+
+def _placement(record: Record) -> Placement:
+    return Placement(**{k: tuple(tuple(d) for d in stages) for k, stages in record.items()})
+
+
+def _weights_record(plan: Plan) -> dict[str, Any]:
+    """Who owns which weight; for tied ones, the stages that share them and their other names."""
+    tied, owner = plan.tied(), owners(plan)
+    return {
+        "stored": all_have_data(plan.graph.weights),
+        "owners": owner,
+        "tied": {
+            name: {
+                "stages": list(tied.get(name, (owner[name],))),
+                "owner": owner[name],
+                "aliases": list(plan.graph.tied.get(name, ())),
+            }
+            for name in owner
+            if name in tied or name in plan.graph.tied
+        },
+    }

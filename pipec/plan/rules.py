@@ -1,0 +1,168 @@
+"""The rules of a plan, as one table; with the graph rules they are checked after every pass."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from pipec.errors import PlanError
+from pipec.graph.ir import OutputKind, nbytes
+from pipec.graph.lower import Lowered, Transfer, lower
+from pipec.graph.rules import verify as verify_graph
+from pipec.plan.model import Channel, Plan
+from pipec.schedule.channels import ChannelKind
+
+Finding = str
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A plan and its stages, each lowered once for all rules."""
+
+    plan: Plan
+
+    @cached_property
+    def lowered(self) -> dict[int, Lowered]:
+        return {s.index: lower(s.graph) for s in self.plan.stages}
+
+
+def _every_node_once(parts: _Parts) -> Iterator[Finding]:
+    if not parts.plan.stages:
+        return
+    where = Counter(n.name for low in parts.lowered.values() for n in low.graph.calls)
+    for n in parts.plan.graph.calls:
+        if where[n.name] != 1:
+            yield f"node {n.name} is in {where[n.name]} stages; want exactly one"
+
+
+def _stages_compute(parts: _Parts) -> Iterator[Finding]:
+    for index, low in parts.lowered.items():
+        if not low.graph.calls:
+            yield f"stage {index} computes nothing"
+
+
+def _channels_have_two_ends(parts: _Parts) -> Iterator[Finding]:
+    sends = {k: {t.channel: t for t in low.sends} for k, low in parts.lowered.items()}
+    receives = {k: {t.channel: t for t in low.receives} for k, low in parts.lowered.items()}
+    known = {c.name for c in parts.plan.channels}
+    for c in parts.plan.channels:
+        yield from _end(c, "send", c.src, sends.get(c.src, {}))
+        yield from _end(c, "recv", c.dst, receives.get(c.dst, {}))
+    for ends, word in ((sends, "send"), (receives, "recv")):
+        for stage, transfers in ends.items():
+            for name in transfers.keys() - known:
+                yield f"stage {stage} has a {word} node on channel {name}, which is not planned"
+
+
+def _end(c: Channel, word: str, stage: int, transfers: dict[str, Transfer]) -> Iterator[Finding]:
+    found = transfers.get(c.name)
+    pair = f"channel {c.name} from stage {c.src} to stage {c.dst}"
+    if found is None:
+        yield f"{pair}: stage {stage} has no {word} node for it"
+    elif (found.value, found.nbytes) != (c.value, c.nbytes):
+        yield (
+            f"{pair}: the {word} node carries {found.value} ({found.nbytes} bytes), "
+            f"the plan says {c.value} ({c.nbytes} bytes)"
+        )
+
+
+def _values_arrive(parts: _Parts) -> Iterator[Finding]:
+    """Every value that a stage reads is computed or received by it, and flows forward."""
+    plan = parts.plan
+    for c in plan.channels:
+        if not c.src < c.dst:
+            yield f"channel {c.name} flows backwards, from stage {c.src} to stage {c.dst}"
+    if not plan.channels:
+        return
+    for stage in plan.stages:
+        for o in stage.graph.outputs_of(OutputKind.VALUE):
+            yield f"stage {stage.index} yields {o.name} but does not send it"
+
+
+def _bytes_agree(parts: _Parts) -> Iterator[Finding]:
+    nodes = parts.plan.graph.nodes
+    for c in parts.plan.channels:
+        if c.value not in nodes:
+            yield f"channel {c.name} carries {c.value}, which the model does not compute"
+        elif nbytes(nodes[c.value]) != c.nbytes:
+            yield f"channel {c.name}: {c.nbytes} bytes planned, {nbytes(nodes[c.value])} computed"
+
+
+def _slots_have_two_ends(parts: _Parts) -> Iterator[Finding]:
+    """A host slot's values are offloaded by F and fetched by B, and nothing else is."""
+    planned = {s.stage: s for s in parts.plan.slots}
+    for stage in parts.plan.stages:
+        if stage.training is None:
+            continue
+        slot = planned.get(stage.index)
+        want = {(slot.name, value) for value in slot.values} if slot else set()
+        training = stage.training
+        ends = (
+            ("offload", "F", lower(training.F).offloads),
+            ("fetch", "B", lower(training.B).fetches),
+            ("fetch", "I", lower(training.I).fetches),
+        )
+        for word, graph, transfers in ends:
+            found = {(t.channel, t.value) for t in transfers}
+            for name, value in sorted(want - found):
+                yield f"host slot {name}: {graph} of stage {stage.index} does not {word} {value}"
+            for name, value in sorted(found - want):
+                yield f"{graph} of stage {stage.index}: {word} of {value} in {name} is not planned"
+            if slot and found == want and sum(t.nbytes for t in transfers) != slot.nbytes:
+                yield f"host slot {slot.name}: {graph} does not {word} {slot.nbytes} bytes"
+
+
+def _slots_are_scheduled(parts: _Parts) -> Iterator[Finding]:
+    """The schedule copies what the slots hold; without slots it is free to move everything."""
+    plan = parts.plan
+    if plan.schedule is None or not plan.slots:
+        return
+    copied = {c.name: c for c in plan.schedule.channels if c.kind is ChannelKind.H}
+    for slot in plan.slots:
+        found = copied.get(slot.name)
+        if found is None:
+            yield f"host slot {slot.name}: the schedule does not copy it"
+        elif (found.src, found.nbytes) != (slot.stage, slot.nbytes):
+            yield f"host slot {slot.name}: the schedule copies {found.nbytes} bytes"
+
+
+RULES: dict[str, Callable[[_Parts], Iterator[Finding]]] = {
+    "every-node-once": _every_node_once,
+    "stages-compute": _stages_compute,
+    "channels-have-two-ends": _channels_have_two_ends,
+    "values-arrive": _values_arrive,
+    "bytes-agree": _bytes_agree,
+    "slots-have-two-ends": _slots_have_two_ends,
+    "slots-are-scheduled": _slots_are_scheduled,
+}
+"""Rule name to what finds its violations."""
+
+
+def verify(plan: Plan, *, before: Plan | None = None) -> None:
+    """Check the plan and every graph in it.
+
+    Args:
+        plan: The plan to check.
+        before: A plan that was checked already; graphs it shares are not checked again.
+
+    Raises:
+        PlanError: The parts do not belong together; all findings are listed.
+        GraphError: A graph breaks a rule of the IR.
+    """
+    checked = {id(before.graph), *(id(s.graph) for s in before.stages)} if before else set()
+    if id(plan.graph) not in checked:
+        verify_graph(plan.graph, "the model")
+    for stage in plan.stages:
+        if id(stage.graph) not in checked:
+            verify_graph(stage.graph, f"stage {stage.index}")
+    if before and all(
+        getattr(before, part) is getattr(plan, part)
+        for part in ("stages", "channels", "slots", "schedule")
+    ):
+        return
+    parts = _Parts(plan)
+    found = [f"[{name}] {finding}" for name, rule in RULES.items() for finding in rule(parts)]
+    if found:
+        shown = "\n    ".join(found[:20])
+        more = f"\n    (+{len(found) - 20} more)" if len(found) > 20 else ""
+        raise PlanError(f"the plan breaks {len(found)} rule(s)", got=f"\n    {shown}{more}")

@@ -1,0 +1,151 @@
+"""A plan as tables for the terminal."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pipec.cluster.units import show
+from pipec.graph.ir import Graph
+from pipec.graph.printer import graph_to_python
+from pipec.plan.model import Plan
+from pipec.report.plan_data import Data, plan_data
+
+__all__ = ["graph_text", "plan_data", "print_plan"]
+
+_VALUES_SHOWN = 8
+
+
+def graph_text(graph: Graph) -> str:
+    """One graph as readable Python, communication nodes included."""
+    return graph_to_python(graph)
+
+
+def print_plan(plan: Plan, console: Console, heaviest: int = 10) -> None:
+    """Print stages, balance, cuts, heaviest nodes, memory and notes."""
+    data = plan_data(plan, heaviest)
+    console.print(
+        f"[bold]{escape(data['model'] or 'model')}[/] on {escape(data['cluster'])} "
+        f"for {data['target']}: {data['nodes']} nodes, {len(data['stages'])} stages"
+    )
+    if not data["stages"]:
+        return
+    console.print(_stages(data))
+    _print_balance(data, console)
+    if data["cuts"]:
+        console.print(_cuts(data))
+    if data["heaviest"]:
+        console.print(_heaviest(data))
+    console.print(_memory(data))
+    if data["explored"]:
+        console.print(_explored(data))
+    _print_notes(data, console)
+
+
+def _table(title: str, *columns: str, right: int) -> Table:
+    """A table whose columns from number ``right`` on hold numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for k, column in enumerate(columns):
+        table.add_column(column, justify="right" if k >= right else "left", overflow="fold")
+    return table
+
+
+def _stages(data: Data) -> Table:
+    table = _table(
+        "stages",
+        "stage", "device", "graph", "bottleneck", "nodes", "weights", "interval", "latency",
+        right=4,
+    )  # fmt: skip
+    for s in data["stages"]:
+        interval = s.get("interval_seconds", s["seconds"])
+        table.add_row(
+            str(s["stage"]),
+            f"{','.join(map(str, s['devices']))} {s['device']}".strip(),
+            s["graph"],
+            escape(s.get("bottleneck", "")),
+            str(s["nodes"]),
+            show(s["weight_bytes"], "B"),
+            "" if interval is None else show(interval, "s"),
+            show(s["latency_seconds"], "s") if "latency_seconds" in s else "",
+        )
+    return table
+
+
+def _print_balance(data: Data, console: Console) -> None:
+    balance = data["balance"]
+    if balance is None:
+        return
+    gap = "proven optimal" if balance["proven"] else f"at most {balance['gap']:.1%} above optimum"
+    console.print(
+        f"balance: slowest stage {show(balance['slowest_seconds'], 's')}, "
+        f"mean/slowest {balance['mean_over_slowest']:.1%}, "
+        f"lower bound {show(balance['lower_bound_seconds'], 's')} ({gap}; "
+        f"{escape(balance['answers'])})"
+    )
+
+
+def _cuts(data: Data) -> Table:
+    table = _table("values that cross each cut", "cut", "value", "type", "bytes", right=3)
+    for cut in data["cuts"]:
+        name, values = f"{cut['after']}|{cut['after'] + 1}", cut["values"]
+        for v in values[:_VALUES_SHOWN]:
+            kind = f"{v['dtype']}[{','.join(map(str, v['shape']))}]"
+            table.add_row(name, v["value"], escape(kind), show(v["nbytes"], "B"))
+            name = ""
+        more = f"+ {len(values) - _VALUES_SHOWN} more; " if len(values) > _VALUES_SHOWN else ""
+        if len(values) != 1:
+            table.add_row(name, f"{more}{len(values)} in all", "", show(cut["nbytes"], "B"))
+    return table
+
+
+def _heaviest(data: Data) -> Table:
+    table = _table("heaviest nodes", "node", "from", "op", "stage", "time", "share", right=3)
+    for n in data["heaviest"]:
+        table.add_row(
+            n["node"],
+            escape(n["origin"]),
+            n["op"],
+            str(n["stage"]),
+            show(n["seconds"], "s"),
+            f"{n['share']:.1%}",
+        )
+    return table
+
+
+def _memory(data: Data) -> Table:
+    table = _table("memory per device", "device", "needed", "there", "used", right=1)
+    for m in data["memory"]:
+        table.add_row(
+            f"{m['device']} {m['kind']}",
+            show(m["needed_bytes"], "B"),
+            show(m["memory_bytes"], "B"),
+            f"{m['needed_bytes'] / m['memory_bytes']:.1%}" if m["memory_bytes"] else "",
+        )
+    return table
+
+
+def _explored(data: Data) -> Table:
+    microbatches = data["schedule"]["microbatches"]
+    table = _table(
+        f"schedules tried, {microbatches} microbatches",
+        "schedule", "why", "step", "bubble", "memory",
+        right=2,
+    )  # fmt: skip
+    for t in data["explored"]:
+        played = t["seconds"] is not None
+        table.add_row(
+            t["schedule"],
+            escape(t["why"]),
+            show(t["seconds"], "s") if played else "",
+            f"{t['bubble']:.1%}" if played else "",
+            show(max(t["peak_bytes"]), "B") if played else "",
+        )
+    return table
+
+
+def _print_notes(data: Data, console: Console) -> None:
+    for name, tied in data["tied"].items():
+        stages = ", ".join(map(str, tied["stages"]))
+        console.print(f"note: tied weight {escape(name)} is read by stages {stages}")
+    for s in data["stages"]:
+        for note in s.get("notes", ()):
+            console.print(f"note: stage {s['stage']}: {escape(note)}")

@@ -1,0 +1,162 @@
+"""A plan as plain data, for ``--json`` and for the tables."""
+
+import dataclasses
+from typing import Any
+
+from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, op_name, origin
+from pipec.graph.lower import lower
+from pipec.plan.model import Plan, Stage
+
+Data = dict[str, Any]
+
+
+def plan_data(plan: Plan, heaviest: int = 10) -> Data:
+    """Everything that people ask of a plan; seconds are per microbatch.
+
+    Args:
+        plan: The plan, with or without stages.
+        heaviest: How many of the nodes that take longest to list.
+
+    Returns:
+        JSON data: ``model``, ``target``, ``cluster``, ``nodes``, ``stages``, ``balance``,
+        ``cuts``, ``heaviest``, ``tied``, ``memory``, ``schedule``, ``explored``,
+        ``options``.
+    """
+    return {
+        "model": plan.graph.source.location,
+        "kind": plan.graph.source.kind,
+        "target": plan.target,
+        "cluster": str(plan.cluster),
+        "nodes": len(plan.graph.calls),
+        "stages": [stage_data(plan, stage) for stage in plan.stages],
+        "balance": balance_data(plan),
+        "cuts": [cut_data(plan, k) for k in range(len(plan.stages) - 1)],
+        "heaviest": heaviest_nodes(plan, heaviest),
+        "tied": {
+            name: {"stages": list(stages), "aliases": list(plan.graph.tied.get(name, ()))}
+            for name, stages in plan.tied().items()
+        },
+        "memory": memory_data(plan),
+        "schedule": _schedule_data(plan),
+        "explored": [dataclasses.asdict(t) for t in plan.explored],
+        "options": dict(plan.options),
+    }
+
+
+def stage_data(plan: Plan, stage: Stage) -> Data:
+    """One stage: where it runs, what it takes, what goes in and out."""
+    low = lower(stage.graph)
+    data: Data = {
+        "stage": stage.index,
+        "graph": stage.key,
+        "devices": list(_devices(plan, stage.index)),
+        "device": "+".join(plan.cluster.devices[d].kind for d in _devices(plan, stage.index)),
+        "nodes": len(low.graph.calls),
+        "weights": len([i for i in stage.graph.inputs if i.kind.is_weight]),
+        "weight_bytes": weight_bytes(stage.graph),
+        "inputs": [i.name for i in stage.graph.inputs_of(InputKind.INPUT)],
+        "outputs": [o.name for o in stage.graph.outputs if o.kind is not OutputKind.VALUE],
+        "receives": [vars(t) for t in low.receives],
+        "sends": [vars(t) for t in low.sends],
+        "seconds": plan.partition.seconds[stage.index] if plan.partition else None,
+    }
+    if stage.index < len(plan.timing):
+        timing = plan.timing[stage.index]
+        data |= {**vars(timing), "notes": list(timing.notes)}
+    return data
+
+
+def weight_bytes(graph: Graph) -> int:
+    """Bytes of all weights that a graph reads."""
+    nodes = graph.nodes
+    return sum(nbytes(nodes[i.node]) for i in graph.inputs if i.kind.is_weight)
+
+
+def balance_data(plan: Plan) -> Data | None:
+    """How good the cut is: slowest stage, lower bound, gap, and mean over slowest."""
+    cut = plan.partition
+    if cut is None:
+        return None
+    return {
+        "slowest_seconds": cut.max_load,
+        "mean_over_slowest": sum(cut.seconds) / len(cut.seconds) / cut.max_load,
+        "lower_bound_seconds": cut.lower_bound,
+        "gap": cut.gap,
+        "proven": cut.proven,
+        "answers": cut.answers,
+        "method": cut.method,
+    }
+
+
+def cut_data(plan: Plan, after: int) -> Data:
+    """The values that cross the border between stages ``after`` and ``after + 1``."""
+    crossing = {c.value: c for c in plan.channels if c.src <= after < c.dst}
+    return {
+        "after": after,
+        "nbytes": sum(c.nbytes for c in crossing.values()),
+        "values": [
+            {
+                "value": c.value,
+                "dtype": c.dtype,
+                "shape": list(c.shape),
+                "nbytes": c.nbytes,
+                "channels": [d.name for d in plan.channels if d.value == c.value],
+            }
+            for c in crossing.values()
+        ],
+    }
+
+
+def heaviest_nodes(plan: Plan, count: int) -> list[Data]:
+    """The nodes that take longest on the device of their stage, longest first."""
+    if plan.costs is None or plan.partition is None:
+        return []
+    seconds = {}
+    for n in plan.graph.calls:
+        stage = plan.partition.stage_of[n.name]
+        kind = plan.cluster.devices[(*_devices(plan, stage), stage)[0]].kind
+        seconds[n] = plan.costs.of(kind).get(n.name, 0.0)
+    total = sum(seconds.values()) or 1.0
+    ranked = sorted(seconds, key=lambda n: -seconds[n])[:count]
+    return [
+        {
+            "node": n.name,
+            "op": op_name(n),
+            "origin": str(origin(n)),
+            "stage": plan.partition.stage_of[n.name],
+            "seconds": seconds[n],
+            "share": seconds[n] / total,
+            "flops": plan.costs.nodes[n.name].flops,
+        }
+        for n in ranked
+    ]
+
+
+def memory_data(plan: Plan) -> list[Data]:
+    """Per device that holds a stage: bytes needed and bytes there."""
+    held: dict[int, int] = {}
+    for stage in plan.stages:
+        timed = stage.index < len(plan.timing)
+        need = plan.timing[stage.index].memory_bytes if timed else weight_bytes(stage.graph)
+        for device in _devices(plan, stage.index):
+            held[device] = held.get(device, 0) + need
+    return [
+        {
+            "device": d,
+            "kind": plan.cluster.devices[d].kind,
+            "needed_bytes": need,
+            "memory_bytes": plan.cluster.devices[d].memory_bytes,
+        }
+        for d, need in sorted(held.items())
+    ]
+
+
+def _devices(plan: Plan, stage: int) -> tuple[int, ...]:
+    return plan.placement.forward[stage] if plan.placement else ()
+
+
+def _schedule_data(plan: Plan) -> Data | None:
+    if plan.schedule is None:
+        return None
+    s = plan.schedule
+    return {"name": s.name, "microbatches": s.microbatches, "training": s.training}

@@ -1,0 +1,112 @@
+"""One process per device, under ``torchrun``."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from pipec.errors import BackendError
+from pipec.plan.model import Plan
+from pipec.runtime.executor import Batch, Executor, Result, Settings, deadlock
+from pipec.runtime.local import gather
+from pipec.runtime.process_group import ProcessGroupTransport
+from pipec.runtime.program import Program
+from pipec.schedule.schedule import Schedule
+
+
+@contextmanager
+def process_group(timeout: timedelta = timedelta(minutes=5)) -> Iterator[int]:
+    """Join the group that ``torchrun`` has prepared; yields the rank, and leaves at the end.
+
+    Raises:
+        BackendError: The process was not started by ``torchrun``.
+    """
+    if "RANK" not in os.environ:
+        raise BackendError(
+            "this process is no rank of a group",
+            hint="start it with: torchrun --nproc-per-node <devices> ...",
+        )
+    store, rank, world = next(iter(rendezvous("env://", timeout=timeout)))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    fresh = PrefixStore(f"attempt {attempt}", store)  # no addresses of ranks that died
+    dist.init_process_group("gloo", store=fresh, rank=rank, world_size=world, timeout=timeout)
+    try:
+        yield dist.get_rank()
+        dist.barrier()  # nobody leaves while another still sends
+    finally:
+        dist.destroy_process_group()
+
+
+class DistributedPipeline:
+    """This rank's part of a plan.
+
+    Args:
+        plan: A plan with a schedule for as many devices as there are ranks.
+        batch: Inputs of a microbatch by its number, the same on every rank.
+        settings: Optimizer and so on, the same on every rank.
+        schedule: Another schedule for the same stages.
+        weights: Initial weights by name; those of the plan if absent.
+        timeout: How long to wait for another rank.
+
+    Raises:
+        BackendError: The number of ranks does not fit.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        batch: Batch,
+        settings: Settings | None = None,
+        *,
+        schedule: Schedule | None = None,
+        weights: Mapping[str, torch.Tensor] | None = None,
+        timeout: timedelta = timedelta(minutes=5),
+    ) -> None:
+        self.program = Program.of(plan, schedule)
+        world = dist.get_world_size()
+        if world != self.program.schedule.devices:
+            raise BackendError(
+                "the number of ranks is not the number of devices",
+                got=f"{world} ranks",
+                want=f"{self.program.schedule.devices} (one per row of the schedule)",
+                hint=f"torchrun --nproc-per-node {self.program.schedule.devices} ...",
+            )
+        transport = ProcessGroupTransport(
+            torch.device("cpu"), self.program.groups(), timeout=timeout
+        )
+        source = plan.graph.weights if weights is None else weights
+        self.executor = Executor(
+            self.program, dist.get_rank(), transport, batch, settings or Settings(), source
+        )
+        self.executors = [self.executor]
+
+    def load(self, schedule: Schedule) -> None:
+        """Continue with another schedule of the same devices."""
+        self.program = Program.of(self.program.plan, schedule)
+        self.executor.load(self.program)
+
+    def round(self) -> Result:
+        """Run this rank's row once.
+
+        Raises:
+            BackendError: Another rank did not answer in time.
+        """
+        self.executor.start()
+        while not self.executor.finished:
+            if not self.executor.advance():
+                raise deadlock([self.executor])
+        return self.executor.end()
+
+    def state_dict(self) -> dict[str, torch.Tensor] | None:
+        """All weights under their original names on rank 0, None elsewhere. All ranks must call."""
+        rank, world = dist.get_rank(), dist.get_world_size()
+        parts: list[dict[str, torch.Tensor]] | None = (
+            [{} for _ in range(world)] if not rank else None
+        )
+        dist.gather_object(self.executor.state_dict(), parts)
+        return None if parts is None else gather(parts, self.program.plan)

@@ -1,0 +1,451 @@
+"""The interpreter of one device's row of a schedule: a handler per kind of action.
+
+```text
+row        0RECV_B2   0B2   0STEP@1 ...
+handlers   take the gradient from the transport · run B of stage 0 · make version 1 of stage 0
+```
+
+It knows what each action means and nothing about how the schedule came to be: which microbatch,
+which weight version and which channel are data on the action.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from pipec.errors import PlanError, ScheduleError
+from pipec.graph.ir import InputKind
+from pipec.runtime.placing import Messages
+from pipec.runtime.program import Program, StageProgram, gradient_of
+from pipec.runtime.rules import Correction, DelayRule, delays
+from pipec.runtime.stage import Compile, Outcome, StageRunner
+from pipec.runtime.synchronize import Deferred
+from pipec.runtime.tensors import pack, unpack
+from pipec.runtime.transport import Message, Transport
+from pipec.runtime.weights import OptimizerFactory, SchedulerFactory, StageWeights
+from pipec.schedule.action import Action, ActionKind
+
+Tensors = dict[str, torch.Tensor]
+Batch = Callable[[int], Mapping[str, torch.Tensor]]
+"""Gives the inputs (targets too) of a microbatch by its number, counted over all rounds. Called on
+every device that reads some of them, so it must give the same each time."""
+_K = ActionKind
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train, besides the plan.
+
+    Attributes:
+        optimizer: Makes the optimizer of a stage.
+        scheduler: Makes its learning-rate schedule, stepped after every update.
+        clip: Largest norm of all gradients together; None for no limit. Needs a flush.
+        seed: Of the random numbers of every forward: one stream per (microbatch, stage).
+        correction: PipeMare's T1 and T2.
+        compiled: Makes a graph fast, such as ``torch.compile``.
+    """
+
+    optimizer: OptimizerFactory | None = None
+    scheduler: SchedulerFactory | None = None
+    clip: float | None = None
+    seed: int = 0
+    correction: Correction = field(default_factory=Correction)
+    compiled: Compile | None = None
+
+
+@dataclass
+class Result:
+    """What a device has seen in one round.
+
+    Attributes:
+        losses: Microbatch to loss, on the device that computes it.
+        outputs: (microbatch, name) to an output of the model.
+        versions: Every action with the weight version that it really used.
+        busy: Seconds spent computing, over all devices that this result is of.
+    """
+
+    losses: dict[int, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
+    versions: list[tuple[Action, int]] = field(default_factory=list)
+    busy: float = 0.0
+
+
+class Executor:
+    """Runs one device's row.
+
+    Args:
+        program: The plan.
+        device: The device.
+        transport: Moves tensors to and from other devices.
+        batch: The data.
+        settings: Optimizer and so on.
+        weights: Where the initial weights come from, by name.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        device: int,
+        transport: Transport,
+        batch: Batch,
+        settings: Settings,
+        weights: Mapping[str, torch.Tensor],
+    ) -> None:
+        self.device, self.transport = device, transport
+        self._batch, self._settings = batch, settings
+        self.weights: dict[int, StageWeights] = {}
+        self.rules: dict[int, DelayRule] = {}
+        self._runners: dict[int, StageRunner] = {}
+        self._handlers: dict[ActionKind, Callable[[Action], bool]] = {
+            _K.F: self._forward,
+            _K.B: self._backward,
+            _K.I: self._backward,
+            _K.W: self._backward,
+            _K.SEND_F: self._send_value,
+            _K.RECV_F: self._receive,
+            _K.SEND_B: self._send_value,
+            _K.RECV_B: self._receive,
+            _K.SEND_S: self._send_saved,
+            _K.RECV_S: self._receive_saved,
+            _K.OFFLOAD: self._send_saved,
+            _K.FETCH: self._receive_saved,
+            _K.SEND_W: self._send_weights,
+            _K.RECV_W: self._receive_weights,
+            _K.REDUCE_GRAD: self._reduce,
+            _K.STEP: self._step,
+        }
+        self.result = Result()
+        self.round = self.microbatch = 0
+        self.load(program)
+        self._place(weights)
+
+    def load(self, program: Program) -> None:
+        """Take another schedule for the same stages; between rounds only.
+
+        Raises:
+            PlanError: Clipping is asked for where there is no flush.
+        """
+        if self._settings.clip is not None and not program.flush:
+            raise PlanError(
+                "gradients can be clipped together only where all weights change at once",
+                got=f"schedule {program.schedule.name}",
+                want="a schedule with a flush, such as 1f1b",
+            )
+        self.program = program
+        self._row = program.schedule.row(self.device)
+        self._oldest = _oldest_used_later(self._row)
+        self._messages = Messages(program, self.device)
+        self._deferred = Deferred(program, self.device, self._settings.clip)
+        self._at = len(self._row)
+        self._settling: list[tuple[int, Message]] = []
+        for stage in self._runners:
+            self._rule(stage)
+
+    def _place(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Make the runner and the weights of every stage of this device."""
+        place = self.program.schedule.placement
+        for s in self.program.stages:
+            steps = place.backward and self.device in place.backward[s.index]
+            if not steps and self.device not in place.forward[s.index]:
+                continue
+            mine = {}
+            for name in s.weights:
+                like = s.type_of(name).empty()
+                mine[name] = like.copy_(weights[name])
+            trained = self.program.trained(s.index) if place.backward else ()
+            self._runners[s.index] = StageRunner(s, self._settings.compiled)
+            self.weights[s.index] = StageWeights(
+                s.index,
+                mine,
+                trained,
+                self._settings.optimizer if steps else None,
+                self._settings.scheduler,
+            )
+            self._rule(s.index)
+
+    def _rule(self, stage: int) -> None:
+        schedule = self.program.schedule
+        late = delays(schedule, stage) if schedule.training else (0.0, 0.0)
+        rule = DelayRule(self._settings.correction, *late)
+        if stage in self.rules:
+            rule.updates, rule.velocity = self.rules[stage].updates, self.rules[stage].velocity
+        self.rules[stage] = rule
+
+    def start(self) -> None:
+        """Begin a round: rewind the row and tell the transport what will come."""
+        self._at, self.result = 0, Result()
+        self._settling = self._messages.settling()
+        self._values: dict[tuple[str, int], torch.Tensor] = {}
+        self._host: dict[Message, torch.Tensor] = {}
+        self.transport.expect(self._messages.expected(self._row))
+
+    def resume(self, number: int, microbatch: int) -> None:
+        """Count rounds and microbatches from where a checkpoint was made."""
+        self.round, self.microbatch = number, microbatch
+
+    @property
+    def finished(self) -> bool:
+        """Whether the round is over."""
+        return self._at == len(self._row) and self._deferred.empty and not self._settling
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of saved values on the device now; what waits in host memory does not count."""
+        return sum(r.saved_bytes() for r in self._runners.values())
+
+    @property
+    def next_action(self) -> Action | None:
+        """What the device is at."""
+        return self._row[self._at] if self._at < len(self._row) else None
+
+    def advance(self) -> bool:
+        """Do the next action; False if it must wait for another device or nothing is left."""
+        if self._at == len(self._row):
+            return self._deferred.run(self) or self._settle()
+        action = self._row[self._at]
+        begin = time.perf_counter()
+        if not self._handlers[action.kind](action):
+            return False
+        if action.kind.is_compute:
+            self.result.busy += time.perf_counter() - begin
+        self._at += 1
+        return True
+
+    def end(self) -> Result:
+        """Finish a round: everything has left, and versions count from 0 again."""
+        self.transport.finish()
+        for w in self.weights.values():
+            w.rebase()
+        self.round += 1
+        self.microbatch += self.program.schedule.microbatches
+        return self.result
+
+    def state_dict(self) -> Tensors:
+        """The newest parameters and buffers of this device's stages, by name."""
+        kinds = (InputKind.PARAMETER, InputKind.BUFFER)
+        names = {i.name for i in self.program.plan.graph.inputs_of(*kinds)}
+        found: Tensors = {}
+        for weights in reversed(list(self.weights.values())):
+            found |= {n: w for n, w in weights.at(weights.newest).items() if n in names}
+        return found
+
+    def _global(self, microbatch: int) -> int:
+        return self.microbatch + microbatch
+
+    def _stage(self, action: Action) -> tuple[StageProgram, StageRunner, StageWeights, int]:
+        assert action.microbatch is not None
+        runner = self._runners[action.stage]
+        return runner.program, runner, self.weights[action.stage], action.microbatch
+
+    def _forward(self, action: Action) -> bool:
+        stage, runner, weights, m = self._stage(action)
+        number = self._global(m)
+        values = {v: self._values.pop((c.name, m)) for v, c in stage.incoming.items()}
+        inputs = self._batch(number) if runner.input_names else {}
+        tensors = weights.at(action.version)
+        self.result.versions.append((action, action.version))
+        if runner.random:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(stream(self._settings.seed, number, action.stage))
+                outcome = runner.forward(m, tensors, values, inputs)
+        else:
+            outcome = runner.forward(m, tensors, values, inputs)
+        for value, channels in stage.outgoing.items():
+            for c in channels:
+                self._values[c.name, m] = outcome.values[value]
+        if outcome.buffers:
+            weights.update_buffers(outcome.buffers)
+        self._note(outcome, m)
+        return True
+
+    def _note(self, outcome: Outcome, microbatch: int) -> None:
+        if outcome.loss is not None:
+            self.result.losses[microbatch] = outcome.loss.detach()
+        for name, value in outcome.outputs.items():
+            self.result.outputs[microbatch, name] = value
+
+    def _backward(self, action: Action) -> bool:
+        stage, runner, weights, m = self._stage(action)
+        assert stage.training is not None
+        kind = action.kind.name
+        tensors = self.rules[action.stage].backward_weights(weights.at(action.version))
+        self.result.versions.append((action, action.version))
+        gradients = {} if action.kind is _K.W else self._gradients(stage, m)
+        outcome = runner.backward(kind, m, tensors, gradients)
+        for value, channel in stage.gradients_out.items():
+            if value in outcome.gradients:
+                self._values[gradient_of(channel.name), m] = outcome.gradients[value]
+        if action.kind is not _K.I:
+            replicas = len(self.program.schedule.placement.backward[action.stage])
+            update = self.program.schedule.rule.update_of(m, replicas)
+            weights.accumulate(update, outcome.weight_gradients)
+        return True
+
+    def _gradients(self, stage: StageProgram, microbatch: int) -> Tensors:
+        """What B is given: the sum of what the readers of each value return; 1 for the loss."""
+        assert stage.training is not None
+        found: Tensors = {}
+        for name in stage.training.gradients_in():
+            parts = [
+                self._values.pop((gradient_of(c.name), microbatch))
+                for c in stage.gradients_in.get(name, [])
+            ]
+            if name == stage.loss:
+                parts.append(torch.ones(()))
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+            found[name] = total
+        return found
+
+    def _send_value(self, action: Action) -> bool:
+        assert action.microbatch is not None
+        name = self._messages.key(action)
+        tensor = self._values.pop((name, action.microbatch))
+        self.transport.send(self._messages.of(action), tensor)
+        return True
+
+    def _receive(self, action: Action) -> bool:
+        assert action.microbatch is not None
+        message = self._messages.of(action)
+        if not self.transport.ready(message):
+            return False
+        name = self._messages.key(action)
+        self._values[name, action.microbatch] = self.transport.receive(message)
+        return True
+
+    def _send_saved(self, action: Action) -> bool:
+        stage, runner, _, m = self._stage(action)
+        saved = runner.saved[m]
+        packed = pack([saved.pop(name) for name in stage.moved], tuple(stage.moved.values()))
+        if not saved:
+            del runner.saved[m]
+        message = self._messages.of(action)
+        if message.src == message.dst:
+            self._host[message] = packed
+        else:
+            self.transport.send(message, packed)
+        return True
+
+    def _receive_saved(self, action: Action) -> bool:
+        stage, runner, _, m = self._stage(action)
+        message = self._messages.of(action)
+        here = message.src == message.dst
+        if not here and not self.transport.ready(message):
+            return False
+        packed = self._host.pop(message) if here else self.transport.receive(message)
+        tensors = unpack(packed, tuple(stage.moved.values()))
+        runner.saved.setdefault(m, {}).update(zip(stage.moved, tensors, strict=True))
+        return True
+
+    def _send_weights(self, action: Action) -> bool:
+        weights = self.weights[action.stage]
+        tensors = weights.at(action.version)
+        parts = [tensors[n] for n in weights.trained]
+        types = self._messages.weight_types(action.stage)
+        self.transport.send(self._messages.of(action), pack(parts, types))
+        return True
+
+    def _receive_weights(self, action: Action) -> bool:
+        message = self._messages.of(action)
+        if not self.transport.ready(message):
+            return False
+        weights = self.weights[action.stage]
+        types = self._messages.weight_types(action.stage)
+        tensors = unpack(self.transport.receive(message), types)
+        named = dict(zip(weights.trained, tensors, strict=True))
+        weights.install(action.version, named, self._oldest[self._at])
+        return True
+
+    def _settle(self) -> bool:
+        """Bring the newest weights of one stage to where its forward runs."""
+        if not self._settling:
+            return False
+        stage, message = self._settling[0]
+        weights, types = self.weights[stage], self._messages.weight_types(stage)
+        if message.src == self.device:
+            newest = weights.at(weights.newest)
+            self.transport.send(message, pack([newest[n] for n in weights.trained], types))
+        elif self.transport.ready(message):
+            tensors = unpack(self.transport.receive(message), types)
+            named = dict(zip(weights.trained, tensors, strict=True))
+            weights.install(weights.newest + 1, named, weights.newest + 1)
+        else:
+            return False
+        self._settling.pop(0)
+        return True
+
+    def _reduce(self, action: Action) -> bool:
+        weights = self.weights[action.stage]
+        members = self.program.schedule.placement.backward[action.stage]
+        grads = weights.gradients(action.version)
+        key = f"grad {action.stage} {action.version} {self.round}"
+        total = self.transport.reduce(key, list(grads.values()), self.device, members)
+        if total is None:
+            return False
+        weights.replace_gradients(action.version, dict(zip(grads, total, strict=True)))
+        return True
+
+    def _step(self, action: Action) -> bool:
+        if self._deferred.wanted:
+            self._deferred.put(action, self._oldest[self._at])
+        else:
+            self.make_version(action, self._oldest[self._at])
+        return True
+
+    def make_version(self, action: Action, oldest: int, factor: float = 1.0) -> None:
+        """Step a stage's optimizer.
+
+        Args:
+            action: The step.
+            oldest: The oldest version that later actions use.
+            factor: On the gradients, besides one over the microbatches in the update.
+        """
+        weights, rule = self.weights[action.stage], self.rules[action.stage]
+        count = self.program.counts[action.stage, action.version]
+        before = weights.at(weights.newest)
+        old = {n: before[n] for n in weights.trained} if rule.corrects else {}
+        weights.step(
+            action.version,
+            scale=factor / count,
+            rate=rule.rate(),
+            oldest=oldest,
+            in_place=self.program.flush and oldest >= action.version,
+        )
+        new = weights.at(action.version)
+        rule.observe(old, {n: new[n] for n in old})
+        self.result.versions.append((action, action.version))
+
+
+def stream(seed: int, microbatch: int, stage: int) -> int:
+    """Seed of the random numbers of one forward, whatever order forwards run in.
+
+    This is not the stream of the model run eagerly: there, one stage follows the other.
+    """
+    mixed = (seed * 1_000_003 + microbatch) * 1_000_003 + stage
+    return mixed & 0x7FFF_FFFF_FFFF_FFFF
+
+
+def _oldest_used_later(row: list[Action]) -> list[int]:
+    """For every position, the oldest version that its stage's later actions use.
+
+    Where no later action uses any, the version that the action itself makes or uses.
+    """
+    later: dict[int, int] = {}
+    found = [0] * len(row)
+    for k in range(len(row) - 1, -1, -1):
+        action = row[k]
+        found[k] = later.get(action.stage, action.version)
+        if action.kind <= _K.W or action.kind is _K.SEND_W:
+            later[action.stage] = min(later.get(action.stage, action.version), action.version)
+    return found
+
+
+def deadlock(executors: list[Executor]) -> ScheduleError:
+    """The error that tells where every device of a stuck round is."""
+    waiting = "\n    ".join(
+        f"device {e.device}: {e.next_action}" for e in executors if not e.finished
+    )
+    return ScheduleError("no device can go on", got=f"\n    {waiting}")

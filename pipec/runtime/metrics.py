@@ -1,0 +1,73 @@
+"""What a run tells: one line per step, JSON lines, TensorBoard."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pipec.errors import PipecError
+
+
+@dataclass(frozen=True)
+class Step:
+    """One round of the schedule.
+
+    Attributes:
+        step: Number of the round, from 0.
+        loss: Mean over its microbatches.
+        samples_per_second: Rows of the first input per second.
+        bubble: Share of the devices' time that was not spent computing.
+        seconds: Wall time.
+    """
+
+    step: int
+    loss: float
+    samples_per_second: float
+    bubble: float
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step}  loss {self.loss:.4f}  {self.samples_per_second:.1f} samples/s  "
+            f"bubble {self.bubble:.0%}"
+        )
+
+
+Observer = Callable[[Step], None]
+
+
+class JsonLines:
+    """Appends every step to a file, one JSON object per line."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[str] = path.open("a", encoding="utf-8")
+
+    def __call__(self, step: Step) -> None:
+        """Write one line and let it reach the disk."""
+        self._file.write(json.dumps(asdict(step)) + "\n")
+        self._file.flush()
+
+
+class TensorBoard:
+    """Writes every step as scalars.
+
+    Raises:
+        PipecError: The package tensorboard is not installed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise PipecError(
+                "TensorBoard is not installed", got=error, hint="pip install tensorboard"
+            ) from error
+        self._writer: Any = SummaryWriter(str(directory))
+
+    def __call__(self, step: Step) -> None:
+        """Write the scalars of one step."""
+        for name, value in asdict(step).items():
+            if name != "step":
+                self._writer.add_scalar(name, value, step.step)
+        self._writer.flush()

@@ -1,0 +1,108 @@
+"""Which message an action sends or receives: its channel, its number, its two devices."""
+
+from collections.abc import Iterator
+
+from pipec.errors import PlanError
+from pipec.runtime.program import Program, gradient_of
+from pipec.runtime.tensors import TensorType, packed_bytes
+from pipec.runtime.transport import Message
+from pipec.schedule.action import Action
+from pipec.schedule.channels import Channel, ChannelKind
+
+_LAST = -1
+"""Number of the message with which a round ends."""
+_KIND = {end: c for c in ChannelKind for end in (c.send, c.receive)}
+_FROM_FORWARD = (ChannelKind.F, ChannelKind.S, ChannelKind.H)
+_TO_FORWARD = (ChannelKind.F, ChannelKind.W)
+
+
+class Messages:
+    """The messages of one device.
+
+    Args:
+        program: The plan.
+        device: The device.
+
+    Raises:
+        PlanError: The schedule sends something that the plan has no channel for.
+    """
+
+    def __init__(self, program: Program, device: int) -> None:
+        self._program, self._device = program, device
+        self._named: dict[str, Channel] = {c.name: c for c in program.schedule.channels if c.name}
+        self._types = {}
+        for name, value in program.channels.items():
+            kind = TensorType(value.shape, value.dtype)
+            self._types[name] = self._types[gradient_of(name)] = kind
+        for c in program.schedule.channels:
+            if c.kind in (ChannelKind.F, ChannelKind.B) and c.name not in self._types:
+                raise PlanError(
+                    "the schedule has a channel that the plan does not know",
+                    got=c.name or f"an unnamed channel from stage {c.src} to {c.dst}",
+                    hint="let the pass schedule put the plan's channels into the schedule",
+                )
+
+    def key(self, action: Action) -> str:
+        """Name of the channel: the plan's for values, the stage's for everything else."""
+        kind = _KIND[action.kind]
+        if kind in (ChannelKind.F, ChannelKind.B):
+            return action.channel
+        return f"{kind.name}{action.stage}"
+
+    def of(self, action: Action) -> Message:
+        """The message of a sending or receiving action."""
+        kind, place = _KIND[action.kind], self._program.schedule.placement
+        named = self._named.get(action.channel)
+        src, dst = (named.src, named.dst) if named else (action.stage, action.stage)
+        senders = (place.forward if kind in _FROM_FORWARD else place.backward)[src]
+        receivers = (place.forward if kind in _TO_FORWARD else place.backward)[dst]
+        turn = action.replica if kind is ChannelKind.W else action.microbatch
+        number = action.version if kind is ChannelKind.W else action.microbatch
+        assert turn is not None
+        assert number is not None
+        return Message(
+            self.key(action), number, senders[turn % len(senders)], receivers[turn % len(receivers)]
+        )
+
+    def type_of(self, action: Action) -> TensorType:
+        """The type of the tensor that the action moves."""
+        kind = _KIND[action.kind]
+        if kind in (ChannelKind.F, ChannelKind.B):
+            return self._types[action.channel]
+        stage = self._program.stages[action.stage]
+        moved = tuple(stage.moved.values())
+        types = self.weight_types(stage.index) if kind is ChannelKind.W else moved
+        return TensorType((packed_bytes(types),), "uint8")
+
+    def weight_types(self, stage: int) -> tuple[TensorType, ...]:
+        """Types of the trained parameters of a stage."""
+        program = self._program.stages[stage]
+        return tuple(program.type_of(name) for name in self._program.trained(stage))
+
+    def settling(self) -> list[tuple[int, Message]]:
+        """(stage, message) of the weights that end a round where F and B are apart.
+
+        The device of B sends its newest version to every device of F, so that the next round
+        starts from the same weights on both.
+        """
+        place = self._program.schedule.placement
+        if not place.separate:
+            return []
+        return [
+            (s, Message(f"W{s}", _LAST, backward[0], device))
+            for s, (backward, forward) in enumerate(zip(place.backward, place.forward, strict=True))
+            for device in forward
+            if self._device in (backward[0], device)
+        ]
+
+    def expected(self, row: list[Action]) -> Iterator[tuple[Message, TensorType]]:
+        """What will come from other devices, in the order of the row."""
+        for action in row:
+            kind = _KIND.get(action.kind)
+            if kind is not None and action.kind is kind.receive:
+                message = self.of(action)
+                if message.src != message.dst:
+                    yield message, self.type_of(action)
+        for stage, message in self.settling():
+            if message.dst == self._device:
+                yield message, TensorType((packed_bytes(self.weight_types(stage)),), "uint8")

@@ -1,0 +1,229 @@
+"""What an executor needs to know of a plan: graphs per stage, and where each value goes.
+
+A value has one name everywhere, and one channel per reader; a gradient travels on the channel of
+its value, called ``<channel>.grad``.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from pipec.autodiff.model import Training
+from pipec.errors import PlanError
+from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
+from pipec.graph.lower import lower
+from pipec.plan.model import Channel, Plan, Stage
+from pipec.runtime.tensors import TensorType
+from pipec.schedule.action import ActionKind
+from pipec.schedule.schedule import Schedule
+
+
+def gradient_of(channel: str) -> str:
+    """Name of the channel on which the gradient of a channel's value comes back."""
+    return f"{channel}.grad"
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """One stage, ready to run.
+
+    Attributes:
+        index: The stage.
+        forward: F: the stage's own graph in inference.
+        training: B, I and W and what is saved, or None in inference.
+        incoming: Value that the stage reads, to the channel that brings it.
+        outgoing: Value that it yields, to the channels that take it on.
+        gradients_in: Value that it yields, to those channels whose reader returns a gradient.
+        gradients_out: Value that it reads, to the channel on which it returns the gradient.
+        loss: Name of the loss if the stage computes it.
+        hosted: Saved values that wait in host memory; all of them where it names none and the
+            schedule copies to the host.
+    """
+
+    index: int
+    forward: Graph
+    training: Training | None
+    incoming: dict[str, Channel]
+    outgoing: dict[str, list[Channel]]
+    gradients_in: dict[str, list[Channel]] = field(default_factory=dict)
+    gradients_out: dict[str, Channel] = field(default_factory=dict)
+    loss: str | None = None
+    hosted: tuple[str, ...] = ()
+
+    @property
+    def weights(self) -> list[str]:
+        """Parameters, buffers and constants that F or B reads."""
+        graphs = [self.forward, self.training.B] if self.training else [self.forward]
+        return list(dict.fromkeys(i.name for g in graphs for i in g.inputs if i.kind.is_weight))
+
+    @property
+    def moved(self) -> dict[str, TensorType]:
+        """Types of the saved values that leave the device between F and B, if any do."""
+        found = self.training.saved if self.training else ()
+        return {
+            v.name: TensorType(v.shape, v.dtype, v.stride)
+            for v in found
+            if not self.hosted or v.name in self.hosted
+        }
+
+    def type_of(self, weight: str) -> TensorType:
+        """Shape, dtype and stride of a weight as the graph wants it."""
+        node = next(i.node for i in self.forward.inputs if i.kind.is_weight and i.name == weight)
+        return TensorType.of(tensor(self.forward.node(node)))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A plan as executors see it.
+
+    Attributes:
+        plan: The plan.
+        schedule: Its schedule.
+        stages: Every stage.
+        channels: Name to channel, values only.
+        counts: (stage, update) to the microbatches whose gradients go into that update.
+        tied: Weights that several stages train, with these stages.
+    """
+
+    plan: Plan
+    schedule: Schedule
+    stages: tuple[StageProgram, ...]
+    channels: dict[str, Channel]
+    counts: Counter[tuple[int, int]]
+    tied: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, plan: Plan, schedule: Schedule | None = None) -> "Program":
+        """Read a plan.
+
+        Args:
+            plan: A plan with a schedule.
+            schedule: Another schedule for the same stages, instead of the plan's.
+
+        Raises:
+            PlanError: There is no schedule, or it trains a model that was not differentiated, or
+                it asks for something that no stage can do.
+        """
+        schedule = schedule or plan.schedule
+        if schedule is None:
+            raise PlanError("the plan has no schedule", hint="run the pass schedule")
+        if schedule.training and not plan.differentiated:
+            raise PlanError(
+                "the schedule has backward actions, but the stages have no backward graphs",
+                hint="run the pass differentiate before the pass schedule",
+            )
+        if schedule.stages != len(plan.stages):
+            raise PlanError(
+                "the schedule is for another number of stages",
+                got=schedule.stages,
+                want=len(plan.stages),
+            )
+        training = schedule.training
+        stages = tuple(_stage(plan, s, training=training) for s in plan.stages)
+        program = cls(
+            plan,
+            schedule,
+            stages,
+            {c.name: c for c in plan.channels},
+            _counts(schedule) if training else Counter(),
+            _tied(stages),
+        )
+        _check(program)
+        return program
+
+    def trained(self, stage: int) -> tuple[str, ...]:
+        """Parameters that the stage's optimizer steps: those with a gradient, and shared ones."""
+        training = self.stages[stage].training
+        own = training.trained if training else ()
+        shared = (n for n, stages in self.tied.items() if stage in stages and n not in own)
+        return (*own, *shared)
+
+    def sharers(self, weight: str) -> tuple[int, ...]:
+        """Devices that hold a shared weight and step it."""
+        backward = self.schedule.placement.backward
+        return tuple(sorted({d for s in self.tied[weight] for d in backward[s]}))
+
+    @property
+    def steppers(self) -> tuple[int, ...]:
+        """Devices that step some stage."""
+        return tuple(sorted({d for devices in self.schedule.placement.backward for d in devices}))
+
+    def groups(self) -> set[tuple[int, ...]]:
+        """Sets of devices that sum something together."""
+        backward = self.schedule.placement.backward
+        shared = {self.sharers(name) for name in self.tied} if backward else set()
+        return {*backward, *shared, self.steppers} - {()}
+
+    @property
+    def flush(self) -> bool:
+        """Whether weights change only when no microbatch is under way."""
+        return self.schedule.rule.name == "flush"
+
+
+def _stage(plan: Plan, stage: Stage, *, training: bool) -> StageProgram:
+    mine = [c for c in plan.channels if c.src == stage.index]
+    found = stage.training.lowered() if stage.training and training else None
+    hosted = [v for slot in plan.slots if slot.stage == stage.index for v in slot.values]
+    forward = found.F if found else lower(stage.graph).graph
+    incoming = {c.value: c for c in plan.channels if c.dst == stage.index}
+    outgoing: dict[str, list[Channel]] = {}
+    gradients_in: dict[str, list[Channel]] = {}
+    for c in mine:
+        outgoing.setdefault(c.value, []).append(c)
+        back = plan.stages[c.dst].training if training else None
+        if back is not None and c.value in back.gradients_out():
+            gradients_in.setdefault(c.value, []).append(c)
+    given = found.gradients_out() if found else ()
+    losses = [o.name for o in forward.outputs_of(OutputKind.LOSS)]
+    return StageProgram(
+        index=stage.index,
+        forward=forward,
+        training=found,
+        incoming=incoming,
+        outgoing=outgoing,
+        gradients_in=gradients_in,
+        gradients_out={v: incoming[v] for v in given},
+        loss=losses[0] if losses else None,
+        hosted=tuple(hosted),
+    )
+
+
+def _counts(schedule: Schedule) -> Counter[tuple[int, int]]:
+    """Microbatches per (stage, update), all replicas together."""
+    found: Counter[tuple[int, int]] = Counter()
+    replicas = [len(d) for d in schedule.placement.backward]
+    for action in schedule:
+        if action.kind in (ActionKind.B, ActionKind.W) and action.microbatch is not None:
+            update = schedule.rule.update_of(action.microbatch, replicas[action.stage])
+            found[action.stage, update] += 1
+    return found
+
+
+def _tied(stages: tuple[StageProgram, ...]) -> dict[str, tuple[int, ...]]:
+    readers: dict[str, list[int]] = {}
+    for s in stages:
+        for name in s.training.trained if s.training else ():
+            readers.setdefault(name, []).append(s.index)
+    for s in stages:  # a stage that reads a weight but yields no gradient for it must follow too
+        kinds = s.forward.inputs_of(InputKind.PARAMETER)
+        for i in kinds:
+            if i.name in readers and s.index not in readers[i.name]:
+                readers[i.name].append(s.index)
+    return {name: tuple(sorted(found)) for name, found in readers.items() if len(found) > 1}
+
+
+def _check(program: Program) -> None:
+    schedule, place = program.schedule, program.schedule.placement
+    if place.separate and len(place.backward) != len(place.forward):
+        raise PlanError(
+            "forward and backward are cut differently; stages can be run only if they are paired",
+            got=f"{len(place.forward)} forward and {len(place.backward)} backward stages",
+        )
+    if program.tied and schedule.training and not program.flush:
+        name, stages = next(iter(program.tied.items()))
+        raise PlanError(
+            "a weight is shared by several stages, which an asynchronous schedule would update "
+            "at different times",
+            where=f"weight {name}, stages {', '.join(map(str, stages))}",
+            got=f"schedule {schedule.name}",
+            hint="use a schedule with a flush, such as 1f1b, or cut so that one stage reads it",
+        )

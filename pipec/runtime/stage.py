@@ -1,0 +1,148 @@
+"""One stage on one device: runs its graphs and keeps what is saved between them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from pipec.autodiff.recompute import is_random
+from pipec.errors import PlanError
+from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
+from pipec.runtime.program import StageProgram
+from pipec.runtime.tensors import TensorType
+
+Tensors = dict[str, torch.Tensor]
+Callables = Callable[..., tuple[torch.Tensor, ...]]
+Compile = Callable[[torch.fx.GraphModule], Callables]
+"""What makes a graph fast, such as ``torch.compile``; the identity by default."""
+
+
+@dataclass
+class Outcome:
+    """What one run of a graph gave, by the kind of its outputs."""
+
+    values: Tensors = field(default_factory=dict)
+    outputs: Tensors = field(default_factory=dict)
+    buffers: Tensors = field(default_factory=dict)
+    saved: Tensors = field(default_factory=dict)
+    gradients: Tensors = field(default_factory=dict)
+    weight_gradients: Tensors = field(default_factory=dict)
+    loss: torch.Tensor | None = None
+
+    def put(self, kind: OutputKind, name: str, value: torch.Tensor) -> None:
+        """Sort one output in."""
+        if kind is OutputKind.LOSS:
+            self.loss = value
+        else:
+            _PLACE[kind](self)[name] = value
+
+
+_PLACE: dict[OutputKind, Callable[[Outcome], Tensors]] = {
+    OutputKind.VALUE: lambda o: o.values,
+    OutputKind.OUTPUT: lambda o: o.outputs,
+    OutputKind.BUFFER_UPDATE: lambda o: o.buffers,
+    OutputKind.SAVED: lambda o: o.saved,
+    OutputKind.GRADIENT: lambda o: o.gradients,
+    OutputKind.WEIGHT_GRADIENT: lambda o: o.weight_gradients,
+}
+
+
+class StageRunner:
+    """Runs F, B, I and W of one stage.
+
+    Args:
+        program: The stage.
+        compiled: Applied to each graph before its first run.
+    """
+
+    def __init__(self, program: StageProgram, compiled: Compile | None = None) -> None:
+        self.program = program
+        self.saved: dict[int, Tensors] = {}
+        self.random = any(is_random(n) for n in program.forward.calls)
+        graphs = {"F": program.forward}
+        if program.training:
+            t = program.training
+            graphs |= {"B": t.B, "I": t.I, "W": t.W}
+        self._graphs = graphs
+        self._functions: dict[str, Callables] = {}
+        self._compiled = compiled
+        nodes = program.forward.nodes
+        self._inputs = {
+            i.name: TensorType.of(tensor(nodes[i.node]))
+            for i in program.forward.inputs_of(InputKind.INPUT)
+        }
+        self._read_by_w = {i.name for i in graphs["W"].inputs} if program.training else set()
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The user's inputs that F reads."""
+        return tuple(self._inputs)
+
+    def forward(
+        self, microbatch: int, weights: Tensors, values: Tensors, inputs: Mapping[str, torch.Tensor]
+    ) -> Outcome:
+        """Run F; its saved values are kept under ``microbatch``.
+
+        Raises:
+            PlanError: An input of the user is missing or has another shape than the graph's.
+        """
+        for name, kind in self._inputs.items():
+            _check_input(name, kind, inputs, microbatch)
+        given = {InputKind.VALUE: values, InputKind.INPUT: inputs}
+        outcome = self._run("F", weights, given)
+        if self.program.training:
+            self.saved[microbatch] = outcome.saved
+        return outcome
+
+    def backward(self, kind: str, microbatch: int, weights: Tensors, gradients: Tensors) -> Outcome:
+        """Run B, I or W on the saved values of ``microbatch``, which B and W let go."""
+        saved = self.saved[microbatch] if kind == "I" else self.saved.pop(microbatch)
+        given = {InputKind.SAVED: saved, InputKind.GRADIENT: gradients}
+        outcome = self._run(kind, weights, given)
+        if kind == "I":
+            left = {**saved, **outcome.saved}
+            self.saved[microbatch] = {n: t for n, t in left.items() if n in self._read_by_w}
+        return outcome
+
+    def saved_bytes(self) -> int:
+        """Bytes of all saved values that are held now."""
+        return sum(t.nbytes for values in self.saved.values() for t in values.values())
+
+    def _run(
+        self, kind: str, weights: Tensors, given: Mapping[InputKind, Mapping[str, torch.Tensor]]
+    ) -> Outcome:
+        graph = self._graphs[kind]
+        args = [given.get(i.kind, weights)[i.name] for i in graph.inputs]
+        outcome = Outcome()
+        with torch.no_grad():
+            results = self._function(kind, graph)(*args)
+        for o, value in zip(graph.outputs, results, strict=True):
+            outcome.put(o.kind, o.name, value)
+        return outcome
+
+    def _function(self, kind: str, graph: Graph) -> Callables:
+        if kind not in self._functions:
+            module = graph.module
+            self._functions[kind] = self._compiled(module) if self._compiled else module
+        return self._functions[kind]
+
+
+def _check_input(
+    name: str, kind: TensorType, inputs: Mapping[str, torch.Tensor], microbatch: int
+) -> None:
+    got = inputs.get(name)
+    if got is None:
+        raise PlanError(
+            "a microbatch lacks an input",
+            where=f"microbatch {microbatch}",
+            got=", ".join(inputs) or "nothing",
+            want=name,
+        )
+    if tuple(got.shape) != kind.shape or got.dtype != kind.torch_dtype:
+        raise PlanError(
+            "an input has another type than the model was compiled for",
+            where=f"input {name} of microbatch {microbatch}",
+            got=f"{str(got.dtype).removeprefix('torch.')}{list(got.shape)}",
+            want=f"{kind.dtype}{list(kind.shape)}",
+            hint="drop or pad the last, smaller batch of the data set",
+        )

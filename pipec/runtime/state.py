@@ -1,0 +1,136 @@
+"""What a checkpoint holds of a device: named by parameter, not by stage or rank.
+
+```text
+weights/<name>              parameter or buffer (of a further replica: <name>#<device>)
+optimizer/<name>/<key>      the optimizer's state of a parameter
+velocity/<name>             PipeMare's estimate of a weight's velocity
+stage/<k>                   learning-rate schedule and counts of a stage, JSON as bytes
+run                         round and number of the next microbatch, JSON as bytes
+```
+
+Named like this, a checkpoint can be read back onto another number of stages. Random numbers need
+no state: every forward's stream follows from the seed, the microbatch and the stage.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pipec.errors import PlanError
+from pipec.graph.ir import InputKind
+from pipec.runtime.executor import Executor
+from pipec.runtime.weights import StageWeights
+
+Tensors = dict[str, torch.Tensor]
+_PLAIN = (int, float, bool, str, type(None))
+
+
+def state_of(executor: Executor) -> Tensors:
+    """The entries of one device, between rounds."""
+    found: Tensors = {"run": _bytes({"round": executor.round, "microbatch": executor.microbatch})}
+    place = executor.program.schedule.placement
+    for stage, weights in executor.weights.items():
+        rule = executor.rules[stage]
+        first = executor.device == place.forward[stage][0]
+        for name, w in _stored(executor, weights).items():
+            found[f"weights/{name}" if first else f"weights/{name}#{executor.device}"] = w
+        found |= {f"velocity/{n}": v for n, v in rule.velocity.items()}
+        if weights.optimizer is not None:
+            found |= _optimizer_state(weights)
+            facts = {"updates": rule.updates, "groups": _groups(weights)}
+            if weights.scheduler is not None:
+                facts["scheduler"] = _plain(weights.scheduler.state_dict())
+            found[f"stage/{stage}"] = _bytes(facts)
+    return found
+
+
+def wanted(executor: Executor, name: str) -> bool:
+    """Whether a device needs the entry ``name``."""
+    kind, _, rest = name.partition("/")
+    if kind in ("run", "stage"):
+        return True
+    weight, _, device = rest.partition("/")[0].partition("#")
+    return any(weight in _stored(executor, w) for w in executor.weights.values()) and device in (
+        "",
+        str(executor.device),
+    )
+
+
+def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
+    """Put entries back into a device, whatever stages they were saved from.
+
+    Raises:
+        PlanError: The checkpoint lacks a weight of this device.
+    """
+    run = _json(entries, "run")
+    executor.resume(int(run["round"]), int(run["microbatch"]))
+    for stage, weights in executor.weights.items():
+        rule = executor.rules[stage]
+        for name, w in _stored(executor, weights).items():
+            found = entries.get(f"weights/{name}#{executor.device}", entries.get(f"weights/{name}"))
+            if found is None or found.shape != w.shape:
+                raise PlanError("the checkpoint lacks a weight of this plan", got=name)
+            w.copy_(found)
+        saved = {n: entries.get(f"velocity/{n}") for n in weights.trained}
+        rule.velocity = {n: v.clone() for n, v in saved.items() if v is not None}
+        if weights.optimizer is not None:
+            _restore_optimizer(weights, entries)
+            facts = _json(entries, f"stage/{stage}", "stage/0")
+            rule.updates = int(facts["updates"])
+            for group, saved in zip(weights.optimizer.param_groups, facts["groups"], strict=True):
+                group.update(saved)
+            if weights.scheduler is not None and "scheduler" in facts:
+                weights.scheduler.load_state_dict(facts["scheduler"])
+
+
+def _stored(executor: Executor, weights: StageWeights) -> Tensors:
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER)
+    names = {i.name for i in executor.program.plan.graph.inputs_of(*kinds)}
+    return {n: w for n, w in weights.at(weights.newest).items() if n in names}
+
+
+def _optimizer_state(weights: StageWeights) -> Tensors:
+    assert weights.optimizer is not None
+    found: Tensors = {}
+    for name, parameter in weights.parameters.items():
+        for key, value in weights.optimizer.state.get(parameter, {}).items():
+            if value is not None:
+                found[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
+    return found
+
+
+def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor]) -> None:
+    assert weights.optimizer is not None
+    for name, parameter in weights.parameters.items():
+        prefix = f"optimizer/{name}/"
+        state = {
+            k.removeprefix(prefix): v.clone() for k, v in entries.items() if k.startswith(prefix)
+        }
+        if state:
+            weights.optimizer.state[parameter] = state
+
+
+def _groups(weights: StageWeights) -> list[dict[str, object]]:
+    assert weights.optimizer is not None
+    return [
+        {k: v for k, v in group.items() if k != "params" and isinstance(v, _PLAIN)}
+        for group in weights.optimizer.param_groups
+    ]
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    simple = (list, *_PLAIN)
+    return {k: v for k, v in state.items() if isinstance(v, simple)}
+
+
+def _bytes(data: object) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
+
+
+def _json(entries: Mapping[str, torch.Tensor], *names: str) -> Any:
+    for name in names:
+        if name in entries:
+            return json.loads(bytes(entries[name].tolist()).decode())
+    raise PlanError("the checkpoint is not one of a pipeline", want=names[0])

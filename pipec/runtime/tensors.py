@@ -1,0 +1,98 @@
+"""Tensors on their way: types with strides, and many tensors in one buffer."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """What is known of a tensor before it exists.
+
+    Attributes:
+        shape: Its shape.
+        dtype: As torch writes it without ``torch.``.
+        stride: In elements; None for contiguous.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    stride: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, t: torch.Tensor) -> "TensorType":
+        """The type of a tensor."""
+        return cls(tuple(t.shape), str(t.dtype).removeprefix("torch."), tuple(t.stride()))
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype."""
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
+
+    def empty(self, device: torch.device | str = "cpu") -> torch.Tensor:
+        """A tensor of this type with unspecified contents."""
+        if self.stride is None:
+            return torch.empty(self.shape, dtype=self.torch_dtype, device=device)
+        return torch.empty_strided(self.shape, self.stride, dtype=self.torch_dtype, device=device)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The shape without what stride 0 repeats."""
+        if self.stride is None:
+            return self.shape
+        return tuple(
+            min(n, 1) if s == 0 else n for n, s in zip(self.shape, self.stride, strict=True)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in a packed buffer."""
+        count = 1
+        for n in self.kept:
+            count *= n
+        return count * self.torch_dtype.itemsize
+
+
+_ALIGNMENT = 16
+
+
+def _offsets(types: Iterable[TensorType]) -> list[int]:
+    offsets = [0]
+    for t in types:
+        offsets.append(offsets[-1] + -(-t.nbytes // _ALIGNMENT) * _ALIGNMENT)
+    return offsets
+
+
+def packed_bytes(types: Sequence[TensorType]) -> int:
+    """Size of the buffer that `pack` makes."""
+    return _offsets(types)[-1]
+
+
+def pack(tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> torch.Tensor:
+    """All tensors in one buffer of bytes, each without repetition and in logical order."""
+    offsets = _offsets(types)
+    buffer = torch.empty(offsets[-1], dtype=torch.uint8)
+    for t, kind, (begin, _) in zip(tensors, types, pairwise(offsets), strict=True):
+        for dim, n in enumerate(kind.kept):
+            t = t.narrow(dim, 0, n) if n != t.shape[dim] else t  # noqa: PLW2901
+        part = buffer[begin : begin + kind.nbytes].view(kind.torch_dtype)
+        part.view(kind.kept).copy_(t)
+    return buffer
+
+
+def unpack(buffer: torch.Tensor, types: Sequence[TensorType]) -> list[torch.Tensor]:
+    """What `pack` was given, bit for bit, with the strides that the types say.
+
+    Backward kernels were chosen for these strides; contiguous stand-ins would not do.
+    """
+    found = []
+    for kind, (begin, _) in zip(types, pairwise(_offsets(types)), strict=True):
+        part = buffer[begin : begin + kind.nbytes].view(kind.torch_dtype).view(kind.kept)
+        if kind.stride is not None and tuple(part.stride()) != kind.stride:
+            strided = TensorType(kind.kept, kind.dtype, kind.stride).empty(buffer.device)
+            part = strided.copy_(part)
+        found.append(part.expand(kind.shape))
+    return found

@@ -1,0 +1,96 @@
+"""How a tensor gets from one device to another: the protocol, and the one for a single process."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from pipec.runtime.tensors import TensorType
+
+
+class Message(NamedTuple):
+    """One tensor on its way.
+
+    Attributes:
+        channel: Name of the channel.
+        number: Microbatch, or for weights the version.
+        src: Sending device.
+        dst: Receiving device.
+    """
+
+    channel: str
+    number: int
+    src: int
+    dst: int
+
+
+class Transport(Protocol):
+    """Moves tensors between devices. Sending never waits for the receiver."""
+
+    def expect(self, messages: Iterable[tuple[Message, TensorType]]) -> None:
+        """Tell which messages will be received, in which order, before they are."""
+
+    def send(self, message: Message, tensor: torch.Tensor) -> None:
+        """Send a contiguous tensor; it must not be written to until `finish`."""
+
+    def ready(self, message: Message) -> bool:
+        """Whether `receive` would return. Always true where it can wait."""
+
+    def receive(self, message: Message) -> torch.Tensor:
+        """The tensor that was sent."""
+
+    def reduce(
+        self, key: str, tensors: Sequence[torch.Tensor], device: int, members: tuple[int, ...]
+    ) -> list[torch.Tensor] | None:
+        """Elementwise sums over ``members``, in their order; None if some are not there yet.
+
+        Where it returns None it is called again with the same arguments.
+        """
+
+    def finish(self) -> None:
+        """Wait until everything that was sent has left."""
+
+
+class Loopback:
+    """All devices in one process: messages are references, kept until they are received."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Message, torch.Tensor] = {}
+        self._parts: dict[str, dict[int, Sequence[torch.Tensor]]] = {}
+        self._taken: dict[str, set[int]] = {}
+
+    def expect(self, messages: Iterable[tuple[Message, TensorType]]) -> None:
+        """Nothing is prepared."""
+
+    def send(self, message: Message, tensor: torch.Tensor) -> None:
+        """Keep the reference."""
+        self._waiting[message] = tensor
+
+    def ready(self, message: Message) -> bool:
+        """Whether it was sent."""
+        return message in self._waiting
+
+    def receive(self, message: Message) -> torch.Tensor:
+        """The very tensor that was sent."""
+        return self._waiting.pop(message)
+
+    def reduce(
+        self, key: str, tensors: Sequence[torch.Tensor], device: int, members: tuple[int, ...]
+    ) -> list[torch.Tensor] | None:
+        """Sums in the order of the members, so that every member gets the same bits."""
+        parts = self._parts.setdefault(key, {})
+        parts.setdefault(device, tensors)
+        if len(parts) < len(members):
+            return None
+        result = [t.clone() for t in parts[members[0]]]
+        for member in members[1:]:
+            for total, t in zip(result, parts[member], strict=True):
+                total.add_(t)
+        taken = self._taken.setdefault(key, set())
+        taken.add(device)
+        if len(taken) == len(members):
+            del self._parts[key], self._taken[key]
+        return result
+
+    def finish(self) -> None:
+        """Nothing is under way."""

@@ -1,0 +1,177 @@
+"""The weights of one stage: versions are held references, updates make new tensors.
+
+Outside autograd no counter notices that a tensor which a later backward still needs was written
+to. So an optimizer step writes in place only when no microbatch will use an older version.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from pipec.errors import ScheduleError
+from pipec.graph.torch_private import add_each, add_each_
+
+Tensors = dict[str, torch.Tensor]
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""Makes the optimizer of one stage from its parameters: ``lambda p: SGD(p, lr=0.1)``."""
+SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+@dataclass
+class _Sum:
+    """Gradients of one update as they come in, and how many microbatches they are of."""
+
+    grads: Tensors
+    count: int = 1
+
+
+class StageWeights:
+    """All versions of a stage's weights that some action will still use.
+
+    Args:
+        stage: For messages.
+        weights: Name to tensor: parameters, buffers and constants.
+        trained: Names of the parameters that get a gradient.
+        optimizer: Makes the optimizer; None where this device does not step the stage.
+        scheduler: Makes the learning-rate schedule of that optimizer.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        weights: Mapping[str, torch.Tensor],
+        trained: tuple[str, ...],
+        optimizer: OptimizerFactory | None,
+        scheduler: SchedulerFactory | None = None,
+    ) -> None:
+        self._stage = stage
+        self.trained = trained
+        self.parameters = {n: nn.Parameter(weights[n]) for n in trained}
+        current = {n: w.detach() for n, w in weights.items()}
+        current |= {n: p.data for n, p in self.parameters.items()}
+        self._versions: dict[int, Tensors] = {0: current}
+        self._sums: dict[int, _Sum] = {}
+        held = list(self.parameters.values())
+        self.optimizer = optimizer(held) if optimizer and held else None
+        self.scheduler = scheduler(self.optimizer) if scheduler and self.optimizer else None
+
+    @property
+    def newest(self) -> int:
+        """The newest version."""
+        return max(self._versions)
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Versions that are held now."""
+        return tuple(sorted(self._versions))
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of all held versions; a tensor that two versions share counts once."""
+        storages = {
+            t.untyped_storage().data_ptr(): t.nbytes
+            for v in self._versions.values()
+            for t in v.values()
+        }
+        return sum(storages.values())
+
+    def at(self, version: int) -> Tensors:
+        """The tensors of one version.
+
+        Raises:
+            ScheduleError: It is not there yet, or not any more.
+        """
+        if version not in self._versions:
+            raise ScheduleError(
+                "a weight version is not held",
+                where=f"stage {self._stage}",
+                got=f"version {version}",
+                want=f"one of {', '.join(map(str, self.versions))}",
+            )
+        return self._versions[version]
+
+    def update_buffers(self, updates: Tensors) -> None:
+        """Let every held version see new buffers: running statistics are not versioned."""
+        for tensors in self._versions.values():
+            tensors.update(updates)
+
+    def accumulate(self, update: int, grads: Tensors) -> None:
+        """Add the gradients of one microbatch to those of an update.
+
+        The first are kept as they are, the second sum is a new tensor and only that is written
+        to: the first may be under way to another device.
+        """
+        total = self._sums.get(update)
+        if total is None:
+            self._sums[update] = _Sum(grads)
+            return
+        if not grads:
+            return
+        old, new = list(total.grads.values()), list(grads.values())
+        if total.count == 1:
+            total.grads = dict(zip(total.grads, add_each(old, new), strict=True))
+        else:
+            add_each_(old, new)
+        total.count += 1
+
+    def gradients(self, update: int) -> Tensors:
+        """The sums of an update, zeros where no microbatch gave a gradient."""
+        found = self._sums.get(update)
+        grads = found.grads if found else {}
+        return {
+            n: grads[n] if n in grads else torch.zeros_like(p) for n, p in self.parameters.items()
+        }
+
+    def replace_gradients(self, update: int, grads: Tensors) -> None:
+        """Put other sums in the place of an update's, such as those over all replicas."""
+        self._sums[update] = _Sum(grads, count=2)
+
+    def step(
+        self, update: int, *, scale: float, oldest: int, in_place: bool, rate: float = 1.0
+    ) -> None:
+        """Make version ``update`` of the newest one.
+
+        Args:
+            update: The version to make.
+            scale: Factor on the gradients: one over the microbatches in the update.
+            oldest: No action that comes later uses a version older than this.
+            in_place: Write to the tensors of the newest version; nothing may read it any more.
+            rate: Factor on the learning rate of this update alone.
+        """
+        grads = self.gradients(update)
+        for name, p in self.parameters.items():
+            p.grad = (grads[name] * scale).to(p.dtype) if scale != 1.0 else grads[name]
+            if not in_place:
+                p.data = p.data.clone()
+        if self.optimizer is not None:
+            _step(self.optimizer, rate)
+        if self.scheduler is not None:
+            self.scheduler.step()
+        for p in self.parameters.values():
+            p.grad = None
+        tensors = dict(self._versions[self.newest])
+        tensors |= {n: p.data for n, p in self.parameters.items()}
+        self.install(update, tensors, oldest)
+        self._sums.pop(update, None)
+
+    def install(self, version: int, tensors: Tensors, oldest: int) -> None:
+        """Hold a version that was made here or received; let go what is older than ``oldest``."""
+        self._versions[version] = {**self._versions[self.newest], **tensors}
+        for old in [v for v in self._versions if v < min(oldest, version)]:
+            del self._versions[old]
+
+    def rebase(self) -> None:
+        """Call the newest version 0 and forget the others: the next round counts from there."""
+        self._versions = {0: self._versions[self.newest]}
+        self._sums.clear()
+
+
+def _step(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    full = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * rate
+    optimizer.step()
+    for group, lr in zip(optimizer.param_groups, full, strict=True):
+        group["lr"] = lr

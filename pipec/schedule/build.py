@@ -1,0 +1,164 @@
+"""From rows to a schedule: what a generator ends with.
+
+A generator writes one row per device, either as a list of `Action` or, for large schedules, as
+arrays. `build` finds the placement, the replicas and the weight versions, and checks that every
+stage and microbatch is there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipec.errors import ScheduleError
+from pipec.schedule.action import Action, ActionKind
+from pipec.schedule.assign import expected_versions
+from pipec.schedule.channels import Channel, chain, check_channels
+from pipec.schedule.schedule import DTYPES, LanePolicy, Placement, Schedule
+from pipec.schedule.versions import VersionRule
+
+FLUSH = VersionRule()
+
+
+@dataclass(frozen=True)
+class Ops:
+    """The compute actions of one device as three arrays of one length."""
+
+    kind: np.ndarray
+    stage: np.ndarray
+    microbatch: np.ndarray
+
+    @classmethod
+    def of(cls, row: Sequence[Action] | Sequence[tuple[int, int, int]]) -> "Ops":
+        """From actions, or from (stage, kind, microbatch) triples."""
+        triples = [(int(a[1]), a[0], -1 if a[2] is None else a[2]) for a in row]
+        table = np.array(triples, dtype=np.int64).reshape(len(triples), 3)
+        return cls(table[:, 0], table[:, 1], table[:, 2])
+
+
+Row = Ops | Sequence[Action] | Sequence[tuple[int, int, int]]
+
+
+def build(
+    name: str,
+    rows: Sequence[Row],
+    microbatches: int,
+    *,
+    placement: Placement | None = None,
+    rule: VersionRule = FLUSH,
+    channels: Sequence[Channel] | None = None,
+    lanes: LanePolicy | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Schedule:
+    """A schedule of compute actions.
+
+    Args:
+        name: What it is called.
+        rows: One per device: its F, B, I, W in order.
+        microbatches: Number of microbatches M.
+        placement: Where stages run; read off the rows if absent.
+        rule: Which weight version an action uses; the versions are filled in by it, except
+            for the rule "given", where the rows must be actions that carry them.
+        channels: What flows where; a plain chain of stages if absent.
+        lanes: Which actions run side by side.
+        options: For the record.
+
+    Raises:
+        ScheduleError: A count is below 1, or placement and rows do not fit.
+    """
+    check_counts(rows=len(rows), microbatches=microbatches)
+    ops = [row if isinstance(row, Ops) else Ops.of(row) for row in rows]
+    placement = placement or placement_of(ops)
+    forward, backward = len(placement.forward), len(placement.backward)
+    flows = tuple(chain(forward, backward)) if channels is None else tuple(channels)
+    check_channels(flows, forward, backward)
+    empty = np.zeros(0, dtype=np.int64)
+    stage = np.concatenate([empty, *(o.stage for o in ops)])
+    kind = np.concatenate([empty, *(o.kind for o in ops)])
+    microbatch = np.concatenate([empty, *(o.microbatch for o in ops)])
+    count = len(stage)
+    columns = {
+        "kind": kind,
+        "stage": stage,
+        "microbatch": microbatch,
+        "replica": _replicas(placement, kind, stage, microbatch),
+        "version": _given(rows) if rule.name == "given" else np.zeros(count),
+        "channel": np.full(count, -1),
+    }
+    schedule = Schedule(
+        name=name,
+        microbatches=microbatches,
+        placement=placement,
+        rule=rule,
+        channels=tuple(sorted(flows, key=lambda c: c.kind)),
+        device_ptr=np.cumsum([0, *(len(o.kind) for o in ops)]),
+        lanes=lanes or LanePolicy(),
+        options=dict(options or {}),
+        **{key: values.astype(DTYPES[key]) for key, values in columns.items()},  # type: ignore[arg-type]
+    )
+    return schedule.replace(version=expected_versions(schedule))
+
+
+def _given(rows: Sequence[Row]) -> np.ndarray:
+    versions: list[int] = []
+    for row in rows:
+        actions = () if isinstance(row, Ops) else row
+        versions += [a.version for a in actions if isinstance(a, Action)]
+    return np.array(versions, dtype=np.int64)
+
+
+def check_counts(**counts: int) -> None:
+    """Refuse counts below 1.
+
+    Raises:
+        ScheduleError: Naming the count, such as ``microbatches``.
+    """
+    for name, count in counts.items():
+        if count < 1:
+            raise ScheduleError(f"a schedule needs {name}", got=f"{name}={count}", want="1 or more")
+
+
+def placement_of(rows: Sequence[Ops]) -> Placement:
+    """Read (stage, phase) to devices off the rows.
+
+    Replica r of a stage is the device that runs microbatch r of it.
+
+    Raises:
+        ScheduleError: A stage below the highest one has no action.
+    """
+    return Placement(
+        _phase_of(rows, (ActionKind.F,)),
+        _phase_of(rows, (ActionKind.B, ActionKind.I)),
+    )
+
+
+def _phase_of(rows: Sequence[Ops], kinds: tuple[ActionKind, ...]) -> tuple[tuple[int, ...], ...]:
+    first: dict[int, dict[int, int]] = {}
+    for device, row in enumerate(rows):
+        mask = np.isin(row.kind, kinds)
+        for stage in np.unique(row.stage[mask]).tolist():
+            here = mask & (row.stage == stage)
+            first.setdefault(stage, {})[device] = int(row.microbatch[here].min())
+    missing = [s for s in range(max(first, default=-1) + 1) if s not in first]
+    if missing:
+        raise ScheduleError(
+            f"stage {missing[0]} has no {kinds[0].name} action", want="every stage in some row"
+        )
+    return tuple(tuple(sorted(first[s], key=first[s].__getitem__)) for s in range(len(first)))
+
+
+def _replicas(
+    placement: Placement, kind: np.ndarray, stage: np.ndarray, microbatch: np.ndarray
+) -> np.ndarray:
+    forward = np.array([len(d) for d in placement.forward])
+    backward = np.array([len(d) for d in placement.backward] or [1])
+    stages = max(len(forward), len(backward))
+    if len(stage) and not 0 <= stage.min() <= stage.max() < stages:
+        raise ScheduleError(
+            "an action is on a stage that has no place",
+            got=f"stage {stage.max()}",
+            want=f"0 .. {stages - 1}",
+        )
+    f, b = (np.resize(r, stages) for r in (forward, backward))
+    replica: np.ndarray = microbatch % np.where(kind == ActionKind.F, f[stage], b[stage])
+    return replica

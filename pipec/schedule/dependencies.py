@@ -1,0 +1,278 @@
+"""Who waits for whom: the only place that knows; verifier, simulator and executor read it.
+
+```text
+F   (s, m, v)  the activations of m from every stage before   (F there, or RECV_F here)
+               version v                                      (STEP@v here, or RECV_W@v)
+               room for its saved values                      (OFFLOAD of an older microbatch)
+B I (s, m, v)  the gradients of m from every stage behind     (B or I there, or RECV_B here)
+               the saved values of m                          (F here, RECV_S or FETCH here)
+               version v, where steps run here                (STEP@v)
+W   (s, m)     I of m
+SEND_x         what produces the value; with depth n, the consumer of the message n before
+RECV_x         SEND_x; at depth 0 both start together
+OFFLOAD        F of m
+FETCH          OFFLOAD of m, and the compute action before it in its row, with whose end it is
+               issued; with depth n, the consumer of the message n before
+REDUCE_GRAD@v  the last backward of update v on every replica; all replicas start together.
+               Overlapped, it starts with that backward and runs beside it, bucket by bucket
+STEP@v         the last backward of update v here, and REDUCE_GRAD@v where there are replicas
+SEND_W@v       STEP@v
+```
+
+Besides, every action waits for the one before it on its lane (`pipec.schedule.lanes`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipec.schedule.action import Action, ActionKind
+from pipec.schedule.channels import ChannelKind
+from pipec.schedule.lanes import lanes, previous_in_lane
+from pipec.schedule.routes import routes_of
+from pipec.schedule.schedule import Int32, Schedule
+from pipec.schedule.tables import Tables
+
+_K = ActionKind
+_C = ChannelKind
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """What every action waits for.
+
+    Attributes:
+        columns: Arrays of the schedule's length n; entry i of each is an action that action i
+            waits for, or n (nothing to wait for), or n + 1 (an action that is missing).
+    """
+
+    columns: tuple[Int32, ...]
+
+    def of(self, index: int) -> list[int]:
+        """The positions that one action waits for; n + 1 among them if one is missing."""
+        n = len(self.columns[0]) if self.columns else 0
+        return [int(c[index]) for c in self.columns if c[index] != n]
+
+
+def dependencies(schedule: Schedule) -> Dependencies:
+    """All the waiting of a schedule, except for the order of each lane.
+
+    Example:
+        >>> from pipec.schedule.registry import generate
+        >>> s = generate("gpipe", stages=2, microbatches=1)
+        >>> [(str(s[i]), [str(s[j]) for j in dependencies(s).of(i)]) for i in range(len(s))]
+        [('0F0', []), ('0B0', ['1B0', '0F0']), ('1F0', ['0F0']), ('1B0', ['1F0'])]
+    """
+    rules = _Rules(schedule)
+    for channel in (_C.F, _C.B, _C.S, _C.H):
+        rules.values(channel)
+    rules.weight_gradients()
+    rules.versions()
+    rules.steps()
+    return Dependencies(tuple(rules.columns))
+
+
+def waits_for(schedule: Schedule, index: int) -> list[Action]:
+    """The actions that the one at ``index`` waits for (see `dependencies`)."""
+    n = len(schedule)
+    return [schedule[i] for i in dependencies(schedule).of(index) if i < n]
+
+
+class _Rules:
+    """Fills the columns, one rule of the table above at a time."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.routes = routes_of(schedule)
+        self.at = Tables(schedule)
+        self.columns: list[Int32] = []
+        self._used: dict[ActionKind, int] = {}
+
+    def add(self, kind: ActionKind, rows: np.ndarray, awaited: np.ndarray) -> None:
+        """Let the actions at ``rows``, all of one kind, wait for ``awaited`` too."""
+        if not len(rows) or (awaited == self.at.nothing).all():
+            return
+        column = self._used.setdefault(kind, 0)
+        self._used[kind] += 1
+        if column == len(self.columns):
+            empty = np.full(len(self.schedule), self.at.nothing, dtype=np.int32)
+            self.columns.append(empty)
+        self.columns[column][rows] = awaited
+
+    def values(self, channel: ChannelKind) -> None:
+        """Consumers of a kind of channel wait for what is sent, and its messages for them."""
+        produced = self.at.forward if channel in (_C.F, _C.S, _C.H) else self.at.backward
+        consumers = (_K.F,) if channel is _C.F else (_K.B, _K.I)
+        incoming = self.routes.incoming(channel)
+        received = self.at.messages(channel, channel.receive)
+        for kind in consumers:
+            rows = self.at.rows(kind)
+            stage, microbatch = self.schedule.stage[rows], self.schedule.microbatch[rows]
+            for column in incoming.T:
+                absent = column[stage] < 0
+                number = np.where(absent, self.at.first[channel], column[stage])
+                local = produced[self.at.source[number], microbatch]
+                awaited = np.where(
+                    self._explicit(number, microbatch),
+                    received[number - self.at.first[channel], microbatch],
+                    local,
+                )
+                self.add(kind, rows, np.where(absent, self.at.nothing, awaited))
+        self._transfers(channel, produced, received)
+
+    def _explicit(self, number: np.ndarray, message: np.ndarray) -> np.ndarray:
+        turn = message % self.routes.period if self.routes.period > 1 else 0
+        explicit: np.ndarray = self.routes.explicit[number, turn]
+        return explicit
+
+    def _transfers(self, channel: ChannelKind, produced: Int32, received: Int32) -> None:
+        sends, receives = self.at.rows(channel.send), self.at.rows(channel.receive)
+        if not len(sends) and not len(receives):
+            return
+        s, first = self.schedule, self.at.first[channel]
+        sent = self.at.messages(channel, channel.send)
+        producer = produced[self.at.source[s.channel[sends]], s.microbatch[sends]]
+        self.add(channel.send, sends, producer)
+        sender = sent[s.channel[receives] - first, s.microbatch[receives]]
+        meets = self.at.depth[s.channel[receives]] == 0
+        self.add(channel.receive, receives, np.where(meets, self.at.nothing, sender))
+        if meets.any():
+            self._rendezvous(channel, produced, sent, received)
+        if channel is _C.H:
+            self._host_slots(sends, receives)
+        else:
+            self._slots(channel, sends)
+
+    def _rendezvous(
+        self, channel: ChannelKind, produced: Int32, sent: Int32, received: Int32
+    ) -> None:
+        """Both ends wait for the producer and for what stands before the other end."""
+        s, first, before = self.schedule, self.at.first[channel], self._before()
+        for mine, other in ((channel.send, received), (channel.receive, sent)):
+            rows = self.at.rows(mine)
+            rows = rows[self.at.depth[s.channel[rows]] == 0]
+            message = s.channel[rows] - first, s.microbatch[rows]
+            self.add(mine, rows, before[other[message]])
+            if mine is channel.receive:
+                source = self.at.source[s.channel[rows]]
+                self.add(mine, rows, produced[source, s.microbatch[rows]])
+
+    def _before(self) -> np.ndarray:
+        """What stands before an action on its lane; nothing and missing stay what they are."""
+        ends = np.array([self.at.nothing, self.at.missing], dtype=np.int32)
+        return np.append(previous_in_lane(lanes(self.schedule)), ends)
+
+    def _slots(self, channel: ChannelKind, sends: np.ndarray) -> None:
+        consumed = self.at.forward if channel is _C.F else self.at.backward
+        earlier = self._earlier(sends)
+        s = self.schedule
+        held = consumed[self.at.target[s.channel[earlier]], s.microbatch[earlier]]
+        self.add(channel.send, sends, np.where(earlier < 0, self.at.nothing, held))
+
+    def _host_slots(self, copies_out: np.ndarray, copies_in: np.ndarray) -> None:
+        """F waits for an old copy out, FETCH for the backward that used an old copy in."""
+        s, earlier = self.schedule, self._earlier(copies_in)
+        held = self.at.backward[self.at.target[s.channel[earlier]], s.microbatch[earlier]]
+        self.add(_K.FETCH, copies_in, np.where(earlier < 0, self.at.nothing, held))
+        self.add(_K.FETCH, copies_in, self._issued(copies_in))
+        earlier = self._earlier(copies_out)
+        waiting = copies_out[earlier >= 0]
+        forward = self.at.forward[self.at.source[s.channel[waiting]], s.microbatch[waiting]]
+        for slot in self.routes.outgoing(_C.H).T:  # the first slot of every stage, the second ...
+            mine = slot[self.at.source[s.channel[waiting]]] == s.channel[waiting]
+            mine &= forward < len(s)
+            self.add(_K.F, forward[mine], earlier[earlier >= 0][mine])
+
+    def _issued(self, rows: np.ndarray) -> np.ndarray:
+        """The compute action that stands before each of ``rows`` on its device."""
+        s = self.schedule
+        compute = np.where(s.kind <= _K.W, np.arange(len(s)), -1)
+        before = np.maximum.accumulate(compute)[rows]
+        return np.where(before < s.device_ptr[s.device[rows]], self.at.nothing, before)
+
+    def _earlier(self, rows: np.ndarray) -> np.ndarray:
+        """Of each message at ``rows`` the one that its slot held before, or -1."""
+        s = self.schedule
+        depth = self.at.depth[s.channel[rows]]
+        if not ((depth > 0) & (depth < s.microbatches)).any():
+            return np.full(len(rows), -1)
+        period = self.routes.period
+        pair = s.channel[rows].astype(np.int64) * period + s.microbatch[rows] % period
+        order = np.argsort(pair, kind="stable")
+        begins = np.flatnonzero(np.diff(pair[order], prepend=-1))
+        begin = np.repeat(begins, np.diff(np.append(begins, len(order))))
+        back = np.arange(len(order)) - depth[order]
+        fits = (depth[order] > 0) & (back >= begin)
+        earlier = np.full(len(rows), -1)
+        earlier[order] = np.where(fits, rows[order[np.where(fits, back, 0)]], -1)
+        return earlier
+
+    def weight_gradients(self) -> None:
+        """W waits for I."""
+        rows, s = self.at.rows(_K.W), self.schedule
+        if len(rows):
+            self.add(_K.W, rows, self.at.input_gradient[s.stage[rows], s.microbatch[rows]])
+
+    def versions(self) -> None:
+        """F, B and I wait for the weights that they use, once steps are in the schedule."""
+        if "steps" not in self.schedule.inserted:
+            return
+        s, stepped = self.schedule, self.at.updates(_K.STEP)
+        for kind in (_K.B, _K.I):
+            rows = self.at.rows(kind)
+            rows = rows[s.version[rows] > 0]
+            self.add(kind, rows, stepped[s.stage[rows], s.replica[rows], s.version[rows]])
+        received = self.at.weights(_K.RECV_W)
+        rows = self.at.rows(_K.F)
+        rows = rows[s.version[rows] > 0]
+        for column in self.routes.incoming(_C.W).T:
+            absent = column[s.stage[rows]] < 0
+            number = np.where(absent, self.at.first[_C.W], column[s.stage[rows]])
+            replica, version = s.replica[rows], s.version[rows]
+            awaited = np.where(
+                self._explicit(number, replica),
+                received[number - self.at.first[_C.W], replica, version],
+                stepped[self.at.source[number], replica, version],
+            )
+            self.add(_K.F, rows, np.where(absent, self.at.nothing, awaited))
+        self._publish(stepped)
+
+    def _publish(self, stepped: Int32) -> None:
+        s, first = self.schedule, self.at.first[_C.W]
+        rows = self.at.rows(_K.SEND_W)
+        if len(rows):
+            stage = self.at.source[s.channel[rows]]
+            replica = s.replica[rows] % self.at.replicas[stage]
+            self.add(_K.SEND_W, rows, stepped[stage, replica, s.version[rows]])
+        sent, rows = self.at.weights(_K.SEND_W), self.at.rows(_K.RECV_W)
+        if len(rows):
+            message = s.channel[rows] - first, s.replica[rows], s.version[rows]
+            self.add(_K.RECV_W, rows, sent[message])
+
+    def steps(self) -> None:
+        """STEP waits for the gradients of its update, summed over the replicas if reduced."""
+        s, rows = self.schedule, self.at.rows(_K.STEP)
+        reductions = self.at.rows(_K.REDUCE_GRAD)
+        if not len(rows) and not len(reductions):
+            return
+        last = self.at.last_backward
+        reduced = self.at.updates(_K.REDUCE_GRAD)
+        where = s.stage[rows], s.replica[rows], s.version[rows]
+        shared = (self.at.replicas[s.stage[rows]] > 1) & ("reduce" in s.inserted)
+        self.add(_K.STEP, rows, last[where])
+        self.add(_K.STEP, rows, np.where(shared, reduced[where], self.at.nothing))
+        self._together(reductions, reduced, last)
+
+    def _together(self, rows: np.ndarray, reduced: Int32, last: Int32) -> None:
+        if not len(rows):
+            return
+        s = self.schedule
+        before, beside = self._before(), s.lanes.reduce == "overlap"
+        ends = np.array([self.at.nothing, self.at.missing], dtype=np.int32)
+        starts = [*(np.append(c, ends) for c in self.columns), before] if beside else []
+        for replica in range(int(self.at.replicas.max())):
+            other = s.stage[rows], np.full(len(rows), replica), s.version[rows]
+            absent = replica >= self.at.replicas[s.stage[rows]]
+            gradients = [c[last[other]] for c in starts] if beside else [last[other]]
+            for awaited in (*gradients, before[reduced[other]]):
+                self.add(_K.REDUCE_GRAD, rows, np.where(absent, self.at.nothing, awaited))

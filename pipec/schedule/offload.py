@@ -1,0 +1,106 @@
+"""Insert offload: copy saved values to host memory behind F, and back before the backward.
+
+```text
+0F0 0F1 0B0      ->      0F0 0OFFLOAD0 0FETCH0 0F1 0OFFLOAD1 0B0
+```
+
+Copies run on their own lanes. A fetch is issued some compute actions before its backward, so that
+it runs beside them, and never before its own offload; the channel's depth bounds how many sets of
+saved values are on the device on each side.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipec.errors import ScheduleError
+from pipec.schedule.action import ActionKind
+from pipec.schedule.channels import Channel, ChannelKind, check_channels
+from pipec.schedule.schedule import Schedule
+from pipec.schedule.splice import Insertion, Values, splice
+from pipec.schedule.tables import Tables
+
+
+def insert_offload(
+    schedule: Schedule, slots: Sequence[Channel] | None = None, *, ahead: int = 1
+) -> Schedule:
+    """Add ``OFFLOAD`` and ``FETCH`` for saved values that wait in host memory.
+
+    Args:
+        schedule: Without offload.
+        slots: Channels of kind H, one per slot; the schedule's own if absent.
+        ahead: Compute actions beside which a fetch may run; 0: it is issued last of all.
+
+    Raises:
+        ScheduleError: Offload is there already, or a channel is no slot or does not fit.
+    """
+    if "offload" in schedule.inserted:
+        raise ScheduleError("offload is in the schedule already", where=schedule.name)
+    place = schedule.placement
+    given = tuple(slots or ())
+    check_channels(given, len(place.forward), len(place.backward))
+    if wrong := [c for c in given if c.kind is not ChannelKind.H]:
+        raise ScheduleError("not a host slot", got=wrong[0], want="a channel of kind H")
+    kept = [c for c in schedule.channels if not given or c.kind is not ChannelKind.H]
+    schedule = schedule.replace(
+        channels=tuple(sorted([*kept, *given], key=lambda c: c.kind)),
+        channel=_renumbered(schedule, kept, given),
+        inserted=schedule.inserted | {"offload"},
+    )
+    at = Tables(schedule)
+    insertions: list[Insertion] = []
+    for number, channel in enumerate(schedule.channels):
+        if channel.kind is ChannelKind.H:
+            source = at.forward[channel.src]
+            insertions.append(_copies(schedule, number, source, source, after=True))
+            source, target = at.forward[channel.src], at.backward[channel.dst]
+            anchors = _issued(schedule, source, target, ahead)
+            insertions.append(_copies(schedule, number, target, anchors, after=False))
+    return splice(schedule, insertions)
+
+
+def _renumbered(schedule: Schedule, kept: list[Channel], given: tuple[Channel, ...]) -> np.ndarray:
+    """Channel numbers after slots come between the other kinds."""
+    after = sorted([*kept, *given], key=lambda c: c.kind)
+    position = {id(c): n for n, c in enumerate(after)}
+    moved = np.array([position.get(id(c), -1) for c in schedule.channels] + [-1], dtype=np.int32)
+    numbers: np.ndarray = moved[schedule.channel]  # -1 picks the last entry, -1
+    return numbers
+
+
+def _issued(schedule: Schedule, source: np.ndarray, target: np.ndarray, ahead: int) -> np.ndarray:
+    """The action before which each fetch stands.
+
+    ``ahead`` compute actions before its backward, but on the same device behind its forward,
+    and not before the row begins.
+    """
+    compute = np.flatnonzero(schedule.kind <= ActionKind.W)
+    count = len(schedule)
+    there = (source < count) & (target < count)
+    last = np.where(there, target, 0)
+    first = schedule.device_ptr[schedule.device[last]]
+    forward = np.where(there, source, 0)
+    here = schedule.device[forward] == schedule.device[last]
+    first = np.where(here, np.maximum(first, forward + 1), first)
+    turn = np.searchsorted(compute, last)
+    lowest = np.searchsorted(compute, first)
+    issued = compute[np.maximum(np.maximum(turn - ahead, lowest), 0)]
+    return np.where(there, np.minimum(issued, last), count)
+
+
+def _copies(
+    schedule: Schedule, number: int, actions: np.ndarray, anchors: np.ndarray, *, after: bool
+) -> Insertion:
+    """One copy per microbatch: of what ``actions`` compute, standing next to ``anchors``."""
+    there = np.flatnonzero(anchors < len(schedule))
+    order = there[np.lexsort((actions[there], anchors[there]))]
+    end = ChannelKind.H.send if after else ChannelKind.H.receive
+    own = actions[order]
+    values: Values = {
+        "kind": int(end),
+        "stage": schedule.stage[own],
+        "microbatch": schedule.microbatch[own],
+        "replica": schedule.replica[own],
+        "channel": number,
+    }
+    return Insertion(anchors[order], after, values)

@@ -1,0 +1,150 @@
+"""Insert optimizer steps, gradient reductions, and the publishing of weights."""
+
+import numpy as np
+
+from pipec.errors import ScheduleError
+from pipec.schedule.action import ActionKind
+from pipec.schedule.channels import ChannelKind
+from pipec.schedule.routes import routes_of
+from pipec.schedule.schedule import LanePolicy, Schedule
+from pipec.schedule.splice import Insertion, Values, splice
+from pipec.schedule.tables import Tables
+
+_K = ActionKind
+
+
+def insert_steps(schedule: Schedule) -> Schedule:
+    """Add a ``STEP`` behind the last backward of every update of every stage replica.
+
+    Where forward and backward of a stage run on different devices, the new weights are sent to
+    the forward device (``SEND_W``, ``RECV_W``); the receive stands before the first forward
+    that uses this version or a newer one.
+
+    Raises:
+        ScheduleError: Steps are there already, or the schedule does not train.
+    """
+    _refuse(schedule, "steps")
+    anchor, stage, replica, version = _updates(schedule)
+    step: Values = {
+        "kind": int(_K.STEP),
+        "stage": stage,
+        "replica": replica,
+        "version": version,
+    }
+    inserted = schedule.inserted | {"steps"}
+    insertions = [Insertion(anchor, True, step), *_publishing(schedule)]
+    return splice(schedule, insertions, inserted=inserted)
+
+
+def insert_reduce(schedule: Schedule, *, overlap: bool = True) -> Schedule:
+    """Add a ``REDUCE_GRAD`` per update to every stage that has replicas.
+
+    Run it before `insert_steps`, so that it stands before the step.
+
+    Args:
+        schedule: Without steps and reductions.
+        overlap: Whether it runs beside compute (its own lane) or blocks it.
+
+    Raises:
+        ScheduleError: Reductions or steps are there already, or the schedule does not train.
+    """
+    _refuse(schedule, "reduce")
+    _refuse(schedule, "steps")
+    anchor, stage, replica, version = _updates(schedule)
+    shared = Tables(schedule).replicas[stage] > 1
+    reduce: Values = {
+        "kind": int(_K.REDUCE_GRAD),
+        "stage": stage[shared],
+        "replica": replica[shared],
+        "version": version[shared],
+    }
+    policy = schedule.lanes
+    return splice(
+        schedule,
+        [Insertion(anchor[shared], True, reduce)],
+        inserted=schedule.inserted | {"reduce"},
+        lanes=LanePolicy(policy.compute, policy.comm, "overlap" if overlap else "compute"),
+    )
+
+
+def _refuse(schedule: Schedule, name: str) -> None:
+    if not schedule.training:
+        raise ScheduleError("a schedule without backward makes no steps", where=schedule.name)
+    if name in schedule.inserted:
+        raise ScheduleError(f"{name} are in the schedule already", where=schedule.name)
+
+
+def _updates(schedule: Schedule) -> tuple[np.ndarray, ...]:
+    """Anchor, stage, replica, version of every update, in the order of the anchors."""
+    last = Tables(schedule).last_backward
+    stage, replica, version = np.nonzero(last < len(schedule))
+    anchor = last[stage, replica, version]
+    behind = _behind(schedule, anchor, stage, replica, version)
+    order = np.argsort(behind, kind="stable")
+    return behind[order], stage[order], replica[order], version[order]
+
+
+def _behind(
+    schedule: Schedule,
+    anchor: np.ndarray,
+    stage: np.ndarray,
+    replica: np.ndarray,
+    version: np.ndarray,
+) -> np.ndarray:
+    """Behind the reduction, or behind what the last backward sends."""
+    if "reduce" in schedule.inserted:
+        reduced = Tables(schedule).updates(_K.REDUCE_GRAD)[stage, replica, version]
+        anchor = np.where(reduced < len(schedule), reduced, anchor)
+    sends = np.isin(schedule.kind, (_K.SEND_B, _K.SEND_F))
+    behind = np.append(sends[1:], False)
+    while behind[anchor].any():
+        anchor = anchor + behind[anchor]
+    return anchor
+
+
+def _publishing(schedule: Schedule) -> list[Insertion]:
+    """SEND_W behind the step, RECV_W before the first forward that uses it, per W channel."""
+    routes, at = routes_of(schedule), Tables(schedule)
+    found: list[tuple[int, int, int, int, int]] = []
+    anchors = zip(*(column.tolist() for column in _updates(schedule)), strict=True)
+    behind = {(s, r, v): anchor for anchor, s, r, v in anchors}  # where the step goes
+    for number, channel in enumerate(schedule.channels):
+        if channel.kind is not ChannelKind.W:
+            continue
+        for replica, _ in enumerate(schedule.placement.forward[channel.dst]):
+            if routes.sender[number, replica] == routes.receiver[number, replica]:
+                continue
+            found += _messages(schedule, at, number, replica, behind)
+    if not found:
+        return []
+    table = np.array(found)
+    source, target, number, replica, version = table.T
+    common: Values = {"replica": replica, "channel": number}
+    send = common | {"kind": int(_K.SEND_W), "stage": at.source[number], "version": version}
+    receive = common | {"kind": int(_K.RECV_W), "stage": at.target[number], "version": version}
+    return [_sorted(source, True, send), _sorted(target, False, receive)]
+
+
+def _sorted(anchor: np.ndarray, after: bool, values: Values) -> Insertion:
+    order = np.argsort(anchor, kind="stable")
+    picked = {k: v if isinstance(v, int) else v[order] for k, v in values.items()}
+    return Insertion(anchor[order], after, picked)
+
+
+def _messages(
+    schedule: Schedule,
+    at: Tables,
+    number: int,
+    replica: int,
+    behind: dict[tuple[int, int, int], int],
+) -> list[tuple[int, int, int, int, int]]:
+    channel = schedule.channels[number]
+    forward = at.forward[channel.dst, replica :: len(schedule.placement.forward[channel.dst])]
+    used = schedule.version[forward]
+    source_replica = replica % int(at.replicas[channel.src])
+    messages = []
+    for version in range(1, int(used.max(initial=0)) + 1):
+        source = behind[channel.src, source_replica, version]
+        target = int(forward[used >= version].min())
+        messages.append((source, target, number, replica, version))
+    return messages

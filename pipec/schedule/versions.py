@@ -1,0 +1,57 @@
+"""Weight versions: which rule says what version an action uses, in one place.
+
+Version v of a stage holds v updates. With k microbatches done by a replica (counted from 0) and
+an update every ``u`` of them:
+
+```text
+flush      0 everywhere: one update, after the last backward
+stash      F uses the newest version, B the one that F of this microbatch used   (PipeDream)
+vertical   F and B use, on every stage, what F used on the first stage           (PipeDream)
+2bw        F and B use max(k // u - 1, 0): two versions alive, delay 1           (PipeDream-2BW)
+newest     F and B use the newest version there is                              (PipeMare)
+given      whatever the generator wrote, the same in F and B                     (PipeFB)
+```
+
+Narayanan et al., SOSP'19 and ICML'21; Yang et al., MLSys'21 (PipeMare).
+"""
+
+from dataclasses import dataclass
+
+from pipec.errors import ScheduleError
+
+RULES = ("flush", "stash", "vertical", "2bw", "newest", "given")
+
+
+@dataclass(frozen=True)
+class VersionRule:
+    """Which weight version an action must use.
+
+    Attributes:
+        name: One of `RULES`.
+        update_every: Microbatches per update on each replica of a stage; 0: one update at the
+            end of the schedule.
+    """
+
+    name: str = "flush"
+    update_every: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name not in RULES:
+            raise ScheduleError("unknown version rule", got=self.name, want=", ".join(RULES))
+        if self.update_every < 0:
+            raise ScheduleError("cannot update every negative number", got=self.update_every)
+
+    def update_of(self, microbatch: int, replicas: int) -> int:
+        """The version that the gradients of a microbatch go into, 1-based.
+
+        Example:
+            >>> VersionRule("stash", 2).update_of(microbatch=5, replicas=1)
+            3
+        """
+        if self.update_every == 0:
+            return 1
+        return microbatch // replicas // self.update_every + 1
+
+    def updates(self, microbatches: int, replicas: int) -> int:
+        """How many updates a stage makes; a last incomplete one counts too."""
+        return self.update_of(microbatches - 1, replicas)

@@ -1,0 +1,188 @@
+"""Whether every action that a schedule must have is there once, in its place (rules 1 and 2)."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from pipec.schedule.action import ActionKind
+from pipec.schedule.channels import ChannelKind
+from pipec.schedule.routes import routes_of
+from pipec.schedule.schedule import Schedule
+from pipec.schedule.tables import Tables
+
+_K, _C = ActionKind, ChannelKind
+
+
+def incomplete(schedule: Schedule) -> Iterator[str]:
+    """Everything that is missing, doubled, or out of place; in words."""
+    found = list(_out_of_range(schedule))
+    yield from found
+    if not found:
+        yield from _compute(schedule)
+        yield from _transfers(schedule)
+        yield from _updates(schedule)
+        yield from _published(schedule)
+
+
+def _out_of_range(schedule: Schedule) -> Iterator[str]:
+    s = schedule
+    place = s.placement
+    phase = {_K.F: place.forward, _K.RECV_W: place.forward}
+    ends = {k: c for c in _C for k in (c.send, c.receive)}
+    for index in np.flatnonzero(_suspect(schedule)).tolist():
+        a = s[index]
+        home = phase.get(a.kind, place.backward)
+        channel = ends.get(a.kind)
+        if channel is not None and s.channels[s.channel[index]].kind is not channel:
+            yield f"{a} is on a channel of another kind"
+        elif a.microbatch is not None and not a.microbatch < s.microbatches:
+            yield f"{a}: there are {s.microbatches} microbatches"
+        elif a.stage >= len(home) or a.replica >= len(home[a.stage]):
+            yield f"{a}: there is no such stage or replica"
+        else:
+            yield f"{a} stands on device {s.device[index]}, where it does not belong"
+
+
+def _suspect(schedule: Schedule) -> npt.NDArray[np.bool_]:
+    """Actions whose stage, replica, microbatch, channel or device cannot be right."""
+    s, at = schedule, Tables(schedule)
+    stage = np.clip(s.stage, 0, s.stages - 1)
+    bad: npt.NDArray[np.bool_] = (s.microbatch >= s.microbatches) | (stage != s.stage)
+    carries = np.zeros(len(_K), dtype=bool)
+    for channel in _C:
+        carries[[channel.send, channel.receive]] = True
+        rows = np.flatnonzero((s.kind == channel.send) | (s.kind == channel.receive))
+        kinds = np.array([c.kind for c in s.channels], dtype=np.int8)
+        known = (s.channel[rows] >= 0) & (s.channel[rows] < len(kinds))
+        bad[rows] |= ~known
+        bad[rows[known]] |= kinds[s.channel[rows[known]]] != channel
+    compute_or_update = ~carries[s.kind]
+    forward = _home(s.placement.forward, s.stages)
+    backward = _home(s.placement.backward or ((),) * s.stages, s.stages)
+    home = np.where((s.kind == _K.F)[:, None], forward[stage], backward[stage])
+    replica = np.minimum(s.replica, home.shape[1] - 1)
+    wrong = home[np.arange(len(s)), replica] != s.device
+    timed = s.kind <= _K.W
+    counts = (home >= 0).sum(axis=1)
+    wrong |= timed & (s.microbatch % np.maximum(counts, 1) != s.replica)
+    wrong |= (timed & (s.microbatch < 0)) | (s.replica >= counts)
+    bad = bad | (compute_or_update & wrong)
+    good = np.flatnonzero(~bad & carries[s.kind])
+    bad[good] |= _misplaced(s, at, good)
+    return bad
+
+
+def _home(phase: tuple[tuple[int, ...], ...], stages: int) -> np.ndarray:
+    """Device by (stage, replica), -1 where there is none."""
+    width = max((len(d) for d in phase), default=0) or 1
+    table = np.full((stages, width), -1)
+    for stage, devices in enumerate(phase):
+        table[stage, : len(devices)] = devices
+    return table
+
+
+def _misplaced(schedule: Schedule, at: Tables, rows: np.ndarray) -> np.ndarray:
+    """Transfers on a device or stage that is not the end of their channel."""
+    s, routes = schedule, routes_of(schedule)
+    sends = np.zeros(len(_K), dtype=bool)
+    sends[[c.send for c in _C]] = True
+    send = sends[s.kind[rows]]
+    weights = (s.kind[rows] == _K.SEND_W) | (s.kind[rows] == _K.RECV_W)
+    message = np.where(weights, s.replica[rows], s.microbatch[rows]) % routes.period
+    number = s.channel[rows]
+    device = np.where(send, routes.sender[number, message], routes.receiver[number, message])
+    stage = np.where(send, at.source[number], at.target[number])
+    wrong: np.ndarray = (device != s.device[rows]) | (stage != s.stage[rows])
+    wrong |= ~weights & (s.microbatch[rows] < 0)
+    return wrong
+
+
+def _counts(schedule: Schedule, kinds: tuple[ActionKind, ...]) -> np.ndarray:
+    """How often each (stage, microbatch) has one of ``kinds``."""
+    s = schedule
+    rows = np.flatnonzero(np.isin(s.kind, kinds))
+    flat = s.stage[rows].astype(np.int64) * s.microbatches + s.microbatch[rows]
+    return np.bincount(flat, minlength=s.stages * s.microbatches).reshape(s.stages, -1)
+
+
+def _compute(schedule: Schedule) -> Iterator[str]:
+    place = schedule.placement
+    back = len(place.backward)
+    f, b, i, w = (_counts(schedule, (k,)) for k in (_K.F, _K.B, _K.I, _K.W))
+    yield from _not_once(f[: len(place.forward)], "F")
+    yield from _not_once((b + i)[:back], "B (or I)")
+    yield from _not_once((b + w)[:back], "B (or W)")
+
+
+def _not_once(counts: np.ndarray, name: str) -> Iterator[str]:
+    for stage, microbatch in np.argwhere(counts != 1).tolist():
+        times = counts[stage, microbatch]
+        yield f"stage {stage} does {name} of microbatch {microbatch} {times} times, not once"
+
+
+def _transfers(schedule: Schedule) -> Iterator[str]:
+    s, routes = schedule, routes_of(schedule)
+    turn = np.arange(s.microbatches) % routes.period
+    for kind in _C:
+        numbers = [n for n, c in enumerate(s.channels) if c.kind is kind]
+        if kind is _C.W or not numbers:
+            continue
+        wanted = routes.explicit[numbers][:, turn].astype(int)
+        for end in (kind.send, kind.receive):
+            rows = np.flatnonzero(s.kind == end)
+            flat = (s.channel[rows] - numbers[0]).astype(np.int64) * s.microbatches
+            flat += s.microbatch[rows]
+            counts = np.bincount(flat, minlength=wanted.size).reshape(wanted.shape)
+            for row, m in np.argwhere(counts != wanted).tolist():
+                c = s.channels[numbers[row]]
+                name = f" ({c.name})" if c.name else ""
+                stage = c.src if end is kind.send else c.dst
+                right = f"{counts[row, m]} times, not {wanted[row, m]}"
+                yield f"{stage}{end.name}{m}{name} is in the schedule {right}"
+
+
+def _updates(schedule: Schedule) -> Iterator[str]:
+    s = schedule
+    for kind, name in ((_K.STEP, "steps"), (_K.REDUCE_GRAD, "reduce")):
+        want: Counter[tuple[int, int, int]] = Counter()
+        if name in s.inserted:
+            for stage, devices in enumerate(s.placement.backward):
+                if kind is _K.STEP or len(devices) > 1:
+                    for replica in range(len(devices)):
+                        last = range(replica, s.microbatches, len(devices))[-1:]
+                        updates = [s.rule.update_of(m, len(devices)) for m in last]
+                        versions = range(1, 1 + max(updates, default=0))
+                        want.update((stage, replica, v) for v in versions)
+        rows = np.flatnonzero(s.kind == kind)
+        columns = (s.stage[rows].tolist(), s.replica[rows].tolist(), s.version[rows].tolist())
+        have = Counter(zip(*columns, strict=True))
+        for key in sorted((want | have).keys()):
+            if want[key] != have[key]:
+                what = f"{key[0]}{kind.name} of version {key[2]} on replica {key[1]}"
+                yield f"{what} is in the schedule {have[key]} times, not {want[key]}"
+
+
+def _published(schedule: Schedule) -> Iterator[str]:
+    s, routes = schedule, routes_of(schedule)
+    used = np.zeros((s.stages, routes.period), dtype=np.int64)
+    forward = np.flatnonzero(s.kind == _K.F)
+    np.maximum.at(used, (s.stage[forward], s.replica[forward]), s.version[forward])
+    for kind in (_K.SEND_W, _K.RECV_W):
+        rows = np.flatnonzero(s.kind == kind)
+        columns = (s.channel[rows].tolist(), s.replica[rows].tolist(), s.version[rows].tolist())
+        have = Counter(zip(*columns, strict=True))
+        want = Counter(
+            (n, r, v)
+            for n, c in enumerate(s.channels)
+            if c.kind is _C.W
+            for r in range(len(s.placement.forward[c.dst]))
+            if routes.explicit[n, r]
+            for v in range(1, 1 + int(used[c.dst, r]))
+        )
+        for key in sorted((want | have).keys()):
+            if want[key] != have[key]:
+                c = s.channels[key[0]]
+                what = f"{kind.name} of version {key[2]} from stage {c.src} to {c.dst}"
+                yield f"{what} is in the schedule {have[key]} times, not {want[key]}"

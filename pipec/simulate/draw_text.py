@@ -1,0 +1,109 @@
+"""A timeline as text: one line per device, one cell per action, to scale.
+
+```text
+device 0 │F0 F1       B0===    B1===
+device 1 │   F0 B0=== F1 B1===
+```
+
+Several stages on one device show as ``2F0``; weight versions stand in the table only.
+"""
+
+import numpy as np
+
+from pipec.schedule.action import ActionKind
+from pipec.simulate.timeline import Timeline
+
+MOST_COLUMNS = 400
+"""A grid that would be wider is drawn to this width, with labels cut."""
+
+
+def grid(timeline: Timeline, columns: int = MOST_COLUMNS) -> str:
+    """The compute lanes of all devices.
+
+    Args:
+        timeline: What to draw.
+        columns: Most characters of a line's time axis.
+
+    Example:
+        >>> from pipec.schedule.registry import generate
+        >>> from pipec.simulate.simulate import simulate
+        >>> from pipec.simulate.times import Times
+        >>> print(grid(simulate(generate("1f1b", 2, 2), Times.uniform(2, F=1, B=2))))
+        device 0 │F0 F1       B0===    B1===
+        device 1 │   F0 B0=== F1 B1===
+    """
+    lanes = timeline.lanes
+    shown = [n for n, lane in enumerate(lanes.names) if lane.name.startswith("compute")]
+    scale = _scale(timeline, columns)
+    lines = []
+    for number in sorted(shown, key=lambda n: lanes.names[n]):
+        lane = lanes.names[number]
+        rows = lanes.order[lanes.start[number] : lanes.start[number + 1]]
+        name = f"device {lane.device}{lane.name.removeprefix('compute')}"
+        lines.append((name, _line(timeline, rows, scale)))
+    width = max((len(name) for name, _ in lines), default=0)
+    return "\n".join(f"{name:<{width}} │{line}".rstrip() for name, line in lines)
+
+
+def _label(timeline: Timeline, index: int) -> str:
+    s = timeline.schedule
+    stage = str(s.stage[index]) if s.chunks > 1 else ""
+    return f"{stage}{ActionKind(int(s.kind[index])).name}{s.microbatch[index]}"
+
+
+def _scale(timeline: Timeline, columns: int) -> float:
+    """Characters per second: the shortest action shows the longest label and a blank."""
+    s = timeline.schedule
+    compute = np.flatnonzero(s.kind <= ActionKind.W)
+    compute = compute[timeline.end[compute] > timeline.begin[compute]]
+    if not len(compute):
+        return 1.0
+    begin, end = timeline.begin[compute], timeline.end[compute]
+    longest = 2 + len(str(s.microbatches - 1)) + (len(str(s.stages - 1)) if s.chunks > 1 else 0)
+    scale = longest / float((end - begin).min())
+    if (np.round(end * scale) - np.round(begin * scale)).min() < longest:
+        scale *= (longest + 1) / longest  # starts between two characters
+    return min(scale, columns / timeline.seconds)
+
+
+def _line(timeline: Timeline, rows: np.ndarray, scale: float) -> str:
+    line: list[str] = []
+    for index in rows.tolist():
+        if timeline.schedule.kind[index] > ActionKind.W:
+            continue
+        begin, end = (round(float(t[index]) * scale) for t in (timeline.begin, timeline.end))
+        room = end - begin - 1  # a blank between neighbours
+        line += " " * (begin - len(line))
+        line += _label(timeline, index)[: max(room, 0)].ljust(max(room, 0), "=")
+    return "".join(line)
+
+
+def table(timeline: Timeline) -> str:
+    """Per device: stages, use of the compute lane, peak in flight, weight versions.
+
+    Example:
+        >>> from pipec.schedule.registry import generate
+        >>> from pipec.simulate.simulate import simulate
+        >>> from pipec.simulate.times import Times
+        >>> print(table(simulate(generate("1f1b", 2, 2), Times.uniform(2, F=1, B=2))))
+        device  stages  busy  peak in flight  weight versions
+             0       0   67%               2                1
+             1       1   67%               1                1
+    """
+    s = timeline.schedule
+    held = [set[int]() for _ in range(s.devices)]
+    for phase in (s.placement.forward, s.placement.backward):
+        for stage, devices in enumerate(phase):
+            for device in devices:
+                held[device].add(stage)
+    whole = timeline.seconds or 1.0
+    rows = [("device", "stages", "busy", "peak in flight", "weight versions")]
+    for d in range(s.devices):
+        stages = ",".join(map(str, sorted(held[d])))
+        busy, peak = f"{timeline.busy[d] / whole:.0%}", f"{timeline.peak_in_flight[d]:g}"
+        rows.append((str(d), stages, busy, peak, str(timeline.weight_versions[d])))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )

@@ -1,0 +1,139 @@
+"""What a device holds over time: weights, gradients, optimizer, activations, buffers, apart.
+
+```text
+weights      versions alive x bytes; a version lives from its STEP (or RECV_W) until its last
+             use has ended and a newer one is there
+gradients    from the first backward of an update until its STEP ends
+optimizer    always
+activations  saved by F, released by B (or by I and W); on the host between OFFLOAD and FETCH;
+             and what a backward computes again, while it runs
+buffers      of the sender from the producer's end to the send's, of the receiver from the send's
+             start to the consumer's end
+```
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from pipec.errors import ScheduleError
+from pipec.simulate.times import Float
+
+CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes per stage.
+
+    Attributes:
+        weights: Of one version.
+        gradients: Of the gradient accumulators.
+        optimizer: Of the optimizer's state.
+        saved: What one microbatch's F keeps for the backward on the device, without what is
+            offloaded (the H channels say how much that is).
+        saved_for_w: The part of ``saved`` that I leaves for W; all of it if absent.
+        forward_weights: Of one version on devices that run forward, where the two passes are
+            cut differently; as ``weights`` if absent.
+        working: Of values that the backward computes again, while it runs (B, I or W).
+    """
+
+    weights: Sequence[float] = ()
+    gradients: Sequence[float] = ()
+    optimizer: Sequence[float] = ()
+    saved: Sequence[float] = ()
+    saved_for_w: Sequence[float] | None = None
+    forward_weights: Sequence[float] | None = None
+    working: Sequence[float] = ()
+
+    def of(self, name: str, stages: int) -> Float:
+        """One field as an array, 0 if it is empty.
+
+        Raises:
+            ScheduleError: It is not empty and has not one number per stage.
+        """
+        values = getattr(self, name)
+        if not values:
+            return np.zeros(stages)
+        if len(values) != stages:
+            got = f"{len(values)} numbers"
+            raise ScheduleError(f"memory.{name} does not fit", got=got, want=f"{stages}")
+        return np.array(values, dtype=np.float64)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON data."""
+        names = ("weights", "gradients", "optimizer", "saved", "working")
+        optional = ("saved_for_w", "forward_weights")
+        given = {n: getattr(self, n) for n in optional}
+        lists = {n: None if v is None else list(v) for n, v in given.items()}
+        return {n: list(getattr(self, n)) for n in names} | lists
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """Read what `to_json` wrote."""
+        return cls(**data)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Bytes of one device over time.
+
+    Attributes:
+        time: When something changes, ascending, from 0 on.
+        held: Bytes from then on, (times, categories) in the order of `CATEGORIES`.
+    """
+
+    time: Float
+    held: Float
+
+    @property
+    def peak(self) -> float:
+        """Most bytes held at any time."""
+        return float(self.held.sum(axis=1).max(initial=0.0))
+
+    @property
+    def at_peak(self) -> dict[str, float]:
+        """Bytes of each category at the first moment of the peak."""
+        row = self.held[self.held.sum(axis=1).argmax()]
+        return dict(zip(CATEGORIES, row.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Things that are held, as arrays of one length.
+
+    Attributes:
+        category: One of `CATEGORIES`.
+        device: Where each is held.
+        begin: From when.
+        end: Until when.
+        size: Bytes.
+    """
+
+    category: str
+    device: npt.NDArray[np.signedinteger]
+    begin: Float
+    end: Float
+    size: Float
+
+
+def curves(spans: Sequence[Spans], devices: int) -> list[Curve]:
+    """One curve per device; at one moment, releases come before allocations."""
+    every = np.arange(devices)
+    start = Spans("buffers", every, np.zeros(devices), np.zeros(devices), np.zeros(devices))
+    spans = [start, *spans]
+    device = np.concatenate([s.device for s in spans] * 2)
+    time = np.concatenate([s.begin for s in spans] + [s.end for s in spans])
+    change = np.concatenate([s.size for s in spans] + [-s.size for s in spans])
+    numbers = [np.full(len(s.device), CATEGORIES.index(s.category)) for s in spans]
+    category = np.concatenate(numbers * 2)
+    order = np.lexsort((change > 0, time, device))
+    device, time = device[order], time[order]
+    table = np.zeros((len(order), len(CATEGORIES)))
+    table[np.arange(len(order)), category[order]] = change[order]
+    bounds = np.searchsorted(device, np.arange(devices + 1))
+    pairs = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    return [Curve(time[a:b], np.cumsum(table[a:b], axis=0)) for a, b in pairs]

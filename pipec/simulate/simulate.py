@@ -1,0 +1,45 @@
+"""Simulate: a schedule and its times in, a timeline out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipec.errors import ScheduleError
+from pipec.schedule.schedule import Schedule
+from pipec.simulate.deadlock import explain
+from pipec.simulate.engine import Prepared, run
+from pipec.simulate.memory import Memory
+from pipec.simulate.timeline import Timeline
+from pipec.simulate.times import Times
+
+
+def simulate(schedule: Schedule | Prepared, times: Times, memory: Memory | None = None) -> Timeline:
+    """When everything starts and ends.
+
+    An action starts when its lane is free and everything that it waits for has ended.
+
+    Args:
+        schedule: Compute actions only, or with everything inserted; `Prepared.of` it to
+            simulate it many times.
+        times: Seconds of everything.
+        memory: Bytes per stage, for memory over time.
+
+    Raises:
+        ScheduleError: The schedule deadlocks; the shortest cycle of waits is told.
+
+    Example:
+        >>> from pipec.schedule.registry import generate
+        >>> times = Times.uniform(4, F=1, B=2)
+        >>> simulate(generate("1f1b", stages=4, microbatches=8), times).seconds
+        33.0
+    """
+    prepared = schedule if isinstance(schedule, Prepared) else Prepared.of(schedule)
+    result = run(prepared, times.durations(prepared.schedule))
+    if result.heads:
+        raise ScheduleError("the schedule deadlocks", **explain(prepared, result))
+    return Timeline(prepared, times, memory or Memory(), result.end[:-2])
+
+
+def from_json(schedule: Schedule, data: Mapping[str, Any]) -> Timeline:
+    """The timeline that `Timeline.to_json` told of: the same schedule simulated again."""
+    times = Times.from_json(data["times"])
+    return simulate(schedule, times, Memory.from_json(data["memory"]))

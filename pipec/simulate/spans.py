@@ -1,0 +1,249 @@
+"""From a simulated schedule to what is held from when to when (see `pipec.simulate.memory`)."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from pipec.schedule.action import ActionKind
+from pipec.schedule.channels import ChannelKind
+from pipec.schedule.comm import ends
+from pipec.schedule.routes import Routes, routes_of
+from pipec.schedule.schedule import Schedule
+from pipec.schedule.tables import Tables
+from pipec.simulate.memory import Memory, Spans
+from pipec.simulate.times import Float
+
+_K, _C = ActionKind, ChannelKind
+Positions = npt.NDArray[np.signedinteger]
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What is held while a schedule runs.
+
+    Attributes:
+        schedule: What ran.
+        begin: When each action started.
+        end: When it ended.
+    """
+
+    schedule: Schedule
+    begin: Float
+    end: Float
+
+    @cached_property
+    def _at(self) -> Tables:
+        return Tables(self.schedule)
+
+    @cached_property
+    def _routes(self) -> Routes:
+        return routes_of(self.schedule)
+
+    @cached_property
+    def _until(self) -> Float:
+        """End by position, or the end of all for positions that mean "nothing" or "missing"."""
+        last = self.end.max(initial=0.0)
+        return np.append(self.end, [last, last])
+
+    @cached_property
+    def _from(self) -> Float:
+        return np.append(self.begin, [0.0, 0.0])
+
+    def all(self, memory: Memory) -> list[Spans]:
+        """Everything, with its bytes."""
+        spans = [*self._messages(), self.weights(memory)]
+        if self.schedule.training:
+            spans += [*self.saved(memory), self._working(memory), *self._gradients(memory)]
+        return spans
+
+    def saved(self, memory: Memory) -> list[Spans]:
+        """Saved values that stay on the device from F to the backward."""
+        s = self.schedule
+        stages = len(s.placement.forward)
+        size = memory.of("saved", stages)
+        for_w = size if memory.saved_for_w is None else memory.of("saved_for_w", stages)
+        found = []
+        for number, channel in enumerate(s.channels):
+            if channel.kind is not _C.S:
+                continue
+            rows = self._at.forward[channel.src]
+            message = np.flatnonzero(rows < len(s))
+            turn = message % self._routes.period
+            sender, receiver = self._routes.sender[number], self._routes.receiver[number]
+            message = message[sender[turn] == receiver[turn]]
+            rows = rows[message]
+            first = self._until[self._at.backward[channel.dst, message]]
+            last = self._until[self._at.final[channel.dst, message]]
+            where, begin = s.device[rows], self.begin[rows]
+            for end, share in ((first, size - for_w), (last, for_w)):
+                bytes_ = np.full(len(rows), share[channel.src])
+                found.append(Spans("activations", where, begin, end, bytes_))
+        return found
+
+    def in_flight(self) -> list[Spans]:
+        """Microbatches whose saved values a device holds; with v stages each counts 1 / v.
+
+        Where F and B run on one device, from F to the end of the backward; else until the
+        saved values have left, and from when they begin to arrive.
+        """
+        s, found = self.schedule, []
+        share = 1.0 / _stages_per_device(s)
+        for number, c in enumerate(s.channels):
+            if c.kind not in (_C.S, _C.H):
+                continue
+            message = np.flatnonzero(self._at.forward[c.src] < len(s))
+            turn = message % self._routes.period
+            src, dst = self._routes.sender[number][turn], self._routes.receiver[number][turn]
+            forward = self._at.forward[c.src, message]
+            final = self._at.final[c.dst, message]
+            together = src == dst
+            if c.kind is _C.S:
+                pick = together
+                ends_ = self.begin[forward[pick]], self._until[final[pick]]
+                found.append(Spans("activations", src[pick], *ends_, share[src[pick]]))
+            left, came = self._ends_of_transfer(number, message, forward, final)
+            alike = [o for o in s.channels if o.kind is c.kind]
+            parts = sum(o.src == c.src for o in alike), sum(o.dst == c.dst for o in alike)
+            apart = ~together
+            spans = (
+                (src, self.begin[forward], self._until[left], parts[0]),
+                (dst, self._from[came], self._until[final], parts[1]),
+            )
+            for device, begin, end, links in spans:
+                size = share[device[apart]] / links
+                found.append(Spans("activations", device[apart], begin[apart], end[apart], size))
+        return found
+
+    def _ends_of_transfer(
+        self, number: int, message: Positions, forward: Positions, final: Positions
+    ) -> tuple[Positions, Positions]:
+        """The actions with which saved values leave and arrive; F and B before these are in."""
+        kind = self.schedule.channels[number].kind
+        row = number - self._at.first[kind]
+        left = self._at.messages(kind, kind.send)[row, message]
+        came = self._at.messages(kind, kind.receive)[row, message]
+        there = left < len(self.schedule)
+        return np.where(there, left, forward), np.where(there, came, final)
+
+    def _messages(self) -> list[Spans]:
+        """Values on their way: at the sender until sent, at the receiver until consumed."""
+        found = []
+        for kind in (_C.F, _C.B, _C.S, _C.H):
+            sends = self._at.rows(kind.send)
+            if not len(sends):
+                continue
+            s = self.schedule
+            number, message = s.channel[sends], s.microbatch[sends]
+            produced, consumed = ends(self._at, kind)
+            source = produced[self._at.source[number], message]
+            target = consumed[self._at.target[number], message]
+            if kind in (_C.S, _C.H):
+                target = self._at.final[self._at.target[number], message]
+            received = self._at.messages(kind, kind.receive)
+            arrival = received[number - self._at.first[kind], message]
+            size = np.array([float(c.nbytes) for c in s.channels])[number]
+            saved = kind in (_C.S, _C.H)
+            name = "activations" if saved else "buffers"
+            leaves = self._from[source] if saved else self._until[source]
+            arrives = self._from[arrival] if kind is _C.H else self.begin[sends]
+            there = np.append(s.device, [0, 0])[arrival]
+            found.append(Spans(name, s.device[sends], leaves, self.end[sends], size))
+            found.append(Spans(name, there, arrives, self._until[target], size))
+        return found
+
+    def _working(self, memory: Memory) -> Spans:
+        """What each backward computes again."""
+        s = self.schedule
+        rows = np.flatnonzero((s.kind == _K.B) | (s.kind == _K.I) | (s.kind == _K.W))
+        size = memory.of("working", s.stages)[s.stage[rows]]
+        return Spans("activations", s.device[rows], self.begin[rows], self.end[rows], size)
+
+    def _gradients(self, memory: Memory) -> list[Spans]:
+        """Gradients from an update's first backward to its step; the optimizer's state always."""
+        s = self.schedule
+        rows = np.flatnonzero((s.kind == _K.B) | (s.kind == _K.I) | (s.kind == _K.W))
+        every = s.rule.update_every
+        local = s.microbatch[rows] // self._at.replicas[s.stage[rows]]
+        steps = self._at.rows(_K.STEP)
+        update = np.concatenate([local // every + 1 if every else local * 0 + 1, s.version[steps]])
+        found = _Groups.of(s, np.concatenate([rows, steps]), update)
+        size = memory.of("gradients", s.stages)[found.stage]
+        begin, end = found.first(self.begin), found.last(self.end)
+        owner, stage = np.array(
+            [(d, n) for n, devices in enumerate(s.placement.backward) for d in devices]
+        ).T
+        optimizer = memory.of("optimizer", s.stages)[stage]
+        always = np.zeros(len(owner)), np.full(len(owner), self._until[-1])
+        return [
+            Spans("gradients", found.device, begin, end, size),
+            Spans("optimizer", owner, *always, optimizer),
+        ]
+
+    def weights(self, memory: Memory) -> Spans:
+        """Versions alive: from when one is made until its last use and the next one is made."""
+        s = self.schedule
+        users = np.flatnonzero(s.kind <= _K.W)
+        makers = np.flatnonzero((s.kind == _K.STEP) | (s.kind == _K.RECV_W))
+        rows = np.concatenate([users, makers])
+        found = _Groups.of(s, rows, s.version[rows])
+        begin, end = found.first(self.begin), found.last(self.end)
+        made = np.arange(len(users), len(rows))
+        maker_end = found.last(self.end, made)
+        begin = np.where(np.isfinite(maker_end), maker_end, begin)
+        begin[found.index == 0] = 0.0
+        newer = (np.diff(found.device, append=-1) == 0) & (np.diff(found.stage, append=-1) == 0)
+        until = np.where(newer, np.append(begin[1:], 0.0), self._until[-1])
+        back, ahead = memory.of("weights", s.stages), memory.of("weights", s.stages)
+        if memory.forward_weights is not None:
+            ahead = memory.of("forward_weights", s.stages)
+        runs_forward = np.isin(found.device, [d for p in s.placement.forward for d in p])
+        size = np.where(runs_forward, ahead[found.stage], back[found.stage])
+        return Spans("weights", found.device, begin, np.maximum(end, until), size)
+
+
+def _stages_per_device(schedule: Schedule) -> Float:
+    held = {(d, n) for n, p in enumerate(schedule.placement.forward) for d in p}
+    back = {(d, n) for n, p in enumerate(schedule.placement.backward) for d in p}
+    count = np.bincount([d for d, _ in held | back], minlength=schedule.devices)
+    return np.maximum(count, 1).astype(np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    """Actions grouped by device, stage and an index such as the weight version, ascending."""
+
+    rows: Positions
+    device: Positions
+    stage: Positions
+    index: Positions
+    member: Positions
+
+    @classmethod
+    def of(
+        cls,
+        schedule: Schedule,
+        rows: Positions,
+        index: Positions,
+    ) -> "_Groups":
+        """Group the actions at ``rows``."""
+        width = int(index.max(initial=0)) + 1
+        key = schedule.device[rows].astype(np.int64) * schedule.stages + schedule.stage[rows]
+        found, member = np.unique(key * width + index, return_inverse=True)
+        place, number = np.divmod(found, width)
+        device, stage = np.divmod(place, schedule.stages)
+        return cls(rows, device, stage, number, member)
+
+    def first(self, time: Float) -> Float:
+        """The earliest time of each group."""
+        out = np.full(len(self.index), np.inf)
+        np.minimum.at(out, self.member, time[self.rows])
+        return out
+
+    def last(self, time: Float, only: Positions | None = None) -> Float:
+        """The latest time of each group, among some members; -inf without any."""
+        out = np.full(len(self.index), -np.inf)
+        pick = slice(None) if only is None else only
+        np.maximum.at(out, self.member[pick], time[self.rows[pick]])
+        return out

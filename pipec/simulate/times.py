@@ -1,0 +1,173 @@
+"""How long every action takes: seconds per stage, per channel, and how they become durations."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from pipec.errors import ScheduleError
+from pipec.schedule.action import COMPUTE, ActionKind
+from pipec.schedule.channels import ChannelKind
+from pipec.schedule.routes import routes_of
+from pipec.schedule.schedule import Schedule
+
+Float = npt.NDArray[np.float64]
+_K = ActionKind
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of everything that a schedule does; any unit will do if all use the same.
+
+    Attributes:
+        compute: Seconds of F, B, I, W, per stage.
+        transfer: Seconds that one message takes on its way: one number for all channels (not
+            for copies to the host), or a table (channels, period of `Routes`) for unlike links.
+        host: Seconds of one OFFLOAD or FETCH, per channel number; 0 where absent.
+        reduce: Seconds of one REDUCE_GRAD, per stage; 0 where absent.
+        step: Seconds of one STEP, per stage; 0 where absent.
+    """
+
+    compute: Mapping[ActionKind, tuple[float, ...]]
+    transfer: float | tuple[tuple[float, ...], ...] = 0.0
+    host: Mapping[int, float] = field(default_factory=dict)
+    reduce: tuple[float, ...] = ()
+    step: tuple[float, ...] = ()
+
+    @classmethod
+    def uniform(
+        cls,
+        stages: int,
+        F: float = 1.0,
+        B: float | None = None,
+        I: float | None = None,  # noqa: E741
+        W: float | None = None,
+        *,
+        comm: float = 0.0,
+    ) -> Self:
+        """The same times on every stage.
+
+        A full backward takes I + W; what is not given follows: B = 2F, I = W = B / 2.
+
+        Example:
+            >>> Times.uniform(1, F=1, I=1, W=0.5).compute[ActionKind.B]
+            (1.5,)
+        """
+        return cls.of_stages(
+            [F] * stages,
+            None if B is None else [B] * stages,
+            None if I is None else [I] * stages,
+            None if W is None else [W] * stages,
+            comm=comm,
+        )
+
+    @classmethod
+    def of_stages(
+        cls,
+        F: Sequence[float],
+        B: Sequence[float] | None = None,
+        I: Sequence[float] | None = None,  # noqa: E741
+        W: Sequence[float] | None = None,
+        *,
+        comm: float = 0.0,
+    ) -> Self:
+        """Times per stage; what is not given follows as in `uniform`."""
+        if B is None:
+            B = (
+                [2 * f for f in F]
+                if I is None or W is None
+                else [i + w for i, w in zip(I, W, strict=True)]
+            )
+        if I is None:
+            I = (  # noqa: E741
+                [b / 2 for b in B] if W is None else [b - w for b, w in zip(B, W, strict=True)]
+            )
+        if W is None:
+            W = [b - i for b, i in zip(B, I, strict=True)]
+        seconds = dict(zip(COMPUTE, map(tuple, (F, B, I, W)), strict=True))
+        return cls(seconds, transfer=comm)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {
+            "compute": {k.name: list(v) for k, v in self.compute.items()},
+            "transfer": self.transfer,
+            "host": {str(k): v for k, v in self.host.items()},
+            "reduce": list(self.reduce),
+            "step": list(self.step),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote."""
+        transfer = data["transfer"]
+        return cls(
+            {ActionKind[k]: tuple(v) for k, v in data["compute"].items()},
+            tuple(map(tuple, transfer)) if isinstance(transfer, list) else transfer,
+            {int(k): v for k, v in data["host"].items()},
+            tuple(data["reduce"]),
+            tuple(data["step"]),
+        )
+
+    def work(self, schedule: Schedule) -> Float:
+        """Seconds by (kind, stage) of a whole device; a negative or missing time is refused.
+
+        Raises:
+            ScheduleError: A time is negative, not a number, or missing for a stage.
+        """
+        table = np.zeros((len(_K), schedule.stages))
+        given = {**self.compute, _K.REDUCE_GRAD: self.reduce, _K.STEP: self.step}
+        for kind, seconds in given.items():
+            if seconds and len(seconds) < schedule.stages:
+                raise ScheduleError(
+                    f"no {kind.name} time for stage {len(seconds)}",
+                    got=f"{len(seconds)} times",
+                    want=f"{schedule.stages}, one per stage",
+                )
+            table[kind, :] = seconds[: schedule.stages] if seconds else 0.0
+        if not (np.isfinite(table).all() and (table >= 0).all()):
+            raise ScheduleError("a time is negative or no number", got=dict(given))
+        return table
+
+    def durations(self, schedule: Schedule) -> Float:
+        """Seconds of every action.
+
+        On a device that is split between forward and backward (`LanePolicy`), each takes F + B
+        of its stage: its share of the device is F : B.
+        """
+        table = self.work(schedule)
+        if schedule.lanes.compute == "split":
+            slot = table[_K.F] + np.maximum(table[_K.B], table[_K.I] + table[_K.W])
+            table[_K.F] = table[_K.B] = slot
+        seconds = np.empty(len(schedule))
+        for begin in range(0, len(schedule), _CHUNK):  # the index arrays become 64 bits wide
+            part = slice(begin, begin + _CHUNK)
+            seconds[part] = table[schedule.kind[part], schedule.stage[part]]
+        self._transfers(schedule, seconds)
+        return seconds
+
+    def _transfers(self, schedule: Schedule, seconds: Float) -> None:
+        routes = routes_of(schedule)
+        shape = (len(schedule.channels), routes.period)
+        table = np.zeros(shape)
+        if schedule.channels:  # a list without rows has no second axis
+            table[:] = np.array(self.transfer)
+        if not (np.isfinite(table).all() and (table >= 0).all()):
+            raise ScheduleError("a transfer time is negative or no number", got=self.transfer)
+        for number, c in enumerate(schedule.channels):
+            if c.kind is ChannelKind.H:
+                table[number] = self.host.get(number, 0.0)
+        meets = np.array([c.depth == 0 for c in schedule.channels])
+        for kind in ChannelKind:
+            message = schedule.replica if kind is ChannelKind.W else schedule.microbatch
+            for end in (kind.send, kind.receive):
+                rows = np.flatnonzero(schedule.kind == end)
+                if not len(rows):
+                    continue
+                numbers = schedule.channel[rows]
+                taken = table[numbers, message[rows] % routes.period]
+                both = kind is ChannelKind.H or end is kind.send
+                seconds[rows] = taken if both else np.where(meets[numbers], taken, 0.0)

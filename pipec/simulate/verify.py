@@ -1,0 +1,180 @@
+"""Whether a schedule is right: complete, in place, in order, without deadlock, true to versions.
+
+1. Every stage does every microbatch once: F, and B or else I and W, on the device of its place.
+2. Every message that crosses devices is sent and received once; every host slot is filled and
+   emptied once; every update has its reduction and step; every version used elsewhere is sent.
+3. In each row an action stands behind everything on its device that it waits for.
+4. Over each link, receives stand in the order of the sends.
+5. Every action uses the weight version that the rule says; one update's gradients are
+   complete and stepped before those of the next are added to the same accumulators.
+6. All lanes run to their end at the given channel depths.
+7. No device holds more than its limit, where limits are given.
+
+A schedule that passes computes what its rule says, whatever the times: each action finds exactly
+the inputs and weights that it names (1, 2, 3, 5), and nothing waits for ever (6).
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from pipec.errors import ScheduleError
+from pipec.schedule.action import ActionKind
+from pipec.schedule.assign import expected_versions
+from pipec.schedule.dependencies import Dependencies, dependencies
+from pipec.schedule.lanes import lanes
+from pipec.schedule.schedule import Schedule
+from pipec.schedule.tables import Tables
+from pipec.simulate.complete import incomplete
+from pipec.simulate.deadlock import explain
+from pipec.simulate.engine import Prepared, run
+from pipec.simulate.memory import Memory
+from pipec.simulate.simulate import simulate
+from pipec.simulate.times import Times
+
+MOST = 20
+"""Findings that one error tells."""
+
+
+def verify(
+    schedule: Schedule,
+    *,
+    times: Times | None = None,
+    memory: Memory | None = None,
+    limits: Sequence[float] | None = None,
+) -> None:
+    """Check the seven rules above.
+
+    Args:
+        schedule: Of compute actions only, or with everything inserted.
+        times: For rule 7: when things are held depends on times.
+        memory: Bytes per stage, for rule 7.
+        limits: Bytes of each device, for rule 7.
+
+    Raises:
+        ScheduleError: With every finding of the first rules that fail, or the shortest cycle of
+            waits, or how far over its limit which device is.
+
+    Example:
+        >>> from pipec.schedule.registry import generate
+        >>> verify(generate("zbv", stages=4, microbatches=3))
+    """
+    found = list(findings(schedule))
+    if found:
+        more = [f"... and {len(found) - MOST} more"] if len(found) > MOST else []
+        raise ScheduleError(
+            "the schedule is not right", where=schedule.name, got="; ".join([*found[:MOST], *more])
+        )
+    prepared = Prepared.of(schedule)
+    result = run(prepared, np.ones(len(schedule)))
+    if result.heads:
+        raise ScheduleError("the schedule deadlocks", **explain(prepared, result))
+    if times is not None and memory is not None and limits is not None:
+        _check_memory(schedule, times, memory, limits)
+
+
+def findings(schedule: Schedule) -> Iterator[str]:
+    """What breaks rules 1 to 5, in words; the first rules that fail stop the others."""
+    rules = (incomplete, _out_of_order, _unmatched_links, _wrong_versions, _mixed_updates)
+    for rule in rules:
+        found = list(rule(schedule))
+        yield from found
+        if found:
+            return
+
+
+def _out_of_order(schedule: Schedule) -> Iterator[str]:
+    waits: Dependencies = dependencies(schedule)
+    count = len(schedule)
+    device = np.append(schedule.device, [-1, -1])
+    for column in waits.columns:
+        missing = np.flatnonzero(column == count + 1)
+        for index in missing[:MOST].tolist():
+            yield f"{schedule[index]} waits for an action that is not in the schedule"
+        here = device[column] == schedule.device
+        for index in np.flatnonzero(here & (column > np.arange(count)))[:MOST].tolist():
+            yield f"{schedule[index]} stands before {schedule[int(column[index])]}, which it needs"
+    yield from _early_reductions(schedule)
+
+
+def _early_reductions(schedule: Schedule) -> Iterator[str]:
+    """An overlapped reduction starts with the last backward, and yet is issued behind it."""
+    s, at = schedule, Tables(schedule)
+    rows = np.flatnonzero(s.kind == ActionKind.REDUCE_GRAD)
+    last = at.last_backward[s.stage[rows], s.replica[rows], s.version[rows]]
+    for index in np.flatnonzero(last > rows).tolist():
+        yield f"{s[int(rows[index])]} stands before {s[int(last[index])]}, which it reduces"
+
+
+def _unmatched_links(schedule: Schedule) -> Iterator[str]:
+    queue = lanes(schedule)
+    names = {str(lane): n for n, lane in enumerate(queue.names)}
+    for number, lane in enumerate(queue.names):
+        if not lane.name.startswith("in:"):
+            continue
+        sender = names.get(f"{lane.name[3:]}.out:{lane.device}")
+        received = queue.order[queue.start[number] : queue.start[number + 1]]
+        if sender is None:
+            continue
+        sent = queue.order[queue.start[sender] : queue.start[sender + 1]]
+        got, put = (_messages(schedule, rows) for rows in (received, sent))
+        for first, second in zip(got, put, strict=False):
+            if first != second:
+                where = f"from device {lane.name[3:]} to {lane.device}"
+                yield f"{where}, channel and message {second} is sent but {first} is received"
+                break
+
+
+def _messages(schedule: Schedule, rows: np.ndarray) -> list[tuple[int, int]]:
+    kind = schedule.kind[rows]
+    weights = (kind == ActionKind.SEND_W) | (kind == ActionKind.RECV_W)
+    message = np.where(weights, schedule.version[rows], schedule.microbatch[rows])
+    return list(zip(schedule.channel[rows].tolist(), message.tolist(), strict=True))
+
+
+def _wrong_versions(schedule: Schedule) -> Iterator[str]:
+    want = expected_versions(schedule)
+    for index in np.flatnonzero(want != schedule.version)[:MOST].tolist():
+        action, rule = schedule[index], schedule.rule.name
+        used, right = f"{action} uses version {action.version}", f"rule {rule} wants {want[index]}"
+        yield f"{used}, {right}"
+
+
+def _mixed_updates(schedule: Schedule) -> Iterator[str]:
+    if "steps" not in schedule.inserted:
+        return
+    s, at = schedule, Tables(schedule)
+    steps = s.kind == ActionKind.STEP
+    backward = (s.kind >= ActionKind.B) & (s.kind <= ActionKind.W)
+    rows = np.flatnonzero(steps | backward)
+    replicas = at.replicas[s.stage[rows]]
+    every = s.rule.update_every
+    local = s.microbatch[rows] // replicas
+    goes_into = local // every + 1 if every else np.ones(len(rows), dtype=np.int64)
+    wanted = np.where(steps[rows], s.version[rows], goes_into)
+    group = s.stage[rows].astype(np.int64) * int(at.replicas.max()) + s.replica[rows]
+    order = np.argsort(group, kind="stable")
+    made = np.cumsum(steps[rows][order]) - steps[rows][order]
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    made -= np.repeat(made[starts], np.diff(np.append(starts, len(order))))
+    for index in np.flatnonzero(wanted[order] != made + 1)[:MOST].tolist():
+        action = schedule[int(rows[order[index]])]
+        belongs = f"belongs to update {wanted[order][index]}"
+        yield f"{action} {belongs} but stands behind {made[index]} steps of its stage"
+
+
+def _check_memory(
+    schedule: Schedule, times: Times, memory: Memory, limits: Sequence[float]
+) -> None:
+    curves = simulate(schedule, times, memory).memory_curves
+    over = [(c.peak - limit, d) for d, (c, limit) in enumerate(zip(curves, limits, strict=True))]
+    worst, device = max(over)
+    if worst > 0:
+        parts = ", ".join(f"{n} {v:.4g}" for n, v in curves[device].at_peak.items() if v)
+        raise ScheduleError(
+            f"device {device} needs {worst:.4g} bytes more than it has",
+            where=schedule.name,
+            got=f"{curves[device].peak:.4g} bytes at the peak: {parts}",
+            want=f"{limits[device]:.4g} bytes",
+            hint="offload or recompute, a schedule with fewer microbatches in flight, more stages",
+        )

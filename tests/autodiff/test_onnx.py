@@ -1,0 +1,105 @@
+"""A model is trained from its ONNX file."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from pipec.frontends.onnx.frontend import graph_for_training
+from pipec.frontends.trace import Loss
+from pipec.graph.ir import Graph, InputKind, OutputKind
+from tests.autodiff.chain import backward, chained, forward, worst
+
+
+def attention_file(path: Path) -> nn.Module:
+    """MatMul, Softmax, LayerNormalization, Gelu: nodes as an exporter writes them."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Parameter(torch.randn(8, 8) / 3) for _ in range(3))
+            self.w, self.gain = nn.Parameter(torch.randn(8, 3) / 3), nn.Parameter(torch.ones(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores = torch.softmax(x @ self.q @ (x @ self.k).transpose(-1, -2), -1)
+            y = F.layer_norm(x + scores @ (x @ self.v), (8,), self.gain, torch.zeros(8))
+            return (F.gelu(y) @ self.w).mean(1)
+
+    module = Block()
+    nodes = [
+        helper.make_node("MatMul", ["x", "q"], ["xq"]),
+        helper.make_node("MatMul", ["x", "k"], ["xk"]),
+        helper.make_node("Transpose", ["xk"], ["kt"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["xq", "kt"], ["s"]),
+        helper.make_node("Softmax", ["s"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["x", "v"], ["xv"]),
+        helper.make_node("MatMul", ["p", "xv"], ["a"]),
+        helper.make_node("Add", ["x", "a"], ["r"]),
+        helper.make_node("LayerNormalization", ["r", "gain", "zero"], ["n"], axis=-1),
+        helper.make_node("Gelu", ["n"], ["g"]),
+        helper.make_node("MatMul", ["g", "w"], ["o"]),
+        helper.make_node("ReduceMean", ["o", "axes"], ["y"], keepdims=0),
+    ]
+    weights = {n: p.detach() for n, p in module.named_parameters()}
+    save(path, nodes, {**weights, "zero": torch.zeros(8), "axes": torch.tensor([1])}, [2, 5, 8])
+    return module
+
+
+def cnn_file(path: Path) -> nn.Module:
+    """Conv, Relu, MaxPool, Gemm."""
+    module = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 3)
+    )
+    nodes = [
+        helper.make_node("Conv", ["x", "0.weight", "0.bias"], ["c"], pads=[1] * 4),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("MaxPool", ["r"], ["m"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Flatten", ["m"], ["f"]),
+        helper.make_node("Gemm", ["f", "4.weight", "4.bias"], ["y"], transB=1),
+    ]
+    save(path, nodes, {n: p.detach() for n, p in module.named_parameters()}, [2, 3, 8, 8])
+    return module
+
+
+def save(
+    path: Path, nodes: list[onnx.NodeProto], weights: dict[str, torch.Tensor], shape: list[int]
+) -> None:
+    held = [numpy_helper.from_array(w.numpy(), n) for n, w in weights.items()]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "model", [x], [y], held)
+    opset = [helper.make_opsetid("", 20)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), path)
+
+
+@pytest.mark.parametrize("write", [attention_file, cnn_file])
+def test_gradients_of_a_file_are_those_of_the_same_module(
+    write: Callable[[Path], nn.Module], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    path = tmp_path / "model.onnx"
+    module = write(path)
+    target = torch.tensor([0, 2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph: Graph = graph_for_training(path, Loss(F.cross_entropy, target))
+    shape = graph.node(graph.inputs_of(InputKind.INPUT)[0].node).meta["val"].shape
+    x = torch.randn(shape)
+    chain = chained(graph, 3)
+    (loss,) = graph.outputs_of(OutputKind.LOSS)
+    names = [i.name for i in graph.inputs_of(InputKind.INPUT)]
+    assert names == ["x", "target"]
+    saved, values, _ = forward(chain, dict(zip(names, (x, target), strict=True)))
+    want = F.cross_entropy(module(x), target)
+    want.backward()
+    torch.testing.assert_close(values[loss.name], want.detach())
+    grads = backward(chain, saved, loss.name, torch.ones(()), split=False)
+    expected = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+    assert expected.keys() == grads.keys() - {"zero"}
+    assert worst(grads, expected) < 1e-5

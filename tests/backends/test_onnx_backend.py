@@ -1,0 +1,239 @@
+"""The ONNX target: files that onnxruntime and the checker take, under the source's own names."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from pipec.backends.onnx import files as onnx_files
+from pipec.backends.onnx.backend import OnnxBackend
+from pipec.backends.onnx.files import write_model
+from pipec.compiler.driver import emit
+from pipec.compiler.verify import verify_artifacts
+from pipec.errors import BackendError, FrontendError, PipecError
+from pipec.frontends.base import Loaded, LoadOptions
+from pipec.frontends.load import load
+from pipec.frontends.onnx.frontend import evaluate_file
+from pipec.frontends.onnx.submodel import Assembler
+from pipec.graph.arrays import Array
+from pipec.graph.ir import Graph, GraphOutput, OutputKind, origin
+from pipec.graph.units import placement_units
+from pipec.plan.store import load_plan
+from tests.plans import chain, cut, files, loaded
+from tests.toys import Builder, aten, mlp
+
+
+def traps(path: Path) -> Path:
+    """A model of everything that makes cutting an ONNX file hard.
+
+    Multiple outputs of one type, nodes that trace to nothing, inputs read for their type only,
+    subgraphs, a tied weight, and a constant as an output.
+    """
+    rng = np.random.default_rng(0)
+    w = numpy_helper.from_array(rng.normal(size=(4, 4)).astype(np.float32), "w/0")
+    k = numpy_helper.from_array(np.array([2], np.int64), "k")
+    flag = numpy_helper.from_array(np.array(True), "flag")
+    ones = numpy_helper.from_array(np.ones((2, 4), np.int32), "ones")
+    info = helper.make_tensor_value_info
+    then = helper.make_graph(
+        [helper.make_node("Add", ["q", "d"], ["t"])], "then", [], [info("t", 1, [2, 4])]
+    )
+    other = helper.make_graph(
+        [helper.make_node("Sub", ["q", "a"], ["e"])], "else", [], [info("e", 1, [2, 4])]
+    )
+    node = helper.make_node
+    nodes = [
+        node("Split", ["x"], ["a", "b"], "split", axis=1, num_outputs=2),
+        node("MatMul", ["b", "w/0"], ["m"], "first"),
+        node("Identity", ["a"], ["ai"], "same"),
+        node("Dropout", ["m"], ["d"], "drop"),
+        node("Shape", ["x"], ["s"], "shape"),
+        node("Relu", ["d"], ["p"], "p"),
+        node("CastLike", ["ones", "m"], ["c"], "castlike"),
+        node("MatMul", ["ai", "w/0"], ["n"], "second"),
+        node("Add", ["n", "p"], ["q"], "join"),
+        node("If", ["flag"], ["i"], "branch", then_branch=then, else_branch=other),
+        node("Add", ["i", "c"], ["j"], "typed"),
+        node("TopK", ["j", "k"], ["values", "indices"], "topk", axis=1),
+        node("Sigmoid", ["values"], ["y"], "tail"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "traps",
+        [info("x", TensorProto.FLOAT, [2, 8])],
+        [info("y", 1, [2, 2]), info("indices", 7, [2, 2]), info("s", 7, [2])],
+        [w, k, flag, ones],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def traps_model(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return load(str(traps(tmp_path_factory.mktemp("model") / "traps.onnx")))
+
+
+@pytest.mark.parametrize("route", ["direct", "relay"])
+def test_every_cut_of_a_model_of_traps(traps_model: Loaded, tmp_path: Path, route: str) -> None:
+    graph = traps_model.graph
+    ends = _whole_nodes(graph)
+    for k, at in enumerate(ends[:-1]):
+        later = [e for e in ends[:-1] if e > at][:1]
+        out = tmp_path / f"out{k}"
+        emit(cut(graph, at, *later, target="onnx", route=route), out)
+        report = verify_artifacts(out, traps_model, seed=k)
+        assert report.ok, report
+        for path in out.glob("*/*.onnx"):
+            onnx.checker.check_model(str(path), full_check=True)
+
+
+def _whole_nodes(graph: Graph) -> list[int]:
+    """Positions between calls where no ONNX node is split."""
+    units = list(placement_units(graph).values())
+    return [k + 1 for k in range(len(units)) if not set(units[: k + 1]) & set(units[k + 1 :])] or [
+        len(units)
+    ]
+
+
+def test_names_are_those_of_the_source(traps_model: Loaded, tmp_path: Path) -> None:
+    graph = traps_model.graph
+    middle = _whole_nodes(graph)[2]
+    emit(cut(graph, middle, target="onnx"), tmp_path / "out")
+    first, second = (onnx.load(tmp_path / "out" / f"stage{k}" / f"stage{k}.onnx") for k in (0, 1))
+    source = onnx.load(graph.source.location)
+    known = {v for n in source.graph.node for v in (*n.input, *n.output)}
+    for stage in (first, second):
+        nodes = [n for n in stage.graph.node if not n.name.endswith("/blank")]
+        assert {v for n in nodes for v in (*n.input, *n.output)} <= known
+        assert {n.name for n in nodes} <= {n.name for n in source.graph.node}
+        assert stage.opset_import == source.opset_import
+    assert {o.name for o in first.graph.output} == {i.name for i in second.graph.input}
+    session = ort.InferenceSession(str(tmp_path / "out" / "stage0" / "stage0.onnx"))
+    assert [i.name for i in session.get_inputs()] == ["x"]
+
+
+def test_results_of_a_node_find_their_names(traps_model: Loaded) -> None:
+    graph = traps_model.graph
+    evaluation = evaluate_file(Path(graph.source.location), LoadOptions())
+    assembler = Assembler(evaluation, {}, [])
+    results = [n for n in graph.calls if any(_index(u) != _index(n) for u in n.users)]
+    named = {assembler.name_of(n) for n in results if isinstance(n.meta["val"], torch.Tensor)}
+    assert {"a", "b", "m", "p", "n", "q", "j", "values", "indices"} <= named
+    with pytest.raises(FrontendError, match="no ONNX node"):
+        assembler.name_of(mlp().node("relu0"))
+
+
+def _index(node: torch.fx.Node) -> int | None:
+    return origin(node).index if node.op == "call_function" else -1
+
+
+def test_large_weights_lie_beside_the_file(
+    traps_model: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = traps_model.graph
+    plan = cut(graph, _whole_nodes(graph)[1], target="onnx")
+    emit(plan, tmp_path / "inline")
+    monkeypatch.setattr(onnx_files.write_model, "__defaults__", (16,))
+    emit(plan, tmp_path / "outside")
+    data = sorted((tmp_path / "outside").glob("*/*.data"))
+    assert data
+    assert verify_artifacts(tmp_path / "outside", traps_model).ok
+    back = onnx.load(tmp_path / "outside" / "stage0" / "stage0.onnx")
+    want = onnx.load(tmp_path / "inline" / "stage0" / "stage0.onnx")
+    for a, b in zip(back.graph.initializer, want.graph.initializer, strict=True):
+        assert np.array_equal(numpy_helper.to_array(a), numpy_helper.to_array(b))
+    data[0].write_bytes(data[0].read_bytes()[:-1])
+    with pytest.raises(PipecError, match=r"\.onnx\.data: changed"):
+        load_plan(tmp_path / "outside")
+
+
+def test_writing_keeps_every_dtype(tmp_path: Path) -> None:
+    weights: dict[str, torch.Tensor | Array] = {
+        "f": torch.randn(3, 2).t(),
+        "b": torch.randn(2).bfloat16(),
+        "flag": torch.tensor([True, False]),
+        "n": np.arange(3),
+        "e": torch.empty(0, 2),
+    }
+    for limit in (0, 2**20):
+        write_model(onnx.ModelProto(), weights, tmp_path / "m.onnx", limit)
+        back = {t.name: t for t in onnx.load(tmp_path / "m.onnx").graph.initializer}
+        assert np.array_equal(numpy_helper.to_array(back["f"]), np.asarray(weights["f"]))
+        assert back["b"].data_type == TensorProto.BFLOAT16
+        assert np.array_equal(numpy_helper.to_array(back["flag"]), [True, False])
+        assert np.array_equal(numpy_helper.to_array(back["n"]), [0, 1, 2])
+        assert list(back["e"].dims) == [0, 2]
+
+
+def test_equal_torch_stages_share_one_export(tmp_path: Path) -> None:
+    plan = cut(chain(8), 4, 8, 12, target="onnx")
+    assert plan.stages[1].key == plan.stages[2].key
+    emit(plan, tmp_path / "out")
+    assert verify_artifacts(tmp_path / "out", loaded(chain(8))).ok
+    third = onnx.load(tmp_path / "out" / "stage2" / "stage2.onnx")
+    onnx.checker.check_model(third, full_check=True)
+    assert [i.name for i in third.graph.input] == ["tanh3"]
+    assert [o.name for o in third.graph.output] == ["tanh5"]
+    assert [t.name for t in third.graph.initializer] == ["blocks.4.weight", "blocks.5.weight"]
+    for name, content in files(tmp_path / "out").items():
+        assert str(Path.cwd()).encode() not in content, name
+
+
+def test_two_compilations_write_the_same_bytes(tmp_path: Path) -> None:
+    for k in range(2):
+        emit(cut(chain(1), target="onnx"), tmp_path / f"out{k}")
+    assert files(tmp_path / "out0") == files(tmp_path / "out1")
+
+
+def test_one_value_is_an_output_and_crosses_a_cut(tmp_path: Path) -> None:
+    b = Builder()
+    h = b.call(aten.tanh.default, b.input("x", 2, 8), name="h")
+    both = b.graph(h, b.call(aten.relu.default, h, name="r"))
+    emit(cut(both, 1, target="onnx"), tmp_path / "out")
+    report = verify_artifacts(tmp_path / "out", loaded(both))
+    assert report.ok
+    assert [c.name for c in report.boundaries] == ["y0", "h", "y1"]
+
+
+def test_what_cannot_be_onnx_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    graph = mlp()
+    loss = graph.replace(outputs=(GraphOutput("skip", OutputKind.LOSS, "loss"),))
+    with pytest.raises(BackendError, match="inference"):
+        OnnxBackend().check(cut(loss, 4, target="onnx"))
+    bare = graph.replace(weights={n: w.to("meta") for n, w in graph.weights.items()})
+    with pytest.raises(BackendError, match="without"):
+        emit(cut(bare, 4, target="onnx"), tmp_path / "out")
+    library = torch.library.Library("pipec_onnx_ns", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+    b = Builder()
+    y = b.call(torch.ops.pipec_onnx_ns.twice.default, b.input("x", 2))
+    foreign = b.graph(y).replace(namespaces=frozenset({"pipec_onnx_ns"}))
+    with pytest.raises(BackendError, match=r"pipec_onnx_ns\.twice"):
+        emit(cut(foreign, target="onnx"), tmp_path / "out")
+    b = Builder()
+    unknown = b.graph(b.call(aten.special_i1e.default, b.input("x", 2), name="bessel"))
+    with pytest.raises(BackendError, match="i1e"):
+        emit(cut(unknown, target="onnx"), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_names_and_models(tmp_path: Path, traps_model: Loaded) -> None:
+    out = tmp_path / "out"
+    emit(cut(traps_model.graph, target="onnx"), out)
+    plan = load_plan(out)
+    names = out / "stage0" / "names.json"
+    good = names.read_text()
+    names.write_text("[]")
+    with pytest.raises(BackendError, match=r"names\.json"):
+        OnnxBackend().load(plan, out)
+    names.write_text(good)
+    (out / "stage0" / "stage0.onnx").write_bytes(b"no model")
+    with pytest.raises(BackendError, match="refuses"):
+        OnnxBackend().load(plan, out)

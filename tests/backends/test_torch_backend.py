@@ -1,0 +1,103 @@
+"""The torch target: what is written, that it runs, and that two compilations are one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipec.backends.torch.backend import TorchBackend
+from pipec.compiler.driver import emit
+from pipec.errors import BackendError
+from pipec.graph.ir import OutputKind
+from pipec.plan.model import Plan
+from pipec.plan.store import load_plan
+from tests.plans import chain, cut, files, loaded, tied
+from tests.toys import mlp
+
+
+def run_chain(plan: Plan, directory: Path, values: dict[str, torch.Tensor]) -> None:
+    for run in TorchBackend().load(plan, directory):
+        values |= run(values)
+
+
+def test_loaded_stages_compute_the_model(tmp_path: Path) -> None:
+    graph = mlp(8)
+    emit(cut(graph, 4, 8, 12), tmp_path / "out")
+    toy = loaded(graph)
+    values = dict(toy.example_inputs)
+    run_chain(load_plan(tmp_path / "out"), tmp_path / "out", values)
+    assert torch.equal(values["y0"], toy.original(toy.example_inputs)["y0"])
+
+
+def test_tied_and_unread_weights_are_stored_once(tmp_path: Path) -> None:
+    emit(cut(tied(), 1, 2), tmp_path / "out")
+    stored = [load_file(p) for p in sorted((tmp_path / "out").glob("*/weights.safetensors"))]
+    assert [sorted(s) for s in stored] == [["embed.weight", "unused.bias"], [], []]
+    plan = load_plan(tmp_path / "out")
+    assert plan.tied() == {"embed.weight": (0, 2)}
+    text = (tmp_path / "out" / "plan.json").read_text()
+    assert '"embed.weight":{"stages":[0,2],"owner":0,"aliases":["head.weight"]}' in text
+
+
+def test_a_stage_says_what_it_lacks(tmp_path: Path) -> None:
+    emit(cut(mlp(), 4), tmp_path / "out")
+    stage = TorchBackend().load(load_plan(tmp_path / "out"), tmp_path / "out")[0]
+    with pytest.raises(BackendError, match="x"):
+        stage({})
+
+
+def test_without_weight_data(tmp_path: Path) -> None:
+    graph = chain()
+    bare = graph.replace(weights={n: w.to("meta") for n, w in graph.weights.items()})
+    emit(cut(bare, 4), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("stage*"))
+    plan = load_plan(tmp_path / "out")
+    with pytest.raises(BackendError, match="without its weights"):
+        TorchBackend().load(plan, tmp_path / "out")
+    with pytest.raises(BackendError, match="exported programs"):
+        TorchBackend().check(cut(bare, 4).replace(options={"pt2": True}))
+
+
+def test_exported_programs_load_and_agree(tmp_path: Path) -> None:
+    plan = cut(mlp(), 4).replace(options={"pt2": True})
+    emit(plan, tmp_path / "out")
+    toy = loaded(plan.graph)
+    values = dict(toy.example_inputs)
+    run_chain(load_plan(tmp_path / "out"), tmp_path / "out", values)
+    first = torch.export.load(tmp_path / "out" / "stage0" / "stage0.pt2")
+    assert sorted(first.state_dict) == ["layer0.weight", "layer1.weight"]
+    names = [
+        o.name for o in load_plan(tmp_path / "out").stages[0].graph.outputs_of(OutputKind.VALUE)
+    ]
+    assert names == []
+    relu0, relu1 = first.module()(toy.example_inputs["x"])
+    assert torch.equal(relu0, values["relu0"])
+    assert torch.equal(relu1, values["relu1"])
+
+
+_SCRIPT = """
+import sys
+from pathlib import Path
+from pipec.compiler.driver import emit
+from tests.plans import cut, tied
+emit(cut(tied(), 1, 2).replace(options={"pt2": True}), Path(sys.argv[1]))
+"""
+
+
+def test_two_processes_write_the_same_bytes_anywhere(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    for k, seed in enumerate(("1", "2")):
+        folder = tmp_path / f"somewhere{k}"
+        folder.mkdir()
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root)}
+        command = [sys.executable, "-c", _SCRIPT, str(folder / f"out{k}")]
+        subprocess.run(command, check=True, env=env, cwd=folder)
+    first, second = (files(tmp_path / f"somewhere{k}" / f"out{k}") for k in range(2))
+    assert first == second
+    for name, content in first.items():
+        assert str(tmp_path).encode() not in content, name
+        assert str(root).encode() not in content, name

@@ -1,0 +1,78 @@
+"""``pipec compile`` on a small model: what is printed, what is written, twice the same bytes."""
+
+import json
+from pathlib import Path
+
+from tests.cli.running import Pipec
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(directory)): p.read_bytes()
+        for p in sorted(directory.rglob("*"))
+        if p.is_file()
+    }
+
+
+def test_compiles_reproducibly(pipec: Pipec, model: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        outcome = pipec("compile", model, "--devices", "3xcpu", "-o", tmp_path / name)
+        assert outcome.code == 0, outcome.err
+    first, second = files(tmp_path / "a"), files(tmp_path / "b")
+    assert first == second
+    assert "plan.json" in first
+    assert not any(
+        str(tmp_path).encode() in data for name, data in first.items() if name != "plan.json"
+    )
+
+
+def test_summary_as_json(pipec: Pipec, model: Path) -> None:
+    outcome = pipec("compile", model, "--devices", "2xcpu", "--json")
+    data = json.loads(outcome.out)
+    assert [s["stage"] for s in data["stages"]] == [0, 1]
+    assert data["balance"]["proven"]
+
+
+def test_custom_pipeline_between_prints_and_times(pipec: Pipec, model: Path) -> None:
+    outcome = pipec(
+        "compile",
+        model,
+        "--devices",
+        "2xcpu",
+        "--time-passes",
+        "--print-between-passes",
+        "--passes",
+        "simplify,annotate-cost,partition{stages=2},insert-comm{route=relay depth=1}",
+    )
+    assert outcome.code == 0, outcome.err
+    assert "insert-comm{route=relay depth=1}" in outcome.err
+    assert "pipec_ops.send" in outcome.err
+    assert "matmul_1 (MatMul" in outcome.err
+
+
+def test_passes_are_listed_with_options(pipec: Pipec) -> None:
+    text = pipec("passes").out
+    assert "insert-comm" in text
+    assert "route: typing.Literal" not in text
+    names = [p["name"] for p in json.loads(pipec("passes", "--json").out)]
+    assert names == sorted(names)
+    assert {"simplify", "annotate-cost", "partition", "insert-comm", "schedule"} <= set(names)
+
+
+def test_devices_have_sources(pipec: Pipec) -> None:
+    known = json.loads(pipec("devices", "--json").out)
+    wanted = [
+        "v100",
+        "a100",
+        "h100",
+        "h200",
+        "cpu",
+        "vcu118",
+        "vcu129",
+        "u250",
+        "u280",
+        "u55c",
+        "zcu102",
+    ]
+    assert set(wanted) <= set(known)
+    assert all(d["source"] for d in known.values())

@@ -1,0 +1,86 @@
+"""An output directory is complete or absent, whatever happens while it is written."""
+
+import errno
+import stat
+from pathlib import Path
+
+import pytest
+
+from pipec.compiler.output import atomic_directory
+from pipec.errors import PipecError
+
+
+def test_appears_only_when_complete(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with atomic_directory(out) as directory:
+        (directory / "plan.json").write_text("new")
+        assert not out.exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert (out / "plan.json").read_text() == "new"
+    (tmp_path / "like").mkdir()
+    assert stat.S_IMODE(out.stat().st_mode) == stat.S_IMODE((tmp_path / "like").stat().st_mode)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit, GeneratorExit])
+def test_nothing_is_left_behind(tmp_path: Path, error: type[BaseException]) -> None:
+    def interrupted() -> None:
+        with atomic_directory(tmp_path / "out") as directory:
+            (directory / "half").write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        interrupted()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(PipecError, match="disk is full"), atomic_directory(tmp_path / "out"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(PipecError, match="cannot be written"), atomic_directory(tmp_path / "out"):
+        raise PermissionError(errno.EACCES, "Permission denied", "there")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_really_full_device(tmp_path: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    with pytest.raises(PipecError, match="disk is full"), atomic_directory(tmp_path / "out"):
+        full.write_text("x")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_existing_directory_needs_force(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "plan.json").write_text("old")
+    (out / "stale").write_text("stale")
+    with pytest.raises(PipecError, match="--force"), atomic_directory(out):
+        pytest.fail("the block must not run")
+    with pytest.raises(ValueError, match="half"), atomic_directory(out, force=True):
+        raise ValueError("half")
+    assert (out / "plan.json").read_text() == "old"
+    with atomic_directory(out, force=True) as directory:
+        (directory / "plan.json").write_text("new")
+    assert [p.name for p in out.iterdir()] == ["plan.json"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_force_replaces_only_what_pipec_wrote(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.tex").write_text("years")
+    with pytest.raises(PipecError, match="did not write"), atomic_directory(home, force=True):
+        pytest.fail("the block must not run")
+    with (
+        pytest.raises(PipecError, match="no directory"),
+        atomic_directory(home / "thesis.tex", force=True),
+    ):
+        pytest.fail("the block must not run")
+    with pytest.raises(PipecError, match="mkdir"), atomic_directory(tmp_path / "no" / "out"):
+        pytest.fail("the block must not run")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with atomic_directory(empty, force=True) as directory:
+        (directory / "plan.json").write_text("new")
+    assert (empty / "plan.json").exists()

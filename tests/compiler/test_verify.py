@@ -1,0 +1,140 @@
+"""Verification finds what is wrong, and only that."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pipec.backends.torch.backend import TorchBackend
+from pipec.compiler.comparison import INCOMPARABLE, compare
+from pipec.compiler.driver import emit
+from pipec.compiler.tolerance import rounding_tolerance
+from pipec.compiler.verify import random_inputs, verify_artifacts, verify_stages
+from pipec.errors import PlanError
+from pipec.graph.ir import Source
+from pipec.plan.store import load_plan
+from tests.plans import chain, cut, loaded, tied
+from tests.toys import mlp
+
+
+@pytest.mark.parametrize("route", ["direct", "relay"])
+def test_a_faithful_chain_is_exact(tmp_path: Path, route: str) -> None:
+    emit(cut(mlp(8), 4, 8, 12, route=route), tmp_path / "out")
+    said: list[str] = []
+    report = verify_artifacts(tmp_path / "out", loaded(mlp(8)), progress=said.append)
+    assert report.ok
+    assert report.max_abs_error == 0
+    assert [(b.name, b.kind, b.stage) for b in report.boundaries] == [
+        ("relu0", "value", 0),
+        ("relu1", "value", 0),
+        ("relu3", "value", 1),
+        ("relu5", "value", 2),
+        ("y0", "output", 3),
+    ]
+    assert said[-1] == "running stage 3 of 4"
+    assert json.loads(json.dumps(report.to_json()))["ok"] is True
+
+
+def test_tied_weights_and_integer_inputs(tmp_path: Path) -> None:
+    emit(cut(tied(), 1, 2), tmp_path / "out")
+    assert verify_artifacts(tmp_path / "out", loaded(tied()), seed=3).ok
+
+
+def test_another_weight_is_found_where_it_is(tmp_path: Path) -> None:
+    graph = chain()
+    emit(cut(graph, 4, 8), tmp_path / "out")
+    off = {**graph.weights, "blocks.2.weight": graph.weights["blocks.2.weight"] * 1.01}
+    report = verify_artifacts(tmp_path / "out", loaded(graph.replace(weights=off)))
+    assert [b.ok for b in report.boundaries] == [True, False, False]
+    assert not report.ok
+    assert 0 < report.max_abs_error < 1
+
+
+def test_a_wrong_stage_is_found(tmp_path: Path) -> None:
+    graph = chain()
+    emit(cut(graph, 4, 8), tmp_path / "out")
+    plan = load_plan(tmp_path / "out")
+    runners = list(TorchBackend().load(plan, tmp_path / "out"))
+    good = runners[1]
+
+    def spoiled(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value + 1e-3 for name, value in good(inputs).items()}
+
+    runners[1] = spoiled
+    report = verify_stages(plan, runners, loaded(graph), tolerance=1e-5)
+    assert [b.ok for b in report.boundaries] == [True, False, False]
+
+
+def test_the_reference_must_be_the_same_model(tmp_path: Path) -> None:
+    emit(cut(chain(), 4), tmp_path / "out")
+    with pytest.raises(PlanError, match="another model"):
+        verify_artifacts(tmp_path / "out", loaded(tied()))
+
+
+def check(found: Tensor, want: Tensor, tolerance: float = 1e-3) -> tuple[float, float, bool]:
+    c = compare(found, want, tolerance, name="y", kind="output", stage=0)
+    return c.max_abs_error, c.relative_error, c.ok
+
+
+def test_comparisons() -> None:
+    one = torch.tensor([1.0, 2.0])
+    assert check(one, one) == (0, 0, True)
+    assert check(one + 0.001, one)[2]
+    assert not check(one + 0.003, one)[2]
+    assert check(torch.zeros(2), torch.zeros(2)) == (0, 0, True)
+    assert check(torch.ones(2), torch.zeros(2)) == (1, INCOMPARABLE, False)
+    assert check(one.double(), one) == (INCOMPARABLE, INCOMPARABLE, False)
+    assert check(one[:1], one) == (INCOMPARABLE, INCOMPARABLE, False)
+    assert check(torch.tensor([1, 2]), torch.tensor([1, 3]), 10.0) == (1, 1 / 3, False)
+    nan, inf = torch.tensor([float("nan"), 1.0]), torch.tensor([float("inf"), 1.0])
+    assert check(nan, nan) == (0, 0, True)
+    assert check(inf, inf) == (0, 0, True)
+    assert check(nan, inf)[2] is False
+    assert check(one, nan)[0] == INCOMPARABLE
+    assert check(torch.empty(0), torch.empty(0)) == (0, 0, True)
+
+
+def test_a_mask_value_does_not_hide_an_error() -> None:
+    low = torch.finfo(torch.float32).min
+    want = torch.tensor([low, 1.0])
+    assert not check(torch.tensor([low, 1.1]), want)[2]
+    assert check(torch.tensor([low * (1 - 1e-6), 1.0]), want)[2]
+    assert not check(torch.tensor([low * 0.9, 1.0]), want)[2]
+
+
+@given(seed=st.integers(0, 99), low=st.integers(-5, 5), span=st.integers(0, 9))
+def test_random_inputs_stay_in_the_range_of_the_example(seed: int, low: int, span: int) -> None:
+    examples = {
+        "ids": torch.tensor([low, low + span]),
+        "mask": torch.ones(3, dtype=torch.bool),
+        "unit": torch.tensor([0.0, 1.0, 0.5], dtype=torch.float16),
+        "constant": torch.zeros(4),
+        "bias": torch.tensor([0.0, float("-inf")]),
+        "none": torch.empty(0),
+        "wave": torch.ones(2, dtype=torch.complex64),
+    }
+    found = random_inputs(examples, seed)
+    assert {k: (v.shape, v.dtype) for k, v in found.items()} == {
+        k: (v.shape, v.dtype) for k, v in examples.items()
+    }
+    assert low <= int(found["ids"].min())
+    assert int(found["ids"].max()) <= low + span
+    assert bool(found["mask"].all())
+    assert 0 <= float(found["unit"].min()) <= float(found["unit"].max()) <= 1
+    assert float(found["constant"].abs().max()) > 0
+    assert torch.equal(found["bias"], examples["bias"])
+    again = random_inputs(examples, seed)
+    assert all(torch.equal(found[k], again[k]) for k in found)
+
+
+def test_tolerance_follows_dtype_and_depth() -> None:
+    assert rounding_tolerance(chain(2), 1) == pytest.approx(2 * 2**-23)
+    assert rounding_tolerance(chain(8), 3) == pytest.approx(12 * 2**-23)
+    plan = cut(chain(), 4)
+    other = plan.replace(graph=plan.graph.replace(source=Source("onnx", "net.onnx")))
+    assert TorchBackend().tolerance(other) == pytest.approx(64 * TorchBackend().tolerance(plan))

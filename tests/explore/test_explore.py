@@ -1,0 +1,167 @@
+"""Exploration on a small training graph: never slower than its baselines, memory kept, cached."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pipec.cluster.cluster import Cluster, Level, Link, parse_cluster
+from pipec.compiler.pass_manager import parse_pipeline, run_passes
+from pipec.errors import PartitionError, PlanError
+from pipec.explore.cache import content_key, recall, remember
+from pipec.explore.candidate import Candidate, candidates
+from pipec.explore.explore import BASELINES, explore
+from pipec.explore.layout import lay_out
+from pipec.explore.predict import Predictor
+from pipec.explore.workload import Workload, make_workload
+from pipec.frontends.trace import Loss, trace
+from pipec.graph.ir import Source
+from pipec.plan.model import Plan
+from tests.toys import mlp
+
+
+def workload(
+    devices: str | Cluster, width: int = 512, layers: int = 4, batch: int = 32
+) -> Workload:
+    layers_ = [m for _ in range(layers) for m in (nn.Linear(width, width), nn.ReLU())]
+    target = torch.zeros(batch, width)
+    graph = trace(
+        nn.Sequential(*layers_),
+        (torch.zeros(batch, width),),
+        loss=Loss(nn.functional.mse_loss, target),
+        source=Source("memory", "mlp"),
+    )
+    cluster = parse_cluster(devices) if isinstance(devices, str) else devices
+    plan = run_passes(parse_pipeline("simplify,annotate-cost"), Plan(graph, cluster))
+    assert plan.costs is not None
+    return make_workload(plan.graph, plan.costs, cluster)
+
+
+@pytest.mark.parametrize("devices", ["4xv100", "3xh100", "2xvcu118,1xvcu129"])
+def test_never_slower_than_data_parallel_gpipe_or_1f1b(devices: str) -> None:
+    work = workload(devices, layers=3)
+    tried = list(candidates(work.cluster, 6 if work.cluster.size == 3 else 4))
+    found = explore(work, tried, 6, workers=1)
+    assert len([p for p in found.predictions if not p.candidate.split]) == len(tried)
+    for name in BASELINES:
+        base = found.baseline(name)
+        assert base is None or found.best.seconds <= base.seconds
+    assert found.baseline("gpipe") is not None
+    whys = [found.why(p) for p in found.predictions]
+    assert whys[0] == "chosen"
+    assert all("slower" in w or "does not fit" in w or w for w in whys[1:])
+
+
+def test_parallel_and_serial_agree() -> None:
+    work = workload("2xv100", layers=3)
+    tried = list(candidates(work.cluster, 16, ("gpipe", "interleaved", "zbv")))
+    assert explore(work, tried, 16, workers=2) == explore(work, tried, 16, workers=1)
+
+
+def test_one_stage_is_compute_plus_all_reduce() -> None:
+    work = workload("2xv100")
+    found = Predictor(work).predict(Candidate(1, 2, "gpipe", 32, 1))
+    compute = 3 * sum(work.costs.of("v100").values())
+    weights = 4 * (512 * 512 + 512) * 4
+    reduce = work.cluster.link(0, 1).seconds(weights)
+    assert found.seconds == pytest.approx(compute + reduce)
+
+
+def test_memory_decides_and_is_told() -> None:
+    work = workload("2xv100")
+    small = Cluster(tuple(d for d in work.cluster.devices))
+    tight = Workload(work.graph, work.costs, _shrunk(small, 14e6), work.traced_batch)
+    tried = list(candidates(tight.cluster, 16, ("gpipe", "1f1b")))
+    found = explore(tight, tried, 16, workers=1)
+    best = found.best
+    assert all(p <= m for p, m in zip(best.peak_bytes, best.memory_bytes, strict=True))
+    assert any("does not fit: device 0 needs" in p.problem for p in found.predictions)
+    none = Workload(work.graph, work.costs, _shrunk(small, 1e6), work.traced_batch)
+    lost = explore(none, tried, 16, workers=1)
+    with pytest.raises(PartitionError, match="no candidate fits"):
+        _ = lost.best
+
+
+def _shrunk(cluster: Cluster, memory: float) -> Cluster:
+    import dataclasses
+
+    return Cluster(tuple(dataclasses.replace(d, memory_bytes=memory) for d in cluster.devices))
+
+
+def test_recompute_trades_time_for_memory() -> None:
+    predictor = Predictor(workload("2xv100"))
+    plain = predictor.predict(Candidate(2, 1, "gpipe", 16, 4))
+    again = predictor.predict(Candidate(2, 1, "gpipe", 16, 4, recompute=True))
+    assert again.seconds > plain.seconds
+    assert max(again.peak_bytes) < max(plain.peak_bytes)
+
+
+def lopsided(ratio: int = 12) -> Workload:
+    """Three layers, the middle one with most of the work, on two devices with a fast link."""
+    wide = 256 * ratio
+    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, wide), nn.Linear(wide, 8))
+    target = torch.zeros(4096, 8)
+    loss = Loss(nn.functional.mse_loss, target)
+    inputs, source = (torch.zeros(4096, 256),), Source("memory", "lopsided")
+    graph = trace(model, inputs, loss=loss, source=source)
+    cluster = Cluster(parse_cluster("2xv100").devices, {(0, 1): Link(1e12, 0.0)})
+    plan = run_passes(parse_pipeline("simplify,annotate-cost"), Plan(graph, cluster))
+    assert plan.costs is not None
+    return make_workload(plan.graph, plan.costs, cluster)
+
+
+def test_a_boundary_layer_is_split_where_that_is_faster() -> None:
+    work, base = lopsided(), Candidate(2, 1, "1f1b", 4096, 8)
+    found = explore(work, [base], 8 * 4096, workers=1)
+    assert found.best.candidate.split == "linear_1"
+    assert found.best.seconds < Predictor(work).predict(base).seconds
+    slower = next(p for p in found.predictions if p.candidate == base)
+    assert "slower" in found.why(slower)
+    assert "linear_1 split at" in str(found.best.candidate)
+
+
+def test_a_split_that_does_not_pay_is_told() -> None:
+    work, base = workload("2xv100", layers=5), Candidate(2, 1, "1f1b", 8, 2)
+    found = explore(work, [base], 16, workers=1)
+    assert found.best.candidate == base
+    splits = [p for p in found.predictions if p.candidate.split]
+    assert splits
+    assert all("costs more than it balances" in found.why(p) for p in splits)
+
+
+def test_a_shared_weight_costs_an_exchange() -> None:
+    work = lopsided()
+    halves = work.split("linear_1", 0.5)
+    assert [size for size, _ in halves.shared_weights] == [256 * 256 * 12 * 4, 256 * 12 * 4]
+    assert work.shared_weights == []
+    found = Predictor(halves).predict(Candidate(2, 1, "1f1b", 4096, 8))
+    assert found.reduce_seconds == pytest.approx(sum(s for s, _ in halves.shared_weights) / 1e12)
+
+
+def test_layout_follows_levels() -> None:
+    fast, slow = Link(1e11, 0.0), Link(1e9, 0.0)
+    cluster = Cluster(parse_cluster("4xv100").devices, {}, (Level(2, fast), Level(2, slow)))
+    stages = lay_out(Candidate(2, 2, "1f1b", 8, 4), cluster)
+    replicas = lay_out(Candidate(2, 2, "1f1b", 8, 4, adjacent="replicas"), cluster)
+    assert (stages.links[0], stages.rings[0]) == (fast, slow)
+    assert (replicas.links[0], replicas.rings[0]) == (slow, fast)
+
+
+def test_cache_returns_what_was_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    work = workload("2xv100", layers=2)
+    tried = list(candidates(work.cluster, 16, ("gpipe",)))
+    key = content_key(work, tried, 16)
+    assert recall(key) is None
+    found = explore(work, tried, 16, workers=1)
+    remember(key, found)
+    assert recall(key) == found
+    assert content_key(work, tried, 64) != key
+
+
+def test_a_model_without_loss_is_refused() -> None:
+    plan = run_passes(parse_pipeline("annotate-cost"), Plan(mlp(), parse_cluster("2xv100")))
+    assert plan.costs is not None
+    with pytest.raises(PlanError, match="no loss"):
+        make_workload(plan.graph, plan.costs, plan.cluster)

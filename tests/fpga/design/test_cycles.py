@@ -1,0 +1,204 @@
+"""The simulator against closed forms, published figures, and a cycle-by-cycle oracle."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipec.backends.fpga.cycles import Process, simulate, simulate_stage, simulated
+from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.nests import Map, Mvu, Norm, Reduce, Swg, ceil_div
+from pipec.backends.fpga.routing import Concat, Dwc, Fork, Perm
+from pipec.backends.fpga.runs import Loop, Run, cycles, nest_table, tokens
+from pipec.backends.fpga.search import design_at
+from pipec.backends.fpga.swg import image_cycles
+from pipec.errors import BackendError
+from tests.fpga.design.models import MODELS, graph_of, made
+from tests.fpga.design.naive import naive
+
+TURN_ROUND = 1
+"""Cycle between two frames in FINN's window generator."""
+
+
+@pytest.mark.parametrize(("size", "cf", "rtl"), [(18, 2, 4_670), (34, 4, 37_114)])
+def test_window_generator_equals_finns_rtl(size: int, cf: int, rtl: int) -> None:
+    """Steady cycles per frame of FINN's ConvolutionInputGenerator_rtl, 3x3, in Verilator."""
+    nest = Swg(1, size, size, cf, 4, 3, 3, oh=size - 2, ow=size - 2)
+    assert image_cycles(nest) + TURN_ROUND == rtl
+    assert cycles(nest_table(nest, 1, 1)) == image_cycles(nest)
+
+
+@pytest.mark.parametrize(
+    ("mw", "mh", "pe", "simd", "n", "formula"),
+    [(64, 32, 4, 8, 10, 640), (576, 64, 8, 16, 50, 14_400), (128, 64, 16, 32, 20, 320)],
+)
+@pytest.mark.parametrize("order", ["A", "B"])
+def test_mvu_equals_finns_formula(
+    mw: int, mh: int, pe: int, simd: int, n: int, formula: int, order: str
+) -> None:
+    nest = Mvu(n, mh, 1, mw, pe, simd, order=order)
+    assert cycles(nest_table(nest, 1, 1)) == formula
+    assert tokens(nest_table(nest, 1, 1), 0, written=False) == n * mw // simd
+    assert tokens(nest_table(nest, 1, 1), 0, written=True) == n * mh // pe
+
+
+def test_zhang_fpga15_alexnet_on_64_by_7() -> None:
+    """Zhang et al., FPGA'15: five layers of AlexNet on Tm=64, Tn=7; fill of 20 per tile."""
+    layers = [(3, 48, 55, 11, 0), (48, 128, 27, 5, 20), (256, 192, 13, 3, 20),
+              (192, 192, 13, 3, 20), (192, 128, 13, 3, 20)]  # fmt: skip
+    plain, found = 0, []
+    for n, m, size, k, fill in layers:
+        nest = Mvu(size * size, m, k * k, n, pe=64, simd=7)
+        busy = cycles(nest_table(nest, 1, 1))
+        plain += busy
+        found.append(busy + fill * ceil_div(m, 64) * ceil_div(n, 7))
+    assert found == [366_025, 255_430, 171_051, 129_444, 86_296]
+    assert sum(found) == 1_008_246
+    assert plain == 1_002_946
+
+
+def test_cnv_folding_has_interval_32768() -> None:
+    """FINN CNV-W1A1 as submitted to MLPerf Tiny v0.7 (PE, SIMD per layer)."""
+    convs = [(30, 3, 64, 16, 3), (28, 64, 64, 32, 32), (12, 64, 128, 16, 32),
+             (10, 128, 128, 16, 32), (3, 128, 256, 4, 32), (1, 256, 256, 1, 32)]  # fmt: skip
+    dense = [(256, 512, 1, 4), (512, 512, 1, 8), (512, 10, 5, 1)]
+    nests = [Mvu(s * s, out, 9, cin, pe, simd) for s, cin, out, pe, simd in convs]
+    nests += [Mvu(1, out, 1, cin, pe, simd) for cin, out, pe, simd in dense]
+    busy = [cycles(nest_table(nest, 1, 1)) for nest in nests]
+    assert busy == [32_400, 28_224, 20_736, 28_800, 20_736, 18_432, 32_768, 32_768, 1_024]
+    assert sum(busy) == 215_888
+
+
+geometry = st.tuples(
+    st.sampled_from([1, 3, 5, 7]), st.sampled_from([1, 2]), st.booleans(), st.integers(7, 20),
+    st.sampled_from([1, 4]),
+)  # fmt: skip
+
+
+@settings(max_examples=80, deadline=None)
+@given(geometry)
+def test_window_closed_form(case: tuple[int, int, bool, int, int]) -> None:
+    k, s, same, w, cf = case
+    p = k // 2 if same else 0
+    out = (w + 2 * p - k) // s + 1
+    nest = Swg(1, w, w, cf, 1, k, k, s, s, 1, 1, p, p, out, out)
+    exact = image_cycles(nest)
+    assert tokens(nest_table(nest, 1, 1), 0, written=False) == nest.reads
+    assert tokens(nest_table(nest, 1, 1), 0, written=True) == nest.writes
+    assert exact >= max(nest.reads, nest.writes)
+    if nest.writes >= nest.reads and k > 1 and w >= 9:
+        fill, window = ((k - 1 - p) * w + k - p) * cf, k * k * cf
+        assert 0 <= nest.writes + max(0, fill - window) + 1 - exact <= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.integers(1, 30))
+def test_width_converter_needs_no_more_than_its_wider_side(
+    rows: int, lanes_in: int, lanes_out: int, channels: int
+) -> None:
+    nest = Dwc(rows, 1, channels, lanes_in, 1, channels, lanes_out)
+    table = nest_table(nest, 1, 1)
+    reads, writes = ceil_div(channels, lanes_in), ceil_div(channels, lanes_out)
+    assert tokens(table, 0, written=False) == rows * reads
+    assert tokens(table, 0, written=True) == rows * writes
+    assert max(reads, writes) <= cycles(table) / rows <= max(reads, writes) + 1
+
+
+def branch(depth: int, order: str = "A") -> list[Process]:
+    """12x12 maps of two tokens per pixel: a 3x3 branch and a skip path, added."""
+    pixels, cf = 144, 2
+    swg = Swg(1, 12, 12, cf, 1, 3, 3, pt=1, pl=1, oh=12, ow=12)
+    mvu = Mvu(pixels, 2, 9, 2, 1, 1, order=order)
+    return [
+        Process("fork", nest_table(Fork(pixels * cf, 2), 1, 1), ("x",), ("a", "skip"), depth),
+        Process("swg", nest_table(swg, 1, 1), ("a",), ("w",), depth),
+        Process("mvu", nest_table(mvu, 1, 1), ("w",), ("y",), depth),
+        Process("add", nest_table(Map(pixels, 2), 1, 2), ("y", "skip"), ("z",), depth),
+    ]
+
+
+@pytest.mark.parametrize(("depth", "order", "n", "least"), [(1, "A", 2, 29), (4, "A", 2, 26),
+                                                            (7, "B", 8, 23)])  # fmt: skip
+def test_skip_path_threshold_is_sharp(depth: int, order: str, n: int, least: int) -> None:
+    depths = dict.fromkeys(["x", "a", "w", "y", "z"], n)
+    net = branch(depth, order)
+    with pytest.raises(BackendError) as caught:
+        simulate(net, {**depths, "skip": least - 1}, 2)
+    assert "fork waits: skip is full" in str(caught.value)
+    assert "add waits: y is empty" in str(caught.value)
+    simulate(net, {**depths, "skip": least}, 2)
+    assert naive(net, {**depths, "skip": least - 1}, 2) is None
+    assert naive(net, {**depths, "skip": least}, 2) is not None
+    best = simulate(net, {**depths, "skip": 500}, 3).interval
+    assert 5_184 <= best <= 5_200  # the MVU: 144 * 18 * 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_agrees_with_the_cycle_by_cycle_oracle(data: st.DataObject) -> None:
+    """Every handshake cycle and every deadlock verdict, on nets with a fork and a join."""
+    size, k = data.draw(st.integers(3, 6)), data.draw(st.sampled_from([1, 3]))
+    ii, order = data.draw(st.integers(1, 3)), data.draw(st.sampled_from(["A", "B"]))
+    lanes = data.draw(st.sampled_from([1, 2, 3]))
+    pixels, channels = size * size, 4
+    swg = Swg(1, size, size, 4, 1, k, k, pt=k // 2, pl=k // 2, oh=size, ow=size)
+    mvu = Mvu(pixels, channels, k * k, channels, lanes, 1, order=order)
+    dwc = Dwc(pixels, 1, channels, lanes, 1, channels, 1)
+    norm = Norm(pixels, channels, 1, 1, "softmax", 3, 2)
+    parts = [
+        ("fork", Fork(pixels * channels, 2), ("x",), ("a", "skip")),
+        ("swg", swg, ("a",), ("w",)),
+        ("mvu", mvu, ("w",), ("y",)),
+        ("dwc", dwc, ("y",), ("y1",)),
+        ("norm", norm, ("skip",), ("s1",)),
+        ("join", Concat(pixels, (channels, channels)), ("y1", "s1"), ("j",)),
+        (
+            "perm",
+            Perm(size, (size, 2 * channels), (1, 0), 2 * channels, 1, size, 1),
+            ("j",),
+            ("p",),
+        ),
+        ("sum", Reduce(1, 2 * channels * pixels, 1, op="sum"), ("p",), ("z",)),
+    ]
+    processes = [
+        Process(name, nest_table(nest, data.draw(st.sampled_from([1, ii])), len(ins)), ins, outs,
+                data.draw(st.integers(1, 5)))
+        for name, nest, ins, outs in parts
+    ]  # fmt: skip
+    streams = {s for p in processes for s in (*p.inputs, *p.outputs)}
+    depths = {s: data.draw(st.integers(1, 9)) for s in sorted(streams)}
+    depths["skip"] = data.draw(st.integers(1, 60))
+    want = naive(processes, depths, 2)
+    if want is None:
+        with pytest.raises(BackendError, match="deadlock"):
+            simulate(processes, depths, 2)
+        return
+    got = simulate(processes, depths, 2, record=True).handshakes
+    assert {s: list(t) for s, t in got.items()} == want
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sized_fifos_reach_the_busiest_engine(name: str) -> None:
+    model, x = made(name)
+    network = lower(graph_of(model, x))
+    for target in (1, 1_500):
+        design = sized(design_at(network, target))
+        trace = simulate_stage(design, 4)
+        assert trace.interval == design.interval
+        assert trace.latency == pytest.approx(design.latency, rel=0.25)
+
+
+def test_simulated_designs_say_so() -> None:
+    model, x = made("vgg")
+    design = sized(design_at(lower(graph_of(model, x)), 2_000))
+    exact = simulated(design)
+    assert (exact.simulated, exact.interval) == (True, design.interval)
+    assert exact.latency == simulate_stage(design, 1).latency
+
+
+def test_stalls_are_charged_to_the_stream_that_caused_them() -> None:
+    slow = Process("slow", (Run(10, 5, 1),), ("x",))
+    fast = Process("fast", (Loop(2, (Run(5, 1, 0, 1),)),), (), ("x",))
+    trace = simulate([fast, slow], {"x": 2}, 1)
+    assert trace.stalls["x"] > 0
+    assert trace.ends == (47,)

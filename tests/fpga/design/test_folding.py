@@ -1,0 +1,215 @@
+"""Folding onto boards: cheapest factors, memories that fit, weights streamed, limits respected."""
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.compile import Board, best_design
+from pipec.backends.fpga.cost import FpgaCost
+from pipec.backends.fpga.cycles import simulate_stage
+from pipec.backends.fpga.design import Memory
+from pipec.backends.fpga.factors import dense_cycles, fold
+from pipec.backends.fpga.lowering.layers import Dense, Table, Use
+from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.memory import KINDS, Item, place
+from pipec.backends.fpga.nests import Mvu, ceil_div
+from pipec.backends.fpga.runs import cycles, nest_table
+from pipec.backends.fpga.search import bound, design_at
+from pipec.backends.fpga.stagejson import stage_record
+from pipec.backends.fpga.timing import link_timing, stage_timing
+from pipec.cluster.device import Device
+from pipec.cluster.presets import PRESETS
+from pipec.cost.count import count
+from pipec.errors import BackendError
+from tests.fpga.design.models import MODELS, graph_of, made
+
+VCU118 = PRESETS["vcu118"]
+
+
+def board(precision: str = "float32", **fabric: float) -> Board:
+    """A VCU118 with some figures of its fabric changed."""
+    assert VCU118.fpga is not None
+    changed = dataclasses.replace(VCU118.fpga, **fabric)  # type: ignore[arg-type]
+    return Board(dataclasses.replace(VCU118, fpga=changed), precision)
+
+
+def dense(n: int, out: int, taps: int, cin: int) -> Dense:
+    table = Table(lambda: torch.zeros(1, out, taps, cin).numpy())
+    use = Use("x", n * taps, cin)
+    return Dense("d", "d", "", (use,), n, out, n, 1, out, taps, cin, table)
+
+
+sizes = st.tuples(st.integers(1, 20), st.integers(1, 24), st.sampled_from([1, 9]),
+                  st.integers(1, 24))  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(sizes, st.integers(1, 20_000))
+def test_factors_are_the_cheapest_that_reach_the_target(
+    size: tuple[int, int, int, int], target: int
+) -> None:
+    n, out, taps, cin = size
+    found = fold(dense(n, out, taps, cin), target, "int8")
+
+    def busy(pe: int, simd: int) -> int:
+        nest = Mvu(n, out, taps, cin, pe, simd)
+        assert cycles(nest_table(nest, 1, 1)) == n * nest.nf * nest.sf
+        return n * nest.nf * nest.sf
+
+    pairs = list(itertools.product(range(1, out + 1), range(1, cin + 1)))
+    reached = [pe * simd for pe, simd in pairs if busy(pe, simd) <= target]
+    if reached:
+        assert busy(found.pe, found.simd) <= target
+        assert found.pe * found.simd == min(reached)
+    else:
+        assert busy(found.pe, found.simd) == min(busy(pe, simd) for pe, simd in pairs)
+
+
+@settings(max_examples=100, deadline=None)
+@given(sizes, st.sampled_from([1, 2, 4]), st.integers(1, 4), st.integers(1, 8))
+def test_streamed_cycles_equal_the_run_table(
+    size: tuple[int, int, int, int], block: int, pe: int, simd: int
+) -> None:
+    n, out, taps, cin = size[0] * block, *size[1:]
+    nest = Mvu(n, out, taps, cin, pe, simd, block=block, streamed=True)
+    nf, sf = ceil_div(out, pe), taps * ceil_div(cin, simd)
+    assert cycles(nest_table(nest, 1, 2)) == dense_cycles(n, nf, sf, block, pe * simd, "int8")
+
+
+items = st.lists(
+    st.builds(Item, st.just("e"), st.uuids().map(str), st.integers(1, 300), st.integers(1, 9000)),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(items, st.integers(100, 20_000), st.integers(1, 60), st.integers(1, 12))
+def test_placement_fits_where_there_is_room(
+    found: list[Item], lut: int, bram: int, uram: int
+) -> None:
+    room = (lut, bram, uram)
+
+    def fits(choice: tuple[int, ...], limit: tuple[float, ...]) -> bool:
+        used = [sum(i.costs[k] for i, c in zip(found, choice, strict=True) if c == k)
+                for k in range(3)]  # fmt: skip
+        return all(u <= r for u, r in zip(used, limit, strict=True))
+
+    kinds = place(found, room)
+    choices = list(itertools.product(range(3), repeat=len(found)))
+    if kinds is not None:
+        assert fits(tuple(KINDS.index(k) for k in kinds), room)
+    else:  # at most three items come out split, each of which may have had its place
+        largest = [sorted((i.costs[k] for i in found), reverse=True)[:3] for k in range(3)]
+        tight = tuple(r - sum(x) for r, x in zip(room, largest, strict=True))
+        assert not any(fits(c, tight) for c in choices)
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8", "ap_fixed<16,6>"])
+@pytest.mark.parametrize("name", ["resnet", "shuffle", "encoder"])
+def test_designs_fit_small_boards(name: str, precision: str) -> None:
+    """A board scaled down until its DSPs bind: within limits, and near the bound."""
+    model, x = made(name)
+    network = lower(graph_of(model, x), precision)
+    need = arithmetic(precision).mac_dsp
+    small = board(precision, dsp=round(300 * max(need, 1)), clock_hz=100e6)
+    design = best_design(network, small)
+    assert design.resources.fits(design.limits)
+    assert design.interval >= bound(network, small)
+    assert simulate_stage(design, 4).interval == design.interval
+
+
+def test_more_dsps_give_a_shorter_interval() -> None:
+    model, x = made("resnet")
+    network = lower(graph_of(model, x))
+    intervals = [best_design(network, board(dsp=d)).interval for d in (400, 800, 1600, 3200)]
+    assert intervals == sorted(intervals, reverse=True)
+    assert intervals[0] > 2 * intervals[-1]
+
+
+def big_linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(8192, 4096), nn.ReLU(), nn.Linear(4096, 10))
+
+
+def test_weights_that_do_not_fit_are_streamed() -> None:
+    network = lower(graph_of(big_linear(), torch.randn(1, 8192)))
+    design = best_design(network, Board(VCU118))
+    (port,) = design.ddr
+    assert port.bytes_per_frame >= 8192 * 4096 * 4
+    assert port.bytes_per_second <= VCU118.memory_bandwidth
+    stored = design.engine(port.engine).weights[0]
+    assert stored.memory is Memory.DDR
+    assert stored.values().shape == stored.shape
+    timing = stage_timing(design, VCU118)
+    assert "streamed from DDR" in timing.notes[0]
+    assert timing.memory_bytes == stored.bits // 8
+    assert design.resources.fits(design.limits)
+
+
+def test_what_fits_neither_way_is_an_error_with_numbers() -> None:
+    model, x = made("resnet")
+    network = lower(graph_of(model, x))
+    with pytest.raises(BackendError) as caught:
+        best_design(network, board(bram36=120, uram=0, lut=80_000, dsp=90))
+    text = str(caught.value)
+    assert "does not fit the board" in text
+    for part in ("DSP", "LUT", "Mb", "hint"):
+        assert part in text
+
+
+def test_a_gpu_is_no_board() -> None:
+    model, x = made("resnet")
+    gpu = Board(PRESETS["h100"])
+    with pytest.raises(BackendError, match="no FPGA"):
+        best_design(lower(graph_of(model, x)), gpu)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_record_is_plain_and_reproducible(name: str) -> None:
+    texts = []
+    for _ in range(2):
+        model, x = made(name)
+        design = design_at(lower(graph_of(model, x)), 700)
+        record = stage_record(design)
+        assert record["schema"] == 1
+        texts.append(json.dumps(record, allow_nan=False))
+    assert texts[0] == texts[1]
+
+
+def test_link_takes_tokens_over_payload() -> None:
+    model, x = made("inception")
+    design = design_at(lower(graph_of(model, x)), 700)
+    stream = design.streams[design.outputs[0].stream]
+    found = link_timing(design, design.outputs[0], 100e6)
+    assert found.bytes_per_frame == stream.tokens * stream.lanes * 4
+    assert found.cycles == found.bytes_per_frame * 2  # 0.5 bytes per cycle at 200 MHz
+    slow = dataclasses.replace(VCU118, link_bandwidth=1e3)
+    assert stage_timing(dataclasses.replace(design, interval=700), slow).bottleneck.startswith(
+        "link"
+    )
+
+
+def test_cost_is_a_share_of_the_board() -> None:
+    model, x = made("resnet")
+    graph = graph_of(model, x)
+    counted, cost = count(graph), FpgaCost()
+    conv = graph.node("conv2d")
+    flops = counted["conv2d"].flops
+    usable = VCU118.fpga.dsp * 0.7 / 5 * 200e6 if VCU118.fpga else 0
+    assert cost.seconds(conv, counted["conv2d"], VCU118) == pytest.approx(flops / 2 / usable)
+
+
+def test_streamed_layers_cost_their_bandwidth_where_it_bounds_the_cut() -> None:
+    def seconds(boards: int, device: Device) -> float:
+        graph = graph_of(big_linear(), torch.randn(1, 8192))
+        node = graph.node("linear")
+        return FpgaCost(boards=boards).seconds(node, count(graph)["linear"], device)
+
+    nbytes = 8192 * 4096 * 4
+    assert seconds(2, VCU118) >= nbytes / VCU118.memory_bandwidth

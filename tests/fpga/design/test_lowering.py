@@ -1,0 +1,146 @@
+"""Lowered designs compute what the model computes, whatever the factors; and views are permutes."""
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.lowering.view import View, indices, permutation
+from pipec.backends.fpga.runs import run_table, tokens
+from pipec.backends.fpga.search import design_at
+from pipec.errors import BackendError
+from tests.fpga.design.models import MODELS, graph_of, made
+from tests.fpga.design.numeric import execute
+
+
+@lru_cache
+def lowered(name: str) -> tuple[Network, Tensor, tuple[Tensor, ...]]:
+    model, x = made(name)
+    with torch.no_grad():
+        want = model(x)
+    return lower(graph_of(model, x)), x, want if isinstance(want, tuple) else (want,)
+
+
+@pytest.mark.parametrize("target", [1, 150, 700, 3000, 10**6])
+@pytest.mark.parametrize("name", MODELS)
+def test_design_computes_what_the_model_computes(name: str, target: int) -> None:
+    network, x, want = lowered(name)
+    design = design_at(network, target)
+    got = execute(design, {design.inputs[0].value: x})
+    for port, tensor in zip(design.outputs, want, strict=True):
+        assert torch.allclose(got[port.value].float(), tensor, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("name", MODELS)
+def test_streams_balance(name: str, dtype: str) -> None:
+    """Every stream has one writer and one reader, which agree on its tokens per frame."""
+    network, _, _ = lowered(name)
+    for target in (1, 400, 10**5):
+        design = design_at(network, target, dtype=dtype)
+        for engine in design.engines:
+            table = run_table(engine)
+            for k, s in enumerate(engine.inputs):
+                assert tokens(table, k, written=False) == design.streams[s].tokens, s
+                assert design.streams[s].consumer == engine.name
+            for k, s in enumerate(engine.outputs):
+                assert tokens(table, k, written=True) == design.streams[s].tokens, s
+                assert design.streams[s].producer == engine.name
+
+
+def test_streamed_weights_compute_the_same() -> None:
+    network, x, want = lowered("vgg")
+    layers = [layer.name for layer in network.layers if layer.name.startswith("linear")]
+    convs = [layer.name for layer in network.layers if layer.name == "conv2d"]
+    for block in (1, 2, 4):
+        streamed = dict.fromkeys(layers, 1) | dict.fromkeys(convs, block)
+        design = design_at(network, 500, streamed=streamed)
+        assert sum(e.kind == "load" for e in design.engines) == 3
+        got = execute(design, {design.inputs[0].value: x})
+        assert torch.allclose(got[design.outputs[0].value].float(), want[0], atol=2e-5)
+
+
+def test_inputs_may_be_passed_on() -> None:
+    class Relay(nn.Module):
+        def forward(self, x: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            return x.reshape(3, 4), i, torch.relu(x), x
+
+    x, i = torch.randn(2, 6), torch.arange(5)
+    design = design_at(lower(graph_of(Relay(), x, i)), 3)
+    got = execute(design, dict(zip([p.value for p in design.inputs], (x, i), strict=True)))
+    for port, want in zip(design.outputs, (x.reshape(3, 4), i, torch.relu(x), x), strict=True):
+        assert torch.equal(got[port.value], want.double())
+    assert design.streams[design.inputs[1].stream].dtype == "int32"
+
+
+def test_affine_steps_vanish_into_weights() -> None:
+    network, _, _ = lowered("resnet")
+    assert not [e for e in design_at(network, 100).engines if "batch_norm" in e.name]
+
+
+def test_channel_shuffle_costs_nothing_before_a_depthwise_convolution() -> None:
+    network, _, _ = lowered("shuffle")
+    perms = [e for e in design_at(network, 100).engines if e.kind == "perm"]
+    assert len(perms) == 1  # in front of the grouped convolution behind it
+
+
+def test_all_unsupported_nodes_are_listed() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cumsum(x, 1) + torch.sort(x)[0]
+
+    with pytest.raises(BackendError) as caught:
+        lower(graph_of(Odd(), torch.randn(2, 3)))
+    text = str(caught.value)
+    for part in ("2 node(s)", "aten.cumsum.default cumsum", "aten.sort.default sort", "hint"):
+        assert part in text
+
+
+def test_dropout_in_training_names_the_remedy() -> None:
+    graph = graph_of(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).train(), torch.randn(2, 4))
+    with pytest.raises(BackendError, match="eval mode"):
+        lower(graph)
+
+
+shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), shapes)
+def test_views_follow_numpy(data: st.DataObject, shape: list[int]) -> None:
+    """A view's indices pick the logical elements in the order of the stream."""
+    order = data.draw(st.permutations(range(len(shape))))
+    view = View.of(shape, order)
+    logical = np.arange(int(np.prod(shape))).reshape(shape)
+    stream = logical.transpose(order).reshape(-1)
+    for _ in range(3):
+        if data.draw(st.booleans()):
+            axes = data.draw(st.permutations(range(len(view.shape))))
+            moved = view.permute(axes)
+            if moved is None:
+                continue
+            view, logical = moved, logical.transpose(axes)
+        else:
+            sizes = data.draw(st.permutations([*view.shape, 1]))
+            view, logical = view.reshape(sizes), logical.reshape(sizes)
+        assert (logical.reshape(-1)[indices(view.atoms)] == stream).all()
+        assert view.shape == logical.shape
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), shapes)
+def test_permutation_turns_one_order_into_another(data: st.DataObject, shape: list[int]) -> None:
+    logical = np.arange(int(np.prod(shape))).reshape(shape)
+    orders = [data.draw(st.permutations(range(len(shape)))) for _ in range(2)]
+    have, want = (View.of(shape, o) for o in orders)
+    found = permutation(have, want)
+    assert found is not None
+    sizes, axes = found
+    stream = logical.transpose(orders[0]).reshape(sizes)
+    assert (stream.transpose(axes).reshape(-1) == logical.transpose(orders[1]).reshape(-1)).all()

@@ -1,0 +1,187 @@
+"""The FPGA backend from plan to running stages: chains, bytes, errors."""
+
+import filecmp
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipec.backends.fpga.csim import build as csim_build
+from pipec.backends.fpga.csim.run import load_stages
+from pipec.backends.fpga.emit.stage import TOLERANCE
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.backend import load_backend
+from pipec.compiler.driver import emit, make_plan
+from pipec.compiler.verify import verify_stages
+from pipec.errors import BackendError, PlanError
+from pipec.frontends.load import load
+from pipec.plan.model import Plan
+from pipec.plan.store import load_plan
+
+FACTORY = """
+from tests.fpga.design.models import made
+
+def factory():
+    model, x = made({name!r})
+    return model, (x,)
+"""
+
+
+def told(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def spec(name: str, folder: Path) -> str:
+    path = folder / f"{name}.py"
+    path.write_text(FACTORY.format(name=name))
+    return f"{path}:factory"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("backend")
+
+
+@pytest.fixture(scope="module")
+def encoder(folder: Path) -> tuple[Plan, Path, str]:
+    """A transformer encoder block behind an embedding, in four stages."""
+    model = spec("encoder", folder)
+    plan = make_plan(load(model).graph, parse_cluster("4xvcu118"), "fpga")
+    emit(plan, folder / "encoder")
+    return plan, folder / "encoder", model
+
+
+def test_a_chain_of_stages_computes_what_the_model_computes(
+    encoder: tuple[Plan, Path, str],
+) -> None:
+    plan, directory, model = encoder
+    assert len(plan.stages) == 4
+    loaded, backend = load_plan(directory), load_backend("fpga")
+    runners = backend.load(loaded, directory)
+    report = verify_stages(loaded, runners, load(model), tolerance=TOLERANCE)
+    assert report.ok, report
+    assert max(b.relative_error for b in report.boundaries) < 1e-5
+
+
+def test_unlike_boards_relay_what_skips_a_stage(folder: Path) -> None:
+    model = spec("resnet", folder)
+    plan = make_plan(load(model).graph, parse_cluster("1xvcu118,1xu280,1xvcu118"), "fpga")
+    emit(plan, folder / "resnet")
+    names = sorted(p.name for p in (folder / "resnet").glob("stage*"))
+    assert [n.split("_")[0] for n in names] == ["stage0", "stage1", "stage2"]
+    assert names[1] != names[0].replace("0", "1")
+    backend = load_backend("fpga")
+    report = verify_stages(plan, backend.load(plan, folder / "resnet"), load(model), tolerance=1e-4)
+    assert report.ok, report
+
+
+def test_the_same_plan_gives_the_same_bytes(encoder: tuple[Plan, Path, str], folder: Path) -> None:
+    _, directory, model = encoder
+    again = folder / "again"
+    emit(make_plan(load(model).graph, parse_cluster("4xvcu118"), "fpga"), again)
+    names = [str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file()]
+    same, different, missing = filecmp.cmpfiles(directory, again, names, shallow=False)
+    assert (different, missing) == ([], [])
+    assert len(same) > 100
+
+
+def test_emitted_text_names_no_machine_and_no_date(encoder: tuple[Plan, Path, str]) -> None:
+    _, directory, _ = encoder
+    for path in directory.glob("stage*/**/*"):
+        if path.is_file() and path.suffix != ".bin":
+            text = path.read_text()
+            assert str(Path.home()) not in text
+            assert str(directory) not in text
+            assert not re.search(r"20\d\d-\d\d-\d\d", text), path
+
+
+def test_make_plays_the_golden_frame(encoder: tuple[Plan, Path, str]) -> None:
+    _, directory, _ = encoder
+    stage = next(directory.glob("stage1_*"))
+    done = told(["make", "-s", "csim"], stage)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "tolerance 0.0001: ok" in done.stdout
+    golden = next((stage / "tb/golden").glob("out_*.bin"))
+    broken = bytearray(golden.read_bytes())
+    broken[:4] = b"\x00\x00\x80\x7f"  # infinity
+    golden.write_bytes(bytes(broken))
+    done = told(["make", "-s", "csim"], stage)
+    assert done.returncode != 0
+    assert "FAILED" in done.stdout
+
+
+def test_sanitizers_find_nothing_and_older_standards_compile(
+    encoder: tuple[Plan, Path, str],
+) -> None:
+    _, directory, _ = encoder
+    stage = next(directory.glob("stage2_*"))
+    done = told(["make", "-s", "asan"], stage)
+    assert (done.returncode, done.stderr) == (0, "")
+    older = ["g++", "-std=c++14", "-fsyntax-only", *csim_build.FLAGS, *csim_build.INCLUDES]
+    done = told([*older, *csim_build.SOURCES], stage)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_stream_has_one_writer_and_one_reader_in_the_text(
+    encoder: tuple[Plan, Path, str],
+) -> None:
+    _, directory, _ = encoder
+    for stage in directory.glob("stage*"):
+        text = (stage / "src/stage_top.cpp").read_text()
+        region = text[text.index("static void dataflow") : text.index('extern "C"')]
+        streams = re.findall(r"hls::stream<.*> (\w+)\(", region)
+        record = json.loads((stage / "stage.json").read_text())
+        assert sorted(streams) == sorted(s["name"] for s in record["fifos"])
+        for name in streams:
+            depth = next(s["depth"] for s in record["fifos"] if s["name"] == name)
+            assert f"STREAM variable = {name} depth = {depth}\n" in region
+            assert len(re.findall(rf"TASK\(.*\b{name}\b", region)) == 2, name
+
+
+def test_errors_name_what_is_wrong(
+    encoder: tuple[Plan, Path, str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, directory, _ = encoder
+    backend = load_backend("fpga")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BackendError, match="needs a C\\+\\+ compiler"):
+        backend.load(plan, directory)
+    monkeypatch.delenv("CXX")
+    with pytest.raises(BackendError, match="ports cannot be read"):
+        backend.load(plan, folder)
+    (stage,) = load_stages([next(directory.glob("stage0_*"))])
+    wanted = next(w.port for w in stage.wires if w.is_input)
+    with pytest.raises(BackendError, match="has no value"):
+        stage({})
+    with pytest.raises(BackendError, match="another shape"):
+        stage({wanted.value: torch.zeros(1)})
+    (weights,) = next(directory.glob("stage0_*")).glob("src/weights/*table.bin")
+    weights.write_bytes(weights.read_bytes()[:-400])
+    with pytest.raises(BackendError, match="C simulation of a stage failed"):
+        stage({wanted.value: torch.zeros(wanted.shape, dtype=torch.int64)})
+
+
+def test_what_no_engine_computes_is_named(folder: Path) -> None:
+    path = folder / "odd.py"
+    path.write_text(
+        "import torch\n"
+        "class Odd(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.linalg.inv(x) + torch.cumsum(x, 1)\n"
+        "def factory():\n"
+        "    return Odd(), (torch.eye(4),)\n"
+    )
+    graph = load(f"{path}:factory").graph
+    with pytest.raises((BackendError, PlanError), match="no FPGA engine") as caught:
+        make_plan(graph, parse_cluster("1xvcu118"), "fpga")
+    assert "cumsum" in str(caught.value)
+
+
+def test_boards_only(folder: Path) -> None:
+    graph = load(spec("sdpa", folder)).graph
+    with pytest.raises(BackendError, match="no FPGA"):
+        make_plan(graph, parse_cluster("1xv100"), "fpga")

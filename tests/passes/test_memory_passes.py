@@ -1,0 +1,257 @@
+"""Recompute and offload: the same bits, fewer bytes, nodes that carry weight, honest limits."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.driver import make_plan
+from pipec.compiler.fit import fit, in_flight
+from pipec.compiler.pass_base import Pass
+from pipec.compiler.pass_manager import parse_pipeline, run_passes
+from pipec.compiler.residency import stage_work
+from pipec.compiler.timeline import plan_timeline
+from pipec.errors import PassError, PlanError
+from pipec.frontends.trace import Loss, trace
+from pipec.graph.comm import FETCH, OFFLOAD
+from pipec.graph.ir import Source
+from pipec.graph.lower import lower
+from pipec.passes.insert_offload import InsertOffload
+from pipec.passes.insert_recompute import InsertRecompute
+from pipec.plan.model import Plan, Stage
+from pipec.plan.rules import verify
+from pipec.plan.store import load_plan, write_plan
+from pipec.runtime.executor import Settings
+from pipec.runtime.local import LocalPipeline
+from pipec.schedule.action import ActionKind
+from tests.autodiff.chain import Case
+from tests.runtime.pipelines import accumulated, batches, scheduled
+
+STAGES, MICROBATCHES, WIDTH, LENGTH = 4, 8, 16, 48
+PLANNED = (
+    f"simplify,annotate-cost,partition{{stages={STAGES}}},insert-comm,differentiate,time-stages"
+)
+TIMED = "schedule{generator=1f1b microbatches=8},simulate"
+
+
+class Transformer(nn.Module):
+    """Encoder layers and a classifier over all positions."""
+
+    def __init__(self, layers: int = 4) -> None:
+        super().__init__()
+        stack = [
+            nn.TransformerEncoderLayer(WIDTH, 2, 4 * WIDTH, 0.0, "gelu", batch_first=True)
+            for _ in range(layers)
+        ]
+        self.layers = nn.Sequential(*stack)
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.layers(x)).flatten(0, 1)
+        return out
+
+
+def batch(k: int) -> tuple[tuple[torch.Tensor, ...], object]:
+    g = torch.Generator().manual_seed(k)
+    x = torch.randn(4, LENGTH, WIDTH, generator=g)
+    return (x,), torch.randint(5, (4 * LENGTH,), generator=g)
+
+
+CASE = Case(Transformer, nn.functional.cross_entropy, batch)
+
+
+@cache
+def model(layers: int = 4) -> nn.Module:
+    torch.manual_seed(0)
+    return Transformer(layers)
+
+
+@cache
+def plan_of(layers: int = 4) -> Plan:
+    args, target = batch(0)
+    graph = trace(
+        model(layers), args, loss=Loss(CASE.loss, target), source=Source("memory", "test")
+    )
+    return make_plan(graph, parse_cluster(f"{STAGES}xh100"), passes=parse_pipeline(PLANNED))
+
+
+def timed(plan: Plan) -> Plan:
+    return run_passes(parse_pipeline(TIMED), plan)
+
+
+@cache
+def peak_of_plain() -> float:
+    timeline = timed(plan_of()).timeline
+    assert timeline
+    return max(timeline.peak_bytes)
+
+
+@cache
+def limited(name: str, share: float, **options: Any) -> Plan:
+    passes: dict[str, type[Pass]] = {p.name: p for p in (InsertOffload, InsertRecompute)}
+    made = passes[name](memory_limit=share * peak_of_plain(), **options)  # type: ignore[call-arg]
+    return run_passes([made, *parse_pipeline(TIMED)], plan_of())
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+CHOICES = [("insert-recompute", 0.65), ("insert-offload", 0.75)]
+
+
+@pytest.mark.parametrize(("name", "share"), CHOICES)
+def test_training_is_bit_equal_and_fits(name: str, share: float) -> None:
+    plan = limited(name, share)
+    assert plan.timeline
+    assert max(plan.timeline.peak_bytes) <= share * peak_of_plain()
+    pipeline = LocalPipeline(plan, batches(CASE, plan.graph), Settings(sgd))
+    losses = pipeline.run(2)
+    want, weights = accumulated(CASE, model(), sgd, 2, MICROBATCHES)
+    assert losses == pytest.approx(want, rel=1e-5)
+    plain = LocalPipeline(plan_of(), batches(CASE, plan.graph), Settings(sgd),
+                          schedule=scheduled(plan_of(), "1f1b", MICROBATCHES))  # fmt: skip
+    assert plain.run(2) == losses
+    got, same = pipeline.state_dict(), plain.state_dict()
+    assert all(torch.equal(got[n], same[n]) for n in got)
+    assert all(torch.allclose(got[n], weights[n], atol=1e-4) for n in weights)
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "gpipe", "interleaved"])
+@pytest.mark.parametrize("kind", ["insert-recompute", "insert-offload"])
+def test_other_schedules_run_the_same_graphs(kind: str, name: str) -> None:
+    share = dict(CHOICES)[kind]
+    plan, options = limited(kind, share), {"chunks": 2} if name == "interleaved" else {}
+    found = []
+    for p in (plan_of(), plan):
+        order = scheduled(p, name, MICROBATCHES, **options)
+        found.append(LocalPipeline(p, batches(CASE, p.graph), Settings(sgd), schedule=order))
+    assert found[0].run(1) == found[1].run(1)
+    a, b = (p.state_dict() for p in found)
+    assert all(torch.equal(a[n], b[n]) for n in a)
+
+
+def test_recomputed_nodes_stand_in_b() -> None:
+    before, after = plan_of().stages, limited("insert-recompute", 0.65).stages
+    more = 0
+    for a, b in zip(before, after, strict=True):
+        assert a.training
+        assert b.training
+        dropped = {v.name for v in a.training.saved} - {v.name for v in b.training.saved}
+        assert dropped <= {n.name for n in b.training.B.calls}
+        more += len(dropped)
+        assert b.training.saved_bytes <= a.training.saved_bytes
+    assert more
+    moved = limited("insert-recompute", 0.65).timeline
+    plain = timed(plan_of()).timeline
+    assert moved
+    assert plain
+    assert moved.seconds > plain.seconds  # the time is in the timeline too
+
+
+def hosted(plan: Plan) -> Stage:
+    """The first stage with a host slot."""
+    return plan.stages[plan.slots[0].stage]
+
+
+def test_copies_are_nodes_actions_and_channels() -> None:
+    plan = limited("insert-offload", 0.75)
+    training, slot = hosted(plan).training, plan.slots[0]
+    assert training
+    assert [n.target for n in training.F.calls[-len(slot.values) :]] == [OFFLOAD] * len(slot.values)
+    assert [n.target for n in training.B.calls[: len(slot.values)]] == [FETCH] * len(slot.values)
+    for node in training.B.calls[: len(slot.values)]:
+        want = training.F.node(node.name).meta["val"]
+        assert (node.meta["val"].stride(), node.meta["val"].dtype) == (want.stride(), want.dtype)
+    assert plan.schedule
+    kinds = [a.kind for a in plan.schedule.row(slot.stage)]
+    assert kinds.count(ActionKind.OFFLOAD) == kinds.count(ActionKind.FETCH) == MICROBATCHES
+    channel = next(c for c in plan.schedule.channels if c.name == slot.name)
+    assert channel.nbytes == slot.nbytes == sum(t.nbytes for t in lower(training.F).offloads)
+    assert plan.timeline
+    use = plan.timeline.lane_use
+    assert use[f"{slot.stage}.d2h"] == pytest.approx(use[f"{slot.stage}.h2d"])
+    assert use[f"{slot.stage}.d2h"] > 0
+
+
+def without_offload(plan: Plan) -> Plan:
+    """The plan with one offload node taken out of F: its value is saved on the device again."""
+    stage = hosted(plan)
+    assert stage.training
+    plain = plan_of().stages[stage.index].training
+    assert plain
+    stages = list(plan.stages)
+    stages[stage.index] = replace(stage, training=replace(stage.training, F=plain.F))
+    return plan.replace(stages=tuple(stages))
+
+
+def test_a_missing_offload_node_is_caught_and_raises_the_peak() -> None:
+    plan = limited("insert-offload", 0.75)
+    broken = without_offload(plan)
+    with pytest.raises(PlanError, match="does not offload") as told:
+        verify(broken)
+    assert plan.slots[0].name in str(told.value)
+    again = run_passes(parse_pipeline("simulate"), plan)
+    heavier = parse_pipeline("simulate")[0].run(broken)
+    assert again.timeline
+    assert heavier.timeline
+    device = plan.slots[0].stage
+    assert heavier.timeline.peak_bytes[device] > again.timeline.peak_bytes[device]
+
+
+def test_a_schedule_that_does_not_copy_a_slot_is_caught() -> None:
+    plan = limited("insert-offload", 0.75)
+    plain = scheduled(plan_of(), "1f1b", MICROBATCHES)
+    with pytest.raises(PlanError, match="the schedule does not copy it"):
+        verify(plan.replace(schedule=plain))
+
+
+@pytest.mark.parametrize(("name", "share"), CHOICES)
+def test_plans_are_saved_and_loaded(name: str, share: float, tmp_path: Path) -> None:
+    plan = limited(name, share)
+    weights = plan.graph.weights
+    write_plan(plan, tmp_path)
+    loaded = load_plan(tmp_path, check_weights=False)
+    assert loaded.slots == plan.slots
+    found = LocalPipeline(loaded, batches(CASE, plan.graph), Settings(sgd), weights=weights).run(1)
+    assert found == LocalPipeline(plan, batches(CASE, plan.graph), Settings(sgd)).run(1)
+    text = "".join(p.read_text() for p in tmp_path.glob("graphs/*/[FB].py"))
+    assert ("offload.default" in text and "fetch.default" in text) == (name == "insert-offload")
+
+
+@pytest.mark.parametrize("options", [{"recompute": True}, {"recompute": False, "host": True}])
+@pytest.mark.parametrize("share", [0.85, 0.7])
+def test_added_time_is_within_a_point_of_the_bound(share: float, options: dict[str, bool]) -> None:
+    plan = plan_of(12)
+    schedule = scheduled(plan, "1f1b", MICROBATCHES)
+    timeline = plan_timeline(plan, schedule)
+    for found in fit(plan, schedule, share * max(timeline.peak_bytes), **options):
+        assert found.choice.bound - 1e-9 <= found.choice.added <= found.choice.bound + 0.01
+
+
+def test_nothing_changes_where_everything_fits() -> None:
+    assert InsertRecompute().run(plan_of()) is plan_of()
+    assert InsertOffload(memory_limit=peak_of_plain()).run(plan_of()) is plan_of()
+
+
+@pytest.mark.parametrize("kind", [InsertRecompute, InsertOffload])
+def test_an_impossible_limit_says_how_far_it_was(kind: type[Any]) -> None:
+    with pytest.raises(PassError, match="does not fit device") as told:
+        kind(memory_limit=1e4).run(plan_of())
+    assert "bytes short" in str(told.value)
+
+
+def test_a_model_without_loss_and_a_second_offload_are_refused() -> None:
+    with pytest.raises(PassError, match="wait in host memory already"):
+        InsertOffload(memory_limit=1e4).run(limited("insert-offload", 0.75))
+
+
+def test_seconds_of_nodes_sum_up_to_those_of_the_stage() -> None:
+    for work, timing in zip(stage_work(plan_of()), plan_of().timing, strict=True):
+        assert sum(work.forward.values()) == pytest.approx(timing.compute_seconds)
+    assert in_flight(scheduled(plan_of(), "1f1b", MICROBATCHES)) == [4, 3, 2, 1]

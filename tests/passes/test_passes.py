@@ -1,0 +1,180 @@
+"""The built-in passes on a small graph: what they promise, twice, and what the verifier catches."""
+
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+
+from pipec.cluster.cluster import Cluster, Link, parse_cluster
+from pipec.compiler.driver import default_passes, make_plan
+from pipec.compiler.pass_manager import check_pipeline, parse_pipeline, run_passes
+from pipec.errors import PartitionError, PassError, PipecError, PlanError
+from pipec.graph.ir import Graph, InputKind
+from pipec.graph.lower import lower
+from pipec.graph.units import placement_units
+from pipec.plan.model import Plan
+from pipec.plan.rules import verify
+from tests.toys import Builder, aten, mlp, run
+
+CUT = "simplify,annotate-cost,partition,insert-comm"
+
+
+def compiled(graph: Graph, devices: str = "3xh100", passes: str = CUT) -> Plan:
+    return run_passes(parse_pipeline(passes), Plan(graph, parse_cluster(devices)))
+
+
+def test_stages_in_a_chain_compute_what_the_model_computes() -> None:
+    graph, x = mlp(layers=6), torch.randn(2, 8)
+    for route in ("direct", "relay"):
+        plan = compiled(graph, passes=f"{CUT}{{route={route}}}")
+        values = {"x": x}
+        for stage in plan.stages:
+            low = lower(stage.graph)
+            values |= run(low.graph, **values)
+        assert torch.equal(values["y0"], run(graph, x=x)["y0"])
+
+
+def test_a_skip_is_direct_or_relayed() -> None:
+    direct = compiled(mlp(layers=6), passes=f"{CUT}{{route=direct}}")
+    relay = compiled(mlp(layers=6), passes=f"{CUT}{{route=relay}}")
+    assert [c.name for c in direct.channels if c.value == "relu0"] == ["s0.s2.relu0"]
+    assert [c.name for c in relay.channels if c.value == "relu0"] == ["s0.s1.relu0", "s1.s2.relu0"]
+    middle = lower(relay.stages[1].graph)
+    assert "relu0" in {t.value for t in middle.receives} & {t.value for t in middle.sends}
+
+
+def test_removing_a_communication_node_names_channel_and_stages() -> None:
+    plan = compiled(mlp(layers=6))
+    for stage, word in ((0, "send"), (1, "recv")):
+        graph = plan.stages[stage].graph
+        fx_graph = graph.module.graph
+        node = next(n for n in fx_graph.nodes if f"pipec.{word}" in str(n.target))
+        copy = type(fx_graph)()
+        env: dict[object, object] = {}
+        for n in fx_graph.nodes:
+            if n is node and word == "recv":
+                env[n] = copy.placeholder(n.name)
+                env[n].meta = dict(n.meta)  # type: ignore[attr-defined]
+            elif n is not node:
+                env[n] = copy.node_copy(n, env.__getitem__)  # type: ignore[arg-type]
+        inputs = graph.inputs
+        if word == "recv":
+            value = type(inputs[0])(node.name, InputKind.VALUE, node.name)
+            inputs = (*inputs, value)
+        broken = graph.replace(module=torch.fx.GraphModule({}, copy), inputs=inputs)
+        stages = list(plan.stages)
+        stages[stage] = type(stages[stage])(stage, broken, "k")
+        with pytest.raises(
+            PlanError, match=r"channel s0\.s\d\.\w+ from stage 0 to stage \d"
+        ) as told:
+            verify(plan.replace(stages=tuple(stages)))
+        assert f"stage {stage} has no {word} node" in str(told.value)
+
+
+def test_passes_are_idempotent() -> None:
+    plan = compiled(mlp(), devices="2xh100", passes="simplify")
+    plan = run_passes(default_passes()[:4], plan)
+    for p in default_passes()[:4]:
+        assert p.run(plan) is plan
+
+
+def test_simplify_drops_what_computes_nothing() -> None:
+    b = Builder()
+    x = b.input("x", 2, 8)
+    same = b.call(aten.reshape.default, b.call(aten.clone.default, x), [2, 8])
+    b.call(aten.sin.default, x)
+    plan = compiled(b.graph(b.call(aten.relu.default, same)), "h100", "simplify")
+    assert [n.name for n in plan.graph.calls] == ["relu_default"]
+
+
+def test_pieces_that_must_stay_together() -> None:
+    b = Builder()
+    x = b.input("x", 2, 8)
+    split = b.call(aten.split.Tensor, x, 4, 1)
+    from operator import getitem
+
+    left, right = b.call(getitem, split, 0), b.call(getitem, split, 1)
+    flat = b.call(aten.reshape.default, b.call(aten.add.Tensor, left, right), [8])
+    units = placement_units(b.graph(b.call(aten.relu.default, flat)))
+    assert list(units.values()) == [0, 0, 0, 1, 1, 2]
+
+
+def test_partition_meets_brute_force() -> None:
+    graph = mlp(layers=5)
+    plan = compiled(graph, "3xcpu")
+    assert plan.partition is not None
+    assert plan.costs is not None
+    names = [n.name for n in graph.calls]
+    seconds, link = plan.costs.of("cpu"), plan.cluster.link(0, 1)
+    best = min(
+        max(_loads(graph, names, cuts, seconds, link))
+        for cuts in combinations(range(1, len(names)), 2)
+    )
+    assert plan.partition.max_load == pytest.approx(best)
+    assert plan.partition.lower_bound == pytest.approx(best)
+
+
+def _loads(
+    graph: Graph, names: list[str], cuts: tuple[int, ...], seconds: object, link: Link
+) -> list[float]:
+    bounds = [0, *cuts, len(names)]
+    crossing = []
+    for cut in bounds[1:-1]:
+        left = set(names[:cut])
+        values = [
+            n
+            for n in graph.calls
+            if n.name in left
+            and any(u.op == "call_function" and u.name not in left for u in n.users)
+        ]
+        crossing.append(link.seconds(64 * len(values)))
+    padded = [0.0, *crossing, 0.0]
+    return [
+        sum(seconds[n] for n in names[a:b]) + padded[k] + padded[k + 1]  # type: ignore[index]
+        for k, (a, b) in enumerate(pairwise(bounds))
+    ]
+
+
+def test_unlike_devices_and_free_order() -> None:
+    graph = mlp(layers=8, width=256, batch=256)
+    fixed = compiled(graph, "1xcpu,1xh100")
+    free = compiled(graph, "1xcpu,1xh100", "annotate-cost,partition{order=free}")
+    assert fixed.partition is not None
+    assert free.partition is not None
+    assert free.partition.max_load <= fixed.partition.max_load
+    assert sorted(d.kind for d in free.cluster.devices) == ["cpu", "h100"]
+
+
+def test_reordered_cluster_keeps_each_pairs_link() -> None:
+    own = Link(1.0, 0.0)
+    cluster = Cluster(parse_cluster("a100,v100,h100").devices, {(0, 2): own})
+    turned = cluster.reordered([2, 0, 1])
+    assert [d.kind for d in turned.devices] == ["h100", "a100", "v100"]
+    assert turned.link(0, 1) is own
+
+
+def test_limits_are_told_with_numbers() -> None:
+    with pytest.raises(PartitionError, match="99 stages"):
+        compiled(mlp(), "99xh100")
+    with pytest.raises(PartitionError, match="does not fit the cluster"):
+        compiled(mlp(), "2xh100", "annotate-cost,partition{stages=3}")
+
+
+def test_pipelines_are_checked_before_they_run() -> None:
+    plan = Plan(mlp(), parse_cluster("2xh100"))
+    with pytest.raises(PassError, match="requires the fact partition") as caught:
+        check_pipeline(parse_pipeline("annotate-cost,insert-comm"), plan)
+    assert "put partition before it" in str(caught.value)
+
+
+def test_errors_name_the_pass_and_those_before_it() -> None:
+    with pytest.raises(PipecError) as caught:
+        compiled(mlp(), "99xh100")
+    assert caught.value.__notes__ == ["in pass partition, after simplify, annotate-cost"]
+
+
+def test_the_default_pipeline_ends_in_a_timeline() -> None:
+    plan = make_plan(mlp(), parse_cluster("2xh100"))
+    assert plan.timeline is not None
+    slowest = max(t.compute_seconds for t in plan.timing)
+    assert plan.timeline.seconds >= 8 * slowest

@@ -1,0 +1,97 @@
+"""Plans of toy graphs, cut where a test wants them, without cost models or solvers."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pipec.cluster.cluster import parse_cluster
+from pipec.graph.extract import extract
+from pipec.graph.ir import Graph, GraphOutput, InputKind, OutputKind
+from pipec.graph.structure import structural_key
+from pipec.passes.insert_comm import InsertComm
+from pipec.plan.model import Plan, Stage
+from pipec.schedule.schedule import Placement
+from tests.toys import Builder, aten, run
+
+
+def cut(graph: Graph, *bounds: int, target: str = "torch", route: str = "direct") -> Plan:
+    """A plan whose stage k holds the calls from ``bounds[k-1]`` to ``bounds[k]``."""
+    names = [n.name for n in graph.calls]
+    edges = [0, *bounds, len(names)]
+    parts = [
+        extract(graph, set(names[a:b]), f"Stage{k}")
+        for k, (a, b) in enumerate(itertools.pairwise(edges))
+    ]
+    plan = Plan(
+        graph,
+        parse_cluster(f"{len(parts)}xh100"),
+        target,
+        placement=Placement(tuple((k,) for k in range(len(parts)))),
+        stages=tuple(Stage(k, g, structural_key(g)) for k, g in enumerate(parts)),
+    )
+    return InsertComm(route=route).run(plan)  # type: ignore[arg-type]
+
+
+def chain(layers: int = 6, width: int = 8) -> Graph:
+    """Equal layers without a skip: equal cuts give equal stages."""
+    b = Builder()
+    weights = [b.parameter(f"blocks.{k}.weight", width, width) for k in range(layers)]
+    x = b.input("x", 2, width)
+    for k, w in enumerate(weights):
+        x = b.call(aten.linear.default, x, w, name=f"linear{k}")
+        x = b.call(aten.tanh.default, x, name=f"tanh{k}")
+    return b.graph(x)
+
+
+def tied() -> Graph:
+    """An embedding whose table is the output layer's weight too; token ids in, logits out."""
+    b = Builder()
+    table = b.parameter("embed.weight", 10, 4)
+    unused = b.parameter("unused.bias", 3)
+    ids = b.input("ids", 5)
+    del unused
+    with b.mode:
+        ids.meta["val"] = torch.empty(5, dtype=torch.int64)
+    h = b.call(aten.embedding.default, table, ids, name="embedding")
+    h = b.call(aten.gelu.default, h, name="gelu")
+    y = b.call(aten.linear.default, h, table, name="logits")
+    graph = b.graph(y)
+    outputs = (GraphOutput(y.name, OutputKind.OUTPUT, "logits.out"),)
+    return graph.replace(tied={"embed.weight": ("head.weight",)}, outputs=outputs)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A graph as a front end would give it."""
+
+    graph: Graph
+    example_inputs: Mapping[str, Tensor]
+
+    def original(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return run(self.graph, **inputs)
+
+
+def loaded(graph: Graph) -> Toy:
+    """The reference of a toy graph, with example inputs."""
+    nodes = graph.nodes
+    examples = {}
+    for i in graph.inputs_of(InputKind.INPUT):
+        t = nodes[i.node].meta["val"]
+        integer = not t.dtype.is_floating_point
+        examples[i.name] = (
+            torch.arange(t.numel()).reshape(t.shape) % 10 if integer else torch.randn(t.shape)
+        )
+    return Toy(graph, examples)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """Relative path to content of every file."""
+    return {
+        p.relative_to(directory).as_posix(): p.read_bytes()
+        for p in sorted(directory.rglob("*"))
+        if p.is_file()
+    }

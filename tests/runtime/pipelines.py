@@ -1,0 +1,76 @@
+"""Plans for small models under any schedule, and gradient accumulation to compare with."""
+
+import copy
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from pipec.cluster.cluster import parse_cluster
+from pipec.frontends.trace import Loss, trace
+from pipec.graph.ir import Graph, InputKind, Source
+from pipec.graph.structure import structural_key
+from pipec.passes.differentiate import Differentiate
+from pipec.passes.insert_comm import InsertComm
+from pipec.passes.schedule import completed
+from pipec.plan.model import Plan, Stage
+from pipec.runtime.executor import Batch
+from pipec.schedule.registry import generate
+from pipec.schedule.schedule import Schedule
+from tests.autodiff.chain import Case, cut, flat
+
+
+def staged(case: Case, module: nn.Module, stages: int, *, recompute: str = "views") -> Plan:
+    """Cut into ``stages`` of equal node count, with channels and backward graphs."""
+    args, target = case.batch(0)
+    graph = trace(module, args, loss=Loss(case.loss, target), source=Source("memory", "test"))
+    return staged_graph(graph, cut(graph, stages), recompute=recompute)
+
+
+def staged_graph(graph: Graph, parts: list[Graph], *, recompute: str = "views") -> Plan:
+    stages = tuple(Stage(k, g, structural_key(g)) for k, g in enumerate(parts))
+    plan = Plan(graph, parse_cluster(f"{len(parts)}xh100"), stages=stages)
+    return Differentiate(recompute=recompute).run(InsertComm().run(plan))  # type: ignore[arg-type]
+
+
+def scheduled(plan: Plan, name: str, microbatches: int, **options: object) -> Schedule:
+    """A named schedule with everything that the plan needs."""
+    return completed(generate(name, len(plan.stages), microbatches, **options), plan)
+
+
+def batches(case: Case, graph: Graph) -> Batch:
+    """Microbatch number to inputs by name."""
+    names = [i.name for i in graph.inputs_of(InputKind.INPUT)]
+
+    def batch(k: int) -> Mapping[str, Tensor]:
+        args, target = case.batch(k)
+        return dict(zip(names, flat(args, target), strict=True))
+
+    return batch
+
+
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def accumulated(
+    case: Case, module: nn.Module, optimizer: Optimizer, steps: int, microbatches: int,
+    clip: float | None = None,
+) -> tuple[list[float], dict[str, Tensor]]:  # fmt: skip
+    """Plain training in one process: every step accumulates the gradients of its microbatches."""
+    module = copy.deepcopy(module)
+    update, losses = optimizer(list(module.parameters())), []
+    for step in range(steps):
+        update.zero_grad()
+        for k in range(step * microbatches, (step + 1) * microbatches):
+            args, target = case.batch(k)
+            loss = Loss(case.loss, target)
+            value = loss(module(*args), list(loss.inputs.values()))
+            value.backward()
+            losses.append(float(value.detach()))
+        for p in module.parameters():
+            if p.grad is not None:
+                p.grad /= microbatches
+        if clip is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), clip)
+        update.step()
+    return losses, {n: w.detach() for n, w in module.state_dict().items()}

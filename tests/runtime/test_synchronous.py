@@ -1,0 +1,206 @@
+"""Schedules with a flush give what plain gradient accumulation gives."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+from pipec.errors import PipecError
+from pipec.plan.model import Plan
+from pipec.runtime.executor import Settings
+from pipec.runtime.local import LocalPipeline
+from tests.autodiff.chain import Case, worst
+from tests.autodiff.zoo import CASES, seeded
+from tests.runtime.pipelines import accumulated, batches, scheduled, staged
+
+SCHEDULES = {
+    "gpipe": {},
+    "1f1b": {},
+    "1f1b-so": {},
+    "fbp-as": {},
+    "interleaved": {"chunks": 2},
+    "zb-h1": {},
+    "zbv": {},
+    "dualpipev": {},
+}
+
+
+def momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+@cache
+def plan_of(name: str, stages: int = 4) -> tuple[Case, nn.Module, Plan]:
+    case = CASES[name]
+    module = seeded(case)
+    for part in module.modules():
+        for rate in ("p", "dropout", "attention_dropout"):
+            if isinstance(getattr(part, rate, None), float):
+                setattr(part, rate, 0.0)
+    return case, module, staged(case, module, stages)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["mlp", "cnn", "long skip", "many in and out"])
+def test_every_bit_equals_accumulation_where_the_order_of_sums_is_the_same(
+    name: str, schedule: str
+) -> None:
+    case, module, plan = plan_of(name)
+    order = scheduled(plan, schedule, 4, **SCHEDULES[schedule])
+    pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(momentum), schedule=order)
+    losses = pipeline.run(3)
+    want, weights = accumulated(case, module, momentum, 3, 4)
+    assert losses == want
+    found = pipeline.state_dict()
+    assert found.keys() == weights.keys()
+    assert worst(found, weights) == 0
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])
+@pytest.mark.parametrize("name", ["gpt-2", "bert", "t5"])
+def test_copies_of_tied_weights_stay_equal_and_right_over_many_adam_steps(
+    name: str, schedule: str
+) -> None:
+    case, module, plan = plan_of(name)
+    order = scheduled(plan, schedule, 2, **SCHEDULES[schedule])
+    pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(adam), schedule=order)
+    assert pipeline.program.tied
+    many = {"gpt-2": 100, "bert": 100, "t5": 30}[name]
+    few, many = (2, many) if schedule == "1f1b" else (2, 2)
+    losses = pipeline.run(few)
+    want, weights = accumulated(case, module, adam, few, 2)
+    assert losses == pytest.approx(want, abs=2e-6)
+    assert worst(pipeline.state_dict(), weights) < 1e-2  # Adam turns 1e-7 into a step near zero
+    pipeline.run(many - few)
+    held = {s: w for e in pipeline.executors for s, w in e.weights.items()}
+    for weight, stages in pipeline.program.tied.items():
+        first, *rest = (held[s].at(0)[weight] for s in stages)
+        assert all(torch.equal(first, other) for other in rest)
+
+
+def test_llama_trains_under_a_v_shaped_schedule() -> None:
+    case, module, plan = plan_of("llama")
+    order = scheduled(plan, "zbv", 4)
+    pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(momentum), schedule=order)
+    losses = pipeline.run(2)
+    want, weights = accumulated(case, module, momentum, 2, 4)
+    assert losses == pytest.approx(want, abs=1e-6)
+    assert worst(pipeline.state_dict(), weights) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["cnn", "gpt-2"])
+def test_gradients_are_clipped_by_the_norm_over_all_stages(name: str) -> None:
+    case, module, plan = plan_of(name)
+    settings = Settings(momentum, clip=0.05)
+    order = scheduled(plan, "1f1b", 2)
+    pipeline = LocalPipeline(plan, batches(case, plan.graph), settings, schedule=order)
+    losses = pipeline.run(3)
+    want, weights = accumulated(case, module, momentum, 3, 2, clip=0.05)
+    assert losses == pytest.approx(want, abs=1e-6)
+    assert worst(pipeline.state_dict(), weights) < 2e-5
+
+
+def test_learning_rate_schedules_step_with_the_optimizer() -> None:
+    case, module, plan = plan_of("mlp", 3)
+    settings = Settings(
+        lambda p: torch.optim.SGD(p, lr=0.5),
+        lambda o: torch.optim.lr_scheduler.StepLR(o, step_size=1, gamma=0.0),
+    )
+    order = scheduled(plan, "gpipe", 2)
+    pipeline = LocalPipeline(plan, batches(case, plan.graph), settings, schedule=order)
+    pipeline.run(5)
+    _, once = accumulated(case, module, lambda p: torch.optim.SGD(p, lr=0.5), 1, 2)
+    assert worst(pipeline.state_dict(), once) == 0  # the rate is 0 from the second step on
+
+
+def test_dropout_masks_depend_on_microbatch_and_stage_but_not_on_the_schedule() -> None:
+    case = CASES["dropout"]
+    plan = staged(case, seeded(case), 4)
+    found = []
+    for name in ("gpipe", "1f1b", "zbv"):
+        order = scheduled(plan, name, 4)
+        settings = Settings(momentum, seed=3)
+        found.append(
+            LocalPipeline(plan, batches(case, plan.graph), settings, schedule=order).run(3)
+        )
+    assert found[0] == found[1] == found[2]
+    order = scheduled(plan, "gpipe", 4)
+    other = Settings(momentum, seed=4)
+    assert LocalPipeline(plan, batches(case, plan.graph), other, schedule=order).run(3) != found[0]
+
+
+@pytest.mark.parametrize("name", ["cnn", "dropout"])
+def test_recompute_changes_no_bit_of_a_run(name: str) -> None:
+    case = CASES[name]
+    module = seeded(case)
+    runs = []
+    for policy in ("views", "all"):
+        plan = staged(case, module, 3, recompute=policy)
+        order = scheduled(plan, "1f1b", 4)
+        pipeline = LocalPipeline(
+            plan, batches(case, plan.graph), Settings(momentum), schedule=order
+        )
+        pipeline.run(2)
+        runs.append(pipeline.state_dict())
+    assert worst(runs[0], runs[1]) == 0
+
+
+def test_compiled_graphs_can_be_put_in_their_place() -> None:
+    case, _, plan = plan_of("mlp", 3)
+    seen = []
+
+    def compiled(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        seen.append(type(module).__name__)
+        return module
+
+    order = scheduled(plan, "1f1b", 2)
+    settings = Settings(momentum, compiled=compiled)
+    LocalPipeline(plan, batches(case, plan.graph), settings, schedule=order).run(1)
+    assert sorted(seen) == ["B", "B", "B", "F", "F", "F"]
+
+
+def test_a_smaller_last_microbatch_is_refused_with_a_hint() -> None:
+    _, _, plan = plan_of("mlp", 3)
+    order = scheduled(plan, "1f1b", 2)
+    pipeline = LocalPipeline(
+        plan,
+        lambda k: {"input": torch.ones(4 - k, 16), "target": torch.zeros(4 - k, dtype=torch.long)},
+        Settings(momentum),
+        schedule=order,
+    )
+    with pytest.raises(PipecError, match=r"another type(.|\n)*\[3, 16\](.|\n)*drop or pad"):
+        pipeline.run(1)
+
+
+def test_inference_yields_the_models_outputs() -> None:
+    from pipec.frontends.trace import trace
+    from pipec.graph.ir import Source
+    from tests.autodiff.chain import cut
+    from tests.runtime.pipelines import staged_graph
+
+    module = seeded(CASES["mlp"]).eval()
+    x = [torch.randn(4, 16) for _ in range(3)]
+    graph = trace(module, (x[0],), source=Source("memory", "test"))
+    plan = staged_graph(graph, cut(graph, 3))
+    order = scheduled(plan, "inference", 3)
+    name = graph.inputs_of(graph.inputs[-1].kind)[0].name
+    result = LocalPipeline(plan, lambda k: {name: x[k]}, schedule=order).round()
+    assert len(result.outputs) == 3
+    for (k, _), y in result.outputs.items():
+        torch.testing.assert_close(y, module(x[k]))
+
+
+def test_loss_functions_see_targets_that_only_the_last_stage_reads() -> None:
+    _, _, plan = plan_of("many in and out")
+    readers = [
+        {i.name for i in s.training.F.inputs} & {"target0", "target1"}
+        for s in plan.stages
+        if s.training
+    ]
+    assert readers[0] == set()
+    assert {"target0", "target1"} == set.union(*readers)

@@ -1,0 +1,101 @@
+"""Memory over time, by category, against counts made by hand."""
+
+import pytest
+
+from pipec.schedule.channels import Channel, ChannelKind, value
+from pipec.schedule.comm import insert_comm
+from pipec.schedule.lower import lower
+from pipec.schedule.offload import insert_offload
+from pipec.schedule.registry import generate
+from pipec.simulate.memory import CATEGORIES, Curve, Memory
+from pipec.simulate.simulate import from_json, simulate
+from pipec.simulate.times import Times
+
+BYTES = Memory(weights=[100, 200], gradients=[100, 200], optimizer=[300, 600], saved=[7, 5])
+
+
+def changes(curve: Curve, category: str) -> dict[float, float]:
+    """Bytes of one category, where they change."""
+    column = curve.held[:, CATEGORIES.index(category)].tolist()
+    last = dict(zip(curve.time.tolist(), column, strict=True))
+    found: dict[float, float] = {}
+    for time, held in last.items():
+        if not found or held != list(found.values())[-1]:
+            found[time] = held
+    return found
+
+
+def test_1f1b_by_category() -> None:
+    timeline = simulate(lower(generate("1f1b", 2, 8)), Times.uniform(2), BYTES)
+    first, last = timeline.memory_curves
+    assert first.at_peak == {
+        "weights": 100, "gradients": 100, "optimizer": 300, "activations": 14, "buffers": 0
+    }  # fmt: skip
+    assert last.at_peak["activations"] == 5
+    assert list(timeline.peak_bytes) == [514, 1005]
+
+
+def test_gradients_are_there_from_the_first_backward_to_the_step() -> None:
+    memory = Memory(weights=[1], gradients=[10], saved=[4])
+    curve = simulate(lower(generate("gpipe", 1, 2)), Times.uniform(1), memory).memory_curves[0]
+    assert changes(curve, "gradients") == {0: 0, 2: 10, 6: 0}
+
+
+def test_stashed_versions_take_memory() -> None:
+    """PipeDream keeps n - i + 1 versions on stage i."""
+    timeline = simulate(lower(generate("pipedream", 4, 16)), Times.uniform(4), Memory([1] * 4))
+    assert list(timeline.peak_bytes) == [4, 3, 2, 1]
+
+
+def test_i_frees_what_w_does_not_need() -> None:
+    schedule = lower(generate("zb-h1", 4, 8))
+    whole = simulate(schedule, Times.uniform(4), Memory(saved=[8] * 4))
+    half = simulate(schedule, Times.uniform(4), Memory(saved=[8] * 4, saved_for_w=[2] * 4))
+    assert list(whole.peak_bytes) == [32, 32, 32, 32]
+    assert list(half.peak_bytes) == [32, 26, 20, 14]
+
+
+def test_buffers_of_both_ends() -> None:
+    """A message is with the sender until it is sent, with the receiver until it is used."""
+    schedule = insert_comm(generate("inference", 2, 1), value("h", 0, 1, 10, gradient=False))
+    timeline = simulate(schedule, Times.uniform(2, F=1, comm=2))
+    sender, receiver = (changes(c, "buffers") for c in timeline.memory_curves)
+    assert sender == {0: 0, 1: 10, 3: 0}
+    assert receiver == {0: 0, 1: 10, 4: 0}
+
+
+def test_offload_trades_device_memory_for_copies() -> None:
+    plain = generate("gpipe", 1, 8)
+    slot = Channel(ChannelKind.H, 0, 0, "saved", 10, depth=2)
+    schedule = lower(insert_offload(plain, [slot]))
+    number = schedule.channels.index(slot)
+    times = Times(Times.uniform(1).compute, host={number: 0.5})
+    kept = simulate(lower(plain), times, Memory(saved=[10]))
+    moved = simulate(schedule, times, Memory(saved=[0]))
+    assert list(kept.peak_bytes) == [80]
+    assert list(moved.peak_bytes) == [30]  # one computed, one leaving, the first coming back
+    assert moved.seconds == kept.seconds  # copies hide behind compute
+    slow = simulate(schedule, Times(times.compute, host={number: 3.0}), Memory(saved=[0]))
+    assert slow.seconds >= 8 * 3  # bound by the copies, out and in at the same time
+    assert slow.peak_bytes <= (40,)
+
+
+def test_separate_devices_hold_saved_values_only_while_they_use_them() -> None:
+    schedule = generate("pipefb", 4, 24)
+    bytes_ = [
+        Channel(c.kind, c.src, c.dst, nbytes=6, depth=2)
+        for c in schedule.channels
+        if c.kind is ChannelKind.H
+    ]
+    timeline = simulate(lower(insert_offload(schedule, bytes_)), Times.uniform(4), Memory())
+    assert max(timeline.peak_bytes) <= 12
+
+
+def test_a_timeline_survives_json() -> None:
+    schedule = lower(generate("1f1b", 2, 4))
+    timeline = simulate(schedule, Times.uniform(2, comm=0.5), BYTES)
+    data = timeline.to_json()
+    assert from_json(schedule, data).to_json() == data
+    assert data["peak_bytes"] == [514, 1005]
+    assert data["critical_path"][0] == "0F0"
+    assert sum(data["busy_seconds"]) == pytest.approx(24)

@@ -1,0 +1,128 @@
+"""Breaking a valid schedule is caught, or shown to be harmless by a second interpreter."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipec.errors import ScheduleError
+from pipec.schedule.registry import generate
+from pipec.schedule.schedule import COLUMNS, Schedule
+from pipec.simulate.memory import Memory
+from pipec.simulate.times import Times
+from pipec.simulate.verify import verify
+from tests.simulate.cases import IDS, VARIANTS, full
+from tests.simulate.interpreter import Machine
+
+MICROBATCHES = 12
+
+
+def rearranged(schedule: Schedule, order: list[int], lost: int | None = None) -> Schedule:
+    """The actions in another order; one row may have lost one."""
+    columns = {name: getattr(schedule, name)[order] for name in COLUMNS}
+    pointer = schedule.device_ptr.copy()
+    if lost is not None:
+        pointer[schedule.device[lost] + 1 :] -= 1
+    return schedule.replace(device_ptr=pointer, **columns)
+
+
+def is_right(schedule: Schedule) -> bool:
+    try:
+        verify(schedule)
+    except ScheduleError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
+def test_generated_schedules_are_right_and_run(name: str, options: dict[str, object]) -> None:
+    verify(generate(name, 4, MICROBATCHES, **options))
+    schedule = full(name, 4, MICROBATCHES, options)
+    verify(schedule)
+    assert Machine(schedule).run() is not None
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
+def test_every_dropped_action_is_caught(name: str, options: dict[str, object]) -> None:
+    schedule = full(name, 4, MICROBATCHES, options)
+    for lost in range(0, len(schedule), 3):
+        order = [i for i in range(len(schedule)) if i != lost]
+        assert not is_right(rearranged(schedule, order, lost)), str(schedule[lost])
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_swapped_actions_are_caught_or_harmless(
+    name: str, options: dict[str, object], data: st.DataObject
+) -> None:
+    """Any two actions of one row change places.
+
+    If the verifier lets it pass, the interpreter, which shares no rule with it, must compute
+    the same values, gradients and weights as before: that is the proof of harmlessness.
+    """
+    schedule = full(name, 4, MICROBATCHES, options)
+    first = data.draw(st.integers(0, len(schedule) - 1))
+    device = int(schedule.device[first])
+    begin, end = (int(p) for p in schedule.device_ptr[device : device + 2])
+    near = data.draw(st.booleans())
+    low, high = (max(begin, first - 3), min(end, first + 4)) if near else (begin, end)
+    second = data.draw(st.integers(low, high - 1))
+    order = list(range(len(schedule)))
+    order[first], order[second] = second, first
+    broken = rearranged(schedule, order)
+    if is_right(broken):
+        assert Machine(broken).run() == Machine(schedule).run()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    case=st.sampled_from(VARIANTS),
+    column=st.sampled_from(COLUMNS),
+    change=st.sampled_from([-1, 1, 2]),
+    where=st.floats(0, 1, exclude_max=True),
+)
+def test_a_changed_field_is_caught(
+    case: tuple[str, dict[str, object]], column: str, change: int, where: float
+) -> None:
+    """No single number of a schedule can be altered unnoticed, and none raises anything else."""
+    schedule = full(case[0], 4, MICROBATCHES, case[1])
+    values = getattr(schedule, column).copy()
+    index = int(where * len(schedule))
+    new = int(values[index]) + change
+    if column == "kind" and not 0 <= new <= 15:
+        return
+    if column in ("stage", "replica", "version") and new < 0:
+        return
+    if column in ("microbatch", "channel") and (values[index] < 0 or new < 0):
+        return
+    values[index] = new
+    if column == "replica" and schedule.kind[index] in (4, 5, 6, 7, 8, 9, 12, 13):
+        return  # the replica of a transfer follows from its microbatch; the field is for people
+    if column == "version" and 4 <= schedule.kind[index] <= 9:
+        return  # transfers of values carry no version
+    if column == "version" and schedule.kind[index] in (12, 13):
+        return
+    assert not is_right(schedule.replace(**{column: values})), str(schedule[index])
+
+
+def test_memory_limit_says_how_far_over() -> None:
+    schedule = full("gpipe", 2, 8, {})
+    memory, times = Memory(weights=[10, 10], saved=[1, 1]), Times.uniform(2)
+    verify(schedule, times=times, memory=memory, limits=[18, 18])
+    with pytest.raises(ScheduleError, match="device 1 needs 1 bytes more than it has"):
+        verify(schedule, times=times, memory=memory, limits=[18, 17])
+
+
+def test_findings_are_told_in_words() -> None:
+    schedule = generate("1f1b", 2, 2)
+    rows = schedule.version.copy()
+    rows[0] = 3
+    with pytest.raises(ScheduleError, match="0F0@3 uses version 3, rule flush wants 0"):
+        verify(schedule.replace(version=rows))
+    with pytest.raises(ScheduleError, match="stage 1 does F of microbatch 0 0 times, not once"):
+        verify(rearranged(schedule, [0, 1, 2, 3, 5, 6, 7], lost=4))
+    swapped = np.arange(len(schedule))
+    swapped[[4, 5]] = [5, 4]
+    with pytest.raises(ScheduleError, match="1B0 stands before 1F0, which it needs"):
+        verify(rearranged(schedule, swapped.tolist()))
