@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types layers unit conformance bench clean
+.PHONY: help setup demo test lint types layers unit fuzz conformance bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ layers: setup
 
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q
+
+fuzz: setup ## the property tests on new random examples
+	HYPOTHESIS_PROFILE=fuzz OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -m hypothesis tests
 
 conformance: setup ## run the ONNX node tests and rewrite docs/onnx_conformance.md
 	$(BIN)/python -m benchmarks.conformance

@@ -35,7 +35,9 @@ def _out_of_range(schedule: Schedule) -> Iterator[str]:
         a = s[index]
         home = phase.get(a.kind, place.backward)
         channel = ends.get(a.kind)
-        if channel is not None and s.channels[s.channel[index]].kind is not channel:
+        if channel is not None and not 0 <= s.channel[index] < len(s.channels):
+            yield f"{a} is on channel {s.channel[index]}: there are {len(s.channels)}"
+        elif channel is not None and s.channels[s.channel[index]].kind is not channel:
             yield f"{a} is on a channel of another kind"
         elif a.microbatch is not None and not a.microbatch < s.microbatches:
             yield f"{a}: there are {s.microbatches} microbatches"

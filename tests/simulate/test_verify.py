@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipec.errors import ScheduleError
@@ -82,6 +82,7 @@ def test_swapped_actions_are_caught_or_harmless(
     change=st.sampled_from([-1, 1, 2]),
     where=st.floats(0, 1, exclude_max=True),
 )
+@example(case=("pipefb", {"saved": "direct"}), column="channel", change=1, where=0.5)
 def test_a_changed_field_is_caught(
     case: tuple[str, dict[str, object]], column: str, change: int, where: float
 ) -> None:

@@ -1,0 +1,13 @@
+"""How the property tests draw their examples.
+
+`make test` draws the same examples each time, so that a run can be repeated; `make fuzz` draws
+new ones (HYPOTHESIS_PROFILE=fuzz), to find what the fixed ones miss.
+"""
+
+import os
+
+from hypothesis import settings
+
+settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
+settings.register_profile("fuzz", deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
