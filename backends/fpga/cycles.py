@@ -61,12 +61,12 @@ class Trace:
 
 
 class _Fifo:
-    """Visibility and free times of the last K tokens, in rings."""
+    """Visibility and free times of the last K tokens, in rings; some may lie there at reset."""
 
-    def __init__(self, name: str, slots: int) -> None:
+    def __init__(self, name: str, slots: int, initial: int) -> None:
         self.name, self.slots = name, slots
         self.vis, self.free = [0] * slots, [0] * slots
-        self.written = self.read = self.stall = 0
+        self.written, self.read, self.stall = initial, 0, 0
         self.producer: _State | None = None
         self.consumer: _State | None = None
         self.log: list[int] | None = None
@@ -175,6 +175,7 @@ def simulate(
     frames: int = 1,
     *,
     record: bool = False,
+    initial: Mapping[str, int] | None = None,
 ) -> Trace:
     """Run a network of processes.
 
@@ -184,13 +185,19 @@ def simulate(
         depths: Declared FIFO depth per stream.
         frames: Frames to run.
         record: Keep the cycle of every handshake.
+        initial: Tokens that a stream holds at reset (a feedback loop needs some); 0 where absent.
 
     Raises:
         BackendError: The network deadlocks; the cycle of waits is reported.
     """
+    initial = initial or {}
     writers = {s: p for p in processes for s in p.outputs}
     readers = {s for p in processes for s in p.inputs}
-    inner = {s: _Fifo(s, depths[s] + p.depth) for s, p in writers.items() if s in readers}
+    inner = {
+        s: _Fifo(s, depths[s] + p.depth, initial.get(s, 0))
+        for s, p in writers.items()
+        if s in readers
+    }
     states = [_State(_inner(p, inner), inner, frames) for p in processes]
     if record:
         for fifo in inner.values():
@@ -282,7 +289,8 @@ def simulate_stage(design: StageDesign, frames: int = 3, *, record: bool = False
         BackendError: Its FIFOs are too small: it deadlocks.
     """
     depths = {name: s.depth for name, s in design.streams.items()}
-    return simulate(processes_of(design), depths, frames, record=record)
+    initial = {name: s.initial for name, s in design.streams.items()}
+    return simulate(processes_of(design), depths, frames, record=record, initial=initial)
 
 
 def simulated(design: StageDesign, frames: int = 4) -> StageDesign:

@@ -61,6 +61,7 @@ class Stream:
         depth: Declared FIFO depth N (``STREAM depth``), at least 2.
         producer: Engine that writes it; None if it is an input of the stage.
         consumer: Engine that reads it; None if it is an output of the stage.
+        initial: Tokens of zeros that it holds at reset: the state of a feedback loop.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Stream:
     depth: int = 2
     producer: str | None = None
     consumer: str | None = None
+    initial: int = 0
 
     @property
     def tokens_per_row(self) -> int:

@@ -63,6 +63,7 @@ def _fifo(stream: Stream) -> Json:
         "width_bits": stream.token_bits,
         "tokens": stream.tokens,
         "depth": stream.depth,
+        "initial": stream.initial,
     }
 
 
