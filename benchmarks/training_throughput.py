@@ -18,13 +18,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.complete import completed
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.extract import extract
 from pipec.graph.ir import Source, origin
 from pipec.graph.structure import structural_key
 from pipec.passes.differentiate import Differentiate
 from pipec.passes.insert_comm import InsertComm
-from pipec.passes.schedule import completed
 from pipec.plan.model import Plan, Stage
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Settings

@@ -5,7 +5,7 @@ import sys
 
 from digits import accuracy, adam, batch, network, plain, plan_of
 
-from pipec.passes.schedule import completed
+from pipec.compiler.complete import completed
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.rules import Correction

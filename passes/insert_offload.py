@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from pipec.autodiff.model import Training
 from pipec.autodiff.rewrite import offloaded, recomputed
+from pipec.compiler.complete import completed, host_channels
 from pipec.compiler.fit import Residency, fit
 from pipec.compiler.pass_base import Pass
 from pipec.errors import PassError
-from pipec.passes.schedule import completed, host_channels
 from pipec.plan.model import Fact, HostSlot, Plan, Stage
 from pipec.schedule.offload import insert_offload
 from pipec.schedule.registry import generate

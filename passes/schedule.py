@@ -5,16 +5,12 @@ from typing import ClassVar
 
 from pipec.compiler.backend import load_backend
 from pipec.compiler.choose_schedule import choose_schedule
+from pipec.compiler.complete import completed
 from pipec.compiler.pass_base import Pass
 from pipec.errors import PipecError
-from pipec.plan.model import Channel as PlanChannel
 from pipec.plan.model import Fact, Plan
-from pipec.schedule.channels import Channel, ChannelKind, value
-from pipec.schedule.comm import insert_comm
-from pipec.schedule.offload import insert_offload
 from pipec.schedule.registry import STREAMING, SYNCHRONOUS, generate
 from pipec.schedule.schedule import Schedule
-from pipec.schedule.steps import insert_reduce, insert_steps
 
 
 @dataclass(frozen=True)
@@ -64,40 +60,3 @@ class SchedulePass(Pass):
         chosen = made[explored[0].schedule]
         assert isinstance(chosen, Schedule)
         return plan.replace(schedule=chosen, explored=explored)
-
-
-def completed(compute: Schedule, plan: Plan) -> Schedule:
-    """A schedule of compute actions with everything else that a plan needs.
-
-    Adds sends and receives of the plan's channels, copies of saved values that wait in host
-    memory, reductions over replicas, and optimizer steps.
-    """
-    schedule = insert_comm(compute, _channels(plan, training=compute.training))
-    slots = host_channels(plan) if compute.training else []
-    if slots or any(c.kind is ChannelKind.H for c in schedule.channels):
-        schedule = insert_offload(schedule, slots)
-    if schedule.training:
-        schedule = insert_steps(insert_reduce(schedule))
-    return schedule
-
-
-def host_channels(plan: Plan) -> list[Channel]:
-    """The plan's host slots as the schedule knows them."""
-    return [Channel(ChannelKind.H, s.stage, s.stage, s.name, s.nbytes, s.depth) for s in plan.slots]
-
-
-def _channels(plan: Plan, *, training: bool) -> list[Channel]:
-    """The plan's channels as the schedule knows them, gradients included."""
-    found: list[Channel] = []
-    for c in plan.channels:
-        gradient = training and _has_gradient(plan, c)
-        found += value(c.name, c.src, c.dst, c.nbytes, depth=c.depth, gradient=gradient)
-    return found
-
-
-def _has_gradient(plan: Plan, channel: PlanChannel) -> bool:
-    """Whether the reader gives a gradient back; a guess from the dtype before it is known."""
-    training = plan.stages[channel.dst].training
-    if training is not None:
-        return channel.value in training.gradients_out()
-    return channel.dtype.startswith(("float", "bfloat"))

@@ -11,12 +11,12 @@ from torch import nn
 
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
 from pipec.compiler.choose_schedule import choose_schedule
+from pipec.compiler.complete import completed
 from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.compiler.pass_manager import run_passes
 from pipec.errors import ScheduleError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, Source
-from pipec.passes.schedule import completed
 from pipec.plan.model import Plan, Tried
 from pipec.plan.store import load_plan
 from pipec.report.plan import print_plan

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.complete import completed
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, InputKind, Source
 from pipec.graph.structure import structural_key
 from pipec.passes.differentiate import Differentiate
 from pipec.passes.insert_comm import InsertComm
-from pipec.passes.schedule import completed
 from pipec.plan.model import Plan, Stage
 from pipec.runtime.executor import Batch
 from pipec.schedule.registry import generate
