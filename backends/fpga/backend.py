@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pipec.backends.fpga.cost import FpgaCost
 from pipec.backends.fpga.csim.run import load_stages
-from pipec.backends.fpga.designs import designs_of, device_of, networks
+from pipec.backends.fpga.designs import designs_of, device_of
 from pipec.backends.fpga.emit.cpp import cpp_type
 from pipec.backends.fpga.emit.golden import golden_chain, random_inputs
 from pipec.backends.fpga.emit.stage import TOLERANCE, stage_directory, write_stage
@@ -48,7 +48,6 @@ class FpgaBackend(Backend):
                 got="a graph with a loss",
                 hint="compile the model without its loss",
             )
-        networks(plan)
         for design in designs_of(plan):
             for stream in design.streams.values():
                 cpp_type(stream.dtype)
