@@ -4,6 +4,7 @@ Seconds of the nodes of F and B are shares: the roofline's figures of these node
 takes what the plan says of the stage and B twice that (one product for each of two gradients).
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,9 +18,10 @@ from pipec.autodiff.recompute import everything
 from pipec.autodiff.rewrite import lineage
 from pipec.cluster.device import Device
 from pipec.compiler.problem import BACKWARD_OVER_FORWARD
-from pipec.compiler.stage_timing import peak_live_bytes
+from pipec.compiler.stage_timing import measured_stage, peak_live_bytes
 from pipec.cost.count import count
 from pipec.cost.model import Roofline
+from pipec.cost.stage import StageCost
 from pipec.graph.ir import Graph, nbytes
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan
@@ -172,17 +174,30 @@ def stage_work(plan: Plan) -> list[StageWork]:
 
 
 def stage_times(plan: Plan) -> Times:
-    """Seconds of F, B, I, W per stage: B takes twice F, I and W once, plus what each recomputes."""
-    forward = [t.compute_seconds for t in plan.timing]
-    if not plan.differentiated:
-        return Times.of_stages(forward)
-    works = stage_work(plan)
-    half = BACKWARD_OVER_FORWARD / 2
-    return Times.of_stages(
+    """Seconds of F, B, I, W and a step per stage.
+
+    Those of the costs where the whole stage was measured. Else B takes twice F, I and W once,
+    plus what each recomputes, and a step takes no time.
+    """
+    found = [measured_stage(plan, s) or _estimated(plan, s.index) for s in plan.stages]
+    times = Times.of_stages([c.F for c in found])
+    if plan.differentiated:
+        columns = zip(*((c.F, c.B, c.I, c.W) for c in found), strict=True)
+        times = Times.of_stages(*columns)
+    return dataclasses.replace(times, step=tuple(c.step for c in found))
+
+
+def _estimated(plan: Plan, stage: int) -> StageCost:
+    forward = plan.timing[stage].compute_seconds
+    training = plan.stages[stage].training
+    if training is None:
+        return StageCost(forward)
+    work, half = stage_work(plan)[stage], BACKWARD_OVER_FORWARD / 2
+    return StageCost(
         forward,
-        [2 * half * f + w.again(w.training.B) for f, w in zip(forward, works, strict=True)],
-        [half * f + w.again(w.training.I) for f, w in zip(forward, works, strict=True)],
-        [half * f + w.again(w.training.W) for f, w in zip(forward, works, strict=True)],
+        B=2 * half * forward + work.again(training.B),
+        I=half * forward + work.again(training.I),
+        W=half * forward + work.again(training.W),
     )
 
 

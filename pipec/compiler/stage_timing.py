@@ -1,10 +1,14 @@
-"""What a stage takes on a device that runs one node after the other, from the plan's cost table."""
+"""What a stage takes on a device that runs one node after the other, from the plan's cost table.
+
+Where the table knows the whole stage (``pipec profile DIRECTORY``), that counts; else its nodes.
+"""
 
 from collections.abc import Collection
 
 from torch import fx
 
 from pipec.compiler.problem import TRAINING_COPIES
+from pipec.cost.stage import MessageCost, StageCost
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, OutputKind, nbytes
 from pipec.graph.lower import lower
@@ -25,16 +29,34 @@ def sequential_timing(plan: Plan) -> tuple[StageTiming, ...]:
     return tuple(_stage(plan, stage) for stage in plan.stages)
 
 
+def measured_stage(plan: Plan, stage: Stage) -> StageCost | None:
+    """What was measured of a stage on its kind of device; None if nothing was."""
+    if plan.costs is None:
+        return None
+    key = stage.training.key if stage.training else stage.key
+    return plan.costs.stages.get(_kind(plan, stage), {}).get(key)
+
+
+def measured_messages(plan: Plan, stage: Stage) -> MessageCost | None:
+    """What was measured of messages that a stage's kind of device sends; None if nothing was."""
+    return plan.costs.messages.get(_kind(plan, stage)) if plan.costs else None
+
+
+def _kind(plan: Plan, stage: Stage) -> str:
+    device = plan.placement.forward[stage.index][0] if plan.placement else stage.index
+    return plan.cluster.devices[device].kind
+
+
 def _stage(plan: Plan, stage: Stage) -> StageTiming:
     if plan.costs is None or plan.placement is None:
         raise PlanError("stages cannot be timed yet", want="costs and a placement")
-    kind = plan.cluster.devices[plan.placement.forward[stage.index][0]].kind
-    table = plan.costs.of(kind)
+    table, whole = plan.costs.of(_kind(plan, stage)), measured_stage(plan, stage)
     graph = lower(stage.graph).graph
     seconds = {n: table.get(n.name, 0.0) for n in graph.calls}
     compute, transfers = sum(seconds.values()), _transfers(plan, stage.index)
     heaviest = max(seconds, key=lambda n: seconds[n])
     share = seconds[heaviest] / compute if compute else 0.0
+    compute = whole.F if whole else compute
     bottleneck = f"compute ({share:.0%} in {heaviest.name})"
     if transfers > compute:
         bottleneck = "transfers"

@@ -1,12 +1,16 @@
 """A schedule on a plan: the plan's stage times, links and memory, simulated."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from pipec.compiler.residency import stage_times, working_bytes
+from pipec.compiler.stage_timing import measured_messages, measured_stage
 from pipec.errors import PlanError
 from pipec.graph.ir import InputKind, nbytes, tensor, tensor_nbytes
 from pipec.plan.model import Plan, Stage
+from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
+from pipec.schedule.routes import routes_of
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.memory import Memory
 from pipec.simulate.simulate import simulate
@@ -14,16 +18,22 @@ from pipec.simulate.timeline import Timeline
 from pipec.simulate.times import Times
 
 OPTIMIZER_COPIES = 2.0
-"""Weight-sized tensors of the optimizer's state: the two moments of Adam."""
+"""Weight-sized tensors of the optimizer's state where it was not measured: Adam's two moments."""
+_K, _C = ActionKind, ChannelKind
+_READER = {_C.F: (_K.F,), _C.B: (_K.B, _K.I), _C.S: (_K.B, _K.I)}
+_WRITER = {_C.F: (_K.F,), _C.B: (_K.B, _K.I), _C.S: (_K.F,)}
 
 
 def plan_timeline(plan: Plan, schedule: Schedule) -> Timeline:
     """Play ``schedule`` with the backend's stage times and the cluster's links.
 
-    1. A forward takes the stage's interval, a backward twice as long and what it recomputes.
+    1. Every action of a measured stage takes what was measured. Else a forward takes the stage's
+       interval, a backward twice as long and what it recomputes, a step no time.
     2. A transfer takes its channel's bytes over the link of the two devices, a copy to the host
        or back the slot's bytes at the device's host bandwidth.
-    3. Weights stay; once stages are differentiated, gradients, optimizer state, the values that
+    3. Where messages were measured, these take what they took, and the time of the sending and
+       receiving processors is added to the actions that yield and read them.
+    4. Weights stay; once stages are differentiated, gradients, optimizer state, the values that
        every microbatch in flight saves and those that a backward recomputes are counted too.
 
     Args:
@@ -36,10 +46,27 @@ def plan_timeline(plan: Plan, schedule: Schedule) -> Timeline:
     """
     if len(plan.timing) != len(plan.stages):
         raise PlanError("the stages are not timed", want="the pass time-stages")
-    compute = stage_times(plan).compute
-    links = tuple((_seconds(plan, schedule, c),) for c in schedule.channels)
-    times = Times(compute, transfer=links, host=_copies(plan, schedule))
-    return simulate(schedule, times, plan_memory(plan))
+    times = replace(
+        stage_times(plan),
+        transfer=tuple((_seconds(plan, schedule, k, c),) for k, c in enumerate(schedule.channels)),
+        host=_copies(plan, schedule),
+    )
+    return simulate(schedule, _with_processors(plan, schedule, times), plan_memory(plan))
+
+
+def _with_processors(plan: Plan, schedule: Schedule, times: Times) -> Times:
+    """What sending and receiving takes of the processors, added to what computes the values."""
+    compute = {kind: list(seconds) for kind, seconds in times.compute.items()}
+    for number, c in enumerate(schedule.channels):
+        src, dst = _ends(schedule, number)
+        cost = measured_messages(plan, plan.stages[c.src])
+        if cost is None or src == dst or c.kind not in _READER:
+            continue
+        for kind in _WRITER[c.kind]:
+            compute[kind][c.src] += cost.sending(c.nbytes)
+        for kind in _READER[c.kind]:
+            compute[kind][c.dst] += cost.receiving(c.nbytes)
+    return replace(times, compute={kind: tuple(s) for kind, s in compute.items()})
 
 
 def plan_memory(plan: Plan) -> Memory:
@@ -53,7 +80,7 @@ def plan_memory(plan: Plan) -> Memory:
     return Memory(
         weights=weights,
         gradients=trained,
-        optimizer=[OPTIMIZER_COPIES * b for b in trained],
+        optimizer=[_optimizer_bytes(plan, s, b) for s, b in zip(plan.stages, trained, strict=True)],
         saved=[s for s, _ in saved],
         saved_for_w=[w for _, w in saved],
         working=[float(working_bytes(s.training)) for s in plan.stages if s.training],
@@ -70,13 +97,21 @@ def _copies(plan: Plan, schedule: Schedule) -> dict[int, float]:
     }
 
 
-def _seconds(plan: Plan, schedule: Schedule, channel: Channel) -> float:
+def _seconds(plan: Plan, schedule: Schedule, number: int, channel: Channel) -> float:
     """Transfer time of one message of a channel; stages on one device hand values over."""
-    place = schedule.placement
-    sides = {"F": (place.forward, place.forward), "B": (place.backward, place.backward)}
-    sources, targets = sides.get(channel.kind.name, (place.forward, place.forward))
-    src, dst = sources[channel.src][0], targets[channel.dst][0]
-    return 0.0 if src == dst else plan.cluster.link(src, dst).seconds(channel.nbytes)
+    src, dst = _ends(schedule, number)
+    if src == dst:
+        return 0.0
+    cost = measured_messages(plan, plan.stages[channel.src])
+    if cost is not None:
+        return cost.on_the_way(channel.nbytes)
+    return plan.cluster.link(src, dst).seconds(channel.nbytes)
+
+
+def _ends(schedule: Schedule, number: int) -> tuple[int, int]:
+    """The devices that a channel runs between (of stages with replicas, the first)."""
+    routes = routes_of(schedule)
+    return int(routes.sender[number, 0]), int(routes.receiver[number, 0])
 
 
 def _weight_bytes(stage: Stage) -> float:
@@ -91,6 +126,11 @@ def _trained_bytes(stage: Stage) -> float:
     nodes, trained = stage.graph.nodes, set(stage.training.trained)
     parameters = stage.graph.inputs_of(InputKind.PARAMETER)
     return float(sum(nbytes(nodes[i.node]) for i in parameters if i.name in trained))
+
+
+def _optimizer_bytes(plan: Plan, stage: Stage, trained: float) -> float:
+    whole = measured_stage(plan, stage)
+    return float(whole.optimizer_bytes) if whole else OPTIMIZER_COPIES * trained
 
 
 def _saved_bytes(stage: Stage, hosted: Collection[str]) -> tuple[float, float]:

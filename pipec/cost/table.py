@@ -1,9 +1,10 @@
 """What every node costs, as a table that is saved, printed and cut by."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pipec.cost.stage import MessageCost, StageCost
 from pipec.errors import CostError
 
 
@@ -35,11 +36,15 @@ class CostTable:
         seconds: Device kind to node name to forward seconds of one microbatch.
         method: Device kind to how its seconds were found: ``roofline``, ``measured``, or the name
             of a backend's model.
+        stages: Device kind to a stage's key to what was measured of the whole stage.
+        messages: Device kind to what a message between two such devices takes.
     """
 
     nodes: Mapping[str, NodeCost]
     seconds: Mapping[str, Mapping[str, float]]
     method: Mapping[str, str]
+    stages: Mapping[str, Mapping[str, StageCost]] = field(default_factory=dict)
+    messages: Mapping[str, MessageCost] = field(default_factory=dict)
 
     def of(self, kind: str) -> Mapping[str, float]:
         """Seconds per node on devices of ``kind``.
@@ -54,11 +59,15 @@ class CostTable:
         return self.seconds[kind]
 
     def to_json(self) -> dict[str, object]:
-        """The table as plain data."""
+        """The table as plain data; what was not measured is left out."""
+        stages = {k: {n: c.to_json() for n, c in row.items()} for k, row in self.stages.items()}
+        messages = {kind: cost.to_json() for kind, cost in self.messages.items()}
         return {
             "nodes": {name: list(asdict(cost).values()) for name, cost in self.nodes.items()},
             "seconds": {kind: dict(row) for kind, row in self.seconds.items()},
             "method": dict(self.method),
+            **({"stages": stages} if stages else {}),
+            **({"messages": messages} if messages else {}),
         }
 
     @staticmethod
@@ -70,6 +79,11 @@ class CostTable:
         """
         try:
             nodes = {name: NodeCost(*row) for name, row in data["nodes"].items()}
-            return CostTable(nodes, data["seconds"], data["method"])
+            stages = {
+                kind: {key: StageCost(**cost) for key, cost in row.items()}
+                for kind, row in data.get("stages", {}).items()
+            }
+            messages = {k: MessageCost.from_json(c) for k, c in data.get("messages", {}).items()}
+            return CostTable(nodes, data["seconds"], data["method"], stages, messages)
         except (KeyError, TypeError, AttributeError) as error:
             raise CostError("a cost record is malformed", got=repr(error)) from error

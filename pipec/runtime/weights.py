@@ -77,6 +77,14 @@ class StageWeights:
         }
         return sum(storages.values())
 
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes that the optimizer keeps between steps."""
+        if self.optimizer is None:
+            return 0
+        kept = (v for state in self.optimizer.state.values() for v in state.values())
+        return sum(v.nbytes for v in kept if isinstance(v, torch.Tensor))
+
     def at(self, version: int) -> Tensors:
         """The tensors of one version.
 

@@ -1,0 +1,99 @@
+"""What was measured of whole stages and of messages: beyond the sum of a stage's nodes.
+
+A stage's graphs F, B, I and W are run as the executor runs them, so that the interpreter, the
+allocator and the caches are in the figures. A message costs three things (LogGP: Alexandrov et al.,
+"LogGP: incorporating long messages into the LogP model", SPAA'95): the time of the sending and of
+the receiving processor, which these cannot compute in, and the time on the way between them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from pipec.errors import CostError
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Seconds of one stage and one microbatch on one kind of device.
+
+    Attributes:
+        F: Forward.
+        B: Full backward; 0 in inference, as the following.
+        I: Gradients of the received values.
+        W: Gradients of the weights.
+        step: One step of the optimizer.
+        optimizer_bytes: What the optimizer keeps between steps.
+    """
+
+    F: float
+    B: float = 0.0
+    I: float = 0.0  # noqa: E741
+    W: float = 0.0
+    step: float = 0.0
+    optimizer_bytes: int = 0
+
+    def to_json(self) -> dict[str, float]:
+        """As JSON data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class MessageCost:
+    """Seconds of a message by its size; between two sizes a straight line, beyond them its slope.
+
+    Attributes:
+        nbytes: Sizes that were measured, ascending.
+        one_way: From the call that sends until the receiver has it, nothing else going on.
+        send: Of the sender's processor.
+        receive: Of the receiver's processor.
+    """
+
+    nbytes: tuple[int, ...]
+    one_way: tuple[float, ...]
+    send: tuple[float, ...]
+    receive: tuple[float, ...]
+
+    def sending(self, nbytes: int) -> float:
+        """Seconds of the sender's processor."""
+        return self._at(self.send, nbytes)
+
+    def receiving(self, nbytes: int) -> float:
+        """Seconds of the receiver's processor."""
+        return self._at(self.receive, nbytes)
+
+    def on_the_way(self, nbytes: int) -> float:
+        """Seconds between the two: the rest of `one_way`.
+
+        Example:
+            >>> cost = MessageCost((0, 1000), (5e-5, 9e-5), (1e-5, 2e-5), (1e-5, 2e-5))
+            >>> round(cost.on_the_way(500) * 1e6)
+            40
+        """
+        ends = self.sending(nbytes) + self.receiving(nbytes)
+        return max(0.0, self._at(self.one_way, nbytes) - ends)
+
+    def _at(self, seconds: tuple[float, ...], nbytes: int) -> float:
+        if nbytes <= self.nbytes[-1] or len(self.nbytes) == 1:
+            return float(np.interp(nbytes, self.nbytes, seconds))
+        slope = (seconds[-1] - seconds[-2]) / (self.nbytes[-1] - self.nbytes[-2])
+        return seconds[-1] + max(0.0, slope) * (nbytes - self.nbytes[-1])
+
+    def to_json(self) -> dict[str, list[float]]:
+        """As JSON data."""
+        return {name: list(values) for name, values in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote.
+
+        Raises:
+            CostError: The lists are empty or of unlike lengths.
+        """
+        found = cls(**{name: tuple(values) for name, values in data.items()})
+        lengths = {len(v) for v in (found.nbytes, found.one_way, found.send, found.receive)}
+        if len(lengths) != 1 or 0 in lengths:
+            raise CostError("a record of message costs is malformed", got=dict(data))
+        return found
