@@ -1,10 +1,13 @@
 """Pass ``partition``: the cut whose slowest stage is fastest."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, Literal
 
+from pipec.cluster.cluster import Cluster
 from pipec.compiler.pass_base import Pass
-from pipec.compiler.problem import placement_problem
+from pipec.compiler.problem import placement_problem, shared_work
 from pipec.cost.table import CostTable
 from pipec.errors import PartitionError
 from pipec.graph.extract import extract
@@ -14,7 +17,11 @@ from pipec.partition.devices import Device, Link
 from pipec.partition.result import CutResult
 from pipec.partition.solve import solve_contiguous
 from pipec.plan.model import Fact, Partition, Plan, Stage
+from pipec.schedule.registry import generate, stages_on
 from pipec.schedule.schedule import Placement
+
+HANDED_OVER = 1e18
+"""Bytes per second between two stages of one device."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +34,14 @@ class PartitionPass(Pass):
     3. A value that skips stages pays at every boundary that it crosses.
     4. A training graph counts backward work and gradients on the links too.
     5. No stage holds more than its device's memory.
+    6. A schedule that gives devices several stages, stages replicas, or the backward pass
+       devices of its own says where stages are; a stage with r replicas takes an r-th of its work.
 
     Attributes:
-        stages: Number of stages; as many as devices if not given.
+        stages: Number of stages; as many as fill the devices if not given.
+        schedule: The schedule whose placement is cut for; one stage per device if empty or
+            ``auto``.
+        microbatches: Of that schedule.
         order: Whether devices keep their ``fixed`` order.
         overlap: Transfers hide behind compute: a stage takes the larger of the two.
         time_limit: Seconds for the proof of optimality.
@@ -39,6 +51,8 @@ class PartitionPass(Pass):
     requires: ClassVar[frozenset[Fact]] = frozenset({Fact.COST})
     provides: ClassVar[frozenset[Fact]] = frozenset({Fact.PARTITION})
     stages: int | None = None
+    schedule: str = ""
+    microbatches: int = 8
     order: Literal["fixed", "free"] = "fixed"
     overlap: bool = False
     time_limit: float = 5.0
@@ -47,39 +61,70 @@ class PartitionPass(Pass):
         if plan.stages:
             return plan
         assert plan.costs is not None
-        count = self._count(plan)
-        cut = self._cut(plan, plan.costs, count)
+        place = self._placement(plan)
+        cut = self._cut(plan, plan.costs, place)
         names = [n.name for n in plan.graph.calls]
         stage_of = dict(zip(names, cut.stage.tolist(), strict=True))
+        count = len(place.forward)
         return plan.replace(
             partition=_partition(cut, stage_of),
             cluster=plan.cluster.reordered(cut.device_order),
-            placement=_placement(plan.graph, count),
+            placement=place,
             stages=tuple(_stage(plan.graph, stage_of, k) for k in range(count)),
         )
 
-    def _count(self, plan: Plan) -> int:
-        count = plan.cluster.size if self.stages is None else self.stages
-        if not 1 <= count <= plan.cluster.size:
+    def _placement(self, plan: Plan) -> Placement:
+        """Where stages run, as the schedule wants it; else stage k on device k."""
+        trains = bool(plan.graph.outputs_of(OutputKind.LOSS))
+        size = plan.cluster.size
+        if self.schedule in ("", "auto"):
+            count = size if self.stages is None else self.stages
+            _check_fit(count, count, plan)
+            devices = tuple((k,) for k in range(count))
+            return Placement.together(devices) if trains else Placement(devices)
+        if self.order == "free":
             raise PartitionError(
-                "the number of stages does not fit the cluster",
-                got=count,
-                want=f"1 to {plan.cluster.size} ({plan.cluster})",
-                hint="name more devices" if count > 0 else None,
+                "a schedule places its stages on devices in their order",
+                got=f"order=free, schedule={self.schedule}",
             )
-        return count
+        count = self.stages or stages_on(self.schedule, size, self.microbatches)
+        place = generate(self.schedule, count, self.microbatches).placement
+        _check_fit(count, place.devices, plan)
+        if not trains:
+            return Placement(place.forward)
+        return place if place.backward else Placement.together(place.forward)
 
-    def _cut(self, plan: Plan, costs: CostTable, count: int) -> CutResult:
-        devices = plan.cluster.devices[:count]
-        links = [plan.cluster.link(k, k + 1) for k in range(count - 1)]
+    def _cut(self, plan: Plan, costs: CostTable, place: Placement) -> CutResult:
+        cluster, problem = plan.cluster, placement_problem(plan.graph, costs)
+        kinds = [[cluster.devices[d] for d in stage] for stage in place.forward]
+        problem, names = shared_work(problem, [[d.kind for d in stage] for stage in kinds])
+        memory = [min(d.memory_bytes for d in stage) for stage in kinds]
         return solve_contiguous(
-            placement_problem(plan.graph, costs),
-            [Device(d.kind, d.memory_bytes) for d in devices],
+            problem,
+            [Device(name, bytes_) for name, bytes_ in zip(names, memory, strict=True)],
             free_order=self.order == "free",
-            links=[Link(v.bytes_per_second, v.latency_seconds) for v in links],
+            links=[_link(cluster, a, b) for a, b in pairwise(place.forward)],
             overlap=self.overlap,
             time_limit=self.time_limit,
         )
+
+
+def _check_fit(stages: int, devices: int, plan: Plan) -> None:
+    if not (stages >= 1 and devices <= plan.cluster.size):
+        raise PartitionError(
+            "the number of stages does not fit the cluster",
+            got=f"{stages} stages on {devices} devices",
+            want=f"1 to {plan.cluster.size} devices ({plan.cluster})",
+            hint="name more devices" if stages > 0 else None,
+        )
+
+
+def _link(cluster: Cluster, src: Sequence[int], dst: Sequence[int]) -> Link:
+    """The slowest way between replicas of two stages; stages on one device hand values over."""
+    ways = [cluster.link(a, b) for a in src for b in dst if a != b]
+    if not ways:
+        return Link(HANDED_OVER, 0.0)
+    return Link(min(w.bytes_per_second for w in ways), max(w.latency_seconds for w in ways))
 
 
 def _partition(cut: CutResult, stage_of: dict[str, int]) -> Partition:
@@ -91,12 +136,6 @@ def _partition(cut: CutResult, stage_of: dict[str, int]) -> Partition:
         answers="contiguous stages, slowest stage with its transfers",
         method=cut.method,
     )
-
-
-def _placement(graph: Graph, count: int) -> Placement:
-    """Stage k on device k, forward and, in training, backward together."""
-    devices = tuple((k,) for k in range(count))
-    return Placement.together(devices) if graph.outputs_of(OutputKind.LOSS) else Placement(devices)
 
 
 def _stage(graph: Graph, stage_of: dict[str, int], index: int) -> Stage:

@@ -7,10 +7,10 @@ from pipec.compiler.backend import load_backend
 from pipec.compiler.choose_schedule import choose_schedule
 from pipec.compiler.complete import completed
 from pipec.compiler.pass_base import Pass
-from pipec.errors import PipecError
+from pipec.errors import PipecError, ScheduleError
 from pipec.plan.model import Fact, Plan
 from pipec.schedule.registry import STREAMING, SYNCHRONOUS, generate
-from pipec.schedule.schedule import Schedule
+from pipec.schedule.schedule import Placement, Schedule
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class SchedulePass(Pass):
     2. Every channel of the plan gets its actions, and in training its gradient's.
 
     Attributes:
-        generator: Name of a schedule (`pipec schedule --help` lists them).
+        generator: Name of a schedule (`pipec schedule` lists them), its options behind it:
+            ``interleaved{chunks=4}``, ``pipedream{replicas=3,1}``.
         microbatches: Microbatches of one step.
     """
 
@@ -42,7 +43,9 @@ class SchedulePass(Pass):
         return plan.replace(schedule=self._made(plan, name))
 
     def _made(self, plan: Plan, name: str) -> Schedule:
-        return completed(generate(name, len(plan.stages), self.microbatches), plan)
+        made = generate(name, len(plan.stages), self.microbatches)
+        check_placement(plan, made)
+        return completed(made, plan)
 
     def _explored(self, plan: Plan) -> Plan:
         """The plan with the best schedule and what was tried to find it."""
@@ -53,10 +56,36 @@ class SchedulePass(Pass):
         made: dict[str, Schedule | PipecError] = {}
         for name in STREAMING if streams else SYNCHRONOUS:
             try:
-                made[name] = self._made(plan, name)
+                made[name] = completed(generate(name, len(plan.stages), self.microbatches), plan)
             except PipecError as error:
                 made[name] = error
         explored = choose_schedule(timed, made)
         chosen = made[explored[0].schedule]
         assert isinstance(chosen, Schedule)
         return plan.replace(schedule=chosen, explored=explored)
+
+
+def check_placement(plan: Plan, schedule: Schedule) -> None:
+    """Refuse a schedule that runs stages elsewhere than where the plan has cut for.
+
+    Raises:
+        ScheduleError: With the partition that would fit.
+    """
+    planned, wanted = plan.placement, schedule.placement
+    if planned is None or planned == wanted:
+        return
+    if not schedule.training and planned.forward == wanted.forward:
+        return
+    raise ScheduleError(
+        f"schedule {schedule.name} runs stages on other devices than the plan was cut for",
+        got=_placed(wanted),
+        want=_placed(planned),
+        hint="cut for it: partition{schedule=...}, which compile --schedule does",
+    )
+
+
+def _placed(place: Placement) -> str:
+    """Such as ``stages on devices 0, 1, 0, 1``; replicas as ``0+1``."""
+    sides = [", ".join("+".join(map(str, d)) for d in p) for p in (place.forward, place.backward)]
+    apart = f", backward on {sides[1]}" if place.separate else ""
+    return f"stages on devices {sides[0]}{apart}"

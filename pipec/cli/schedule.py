@@ -12,7 +12,7 @@ from pipec.schedule.action import COMPUTE
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.csv_form import from_csv, to_csv
 from pipec.schedule.lower import lower
-from pipec.schedule.registry import generate, generator, names
+from pipec.schedule.registry import generate, generator, names, parsed, plain_name
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.draw_svg import svg
 from pipec.simulate.draw_text import grid, table
@@ -55,6 +55,8 @@ DRAWN = 20_000
 def command(**given: Any) -> None:
     """Generate the schedule NAME, check it, simulate it and show it.
 
+    Options may stand behind the name: 'interleaved{chunks=4}'.
+
     Without NAME and --from-csv: list the schedules and their options.
     """
     if given["name"] is None and given["from_csv"] is None:
@@ -96,21 +98,16 @@ def _schedule(given: dict[str, Any]) -> Schedule:
     for key in ("stages", "microbatches"):
         if given[key] is None:
             raise click.UsageError(f"--{key} is missing")
-    options = dict(_option(text) for text in given["options"])
-    return generate(given["name"], given["stages"], given["microbatches"], **options)
+    name = given["name"]
+    options = parsed(name, dict(_option(text) for text in given["options"]))
+    return generate(plain_name(name), given["stages"], given["microbatches"], **options)
 
 
-def _option(text: str) -> tuple[str, object]:
-    """``chunks=2``, ``split=true``, ``replicas=3,1`` as Python values."""
+def _option(text: str) -> tuple[str, str]:
+    """``chunks=2`` as its two sides."""
     key, equals, value = text.partition("=")
     if not (key and equals and value):
         raise ScheduleError("--option cannot be read", got=text, want="KEY=VALUE")
-    if value.lower() in ("true", "false"):
-        return key, value.lower() == "true"
-    parts = value.split(",")
-    if all(p.lstrip("-").isdigit() for p in parts):
-        numbers = [int(p) for p in parts]
-        return key, numbers if len(numbers) > 1 else numbers[0]
     return key, value
 
 

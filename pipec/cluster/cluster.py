@@ -73,7 +73,17 @@ class Cluster:
         """What joins devices ``a`` and ``b``.
 
         Their own link, else the innermost level that holds both, else the slower default port.
+
+        Raises:
+            ClusterError: There is no such device.
         """
+        if not (0 <= a < self.size and 0 <= b < self.size):
+            raise ClusterError(
+                "the cluster has no such device",
+                got=max(a, b),
+                want=f"0 to {self.size - 1} ({self})",
+                hint="name more devices",
+            )
         own = self.links.get((min(a, b), max(a, b)))
         if own is not None:
             return own

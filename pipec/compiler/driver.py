@@ -21,14 +21,15 @@ def default_passes(
     """What ``pipec compile`` runs unless it is told otherwise.
 
     Args:
-        stages: Number of stages; as many as devices if not given.
-        schedule: Name of a schedule.
+        stages: Number of stages; as many as fill the devices if not given.
+        schedule: Name of a schedule, its options behind it: ``interleaved{chunks=4}``.
         microbatches: Microbatches of one step.
     """
+    count = f"microbatches={microbatches}"
     return parse_pipeline(
-        f"simplify,annotate-cost,partition{{stages={str(stages).lower()}}},insert-comm,"
-        "differentiate,time-stages,"
-        f"schedule{{generator={schedule} microbatches={microbatches}}},simulate"
+        f"simplify,annotate-cost,partition{{stages={str(stages).lower()} schedule={schedule} "
+        f"{count}}},insert-comm,differentiate,time-stages,"
+        f"schedule{{generator={schedule} {count}}},simulate"
     )
 
 

@@ -1,13 +1,13 @@
 """What a pass is: a frozen dataclass from plan to plan, whose fields are its options."""
 
 import dataclasses
-import types
 import typing
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from pipec.errors import PassError
+from pipec.options import spelled, value_of
 from pipec.plan.model import Fact, Plan
 
 
@@ -41,12 +41,12 @@ class Pass(ABC):
 
     def __str__(self) -> str:
         """The pass as ``--passes`` text, options that differ from their defaults spelled out."""
-        given = [
-            f"{f.name.replace('_', '-')}={_text(getattr(self, f.name))}"
+        given = {
+            f.name.replace("_", "-"): getattr(self, f.name)
             for f in dataclasses.fields(self)
             if getattr(self, f.name) != f.default
-        ]
-        return f"{self.name}{{{' '.join(given)}}}" if given else self.name
+        }
+        return spelled(self.name, given)
 
     @classmethod
     def from_text(cls, options: typing.Mapping[str, str]) -> Self:
@@ -63,7 +63,8 @@ class Pass(ABC):
             if field not in fields:
                 known = ", ".join(f.replace("_", "-") for f in fields) or "none"
                 raise PassError(f"pass {cls.name} has no such option", got=key, want=known)
-            values[field] = _value(hints[field], text, f"{cls.name}{{{key}=...}}")
+            where = f"{cls.name}{{{key}=...}}"
+            values[field] = value_of(hints[field], text, where, PassError)
         missing = [
             name
             for name, f in fields.items()
@@ -74,28 +75,3 @@ class Pass(ABC):
         if missing:
             raise PassError(f"pass {cls.name} wants an option", want=", ".join(missing))
         return cls(**values)
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _value(hint: object, text: str, where: str) -> object:
-    """``text`` as the type ``hint``: int, float, bool, str, one of these or None, a Literal."""
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        inner = [h for h in typing.get_args(hint) if h is not type(None)]
-        return None if text == "none" else _value(inner[0], text, where)
-    if typing.get_origin(hint) is typing.Literal:
-        choices = [str(c) for c in typing.get_args(hint)]
-        if text not in choices:
-            raise PassError("no such choice", where=where, got=text, want=" or ".join(choices))
-        return text
-    if hint is bool:
-        if text not in ("true", "false"):
-            raise PassError("not a truth value", where=where, got=text, want="true or false")
-        return text == "true"
-    try:
-        return {int: int, float: float, str: str}[typing.cast("type", hint)](text)
-    except ValueError as error:
-        want = {int: "an integer", float: "a number"}[typing.cast("type", hint)]
-        raise PassError("not a number", where=where, got=text, want=want) from error

@@ -7,6 +7,7 @@ from typing import Any
 from pipec import registry
 from pipec.compiler.pass_base import Pass
 from pipec.errors import PassError, PipecError
+from pipec.options import parse_list
 from pipec.plan.model import Plan
 from pipec.plan.rules import verify
 
@@ -20,7 +21,7 @@ def parse_pipeline(text: str) -> list[Pass]:
     Raises:
         PassError: The text is malformed, a pass is unknown, or an option is wrong.
     """
-    return [_pass_class(name).from_text(options) for name, options in _split(text)]
+    return [_pass_class(name).from_text(options) for name, options in parse_list(text, PassError)]
 
 
 def known_passes() -> dict[str, type[Pass]]:
@@ -35,34 +36,6 @@ def _pass_class(name: str) -> type[Pass]:
     if loaded.name != name:
         raise PassError("a pass is registered under another name", got=name, want=loaded.name)
     return loaded
-
-
-def _split(text: str) -> list[tuple[str, dict[str, str]]]:
-    """``a,b{x=1 y=2}`` as ``[("a", {}), ("b", {"x": "1", "y": "2"})]``."""
-    found, rest = [], text.strip()
-    while rest:
-        head, sep, tail = rest.partition(",")
-        if "{" in head:
-            name, _, tail = rest.partition("{")
-            inside, closed, tail = tail.partition("}")
-            if not closed:
-                raise PassError("a brace is not closed", where=text, hint="write name{key=value}")
-            head, (_, sep, tail) = name, tail.partition(",")
-            options = dict(_option(o, text) for o in inside.replace(",", " ").split())
-        else:
-            options = {}
-        if not head.strip() or (sep and not tail.strip()):
-            raise PassError("a pass name is missing", where=text)
-        found.append((head.strip(), options))
-        rest = tail.strip()
-    return found
-
-
-def _option(text: str, where: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise PassError("an option has no value", where=where, got=text, want="key=value")
-    return key, value
 
 
 def check_pipeline(passes: Sequence[Pass], plan: Plan) -> None:

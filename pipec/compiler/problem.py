@@ -1,5 +1,8 @@
 """A graph and its costs as the placement problem that every cut solves."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from pipec.cost.table import CostTable
@@ -41,6 +44,30 @@ def placement_problem(graph: Graph, costs: CostTable) -> CostGraph:
         activation_bytes=[costs.nodes[n.name].output_bytes if training else 0 for n in calls],
         group=[units[n.name] for n in calls],
     )
+
+
+def shared_work(problem: CostGraph, kinds: Sequence[Sequence[str]]) -> tuple[CostGraph, list[str]]:
+    """The problem with device classes for stages that several devices share as replicas.
+
+    Args:
+        problem: With one class per kind of device.
+        kinds: The kinds of devices of every stage, one per replica.
+
+    Returns:
+        The problem with a class per (kinds, replicas), in which r replicas take an r-th of the
+        slowest one's seconds, and the class of every stage.
+    """
+    names, rows = dict[str, int](), list[np.ndarray]()
+    found = []
+    for stage in kinds:
+        replicas = len(stage)
+        name = ",".join(sorted(set(stage))) + (f" x{replicas}" if replicas > 1 else "")
+        if name not in names:
+            names[name] = len(rows)
+            each = [problem.work[problem.classes.index(kind)] for kind in set(stage)]
+            rows.append(np.max(each, axis=0) / replicas)
+        found.append(name)
+    return replace(problem, classes=tuple(names), work=np.stack(rows)), found
 
 
 def _weight_bytes(graph: Graph, at: dict[str, int], copies: float) -> list[float]:

@@ -1,10 +1,17 @@
-"""Schedules by name: every generator is an entry point of the group ``pipec.schedules``."""
+"""Schedules by name: every generator is an entry point of the group ``pipec.schedules``.
+
+Wherever a schedule is named, its generator's options may stand behind the name:
+``interleaved{chunks=4}``, ``pipedream{replicas=3,1 sync=vertical}``.
+"""
 
 import inspect
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import cast
 
 from pipec.errors import ScheduleError
+from pipec.options import parse_one, value_of
 from pipec.registry import entries, load
 from pipec.schedule.build import check_counts
 from pipec.schedule.schedule import Schedule
@@ -18,6 +25,9 @@ SYNCHRONOUS = ("1f1b", "gpipe", "1f1b-so", "zb-h1", "interleaved", "zbv", "dualp
 STREAMING = ("1f1b-as", "gpipe", "fbp-as")
 """The same on devices that stream: forward and backward may share the device."""
 
+MOST_CHUNKS = 16
+"""Stages per device that `stages_on` looks for."""
+
 
 def names() -> tuple[str, ...]:
     """Every schedule that is installed, in-tree and from other packages."""
@@ -25,19 +35,55 @@ def names() -> tuple[str, ...]:
 
 
 def generator(name: str) -> Generator:
-    """The generator function registered as ``name``.
+    """The generator function registered as ``name`` (options behind it do not matter).
 
     Raises:
         PipecError: No schedule has this name; near names are suggested.
     """
-    return cast("Generator", load(GROUP, name))
+    return cast("Generator", load(GROUP, parse_one(name, ScheduleError)[0]))
+
+
+def plain_name(name: str) -> str:
+    """The name without its options.
+
+    Example:
+        >>> plain_name("interleaved{chunks=4}")
+        'interleaved'
+    """
+    return parse_one(name, ScheduleError)[0]
+
+
+def parsed(name: str, given: Mapping[str, str]) -> dict[str, object]:
+    """Options of a schedule from text, those behind its name and more.
+
+    Args:
+        name: Such as ``pipedream{replicas=3,1}``.
+        given: More options; they win.
+
+    Raises:
+        PipecError: The name is unknown.
+        ScheduleError: An option is unknown or has a value of the wrong type.
+
+    Example:
+        >>> parsed("interleaved{chunks=4}", {"split": "true"})
+        {'chunks': 4, 'split': True}
+    """
+    plain, options = parse_one(name, ScheduleError)
+    function = generator(plain)
+    options = {k.replace("-", "_"): v for k, v in {**options, **given}.items()}
+    _check_known(plain, function, options)
+    hints = typing.get_type_hints(function)
+    return {
+        key: value_of(hints.get(key, str), text, f"{plain}{{{key}=...}}", ScheduleError)
+        for key, text in options.items()
+    }
 
 
 def generate(name: str, stages: int, microbatches: int, **options: object) -> Schedule:
     """The schedule ``name`` of compute actions.
 
     Args:
-        name: One of `names`.
+        name: One of `names`, options behind it or not: ``interleaved{chunks=4}``.
         stages: Number of pipeline stages N (of all chunks together).
         microbatches: Number of microbatches M.
         options: The generator's own options, such as ``chunks=2``.
@@ -54,10 +100,48 @@ def generate(name: str, stages: int, microbatches: int, **options: object) -> Sc
     """
     check_counts(stages=stages, microbatches=microbatches)
     function = generator(name)
+    every = {**parsed(name, {}), **options}
+    _check_known(plain_name(name), function, every)
+    return function(stages, microbatches, **every)
+
+
+def stages_on(name: str, devices: int, microbatches: int) -> int:
+    """How many stages of a schedule fill a number of devices.
+
+    As many as devices, a multiple (several stages per device), or fewer (replicas, or a
+    backward pass on devices of its own); found by asking the generator.
+
+    Raises:
+        PipecError: The name is unknown.
+        ScheduleError: No number of stages does; the first reason is told.
+
+    Example:
+        >>> [stages_on(s, 4, 12) for s in ("1f1b", "zbv", "pipedream{replicas=3,1}", "pipefb")]
+        [4, 8, 2, 2]
+    """
+    check_counts(devices=devices, microbatches=microbatches)
+    parsed(name, {})
+    reason = ""
+    multiples = range(devices, (MOST_CHUNKS + 1) * devices, devices)
+    for stages in chain(multiples, range(devices - 1, 0, -1)):
+        try:
+            found = generate(name, stages, microbatches).devices
+        except ScheduleError as error:
+            reason = reason or f"{error.what}: {error.got}"
+            continue
+        if found == devices:
+            return stages
+    raise ScheduleError(
+        f"no number of stages of {name} fills the devices",
+        got=f"{devices} devices, {microbatches} microbatches",
+        want=reason or None,
+    )
+
+
+def _check_known(name: str, function: Generator, options: Mapping[str, object]) -> None:
     known = [p.name for p in inspect.signature(function).parameters.values()][2:]
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise ScheduleError(
             f"schedule {name} has no option {unknown[0]!r}", want=", ".join(known) or "no option"
         )
-    return function(stages, microbatches, **options)

@@ -5,9 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
-from torch import nn
 
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
 from pipec.compiler.choose_schedule import choose_schedule
@@ -15,26 +13,20 @@ from pipec.compiler.complete import completed
 from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.compiler.pass_manager import run_passes
 from pipec.errors import ScheduleError
-from pipec.frontends.trace import Loss, trace
-from pipec.graph.ir import Graph, Source
+from pipec.graph.ir import Graph
 from pipec.plan.model import Plan, Tried
 from pipec.plan.store import load_plan
 from pipec.report.plan import print_plan
 from pipec.schedule.registry import SYNCHRONOUS, generate
 from tests.toys import mlp
+from tests.trained import trained_mlp
 
 WIDTH, BATCH = 64, 8
 
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    layers = [m for _ in range(5) for m in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-    return trace(
-        nn.Sequential(*layers),
-        (torch.zeros(BATCH, WIDTH),),
-        loss=Loss(nn.functional.mse_loss, torch.zeros(BATCH, WIDTH)),
-        source=Source("memory", "mlp"),
-    )
+    return trained_mlp(5, WIDTH, BATCH)
 
 
 def compiled(graph: Graph, cluster: Cluster, schedule: str = "auto", microbatches: int = 6) -> Plan:

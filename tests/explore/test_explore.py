@@ -19,19 +19,13 @@ from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
 from pipec.plan.model import Plan
 from tests.toys import mlp
+from tests.trained import trained_mlp
 
 
 def workload(
     devices: str | Cluster, width: int = 512, layers: int = 4, batch: int = 32
 ) -> Workload:
-    layers_ = [m for _ in range(layers) for m in (nn.Linear(width, width), nn.ReLU())]
-    target = torch.zeros(batch, width)
-    graph = trace(
-        nn.Sequential(*layers_),
-        (torch.zeros(batch, width),),
-        loss=Loss(nn.functional.mse_loss, target),
-        source=Source("memory", "mlp"),
-    )
+    graph = trained_mlp(layers, width, batch)
     cluster = parse_cluster(devices) if isinstance(devices, str) else devices
     plan = run_passes(parse_pipeline("simplify,annotate-cost"), Plan(graph, cluster))
     assert plan.costs is not None
