@@ -1,0 +1,1 @@
+"""The cycle simulator against SystemVerilog: configurations, runner, table."""
