@@ -238,7 +238,7 @@ def dense(
         w = b.constants.plain(matrix)
         w = w.T if transposed else w
         if not np.array_equal(order, np.arange(k)):
-            w = w[:, order]
+            w = np.take(w, order, axis=1)  # stays row-major, unlike w[:, order]
         return np.asarray(w.reshape(1, out, k // cin, cin))
 
     rows = value.view.numel // k
