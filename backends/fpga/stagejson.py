@@ -4,9 +4,12 @@ import dataclasses
 from typing import Any
 
 from pipec.backends.fpga.design import DdrPort, Engine, Port, Resources, StageDesign, Stream
+from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.fifo import busiest
 from pipec.backends.fpga.nests import Swg
-from pipec.backends.fpga.runs import Run, Table, busy_cycles, run_table
+from pipec.backends.fpga.runs import Loop, Run, Table, busy_cycles, nest_table, run_table
+from pipec.backends.fpga.simulator.process import Process, port_process
+from pipec.errors import BackendError
 
 SCHEMA = 1
 """Version of the format; a reader refuses a larger one."""
@@ -33,6 +36,7 @@ def stage_record(design: StageDesign) -> Json:
         "resources": {"estimate": _rounded(design.resources), "limit": _rounded(design.limits)},
         "inputs": [_port(p, design) for p in design.inputs],
         "outputs": [_port(p, design) for p in design.outputs],
+        "ports": {name: port.stream for name, port in port_names(design).items()},
         "engines": [_engine(e) for e in design.engines],
         "fifos": [_fifo(s) for s in design.streams.values()],
         "ddr": [_ddr(p) for p in design.ddr],
@@ -128,3 +132,46 @@ def _table(table: Table) -> list[object]:
         else {"times": item.times, "body": _table(item.body)}
         for item in table
     ]
+
+
+def network(record: Json) -> tuple[list[Process], dict[str, int], dict[str, int]]:
+    """The processes of a stage as its ``stage.json`` says, with every stream's depth and tokens.
+
+    The tokens are those that a stream holds at reset.
+
+    Args:
+        record: What `stage_record` returned, after a round trip through JSON.
+
+    Raises:
+        BackendError: It has another version, or lacks something.
+    """
+    if record.get("schema") != SCHEMA:
+        raise BackendError("stage.json has another version", got=record.get("schema"), want=SCHEMA)
+    try:
+        streams = {s["name"]: s for s in record["fifos"]}
+        processes = [_process(e) for e in record["engines"]]
+        processes += [
+            port_process(name, stream, streams[stream]["tokens"], is_input=name.startswith("in_"))
+            for name, stream in record["ports"].items()
+        ]
+        depths = {name: int(s["depth"]) for name, s in streams.items()}
+        return processes, depths, {name: int(s["initial"]) for name, s in streams.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise BackendError("stage.json is damaged", got=repr(error)) from error
+
+
+def _process(engine: Json) -> Process:
+    inputs, outputs = tuple(engine["inputs"]), tuple(engine["outputs"])
+    if engine["runs"] == "swg":
+        nest = Swg(**{**engine["nest"], "pad_value": float(engine["nest"]["pad_value"])})
+        table = nest_table(nest, engine["ii"], len(inputs))
+    else:
+        table = _as_table(engine["runs"])
+    return Process(engine["name"], table, inputs, outputs, engine["depth"])
+
+
+def _as_table(items: list[Any]) -> Table:
+    return tuple(
+        Loop(item["times"], _as_table(item["body"])) if isinstance(item, dict) else Run(*item)
+        for item in items
+    )

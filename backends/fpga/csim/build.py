@@ -1,52 +1,40 @@
 """Compiling an emitted stage with plain g++, once per content."""
 
 import hashlib
-import os
-import shutil
 import subprocess
-import tempfile
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 
+from pipec.backends.fpga.toolchain import compiler, workspace
 from pipec.errors import BackendError
 
 STANDARD = ("-std=c++17", "-O1", "-ftree-vectorize")
 FLAGS = ("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-ffp-contract=off")
 """Flags of every C simulation; no contraction, so that every machine gives the same bits."""
+BOUNDED = ("-DPIPEC_BOUNDED", "-U_FORTIFY_SOURCE")
+"""Streams as deep as declared, engines as coroutines (whose jumps fortified code forbids)."""
+TIMED = ("-DPIPEC_TIMED", "-U_FORTIFY_SOURCE")
+"""The same, with the cycle of every handshake."""
+SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+"""Address and undefined-behaviour sanitizers."""
 SOURCES = ("src/stage_top.cpp", "tb/tb_stage.cpp")
 INCLUDES = ("-Isrc", "-Isrc/engines", "-Itb", "-Icsim")
 
 
-def command(compiler: str, target: str) -> list[str]:
-    """The compiler's command line, to be run in the stage directory."""
-    return [compiler, *STANDARD, *FLAGS, *INCLUDES, *SOURCES, "-o", target]
+def command(compiler: str, target: str, extra: Sequence[str] = ()) -> list[str]:
+    """The compiler's command line, to be run in the stage directory.
 
-
-@cache
-def _workspace() -> tempfile.TemporaryDirectory[str]:
-    """Where binaries live until the process ends."""
-    return tempfile.TemporaryDirectory(prefix="pipec-csim-")
-
-
-def compiler() -> str:
-    """The C++ compiler: ``$CXX``, or g++.
-
-    Raises:
-        BackendError: It is not installed.
+    Args:
+        compiler: Its name.
+        target: Binary to write.
+        extra: `BOUNDED`, `TIMED`, `SANITIZED`, or nothing.
     """
-    wanted = os.environ.get("CXX") or "g++"
-    if shutil.which(wanted) is None:
-        raise BackendError(
-            "the C simulation needs a C++ compiler, which is not installed",
-            got=wanted,
-            hint="install g++ (Debian: apt install g++), or set CXX",
-        )
-    return wanted
+    return [compiler, *STANDARD, *FLAGS, *extra, *INCLUDES, *SOURCES, "-o", target]
 
 
-def digest(stage: Path) -> str:
+def digest(stage: Path, extra: Sequence[str] = ()) -> str:
     """Digest of everything that the binary is made of; weights are read when it runs."""
-    found = hashlib.sha256(" ".join(command(compiler(), "tb")).encode())
+    found = hashlib.sha256(" ".join(command(compiler(), "tb", extra)).encode())
     for folder in ("src", "tb", "csim"):
         for path in sorted((stage / folder).rglob("*")):
             if path.suffix in (".h", ".cpp"):
@@ -54,11 +42,12 @@ def digest(stage: Path) -> str:
     return found.hexdigest()
 
 
-def build(stage: Path) -> Path:
+def build(stage: Path, extra: Sequence[str] = ()) -> Path:
     """Compile the test bench of a stage, unless this process has done so.
 
     Args:
         stage: Directory of an emitted stage.
+        extra: Further flags, as of `command`.
 
     Returns:
         The binary.
@@ -69,12 +58,16 @@ def build(stage: Path) -> Path:
     for source in SOURCES:
         if not (stage / source).is_file():
             raise BackendError("an emitted file is missing", where=stage / source)
-    binary = Path(_workspace().name) / digest(stage)
+    binary = workspace() / digest(stage, extra)
     if binary.exists():
         return binary
     half = binary.with_suffix(".tmp")
     done = subprocess.run(
-        command(compiler(), str(half)), cwd=stage, capture_output=True, text=True, check=False
+        command(compiler(), str(half), extra),
+        cwd=stage,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         raise BackendError(

@@ -16,9 +16,9 @@ from pipec.backends.fpga.emit.tables import off_chip, on_chip
 def tb_stage_cpp(design: StageDesign, *, frames: int, tolerance: float) -> str:
     """The test bench of a stage.
 
-    Run as ``tb [stage directory]`` it plays the golden frames and compares; as
-    ``tb <stage directory> <data directory> <frames>`` it reads inputs from and writes outputs to
-    the data directory.
+    Run as ``tb [stage directory [frames]]`` it plays the golden frames (over and over, if more
+    are asked for) and compares; as ``tb <stage directory> <data directory> <frames>`` it reads
+    inputs from and writes outputs to the data directory.
 
     Args:
         design: The stage.
@@ -31,7 +31,7 @@ def tb_stage_cpp(design: StageDesign, *, frames: int, tolerance: float) -> str:
     return f"""\
 // Test bench of {design.name}: golden frames in, kernel, comparison.
 //
-//   tb [stage directory]                                  play golden/, compare
+//   tb [stage directory [frames]]                         play golden/, compare
 //   tb <stage directory> <data directory> <frames>        play other data, write the outputs
 #include <string>
 
@@ -51,8 +51,9 @@ static int run(const std::string &stage, const std::string &data, int frames, bo
 
 int main(int argc, char **argv) {{
   const std::string stage = argc > 1 ? argv[1] : ".";
-  const int status = argc > 3 ? run(stage, argv[2], std::atoi(argv[3]), false)
-                              : run(stage, stage + "/tb/golden", GOLDEN_FRAMES, true);
+  const int frames = argc > 2 ? std::atoi(argv[argc > 3 ? 3 : 2]) : GOLDEN_FRAMES;
+  const int status = argc > 3 ? run(stage, argv[2], frames, false)
+                              : run(stage, stage + "/tb/golden", frames, true);
   return status != 0 ? status : tb::status();
 }}
 """
@@ -86,8 +87,8 @@ def _ports(design: StageDesign) -> list[str]:
         stream = design.streams[port.stream]
         lines.append(f'engine::axis_stream<{stream_type(stream)}> {name}("{name}");')
         if name.startswith("in_"):
-            tokens = f"std::size_t(frames) * cfg::{name}::TOKENS"
-            lines.append(f'tb::fill({name}, data + "/{name}.bin", {tokens});')
+            beats = f"std::size_t(frames), cfg::{name}::TOKENS"
+            lines.append(f'tb::fill({name}, data + "/{name}.bin", {beats});')
     return lines
 
 
@@ -105,10 +106,11 @@ def _results(design: StageDesign) -> str:
         found = f"{name}_tokens"
         lines += [
             f"const std::vector<vec<{stream_type(design.streams[port.stream])}>> {found} =",
-            f'    tb::drain({name}, "{name}", std::size_t(frames) * cfg::{name}::TOKENS, '
-            f"cfg::{name}::TOKENS);",
+            f'    tb::drain({name}, "{name}", std::size_t(frames), cfg::{name}::TOKENS);',
+            f'tb::print_cycles({name}, "{name}", std::size_t(frames));',
             "if (compare) {",
-            f'  ok = tb::agree({found}, data + "/{name}.bin", "{name}", TOLERANCE) && ok;',
+            f'  ok = tb::agree({found}, data + "/{name}.bin", "{name}", std::size_t(frames), '
+            "TOLERANCE) && ok;",
             "} else {",
             f'  tb::write_file(data + "/{name}.bin", {found});',
             "}",

@@ -1,6 +1,14 @@
 """What surrounds the sources: vendor scripts, Makefile, README."""
 
-from pipec.backends.fpga.csim.build import FLAGS, INCLUDES, SOURCES, STANDARD
+from pipec.backends.fpga.csim.build import (
+    BOUNDED,
+    FLAGS,
+    INCLUDES,
+    SANITIZED,
+    SOURCES,
+    STANDARD,
+    TIMED,
+)
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.cpp import comment
 from pipec.backends.fpga.emit.readme import readme
@@ -45,20 +53,29 @@ INCLUDES := {" ".join(INCLUDES)}
 SOURCES  := {" ".join(SOURCES)}
 HEADERS  := $(wildcard src/*.h src/engines/*.h tb/*.h csim/*.h)
 
-.PHONY: csim asan hls clean
+FRAMES   ?= 3
+
+.PHONY: csim timed bounded asan hls clean
 
 csim: build/csim        ## compile, play the golden frame, compare
 \t./build/csim .
 
-build/csim: $(SOURCES) $(HEADERS)
-\t@mkdir -p build
-\t$(CXX) $(CXXFLAGS) $(INCLUDES) $(SOURCES) -o $@
+timed: build/timed      ## the same, with the cycle of every handshake: latency, interval
+\t./build/timed . $(FRAMES)
 
-asan:                   ## the same under the address and undefined-behaviour sanitizers
-\t@mkdir -p build
-\t$(CXX) -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \\
-\t  -Wno-unknown-pragmas -ffp-contract=off $(INCLUDES) $(SOURCES) -o build/asan
+bounded: build/bounded  ## the same, with streams as deep as declared: a deadlock is named
+\t./build/bounded . $(FRAMES)
+
+asan: build/asan        ## the same under the address and undefined-behaviour sanitizers
 \t./build/asan .
+
+build/csim build/timed build/bounded build/asan: $(SOURCES) $(HEADERS)
+\t@mkdir -p build
+\t$(CXX) $(CXXFLAGS) $(EXTRA) $(INCLUDES) $(SOURCES) -o $@
+
+build/timed: EXTRA := {" ".join(TIMED)}
+build/bounded: EXTRA := {" ".join(BOUNDED)}
+build/asan: EXTRA := {" ".join(SANITIZED)}
 
 hls:                    ## synthesis and export (Vitis)
 \tv++ -c --mode hls --config hls_config.cfg --work_dir build/hls

@@ -5,7 +5,7 @@ stage0_xcvu9p/
   stage.json  README.md  Makefile  hls_config.cfg  run_hls.tcl  link.cfg
   src/   stage_top.cpp  stage_top.h  types.h  engines/*.h  weights/*.bin
   tb/    tb_stage.cpp  testbench.h  ports.json  golden/*.bin
-  csim/  hls_stream.h  ap_axi_sdata.h          stand-ins, for plain g++ only
+  csim/  hls_stream.h  dataflow.h ...          stand-ins, for plain g++ only
 ```
 """
 
@@ -85,7 +85,7 @@ def write_stage(
         _write_golden(design, golden, directory / "tb/golden")
 
 
-STAND_INS = ("hls_stream.h", "ap_axi_sdata.h")
+STAND_INS = ("hls_stream.h", "queue.h", "dataflow.h", "ap_axi_sdata.h")
 """Headers that stand in for a vendor's where there is none."""
 
 

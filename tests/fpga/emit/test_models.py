@@ -1,40 +1,39 @@
-"""Whole small networks: emitted, compiled and run, they agree with torch, and fire as planned."""
+"""Whole small networks, emitted, compiled and run: they agree with torch and the simulator."""
 
-import re
-import subprocess
+import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipec.backends.fpga.csim.build import command, compiler
-from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.csim.timed import Timed, compared, handshakes, play_bounded
+from pipec.backends.fpga.cycles import simulate_stage
+from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.golden import Golden, run_graph
 from pipec.backends.fpga.emit.stage import write_stage
+from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.runs import busy_cycles
-from pipec.backends.fpga.search import design_at
 from pipec.backends.fpga.streaming import ddr_ports
+from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
 
-HOOKS = Path(__file__).with_name("firings.h")
+FRAMES = 3
 TARGETS = {"resnet": 3000, "vgg": 400, "encoder": 150, "attention": 700, "dense": 1}
 """Interval that a model is folded for; low ones unroll much."""
 
 
-@dataclass(frozen=True)
-class Played:
-    """One emitted network, and what its test bench said."""
-
-    design: StageDesign
-    status: int
-    output: str
-    cycles: dict[str, int]
+Change = Callable[[StageDesign], StageDesign]
 
 
-def emitted(name: str, directory: Path) -> StageDesign:
+def unchanged(design: StageDesign) -> StageDesign:
+    return design
+
+
+def emitted(name: str, directory: Path, change: Change = unchanged) -> StageDesign:
     model, x = made(name)
     graph = graph_of(model, x)
     network = lower(graph)
@@ -44,38 +43,71 @@ def emitted(name: str, directory: Path) -> StageDesign:
         if isinstance(layer, Dense) and name == "vgg"
     }
     design = design_at(network, TARGETS.get(name, 1000), name=name, streamed=streamed)
-    design = replace(design, ddr=ddr_ports(design))
+    design = change(sized(replace(design, ddr=ddr_ports(design))))
     inputs = {design.inputs[0].value: x}
     write_stage(design, directory, Golden(inputs, run_graph(graph, inputs)))
     return design
 
 
-def played(design: StageDesign, directory: Path) -> Played:
-    binary = str(directory / "tb.bin")
-    flags = ["-include", str(HOOKS), "-Werror"]
-    subprocess.run([*command(compiler(), binary), *flags], cwd=directory, check=True)
-    done = subprocess.run([binary, directory], capture_output=True, text=True, check=False)
-    cycles = re.findall(r"^(\d+) .*<cfg::(\w+)>", done.stderr, re.MULTILINE)
-    counted = {engine: int(n) for n, engine in cycles}
-    return Played(design, done.returncode, done.stdout + done.stderr, counted)
+def timed(design: StageDesign, directory: Path) -> Timed | str:
+    """The timed build beside the simulator; the error where its outputs are wrong."""
+    try:
+        found = handshakes(directory, FRAMES)
+    except BackendError as error:
+        return str(error)
+    return compared(design.name, simulate_stage(design, FRAMES), found, FRAMES)
 
 
 @pytest.fixture(scope="module")
-def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
+def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Timed | str]:
     folder = tmp_path_factory.mktemp("networks")
     designs = {name: emitted(name, folder / name) for name in MODELS}
     with ThreadPoolExecutor(max_workers=2) as pool:
-        found = pool.map(lambda name: played(designs[name], folder / name), designs)
+        found = pool.map(lambda name: timed(designs[name], folder / name), designs)
         return dict(zip(designs, found, strict=True))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_agrees_with_torch(networks: dict[str, Played], name: str) -> None:
-    assert networks[name].status == 0, networks[name].output
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_fires_as_its_run_tables_say(networks: dict[str, Played], name: str) -> None:
+def test_agrees_with_torch_and_with_the_simulator_on_every_handshake(
+    networks: dict[str, Timed | str], name: str
+) -> None:
     found = networks[name]
-    planned = {engine.name: busy_cycles(engine) for engine in found.design.engines}
-    assert {k: v for k, v in found.cycles.items() if k in planned} == planned
+    assert isinstance(found, Timed), found
+    assert found.differing == ()
+    assert found.handshakes > 1_000
+
+
+def with_depths(depths: Callable[[Stream], int]) -> Change:
+    def change(design: StageDesign) -> StageDesign:
+        streams = {n: replace(s, depth=depths(s)) for n, s in design.streams.items()}
+        return replace(design, streams=streams)
+
+    return change
+
+
+@pytest.mark.parametrize(("name", "seed"), [("resnet", 1), ("vgg", 2)])
+def test_any_depths_give_the_same_cycles(tmp_path: Path, name: str, seed: int) -> None:
+    draw = random.Random(seed)
+    change = with_depths(lambda s: draw.choice([1, 2, 3, 8]) if s.depth < 64 else s.depth)
+    design = emitted(name, tmp_path, change)
+    want = simulate_stage(design, FRAMES, record=True)
+    assert sum(flow.full for flow in want.flows.values()) > 1_000
+    found = handshakes(tmp_path, FRAMES, keep=True)
+    assert {n: tuple(map(int, found[n][2:])) for n in want.handshakes} == want.handshakes
+
+
+def test_a_skip_path_too_shallow_deadlocks_in_both(tmp_path: Path) -> None:
+    skip = "add_in1"
+    change = with_depths(lambda s: 2 if s.name == skip else 64)
+    design = emitted("resnet", tmp_path, change)
+    with pytest.raises(BackendError) as simulated:
+        simulate_stage(design, FRAMES)
+    for play in (lambda: handshakes(tmp_path, FRAMES), lambda: play_bounded(tmp_path)):
+        with pytest.raises(BackendError) as played:
+            play()
+        want, got = (
+            {line.strip() for line in str(e.value).splitlines() if " waits: " in line}
+            for e in (simulated, played)
+        )
+        assert got == want
+        assert any(f"{skip} is full" in line for line in want)

@@ -1,137 +1,68 @@
-// Stand-in for the vendor's header of this name, used only where no vendor tool is: an
-// unbounded first-in first-out queue that reports misuse by the name of the stream.
+// Stand-in for the vendor's header of this name, used only where no vendor tool is.
+//
+// Plain: unbounded queues; every engine runs to its end before the next one starts.
+// PIPEC_BOUNDED: streams as deep as declared, engines as coroutines; a deadlock is named.
+// PIPEC_TIMED: the same, every token stamped with the cycle at which it is visible.
 #ifndef PIPEC_CSIM_HLS_STREAM_H
 #define PIPEC_CSIM_HLS_STREAM_H
 
 #include <cstddef>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
+#include "queue.h"
+
+#if defined(PIPEC_TIMED) || defined(PIPEC_BOUNDED)
+#include "dataflow.h"
+#else
 namespace csim {
 
-// Streams that still held tokens when they went away; a test bench must end with 0.
-inline int &leftovers() {
-  static int count = 0;
-  return count;
-}
-
-// A queue of items of one size in a chain of blocks. Not a template, so that it is compiled once.
-class queue {
- public:
-  queue(const char *name, std::size_t item) : name_(name), item_(item), room_(item * per_block()) {}
-  queue(const queue &) = delete;
-  queue &operator=(const queue &) = delete;
-
-  __attribute__((noinline)) ~queue() {
-    if (size_ != 0) {
-      std::fprintf(stderr, "stream %s: %zu tokens were never read\n", name_, size_);
-      ++leftovers();
-    }
-    while (head_ != nullptr) drop_block();
-    std::free(spare_);
-  }
-
-  // Where the next item goes.
-  void *push() {
-    if (put_ == end_) add_block();
-    void *place = put_;
-    put_ += item_;
-    ++size_;
-    return place;
-  }
-
-  // Where the oldest item lies; it stays there until the next call.
-  const void *pop() {
-    if (size_ == 0) fail();
-    if (get_ == stop_) drop_block();
-    const void *place = get_;
-    get_ += item_;
-    --size_;
-    return place;
-  }
-
-  std::size_t size() const { return size_; }
-
- private:
-  struct block {
-    block *next;
-  };
-
-  std::size_t per_block() const { return item_ < 8192 ? 65536 / item_ : 8; }
-
-  static char *data(block *b) { return reinterpret_cast<char *>(b) + 64; }
-
-  __attribute__((noinline)) void add_block() {
-    block *fresh = spare_ != nullptr ? spare_ : static_cast<block *>(std::malloc(64 + room_));
-    if (fresh == nullptr) {
-      std::fprintf(stderr, "stream %s: no memory for %zu tokens\n", name_, size_);
-      std::exit(3);
-    }
-    spare_ = nullptr;
-    fresh->next = nullptr;
-    put_ = data(fresh);
-    end_ = put_ + room_;
-    if (head_ == nullptr) {
-      head_ = fresh;
-      get_ = put_;
-      stop_ = end_;
-    } else {
-      tail_->next = fresh;
-    }
-    tail_ = fresh;
-  }
-
-  __attribute__((noinline)) void drop_block() {
-    block *old = head_;
-    head_ = old->next;
-    std::free(spare_);
-    spare_ = old;
-    if (head_ == nullptr) return;
-    get_ = data(head_);
-    stop_ = get_ + room_;
-  }
-
-  __attribute__((noinline)) void fail() const {
-    std::fprintf(stderr, "stream %s: read while empty\n", name_);
-    std::exit(3);
-  }
-
-  const char *name_;
-  std::size_t item_, room_, size_ = 0;
-  block *head_ = nullptr, *tail_ = nullptr, *spare_ = nullptr;
-  char *put_ = nullptr, *end_ = nullptr, *get_ = nullptr, *stop_ = nullptr;
+// A stream without a bound and without time.
+struct channel {
+  channel(const char *, int) {}
+  void before_write() {}
+  void before_read() {}
 };
 
 }  // namespace csim
+#endif
 
 namespace hls {
 
 template <typename T, int DEPTH = 0>
 class stream;
 
+// What engines see: DEPTH 0. A port of the kernel is one of these, and has no bound.
 template <typename T>
 class stream<T, 0> {
  public:
-  explicit stream(const char *name = "(unnamed)") : queue_(name, sizeof(T)) {}
+  explicit stream(const char *name = "(unnamed)") : stream(name, 0) {}
 
-  void write(const T &token) { std::memcpy(queue_.push(), &token, sizeof(T)); }
+  void write(const T &token) {
+    channel_.before_write();
+    std::memcpy(queue_.push(), &token, sizeof(T));
+  }
   T read() {
+    channel_.before_read();
     T token;
     std::memcpy(&token, queue_.pop(), sizeof(T));
     return token;
   }
   bool empty() const { return queue_.size() == 0; }
   std::size_t size() const { return queue_.size(); }
+  const csim::channel &channel() const { return channel_; }
+
+ protected:
+  stream(const char *name, int depth) : queue_(name, sizeof(T)), channel_(name, depth) {}
 
  private:
   csim::queue queue_;
+  csim::channel channel_;
 };
 
 template <typename T, int DEPTH>
 class stream : public stream<T, 0> {
  public:
-  using stream<T, 0>::stream;
+  explicit stream(const char *name = "(unnamed)") : stream<T, 0>(name, DEPTH) {}
 };
 
 }  // namespace hls

@@ -13,9 +13,9 @@
 
 namespace tb {
 
-// The `count` items of a binary file; the last one may be cut short, by less than a beat.
+// The items of a binary file; the last one may be cut short, by less than a beat.
 template <typename V>
-std::vector<V> read_file(const std::string &path, std::size_t count) {
+std::vector<V> read_items(const std::string &path) {
   std::FILE *file = std::fopen(path.c_str(), "rb");
   if (file == nullptr) {
     std::fprintf(stderr, "%s: cannot be opened\n", path.c_str());
@@ -24,13 +24,39 @@ std::vector<V> read_file(const std::string &path, std::size_t count) {
   std::fseek(file, 0, SEEK_END);
   const std::size_t bytes = std::size_t(std::ftell(file));
   std::fseek(file, 0, SEEK_SET);
-  std::vector<V> items(count);
-  const bool whole = bytes <= count * sizeof(V) && std::fread(items.data(), 1, bytes, file) == bytes;
+  std::vector<V> items((bytes + sizeof(V) - 1) / sizeof(V));
+  const bool whole = std::fread(items.data(), 1, bytes, file) == bytes;
   std::fclose(file);
-  if (!whole || (count * sizeof(V) - bytes) >= 64) {
-    std::fprintf(stderr, "%s: %zu bytes, want %zu\n", path.c_str(), bytes, count * sizeof(V));
+  if (!whole || items.size() * sizeof(V) - bytes >= 64) {
+    std::fprintf(stderr, "%s: %zu bytes are no whole items\n", path.c_str(), bytes);
     std::exit(2);
   }
+  return items;
+}
+
+// The `count` items of a binary file.
+template <typename V>
+std::vector<V> read_file(const std::string &path, std::size_t count) {
+  std::vector<V> items = read_items<V>(path);
+  if (items.size() != count) {
+    std::fprintf(stderr, "%s: %zu items, want %zu\n", path.c_str(), items.size(), count);
+    std::exit(2);
+  }
+  return items;
+}
+
+// Frames of a binary file; where it holds fewer than asked for, they are played over again.
+template <typename V>
+std::vector<V> read_frames(const std::string &path, std::size_t frames, std::size_t per_frame) {
+  std::vector<V> items = read_items<V>(path);
+  if (items.empty() || items.size() % per_frame != 0) {
+    std::fprintf(stderr, "%s: %zu items, want frames of %zu\n", path.c_str(), items.size(),
+                 per_frame);
+    std::exit(2);
+  }
+  const std::size_t held = items.size();
+  items.resize(frames * per_frame);
+  for (std::size_t i = held; i < items.size(); ++i) items[i] = items[i - held];
   return items;
 }
 
@@ -53,8 +79,9 @@ void append(std::vector<engine::beat<T>> &image, std::size_t beats, const std::s
 }
 
 template <typename T, int P>
-void fill(engine::axis_stream<T, P> &stream, const std::string &path, std::size_t tokens) {
-  for (const vec<T, P> &token : read_file<vec<T, P>>(path, tokens)) {
+void fill(engine::axis_stream<T, P> &stream, const std::string &path, std::size_t frames,
+          std::size_t per_frame) {
+  for (const vec<T, P> &token : read_frames<vec<T, P>>(path, frames, per_frame)) {
     hls::axis<vec<T, P>, 0, 0, 0> word;
     word.data = token;
     word.keep = -1;
@@ -67,9 +94,9 @@ void fill(engine::axis_stream<T, P> &stream, const std::string &path, std::size_
 // The tokens of a stage output; TLAST must mark the end of each frame and nothing else.
 template <typename T, int P>
 std::vector<vec<T, P>> drain(engine::axis_stream<T, P> &stream, const char *name,
-                             std::size_t tokens, std::size_t per_frame) {
+                             std::size_t frames, std::size_t per_frame) {
   std::vector<vec<T, P>> found;
-  for (std::size_t i = 0; i < tokens; ++i) {
+  for (std::size_t i = 0; i < frames * per_frame; ++i) {
     const hls::axis<vec<T, P>, 0, 0, 0> word = stream.read();
     if (bool(word.last) != (i % per_frame == per_frame - 1)) {
       std::fprintf(stderr, "%s: TLAST is wrong at token %zu\n", name, i);
@@ -83,8 +110,8 @@ std::vector<vec<T, P>> drain(engine::axis_stream<T, P> &stream, const char *name
 // Prints the largest error of an output relative to its largest magnitude; true if it is small.
 template <typename T, int P>
 bool agree(const std::vector<vec<T, P>> &found, const std::string &path, const char *name,
-           double tolerance) {
-  const std::vector<vec<T, P>> want = read_file<vec<T, P>>(path, found.size());
+           std::size_t frames, double tolerance) {
+  const std::vector<vec<T, P>> want = read_frames<vec<T, P>>(path, frames, found.size() / frames);
   double error = 0, largest = 0;
   bool finite = true;
   for (std::size_t i = 0; i < found.size(); ++i) {
@@ -101,6 +128,24 @@ bool agree(const std::vector<vec<T, P>> &found, const std::string &path, const c
               error, largest, largest > 0 ? error / largest : error, tolerance,
               ok ? "ok" : "FAILED");
   return ok;
+}
+
+// In a build with time: the cycle at which each frame of an output is out, and what lies between.
+template <typename T, int P>
+void print_cycles(const engine::axis_stream<T, P> &stream, const char *name, std::size_t frames) {
+#ifdef PIPEC_TIMED
+  const std::vector<int64_t> &log = stream.channel().log();
+  int64_t before = 0;
+  std::printf("%-32s frames are out at cycles", name);
+  for (std::size_t f = 1; f <= frames; ++f) {
+    const int64_t end = log[log.size() / frames * f - 1];
+    std::printf(" %lld (+%lld)", static_cast<long long>(end), static_cast<long long>(end - before));
+    before = end;
+  }
+  std::printf("\n");
+#else
+  (void)stream, (void)name, (void)frames;
+#endif
 }
 
 // What the simulation itself has to say: tokens that nothing read are an error.

@@ -1,0 +1,140 @@
+"""The timed build: do the emitted sources take exactly the cycles that the simulator says?"""
+
+import json
+import os
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipec.backends.fpga.csim.build import BOUNDED, TIMED, build
+from pipec.backends.fpga.cycles import simulate
+from pipec.backends.fpga.emit.cpp import identifier
+from pipec.backends.fpga.simulator.process import Trace
+from pipec.backends.fpga.stagejson import Json, network
+from pipec.errors import BackendError
+
+DEADLOCK = 6
+"""Exit code of a bounded or timed build that deadlocks."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A stage's timed C simulation beside its cycle simulation.
+
+    Attributes:
+        stage: Name of the stage.
+        frames: Frames played.
+        handshakes: Tokens on all inner streams.
+        differing: Streams on which some handshake has another cycle.
+        ends: Cycles at which the frames end, as simulated.
+    """
+
+    stage: str
+    frames: int
+    handshakes: int
+    differing: tuple[str, ...]
+    ends: tuple[int, ...]
+
+
+def read_record(stage: Path) -> Json:
+    """``stage.json`` of an emitted stage.
+
+    Raises:
+        BackendError: It cannot be read.
+    """
+    path = stage / "stage.json"
+    try:
+        record: Json = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BackendError("stage.json cannot be read", where=path, got=error) from error
+    return record
+
+
+def handshakes(stage: Path, frames: int, *, keep: bool = False) -> dict[str, list[str]]:
+    """Run the timed build on the golden frame, over and over.
+
+    Args:
+        stage: Directory of an emitted stage with golden data.
+        frames: How often.
+        keep: Also yield every cycle.
+
+    Returns:
+        C++ name of a stream to its tokens, its digest, and all cycles if they are kept.
+
+    Raises:
+        BackendError: It deadlocks (the streams are named), or its outputs are wrong.
+    """
+    with tempfile.TemporaryDirectory(prefix="pipec-timed-") as folder:
+        log = Path(folder) / "handshakes"
+        told = {"PIPEC_HANDSHAKES": str(log)} | ({"PIPEC_ALL_HANDSHAKES": "1"} if keep else {})
+        _play(build(stage, TIMED), stage, frames, told)
+        rows = [line.split() for line in log.read_text().splitlines()]
+    return {name: rest for name, *rest in rows}
+
+
+def play_bounded(stage: Path, frames: int = 2) -> None:
+    """Run the bounded build on the golden frame: outputs right, no deadlock at declared depths.
+
+    Raises:
+        BackendError: It deadlocks (the streams are named), or its outputs are wrong.
+    """
+    _play(build(stage, BOUNDED), stage, frames, {})
+
+
+def _play(binary: Path, stage: Path, frames: int, told: dict[str, str]) -> None:
+    done = subprocess.run(
+        [binary, stage, str(frames)],
+        env={**os.environ, **told},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == DEADLOCK:
+        first, *waits = done.stderr.splitlines()
+        raise BackendError(
+            first,
+            where=stage.name,
+            got="\n" + "\n".join(waits),
+            hint="deepen a stream that is full",
+        )
+    if done.returncode != 0:
+        raise BackendError(
+            "the C simulation of a stage failed",
+            where=stage,
+            got=f"exit code {done.returncode}: {(done.stderr + done.stdout).strip()[:500]}",
+        )
+
+
+def check_timing(stage: Path, frames: int = 2) -> Timed:
+    """Compare the timed build of a stage with the simulator, handshake by handshake.
+
+    Args:
+        stage: Directory of an emitted stage with golden data.
+        frames: Frames to play.
+
+    Raises:
+        BackendError: It deadlocks, does not compile, or its outputs are wrong.
+    """
+    record = read_record(stage)
+    processes, depths, initial = network(record)
+    trace = simulate(processes, depths, frames, initial=initial)
+    return compared(str(record["stage"]), trace, handshakes(stage, frames), frames)
+
+
+def compared(name: str, trace: Trace, found: dict[str, list[str]], frames: int) -> Timed:
+    """A simulation beside what a timed build said.
+
+    Args:
+        name: Of the stage.
+        trace: Of the simulator.
+        found: Of `handshakes`.
+        frames: Frames of both.
+    """
+    differing = tuple(
+        stream
+        for stream, flow in trace.flows.items()
+        if found.get(identifier(stream), [])[:2] != [str(flow.tokens), f"{flow.digest:x}"]
+    )
+    tokens = sum(flow.tokens for flow in trace.flows.values())
+    return Timed(name, frames, tokens, differing, trace.ends)

@@ -1,0 +1,1 @@
+"""Two simulators of one semantics: a plain one in Python, and a fast one that g++ compiles."""

@@ -1,0 +1,126 @@
+"""The fast simulator: `simulate.cpp`, compiled once per process, fed through a pipe."""
+
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import numpy as np
+
+from pipec.backends.fpga.runs import Run, Table
+from pipec.backends.fpga.simulator.process import (
+    Flow,
+    Links,
+    Process,
+    Trace,
+    Wait,
+    deadlock,
+    inside,
+    links,
+)
+from pipec.backends.fpga.toolchain import compiler, workspace
+from pipec.errors import BackendError
+
+SOURCE = files("pipec.backends.fpga") / "simulator" / "simulate.cpp"
+
+
+@cache
+def binary() -> Path:
+    """The compiled simulator.
+
+    Raises:
+        BackendError: There is no compiler, or it fails.
+    """
+    target = workspace() / "simulate"
+    source = workspace() / "simulate.cpp"
+    source.write_text(SOURCE.read_text(encoding="utf-8"), encoding="utf-8")
+    command = [compiler(), "-std=c++17", "-O2", str(source), "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BackendError("the simulator does not compile", got=done.stderr[:2000])
+    return target
+
+
+def simulate(
+    processes: Sequence[Process],
+    depths: Mapping[str, int],
+    frames: int = 1,
+    *,
+    record: bool = False,
+    until_steady: bool = False,
+    initial: Mapping[str, int] | None = None,
+) -> Trace:
+    """As `plain.simulate`, some hundred times as fast.
+
+    Raises:
+        BackendError: The network deadlocks, or there is no C++ compiler.
+    """
+    net = links(processes, depths, initial)
+    with tempfile.TemporaryDirectory(prefix="pipec-cycles-") as folder:
+        log = Path(folder) / "handshakes"
+        done = subprocess.run(
+            [binary(), log],
+            input=_encoded(processes, net, (frames, int(until_steady), int(record))),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise BackendError("the simulator failed", got=f"exit code {done.returncode}")
+        rows = [line.split() for line in done.stdout.splitlines()]
+        names = list(net.slots)
+        waits = [
+            Wait(processes[int(p)].name, names[int(s)], empty == "1")
+            for kind, *rest in rows
+            if kind == "wait"
+            for p, s, empty in [rest]
+        ]
+        if waits:
+            raise deadlock(waits, net)
+        flows = dict(zip(names, (_flow(row) for row in rows if row[0] == "stream"), strict=True))
+        ends = tuple(int(row[1]) for row in rows if row[0] == "end")
+        return Trace(ends, flows, rows[-1][1] == "1", _logs(flows, log) if record else {})
+
+
+def _flow(row: list[str]) -> Flow:
+    _, written, empty, full, last_empty, last_full, digest = row
+    counts = (int(n) for n in (written, empty, full, last_empty, last_full))
+    tokens, all_empty, all_full, frame_empty, frame_full = counts
+    return Flow(tokens, all_empty, all_full, frame_empty, frame_full, int(digest, 16))
+
+
+def _logs(flows: Mapping[str, Flow], path: Path) -> dict[str, tuple[int, ...]]:
+    cycles = np.fromfile(path, dtype=np.int64)
+    bounds = pairwise(accumulate((f.tokens for f in flows.values()), initial=0))
+    return {
+        name: tuple(cycles[first:last].tolist())
+        for name, (first, last) in zip(flows, bounds, strict=True)
+    }
+
+
+def _encoded(processes: Sequence[Process], net: Links, head: tuple[int, int, int]) -> str:
+    """The network as `simulate.cpp` reads it."""
+    number = {name: k for k, name in enumerate(net.slots)}
+    words = [*head, len(number)]
+    for name, slots in net.slots.items():
+        words += [slots, net.initial[name]]
+    words.append(len(processes))
+    for p in (inside(p, number) for p in processes):
+        code = _code(p.table)
+        words += [p.depth, len(p.inputs), *(number[s] for s in p.inputs)]
+        words += [len(p.outputs), *(number[s] for s in p.outputs), len(code), *code]
+    return " ".join(map(str, words))
+
+
+def _code(table: Table) -> list[int]:
+    words: list[int] = []
+    for item in table:
+        if isinstance(item, Run):
+            words += [0, item.count, item.delta, item.reads, item.writes]
+        else:
+            body = _code(item.body)
+            words += [1, item.times, len(body), *body]
+    return words

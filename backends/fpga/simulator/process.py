@@ -1,0 +1,209 @@
+"""A network of processes, and what a simulation of it finds."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pipec.backends.fpga.runs import Loop, Run, Table, tokens
+from pipec.errors import BackendError
+
+FNV_OFFSET, FNV_PRIME, WORD = 0xCBF29CE484222325, 0x100000001B3, (1 << 64) - 1
+
+
+def digest(cycles: Iterable[int], start: int = FNV_OFFSET) -> int:
+    """FNV-1a over whole 64-bit words: equal for equal lists of handshake cycles.
+
+    Example:
+        >>> hex(digest([1, 2, 3]))
+        '0xd8a9461cbfc6c4c5'
+    """
+    for cycle in cycles:
+        start = (start ^ cycle) * FNV_PRIME & WORD
+    return start
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a network, as a simulator sees it.
+
+    Attributes:
+        name: For messages.
+        table: Run table of one frame.
+        inputs: Stream names by read port; ``outputs`` by write port.
+        depth: Pipeline depth D.
+    """
+
+    name: str
+    table: Table
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    depth: int = 1
+
+
+def port_process(name: str, stream: str, beats: int, *, is_input: bool) -> Process:
+    """An AXI4-Stream port of a stage: a beat per cycle, ``beats`` per frame."""
+    if is_input:
+        return Process(name, (Run(beats, 1, 0, 1),), (), (stream,))
+    return Process(name, (Run(beats, 1, 1, 0),), (stream,), ())
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What one stream saw.
+
+    Attributes:
+        tokens: Tokens written.
+        empty: Cycles that its reader waited for tokens; ``full`` its writer for slots.
+        last_empty: The same in the last frame alone; ``last_full`` likewise.
+        digest: `digest` of the cycles at which its tokens became visible.
+    """
+
+    tokens: int
+    empty: int
+    full: int
+    last_empty: int
+    last_full: int
+    digest: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a simulation found.
+
+    Attributes:
+        ends: Per frame the cycle at which its last output token is visible: the maximum over the
+            processes that write to no other (over all if there is none such).
+        flows: By stream name, all frames.
+        steady: Whether every later frame repeats the last one, exactly ``interval`` later: the
+            times of the last firing of every process, of the last pops of every stream (as many as
+            it has slots), and of its last tokens (as many as it held at reset) have moved on by
+            the same number of cycles from the frame before, and the future of this max-plus system
+            depends on nothing else.
+        handshakes: Stream name to the cycles at which its tokens become visible, if recorded.
+    """
+
+    ends: tuple[int, ...]
+    flows: Mapping[str, Flow]
+    steady: bool = False
+    handshakes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def interval(self) -> int:
+        """Cycles between the last two frames (all cycles if there was one)."""
+        return self.ends[-1] - (self.ends[-2] if len(self.ends) > 1 else 0)
+
+    @property
+    def latency(self) -> int:
+        """Cycles from the first firing to the end of the first frame."""
+        return self.ends[0]
+
+    @property
+    def stalls(self) -> dict[str, int]:
+        """Stream name to cycles lost waiting for its tokens or its slots, all frames."""
+        return {name: flow.empty + flow.full for name, flow in self.flows.items()}
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A process that cannot go on: which stream it waits for, and whether that is empty or full."""
+
+    process: str
+    stream: str
+    empty: bool
+
+
+@dataclass(frozen=True)
+class Links:
+    """Who writes and who reads the streams inside a network.
+
+    Attributes:
+        slots: Slots K = N + D of each inner stream, those with both a writer and a reader.
+        initial: Tokens that each of them holds at reset.
+        writer: Name of the process that writes a stream; ``reader`` that reads it.
+    """
+
+    slots: Mapping[str, int]
+    initial: Mapping[str, int]
+    writer: Mapping[str, str]
+    reader: Mapping[str, str]
+
+
+def links(
+    processes: Iterable[Process],
+    depths: Mapping[str, int],
+    initial: Mapping[str, int] | None = None,
+) -> Links:
+    """The inner streams of a network.
+
+    Args:
+        processes: Any order; every stream has one writer and one reader among them, or none on
+            one side (a source that is always ready, a sink that always takes).
+        depths: Declared FIFO depth N per stream.
+        initial: Tokens that a stream holds at reset (a feedback loop needs some); 0 where absent.
+    """
+    writers = {s: p for p in processes for s in p.outputs}
+    readers = {s: p for p in processes for s in p.inputs}
+    inner = [s for s in writers if s in readers]
+    return Links(
+        {s: depths[s] + writers[s].depth for s in inner},
+        {s: (initial or {}).get(s, 0) for s in inner},
+        {s: writers[s].name for s in inner},
+        {s: readers[s].name for s in inner},
+    )
+
+
+def inside(process: Process, inner: Iterable[str]) -> Process:
+    """The process without ports that lead outside: these are always ready."""
+    known = frozenset(inner)
+    ins = [k for k, s in enumerate(process.inputs) if s in known]
+    outs = [k for k, s in enumerate(process.outputs) if s in known]
+    if len(ins) == len(process.inputs) and len(outs) == len(process.outputs):
+        return process
+    return Process(
+        process.name,
+        _masked(process.table, ins, outs),
+        tuple(process.inputs[k] for k in ins),
+        tuple(process.outputs[k] for k in outs),
+        process.depth,
+    )
+
+
+def _masked(table: Table, ins: list[int], outs: list[int]) -> Table:
+    def ports(mask: int, kept: list[int]) -> int:
+        return sum(1 << new for new, old in enumerate(kept) if mask >> old & 1)
+
+    return tuple(
+        Loop(item.times, _masked(item.body, ins, outs))
+        if isinstance(item, Loop)
+        else Run(item.count, item.delta, ports(item.reads, ins), ports(item.writes, outs))
+        for item in table
+    )
+
+
+def written(process: Process) -> dict[str, int]:
+    """Tokens per frame that a process writes, by stream."""
+    return {s: tokens(process.table, k, written=True) for k, s in enumerate(process.outputs)}
+
+
+def deadlock(waits: list[Wait], net: Links) -> BackendError:
+    """The error that names the cycle of waits, found by following them from any of them."""
+    by_name = {w.process: w for w in waits}
+    wait, path = waits[0], list[Wait]()
+    while wait not in path:
+        path.append(wait)
+        other = net.writer[wait.stream] if wait.empty else net.reader[wait.stream]
+        if other not in by_name:
+            return BackendError(
+                "a stream's writer and reader move unlike numbers of tokens per frame",
+                where=wait.stream,
+                got=f"{wait.process} waits, {other} is done",
+            )
+        wait = by_name[other]
+    closed = path[path.index(wait) :]
+    return BackendError(
+        "the dataflow deadlocks",
+        got="".join(
+            f"\n    {w.process} waits: {w.stream} is {'empty' if w.empty else 'full'}"
+            for w in closed
+        ),
+        hint="deepen a stream that is full",
+    )

@@ -1,0 +1,43 @@
+"""The C++ compiler, and where what it makes lives until the process ends."""
+
+import os
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from pipec.errors import BackendError
+
+
+def has_compiler() -> bool:
+    """Whether the C++ compiler is installed."""
+    return shutil.which(_wanted()) is not None
+
+
+def _wanted() -> str:
+    return os.environ.get("CXX") or "g++"
+
+
+def compiler() -> str:
+    """The C++ compiler: ``$CXX``, or g++.
+
+    Raises:
+        BackendError: It is not installed.
+    """
+    if not has_compiler():
+        raise BackendError(
+            "the C simulation needs a C++ compiler, which is not installed",
+            got=_wanted(),
+            hint="install g++ (Debian: apt install g++), or set CXX",
+        )
+    return _wanted()
+
+
+@cache
+def _directory() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="pipec-csim-")
+
+
+def workspace() -> Path:
+    """A directory of this process."""
+    return Path(_directory().name)
