@@ -7,14 +7,17 @@ from typing import ClassVar
 
 from pipec.backends.fpga.cost import FpgaCost
 from pipec.backends.fpga.csim.run import load_stages
+from pipec.backends.fpga.csim.timed import check_timing, read_record
 from pipec.backends.fpga.designs import designs_of, device_of
 from pipec.backends.fpga.emit.cpp import cpp_type
 from pipec.backends.fpga.emit.golden import golden_chain, random_inputs
 from pipec.backends.fpga.emit.stage import TOLERANCE, stage_directory, write_stage
+from pipec.backends.fpga.stage_cycles import cycles_of
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.timing import stage_timing
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, StageRunner
+from pipec.compiler.cycles import StageCycles, TimedCheck
 from pipec.cost.model import CostModel
 from pipec.errors import BackendError
 from pipec.graph.ir import OutputKind
@@ -86,12 +89,23 @@ class FpgaBackend(Backend):
         Raises:
             BackendError: There is no g++, a file is damaged, or the code does not compile.
         """
-        folders = []
-        for stage in plan.stages:
-            fabric = device_of(plan, stage.index).fpga
-            part = fabric.part if fabric is not None else ""
-            folders.append(directory / stage_directory(f"stage{stage.index}", part))
-        return load_stages(folders)
+        return load_stages(_folders(plan, directory))
+
+    def cycles(self, plan: Plan, directory: Path) -> Sequence[StageCycles]:
+        """Simulate every stage as its ``stage.json`` says.
+
+        Raises:
+            BackendError: A file is damaged, or the FIFO depths in it deadlock.
+        """
+        return [cycles_of(read_record(folder)) for folder in _folders(plan, directory)]
+
+    def check_cycles(self, plan: Plan, directory: Path) -> Sequence[TimedCheck]:
+        """Run every stage's timed build, bounded at the declared depths, on golden data.
+
+        Raises:
+            BackendError: A stage deadlocks at its declared depths, or computes something else.
+        """
+        return [check_timing(folder) for folder in _folders(plan, directory)]
 
     def tolerance(self, plan: Plan) -> float:
         """What float32 sums in another order explain; the stages' test benches use it too."""
@@ -100,3 +114,13 @@ class FpgaBackend(Backend):
     def cost_model(self, cluster: Cluster) -> CostModel | None:
         """A node's share of the interval of a board to itself."""
         return FpgaCost(boards=cluster.size)
+
+
+def _folders(plan: Plan, directory: Path) -> list[Path]:
+    """Where every stage was written."""
+    folders = []
+    for stage in plan.stages:
+        fabric = device_of(plan, stage.index).fpga
+        part = fabric.part if fabric is not None else ""
+        folders.append(directory / stage_directory(f"stage{stage.index}", part))
+    return folders

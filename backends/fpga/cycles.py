@@ -19,6 +19,8 @@ from pipec.errors import BackendError
 __all__ = [
     "Process",
     "Trace",
+    "depths_of",
+    "initial_of",
     "processes_of",
     "simulate",
     "simulate_stage",
@@ -85,11 +87,11 @@ def steady_state(
     Raises:
         BackendError: The network deadlocks.
     """
-    per_frame = {s: n for p in processes for s, n in written(p).items()}
-    held = initial or {}
-    capped = {
-        s: max(min(n, 2 * per_frame.get(s, n) + held.get(s, 0)), 1) for s, n in depths.items()
-    }
+    held, capped = initial or {}, dict(depths)
+    for process in processes:
+        for name, per_frame in written(process).items():
+            slots = max(2 * per_frame + held.get(name, 0), 1)
+            capped[name] = min(depths.get(name, 1), slots - process.depth)
     while True:
         try:
             trace = simulate(processes, capped, MOST_FRAMES, until_steady=True, initial=initial)

@@ -7,6 +7,7 @@ from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.search import Board
+from pipec.backends.fpga.shrink import shrunk
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
 from pipec.graph.lower import lower as without_transfers
@@ -21,7 +22,7 @@ class _Known:
     stages: tuple[Stage, ...]
     placement: Placement | None
     devices: tuple[Device, ...]
-    precision: str
+    options: tuple[str, bool]
     designs: tuple[StageDesign, ...]
 
 
@@ -77,17 +78,19 @@ def designs_of(plan: Plan) -> tuple[StageDesign, ...]:
     Raises:
         BackendError: An op has no engine, a device is no FPGA, or a stage does not fit.
     """
-    precision, devices = precision_of(plan), plan.cluster.devices
+    devices, precision = plan.cluster.devices, precision_of(plan)
+    options = (precision, bool(plan.options.get("simulate", False)))
     for known in _last:
         if (
             known.stages is plan.stages
             and (known.placement, known.devices) == (plan.placement, devices)
-            and known.precision == precision
+            and known.options == options
         ):
             return known.designs
-    designs = tuple(
+    found = (
         best_design(network, Board(device_of(plan, stage.index), precision), f"stage{stage.index}")
         for stage, network in zip(plan.stages, networks(plan), strict=True)
     )
-    _last[:] = [_Known(plan.stages, plan.placement, devices, precision, designs)]
+    designs = tuple(shrunk(design) if options[1] else design for design in found)
+    _last[:] = [_Known(plan.stages, plan.placement, devices, options, designs)]
     return designs

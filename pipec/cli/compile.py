@@ -39,6 +39,7 @@ class _Options:
     schedule: str
     microbatches: int
     precision: str
+    simulate: bool
     pt2: bool
     passes: str | None
     print_between_passes: bool
@@ -79,6 +80,7 @@ class _Options:
 @click.option("--schedule", default="auto", show_default=True, help="A schedule, or auto.")
 @click.option("--microbatches", default=8, show_default=True, help="Microbatches of one step.")
 @click.option("--precision", default="float32", show_default=True, help="Numbers on an FPGA.")
+@click.option("--simulate", is_flag=True, help="FPGAs: simulate cycles, shrink FIFOs to fit them.")
 @click.option("--pt2", is_flag=True, help="torch: also write an exported program per stage.")
 @click.option("--passes", help="Pass pipeline instead of the default; see `pipec passes`.")
 @click.option("--print-between-passes", is_flag=True, help="Print the graph after every pass.")
@@ -112,7 +114,11 @@ def _compile(options: _Options, console: Console) -> Plan:
         raise PipecError("the output exists", got=options.output, hint="--force replaces it")
     with _doing(console, f"reading {options.model}"):
         loaded = load(options.model, options.load_options())
-    settings: dict[str, object] = {"precision": options.precision, "pt2": options.pt2}
+    settings: dict[str, object] = {
+        "precision": options.precision,
+        "pt2": options.pt2,
+        "simulate": options.simulate,
+    }
     with _doing(console, "compiling") as status:
 
         def observe(done: Pass, before: Plan, plan: Plan, seconds: float) -> None:

@@ -1,15 +1,19 @@
 """``pipec inspect``: what is in an output directory."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
+from pipec.compiler.backend import load_backend
+from pipec.compiler.cycles import StageCycles
 from pipec.errors import PlanError
 from pipec.plan.model import Plan, Stage
 from pipec.plan.store import load_plan
+from pipec.report.cycles import print_cycles
 from pipec.report.plan import graph_text, print_plan
 from pipec.report.plan_data import plan_data, stage_data
 
@@ -20,6 +24,7 @@ from pipec.report.plan_data import plan_data, stage_data
 @click.option("--stage", type=int, help="Show this stage alone.")
 @click.option("--graph", "with_graph", is_flag=True, help="Show the graph as Python.")
 @click.option("--heaviest", default=10, show_default=True, help="How many nodes to list.")
+@click.option("--cycles", is_flag=True, help="Simulate the stages cycle by cycle (FPGAs).")
 @allow_namespace_option
 def command(
     *,
@@ -28,12 +33,17 @@ def command(
     stage: int | None,
     with_graph: bool,
     heaviest: int,
+    cycles: bool,
     allow_namespace: tuple[str, ...],
 ) -> None:
     """Show stages, balance, cuts, heaviest nodes and memory of the plan in DIRECTORY."""
     allowed = import_namespaces(allow_namespace)
     plan = load_plan(directory, allowed=allowed, check_weights=False)
     chosen = plan.stages if stage is None else (_stage(plan, stage),)
+    if cycles:
+        found = load_backend(plan.target).cycles(plan, directory)
+        _show_cycles([found[s.index] for s in chosen], as_json=as_json, heaviest=heaviest)
+        return
     if as_json:
         data = plan_data(plan, heaviest) if stage is None else stage_data(plan, chosen[0])
         if with_graph:
@@ -45,6 +55,13 @@ def command(
     if with_graph or stage is not None:
         for s in chosen:
             click.echo(graph_text(s.graph))
+
+
+def _show_cycles(found: Sequence[StageCycles], *, as_json: bool, heaviest: int) -> None:
+    if as_json:
+        click.echo(json.dumps([c.to_json() for c in found], indent=2))
+        return
+    print_cycles(found, Console(), heaviest)
 
 
 def _stage(plan: Plan, index: int) -> Stage:

@@ -9,10 +9,14 @@ import click
 from rich.console import Console
 
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
+from pipec.compiler.backend import load_backend
 from pipec.compiler.verify import VerifyReport, verify_artifacts
 from pipec.frontends.reload import reload
 from pipec.graph.ir import Source
 from pipec.plan.manifest import read_manifest
+from pipec.plan.model import Plan
+from pipec.plan.store import load_plan
+from pipec.report.cycles import print_checks
 from pipec.report.verification import print_report
 
 
@@ -23,6 +27,7 @@ from pipec.report.verification import print_report
 @click.option("--trust", is_flag=True, help="Allow formats that run code on load (.pt2).")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
 @click.option("--tolerance", type=float, help="Relative error to allow, instead of the backend's.")
+@click.option("--timed", is_flag=True, help="Compare every handshake's cycle (FPGAs).")
 @allow_namespace_option
 def command(
     *,
@@ -32,13 +37,21 @@ def command(
     trust: bool,
     seed: int,
     tolerance: float | None,
+    timed: bool,
     allow_namespace: tuple[str, ...],
 ) -> None:
     """Run the stages in DIRECTORY in a chain against the original model, on random inputs.
 
     Exit status 1 if a value is farther off than its dtype explains. The model's own code runs.
+    With --timed, run each stage's golden data instead, streams as deep as declared, and compare
+    the cycle of every handshake with the simulator's; exit status 1 if any differs.
     """
     allowed = import_namespaces(allow_namespace)
+    if timed:
+        _timed(
+            load_plan(directory, allowed=allowed, check_weights=False), directory, as_json=as_json
+        )
+        return
     console = Console(stderr=True)
     source = Source(**read_manifest(directory)["source"])
     reading = f"reading {model or source.location}"
@@ -54,6 +67,16 @@ def command(
         )
     _show(report, as_json=as_json)
     if not report.ok:
+        raise SystemExit(1)
+
+
+def _timed(plan: Plan, directory: Path, *, as_json: bool) -> None:
+    found = load_backend(plan.target).check_cycles(plan, directory)
+    if as_json:
+        click.echo(json.dumps([c.to_json() for c in found], indent=2))
+    else:
+        print_checks(found, Console())
+    if not all(c.ok for c in found):
         raise SystemExit(1)
 
 

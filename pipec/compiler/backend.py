@@ -9,6 +9,7 @@ import torch
 
 from pipec import registry
 from pipec.cluster.cluster import Cluster
+from pipec.compiler.cycles import StageCycles, TimedCheck
 from pipec.cost.model import CostModel
 from pipec.errors import BackendError
 from pipec.plan.model import Plan, StageTiming
@@ -60,6 +61,24 @@ class Backend(ABC):
     @abstractmethod
     def tolerance(self, plan: Plan) -> float:
         """Largest error of a boundary value relative to its largest magnitude."""
+
+    def cycles(self, plan: Plan, directory: Path) -> Sequence[StageCycles]:
+        """The cycles of what was emitted, one item per stage.
+
+        Raises:
+            BackendError: This kind of artifact has none, or it is damaged.
+        """
+        del plan
+        raise BackendError("stages of this target have no cycles", where=directory, got=self.name)
+
+    def check_cycles(self, plan: Plan, directory: Path) -> Sequence[TimedCheck]:
+        """Run what was emitted, the cycle of every handshake noted, beside the simulator.
+
+        Raises:
+            BackendError: This kind of artifact has no cycles, or it is damaged.
+        """
+        del plan
+        raise BackendError("stages of this target have no cycles", where=directory, got=self.name)
 
     def cost_model(self, cluster: Cluster) -> CostModel | None:
         """How this backend times a node on a device; None for the roofline."""

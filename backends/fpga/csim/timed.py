@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipec.backends.fpga.csim.build import BOUNDED, TIMED, build
@@ -12,29 +11,11 @@ from pipec.backends.fpga.cycles import simulate
 from pipec.backends.fpga.emit.cpp import identifier
 from pipec.backends.fpga.simulator.process import Trace
 from pipec.backends.fpga.stagejson import Json, network
+from pipec.compiler.cycles import TimedCheck
 from pipec.errors import BackendError
 
 DEADLOCK = 6
 """Exit code of a bounded or timed build that deadlocks."""
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A stage's timed C simulation beside its cycle simulation.
-
-    Attributes:
-        stage: Name of the stage.
-        frames: Frames played.
-        handshakes: Tokens on all inner streams.
-        differing: Streams on which some handshake has another cycle.
-        ends: Cycles at which the frames end, as simulated.
-    """
-
-    stage: str
-    frames: int
-    handshakes: int
-    differing: tuple[str, ...]
-    ends: tuple[int, ...]
 
 
 def read_record(stage: Path) -> Json:
@@ -106,7 +87,7 @@ def _play(binary: Path, stage: Path, frames: int, told: dict[str, str]) -> None:
         )
 
 
-def check_timing(stage: Path, frames: int = 2) -> Timed:
+def check_timing(stage: Path, frames: int = 2) -> TimedCheck:
     """Compare the timed build of a stage with the simulator, handshake by handshake.
 
     Args:
@@ -122,7 +103,7 @@ def check_timing(stage: Path, frames: int = 2) -> Timed:
     return compared(str(record["stage"]), trace, handshakes(stage, frames), frames)
 
 
-def compared(name: str, trace: Trace, found: dict[str, list[str]], frames: int) -> Timed:
+def compared(name: str, trace: Trace, found: dict[str, list[str]], frames: int) -> TimedCheck:
     """A simulation beside what a timed build said.
 
     Args:
@@ -137,4 +118,4 @@ def compared(name: str, trace: Trace, found: dict[str, list[str]], frames: int) 
         if found.get(identifier(stream), [])[:2] != [str(flow.tokens), f"{flow.digest:x}"]
     )
     tokens = sum(flow.tokens for flow in trace.flows.values())
-    return Timed(name, frames, tokens, differing, trace.ends)
+    return TimedCheck(name, frames, tokens, differing, trace.ends)

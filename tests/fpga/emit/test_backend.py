@@ -1,25 +1,31 @@
 """The FPGA backend from plan to running stages: chains, bytes, errors."""
 
 import filecmp
+import io
 import json
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from pipec.backends.fpga.csim import build as csim_build
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.emit.stage import TOLERANCE
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
+from pipec.compiler.cycles import TimedCheck
 from pipec.compiler.driver import emit, make_plan
 from pipec.compiler.verify import verify_stages
 from pipec.errors import BackendError, PlanError
 from pipec.frontends.load import load
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
+from pipec.report.cycles import print_checks
+from tests.cli.running import Pipec
 
 FACTORY = """
 from tests.fpga.design.models import made
@@ -32,6 +38,12 @@ def factory():
 
 def told(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def checks_text(checks: Sequence[TimedCheck]) -> str:
+    console = Console(record=True, file=io.StringIO())
+    print_checks(checks, console)
+    return console.export_text()
 
 
 def spec(name: str, folder: Path) -> str:
@@ -163,6 +175,43 @@ def test_errors_name_what_is_wrong(
     weights.write_bytes(weights.read_bytes()[:-400])
     with pytest.raises(BackendError, match="C simulation of a stage failed"):
         stage({wanted.value: torch.zeros(wanted.shape, dtype=torch.int64)})
+
+
+def test_cycles_on_the_command_line(folder: Path, pipec: Pipec) -> None:
+    out = folder / "timed"
+    compiled = pipec(
+        "compile", spec("sdpa", folder), "--target", "fpga", "--devices", "1xvcu118",
+        "--simulate", "-o", out, "--json",
+    )  # fmt: skip
+    assert compiled.code == 0, compiled.err
+    (found,) = json.loads(pipec("inspect", out, "--cycles", "--json").out)
+    record = json.loads(next(out.glob("stage0_*/stage.json")).read_text())
+    assert record["cycles"]["simulated"]
+    assert (record["cycles"]["interval"], record["cycles"]["latency"]) == (
+        found["interval"],
+        found["latency"],
+    )
+    busy = {e["name"]: e["busy"] + e["empty"] + e["full"] for e in found["engines"]}
+    assert set(busy.values()) == {found["interval"]}
+    assert found["steady"]
+    assert found["bottleneck"] in pipec("inspect", out, "--cycles").out
+    (timed,) = json.loads(pipec("verify", out, "--timed", "--json").out)
+    assert timed["ok"]
+    assert timed["ends"] == [found["latency"], found["latency"] + found["interval"]]
+    plan = load_plan(out)
+    slower = next(out.glob("stage0_*/src/types.h"))
+    slower.write_text(slower.read_text().replace("DEPTH = 2;", "DEPTH = 3;"))
+    (check,) = load_backend("fpga").check_cycles(plan, out)
+    assert not check.ok
+    assert "other cycles on" in checks_text([check])
+
+
+def test_other_targets_have_no_cycles(folder: Path, pipec: Pipec) -> None:
+    out = folder / "plain"
+    assert pipec("compile", spec("sdpa", folder), "--devices", "1xh100", "-o", out).code == 0
+    done = pipec("inspect", out, "--cycles")
+    assert done.code == 1
+    assert "have no cycles" in done.err
 
 
 def test_what_no_engine_computes_is_named(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipec.backends.fpga.csim.timed import Timed, compared, handshakes, play_bounded
+from pipec.backends.fpga.csim.timed import compared, handshakes, play_bounded
 from pipec.backends.fpga.cycles import simulate_stage
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.golden import Golden, run_graph
@@ -18,6 +18,7 @@ from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.streaming import ddr_ports
+from pipec.compiler.cycles import TimedCheck
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
 
@@ -49,7 +50,7 @@ def emitted(name: str, directory: Path, change: Change = unchanged) -> StageDesi
     return design
 
 
-def timed(design: StageDesign, directory: Path) -> Timed | str:
+def timed(design: StageDesign, directory: Path) -> TimedCheck | str:
     """The timed build beside the simulator; the error where its outputs are wrong."""
     try:
         found = handshakes(directory, FRAMES)
@@ -59,7 +60,7 @@ def timed(design: StageDesign, directory: Path) -> Timed | str:
 
 
 @pytest.fixture(scope="module")
-def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Timed | str]:
+def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TimedCheck | str]:
     folder = tmp_path_factory.mktemp("networks")
     designs = {name: emitted(name, folder / name) for name in MODELS}
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -69,10 +70,10 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Timed | str]
 
 @pytest.mark.parametrize("name", MODELS)
 def test_agrees_with_torch_and_with_the_simulator_on_every_handshake(
-    networks: dict[str, Timed | str], name: str
+    networks: dict[str, TimedCheck | str], name: str
 ) -> None:
     found = networks[name]
-    assert isinstance(found, Timed), found
+    assert isinstance(found, TimedCheck), found
     assert found.differing == ()
     assert found.handshakes > 1_000
 

@@ -1,0 +1,47 @@
+"""Interval, latency, stalls and bottleneck of an emitted stage, from its ``stage.json`` alone."""
+
+from collections.abc import Mapping
+
+from pipec.backends.fpga.cycles import steady_state
+from pipec.backends.fpga.runs import cycles
+from pipec.backends.fpga.simulator.process import Flow, Process
+from pipec.backends.fpga.stagejson import Json, network
+from pipec.compiler.cycles import EngineCycles, StageCycles
+
+
+def cycles_of(record: Json) -> StageCycles:
+    """Simulate a stage until its frames repeat.
+
+    Args:
+        record: Its ``stage.json``.
+
+    Raises:
+        BackendError: The record is damaged, or its FIFO depths deadlock.
+    """
+    processes, depths, initial = network(record)
+    trace = steady_state(processes, depths, initial)
+    engines = tuple(_engine(p, trace.flows) for p in processes)
+    least = min(engines, key=lambda e: (e.empty + e.full, -e.busy))
+    return StageCycles(
+        stage=str(record["stage"]),
+        clock_mhz=float(record["clock_mhz"]),
+        interval=trace.interval,
+        latency=trace.latency,
+        steady=trace.steady,
+        bottleneck=least.name,
+        handshakes=sum(f.tokens for f in trace.flows.values()) // len(trace.ends),
+        engines=engines,
+    )
+
+
+def _engine(process: Process, flows: Mapping[str, Flow]) -> EngineCycles:
+    waits = {s: flows[s].last_empty for s in process.inputs if s in flows}
+    waits |= {s: flows[s].last_full for s in process.outputs if s in flows}
+    most = max(waits, key=lambda s: waits[s], default="")
+    return EngineCycles(
+        name=process.name,
+        busy=cycles(process.table),
+        empty=sum(flows[s].last_empty for s in process.inputs if s in flows),
+        full=sum(flows[s].last_full for s in process.outputs if s in flows),
+        waits_for=most if waits.get(most) else "",
+    )

@@ -1,0 +1,65 @@
+"""Cycles of emitted stages as tables."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pipec.compiler.cycles import StageCycles, TimedCheck
+
+
+def print_cycles(stages: Sequence[StageCycles], console: Console, heaviest: int = 10) -> None:
+    """Print interval, latency and bottleneck of every stage, and what its engines wait for.
+
+    Args:
+        stages: What was simulated.
+        console: Where to.
+        heaviest: How many engines of each stage to list, those that wait least first.
+    """
+    for c in stages:
+        console.print(_stage_table(c, heaviest))
+        seconds = c.interval / c.clock_mhz / 1e6
+        lasting = (
+            "every later frame repeats" if c.steady else "streams still fill: not proved to repeat"
+        )
+        console.print(
+            f"interval {c.interval:,} cycles, {1 / seconds:,.1f} frames/s at {c.clock_mhz:g} MHz; "
+            f"latency {c.latency:,}; bottleneck {escape(c.bottleneck)}; "
+            f"{c.handshakes:,} handshakes per frame; {lasting}\n"
+        )
+
+
+def _stage_table(c: StageCycles, heaviest: int) -> Table:
+    table = _table(f"{c.stage}: cycles per frame", "engine")
+    for column in ("busy", "waits for tokens", "for room"):
+        table.add_column(column, justify="right")
+    table.add_column("most for", overflow="fold")
+    for e in sorted(c.engines, key=lambda e: (e.empty + e.full, -e.busy))[:heaviest]:
+        row = (f"{e.busy:,}", f"{e.empty:,}", f"{e.full:,}")
+        table.add_row(escape(e.name), *row, escape(e.waits_for))
+    return table
+
+
+def print_checks(checks: Sequence[TimedCheck], console: Console) -> None:
+    """Print how the emitted code's handshakes compare with the simulator's."""
+    table = _table("emitted code, run with time, against the simulator", "stage")
+    for column in ("frames", "handshakes", "frames end at", ""):
+        table.add_column(column, justify="right")
+    for c in checks:
+        verdict = "ok" if c.ok else f"[red]{len(c.differing)} streams differ[/]"
+        ends = " ".join(f"{end:,}" for end in c.ends)
+        table.add_row(c.stage, str(c.frames), f"{c.handshakes:,}", ends, verdict)
+    console.print(table)
+    wrong = [f"{c.stage}: {', '.join(c.differing[:5])}" for c in checks if not c.ok]
+    console.print(
+        f"[red]other cycles on[/] {escape('; '.join(wrong))}"
+        if wrong
+        else "[green]every handshake has the same cycle[/]"
+    )
+
+
+def _table(title: str, first: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column(first, overflow="fold")
+    return table

@@ -1,0 +1,59 @@
+"""FIFO depths by simulation: they keep the interval, and none of them can be less."""
+
+import dataclasses
+
+import pytest
+
+from pipec.backends.fpga.cycles import depths_of, processes_of, steady_state
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.shrink import FREE_DEPTH, shrunk
+from pipec.errors import BackendError
+from tests.fpga.design.models import graph_of, made
+
+
+def design_of(name: str, interval: int) -> StageDesign:
+    model, x = made(name)
+    return sized(design_at(lower(graph_of(model, x)), interval))
+
+
+def bits(design: StageDesign) -> int:
+    return sum(s.depth * s.token_bits for s in design.streams.values())
+
+
+def interval_of(design: StageDesign, depths: dict[str, int]) -> float:
+    try:
+        return steady_state(processes_of(design), depths).interval
+    except BackendError:  # it deadlocks
+        return float("inf")
+
+
+@pytest.mark.parametrize("name", ["excite", "inception"])
+def test_no_depth_can_be_less(name: str) -> None:
+    design = design_of(name, 1_500)
+    found = shrunk(design)
+    assert (found.interval, found.simulated) == (design.interval, True)
+    assert bits(found) < bits(design)
+    depths = depths_of(found)
+    deep = [n for n, depth in depths.items() if depth > FREE_DEPTH]
+    assert deep
+    for stream in deep:
+        less = {**depths, stream: depths[stream] - 1}
+        assert interval_of(found, less) > found.interval
+
+
+def test_streams_that_are_too_shallow_grow() -> None:
+    design = design_of("sdpa", 1_500)
+    tight = {n: dataclasses.replace(s, depth=1) for n, s in design.streams.items()}
+    slow = dataclasses.replace(design, streams=tight)
+    assert steady_state(processes_of(slow), depths_of(slow)).interval > design.interval
+    assert shrunk(slow).interval == design.interval
+
+
+def test_a_deadlock_is_named() -> None:
+    design = design_of("excite", 1_500)
+    streams = {n: dataclasses.replace(s, depth=2) for n, s in design.streams.items()}
+    with pytest.raises(BackendError, match="deadlocks"):
+        shrunk(dataclasses.replace(design, streams=streams))
