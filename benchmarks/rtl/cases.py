@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.rtl.nets import Net, Part
@@ -271,7 +272,7 @@ def tile_cases() -> list[Case]:
     ]  # fmt: skip
     return [
         Case(f"tile{k:02}", "load {}, compute {}, store {}, latency {}, buffers {}, requests {}"
-             .format(*shape), lambda shape=shape: Tile(*shape))
+             .format(*shape), partial(Tile, *shape))
         for k, shape in enumerate(shapes, 1)
     ]  # fmt: skip
 
@@ -296,8 +297,13 @@ def norm_cases() -> list[Case]:
     ]  # fmt: skip
 
 
-def cell(steps: int, x: int, h: int, lanes: int, rows: int = 1, **more: dict[str, int]) -> Net:
-    """A recurrent cell: h = relu(W [x, h]); ``rows`` batch rows take turns around the loop."""
+def cell(
+    steps: int, x: int, h: int, lanes: int, rows: int = 1, act: int = 2, every: int = 1
+) -> Net:
+    """A recurrent cell: h = relu(W [x, h]); ``rows`` batch rows take turns around the loop.
+
+    ``act`` is the activation's latency; a token of x comes every ``every`` cycles.
+    """
     turns, cx, ch = steps * rows, x // lanes, h // lanes
     parts: list[Part] = [
         source("src", "x", turns * cx, lanes),
@@ -307,17 +313,18 @@ def cell(steps: int, x: int, h: int, lanes: int, rows: int = 1, **more: dict[str
         ("fork", Fork(turns * ch, 2), ("b",), ("h", "y")),
         sink("snk", "y", turns * ch, lanes),
     ]
-    return Net(parts, initial={"h": rows * ch}, depth={"h": rows * ch + 2}, **more)
+    initial, depth = {"h": rows * ch}, {"h": rows * ch + 2}
+    return Net(parts, {"src": every}, {"act": act}, depth, initial=initial)
 
 
 def cell_cases() -> list[Case]:
     """Feedback loops with state."""
     return [
         net("cell01", "h 8, x 4, one row", cell(10, 4, 8, 2)),
-        net("cell02", "the same, activation of latency 20", cell(10, 4, 8, 2, latency={"act": 20})),
-        net("cell03", "two rows take turns", cell(10, 4, 8, 2, 2, latency={"act": 20})),
-        net("cell04", "four rows take turns", cell(8, 4, 8, 2, 4, latency={"act": 20})),
-        net("cell05", "one token of state, slow source", cell(20, 4, 4, 4, ii={"src": 9})),
+        net("cell02", "the same, activation of latency 20", cell(10, 4, 8, 2, act=20)),
+        net("cell03", "two rows take turns", cell(10, 4, 8, 2, 2, 20)),
+        net("cell04", "four rows take turns", cell(8, 4, 8, 2, 4, 20)),
+        net("cell05", "one token of state, slow source", cell(20, 4, 4, 4, every=9)),
         net("cell06", "no room for the state's return: deadlock or not",
             replace(cell(10, 4, 8, 2), depth={"h": 2, "xh": 1}, initial={"h": 4})),
     ]  # fmt: skip
@@ -402,7 +409,7 @@ def stage_cases() -> list[Case]:
         Case(
             f"stage{k:02}",
             f"{model}, " + (f"FIFOs of {depth}" if depth else "FIFOs as pipec sizes them"),
-            lambda chosen=(model, depth): stage(*chosen),  # type: ignore[misc]
+            partial(stage, model, depth),
             3,
         )
         for k, (model, depth) in enumerate(chosen, 1)

@@ -17,6 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from pipec.backends.fpga.rtl.units import BITS, SALTED, unit_of
+from pipec.backends.fpga.tile import Tile
 
 Json = Mapping[str, Any]
 SOURCES = ("stage_top.sv", "bench.sv", "top.sv")
@@ -225,13 +226,13 @@ def bench_verilog(record: Json, name: str, frames: int, *, values: bool = False)
     lines = [
         f"module bench_{name} (input logic clk, output logic done);",
         "  integer log, cycle, quiet;",
-        "  logic rst, report, dead;",
+        "  logic rst, report, dead, over;",
         "  logic [1:0] start;",
         f"  logic [{len(engines) - 1}:0] finished, fires;",
-        f'  initial begin log = $fopen("{name}.log"); start = 0; done = 0; end',
-        "  assign rst = ~start[1] | done;",
+        f'  initial begin log = $fopen("{name}.log", "w"); start = 0; over = 0; done = 0; end',
+        "  assign rst = ~start[1] | over;",
         f"  assign dead = quiet > {quiet_limit(record)};",
-        "  assign report = ~done & ((&finished) | dead);",
+        "  assign report = ~over & ((&finished) | dead);",
         *_ports(wiring),
         f"  {name} dut (.clk(clk), .rst(rst){_connections(wiring)});",
     ]
@@ -246,6 +247,7 @@ def bench_verilog(record: Json, name: str, frames: int, *, values: bool = False)
     lines += [
         "  always @(posedge clk) begin",
         "    start <= {start[0], 1'b1};",
+        "    if (over & ~done) begin $fclose(log); done <= 1; end",
         "    if (rst) begin cycle <= 0; quiet <= 0; end",
         "    else begin",
         "      cycle <= cycle + 1;",
@@ -253,8 +255,7 @@ def bench_verilog(record: Json, name: str, frames: int, *, values: bool = False)
         *_log(wiring, values=values),
         "      if (report) begin",
         '        $fwrite(log, "end %0d %0d\\n", cycle, dead & ~(&finished));',
-        "        $fclose(log);",
-        "        done <= 1;",
+        "        over <= 1;",
         "      end",
         "    end",
         "  end",
@@ -330,3 +331,35 @@ def top_verilog(names: Sequence[str]) -> str:
         "endmodule",
     ]
     return "\n".join(lines) + "\n"
+
+
+def tile_bench_verilog(tile: Tile, name: str, frames: int) -> str:
+    """The bench of a tiled engine; its log has the ``e`` lines of engine 0, the store unit."""
+    return f"""\
+module bench_{name} (input logic clk, output logic done);
+  integer log, cycle, stores;
+  logic rst, stored;
+  logic [1:0] start;
+  initial begin log = $fopen("{name}.log", "w"); start = 0; done = 0; end
+  assign rst = ~start[1] | done;
+  tile #(.LOAD({tile.load}), .COMPUTE({tile.compute}), .STORE({tile.store}),
+    .LATENCY({tile.latency}), .BANKS({tile.banks}), .OUTSTANDING({tile.outstanding})) dut (
+    .clk(clk), .rst(rst), .asked(), .loaded(), .computed(), .stored(stored));
+  always @(posedge clk) begin
+    start <= {{start[0], 1'b1}};
+    if (rst) begin cycle <= 0; stores <= 0; end
+    else begin
+      cycle <= cycle + 1;
+      if (stored) begin
+        stores <= stores + 1;
+        if ((stores + 1) % {tile.tiles} == 0) $fwrite(log, "e 0 %0d\\n", cycle);
+        if (stores + 1 == {tile.tiles * frames}) begin
+          $fwrite(log, "end %0d 0\\n", cycle);
+          $fclose(log);
+          done <= 1;
+        end
+      end
+    end
+  end
+endmodule
+"""

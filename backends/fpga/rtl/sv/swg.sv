@@ -32,6 +32,7 @@ module swg #(
   localparam int FILL = (TOP * W + LEFT) * CF;
   localparam int OUT_ROW = OW * STEPS * CF;
   localparam int IN_ROWS = SH * W * CF;
+  localparam logic [BITS-1:0] PAD_WORD = PAD;
 
   // write side: where the next pixel token goes
   logic signed [31:0] wy, wx, wc, wslot;
@@ -50,14 +51,14 @@ module swg #(
     for (p = 0; p < KP; p = p + 1) begin : g_pos
       logic [31:0] ky, kx;  // kernel position of lane group p, advanced by KP per step
       logic signed [31:0] y, x, c;
-      logic inside;
+      logic on_map;
       assign y = ytop + ky * DH;
       assign x = xleft + kx * DW;
       assign c = grp * GC + chn;
-      assign inside = (y >= 0) & (y < H) & (x >= 0) & (x < W);
-      assign there[p] = ~inside | (y < wy) | ((y == wy) & ((x < wx) | ((x == wx) & (c < wc))));
+      assign on_map = (y >= 0) & (y < H) & (x >= 0) & (x < W);
+      assign there[p] = ~on_map | (y < wy) | ((y == wy) & ((x < wx) | ((x == wx) & (c < wc))));
       assign window[p*LANES*BITS+:LANES*BITS] =
-          inside ? mem[(((y % ROWS) * W) + x) * CF + c] : {LANES{PAD[BITS-1:0]}};
+          on_map ? mem[(((y % ROWS) * W) + x) * CF + c] : {LANES{PAD_WORD}};
       always_ff @(posedge clk)
         if (rst) begin
           ky <= p / KW;

@@ -1,0 +1,171 @@
+"""The cycle simulator's answer for a stage, beside what its SystemVerilog did."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from pipec.backends.fpga.cycles import Process, Trace, simulate
+from pipec.backends.fpga.nests import Swg
+from pipec.backends.fpga.rtl.generate import Json, Style
+from pipec.backends.fpga.rtl.simulate import Bench, Observed
+from pipec.backends.fpga.runs import Loop, Run, Table, nest_table
+from pipec.backends.fpga.tile import Tile
+from pipec.errors import BackendError
+
+INTERVAL_TOLERANCE = 0.01
+"""Largest relative difference of the interval."""
+LATENCY_TOLERANCE = 16
+"""Largest difference of the latency, in cycles, or in hundredths if that is more."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One bench: the simulator's figures and the RTL's.
+
+    Attributes:
+        bench: What was run.
+        simulated: Interval and latency of the simulator; None if it found a deadlock.
+        measured: The same of the RTL.
+        handshakes: Tokens whose cycle of visibility was compared.
+        different: How many differ.
+        stalls: Cycles lost on all streams, simulated and measured.
+        stall_difference: Sum over the streams of the absolute difference.
+    """
+
+    bench: Bench
+    simulated: tuple[int, int] | None
+    measured: tuple[int, int] | None
+    handshakes: int = 0
+    different: int = 0
+    stalls: tuple[int, int] = (0, 0)
+    stall_difference: int = 0
+
+    @property
+    def same_verdict(self) -> bool:
+        """Whether both deadlock, or neither."""
+        return (self.simulated is None) == (self.measured is None)
+
+    @property
+    def interval_error(self) -> float:
+        """Relative: the RTL's interval over the simulator's, less one; 0 for two deadlocks."""
+        if self.simulated is None or self.measured is None:
+            return 0.0 if self.same_verdict else math.inf
+        return self.measured[0] / self.simulated[0] - 1
+
+    @property
+    def latency_error(self) -> int:
+        """Cycles that the RTL's first frame takes longer."""
+        if self.simulated is None or self.measured is None:
+            return 0
+        return self.measured[1] - self.simulated[1]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every handshake and every stalled cycle is the same."""
+        return self.same_verdict and not (
+            self.different or self.stall_difference or self.interval_error or self.latency_error
+        )
+
+    @property
+    def misses(self) -> tuple[str, ...]:
+        """What exceeds the tolerances, in words."""
+        found = []
+        if not self.same_verdict:
+            found.append("deadlock verdict")
+        elif abs(self.interval_error) > INTERVAL_TOLERANCE:
+            found.append("interval")
+        latency = self.simulated[1] if self.simulated else 0
+        if abs(self.latency_error) > max(LATENCY_TOLERANCE, latency // 100):
+            found.append("latency")
+        if self.bench.style is Style.FREE and self.stall_difference:
+            found.append("stalls")
+        return tuple(found)
+
+
+def processes_of_record(record: Json) -> list[Process]:
+    """The processes of a stage, read from its ``stage.json``; its ports are always ready."""
+    return [
+        Process(e["name"], _table_of(e), tuple(e["inputs"]), tuple(e["outputs"]), e["depth"])
+        for e in record["engines"]
+    ]
+
+
+def _table_of(engine: Json) -> Table:
+    if engine["runs"] != "swg":
+        return _table(engine["runs"])
+    nest = dict(engine["nest"])
+    return nest_table(Swg(**{**nest, "pad_value": float(nest["pad_value"])}), engine["ii"], 1)
+
+
+def _table(items: list[Any]) -> Table:
+    return tuple(
+        Loop(item["times"], _table(item["body"])) if isinstance(item, Mapping) else Run(*item)
+        for item in items
+    )
+
+
+def predicted(bench: Bench) -> Trace | None:
+    """What the cycle simulator says; None for a deadlock."""
+    if isinstance(bench.subject, Tile):
+        return bench.subject.simulated(bench.frames)
+    fifos = bench.subject["fifos"]
+    try:
+        return simulate(
+            processes_of_record(bench.subject),
+            {f["name"]: f["depth"] for f in fifos},
+            bench.frames,
+            record=True,
+            initial={f["name"]: f["initial"] for f in fifos},
+        )
+    except BackendError as error:
+        if "deadlock" not in str(error):
+            raise
+        return None
+
+
+def compare(bench: Bench, observed: Observed) -> Comparison:
+    """Hold a bench's log against the simulator."""
+    trace = predicted(bench)
+    measured = None if observed.deadlocked else _measured(bench, observed)
+    if trace is None:
+        return Comparison(bench, None, measured)
+    simulated = trace.interval, trace.latency
+    if measured is None:
+        return Comparison(bench, simulated, None)
+    pairs = [
+        (a, b)
+        for name, cycles in trace.handshakes.items()
+        for a, b in zip_longest(cycles, observed.visible.get(name, [])[: len(cycles)])
+    ]
+    stalls = trace.stalls if not isinstance(bench.subject, Tile) else {}
+    return Comparison(
+        bench,
+        simulated,
+        measured,
+        len(pairs),
+        sum(a != b for a, b in pairs),
+        (sum(stalls.values()), sum(observed.stalls.get(n, 0) for n in stalls)),
+        sum(abs(n - observed.stalls.get(s, 0)) for s, n in stalls.items()),
+    )
+
+
+def _measured(bench: Bench, observed: Observed) -> tuple[int, int]:
+    """Interval and latency of the RTL: frames end with the last result of the last engines."""
+    if isinstance(bench.subject, Tile):
+        last, ends = 1, [observed.frames["store"]]
+    else:
+        last, ends = 0, _sinks(bench.subject, observed)
+    frames = [max(cycles) + last for cycles in zip(*ends, strict=True)]
+    before = frames[-2] if len(frames) > 1 else 0
+    return frames[-1] - before, frames[0]
+
+
+def _sinks(record: Json, observed: Observed) -> list[list[int]]:
+    inner = {f["name"] for f in record["fifos"] if f["from"] and f["to"]}
+    engines = [e for e in record["engines"] if not inner.intersection(e["outputs"])]
+    return [
+        [cycle + e["depth"] for cycle in observed.frames[e["name"]]]
+        for e in engines or record["engines"]
+    ]
