@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from pipec.errors import PlanError
 from pipec.runtime.executor import Executor
+from pipec.runtime.process_group import answered
 from pipec.runtime.state import restore, state_of, wanted
 
 _PREFIX, _PART = "round-", ".part"
@@ -39,17 +41,28 @@ class Checkpoints:
         directory: Where they are; it is made if it is not there.
         executors: One in each process of a group, or all of a plan in one process.
         keep: How many complete ones to keep.
+        timeout: How long to wait for another rank.
     """
 
-    def __init__(self, directory: Path, executors: list[Executor], keep: int = 2) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        executors: list[Executor],
+        keep: int = 2,
+        timeout: timedelta = timedelta(minutes=5),
+    ) -> None:
         self._directory, self._executors, self._keep = directory, executors, keep
         self._distributed = dist.is_available() and dist.is_initialized()
-        self._group = dist.new_group() if self._distributed else None
+        self._group = dist.new_group(timeout=timeout) if self._distributed else None
         self._pending: tuple[Future[Any], Path] | None = None
         directory.mkdir(parents=True, exist_ok=True)
 
     def save(self) -> None:
-        """Copy the state now and write it in the background; all ranks must call."""
+        """Copy the state now and write it in the background; all ranks must call.
+
+        Raises:
+            BackendError: Another rank did not answer.
+        """
         self.wait()
         entries = {
             name: t.detach().clone()
@@ -71,13 +84,17 @@ class Checkpoints:
                 self._complete(place)
 
     def wait(self) -> None:
-        """Wait for the last `save` and give it its name; all ranks must call."""
+        """Wait for the last `save` and give it its name; all ranks must call.
+
+        Raises:
+            BackendError: Another rank did not answer.
+        """
         if self._pending is None:
             return
         future, place = self._pending
         self._pending = None
-        with _quiet():
-            future.result()
+        with _quiet(), answered("the checkpoint of all ranks"):
+            _result(future)
         self._barrier()
         if self._leads:
             self._complete(place)
@@ -122,7 +139,16 @@ class Checkpoints:
 
     def _barrier(self) -> None:
         if self._distributed:
-            dist.barrier(self._group)
+            with answered("all ranks at a checkpoint"):
+                dist.barrier(self._group)
+
+
+def _result(future: Future[Any]) -> None:
+    """Wait; torch tells the failure of any rank by an exception that is none of `Exception`."""
+    try:
+        future.result()
+    except CheckpointException as error:
+        raise RuntimeError(str(error)) from error
 
 
 def _read(place: Path, executors: list[Executor]) -> dict[str, torch.Tensor]:

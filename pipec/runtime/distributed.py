@@ -12,16 +12,23 @@ from torch.distributed.rendezvous import rendezvous
 
 from pipec.errors import BackendError
 from pipec.plan.model import Plan
+from pipec.runtime.device import backend_for, device_of, local_device
 from pipec.runtime.executor import Batch, Executor, Result, Settings, deadlock
 from pipec.runtime.local import gather
-from pipec.runtime.process_group import ProcessGroupTransport
+from pipec.runtime.placing import links
+from pipec.runtime.process_group import ProcessGroupTransport, answered
 from pipec.runtime.program import Program
 from pipec.schedule.schedule import Schedule
 
 
 @contextmanager
-def process_group(timeout: timedelta = timedelta(minutes=5)) -> Iterator[int]:
+def process_group(timeout: timedelta = timedelta(minutes=5), device: str = "auto") -> Iterator[int]:
     """Join the group that ``torchrun`` has prepared; yields the rank, and leaves at the end.
+
+    Args:
+        timeout: How long any rank waits for another.
+        device: ``cpu``, ``cuda``, or ``auto`` for ``cuda`` where there is one. GPUs are connected
+            by NCCL where every rank has its own (`pipec.runtime.device`).
 
     Raises:
         BackendError: The process was not started by ``torchrun``.
@@ -31,13 +38,20 @@ def process_group(timeout: timedelta = timedelta(minutes=5)) -> Iterator[int]:
             "this process is no rank of a group",
             hint="start it with: torchrun --nproc-per-node <devices> ...",
         )
-    store, rank, world = next(iter(rendezvous("env://", timeout=timeout)))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    fresh = PrefixStore(f"attempt {attempt}", store)  # no addresses of ranks that died
-    dist.init_process_group("gloo", store=fresh, rank=rank, world_size=world, timeout=timeout)
+    mine = local_device(device)
+    if mine != "cpu":
+        torch.cuda.set_device(mine)
+    with answered("all ranks to start"):
+        store, rank, world = next(iter(rendezvous("env://", timeout=timeout)))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        fresh = PrefixStore(f"attempt {attempt}", store)  # no addresses of ranks that died
+        dist.init_process_group(
+            backend_for(mine), store=fresh, rank=rank, world_size=world, timeout=timeout
+        )
     try:
         yield dist.get_rank()
-        dist.barrier()  # nobody leaves while another still sends
+        with answered("all ranks to end"):
+            dist.barrier()  # nobody leaves while another still sends
     finally:
         dist.destroy_process_group()
 
@@ -52,6 +66,7 @@ class DistributedPipeline:
         schedule: Another schedule for the same stages.
         weights: Initial weights by name; those of the plan if absent.
         timeout: How long to wait for another rank.
+        device: ``cpu``, ``cuda``, or ``auto`` for ``cuda`` where there is one.
 
     Raises:
         BackendError: The number of ranks does not fit.
@@ -66,6 +81,7 @@ class DistributedPipeline:
         schedule: Schedule | None = None,
         weights: Mapping[str, torch.Tensor] | None = None,
         timeout: timedelta = timedelta(minutes=5),
+        device: str = "auto",
     ) -> None:
         self.program = Program.of(plan, schedule)
         world = dist.get_world_size()
@@ -76,12 +92,17 @@ class DistributedPipeline:
                 want=f"{self.program.schedule.devices} (one per row of the schedule)",
                 hint=f"torchrun --nproc-per-node {self.program.schedule.devices} ...",
             )
+        compute = device_of(local_device(device))
+        nccl = compute.torch.type != "cpu" and "nccl" in dist.get_backend_config()
         transport = ProcessGroupTransport(
-            torch.device("cpu"), self.program.groups(), timeout=timeout
+            compute.torch,
+            self.program.groups(),
+            timeout=timeout,
+            links=links(self.program) if nccl else (),
         )
         source = plan.graph.weights if weights is None else weights
         self.executor = Executor(
-            self.program, dist.get_rank(), transport, batch, settings or Settings(), source
+            self.program, dist.get_rank(), transport, batch, settings or Settings(), source, compute
         )
         self.executors = [self.executor]
 
@@ -104,9 +125,23 @@ class DistributedPipeline:
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
         """All weights under their original names on rank 0, None elsewhere. All ranks must call."""
-        rank, world = dist.get_rank(), dist.get_world_size()
-        parts: list[dict[str, torch.Tensor]] | None = (
-            [{} for _ in range(world)] if not rank else None
-        )
-        dist.gather_object(self.executor.state_dict(), parts)
+        parts = collected(self.executor.state_dict())
         return None if parts is None else gather(parts, self.program.plan)
+
+    def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+        """What all ranks found on rank 0, None elsewhere. All ranks must call."""
+        parts = collected(found)
+        return None if parts is None else {n: t for part in parts for n, t in part.items()}
+
+
+def collected(mine: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
+    """The tensors of every rank on rank 0, in host memory; None elsewhere.
+
+    Raises:
+        BackendError: Another rank did not answer.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    parts: list[dict[str, torch.Tensor]] | None = None if rank else [{} for _ in range(world)]
+    with answered("the tensors of all ranks"):
+        dist.gather_object({n: t.cpu() for n, t in mine.items()}, parts)
+    return parts

@@ -9,21 +9,20 @@ It knows what each action means and nothing about how the schedule came to be: w
 which weight version and which channel are data on the action.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from pipec.errors import PlanError, ScheduleError
+from pipec.errors import BackendError, PlanError, ScheduleError
 from pipec.graph.ir import InputKind
-from pipec.runtime.placing import Messages
+from pipec.runtime.device import Device
+from pipec.runtime.moves import Moves
 from pipec.runtime.program import Program, StageProgram, gradient_of
 from pipec.runtime.rules import Correction, DelayRule, delays
 from pipec.runtime.stage import Compile, Outcome, StageRunner
 from pipec.runtime.synchronize import Deferred
-from pipec.runtime.tensors import pack, unpack
-from pipec.runtime.transport import Message, Transport
+from pipec.runtime.transport import Transport
 from pipec.runtime.weights import OptimizerFactory, SchedulerFactory, StageWeights
 from pipec.schedule.action import Action, ActionKind
 
@@ -82,6 +81,7 @@ class Executor:
         batch: The data.
         settings: Optimizer and so on.
         weights: Where the initial weights come from, by name.
+        compute: Where it computes; the CPU if absent.
     """
 
     def __init__(
@@ -92,26 +92,29 @@ class Executor:
         batch: Batch,
         settings: Settings,
         weights: Mapping[str, torch.Tensor],
+        compute: Device | None = None,
     ) -> None:
         self.device, self.transport = device, transport
+        self.compute = compute or Device(torch.device("cpu"))
         self._batch, self._settings = batch, settings
         self.weights: dict[int, StageWeights] = {}
         self.rules: dict[int, DelayRule] = {}
         self._runners: dict[int, StageRunner] = {}
+        self._moves = moves = Moves(self.compute, transport, self._runners, self.weights)
         self._handlers: dict[ActionKind, Callable[[Action], bool]] = {
             _K.F: self._forward,
             _K.B: self._backward,
             _K.I: self._backward,
             _K.W: self._backward,
-            _K.SEND_F: self._send_value,
-            _K.RECV_F: self._receive,
-            _K.SEND_B: self._send_value,
-            _K.RECV_B: self._receive,
-            _K.SEND_S: self._send_saved,
-            _K.RECV_S: self._receive_saved,
-            _K.OFFLOAD: self._send_saved,
-            _K.FETCH: self._receive_saved,
-            _K.SEND_W: self._send_weights,
+            _K.SEND_F: moves.send_value,
+            _K.RECV_F: moves.receive_value,
+            _K.SEND_B: moves.send_value,
+            _K.RECV_B: moves.receive_value,
+            _K.SEND_S: moves.send_saved,
+            _K.RECV_S: moves.receive_saved,
+            _K.OFFLOAD: moves.send_saved,
+            _K.FETCH: moves.receive_saved,
+            _K.SEND_W: moves.send_weights,
             _K.RECV_W: self._receive_weights,
             _K.REDUCE_GRAD: self._reduce,
             _K.STEP: self._step,
@@ -136,10 +139,9 @@ class Executor:
         self.program = program
         self._row = program.schedule.row(self.device)
         self._oldest = _oldest_used_later(self._row)
-        self._messages = Messages(program, self.device)
+        self._moves.load(program, self.device)
         self._deferred = Deferred(program, self.device, self._settings.clip)
         self._at = len(self._row)
-        self._settling: list[tuple[int, Message]] = []
         for stage in self._runners:
             self._rule(stage)
 
@@ -152,10 +154,10 @@ class Executor:
                 continue
             mine = {}
             for name in s.weights:
-                like = s.type_of(name).empty()
+                like = s.type_of(name).empty(self.compute.torch)
                 mine[name] = like.copy_(weights[name])
             trained = self.program.trained(s.index) if place.backward else ()
-            self._runners[s.index] = StageRunner(s, self._settings.compiled)
+            self._runners[s.index] = StageRunner(s, self._settings.compiled, self.compute.torch)
             self.weights[s.index] = StageWeights(
                 s.index,
                 mine,
@@ -176,10 +178,7 @@ class Executor:
     def start(self) -> None:
         """Begin a round: rewind the row and tell the transport what will come."""
         self._at, self.result = 0, Result()
-        self._settling = self._messages.settling()
-        self._values: dict[tuple[str, int], torch.Tensor] = {}
-        self._host: dict[Message, torch.Tensor] = {}
-        self.transport.expect(self._messages.expected(self._row))
+        self._moves.start(self._row)
 
     def resume(self, number: int, microbatch: int) -> None:
         """Count rounds and microbatches from where a checkpoint was made."""
@@ -188,12 +187,13 @@ class Executor:
     @property
     def finished(self) -> bool:
         """Whether the round is over."""
-        return self._at == len(self._row) and self._deferred.empty and not self._settling
+        return self._at == len(self._row) and self._deferred.empty and self._moves.settled
 
     @property
     def saved_bytes(self) -> int:
         """Bytes of saved values on the device now; what waits in host memory does not count."""
-        return sum(r.saved_bytes() for r in self._runners.values())
+        held = sum(r.saved_bytes() for r in self._runners.values())
+        return held + self._moves.coming_bytes
 
     @property
     def next_action(self) -> Action | None:
@@ -202,22 +202,34 @@ class Executor:
 
     def advance(self) -> bool:
         """Do the next action; False if it must wait for another device or nothing is left."""
+        try:
+            return self._advance()
+        except BackendError as error:
+            if error.where is not None:
+                raise
+            at = self.next_action or "the end"
+            where = f"rank {self.device}, round {self.round}, at {at}"
+            raise BackendError(error.what, where=where, got=error.got) from error
+
+    def _advance(self) -> bool:
+        self._moves.forward_copies()
         if self._at == len(self._row):
-            return self._deferred.run(self) or self._settle()
+            return self._deferred.run(self) or self._moves.settle()
         action = self._row[self._at]
-        begin = time.perf_counter()
-        if not self._handlers[action.kind](action):
-            return False
         if action.kind.is_compute:
-            self.result.busy += time.perf_counter() - begin
-        self._at += 1
-        return True
+            with self.compute.timed():
+                done = self._handlers[action.kind](action)
+        else:
+            done = self._handlers[action.kind](action)
+        self._at += done
+        return done
 
     def end(self) -> Result:
         """Finish a round: everything has left, and versions count from 0 again."""
         self.transport.finish()
         for w in self.weights.values():
             w.rebase()
+        self.result.busy = self.compute.busy()
         self.round += 1
         self.microbatch += self.program.schedule.microbatches
         return self.result
@@ -242,19 +254,18 @@ class Executor:
     def _forward(self, action: Action) -> bool:
         stage, runner, weights, m = self._stage(action)
         number = self._global(m)
-        values = {v: self._values.pop((c.name, m)) for v, c in stage.incoming.items()}
+        values = {v: self._moves.take(c.name, m) for v, c in stage.incoming.items()}
         inputs = self._batch(number) if runner.input_names else {}
         tensors = weights.at(action.version)
         self.result.versions.append((action, action.version))
         if runner.random:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(stream(self._settings.seed, number, action.stage))
+            with self.compute.seeded(stream(self._settings.seed, number, action.stage)):
                 outcome = runner.forward(m, tensors, values, inputs)
         else:
             outcome = runner.forward(m, tensors, values, inputs)
         for value, channels in stage.outgoing.items():
             for c in channels:
-                self._values[c.name, m] = outcome.values[value]
+                self._moves.put(c.name, m, outcome.values[value])
         if outcome.buffers:
             weights.update_buffers(outcome.buffers)
         self._note(outcome, m)
@@ -272,11 +283,12 @@ class Executor:
         kind = action.kind.name
         tensors = self.rules[action.stage].backward_weights(weights.at(action.version))
         self.result.versions.append((action, action.version))
+        self._moves.unpack(action.stage, m)
         gradients = {} if action.kind is _K.W else self._gradients(stage, m)
         outcome = runner.backward(kind, m, tensors, gradients)
         for value, channel in stage.gradients_out.items():
             if value in outcome.gradients:
-                self._values[gradient_of(channel.name), m] = outcome.gradients[value]
+                self._moves.put(gradient_of(channel.name), m, outcome.gradients[value])
         if action.kind is not _K.I:
             replicas = len(self.program.schedule.placement.backward[action.stage])
             update = self.program.schedule.rule.update_of(m, replicas)
@@ -289,93 +301,19 @@ class Executor:
         found: Tensors = {}
         for name in stage.training.gradients_in():
             parts = [
-                self._values.pop((gradient_of(c.name), microbatch))
+                self._moves.take(gradient_of(c.name), microbatch)
                 for c in stage.gradients_in.get(name, [])
             ]
             if name == stage.loss:
-                parts.append(torch.ones(()))
+                parts.append(torch.ones((), dtype=stage.loss_dtype, device=self.compute.torch))
             total = parts[0]
             for part in parts[1:]:
                 total = total + part
             found[name] = total
         return found
 
-    def _send_value(self, action: Action) -> bool:
-        assert action.microbatch is not None
-        name = self._messages.key(action)
-        tensor = self._values.pop((name, action.microbatch))
-        self.transport.send(self._messages.of(action), tensor)
-        return True
-
-    def _receive(self, action: Action) -> bool:
-        assert action.microbatch is not None
-        message = self._messages.of(action)
-        if not self.transport.ready(message):
-            return False
-        name = self._messages.key(action)
-        self._values[name, action.microbatch] = self.transport.receive(message)
-        return True
-
-    def _send_saved(self, action: Action) -> bool:
-        stage, runner, _, m = self._stage(action)
-        saved = runner.saved[m]
-        packed = pack([saved.pop(name) for name in stage.moved], tuple(stage.moved.values()))
-        if not saved:
-            del runner.saved[m]
-        message = self._messages.of(action)
-        if message.src == message.dst:
-            self._host[message] = packed
-        else:
-            self.transport.send(message, packed)
-        return True
-
-    def _receive_saved(self, action: Action) -> bool:
-        stage, runner, _, m = self._stage(action)
-        message = self._messages.of(action)
-        here = message.src == message.dst
-        if not here and not self.transport.ready(message):
-            return False
-        packed = self._host.pop(message) if here else self.transport.receive(message)
-        tensors = unpack(packed, tuple(stage.moved.values()))
-        runner.saved.setdefault(m, {}).update(zip(stage.moved, tensors, strict=True))
-        return True
-
-    def _send_weights(self, action: Action) -> bool:
-        weights = self.weights[action.stage]
-        tensors = weights.at(action.version)
-        parts = [tensors[n] for n in weights.trained]
-        types = self._messages.weight_types(action.stage)
-        self.transport.send(self._messages.of(action), pack(parts, types))
-        return True
-
     def _receive_weights(self, action: Action) -> bool:
-        message = self._messages.of(action)
-        if not self.transport.ready(message):
-            return False
-        weights = self.weights[action.stage]
-        types = self._messages.weight_types(action.stage)
-        tensors = unpack(self.transport.receive(message), types)
-        named = dict(zip(weights.trained, tensors, strict=True))
-        weights.install(action.version, named, self._oldest[self._at])
-        return True
-
-    def _settle(self) -> bool:
-        """Bring the newest weights of one stage to where its forward runs."""
-        if not self._settling:
-            return False
-        stage, message = self._settling[0]
-        weights, types = self.weights[stage], self._messages.weight_types(stage)
-        if message.src == self.device:
-            newest = weights.at(weights.newest)
-            self.transport.send(message, pack([newest[n] for n in weights.trained], types))
-        elif self.transport.ready(message):
-            tensors = unpack(self.transport.receive(message), types)
-            named = dict(zip(weights.trained, tensors, strict=True))
-            weights.install(weights.newest + 1, named, weights.newest + 1)
-        else:
-            return False
-        self._settling.pop(0)
-        return True
+        return self._moves.receive_weights(action, self._oldest[self._at])
 
     def _reduce(self, action: Action) -> bool:
         weights = self.weights[action.stage]

@@ -6,6 +6,7 @@ import torch
 
 from pipec.graph.ir import InputKind
 from pipec.plan.model import Plan
+from pipec.runtime.device import device_of
 from pipec.runtime.executor import Batch, Executor, Result, Settings, deadlock
 from pipec.runtime.program import Program
 from pipec.runtime.transport import Loopback
@@ -21,6 +22,7 @@ class LocalPipeline:
         settings: Optimizer and so on.
         schedule: Another schedule for the same stages.
         weights: Initial weights by name; those of the plan if absent.
+        device: Where all of it runs, as torch calls it: several stages on one GPU, say.
 
     Example:
         ``LocalPipeline(plan, batch, Settings(lambda p: SGD(p, lr=0.1))).run(rounds=10)``
@@ -34,12 +36,14 @@ class LocalPipeline:
         *,
         schedule: Schedule | None = None,
         weights: Mapping[str, torch.Tensor] | None = None,
+        device: str = "cpu",
     ) -> None:
         self.program = Program.of(plan, schedule)
+        compute = device_of(device)
         transport = Loopback()
         source = plan.graph.weights if weights is None else weights
         self.executors = [
-            Executor(self.program, d, transport, batch, settings or Settings(), source)
+            Executor(self.program, d, transport, batch, settings or Settings(), source, compute)
             for d in range(self.program.schedule.devices)
         ]
 
@@ -84,6 +88,10 @@ class LocalPipeline:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All weights under their original names, aliases of shared ones included."""
         return gather([e.state_dict() for e in self.executors], self.program.plan)
+
+    def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What was found, all of it being here."""
+        return found
 
 
 def gather(parts: list[dict[str, torch.Tensor]], plan: Plan) -> dict[str, torch.Tensor]:

@@ -61,7 +61,11 @@ class Messages:
         assert turn is not None
         assert number is not None
         return Message(
-            self.key(action), number, senders[turn % len(senders)], receivers[turn % len(receivers)]
+            self.key(action),
+            number,
+            senders[turn % len(senders)],
+            receivers[turn % len(receivers)],
+            host=kind is ChannelKind.H,
         )
 
     def type_of(self, action: Action) -> TensorType:
@@ -106,3 +110,13 @@ class Messages:
         for stage, message in self.settling():
             if message.dst == self._device:
                 yield message, TensorType((packed_bytes(self.weight_types(stage)),), "uint8")
+
+
+def links(program: Program) -> set[tuple[int, int]]:
+    """(sender, receiver) of all messages between devices."""
+    schedule = program.schedule
+    return {
+        (message.src, message.dst)
+        for d in range(schedule.devices)
+        for message, _ in Messages(program, d).expected(schedule.row(d))
+    }

@@ -1,8 +1,17 @@
-"""The transport between processes: torch.distributed, one rank per device."""
+"""The transport between processes: torch.distributed, one rank per device.
 
+```text
+gloo    one group for all links; tags tell channels apart; waiting has a timeout
+NCCL    one group per direction of a link: within a group messages arrive in the order of the
+        posts, and a receive that is posted early holds up no send; waiting is the stream's
+```
+"""
+
+import re
 import zlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -16,6 +25,23 @@ LOOKAHEAD = 8
 """Receives that are posted before they are needed, so that a sender is never held up."""
 _TAGS = 1 << 20
 
+Link = tuple[int, int]
+"""Sending and receiving rank."""
+
+
+@contextmanager
+def answered(what: str) -> Iterator[None]:
+    """Turn the failure of another rank into words.
+
+    Raises:
+        BackendError: The other rank is gone, or was too slow.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        got = f"waiting for {what}: {_reason(str(error))}"
+        raise BackendError("another rank did not answer", got=got) from error
+
 
 class ProcessGroupTransport:
     """Sends without waiting, receives into buffers that are posted ahead.
@@ -27,6 +53,7 @@ class ProcessGroupTransport:
         device: Where received tensors lie.
         groups: Sets of ranks that reduce together.
         timeout: How long to wait for another rank.
+        links: Links that get a group of their own; all ranks must name the same.
     """
 
     def __init__(
@@ -34,13 +61,18 @@ class ProcessGroupTransport:
         device: torch.device,
         groups: Iterable[tuple[int, ...]],
         timeout: timedelta = timedelta(minutes=5),
+        links: Iterable[Link] = (),
     ) -> None:
         self._device, self._timeout = device, timeout
+        self._staged = device.type != "cpu" and "nccl" not in dist.get_backend_config()
         world = tuple(range(dist.get_world_size()))
         self._groups = {
-            members: None if members == world else dist.new_group(list(members))
+            members: None if members == world else dist.new_group(list(members), timeout=timeout)
             for members in sorted(set(groups))
             if len(members) > 1
+        }
+        self._links = {
+            link: dist.new_group(sorted(link), timeout=timeout) for link in sorted(set(links))
         }
         self._coming: deque[tuple[Message, TensorType]] = deque()
         self._posted: dict[Message, tuple[torch.Tensor, dist.Work | None]] = {}
@@ -54,14 +86,20 @@ class ProcessGroupTransport:
 
     def _post(self) -> None:
         message, kind = self._coming.popleft()
-        buffer = kind.empty(self._device)
-        work = dist.irecv(buffer, message.src, tag=_tag(message))
+        buffer = kind.empty("cpu" if message.host or self._staged else self._device)
+        group = self._links.get((message.src, message.dst))
+        with answered(_told(message)):
+            work = dist.irecv(buffer, message.src, group=group, tag=_tag(message))
         self._posted[message] = buffer, work
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
         """Start sending; the tensor is held until it has left."""
+        tensor = tensor.cpu() if self._staged else tensor
         tensor = tensor.contiguous()
-        self._sent.append((dist.isend(tensor, message.dst, tag=_tag(message)), tensor))
+        group = self._links.get((message.src, message.dst))
+        with answered(f"rank {message.dst} to take {message.channel}, number {message.number}"):
+            work = dist.isend(tensor, message.dst, group=group, tag=_tag(message))
+        self._sent.append((work, tensor))
         while self._sent and _done(self._sent[0][0]):
             self._sent.popleft()
 
@@ -81,8 +119,8 @@ class ProcessGroupTransport:
         buffer, work = self._posted.pop(message)
         if self._coming:
             self._post()
-        self._wait(work, f"{message.channel}, number {message.number}, from rank {message.src}")
-        return buffer
+        self._wait(work, _told(message), buffer)
+        return buffer if message.host else buffer.to(self._device)
 
     def reduce(
         self, key: str, tensors: Sequence[torch.Tensor], device: int, members: tuple[int, ...]
@@ -92,12 +130,15 @@ class ProcessGroupTransport:
         if len(members) == 1:
             return list(tensors)
         result: list[torch.Tensor | None] = [None] * len(tensors)
+        told = f"the sum {key} over ranks {', '.join(map(str, members))}"
         for dtype in dict.fromkeys(t.dtype for t in tensors):
             mine = [k for k, t in enumerate(tensors) if t.dtype == dtype]
             flat = torch.cat([tensors[k].reshape(-1) for k in mine])
-            work = dist.all_reduce(flat, group=self._groups[members], async_op=True)
-            self._wait(work, f"sum {key} over ranks {', '.join(map(str, members))}")
-            parts = flat.split([tensors[k].numel() for k in mine])
+            flat = flat.cpu() if self._staged else flat
+            with answered(told):
+                work = dist.all_reduce(flat, group=self._groups[members], async_op=True)
+            self._wait(work, told, flat)
+            parts = flat.to(tensors[0].device).split([tensors[k].numel() for k in mine])
             for k, part in zip(mine, parts, strict=True):
                 result[k] = part.view(tensors[k].shape)
         return [t for t in result if t is not None]
@@ -105,19 +146,27 @@ class ProcessGroupTransport:
     def finish(self) -> None:
         """Wait until everything has left."""
         while self._sent:
-            work, _ = self._sent.popleft()
-            self._wait(work, "a send to leave")
+            work, tensor = self._sent.popleft()
+            self._wait(work, "a send to leave", tensor)
 
-    def _wait(self, work: dist.Work | None, what: str) -> None:
-        try:
-            if work is not None:
+    def _wait(self, work: dist.Work | None, what: str, tensor: torch.Tensor) -> None:
+        if work is None:
+            return
+        with answered(what):
+            if tensor.is_cuda:
+                work.wait()  # the stream waits; the group's watchdog has the timeout
+            else:
                 work.wait(self._timeout)
-        except RuntimeError as error:
-            raise BackendError(
-                "another rank did not answer",
-                where=f"rank {dist.get_rank()}, waiting for {what}",
-                got=str(error).splitlines()[0],
-            ) from error
+
+
+def _reason(text: str) -> str:
+    """The first sentence of torch's message, without the place in gloo's sources."""
+    line = next(iter(text.splitlines()), "")
+    return re.sub(r"^\[/[^]]*\] *", "", line).split(". ")[0]
+
+
+def _told(message: Message) -> str:
+    return f"{message.channel}, number {message.number}, from rank {message.src}"
 
 
 def _tag(message: Message) -> int:

@@ -7,6 +7,8 @@ its value, called ``<channel>.grad``.
 from collections import Counter
 from dataclasses import dataclass, field
 
+import torch
+
 from pipec.autodiff.model import Training
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
@@ -64,6 +66,12 @@ class StageProgram:
             for v in found
             if not self.hosted or v.name in self.hosted
         }
+
+    @property
+    def loss_dtype(self) -> torch.dtype:
+        """The dtype of the loss that the stage computes."""
+        (node,) = (o.node for o in self.forward.outputs_of(OutputKind.LOSS))
+        return tensor(self.forward.node(node)).dtype
 
     def type_of(self, weight: str) -> TensorType:
         """Shape, dtype and stride of a weight as the graph wants it."""

@@ -8,9 +8,11 @@ import torch
 from pipec.autodiff.recompute import is_random
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
+from pipec.runtime.placed import placed
 from pipec.runtime.program import StageProgram
 from pipec.runtime.tensors import TensorType
 
+_CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
 Callables = Callable[..., tuple[torch.Tensor, ...]]
 Compile = Callable[[torch.fx.GraphModule], Callables]
@@ -53,10 +55,16 @@ class StageRunner:
     Args:
         program: The stage.
         compiled: Applied to each graph before its first run.
+        device: Where it runs; inputs are brought there.
     """
 
-    def __init__(self, program: StageProgram, compiled: Compile | None = None) -> None:
-        self.program = program
+    def __init__(
+        self,
+        program: StageProgram,
+        compiled: Compile | None = None,
+        device: torch.device = _CPU,
+    ) -> None:
+        self.program, self._device = program, device
         self.saved: dict[int, Tensors] = {}
         self.random = any(is_random(n) for n in program.forward.calls)
         graphs = {"F": program.forward}
@@ -88,7 +96,8 @@ class StageRunner:
         """
         for name, kind in self._inputs.items():
             _check_input(name, kind, inputs, microbatch)
-        given = {InputKind.VALUE: values, InputKind.INPUT: inputs}
+        here = {n: inputs[n].to(self._device, non_blocking=True) for n in self._inputs}
+        given = {InputKind.VALUE: values, InputKind.INPUT: here}
         outcome = self._run("F", weights, given)
         if self.program.training:
             self.saved[microbatch] = outcome.saved
@@ -122,7 +131,7 @@ class StageRunner:
 
     def _function(self, kind: str, graph: Graph) -> Callables:
         if kind not in self._functions:
-            module = graph.module
+            module = placed(graph.module, self._device)
             self._functions[kind] = self._compiled(module) if self._compiled else module
         return self._functions[kind]
 

@@ -74,7 +74,8 @@ def packed_bytes(types: Sequence[TensorType]) -> int:
 def pack(tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> torch.Tensor:
     """All tensors in one buffer of bytes, each without repetition and in logical order."""
     offsets = _offsets(types)
-    buffer = torch.empty(offsets[-1], dtype=torch.uint8)
+    device = tensors[0].device if tensors else None
+    buffer = torch.empty(offsets[-1], dtype=torch.uint8, device=device)
     for t, kind, (begin, _) in zip(tensors, types, pairwise(offsets), strict=True):
         for dim, n in enumerate(kind.kept):
             t = t.narrow(dim, 0, n) if n != t.shape[dim] else t  # noqa: PLW2901

@@ -11,6 +11,7 @@ from pipec.graph.ir import InputKind, tensor
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.executor import Result
 from pipec.runtime.metrics import Observer, Step
+from pipec.runtime.process_group import answered
 from pipec.runtime.program import Program
 
 
@@ -69,7 +70,8 @@ def _summary(program: Program, result: Result, number: int, seconds: float) -> S
     figures = torch.tensor(sums, dtype=torch.float64)
     ranks = 1
     if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(figures)
+        with answered("the figures of all ranks"):
+            dist.all_reduce(figures)
         ranks = dist.get_world_size()
     loss, count, busy, total = figures.tolist()
     seconds = total / ranks

@@ -16,12 +16,14 @@ class Message(NamedTuple):
         number: Microbatch, or for weights the version.
         src: Sending device.
         dst: Receiving device.
+        host: Whether it goes from host memory to host memory.
     """
 
     channel: str
     number: int
     src: int
     dst: int
+    host: bool = False
 
 
 class Transport(Protocol):

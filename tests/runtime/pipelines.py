@@ -2,12 +2,15 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.complete import completed
+from pipec.compiler.driver import default_passes, emit, make_plan
+from pipec.frontends.torch_module import from_module
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, InputKind, Source
 from pipec.graph.structure import structural_key
@@ -36,6 +39,20 @@ def staged_graph(graph: Graph, parts: list[Graph], *, recompute: str = "views") 
 def scheduled(plan: Plan, name: str, microbatches: int, **options: object) -> Schedule:
     """A named schedule with everything that the plan needs."""
     return completed(generate(name, len(plan.stages), microbatches, **options), plan)
+
+
+def emitted(directory: Path, devices: int, *, schedule: str = "1f1b") -> Plan:
+    """A small classifier with BatchNorm and dropout, compiled for training into ``directory``."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3)
+    )
+    loss = nn.functional.cross_entropy, torch.randint(0, 3, (4,))
+    graph = from_module(model, torch.randn(4, 8), loss).graph
+    passes = default_passes(stages=devices, schedule=schedule, microbatches=4)
+    plan = make_plan(graph, parse_cluster(f"{devices}xh100"), passes=passes)
+    emit(plan, directory)
+    return plan
 
 
 def batches(case: Case, graph: Graph) -> Batch:

@@ -1,0 +1,206 @@
+"""What differs between kinds of device: random numbers, time, host memory, memory in use.
+
+```text
+            CPU                          CUDA
+copies      a buffer of its own          pinned host buffers, a copy stream, events
+time        wall clock                   events on the compute stream, read at the end of a round
+```
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from pipec.errors import BackendError
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """A buffer on its way to host memory, or there.
+
+    Attributes:
+        buffer: In host memory.
+        done: Recorded behind the copy; None where copies end before they return.
+    """
+
+    buffer: torch.Tensor
+    done: torch.cuda.Event | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the buffer may be read."""
+        return self.done is None or self.done.query()
+
+    def wait(self) -> torch.Tensor:
+        """The buffer, once it may be read."""
+        if self.done is not None:
+            self.done.synchronize()
+        return self.buffer
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """A buffer that comes back from host memory.
+
+    Attributes:
+        buffer: On the device; it may be read after `Device.wait`.
+        done: Recorded behind the copy; None where copies end before they return.
+    """
+
+    buffer: torch.Tensor
+    done: torch.cuda.Event | None = None
+
+
+class Device:
+    """A device that computes when it is told to: a CPU.
+
+    Args:
+        torch_device: As torch calls it.
+    """
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch = torch_device
+        self._seconds = 0.0
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Random numbers of one stream inside, those of before afterwards."""
+        with torch.random.fork_rng(devices=self._generators):
+            torch.manual_seed(seed)
+            yield
+
+    @property
+    def _generators(self) -> list[torch.device]:
+        return []
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count what is computed inside."""
+        begin = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - begin
+
+    def busy(self) -> float:
+        """Seconds computed since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def to_host(self, buffer: torch.Tensor) -> HostCopy:
+        """Start a copy to host memory; the caller gives ``buffer`` away."""
+        return HostCopy(buffer)
+
+    def from_host(self, copy: HostCopy) -> Arriving:
+        """Start the copy back."""
+        return Arriving(copy.buffer)
+
+    def wait(self, arriving: Arriving) -> torch.Tensor:
+        """The buffer, ready to be read by what is computed next."""
+        return arriving.buffer
+
+    def peak_bytes(self) -> int | None:
+        """Most bytes allocated since the last call; None where nobody counts."""
+        return None
+
+
+class CudaDevice(Device):
+    """A GPU: copies run beside compute, on a stream of their own."""
+
+    def __init__(self, torch_device: torch.device) -> None:
+        super().__init__(torch_device)
+        self._copies = torch.cuda.Stream(torch_device)
+        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @property
+    def _generators(self) -> list[torch.device]:
+        return [self.torch]
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Mark what is computed inside by two events on the compute stream."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        yield
+        end.record()
+        self._spans.append((begin, end))
+
+    def busy(self) -> float:
+        """Seconds between the marks; waits until all of them are reached."""
+        torch.cuda.synchronize(self.torch)
+        milliseconds = [begin.elapsed_time(end) for begin, end in self._spans]
+        self._spans.clear()
+        return float(sum(milliseconds)) / 1e3
+
+    def to_host(self, buffer: torch.Tensor) -> HostCopy:
+        """Copy to pinned memory once the compute stream has written ``buffer``."""
+        host = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
+        self._copies.wait_stream(torch.cuda.current_stream(self.torch))
+        with torch.cuda.stream(self._copies):
+            host.copy_(buffer, non_blocking=True)
+        buffer.record_stream(self._copies)  # not handed out again before the copy has read it
+        return HostCopy(host, self._copies.record_event())
+
+    def from_host(self, copy: HostCopy) -> Arriving:
+        """Copy back; both copies share a stream, so this one starts after the first ended."""
+        buffer = torch.empty(copy.buffer.shape, dtype=copy.buffer.dtype, device=self.torch)
+        self._copies.wait_stream(torch.cuda.current_stream(self.torch))
+        with torch.cuda.stream(self._copies):
+            buffer.copy_(copy.buffer, non_blocking=True)
+        buffer.record_stream(self._copies)
+        return Arriving(buffer, self._copies.record_event())
+
+    def wait(self, arriving: Arriving) -> torch.Tensor:
+        """Let the compute stream, not the caller, wait for the copy."""
+        if arriving.done is not None:
+            torch.cuda.current_stream(self.torch).wait_event(arriving.done)
+        return arriving.buffer
+
+    def peak_bytes(self) -> int | None:
+        """The allocator's peak."""
+        peak = int(torch.cuda.max_memory_allocated(self.torch))
+        torch.cuda.reset_peak_memory_stats(self.torch)
+        return peak
+
+
+def device_of(name: str | torch.device) -> Device:
+    """A device by torch's name: ``cpu``, ``cuda``, ``cuda:1``.
+
+    Raises:
+        BackendError: There is no such device here.
+    """
+    try:
+        found = torch.device(name)
+    except RuntimeError as error:
+        raise BackendError("no such device", got=name, want="cpu, cuda or cuda:<n>") from error
+    if found.type == "cpu":
+        return Device(found)
+    count = torch.cuda.device_count()
+    if found.type != "cuda" or (found.index or 0) >= count:
+        raise BackendError("no such device", got=name, want=f"cpu, or one of {count} of cuda")
+    return CudaDevice(torch.device("cuda", found.index or 0))
+
+
+def local_device(kind: str) -> str:
+    """The name of this rank's device: ranks of one machine take its GPUs in turn.
+
+    Args:
+        kind: ``cpu``, ``cuda``, or ``auto`` for ``cuda`` where there is one.
+    """
+    count = torch.cuda.device_count()
+    if kind == "cpu" or (kind == "auto" and not count):
+        return "cpu"
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    return f"cuda:{rank % count}" if count else kind
+
+
+def backend_for(device: str) -> str:
+    """What connects the ranks: gloo, with NCCL beside it where every rank has a GPU of its own.
+
+    Several ranks on one GPU, which NCCL refuses, are connected by gloo through host memory.
+    """
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    own = device.startswith("cuda") and ranks <= torch.cuda.device_count()
+    return "cpu:gloo,cuda:nccl" if own else "gloo"

@@ -1,0 +1,204 @@
+"""What a device holds between actions, and the handlers of actions that move it.
+
+```text
+values    (channel, microbatch) -> tensor      from F or B to SEND, from RECV to F or B
+host      message -> copy in host memory       from OFFLOAD to FETCH
+coming    (stage, microbatch) -> buffer        from FETCH to the backward that reads it
+```
+"""
+
+from collections import deque
+
+import torch
+
+from pipec.runtime.device import Arriving, Device, HostCopy
+from pipec.runtime.placing import Messages
+from pipec.runtime.program import Program
+from pipec.runtime.stage import StageRunner
+from pipec.runtime.tensors import pack, unpack
+from pipec.runtime.transport import Message, Transport
+from pipec.runtime.weights import StageWeights
+from pipec.schedule.action import Action
+
+Key = tuple[str, int]
+
+
+class Moves:
+    """The tensors of one device that are between two actions.
+
+    Args:
+        device: Where they lie.
+        transport: Moves them to and from other devices.
+        runners: The device's stages.
+        weights: Their weights.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        transport: Transport,
+        runners: dict[int, StageRunner],
+        weights: dict[int, StageWeights],
+    ) -> None:
+        self._device, self._transport = device, transport
+        self._runners, self._weights = runners, weights
+        self._values: dict[Key, torch.Tensor] = {}
+        self._host: dict[Message, HostCopy] = {}
+        self._coming: dict[tuple[int, int], Arriving] = {}
+        self._leaving: deque[tuple[Message, HostCopy]] = deque()
+        self._settling: list[tuple[int, Message]] = []
+
+    def load(self, program: Program, rank: int) -> None:
+        """Take another schedule; between rounds only."""
+        self._messages = Messages(program, rank)
+        self._rank = rank
+
+    def start(self, row: list[Action]) -> None:
+        """Begin a round: tell the transport what will come."""
+        self._settling = self._messages.settling()
+        self._values.clear()
+        self._host.clear()
+        self._transport.expect(self._messages.expected(row))
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to do after the row."""
+        return not self._settling and not self._leaving
+
+    @property
+    def coming_bytes(self) -> int:
+        """Bytes that come back from host memory and are not unpacked yet."""
+        found = (self._runners[s].program.moved for s, _ in self._coming)
+        return sum(t.nbytes for moved in found for t in moved.values())
+
+    def put(self, channel: str, microbatch: int, tensor: torch.Tensor) -> None:
+        """Hold a value until it is sent or read."""
+        self._values[channel, microbatch] = tensor
+
+    def take(self, channel: str, microbatch: int) -> torch.Tensor:
+        """Give a value away."""
+        return self._values.pop((channel, microbatch))
+
+    def send_value(self, action: Action) -> bool:
+        """SEND_F, SEND_B."""
+        assert action.microbatch is not None
+        tensor = self.take(self._messages.key(action), action.microbatch)
+        self._transport.send(self._messages.of(action), tensor)
+        return True
+
+    def receive_value(self, action: Action) -> bool:
+        """RECV_F, RECV_B."""
+        assert action.microbatch is not None
+        message = self._messages.of(action)
+        if not self._transport.ready(message):
+            return False
+        tensor = self._transport.receive(message)
+        self.put(self._messages.key(action), action.microbatch, tensor)
+        return True
+
+    def send_saved(self, action: Action) -> bool:
+        """SEND_S to the device of the backward, OFFLOAD to host memory."""
+        assert action.microbatch is not None
+        runner, m = self._runners[action.stage], action.microbatch
+        moved, saved = runner.program.moved, runner.saved[m]
+        packed = pack([saved.pop(name) for name in moved], tuple(moved.values()))
+        if not saved:
+            del runner.saved[m]
+        message = self._messages.of(action)
+        if not message.host:
+            self._transport.send(message, packed)
+        elif message.src == message.dst:
+            self._host[message] = self._device.to_host(packed)
+        else:
+            self._leaving.append((message, self._device.to_host(packed)))
+            self.forward_copies()
+        return True
+
+    def forward_copies(self, *, wait: bool = False) -> bool:
+        """Send on what has reached host memory; all of it if told to wait."""
+        moved = False
+        while self._leaving and (wait or self._leaving[0][1].ended):
+            message, copy = self._leaving.popleft()
+            self._transport.send(message, copy.wait())
+            moved = True
+        return moved
+
+    def receive_saved(self, action: Action) -> bool:
+        """RECV_S from the device of the forward, FETCH from host memory."""
+        assert action.microbatch is not None
+        message, at = self._messages.of(action), (action.stage, action.microbatch)
+        if message.src == message.dst:
+            self._coming[at] = self._device.from_host(self._host.pop(message))
+            return True
+        if not self._transport.ready(message):
+            return False
+        packed = self._transport.receive(message)
+        host = message.host
+        self._coming[at] = self._device.from_host(HostCopy(packed)) if host else Arriving(packed)
+        return True
+
+    def unpack(self, stage: int, microbatch: int) -> None:
+        """Put what came back where the backward looks for it."""
+        arriving = self._coming.pop((stage, microbatch), None)
+        if arriving is None:
+            return
+        runner = self._runners[stage]
+        moved = runner.program.moved
+        tensors = unpack(self._device.wait(arriving), tuple(moved.values()))
+        runner.saved.setdefault(microbatch, {}).update(zip(moved, tensors, strict=True))
+
+    def send_weights(self, action: Action) -> bool:
+        """SEND_W: a version that a step has made."""
+        weights = self._weights[action.stage]
+        self._send_version(self._messages.of(action), weights, action.stage, action.version)
+        return True
+
+    def receive_weights(self, action: Action, oldest: int) -> bool:
+        """RECV_W: a version for the forward.
+
+        Args:
+            action: The action.
+            oldest: No later action uses a version older than this.
+        """
+        message = self._messages.of(action)
+        if not self._transport.ready(message):
+            return False
+        weights = self._weights[action.stage]
+        named = self._received_version(message, weights, action.stage)
+        weights.install(action.version, named, oldest)
+        return True
+
+    def settle(self) -> bool:
+        """Bring the newest weights of one stage to where its forward runs.
+
+        Returns:
+            Whether something was done.
+        """
+        if self.forward_copies(wait=True):
+            return True
+        if not self._settling:
+            return False
+        stage, message = self._settling[0]
+        weights = self._weights[stage]
+        if message.src == self._rank:
+            self._send_version(message, weights, stage, weights.newest)
+        elif self._transport.ready(message):
+            named = self._received_version(message, weights, stage)
+            weights.install(weights.newest + 1, named, weights.newest + 1)
+        else:
+            return False
+        self._settling.pop(0)
+        return True
+
+    def _send_version(
+        self, message: Message, weights: StageWeights, stage: int, version: int
+    ) -> None:
+        tensors = weights.at(version)
+        parts = [tensors[n] for n in weights.trained]
+        self._transport.send(message, pack(parts, self._messages.weight_types(stage)))
+
+    def _received_version(
+        self, message: Message, weights: StageWeights, stage: int
+    ) -> dict[str, torch.Tensor]:
+        tensors = unpack(self._transport.receive(message), self._messages.weight_types(stage))
+        return dict(zip(weights.trained, tensors, strict=True))

@@ -1,0 +1,178 @@
+"""Several plans run by ranks, compared with the same in one process."""
+
+import itertools
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+from pipec.frontends.trace import trace
+from pipec.graph.extract import extract
+from pipec.graph.ir import Graph, Source
+from pipec.runtime.distributed import DistributedPipeline, process_group
+from pipec.runtime.executor import Executor, Settings
+from pipec.runtime.local import LocalPipeline
+from pipec.runtime.module import StageModule
+from pipec.runtime.placing import links
+from pipec.runtime.process_group import ProcessGroupTransport
+from pipec.runtime.program import Program
+from pipec.schedule.csv_form import to_csv
+from pipec.schedule.registry import generate
+from pipec.schedule.schedule import Schedule
+from tests.autodiff.chain import Case, worst
+from tests.autodiff.zoo import CASES, floats, seeded
+from tests.runtime.pipelines import accumulated, batches, scheduled, staged, staged_graph
+
+RUNS: dict[int, list[tuple[str, int, str, dict[str, object], float | None]]] = {
+    2: [
+        ("cnn", 2, "1f1b", {}, None),
+        ("bert", 2, "gpipe", {}, 0.5),
+        ("long skip", 4, "zbv", {}, None),
+        ("many in and out", 4, "interleaved", {}, 0.1),
+        ("dropout", 2, "pipedream", {}, None),
+        ("mlp", 1, "pipefb", {}, None),
+    ],
+    4: [
+        ("cnn", 2, "pipefb", {}, None),
+        ("mlp", 2, "pipedream", {"replicas": [3, 1]}, None),
+        ("llama", 8, "zbv", {}, None),
+        ("gpt-2", 4, "1f1b", {}, 0.1),
+    ],
+}
+
+
+def optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def compared(world: int) -> dict[str, float]:
+    """On rank 0: run to the largest relative error of its weights."""
+    found: dict[str, float] = {}
+    with process_group(timedelta(seconds=120)):
+        for name, stages, schedule, options, clip in RUNS[world]:
+            case = CASES[name]
+            plan = staged(case, seeded(case), stages)
+            order = scheduled(plan, schedule, 12, **options)
+            settings, batch = Settings(optimizer, clip=clip), batches(case, plan.graph)
+            here = DistributedPipeline(plan, batch, settings, schedule=order)
+            for _ in range(2):
+                here.round()
+            weights = here.state_dict()
+            if weights is not None:
+                alone = LocalPipeline(plan, batch, settings, schedule=order)
+                alone.run(2)
+                found[f"{name} {schedule}"] = worst(weights, alone.state_dict())
+    return found
+
+
+def with_a_group_per_link() -> dict[str, float]:
+    """The same with the groups that NCCL needs: messages match by their order alone."""
+    with process_group(timedelta(seconds=120)) as rank:
+        case = CASES["long skip"]
+        plan = staged(case, seeded(case), 4)
+        order = scheduled(plan, "interleaved", 6, chunks=2)
+        program, batch = Program.of(plan, order), batches(case, plan.graph)
+        cpu = torch.device("cpu")
+        transport = ProcessGroupTransport(cpu, program.groups(), links=links(program))
+        mine = Executor(program, rank, transport, batch, Settings(optimizer), plan.graph.weights)
+        mine.start()
+        while not mine.finished:
+            assert mine.advance()
+        mine.end()
+        alone = LocalPipeline(plan, batch, Settings(optimizer), schedule=order)
+        alone.run(1)
+        return {f"rank {rank}": worst(mine.state_dict(), alone.executors[rank].state_dict())}
+
+
+TORCH = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb-h1": 1, "zbv": 2}
+"""Schedules that torch's own runtime is given, with the stages per rank."""
+
+
+def torchs_own_schedules() -> dict[str, float]:
+    """On rank 0: our stages under torch's schedule classes, and under its runtime with our CSV."""
+    found: dict[str, float] = {}
+    with process_group(timedelta(seconds=120)) as rank:
+        found["torch's 1f1b"] = _under_torch(
+            rank, [rank], 2, lambda stages: Schedule1F1B(stages[0], 4, loss_fn=_LOSS)
+        )
+        found["torch's gpipe"] = _under_torch(
+            rank, [rank], 2, lambda stages: ScheduleGPipe(stages[0], 4, loss_fn=_LOSS)
+        )
+        found["torch's interleaved"] = _under_torch(
+            rank, [rank, rank + 2], 4,
+            lambda stages: ScheduleInterleaved1F1B(stages, 4, loss_fn=_LOSS),
+        )  # fmt: skip
+        found["torch's zbv"] = _under_torch(
+            rank, [rank, 3 - rank], 4,
+            lambda stages: ScheduleZBVZeroBubble(stages, 4, loss_fn=_LOSS),
+        )  # fmt: skip
+        for name, chunks in TORCH.items():
+            order = generate(
+                name, 2 * chunks, 4, **({"chunks": 2} if name == "interleaved" else {})
+            )
+            mine = [s for s, devices in enumerate(order.placement.forward) if rank in devices]
+
+            def loaded(stages: list[Any], order: Schedule = order) -> Any:
+                runtime = _PipelineScheduleRuntime(stages, 4, loss_fn=_LOSS)
+                with tempfile.TemporaryDirectory() as folder:
+                    path = Path(folder) / "schedule.csv"
+                    path.write_text(to_csv(order))
+                    runtime._load_csv(str(path))
+                return runtime
+
+            found[f"our {name}"] = _under_torch(rank, mine, 2 * chunks, loaded)
+    return found if rank == 0 else {}
+
+
+def _deep() -> nn.Module:
+    layers = [part for _ in range(4) for part in (nn.Linear(16, 16), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(16, 5))
+
+
+_LOSS = nn.functional.cross_entropy
+_DEEP = Case(_deep, _LOSS, floats(4, 16))
+
+
+def _under_torch(rank: int, mine: list[int], count: int, make: Callable[[list[Any]], Any]) -> float:
+    """Error of the weights after one step of a schedule of torch's, on rank 0."""
+    case = _DEEP  # torch runs a stage on empty tensors first, which would spoil a BatchNorm
+    model = seeded(case)
+    graph = trace(model, case.batch(0)[0], source=Source("memory", "test"))
+    plan = staged_graph(graph, one_value_between(graph, count))
+    data = [case.batch(k) for k in range(4)]
+    x = torch.cat([d[0][0] for d in data])
+    y = torch.cat([d[1] for d in data])  # type: ignore[misc]
+    modules = [StageModule(plan.stages[s], graph.weights) for s in mine]
+    cpu = torch.device("cpu")
+    runner = make([PipelineStage(m, s, count, cpu) for m, s in zip(modules, mine, strict=True)])
+    given: dict[str, Any] = {"target": y, "losses": []} if count - 1 in mine else {}
+    runner.step(*([x] if 0 in mine else []), **given)
+    for module in modules:
+        optimizer(list(module.parameters())).step()
+    parts: list[dict[str, torch.Tensor]] | None = None if rank else [{}, {}]
+    dist.gather_object({n: w for m in modules for n, w in m.state_dict().items()}, parts)
+    if parts is None:
+        return 0.0
+    _, want = accumulated(case, model, optimizer, 1, 4)
+    return worst({**parts[0], **parts[1]}, want)
+
+
+def one_value_between(graph: Graph, count: int) -> list[Graph]:
+    """Parts with one value between any two: cut behind activations."""
+    names = [n.name for n in graph.calls]
+    ends = [k + 1 for k, n in enumerate(graph.calls) if "tanh" in str(n.target)]
+    bounds = [0, *ends[: count - 1], len(names)]
+    return [extract(graph, set(names[a:b]), "Stage") for a, b in itertools.pairwise(bounds)]

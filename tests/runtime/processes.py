@@ -1,0 +1,122 @@
+"""Groups of real processes for tests: quick to start, with torchrun's restarts or without.
+
+Ranks are forked from a server that has imported torch and pipec, so that a rank, or another
+attempt of it, starts in a fraction of a second.
+"""
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+_PATIENCE = 60.0
+"""Seconds in which some rank must end."""
+_PRELOADED = ["tests.runtime.ranks", "tests.runtime.jobs"]
+
+
+def _server() -> ForkServerContext:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    multiprocessing.set_forkserver_preload(_PRELOADED)
+    return multiprocessing.get_context("forkserver")
+
+
+def elastic(
+    entry: Callable[..., Any], *args: object, ranks: int, restarts: int = 0
+) -> dict[int, Any]:
+    """What every rank's ``entry`` returned, under the agent that torchrun runs."""
+    _server()
+    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=restarts,
+        monitor_interval=0.05,
+        start_method="forkserver",
+        log_line_prefix_template=None,
+    )
+    try:
+        found: dict[int, Any] = elastic_launch(config, entry)(*args)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return found
+
+
+def alone(entry: Callable[..., None], *args: object, ranks: int, left: int = 0) -> list[int | None]:
+    """Exit codes of ranks that nobody watches; None for those that were still running.
+
+    Args:
+        entry: Called in every rank.
+        args: Its arguments.
+        ranks: How many.
+        left: As many may still run in the end; they are killed.
+    """
+    server = _server()
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    names = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": ranks}
+    processes = [
+        server.Process(target=_rank, args=(entry, args, {**names, "RANK": r})) for r in range(ranks)
+    ]
+    for p in processes:
+        p.start()
+    running = {p.sentinel for p in processes}
+    while len(running) > left and (ended := wait(running, _PATIENCE)):
+        running -= {e for e in ended if isinstance(e, int)}
+    codes = [p.exitcode for p in processes]
+    for p in processes:
+        p.kill()
+    return codes
+
+
+def _rank(entry: Callable[..., None], args: tuple[Any, ...], names: dict[str, object]) -> None:
+    os.environ |= {n: str(value) for n, value in names.items()}
+    entry(*args)
+
+
+class Death:
+    """Kills this process at its n-th Python call, wherever that is, background threads included.
+
+    Args:
+        calls: n.
+        log: A line that says where is appended here first.
+        number: The signal.
+    """
+
+    def __init__(self, calls: int, log: Path, number: int = signal.SIGKILL) -> None:
+        self._left, self._log, self._number = calls, log, number
+        self._lock = threading.Lock()
+
+    def arm(self) -> None:
+        """Begin to count."""
+        threading.setprofile(self._on_call)
+        sys.setprofile(self._on_call)
+
+    def _on_call(self, frame: FrameType, event: str, argument: object) -> None:
+        del argument
+        if event != "call":
+            return
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        code = frame.f_code
+        with self._log.open("a") as log:
+            log.write(f"{Path(code.co_filename).name}:{code.co_name}\n")
+        os.kill(os.getpid(), self._number)

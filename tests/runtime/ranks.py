@@ -1,0 +1,100 @@
+"""What ranks of tests do; imported once by the server that they are forked from."""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from pipec.errors import PipecError
+from pipec.graph.ir import InputKind, tensor
+from pipec.plan.model import Plan
+from pipec.plan.store import load_plan
+from pipec.runtime.checkpoint import Checkpoints
+from pipec.runtime.distributed import DistributedPipeline, process_group
+from pipec.runtime.executor import Batch, Settings
+from pipec.runtime.train import train
+from tests.runtime.processes import Death
+
+torch.set_num_threads(1)
+
+
+def settings() -> Settings:
+    return Settings(
+        lambda p: torch.optim.AdamW(p, lr=0.01),
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=100),
+        seed=3,
+    )
+
+
+def data(plan: Plan) -> Batch:
+    """Random numbers for the inputs of a plan, small integers for targets."""
+    graph = plan.graph
+    types = {i.name: tensor(graph.node(i.node)) for i in graph.inputs_of(InputKind.INPUT)}
+
+    def batch(number: int) -> dict[str, torch.Tensor]:
+        g = torch.Generator().manual_seed(number)
+        return {
+            n: torch.randn(t.shape, generator=g)
+            if t.is_floating_point()
+            else torch.randint(0, 2, t.shape, generator=g)
+            for n, t in types.items()
+        }
+
+    return batch
+
+
+def trained(
+    directory: Path, rounds: int, timeout: float, death: Death | None = None
+) -> dict[str, torch.Tensor] | None:
+    """Train with a checkpoint after every round; all weights on rank 0.
+
+    Args:
+        directory: Holds the plan and gets the checkpoints.
+        rounds: How many.
+        timeout: Seconds to wait for another rank.
+        death: Armed once the group stands.
+    """
+    plan = load_plan(directory / "out")
+    with process_group(timedelta(seconds=timeout)):
+        if death is not None:
+            death.arm()
+        patience = timedelta(seconds=timeout)
+        pipeline = DistributedPipeline(plan, data(plan), settings(), timeout=patience)
+        saved = Checkpoints(directory / "saved", pipeline.executors, timeout=patience)
+        train(pipeline, rounds, checkpoints=saved, every=1)
+        return pipeline.state_dict()
+
+
+def survives(directory: Path, rounds: int, kills: list[tuple[int, bool, int]]) -> None:
+    """Attempt k dies where ``kills[k]`` says; the last one writes ``end.safetensors``.
+
+    Args:
+        directory: Holds the plan and gets checkpoints and a log of deaths.
+        rounds: How many.
+        kills: Per attempt the rank that dies, whether its calls count from the start of the
+            process or from that of the training, and the number of calls until it dies.
+    """
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    death = None
+    if attempt < len(kills) and kills[attempt][0] == int(os.environ["RANK"]):
+        _, early, calls = kills[attempt]
+        death = Death(calls, directory / "deaths")
+        if early:
+            death.arm()
+            death = None
+    weights = trained(directory, rounds, 60, death)
+    if weights is not None:
+        save_file({n: w.clone() for n, w in weights.items()}, directory / "end.safetensors")
+
+
+def left_alone(directory: Path, victim: int, calls: int, number: int, timeout: float) -> None:
+    """One rank gets a signal while it trains; the others write what they say to ``says<rank>``."""
+    rank = int(os.environ["RANK"])
+    death = Death(calls, directory / "deaths", number) if rank == victim else None
+    try:
+        trained(directory, 10_000, timeout, death)
+    except PipecError as error:
+        (directory / f"says{rank}").write_text(str(error))
+        raise SystemExit(1) from error
