@@ -1,9 +1,11 @@
 """``pipec run``: train or infer with the stages that were emitted."""
 
+import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.errors import PipecError
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
-from pipec.runtime.builders import data_from_spec, optimizer_from_text
+from pipec.runtime.builders import data_from_spec, optimizer_from_text, scheduler_from_text
 from pipec.runtime.checkpoint import Checkpoints
+from pipec.runtime.device import local_device
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Batch, Settings
+from pipec.runtime.infer import infer, save_outputs
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.metrics import JsonLines, Observer, Step, TensorBoard
 from pipec.runtime.rules import Correction
@@ -33,38 +37,47 @@ class _Options:
     data: str | None
     rounds: int
     optimizer: str
+    lr_schedule: str | None
     clip: float | None
     seed: int
     local: bool
+    device: str
+    timeout: float
     save: Path | None
+    outputs: Path | None
     metrics: Path | None
     tensorboard: Path | None
     checkpoints: Path | None
     every: int
-    compile_graphs: bool
+    compiler: str | None
     t1: int
     t2: float
     model: str | None
     trust: bool
     allow_namespace: tuple[str, ...]
+    as_json: bool
 
     def settings(self) -> Settings:
-        compiled: Any = torch.compile if self.compile_graphs else None
         return Settings(
             optimizer_from_text(self.optimizer),
+            scheduler_from_text(self.lr_schedule) if self.lr_schedule else None,
             clip=self.clip,
             seed=self.seed,
             correction=Correction(self.t1, self.t2),
-            compiled=compiled,
+            compiled=_compiler(self.compiler) if self.compiler else None,
         )
 
     def observers(self) -> list[Observer]:
-        found: list[Observer] = [_print]
+        found: list[Observer] = [_print_json if self.as_json else _print]
         if self.metrics:
             found.append(JsonLines(self.metrics))
         if self.tensorboard:
             found.append(TensorBoard(self.tensorboard))
         return found
+
+    @property
+    def patience(self) -> timedelta:
+        return timedelta(seconds=self.timeout)
 
 
 @click.command()
@@ -74,54 +87,110 @@ class _Options:
 @click.option(
     "--optimizer", default="sgd:lr=0.01", show_default=True, help="name:option=value,... of torch."
 )
+@click.option("--lr-schedule", help="name:option=value,... of torch.optim.lr_scheduler.")
 @click.option("--clip", type=float, help="Largest norm of all gradients together.")
 @click.option("--seed", default=0, show_default=True, help="Of dropout.")
 @click.option("--local", is_flag=True, help="All devices in this process, taking turns.")
+@click.option("--device", default="auto", show_default=True, help="cpu, cuda, or auto.")
+@click.option("--timeout", default=300.0, show_default=True, help="Seconds to wait for a rank.")
 @click.option("--save", type=click.Path(path_type=Path), help="Trained weights (.safetensors).")
+@click.option(
+    "--outputs", type=click.Path(path_type=Path), help="Inference: .safetensors or .npz, by name."
+)
 @click.option("--metrics", type=click.Path(path_type=Path), help="Append JSON lines to this file.")
 @click.option("--tensorboard", type=click.Path(path_type=Path), help="Directory of event files.")
 @click.option(
     "--checkpoints", type=click.Path(path_type=Path), help="Save here, and continue from here."
 )
 @click.option("--every", default=100, show_default=True, help="Rounds between checkpoints.")
-@click.option("--compile", "compile_graphs", is_flag=True, help="torch.compile every graph.")
+@click.option(
+    "--compile",
+    "compiler",
+    is_flag=False,
+    flag_value="inductor",
+    help="torch.compile every graph; with this backend, inductor if none is named.",
+)
 @click.option("--t1", default=0, help="PipeMare: updates over which the rate of stages grows.")
 @click.option("--t2", default=0.0, help="PipeMare: decay D of the weight correction, 0.135.")
 @click.option("--model", help="Where the model is now, for its example inputs.")
 @click.option("--trust", is_flag=True, help="Allow formats that run code on load (.pt2).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 @allow_namespace_option
 def command(**given: Any) -> None:
     """Run the schedule of DIRECTORY on its real engine, one process per device.
 
     Started by torchrun it is one rank; otherwise it starts torchrun itself. Without --data every
-    microbatch is the example input that the model was compiled with.
+    microbatch is the example input that the model was compiled with. A plan without a loss infers:
+    --outputs keeps what it yields, [microbatch, ...] per output.
     """
     options = _Options(**given)
     plan = load_plan(options.directory, allowed=import_namespaces(options.allow_namespace))
     if plan.schedule is None:
         raise PipecError("the plan has no schedule", where=options.directory)
+    _check(options, plan)
     if options.local:
-        _finish(options, plan, LocalPipeline(plan, _batch(options, plan), options.settings()))
+        device = local_device(options.device)
+        pipeline = LocalPipeline(plan, _batch(options, plan), options.settings(), device=device)
+        _finish(options, plan, pipeline)
     elif "RANK" in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // plan.schedule.devices))
-        with process_group() as rank:
-            pipeline = DistributedPipeline(plan, _batch(options, plan), options.settings())
-            _finish(options, plan, pipeline, rank)
+        with process_group(options.patience, options.device) as rank:
+            ranks = DistributedPipeline(
+                plan,
+                _batch(options, plan),
+                options.settings(),
+                timeout=options.patience,
+                device=options.device,
+            )
+            _finish(options, plan, ranks, rank)
     else:
         _start_ranks(plan.schedule.devices)
+
+
+def _check(options: _Options, plan: Plan) -> None:
+    """Refuse files that this plan cannot fill, before anything runs."""
+    assert plan.schedule is not None
+    for name, path, wanted in (
+        ("--save", options.save, True),
+        ("--checkpoints", options.checkpoints, True),
+        ("--outputs", options.outputs, False),
+    ):
+        if path is not None and plan.schedule.training is not wanted:
+            kind = "a training plan" if plan.schedule.training else "an inference plan"
+            raise PipecError(f"{name} is not for {kind}", where=options.directory, got=path)
+    if options.outputs is not None and options.outputs.suffix not in (".safetensors", ".npz"):
+        raise PipecError("no such format", got=options.outputs, want=".safetensors or .npz")
 
 
 def _finish(
     options: _Options, plan: Plan, pipeline: LocalPipeline | DistributedPipeline, rank: int = 0
 ) -> None:
-    saved = Checkpoints(options.checkpoints, pipeline.executors) if options.checkpoints else None
     observers = options.observers() if rank == 0 else []
+    if not plan.trains:
+        outputs = infer(pipeline, options.rounds, observers)
+        if outputs is not None and options.outputs is not None:
+            save_outputs(outputs, options.outputs)
+            _wrote(options, options.outputs, outputs)
+        return
+    saved = None
+    if options.checkpoints:
+        place, patience = options.checkpoints, options.patience
+        saved = Checkpoints(place, pipeline.executors, timeout=patience)
     train(pipeline, options.rounds, observers, checkpoints=saved, every=options.every)
-    if options.save and plan.trains:
+    if options.save:
         weights = pipeline.state_dict()
         if weights is not None:
-            save_file({n: w.contiguous() for n, w in _untied(plan, weights)}, options.save)
-            click.echo(f"wrote {options.save}")
+            once = dict(_untied(plan, weights))
+            save_file({n: w.cpu().contiguous() for n, w in once.items()}, options.save)
+            _wrote(options, options.save, once)
+
+
+def _wrote(options: _Options, path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    if options.as_json:
+        types = {n: [str(t.dtype).removeprefix("torch."), *t.shape] for n, t in tensors.items()}
+        click.echo(json.dumps({"wrote": str(path), "tensors": types}))
+    else:
+        click.echo(f"wrote {path}")
 
 
 def _untied(plan: Plan, weights: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
@@ -141,6 +210,17 @@ def _batch(options: _Options, plan: Plan) -> Batch:
 
 def _print(step: Step) -> None:
     click.echo(str(step))
+
+
+def _print_json(step: Step) -> None:
+    click.echo(json.dumps(asdict(step)))
+
+
+def _compiler(backend: str) -> Any:
+    known = torch.compiler.list_backends(exclude_tags=None)
+    if backend not in known:
+        raise PipecError("no such compiler", got=backend, want=", ".join(sorted(known)))
+    return lambda graph: torch.compile(graph, backend=backend, dynamic=False)
 
 
 def _start_ranks(devices: int) -> None:

@@ -1,9 +1,10 @@
-"""Optimizers and data by text, for the command line."""
+"""Optimizers, learning-rate schedules and data by text, for the command line."""
 
 import importlib.util
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from pipec.errors import PipecError
 from pipec.runtime.executor import Batch
-from pipec.runtime.weights import OptimizerFactory
+from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
 
 
 def optimizer_from_text(text: str) -> OptimizerFactory:
@@ -25,16 +26,7 @@ def optimizer_from_text(text: str) -> OptimizerFactory:
         >>> type(make([nn.Parameter(torch.ones(1))])).__name__
         'SGD'
     """
-    name, _, rest = text.partition(":")
-    known = {n.lower(): c for n, c in vars(torch.optim).items() if inspect.isclass(c)}
-    known.pop("optimizer", None)
-    if name.lower() not in known:
-        raise PipecError("no such optimizer", got=name, want=", ".join(sorted(known)))
-    options = dict(_option(part, text) for part in rest.split(",") if part)
-    found: Any = known[name.lower()]
-    unknown = sorted(options.keys() - inspect.signature(found).parameters.keys())
-    if unknown:
-        raise PipecError(f"optimizer {name} has no option {unknown[0]!r}", where=text)
+    found, options = _named(text, "optimizer", torch.optim, torch.optim.Optimizer)
 
     def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = found(parameters, **options)
@@ -43,15 +35,51 @@ def optimizer_from_text(text: str) -> OptimizerFactory:
     return make
 
 
-def _option(text: str, where: str) -> tuple[str, float | bool]:
+def scheduler_from_text(text: str) -> SchedulerFactory:
+    """A learning-rate schedule of `torch.optim.lr_scheduler` from ``name:option=value,...``.
+
+    Raises:
+        PipecError: There is no such schedule, or it has no such option.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+        >>> type(scheduler_from_text("steplr:step_size=10")(optimizer)).__name__
+        'StepLR'
+    """
+    rates = torch.optim.lr_scheduler
+    found, options = _named(text, "learning-rate schedule", rates, rates.LRScheduler)
+
+    def make(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        scheduler: torch.optim.lr_scheduler.LRScheduler = found(optimizer, **options)
+        return scheduler
+
+    return make
+
+
+def _named(text: str, what: str, module: ModuleType, base: type) -> tuple[Any, dict[str, Any]]:
+    """The class of a module that ``text`` names, and its options."""
+    name, _, rest = text.partition(":")
+    classes = {n.lower(): c for n, c in vars(module).items() if inspect.isclass(c)}
+    known = {n: c for n, c in classes.items() if issubclass(c, base) and c is not base}
+    if name.lower() not in known:
+        raise PipecError(f"no such {what}", got=name, want=", ".join(sorted(known)))
+    options = dict(_option(part, text, what) for part in rest.split(",") if part)
+    found = known[name.lower()]
+    unknown = sorted(options.keys() - inspect.signature(found).parameters.keys())
+    if unknown:
+        raise PipecError(f"{what} {name} has no option {unknown[0]!r}", where=text)
+    return found, options
+
+
+def _option(text: str, where: str, what: str) -> tuple[str, float | int | bool]:
     key, equals, value = text.partition("=")
     if value.lower() in ("true", "false"):
         return key, value.lower() == "true"
     try:
-        return key, float(value)
+        return key, int(value) if value.strip("-").isdigit() else float(value)
     except ValueError as error:
         raise PipecError(
-            "an option of the optimizer cannot be read",
+            f"an option of the {what} cannot be read",
             where=where,
             got=text if equals else f"{text} (no value)",
             want="name=number, or name=true",
@@ -62,7 +90,7 @@ def data_from_spec(spec: str) -> Batch:
     """The function ``name`` of ``path/file.py:name``: microbatch number to inputs by name.
 
     Raises:
-        PipecError: The file or the function is missing.
+        PipecError: The file or the function is missing; later, that the function failed.
     """
     path, _, name = spec.rpartition(":")
     file = Path(path)
@@ -78,7 +106,18 @@ def data_from_spec(spec: str) -> Batch:
         raise PipecError("the file has no such function", where=path, got=name)
 
     def batch(number: int) -> Mapping[str, torch.Tensor]:
-        given: Mapping[str, torch.Tensor] = function(number)
+        try:
+            given = function(number)
+        except Exception as error:
+            raise PipecError(
+                "the data function failed",
+                where=f"{spec}, microbatch {number}",
+                got=f"{type(error).__name__}: {error}",
+                hint="it is called with every number from 0 on: start again at the end of the data",
+            ) from error
+        if not isinstance(given, Mapping):
+            want = "a mapping from input names to tensors"
+            raise PipecError("the data function gave no inputs", where=spec, got=given, want=want)
         return given
 
     return batch

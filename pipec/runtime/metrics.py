@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pipec.errors import PipecError
 
@@ -15,21 +15,22 @@ class Step:
 
     Attributes:
         step: Number of the round, from 0.
-        loss: Mean over its microbatches.
+        loss: Mean over its microbatches; None without a loss.
         samples_per_second: Rows of the first input per second.
         bubble: Share of the devices' time that was not spent computing.
         seconds: Wall time.
     """
 
     step: int
-    loss: float
+    loss: float | None
     samples_per_second: float
     bubble: float
     seconds: float
 
     def __str__(self) -> str:
+        loss = "" if self.loss is None else f"loss {self.loss:.4f}  "
         return (
-            f"step {self.step}  loss {self.loss:.4f}  {self.samples_per_second:.1f} samples/s  "
+            f"step {self.step}  {loss}{self.samples_per_second:.1f} samples/s  "
             f"bubble {self.bubble:.0%}"
         )
 
@@ -41,12 +42,12 @@ class JsonLines:
     """Appends every step to a file, one JSON object per line."""
 
     def __init__(self, path: Path) -> None:
-        self._file: IO[str] = path.open("a", encoding="utf-8")
+        self._path = path
 
     def __call__(self, step: Step) -> None:
         """Write one line and let it reach the disk."""
-        self._file.write(json.dumps(asdict(step)) + "\n")
-        self._file.flush()
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(step)) + "\n")
 
 
 class TensorBoard:
@@ -68,6 +69,6 @@ class TensorBoard:
     def __call__(self, step: Step) -> None:
         """Write the scalars of one step."""
         for name, value in asdict(step).items():
-            if name != "step":
+            if name != "step" and value is not None:
                 self._writer.add_scalar(name, value, step.step)
         self._writer.flush()

@@ -1,5 +1,6 @@
 """The training loop around rounds of a schedule: what is told, and when."""
 
+import math
 import time
 from collections.abc import Iterable
 from typing import Protocol
@@ -53,8 +54,8 @@ def train(
     for number in range(first, rounds):
         begin = time.perf_counter()
         result = pipeline.round()
-        step = _summary(pipeline.program, result, number, time.perf_counter() - begin)
-        losses.append(step.loss)
+        step = summary(pipeline.program, result, number, time.perf_counter() - begin)
+        losses.append(math.nan if step.loss is None else step.loss)
         for observe in observers:
             observe(step)
         if checkpoints and ((number + 1) % every == 0 or number + 1 == rounds):
@@ -64,7 +65,18 @@ def train(
     return losses
 
 
-def _summary(program: Program, result: Result, number: int, seconds: float) -> Step:
+def summary(program: Program, result: Result, number: int, seconds: float) -> Step:
+    """The figures of one round, over all ranks; all of them must call.
+
+    Args:
+        program: What ran.
+        result: What this process has seen.
+        number: Of the round.
+        seconds: Wall time here.
+
+    Raises:
+        BackendError: Another rank did not answer.
+    """
     schedule = program.schedule
     sums = [float(sum(result.losses.values())), float(len(result.losses)), result.busy, seconds]
     figures = torch.tensor(sums, dtype=torch.float64)
@@ -78,7 +90,7 @@ def _summary(program: Program, result: Result, number: int, seconds: float) -> S
     devices = schedule.devices if ranks > 1 else 1
     return Step(
         step=number,
-        loss=loss / max(count, 1),
+        loss=loss / count if count else None,
         samples_per_second=_rows(program) * schedule.microbatches / seconds,
         bubble=max(0.0, 1 - busy / (seconds * devices)),
         seconds=seconds,

@@ -1,0 +1,156 @@
+"""``pipec run`` as a user types it: what it prints, writes and refuses."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipec.frontends.factory import call_factory
+from tests.cli.running import Pipec
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.body(x)
+        return {"hidden": h, "logits": self.head(h)}
+
+
+def infer():
+    torch.manual_seed(0)
+    return Net().eval(), (torch.randn(4, 6),)
+
+
+def loss(out, target):
+    return nn.functional.cross_entropy(out["logits"], target)
+
+
+def train():
+    torch.manual_seed(0)
+    return Net(), (torch.randn(4, 6),), (loss, torch.randint(0, 3, (4,)))
+
+
+def batch(k):
+    g = torch.Generator().manual_seed(k)
+    if k >= 12:
+        raise IndexError("no such batch")
+    return {"x": torch.randn(4, 6, generator=g), "target": torch.randint(3, (4,), generator=g)}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("run")
+    (place / "net.py").write_text(MODEL)
+    return place
+
+
+@pytest.fixture
+def plans(pipec: Pipec, place: Path) -> Path:
+    """``infer`` and ``train`` compiled for two devices, three microbatches, beside ``net.py``."""
+    for name in ("infer", "train"):
+        if not (place / name).exists():
+            devices = ("--devices", "2xh100", "--microbatches", 3, "-o", place / name)
+            training = ("--training",) if name == "train" else ()
+            outcome = pipec("compile", f"{place}/net.py:{name}", *devices, *training)
+            assert outcome.code == 0, outcome.err
+    return place
+
+
+def ran(pipec: Pipec, plans: Path, name: str, *more: object) -> str:
+    data = ("--data", f"{plans}/net.py:batch")
+    outcome = pipec("run", plans / name, "--local", *data, *more)
+    assert outcome.code == 0, outcome.err
+    return outcome.out
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_inference_keeps_its_outputs(pipec: Pipec, plans: Path, suffix: str) -> None:
+    path = plans / f"found{suffix}"
+    text = ran(pipec, plans, "infer", "--rounds", 2, "--outputs", path, "--json")
+    *steps, last = map(json.loads, text.splitlines())
+    assert [(s["step"], s["loss"]) for s in steps] == [(0, None), (1, None)]
+    assert last == {
+        "wrote": str(path),
+        "tensors": {"hidden": ["float32", 6, 4, 8], "logits": ["float32", 6, 4, 3]},
+    }
+    if suffix == ".npz":
+        found = {n: torch.from_numpy(a) for n, a in np.load(path).items()}
+    else:
+        found = load_file(path)
+    module = call_factory(f"{plans}/net.py:infer", 0).module
+    generators = [torch.Generator().manual_seed(k) for k in range(6)]
+    want = module(torch.stack([torch.randn(4, 6, generator=g) for g in generators]))
+    assert found.keys() == want.keys()
+    for name, value in want.items():
+        torch.testing.assert_close(found[name], value.detach())
+
+
+def test_training_reports_and_saves(pipec: Pipec, plans: Path) -> None:
+    saved, log, board = plans / "w.safetensors", plans / "log", plans / "board"
+    text = ran(
+        pipec, plans, "train", "--rounds", 3, "--save", saved, "--metrics", log,
+        "--tensorboard", board, "--optimizer", "adamw:lr=0.01,amsgrad=true", "--clip", 0.5,
+        "--lr-schedule", "steplr:step_size=1,gamma=0.5",
+    )  # fmt: skip
+    assert text.splitlines()[0].startswith("step 0  loss ")
+    assert "samples/s  bubble " in text
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [r["step"] for r in rows] == [0, 1, 2]
+    (events,) = board.iterdir()
+    assert b"samples_per_second" in events.read_bytes()
+    state = load_file(saved)
+    module = call_factory(f"{plans}/net.py:train", 0).module
+    module.load_state_dict(state)  # the original names, all of them
+
+
+def test_compiled_graphs_train_alike(pipec: Pipec, plans: Path) -> None:
+    """The compiler is named: inductor, which is meant where none is, takes a minute here."""
+    plain, fast = plans / "plain.safetensors", plans / "fast.safetensors"
+    ran(pipec, plans, "train", "--rounds", 2, "--save", plain)
+    ran(pipec, plans, "train", "--rounds", 2, "--save", fast, "--compile", "aot_eager")
+    a, b = load_file(plain), load_file(fast)
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-6)
+
+
+REFUSED = [
+    (("--outputs", "y.npz"), "train", "--outputs is not for a training plan"),
+    (("--save", "w.safetensors"), "infer", "--save is not for an inference plan"),
+    (("--outputs", "y.csv"), "infer", "want:  .safetensors or .npz"),
+    (("--compile", "gcc"), "train", "no such compiler"),
+    (("--optimizer", "sgd:lr=fast"), "train", "cannot be read"),
+    (("--optimizer", "sgd:speed=1"), "train", "no option 'speed'"),
+    (("--lr-schedule", "up"), "train", "no such learning-rate schedule"),
+    (("--device", "tpu"), "train", "no such device"),
+    (("--rounds", "9"), "train", "microbatch 12\n  got:   IndexError: no such batch"),
+]
+
+
+@pytest.mark.parametrize(("more", "plan", "said"), REFUSED, ids=[r[2] for r in REFUSED])
+def test_refusals(pipec: Pipec, plans: Path, more: tuple[str, ...], plan: str, said: str) -> None:
+    outcome = pipec("run", plans / plan, "--local", "--data", f"{plans}/net.py:batch", *more)
+    assert outcome.code == 1
+    assert said in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_tensorboard_that_is_not_installed_is_named(
+    pipec: Pipec, plans: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    outcome = pipec("run", plans / "train", "--local", "--tensorboard", plans / "b")
+    assert outcome.code == 1
+    assert "pip install tensorboard" in outcome.err
