@@ -7,13 +7,14 @@ from typing import ClassVar
 
 from pipec.backends.fpga.cost import FpgaCost
 from pipec.backends.fpga.csim.run import load_stages
-from pipec.backends.fpga.csim.timed import check_timing, read_record
+from pipec.backends.fpga.csim.timed import check_timing
 from pipec.backends.fpga.designs import designs_of, device_of
 from pipec.backends.fpga.emit.cpp import cpp_type
 from pipec.backends.fpga.emit.golden import golden_chain, random_inputs
 from pipec.backends.fpga.emit.stage import TOLERANCE, stage_directory, write_stage
+from pipec.backends.fpga.lint import stage as lint
 from pipec.backends.fpga.stage_cycles import cycles_of
-from pipec.backends.fpga.stagejson import stage_record
+from pipec.backends.fpga.stagejson import read_record, stage_record
 from pipec.backends.fpga.timing import stage_timing
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, StageRunner
@@ -82,6 +83,7 @@ class FpgaBackend(Backend):
             write_stage(design, folder, frame, platform=bool(fabric and fabric.has_platform))
             record = json.dumps(stage_record(design), indent=1) + "\n"
             (folder / "stage.json").write_text(record, encoding="utf-8")
+            lint.check(folder)
 
     def load(self, plan: Plan, directory: Path) -> Sequence[StageRunner]:
         """Compile every stage's C simulation.
@@ -89,7 +91,11 @@ class FpgaBackend(Backend):
         Raises:
             BackendError: There is no g++, a file is damaged, or the code does not compile.
         """
-        return load_stages(_folders(plan, directory))
+        folders = _folders(plan, directory)
+        runners = load_stages(folders)
+        for folder in folders:
+            lint.check(folder)
+        return runners
 
     def cycles(self, plan: Plan, directory: Path) -> Sequence[StageCycles]:
         """Simulate every stage as its ``stage.json`` says.

@@ -1,6 +1,8 @@
 """``stage.json``: a design as plain data, versioned, for people, scripts and RTL."""
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 from pipec.backends.fpga.design import DdrPort, Engine, Port, Resources, StageDesign, Stream
@@ -132,6 +134,20 @@ def _table(table: Table) -> list[object]:
         else {"times": item.times, "body": _table(item.body)}
         for item in table
     ]
+
+
+def read_record(stage: Path) -> Json:
+    """``stage.json`` of an emitted stage.
+
+    Raises:
+        BackendError: It cannot be read.
+    """
+    path = stage / "stage.json"
+    try:
+        record: Json = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BackendError("stage.json cannot be read", where=path, got=error) from error
+    return record
 
 
 def network(record: Json) -> tuple[list[Process], dict[str, int], dict[str, int]]:

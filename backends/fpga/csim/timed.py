@@ -1,6 +1,5 @@
 """The timed build: do the emitted sources take exactly the cycles that the simulator says?"""
 
-import json
 import os
 import subprocess
 import tempfile
@@ -10,26 +9,12 @@ from pipec.backends.fpga.csim.build import BOUNDED, TIMED, build
 from pipec.backends.fpga.cycles import simulate
 from pipec.backends.fpga.emit.cpp import identifier
 from pipec.backends.fpga.simulator.process import Trace
-from pipec.backends.fpga.stagejson import Json, network
+from pipec.backends.fpga.stagejson import network, read_record
 from pipec.compiler.cycles import TimedCheck
 from pipec.errors import BackendError
 
 DEADLOCK = 6
 """Exit code of a bounded or timed build that deadlocks."""
-
-
-def read_record(stage: Path) -> Json:
-    """``stage.json`` of an emitted stage.
-
-    Raises:
-        BackendError: It cannot be read.
-    """
-    path = stage / "stage.json"
-    try:
-        record: Json = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BackendError("stage.json cannot be read", where=path, got=error) from error
-    return record
 
 
 def handshakes(stage: Path, frames: int, *, keep: bool = False) -> dict[str, list[str]]:

@@ -29,6 +29,7 @@ void load_table(const beat<T> *memory, int first_beat, vec<T, LANES> (&table)[WO
 #pragma HLS PIPELINE
     g.push(memory[first_beat + i], B);
     for (int k = 0; k < ceil_div(B, LANES) + 1; ++k) {
+#pragma HLS UNROLL
       if (g.have >= LANES && word < WORDS) table[word++] = g.pop(LANES);
     }
   }
@@ -48,6 +49,7 @@ void load(int frames, hls::stream<vec<typename G::T, G::LANES>> &out,
 #pragma HLS PIPELINE II = G::II
       FIRE(G::II, G::DEPTH);
       for (int k = 0; k < ceil_div(G::LANES, B); ++k) {
+#pragma HLS UNROLL
         if (g.have < G::LANES) g.push(memory[at++], B);
       }
       out.write(g.pop(G::LANES));

@@ -1,0 +1,1 @@
+"""A linter over emitted HLS C++: what a vendor tool would say only after minutes, or never."""

@@ -1,0 +1,125 @@
+"""The linter finds nothing in what is emitted, and every kind of mutation in what is changed."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipec.backends.fpga.emit.stage import write_stage
+from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.lint.bounds import constants
+from pipec.backends.fpga.lint.source import parse, parse_pragma
+from pipec.backends.fpga.lint.stage import check, lint
+from pipec.backends.fpga.lowering.layers import Dense
+from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.stagejson import stage_record
+from pipec.backends.fpga.streaming import ddr_ports
+from pipec.errors import BackendError
+from tests.fpga.design.models import MODELS, graph_of, made
+
+
+def written(name: str, directory: Path) -> Path:
+    model, x = made(name)
+    network = lower(graph_of(model, x))
+    streamed = {
+        layer.name: 1 for layer in network.layers if isinstance(layer, Dense) and name == "vgg"
+    }
+    design = sized(design_at(network, 1_000, streamed=streamed))
+    design = replace(design, ddr=ddr_ports(design))
+    write_stage(design, directory, golden=None)
+    (directory / "stage.json").write_text(json.dumps(stage_record(design)))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written("resnet", tmp_path_factory.mktemp("lint") / "resnet")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_emitted_is_clean(name: str, tmp_path: Path) -> None:
+    directory = written(name, tmp_path)
+    assert lint(directory) == []
+    check(directory)
+    known = constants(json.loads((directory / "stage.json").read_text()))
+    structs = [b for b in parse((directory / "src/types.h").read_text()).all() if b.head]
+    held = [
+        (s.head.removeprefix("struct "), line.split()[3])
+        for s in structs
+        for _, line in s.lines
+        if line.startswith("static constexpr")
+    ]
+    assert held
+    assert [(s, c) for s, c in held if known[s](c) is None] == []
+
+
+KERNEL, TYPES, MVU, SWG, DOT, LRN = (
+    "src/stage_top.cpp", "src/types.h", "src/engines/mvu.h", "src/engines/swg.h",
+    "src/engines/dot.h", "src/engines/norm.h",
+)  # fmt: skip
+
+MUTATIONS = [
+    ("name", MVU, "#pragma HLS PIPELINE", "#pragma HLS PIPELIN"),
+    ("option", KERNEL, "#pragma HLS STREAM variable", "#pragma HLS STREAM varable"),
+    ("option", MVU, "PIPELINE II = G::II", "PIPELINE II = G::II style = fast"),
+    ("option", SWG, "type = ram_2p", "type = ram_9p"),
+    ("option", KERNEL, "BIND_STORAGE variable", "BIND_STORAGE complete variable"),
+    ("target", KERNEL, "STREAM variable = relu_out", "STREAM variable = relu_uot"),
+    ("target", SWG, "AGGREGATE variable = line", "AGGREGATE variable = lines"),
+    ("target", KERNEL, "AGGREGATE variable = table::", "AGGREGATE variable = table::no_"),
+    ("partition", DOT, "variable = product complete", "variable = product"),
+    ("partition", DOT, "variable = product complete", "variable = product cyclic"),
+    ("partition", DOT, "variable = product complete", "variable = product complete dim = 2"),
+    ("partition", DOT, "product complete", "product cyclic factor = PE + 1"),
+    ("partition", LRN, "cyclic factor = G::LANES", "cyclic factor = G::C"),
+    ("placement", MVU, "          FIRE(G::II, G::DEPTH);", "          FIRE(1, G::DEPTH);"),
+    ("placement", MVU, "          FIRE(G::II, G::DEPTH);\n", ""),
+    ("placement", DOT, "#pragma HLS INLINE", "#pragma HLS PIPELINE"),
+    ("unroll", SWG, "#pragma HLS UNROLL\n        need", "        need"),
+    ("dataflow", KERNEL, "#pragma HLS DATAFLOW\n", ""),
+    ("dataflow", KERNEL, "  TASK(engine::axis_in", "  if (frames > 1) TASK(engine::axis_in"),
+    ("dataflow", KERNEL, "  DATAFLOW_END;", "  int more = 0;\n  DATAFLOW_END;"),
+    ("dataflow", KERNEL, "<cfg::relu_map>", "<cfg::relu_1_map>"),
+    ("stream", KERNEL, "(frames, relu_in0, relu_out)", "(frames, relu_in0, relu_1_out)"),
+    ("stream", KERNEL, ' relu_out("relu_out")', ' relu_xy("relu_xy")'),
+    ("depth", KERNEL, "variable = relu_out depth = 8", "variable = relu_out depth = 9"),
+    ("depth", KERNEL, ', 8> relu_out("', ', 4> relu_out("'),
+    ("bound", TYPES, "static constexpr int SF = ", "static constexpr int SF = 1"),
+    ("bound", TYPES, "static constexpr int DEPTH = 1;", "static constexpr int DEPTH = 2;"),
+    ("bound", TYPES, "static constexpr int PE = ", "static constexpr int PE = 1"),
+    ("interface", KERNEL, "INTERFACE axis port = in_x", "INTERFACE axis port = in_y"),
+    ("interface", KERNEL, "#pragma HLS INTERFACE s_axilite port = frames\n", ""),
+    ("interface", KERNEL, "INTERFACE axis port = in_x", "INTERFACE s_axilite port = in_x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "file", "old", "new"), MUTATIONS)
+def test_every_mutation_is_found(
+    stage: Path, tmp_path: Path, rule: str, file: str, old: str, new: str
+) -> None:
+    copy = tmp_path / "stage"
+    shutil.copytree(stage, copy)
+    text = (copy / file).read_text()
+    if file == LRN and old not in text:  # this network has no such engine
+        text = (Path(__file__).parents[3] / "backends/fpga/hls/engines/norm.h").read_text()
+    assert old in text
+    (copy / file).write_text(text.replace(old, new, 1))
+    found = lint(copy)
+    assert rule in {f.rule for f in found}, found
+    assert all(f.line > 0 for f in found)
+    with pytest.raises(BackendError, match=r"lint finding\(s\)"):
+        check(copy)
+
+
+def test_pragmas_are_read_whole() -> None:
+    found = parse_pragma(3, "#pragma HLS LOOP_TRIPCOUNT min = S::A max = S::A + S::B")
+    assert found is not None
+    assert found.options == {"min": "S::A", "max": "S::A + S::B"}
+    found = parse_pragma(1, "#pragma HLS ARRAY_PARTITION variable = w.lane dim = 2 complete")
+    assert found is not None
+    assert set(found.flags) == {"complete"}
+    assert found.options["dim"] == "2"
+    assert parse_pragma(1, "#pragma once") is None
