@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types layers unit fuzz conformance bench clean
+.PHONY: help setup demo test lint types layers unit fuzz conformance rtl bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -42,6 +42,10 @@ fuzz: setup ## the property tests on new random examples
 
 conformance: setup ## run the ONNX node tests and rewrite docs/onnx_conformance.md
 	$(BIN)/python -m benchmarks.conformance
+
+rtl: setup ## cycles against SystemVerilog under Verilator; rewrites docs/fpga_rtl.md (ten minutes)
+	@command -v verilator >/dev/null || { apt-get update -qq && apt-get install -y -qq verilator; }
+	$(BIN)/python -m benchmarks.rtl --table docs/fpga_rtl.md
 
 bench: setup ## speed and memory, each against a peer or a bound in the same run
 	$(BIN)/python -m benchmarks

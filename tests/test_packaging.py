@@ -56,6 +56,6 @@ def test_wheel_contents(tmp_path: Path) -> None:
     assert {"pipec/py.typed", "pipec/passes/simplify.py", "pipec/backends/__init__.py"} <= set(
         names
     )
-    sources = {p.suffix for p in (ROOT / "backends").rglob("*") if p.is_file()}
-    for header in (ROOT / "backends").rglob("*.h") if ".h" in sources else ():
-        assert f"pipec/{header.relative_to(ROOT).as_posix()}" in names
+    backends = ROOT / "backends"
+    for data in [p for kind in ("*.h", "*.cpp", "*.sv") for p in backends.rglob(kind)]:
+        assert f"pipec/{data.relative_to(ROOT).as_posix()}" in names

@@ -8,15 +8,17 @@ Prints mean, largest difference and every miss; the exit status is the number of
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
 
 import click
 
 from benchmarks.rtl.cases import Case, cases
-from benchmarks.rtl.table import document, line, summary
-from pipec.backends.fpga.rtl.compare import Comparison, compare
-from pipec.backends.fpga.rtl.simulate import Bench, Simulator, run
+from benchmarks.rtl.table import Row, document, line, summary
+from benchmarks.rtl.values import as_hex, outputs
+from pipec.backends.fpga.rtl.compare import compare
+from pipec.backends.fpga.rtl.simulate import Bench, Observed, Simulator, run
+from pipec.backends.fpga.tile import Tile
 
 BATCH = 14
 """Configurations in one model: fewer start-ups of the compiler, and it takes a group at most."""
@@ -30,14 +32,26 @@ def batches(chosen: Sequence[Case]) -> Iterator[list[Case]]:
             yield found[first : first + BATCH]
 
 
-def compared(chosen: Sequence[Case], simulator: Simulator) -> Iterator[tuple[Case, Comparison]]:
-    """Run configurations and hold each against the simulator."""
+def rows(chosen: Sequence[Case], simulator: Simulator) -> Iterator[Row]:
+    """Run configurations, hold each against the simulator, and its outputs against numpy."""
     for batch in batches(chosen):
         benches = [Bench(c.name, c.make(), c.frames, c.style) for c in batch]
         with tempfile.TemporaryDirectory(prefix="pipec-rtl-") as folder:
-            seen = run(benches, Path(folder), simulator)
+            seen = run(benches, Path(folder), simulator, values=True)
         for case, bench in zip(batch, benches, strict=True):
-            yield case, compare(bench, seen[bench.name])
+            found = seen[bench.name]
+            yield Row(case, compare(bench, found), *wrong_values(bench, found))
+
+
+def wrong_values(bench: Bench, found: Observed) -> tuple[int, int]:
+    """Output tokens compared with numpy, and how many of them differ."""
+    want = None if isinstance(bench.subject, Tile) else outputs(bench.subject)
+    pairs = [
+        (token, frame)
+        for name, tokens in (want or {}).items()
+        for token, frame in zip(found.values.get(name, []), cycle(as_hex(tokens)), strict=False)
+    ]
+    return len(pairs), sum(a != b for a, b in pairs)
 
 
 @click.command()
@@ -48,13 +62,13 @@ def main(simulator: str, table: Path | None, names: tuple[str, ...]) -> None:
     """Run all configurations, or those named (by group or name)."""
     chosen = [c for c in cases() if not names or c.name in names or c.group in names]
     found = []
-    for case, result in compared(chosen, Simulator(simulator)):
-        found.append((case, result))
-        click.echo(line(case, result))
+    for row in rows(chosen, Simulator(simulator)):
+        found.append(row)
+        click.echo(line(row))
     click.echo("\n" + summary(found))
     if table is not None:
         table.write_text(document(found, simulator), encoding="utf-8")
-    sys.exit(sum(bool(result.misses) for _, result in found))
+    sys.exit(sum(bool(row.misses) for row in found))
 
 
 if __name__ == "__main__":

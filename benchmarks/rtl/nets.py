@@ -43,7 +43,7 @@ class Net:
         reader = {s: e for e in engines for s in e.inputs}
         streams = {}
         for s in dict.fromkeys([*writer, *reader]):
-            lanes = lanes_of(s, writer.get(s), reader.get(s))
+            lanes = lanes_of(s, writer, reader)
             streams[s] = Stream(
                 s, count(s, writer.get(s), reader.get(s)), lanes, lanes, "int8",
                 self.depth.get(s, self.depths),
@@ -75,11 +75,13 @@ def count(stream: str, writer: Engine | None, reader: Engine | None) -> int:
     return tokens(run_table(reader), reader.inputs.index(stream), written=False)
 
 
-def lanes_of(stream: str, writer: Engine | None, reader: Engine | None) -> int:
-    """Elements per token: what the reader wants, else what the writer makes."""
-    found = _reads(reader, stream) if reader is not None else None
-    if found is None and writer is not None:
-        found = _writes(writer)
+def lanes_of(stream: str, writer: Mapping[str, Engine], reader: Mapping[str, Engine]) -> int:
+    """Elements per token: what the reader wants, else what the writer makes or passes on."""
+    found = _reads(reader[stream], stream) if stream in reader else None
+    if found is None and stream in writer:
+        found = _writes(writer[stream])
+        if found is None:
+            return lanes_of(writer[stream].inputs[0], writer, reader)
     return found or 1
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from benchmarks.rtl.cases import Case
@@ -11,85 +12,121 @@ from pipec.backends.fpga.rtl.compare import (
     Comparison,
 )
 from pipec.backends.fpga.rtl.generate import Style
+from pipec.backends.fpga.tile import Tile
 
-Found = Sequence[tuple[Case, Comparison]]
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration: cycles compared, and the tokens that left the stage.
+
+    Attributes:
+        case: The configuration.
+        cycles: Simulator and RTL.
+        tokens: Output tokens compared with numpy; ``wrong`` ones among them.
+    """
+
+    case: Case
+    cycles: Comparison
+    tokens: int = 0
+    wrong: int = 0
+
+    @property
+    def misses(self) -> tuple[str, ...]:
+        """What exceeds the tolerances, in words."""
+        return (*self.cycles.misses, *(["values"] if self.wrong else []))
+
+    @property
+    def stalls(self) -> str:
+        """Stalled cycles that differ, of those of the simulator; nothing where not comparable."""
+        counted = self.cycles.bench.style is Style.FREE and not isinstance(
+            self.cycles.bench.subject, Tile
+        )
+        return f"{self.cycles.stall_difference} of {self.cycles.stalls[0]:,}" if counted else ""
 
 
 def _pair(values: tuple[int, int] | None) -> str:
     return "deadlock" if values is None else f"{values[0]:,} / {values[1]:,}"
 
 
-def line(case: Case, result: Comparison) -> str:
+def line(row: Row) -> str:
     """One configuration in one line."""
-    verdict = ", ".join(result.misses) or ("exact" if result.exact else "within")
+    found = row.cycles
+    verdict = ", ".join(row.misses) or ("exact" if found.exact else "within")
     return (
-        f"{case.name:9} {_pair(result.simulated):>17} {_pair(result.measured):>17} "
-        f"{result.interval_error:+8.3%} {result.latency_error:+5} "
-        f"{result.different:6}/{result.handshakes:<7} {result.stall_difference:6} "
-        f"{verdict:8} {case.what}"
+        f"{row.case.name:9} {_pair(found.simulated):>17} {_pair(found.measured):>17} "
+        f"{found.interval_error:+8.3%} {found.latency_error:+5} "
+        f"{found.different:6}/{found.handshakes:<7} {row.stalls:>14} "
+        f"{row.wrong:4}/{row.tokens:<5} {verdict:8} {row.case.what}"
     )
 
 
-def summary(found: Found) -> str:
+def summary(rows: Sequence[Row]) -> str:
     """Counts, mean and maximum by group, and the misses."""
-    lines = []
-    for group, same in groupby(found, key=lambda pair: pair[0].group):
+    lines = ["group    runs dead   interval mean      max  latency  handshakes that differ  misses"]
+    for group, same in groupby(rows, key=lambda row: row.case.group):
         lines.append(f"{group:8} {_statistics(list(same))}")
-    lines.append(f"{'all':8} {_statistics(found)}")
-    misses = [(case, result) for case, result in found if result.misses]
-    lines += [f"miss: {c.name} ({', '.join(r.misses)}): {c.what}" for c, r in misses]
-    return "\n".join(lines)
-
-
-def _statistics(found: Found) -> str:
-    results = [result for _, result in found]
-    errors = [abs(r.interval_error) for r in results if r.same_verdict]
-    latencies = [abs(r.latency_error) for r in results]
-    deadlocks = sum(r.measured is None for r in results)
-    return (
-        f"{len(results)} configurations, {deadlocks} of them deadlocks; "
-        f"interval off by {sum(errors) / max(len(errors), 1):.4%} on average, "
-        f"{max(errors, default=0):.3%} at most; latency by {max(latencies, default=0)} cycles; "
-        f"{sum(r.different for r in results):,} of {sum(r.handshakes for r in results):,} "
-        f"handshakes differ; {sum(bool(r.misses) for r in results)} misses"
+    lines.append(f"{'all':8} {_statistics(rows)}")
+    tokens, wrong = sum(row.tokens for row in rows), sum(row.wrong for row in rows)
+    lines.append(f"{wrong} of {tokens:,} output tokens differ from numpy's")
+    missed = [row for row in rows if row.misses]
+    return "\n".join(
+        [*lines, *(f"miss: {r.case.name} ({', '.join(r.misses)}): {r.case.what}" for r in missed)]
     )
 
 
-def document(found: Found, simulator: str) -> str:
+def _statistics(rows: Sequence[Row]) -> str:
+    results = [row.cycles for row in rows]
+    errors = [abs(r.interval_error) for r in results if r.same_verdict]
+    different, total = sum(r.different for r in results), sum(r.handshakes for r in results)
+    return (
+        f"{len(results):4} {sum(r.measured is None for r in results):4} "
+        f"{sum(errors) / max(len(errors), 1):15.4%} {max(errors, default=0):8.3%} "
+        f"{max((abs(r.latency_error) for r in results), default=0):8} "
+        f"{f'{different:,} of {total:,}':>23} {sum(bool(row.misses) for row in rows):7}"
+    )
+
+
+def document(rows: Sequence[Row], simulator: str) -> str:
     """The page with all rows."""
-    version = subprocess.run([simulator, "--version"], capture_output=True, text=True, check=True)
+    version = subprocess.run(
+        [simulator, "--version"], capture_output=True, text=True, check=False
+    ).stdout
     parts = [
-        "# Cycles against SystemVerilog",
+        "# Cycles against SystemVerilog: all configurations",
         "",
-        "Written by `make rtl`; what is compared and how is in [fpga_cycles.md](fpga_cycles.md).",
-        f"{version.stdout.splitlines()[0]}. Limits: interval {INTERVAL_TOLERANCE:.0%}, latency "
-        f"{LATENCY_TOLERANCE} cycles or 1 %,",
-        "stalls of free-running pipelines equal on every stream, deadlock verdicts equal.",
+        "Written by `make rtl`; what is compared, and how, is in [fpga_cycles.md](fpga_cycles.md).",
+        f"{' '.join(version.split()[:2])}. Limits: interval {INTERVAL_TOLERANCE:.0%}, latency "
+        f"{LATENCY_TOLERANCE} cycles or 1 %, equal stalls on every stream",
+        "(free-running pipelines), equal deadlock verdicts, equal values. What misses is bold.",
         "",
         "```text",
-        summary(found),
+        summary(rows),
         "```",
         "",
-        "Interval and latency in cycles, simulated and in RTL; handshakes whose cycle differs;",
-        "stalled cycles that differ, summed over the streams.",
+        "Interval / latency in cycles, of the simulator and of the RTL; differences of both;",
+        "tokens whose cycle of visibility differs; stalled cycles that differ, summed over",
+        "the streams; output tokens that are wrong.",
     ]
-    for group, same in groupby(found, key=lambda pair: pair[0].group):
+    for group, same in groupby(rows, key=lambda row: row.case.group):
         parts += [
             "",
             f"## {group}",
             "",
-            "| | configuration | simulator | RTL | interval | latency | handshakes | stalls | |",
-            "|---|---|---|---|---|---|---|---|---|",
-            *[_row(case, result) for case, result in same],
+            "| | configuration | simulator | RTL | interval | latency | handshakes | stalls | "
+            "values | |",
+            "|---|---|---|---|---|---|---|---|---|---|",
+            *[_row(row) for row in same],
         ]
     return "\n".join(parts) + "\n"
 
 
-def _row(case: Case, result: Comparison) -> str:
-    verdict = "**" + ", ".join(result.misses) + "**" if result.misses else ""
-    stalls = str(result.stall_difference) if result.bench.style is Style.FREE else "-"
+def _row(row: Row) -> str:
+    found = row.cycles
+    verdict = "**" + ", ".join(row.misses) + "**" if row.misses else ""
+    handshakes = f"{found.different} of {found.handshakes:,}" if found.handshakes else ""
+    values = f"{row.wrong} of {row.tokens:,}" if row.tokens else ""
     return (
-        f"| {case.name} | {case.what} | {_pair(result.simulated)} | {_pair(result.measured)} | "
-        f"{result.interval_error:+.3%} | {result.latency_error:+} | "
-        f"{result.different} of {result.handshakes:,} | {stalls} | {verdict} |"
+        f"| {row.case.name} | {row.case.what} | {_pair(found.simulated)} | "
+        f"{_pair(found.measured)} | {found.interval_error:+.3%} | {found.latency_error:+} | "
+        f"{handshakes} | {row.stalls} | {values} | {verdict} |"
     )

@@ -139,7 +139,10 @@ def _commands(simulator: Simulator, sources: Sequence[str]) -> tuple[list[str], 
     if simulator is Simulator.ICARUS:
         flags = ["-g2012", "-Wno-timescale", "-s", "clocked", "-o", "top.vvp"]
         return ["iverilog", *flags, *sources], ["vvp", "-n", "top.vvp"]
-    warnings = [f"-Wno-{w}" for w in ("WIDTH", "UNOPTFLAT", "UNSIGNED", "CMPCONST", "PINMISSING", "SELRANGE")]
+    warnings = [
+        f"-Wno-{w}"
+        for w in ("WIDTH", "UNOPTFLAT", "UNSIGNED", "CMPCONST", "PINMISSING", "SELRANGE")
+    ]
     flags = ["--cc", "--exe", "--build", "-j", "1", "--top-module", "top", "-CFLAGS", "-O1"]
     return ["verilator", *flags, *warnings, "main.cpp", *sources], ["obj_dir/Vtop"]
 

@@ -1,0 +1,122 @@
+"""SystemVerilog of a few stages under Icarus: every handshake, stall and value as predicted.
+
+All configurations run by ``make rtl`` under Verilator.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from benchmarks.rtl.__main__ import wrong_values
+from benchmarks.rtl.cases import Case, cases
+from pipec.backends.fpga.rtl.compare import Comparison, compare
+from pipec.backends.fpga.rtl.generate import Style, quiet_limit, stage_verilog
+from pipec.backends.fpga.rtl.simulate import Bench, Observed, Simulator, run
+from pipec.backends.fpga.tile import Tile
+from pipec.errors import BackendError
+
+CASES = {case.name: case for case in cases()}
+EXACT = [
+    "mac01", "mac07", "mac12", "mac17", "window09", "window11", "window14", "window16", "fifo04",
+    "fifo08", "fifo19", "fifo20", "tile02", "tile10", "norm04", "cell03", "cell06", "stage04",
+]  # fmt: skip
+
+needs_icarus = pytest.mark.skipif(
+    not Simulator.ICARUS.installed, reason="iverilog is not installed (apt-get install iverilog)"
+)
+
+
+def bench_of(case: Case) -> Bench:
+    return Bench(case.name, case.make(), 2, case.style)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observed]:
+    found = dict[str, Observed]()
+    for name in [*EXACT, "ports02", "rigid04"]:
+        folder = tmp_path_factory.mktemp(name)
+        found |= run([bench_of(CASES[name])], folder, Simulator.ICARUS, values=True)
+    return found
+
+
+def test_the_list_has_enough_configurations_with_unique_names() -> None:
+    assert len(CASES) == len(cases()) >= 60
+    groups = {case.group for case in CASES.values()}
+    wanted = {"mac", "window", "fifo", "tile", "norm", "cell", "ports", "rigid", "stage"}
+    assert groups == wanted
+
+
+@needs_icarus
+@pytest.mark.parametrize("name", EXACT)
+def test_free_running_pipelines_are_exact(name: str, seen: Mapping[str, Observed]) -> None:
+    bench = bench_of(CASES[name])
+    found = compare(bench, seen[name])
+    assert found.exact
+    assert found.misses == ()
+    tokens, wrong = wrong_values(bench, seen[name])
+    assert wrong == 0
+    if name[:4] not in ("tile", "cell", "mac0") and name != "fifo08":
+        assert found.handshakes > 200
+        assert tokens
+
+
+@needs_icarus
+@pytest.mark.parametrize("name", ["ports02", "rigid04"])
+def test_shared_ports_and_rigid_pipelines_are_within_one_per_cent(
+    name: str, seen: Mapping[str, Observed]
+) -> None:
+    found = compare(bench_of(CASES[name]), seen[name])
+    assert found.misses == ()
+    assert found.different  # the answer is for a port of its own, for free-running pipelines
+
+
+def deepened(record: Mapping[str, Any], by: int) -> dict[str, Any]:
+    fifos = [{**f, "depth": f["depth"] + by} for f in record["fifos"]]
+    return {**record, "fifos": fifos}
+
+
+@needs_icarus
+def test_another_depth_is_noticed(seen: Mapping[str, Observed]) -> None:
+    """FIFOs one deeper in the prediction than in the RTL: neither verdict nor handshakes agree."""
+    for name, same_verdict in (("fifo20", True), ("fifo08", False)):
+        bench = bench_of(CASES[name])
+        assert not isinstance(bench.subject, Tile)
+        other = dataclasses.replace(
+            bench, subject=deepened(bench.subject, 1 if same_verdict else 9)
+        )
+        found = compare(other, seen[name])
+        assert found.same_verdict == same_verdict
+        assert not found.exact
+
+
+def test_misses_are_named() -> None:
+    bench = Bench("b", Tile(8, 8, 8, 4), 2)
+    assert Comparison(bench, (2000, 100), (2019, 116)).misses == ()
+    assert Comparison(bench, (2000, 100), (2021, 117)).misses == ("interval", "latency")
+    assert Comparison(bench, (100, 100), (100, 100), stall_difference=1).misses == ("stalls",)
+    assert Comparison(bench, None, (100, 100)).misses == ("deadlock verdict",)
+    assert Comparison(bench, None, None).exact
+
+
+def test_tile_interval_is_the_largest_cycle_ratio() -> None:
+    for case in CASES.values():
+        tile = case.make() if case.group == "tile" else None
+        if isinstance(tile, Tile):
+            measured = tile.simulated(4).interval / tile.tiles
+            assert tile.bound <= measured <= tile.bound + 1
+
+
+def test_an_unknown_engine_is_named() -> None:
+    engine = {"name": "odd_0", "kind": "odd", "inputs": [], "outputs": [], "nest": {}}
+    record = {"stage": "s", "engines": [engine], "fifos": []}
+    with pytest.raises(BackendError, match="odd_0"):
+        stage_verilog(record, "s")
+
+
+def test_waiting_is_longer_than_any_silence() -> None:
+    record = CASES["norm02"].make()
+    assert not isinstance(record, Tile)
+    assert quiet_limit(record) > 2 * 23
+    assert [style.number for style in Style] == [0, 1, 2]
