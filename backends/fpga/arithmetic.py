@@ -62,6 +62,8 @@ _STEPS = {
     "gelu_tanh": (26, 1500, 60), "sigmoid": (9, 1300, 35), "tanh": (11, 1400, 40),
     "silu": (12, 1400, 38), "softplus": (18, 1100, 32), "sin": (12, 1500, 20),
     "cos": (12, 1500, 20), "elu": (10, 600, 20), "mul": (3, 100, 3), "square": (3, 100, 3),
+    "sigmoid_grad": (8, 300, 11), "tanh_grad": (8, 300, 11), "silu_grad": (22, 1800, 55),
+    "gelu_grad": (43, 1600, 55), "gelu_tanh_grad": (43, 2100, 85),
     "leaky_relu": (3, 150, 4), "add": (2, 200, 5), "sub": (2, 200, 5), "rsub": (2, 200, 5),
 }  # fmt: skip
 """fp32 elementwise step to (DSP, LUT, latency) per lane; the others are comparators."""

@@ -204,7 +204,7 @@ def _readers(
     for layer in network.layers:
         for k, use in enumerate(layer.inputs):
             lanes, stream = factors[layer.name].lanes_in[k], f"{layer.name}_in{k}"
-            consumer = built[layer.name].engines[0].name
+            consumer = next(e.name for e in built[layer.name].engines if stream in e.inputs)
             reader = _Reader(consumer, k, use.rows, use.channels, lanes, stream)
             found[use.edge].append(reader)
     for k, port in enumerate(network.outputs):

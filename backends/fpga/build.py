@@ -109,7 +109,7 @@ def _output(layer: Layer, suffix: str, lanes: int, dtype: str) -> Stream:
     return Stream(f"{layer.name}_out", layer.rows, layer.channels, lanes, dtype, producer=name)
 
 
-def _one(layer: Layer, suffix: str, nest: Nest, lanes: int, dtype: str, **more: Any) -> Built:
+def one(layer: Layer, suffix: str, nest: Nest, lanes: int, dtype: str, **more: Any) -> Built:
     """A layer that is one engine."""
     out = _output(layer, suffix, lanes, dtype)
     engine = _engine(layer, suffix, nest, _inputs(layer), (out.name,), dtype=dtype, **more)
@@ -128,7 +128,7 @@ def build(layer: Layer, factors: Factors, dtype: str) -> Built:
     raise TypeError(f"no engines for {type(layer).__name__}")
 
 
-def _swg(
+def swg_of(
     layer: Layer, window: Window, channels: int, factors: Factors, dtype: str,
     groups: int, pad: float = 0.0,
 ) -> tuple[Engine, Stream]:  # fmt: skip
@@ -153,7 +153,7 @@ def _swg(
     return engine, windows
 
 
-def _behind_window(
+def behind_window(
     layer: Layer, window: tuple[Engine, Stream], suffix: str, nest: Nest, lanes: int, dtype: str,
     **more: Any,
 ) -> Built:  # fmt: skip
@@ -162,7 +162,7 @@ def _behind_window(
     out = _output(layer, suffix, lanes, dtype)
     engine = _engine(layer, suffix, nest, (windows.name,), (out.name,), dtype=dtype, **more)
     stream = Stream(
-        windows.name, windows.rows, windows.channels, windows.lanes, dtype,
+        windows.name, windows.rows, windows.channels, windows.lanes, windows.dtype,
         producer=swg.name, consumer=engine.name,
     )  # fmt: skip
     return Built((swg, engine), (stream,), out)
@@ -198,10 +198,10 @@ def _dense(layer: Dense, factors: Factors, dtype: str) -> Built:
     more = {"depth": mvu_depth(nest.simd, partial, dtype), "weights": tuple(tables)}
     if layer.window is not None:
         channels = layer.cin * layer.groups
-        window = _swg(layer, layer.window, channels, factors, dtype, layer.groups)
-        made = _behind_window(layer, window, "mvu", nest, nest.pe, dtype, **more)
+        window = swg_of(layer, layer.window, channels, factors, dtype, layer.groups)
+        made = behind_window(layer, window, "mvu", nest, nest.pe, dtype, **more)
     else:
-        made = _one(layer, "mvu", nest, nest.pe, dtype, **more)
+        made = one(layer, "mvu", nest, nest.pe, dtype, **more)
     return _with_load(layer, made, nest, dtype) if nest.streamed else made
 
 
@@ -265,9 +265,9 @@ def _depthwise(layer: Depthwise, factors: Factors, dtype: str) -> Built:
         tables.append(
             weight("bias", (nest.cf, lanes), layer.bias, dtype, lambda a: in_tokens(a[None], lanes))
         )
-    window = _swg(layer, layer.window, layer.channels, factors, dtype, 0)
+    window = swg_of(layer, layer.window, layer.channels, factors, dtype, 0)
     depth = mvu_depth(nest.kp, partial, dtype)
-    return _behind_window(
+    return behind_window(
         layer, window, "vvu", nest, lanes, dtype, depth=depth, weights=tuple(tables)
     )
 
@@ -287,9 +287,9 @@ def _pool(layer: Pool, factors: Factors, dtype: str) -> Built:
         tables[0].shape[0] if tables else 0, partial,
     )  # fmt: skip
     pad = float("-inf") if layer.op == "max" else 0.0
-    window = _swg(layer, layer.window, layer.channels, factors, dtype, 0, pad)
+    window = swg_of(layer, layer.window, layer.channels, factors, dtype, 0, pad)
     depth = mvu_depth(factors.kp, partial, dtype)
-    return _behind_window(layer, window, "reduce", nest, lanes, dtype, depth=depth, weights=tables)
+    return behind_window(layer, window, "reduce", nest, lanes, dtype, depth=depth, weights=tables)
 
 
 @build.register
@@ -299,7 +299,7 @@ def _row_reduce(layer: RowReduce, factors: Factors, dtype: str) -> Built:
     latency = arithmetic(dtype).add_latency if layer.op == "sum" else 1
     partial = ceil_div(latency, cf)
     nest = Reduce(layer.rows, layer.window, cf, lanes, 1, layer.op, layer.scale, partial=partial)
-    return _one(layer, "reduce", nest, lanes, dtype, depth=mvu_depth(1, partial, dtype))
+    return one(layer, "reduce", nest, lanes, dtype, depth=mvu_depth(1, partial, dtype))
 
 
 @build.register
@@ -318,7 +318,7 @@ def _elementwise(layer: Elementwise, factors: Factors, dtype: str) -> Built:
     depth = 1 + sum(step_cost(s.op, dtype)[2] for s in steps)
     nest = Map(layer.rows, layer.channels, lanes, tuple(steps))
     dtype = dtype if steps else layer.inputs[0].dtype
-    return _one(layer, "map", nest, lanes, dtype, depth=depth, weights=tuple(tables))
+    return one(layer, "map", nest, lanes, dtype, depth=depth, weights=tuple(tables))
 
 
 @build.register
@@ -337,7 +337,7 @@ def _row_norm(layer: RowNorm, factors: Factors, dtype: str) -> Built:
         )
         for role, table in pairs if table is not None
     )  # fmt: skip
-    return _one(layer, "norm", nest, lanes, dtype, depth=gap_of(dtype), weights=tables)
+    return one(layer, "norm", nest, lanes, dtype, depth=gap_of(dtype), weights=tables)
 
 
 @build.register
@@ -349,7 +349,7 @@ def _product(layer: Product, factors: Factors, dtype: str) -> Built:
         layer.scale,
     )  # fmt: skip
     depth = mvu_depth(nest.simd, latency, dtype)
-    return _one(layer, "matmul", nest, nest.pe, dtype, depth=depth)
+    return one(layer, "matmul", nest, nest.pe, dtype, depth=depth)
 
 
 @build.register
@@ -360,7 +360,7 @@ def _join(layer: Join, factors: Factors, dtype: str) -> Built:
         for s, u in zip(layer.sizes, layer.inputs, strict=True)
     )
     dtype = layer.inputs[0].dtype
-    return _one(layer, "concat", Concat(layer.outer, sizes), lanes, dtype, depth=1)
+    return one(layer, "concat", Concat(layer.outer, sizes), lanes, dtype, depth=1)
 
 
 @build.register
@@ -375,7 +375,7 @@ def _cut(layer: Cut, factors: Factors, dtype: str) -> Built:
     else:
         inner = layer.inner // lanes
         nest = Slice(layer.outer, layer.size, layer.start, layer.stop, layer.step, inner)
-    return _one(layer, "slice", nest, lanes, layer.inputs[0].dtype, depth=1)
+    return one(layer, "slice", nest, lanes, layer.inputs[0].dtype, depth=1)
 
 
 @build.register
@@ -385,7 +385,7 @@ def _reorder(layer: Reorder, factors: Factors, dtype: str) -> Built:
         layer.blocks, layer.sizes, layer.order, use.channels, factors.lanes_in[0],
         layer.channels, factors.lanes_out,
     )  # fmt: skip
-    return _one(layer, "perm", nest, factors.lanes_out, use.dtype, depth=3)
+    return one(layer, "perm", nest, factors.lanes_out, use.dtype, depth=3)
 
 
 @build.register
@@ -394,7 +394,7 @@ def _lookup(layer: Lookup, factors: Factors, dtype: str) -> Built:
     nest = Gather(layer.rows, layer.entries, layer.channels, lanes)
     shape = (layer.entries, nest.cf, lanes)
     table = weight("table", shape, layer.table, dtype, lambda a: in_tokens(a, lanes))
-    return _one(layer, "gather", nest, lanes, dtype, depth=4, weights=(table,))
+    return one(layer, "gather", nest, lanes, dtype, depth=4, weights=(table,))
 
 
 @build.register
@@ -403,7 +403,7 @@ def _constant(layer: Constant, factors: Factors, dtype: str) -> Built:
     nest = Const(layer.rows, layer.channels, lanes)
     shape = (nest.tokens, lanes)
     table = weight("table", shape, layer.table, dtype, lambda a: in_tokens(a, lanes))
-    return _one(layer, "const", nest, lanes, dtype, depth=2, weights=(table,))
+    return one(layer, "const", nest, lanes, dtype, depth=2, weights=(table,))
 
 
 @build.register
@@ -411,4 +411,4 @@ def _broadcast(layer: Broadcast, factors: Factors, dtype: str) -> Built:
     lanes = factors.lanes_out
     inner = layer.inner * ceil_div(layer.channels, lanes)
     nest = Repeat(layer.outer, inner, layer.times)
-    return _one(layer, "repeat", nest, lanes, layer.inputs[0].dtype, depth=2)
+    return one(layer, "repeat", nest, lanes, layer.inputs[0].dtype, depth=2)

@@ -243,6 +243,11 @@ UNARY = (
 """Map ops of one operand."""
 BINARY = ("add", "div", "max", "min", "mul", "pow", "rdiv", "rpow", "rsub", "sub")
 """Map ops of two operands ``x op y``; ``rsub`` is ``y - x``, ``rdiv`` is ``y / x``."""
+GRADIENTS = (
+    "gelu_grad", "gelu_tanh_grad", "relu_grad", "sigmoid_grad", "silu_grad", "tanh_grad",
+)  # fmt: skip
+"""Map ops ``f_grad``: ``x f'(.)``, x being a gradient and y the result of f (relu, sigmoid, tanh)
+or its operand (gelu, silu)."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +255,7 @@ class Step:
     """One elementwise step ``x = op(x)`` or ``x = op(x, y)`` of a `Map`.
 
     Attributes:
-        op: One of `UNARY` or `BINARY`, or ``leaky_relu`` (slope ``value``), ``elu`` (alpha).
+        op: One of `UNARY`, `BINARY` or `GRADIENTS`, or ``leaky_relu`` (slope ``value``), ``elu`` (alpha).
         operand: Where y comes from: ``none``, ``scalar`` (``value``), ``table`` (role ``tableK``
             for step K, ``[period][lanes]``, entry ``token % period``), or ``stream`` (in1).
         value: The scalar, or the slope.

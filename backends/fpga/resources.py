@@ -81,30 +81,30 @@ def limits(device: Device, fabric: FpgaResources) -> Resources:
 
 def logic(engine: Engine) -> Resources:
     """DSPs, LUTs and flip-flops of an engine, its memories not counted."""
-    dsp, lut = _units(engine.nest, engine.dtype)
+    dsp, lut = units(engine.nest, engine.dtype)
     return Resources(dsp=dsp, lut=lut + CONTROL_LUT, ff=2 * (lut + CONTROL_LUT))
 
 
 @singledispatch
-def _units(nest: Nest, dtype: str) -> tuple[float, float]:
+def units(nest: Nest, dtype: str) -> tuple[float, float]:
     """DSPs and LUTs of a nest's data path."""
     return (0.0, 0.0)
 
 
-@_units.register
+@units.register
 def _mvu(nest: Mvu | Matmul, dtype: str) -> tuple[float, float]:
     cost, units = arithmetic(dtype), nest.pe * nest.simd
     final = nest.pe if nest.partial > 1 or isinstance(nest, Matmul) else 0
     return (units * cost.mac_dsp + final * cost.add_dsp, units * cost.mac_lut + 100 * final)
 
 
-@_units.register
+@units.register
 def _vvu(nest: Vvu, dtype: str) -> tuple[float, float]:
     cost, units = arithmetic(dtype), nest.lanes * nest.kp
     return (units * cost.mac_dsp + nest.lanes * cost.add_dsp, units * cost.mac_lut)
 
 
-@_units.register
+@units.register
 def _reduce(nest: Reduce, dtype: str) -> tuple[float, float]:
     cost, units = arithmetic(dtype), nest.lanes * nest.kp
     if nest.op != "sum":
@@ -112,7 +112,7 @@ def _reduce(nest: Reduce, dtype: str) -> tuple[float, float]:
     return (units * cost.add_dsp + nest.lanes * cost.mul_dsp, 200.0 * units)
 
 
-@_units.register
+@units.register
 def _map(nest: Map, dtype: str) -> tuple[float, float]:
     costs = [step_cost(s.op, dtype) for s in nest.steps]
     return (nest.lanes * sum(c[0] for c in costs), nest.lanes * sum(c[1] for c in costs))
@@ -127,25 +127,25 @@ _NORM_STEPS = {
 }
 
 
-@_units.register
+@units.register
 def _norm(nest: Norm, dtype: str) -> tuple[float, float]:
     steps = [*_NORM_STEPS[nest.op], *["mul"] * nest.scale, *["add"] * nest.shift]
     costs = [step_cost(op, dtype) for op in steps]
     return (nest.lanes * sum(c[0] for c in costs), nest.lanes * sum(c[1] for c in costs))
 
 
-@_units.register
+@units.register
 def _swg(nest: Swg, dtype: str) -> tuple[float, float]:
     return (0.0, 200.0 + nest.kp * nest.lanes * bits_of(dtype))
 
 
-@_units.register
+@units.register
 def _dwc(nest: Dwc, dtype: str) -> tuple[float, float]:
     width = (nest.lanes_in + nest.lanes_out) * bits_of(dtype)
     steps = 1 if max(nest.lanes_in, nest.lanes_out) % min(nest.lanes_in, nest.lanes_out) == 0 else 3
     return (0.0, float(width * steps))
 
 
-@_units.register
+@units.register
 def _load(nest: Load, dtype: str) -> tuple[float, float]:
     return (0.0, 1_500.0)

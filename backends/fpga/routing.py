@@ -16,6 +16,7 @@ from pipec.backends.fpga.nests import (
     Vvu,
     ceil_div,
 )
+from pipec.backends.fpga.training.nests import GradientNest
 
 
 @dataclass(frozen=True)
@@ -189,5 +190,6 @@ class Const:
 Nest = (
     Swg | Mvu | Vvu | Reduce | Map | Norm | Matmul
     | Fork | Concat | Slice | Dwc | Perm | Repeat | Gather | Load | Const
+    | GradientNest
 )  # fmt: skip
 """Any loop nest."""

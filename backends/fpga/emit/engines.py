@@ -8,6 +8,8 @@ from pipec.backends.fpga.design import Engine, Weight
 from pipec.backends.fpga.emit import compute, move
 from pipec.backends.fpga.emit.cpp import Struct, comment, cpp_type, identifier
 from pipec.backends.fpga.emit.unit import Unit, in_memory
+from pipec.backends.fpga.training import emit as gradient
+from pipec.backends.fpga.training import nests as gradients
 from pipec.errors import BackendError
 
 Writer = Callable[[Engine, Any], Unit]
@@ -29,6 +31,12 @@ WRITERS: dict[type, Writer] = {
     routing.Perm: move.perm,
     routing.Gather: move.gather,
     routing.Load: move.load,
+    gradients.Outer: gradient.outer,
+    gradients.ArgMax: gradient.arg_max,
+    gradients.Scatter: gradient.scatter,
+    gradients.Spread: gradient.spread,
+    gradients.OneHot: gradient.one_hot,
+    gradients.RowGradient: gradient.row_gradient,
 }
 """Nest class to the function that writes it."""
 

@@ -22,6 +22,8 @@ HEADERS_OF = {
     "reduce.h": ("ops.h",),
     "map.h": ("ops.h",),
     "memory.h": ("gear.h",),
+    "outer.h": ("dot.h",),
+    "rowgrad.h": ("norm.h",),
 }
 """Header to the headers that it, or what configures it, includes."""
 

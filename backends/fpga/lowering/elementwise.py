@@ -144,7 +144,7 @@ def binary(b: Builder, node: fx.Node) -> Value:
         return _with_constant(b, node, x, op, cast("fx.Node", y))
     if x is y and op in ("mul", "add"):
         return chain(b, node, x, [MapStep("square") if op == "mul" else _scalar("mul", 2.0)])
-    return _two_streams(b, node, op, cast("fx.Node", x), cast("fx.Node", y))
+    return two_streams(b, node, op, cast("fx.Node", x), cast("fx.Node", y))
 
 
 def _with_constant(b: Builder, node: fx.Node, x: object, op: str, y: fx.Node) -> Value:
@@ -291,6 +291,11 @@ def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
         joined = dataclasses.replace(before, steps=(*before.steps, *steps))
         b.layers[before.name] = joined
         return _like(value, node)
+    return chain_value(b, node, value, steps)
+
+
+def chain_value(b: Builder, node: fx.Node, value: Value, steps: list[MapStep]) -> Value:
+    """The same for a value that is no node's: a MAP of its own."""
     return _map(b, node, value, (value.use(),), tuple(steps))
 
 
@@ -308,7 +313,8 @@ def _map(
     return Value(b.add(layer), value.rows, value.channels, view, b.stream_type(node))
 
 
-def _two_streams(b: Builder, node: fx.Node, op: str, x: fx.Node, y: fx.Node) -> Value:
+def two_streams(b: Builder, node: fx.Node, op: str, x: fx.Node, y: fx.Node) -> Value:
+    """``x op y`` of two streams, the smaller one broadcast."""
     shape = shape_of(node)
     first, second = b.value(x), b.value(y)
     if second.view.numel > first.view.numel:
@@ -317,14 +323,14 @@ def _two_streams(b: Builder, node: fx.Node, op: str, x: fx.Node, y: fx.Node) -> 
         raise UnsupportedError("both operands broadcast")
     first = dataclasses.replace(first, view=first.view.reshape(shape))
     if second.view.numel != first.view.numel:
-        second = _broadcast(b, node, first, second)
+        second = broadcast(b, node, first, second)
     second = dataclasses.replace(second, view=second.view.reshape(shape))
     second = b.reorder(node, second, first.view, first.channels)
     uses = (first.use(), second.use(first.channels))
     return _map(b, node, first, uses, (MapStep(op, "stream"),))
 
 
-def _broadcast(b: Builder, node: fx.Node, big: Value, small: Value) -> Value:
+def broadcast(b: Builder, node: fx.Node, big: Value, small: Value) -> Value:
     """``small`` repeated to the shape and order of ``big``: whole rows, in one run of axes."""
     rank = len(big.view.shape)
     shape = (1,) * (rank - len(small.view.shape)) + small.view.shape

@@ -17,6 +17,7 @@ from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its ha
     shapes,
 )
 from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.lowering.decompose import decomposed
 from pipec.backends.fpga.lowering.layers import Elementwise
 from pipec.backends.fpga.lowering.network import (
     HANDLERS,
@@ -27,8 +28,9 @@ from pipec.backends.fpga.lowering.network import (
     Value,
 )
 from pipec.backends.fpga.lowering.view import standard_order
+from pipec.backends.fpga.training import lowering  # noqa: F401  (registers its handlers)
 from pipec.errors import BackendError
-from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor
+from pipec.graph.ir import Graph, op_name, origin, tensor
 
 
 def lower(
@@ -45,10 +47,12 @@ def lower(
     Raises:
         BackendError: Ops that no engine computes; all of them are listed.
     """
+    graph = decomposed(graph)
     builder = Builder(graph, precision)
     inputs = [
         _input(builder, i.name, builder.graph.node(i.node), orders or {})
-        for i in graph.inputs_of(InputKind.INPUT, InputKind.VALUE)
+        for i in graph.inputs
+        if not i.kind.is_weight
     ]
     problems = _walk(builder)
     if not problems:

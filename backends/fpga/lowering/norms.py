@@ -126,14 +126,15 @@ def _normalised(
     if value.view.split(axes) is None:
         want = View.of(value.view.shape, range(rank))
         value = b.reorder(node, value, want, value.view.shape[-1])
-    tables = [_element_table(b, node, value, axes, argument(node, p, "weight")) for p in positions]
+    tables = [element_table(b, node, value, axes, argument(node, p, "weight")) for p in positions]
     scale, shift = (*tables, None)[:2]
     return rows_through(b, node, value, axes, op=op, eps=eps, scale=scale, shift=shift)
 
 
-def _element_table(
+def element_table(
     b: Builder, node: fx.Node, value: Value, axes: tuple[int, ...], arg: object
 ) -> Table | None:
+    """A constant of the shape of ``axes``, flat in stream order; None if there is none."""
     if arg is None:
         return None
     found, split = constant(b, arg, "scale"), value.view.split(axes)

@@ -7,7 +7,7 @@ import numpy as np
 from torch import fx
 
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.layers import Array, Pool, RowReduce, Table, Window
+from pipec.backends.fpga.lowering.layers import Array, Pool, RowReduce, Table, Use, Window
 from pipec.backends.fpga.lowering.maps import Maps, as_maps, maps_value, window_of
 from pipec.backends.fpga.lowering.network import (
     Builder,
@@ -23,10 +23,17 @@ from pipec.backends.fpga.lowering.view import View
 @lowers("aten.max_pool2d.default")
 def max_pool(b: Builder, node: fx.Node) -> Value:
     """``max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)``."""
-    return _max_pool(b, node)
+    return max_pool_value(b, node)
 
 
-def _max_pool(b: Builder, node: fx.Node) -> Value:
+def max_pool_value(b: Builder, node: fx.Node) -> Value:
+    """The maxima of ``max_pool2d`` or ``max_pool2d_with_indices``."""
+    maps, window = pooled(b, node)
+    return pool(b, node, maps, window, "max")
+
+
+def pooled(b: Builder, node: fx.Node) -> tuple[Maps, Window]:
+    """What a max pooling slides over, and its window."""
     maps = as_maps(b, node, node.args[0])
     if any(_borders(maps)) and maps.padding.value > -3e38:
         raise UnsupportedError(f"padding with {maps.padding.value} around a max pooling")
@@ -34,14 +41,7 @@ def _max_pool(b: Builder, node: fx.Node) -> Value:
     stride = integers(argument(node, 2, "stride") or kernel, 2)
     padding = integers(argument(node, 3, "padding", 0), 2)
     dilation = integers(argument(node, 4, "dilation", 1), 2)
-    window = window_of(maps, kernel, stride, dilation, padding, shape_of(node)[2:])
-    return _pool(b, node, maps, window, "max")
-
-
-@lowers("aten.max_pool2d_with_indices.default")
-def max_pool_with_indices(b: Builder, node: fx.Node) -> tuple[Value | None, ...]:
-    """The same; nobody may read the indices."""
-    return (_max_pool(b, node), None)
+    return maps, window_of(maps, kernel, stride, dilation, padding, shape_of(node)[2:])
 
 
 def _borders(maps: Maps) -> tuple[int, int, int, int]:
@@ -49,7 +49,7 @@ def _borders(maps: Maps) -> tuple[int, int, int, int]:
     return (p.top, p.left, p.bottom, p.right)
 
 
-def _pool(
+def pool(
     b: Builder,
     node: fx.Node,
     maps: Maps,
@@ -58,6 +58,7 @@ def _pool(
     scale: float = 1.0,
     scales: Table | None = None,
 ) -> Value:
+    """A POOL layer behind a window."""
     layer = Pool(
         **b.facts(node),
         inputs=(maps.value.use(maps.channels),),
@@ -89,8 +90,8 @@ def avg_pool(b: Builder, node: fx.Node) -> Value:
     if divisor is not None:
         counts = np.full_like(counts, divisor)
     if (counts == counts[0]).all():
-        return _pool(b, node, maps, window, "sum", 1.0 / float(counts[0]))
-    return _pool(b, node, maps, window, "sum", 1.0, Table(lambda: np.asarray(1.0 / counts)))
+        return pool(b, node, maps, window, "sum", 1.0 / float(counts[0]))
+    return pool(b, node, maps, window, "sum", 1.0, Table(lambda: np.asarray(1.0 / counts)))
 
 
 def _counts(maps: Maps, window: Window, padding: tuple[int, ...], *, include: bool) -> Array:
@@ -122,12 +123,12 @@ def adaptive_avg_pool(b: Builder, node: fx.Node) -> Value:
         raise UnsupportedError(f"adaptive pooling of {maps.h} x {maps.w} to {out[0]} x {out[1]}")
     kernel = (maps.h // out[0], maps.w // out[1])
     window = window_of(maps, kernel, kernel, (1, 1), (0, 0), out)
-    return _pool(b, node, maps, window, "sum", 1.0 / math.prod(kernel))
+    return pool(b, node, maps, window, "sum", 1.0 / math.prod(kernel))
 
 
 @lowers("aten.mean.dim", "aten.sum.dim_IntList", "aten.amax.default")
 def reduce_axes(b: Builder, node: fx.Node) -> Value:
-    """Reduction over the pixels of maps, or over the rows of a ``[batch, rows, channels]``."""
+    """Reduction over the pixels of maps, the rows of each item of a batch, or all but channels."""
     rank = len(shape_of(cast("fx.Node", node.args[0])))
     axes = argument(node, 1, "dim")
     found = {int(a) % rank for a in cast("list[int]", axes if isinstance(axes, list) else [axes])}
@@ -135,9 +136,46 @@ def reduce_axes(b: Builder, node: fx.Node) -> Value:
     mean = "mean" in str(node.target)
     if rank == 4 and found == {2, 3}:
         return _global(b, node, op, mean=mean)
+    if found == set(range(rank)) - {1 if rank == 4 else rank - 1}:
+        return _per_channel(b, node, op, mean=mean)
     if rank == 3 and found == {1}:
         return _over_rows(b, node, op, mean=mean)
     raise UnsupportedError(f"a reduction over axes {sorted(found)} of a rank {rank} tensor")
+
+
+@lowers("aten.mean.default", "aten.sum.default")
+def reduce_all(b: Builder, node: fx.Node) -> Value:
+    """One number of a whole tensor: sums per channel, then over the channels."""
+    value, mean = b.value(node.args[0]), "mean" in str(node.target)
+    sums, count = b.facts(node, "_sums"), value.view.numel
+    partial = RowReduce(
+        **sums,
+        inputs=(value.use(),),
+        rows=1,
+        channels=value.channels,
+        window=value.rows,
+        op="sum",
+    )
+    edge = b.add(partial)
+    whole = RowReduce(
+        **b.facts(node),
+        inputs=(Use(edge, value.channels, 1, value.dtype),),
+        rows=1,
+        channels=1,
+        window=value.channels,
+        op="sum",
+        scale=1.0 / count if mean else 1.0,
+    )
+    return Value(b.add(whole), 1, 1, View((), ()), value.dtype)
+
+
+def _per_channel(b: Builder, node: fx.Node, op: str, *, mean: bool) -> Value:
+    """Over all axes but the channels'."""
+    value = b.standard(node, b.value(node.args[0]))
+    channels = value.channels if len(value.view.shape) != 4 else value.view.shape[1]
+    rows = value.view.numel // channels
+    edge = _row_reduce(b, node, value, 1, (op, 1.0 / rows if mean else 1.0))
+    return Value(edge, 1, channels, View.of((channels,), (0,)).reshape(shape_of(node)), value.dtype)
 
 
 def _global(b: Builder, node: fx.Node, op: str, *, mean: bool = True) -> Value:

@@ -23,6 +23,7 @@ from pipec.backends.fpga.lowering.network import (
 )
 from pipec.backends.fpga.lowering.norms import rows_through
 from pipec.backends.fpga.lowering.view import View, merged, strides_of
+from pipec.backends.fpga.training.lowering import matrix_gradient
 
 Piece = tuple[int, int, int]
 """Axis, size, stride in the axis: an axis of the stream (`View.by_axis`)."""
@@ -38,7 +39,8 @@ def matmul(b: Builder, node: fx.Node) -> Value:
         if len(shape_of(cast("fx.Node", y))) != 2:
             raise UnsupportedError("a batched product with a constant")
         return dense(b, node, x, y, None, transposed=True)
-    return product(b, node, b.value(x), b.value(y), shape_of(node))
+    found = matrix_gradient(b, node, b.value(x), b.value(y))
+    return found or product(b, node, b.value(x), b.value(y), shape_of(node))
 
 
 @lowers("aten.scaled_dot_product_attention.default")

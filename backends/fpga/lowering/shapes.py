@@ -6,10 +6,12 @@ import operator
 from typing import cast
 
 import numpy as np
+import torch
 from torch import fx
 
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import constant
+from pipec.backends.fpga.lowering.elementwise import broadcast
 from pipec.backends.fpga.lowering.layers import Constant, Cut, Join, Lookup, Table
 from pipec.backends.fpga.lowering.network import (
     Builder,
@@ -18,6 +20,7 @@ from pipec.backends.fpga.lowering.network import (
     Value,
     argument,
     lowers,
+    row_channels,
 )
 from pipec.backends.fpga.lowering.view import View, merged, standard_order, strides_of
 
@@ -37,7 +40,6 @@ from pipec.backends.fpga.lowering.view import View, merged, standard_order, stri
     "aten.alias.default",
     "aten.detach.default",
     "aten.lift_fresh_copy.default",
-    "aten.expand.default",
     "aten._to_copy.default",
     "aten.to.dtype",
 )
@@ -46,11 +48,22 @@ def renamed(b: Builder, node: fx.Node) -> Value:
     value = b.padded_value(node.args[0])
     if value.padding is not None:
         return _renamed_maps(node, value)
-    if value.view.numel != math.prod(shape_of(node)):
-        raise UnsupportedError("an expansion of a stream outside of an elementwise op")
+    if node.kwargs.get("memory_format") is torch.channels_last:
+        value = b.standard(node, value)
     if b.stream_type(node) != value.dtype:
         raise UnsupportedError(f"a conversion from {value.dtype} to {b.stream_type(node)}")
     return dataclasses.replace(value, view=value.view.reshape(shape_of(node)))
+
+
+@lowers("aten.expand.default")
+def expanded(b: Builder, node: fx.Node) -> Value:
+    """Repeated along axes of size 1."""
+    value, shape = b.value(node.args[0]), shape_of(node)
+    if value.view.numel == math.prod(shape):
+        return dataclasses.replace(value, view=value.view.reshape(shape))
+    channels = row_channels(shape)
+    like = View.of(shape, standard_order(shape))
+    return broadcast(b, node, Value("", like.numel // channels, channels, like), value)
 
 
 def _renamed_maps(node: fx.Node, value: Value) -> Value:

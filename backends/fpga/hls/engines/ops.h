@@ -59,6 +59,26 @@ template <typename T> inline T rpow(T x, T y) { return maths::pow(y, x); }
 template <typename T> inline T rsub(T x, T y) { return y - x; }
 template <typename T> inline T sub(T x, T y) { return x - y; }
 
+// Gradients of functions: x is the gradient of the result, y the result (relu, sigmoid, tanh) or
+// the operand (gelu, silu).
+template <typename T> inline T relu_grad(T x, T y) { return y > T(0) ? x : T(0); }
+template <typename T> inline T sigmoid_grad(T x, T y) { return x * y * (T(1) - y); }
+template <typename T> inline T tanh_grad(T x, T y) { return x * (T(1) - y * y); }
+template <typename T> inline T silu_grad(T x, T y) {
+  const T s = sigmoid(y);
+  return x * s * (T(1) + y * (T(1) - s));
+}
+template <typename T> inline T gelu_grad(T x, T y) {
+  const T cdf = T(0.5) * (T(1) + maths::erf(y * T(0.70710678118654752440)));
+  return x * (cdf + y * T(0.39894228040143267794) * maths::exp(T(-0.5) * y * y));
+}
+template <typename T> inline T gelu_tanh_grad(T x, T y) {
+  const T k = T(0.79788456080286535588);
+  const T t = maths::tanh(k * (y + T(0.044715) * y * y * y));
+  const T slope = k * (T(1) + T(3 * 0.044715) * y * y);
+  return x * T(0.5) * (T(1) + t + y * (T(1) - t * t) * slope);
+}
+
 }  // namespace ops
 
 #endif

@@ -1,0 +1,70 @@
+"""How the engines that only training needs are written; see `pipec.backends.fpga.emit.compute`."""
+
+from dataclasses import asdict
+
+from pipec.backends.fpga.design import Engine
+from pipec.backends.fpga.emit.cpp import literal
+from pipec.backends.fpga.emit.unit import Unit
+from pipec.backends.fpga.training.nests import (
+    ArgMax,
+    OneHot,
+    Outer,
+    RowGradient,
+    Scatter,
+    Spread,
+)
+
+
+def outer(engine: Engine, nest: Outer) -> Unit:
+    """Outer-product unit."""
+    constants = {
+        "N": nest.n,
+        "GROUPS": nest.groups,
+        "ROWS": nest.rows,
+        "NF": nest.nf,
+        "SF": nest.sf,
+        "PE": nest.pe,
+        "SIMD": nest.simd,
+        "PARTIAL": nest.partial,
+    }
+    return Unit("outer.h", "outer", constants)
+
+
+def _integers(nest: ArgMax | Scatter | Spread) -> dict[str, int]:
+    return {name.upper(): value for name, value in asdict(nest).items()}
+
+
+def arg_max(engine: Engine, nest: ArgMax) -> Unit:
+    """Places of maxima."""
+    return Unit("poolgrad.h", "argmax", _integers(nest))
+
+
+def scatter(engine: Engine, nest: Scatter) -> Unit:
+    """Gradient of max pooling."""
+    return Unit("poolgrad.h", "scatter", {**_integers(nest), "RING": nest.ring})
+
+
+def spread(engine: Engine, nest: Spread) -> Unit:
+    """Zeros between pixels."""
+    return Unit("expand.h", "spread", _integers(nest))
+
+
+def one_hot(engine: Engine, nest: OneHot) -> Unit:
+    """Class numbers to rows."""
+    constants = {"ROWS": nest.rows, "C": nest.channels, "LANES": nest.lanes}
+    return Unit("expand.h", "one_hot", constants)
+
+
+def row_gradient(engine: Engine, nest: RowGradient) -> Unit:
+    """Gradients of softmax and layer normalisation."""
+    constants: dict[str, int] = {
+        "ROWS": nest.rows,
+        "TAPS": nest.taps,
+        "C": nest.channels,
+        "LANES": nest.lanes,
+        "GAP": nest.gap,
+    }
+    if nest.op != "layer_norm":
+        return Unit("rowgrad.h", "softmax_gradient", {**constants, "LOG": nest.op == "log_softmax"})
+    eps = {"T eps()": [f"return {literal(nest.eps, engine.dtype)};"]}
+    return Unit("rowgrad.h", "layer_norm_gradient", constants, eps, tables=("scale?no_table",))

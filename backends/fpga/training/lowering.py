@@ -1,0 +1,345 @@
+"""Ops of training graphs as layers: weight gradients, gradients of pooling and of row ops."""
+
+import dataclasses
+import math
+from typing import cast
+
+from torch import fx
+
+from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.lowering.dense import constant
+from pipec.backends.fpga.lowering.elementwise import chain_value, two_streams
+from pipec.backends.fpga.lowering.layers import (
+    Broadcast,
+    Dense,
+    MapStep,
+    Use,
+    Window,
+)
+from pipec.backends.fpga.lowering.maps import Maps, as_maps, as_maps_value, maps_value, window_of
+from pipec.backends.fpga.lowering.network import (
+    Builder,
+    UnsupportedError,
+    Value,
+    argument,
+    integers,
+    lowers,
+)
+from pipec.backends.fpga.lowering.norms import element_table
+from pipec.backends.fpga.lowering.pooling import max_pool_value, pool, pooled
+from pipec.backends.fpga.lowering.view import View
+from pipec.backends.fpga.training import build, cycles, factors  # noqa: F401  (each registers)
+from pipec.backends.fpga.training.layers import (
+    OneHotRows,
+    PoolGradient,
+    PoolIndex,
+    RowDerivative,
+    WeightGradient,
+    ZeroInsert,
+)
+
+Results = tuple[Value | None, ...]
+
+_GRADIENTS = {
+    "aten.sigmoid_backward.default": "sigmoid_grad",
+    "aten.tanh_backward.default": "tanh_grad",
+    "aten.silu_backward.default": "silu_grad",
+}
+
+
+@lowers(*_GRADIENTS)
+def gradient(b: Builder, node: fx.Node) -> Value:
+    """``(dy, y)`` elementwise; y is the operand for SiLU."""
+    return two_streams(b, node, _GRADIENTS[str(node.target)], *_pair(node))
+
+
+@lowers("aten.threshold_backward.default")
+def threshold_backward(b: Builder, node: fx.Node) -> Value:
+    """``(dy, y, threshold)``: ReLU."""
+    if node.args[2] != 0:
+        raise UnsupportedError(f"the gradient of a threshold at {node.args[2]}")
+    return two_streams(b, node, "relu_grad", *_pair(node))
+
+
+@lowers("aten.gelu_backward.default")
+def gelu_backward(b: Builder, node: fx.Node) -> Value:
+    """``(dy, x)``, exact or by tanh."""
+    tanh = argument(node, 2, "approximate", "none") == "tanh"
+    return two_streams(b, node, "gelu_tanh_grad" if tanh else "gelu_grad", *_pair(node))
+
+
+def _pair(node: fx.Node) -> tuple[fx.Node, fx.Node]:
+    return cast("fx.Node", node.args[0]), cast("fx.Node", node.args[1])
+
+
+@lowers("aten.convolution_backward.default")
+def convolution_backward(b: Builder, node: fx.Node) -> Results:
+    """``(dy, x, w, bias, stride, padding, dilation, transposed, out_padding, groups, mask)``.
+
+    `training.rewrite` leaves the weight gradient, and the input gradient of strided convolutions
+    whose kernel is one pixel.
+    """
+    if cast("list[bool]", node.args[10])[0]:
+        return (_point_input(b, node), None, None)
+    groups = cast("int", node.args[9])
+    dims = shape_of(cast("fx.Node", node.args[2]))
+    if len(dims) != 4:
+        raise UnsupportedError(f"the weight gradient of a convolution over {len(dims) - 2} axes")
+    dy, x = _maps(b, node, node.args[0]), _maps(b, node, node.args[1])
+    stride, padding, dilation = (integers(a, 2) for a in node.args[4:7])
+    window = window_of(x, dims[2:], stride, dilation, padding, (dy.h, dy.w))
+    shape = dims[0] // groups, dims[1], math.prod(dims[2:])
+    uses = (x.value.use(shape[1]), dy.value.use(shape[0]))
+    edge = _outer(b, node, uses, (dy.batch * dy.h * dy.w, groups, *shape), window)
+    view = View.of((dims[0], dims[1], shape[2]), (0, 2, 1)).reshape(dims)
+    return (None, Value(edge, dims[0] * shape[2], shape[1], view, x.value.dtype), None)
+
+
+def _maps(b: Builder, node: fx.Node, arg: object) -> Maps:
+    """The argument as maps with channels in their logical order."""
+    maps = as_maps(b, node, arg)
+    if (maps.channel_order == range(maps.channels)).all():
+        return maps
+    want = View.of(maps.value.view.shape, (0, 2, 3, 1))
+    return as_maps_value(b, node, b.reorder(node, maps.value, want, maps.channels))
+
+
+def _outer(
+    b: Builder,
+    node: fx.Node,
+    inputs: tuple[Use, Use],
+    sizes: tuple[int, int, int, int, int],
+    window: Window | None,
+) -> str:
+    """A weight gradient of inputs x, dy; sizes: vectors, groups, outputs, inputs, taps."""
+    n, groups, out, cin, taps = sizes
+    layer = WeightGradient(
+        **b.facts(node, "_weight"),
+        inputs=inputs,
+        rows=groups * out * taps,
+        channels=cin,
+        n=n,
+        groups=groups,
+        out=out,
+        taps=taps,
+        cin=cin,
+        window=None if window is None or window.trivial else window,
+    )
+    return b.add(layer)
+
+
+def matrix_gradient(b: Builder, node: fx.Node, dy: Value, x: Value) -> Value | None:
+    """``dy @ x`` of ``[out, n] @ [n, in]`` where n is outermost in both streams; else None."""
+    if len(dy.view.shape) != 2 or len(x.view.shape) != 2:
+        return None
+    (out, n), cin = dy.view.shape, x.view.shape[1]
+    rows, columns = View.of((out, n), (1, 0)), View.of((n, cin), (0, 1))
+    if dy.view.atoms != rows.atoms or x.view.atoms != columns.atoms or n == 1:
+        return None
+    edge = _outer(b, node, (x.use(cin), dy.use(out)), (n, 1, out, cin, 1), None)
+    return Value(edge, out, cin, View.of((out, cin), (0, 1)), x.dtype)
+
+
+def _point_input(b: Builder, node: fx.Node) -> Value:
+    """Input gradient of a convolution of one pixel and a stride: a product, zeros in between."""
+    dims = shape_of(cast("fx.Node", node.args[2]))
+    stride, padding = integers(node.args[4], 2), integers(node.args[5], 2)
+    if dims[2:] != (1, 1) or padding != (0, 0) or node.args[9] != 1:
+        raise UnsupportedError(
+            f"the input gradient of a convolution of {dims[2:]} pixels with stride {stride} and "
+            f"padding {padding}"
+        )
+    weight, dy = constant(b, node.args[2], "weight"), _maps(b, node, node.args[0])
+    shape = tuple(int(d) for d in node.meta["val"][0].shape)
+    pixels = dy.batch * dy.h * dy.w
+    product = Dense(
+        **b.facts(node, "_input"),
+        inputs=(dy.value.use(dims[0]),),
+        rows=pixels,
+        channels=dims[1],
+        n=pixels,
+        groups=1,
+        out=dims[1],
+        taps=1,
+        cin=dims[0],
+        weight=b.constants.table(weight, (1, dims[0], 1, dims[1]), (0, 3, 2, 1)),
+    )
+    edge = b.add(product)
+    window = _written(dy, shape, ((1, 1), stride, (0, 0)))
+    layer = ZeroInsert(
+        **b.facts(node, "_spread"),
+        inputs=(Use(edge, pixels, dims[1], dy.value.dtype),),
+        rows=math.prod(shape) // dims[1],
+        channels=dims[1],
+        window=window,
+    )
+    view = View.of(shape, (0, 2, 3, 1))
+    return Value(b.add(layer), layer.rows, dims[1], view, dy.value.dtype)
+
+
+def _written(dy: Maps, shape: tuple[int, ...], geometry: tuple[tuple[int, ...], ...]) -> Window:
+    """The windows (kernel, stride, padding) over maps of ``shape`` whose gradient is ``dy``."""
+    (kh, kw), (sh, sw), (pt, pl) = geometry
+    return Window(
+        batch=dy.batch, h=shape[2], w=shape[3], kh=kh, kw=kw, sh=sh, sw=sw, pt=pt, pl=pl,
+        oh=dy.h, ow=dy.w,
+    )  # fmt: skip
+
+
+@lowers("aten.max_pool2d_with_indices.default")
+def max_pool_with_indices(b: Builder, node: fx.Node) -> Results:
+    """Maxima, and their places if somebody reads them."""
+    found = max_pool_value(b, node)
+    if not any(u.args[1] == 1 for u in node.users):
+        return (found, None)
+    maps, window = pooled(b, node)
+    if maps.padding.value != 0:
+        raise UnsupportedError("places of maxima in padded maps")
+    layer = PoolIndex(
+        **b.facts(node, "_index"),
+        inputs=(maps.value.use(maps.channels),),
+        rows=found.rows,
+        channels=found.channels,
+        window=window,
+    )
+    return (found, dataclasses.replace(found, edge=b.add(layer), dtype="int32"))
+
+
+@lowers("aten.max_pool2d_with_indices_backward.default")
+def max_pool_backward(b: Builder, node: fx.Node) -> Value:
+    """``(dy, x, kernel, stride, padding, dilation, ceil_mode, indices)``."""
+    dy, at = _maps(b, node, node.args[0]), _maps(b, node, node.args[7])
+    kernel = integers(node.args[2], 2)
+    stride = integers(node.args[3] or kernel, 2)
+    padding, dilation = integers(node.args[4], 2), integers(node.args[5], 2)
+    if dilation != (1, 1):
+        raise UnsupportedError(f"the gradient of a max pooling with dilation {dilation}")
+    shape = shape_of(node)
+    window = _written(dy, shape, (kernel, stride, padding))
+    layer = PoolGradient(
+        **b.facts(node),
+        inputs=(dy.value.use(dy.channels), at.value.use(at.channels)),
+        rows=math.prod(shape) // shape[1],
+        channels=shape[1],
+        window=window,
+    )
+    view = View.of(shape, (0, 2, 3, 1))
+    return Value(b.add(layer), layer.rows, shape[1], view, dy.value.dtype)
+
+
+@lowers("aten.avg_pool2d_backward.default")
+def avg_pool_backward(b: Builder, node: fx.Node) -> Value:
+    """``(dy, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)``.
+
+    Windows that tile the maps: pixels repeated. Stride 1: an average pooling of dy.
+    """
+    kernel = integers(node.args[2], 2)
+    stride, padding = integers(node.args[3] or kernel, 2), integers(node.args[4], 2)
+    count = cast("int | None", argument(node, 7, "divisor_override")) or math.prod(kernel)
+    dy, shape = as_maps(b, node, node.args[0]), shape_of(node)
+    if stride == kernel and padding == (0, 0) and shape[2:] == (
+        dy.h * kernel[0], dy.w * kernel[1]
+    ):  # fmt: skip
+        return _repeated(b, node, dy, kernel, 1.0 / count)
+    if stride == (1, 1) and (argument(node, 6, "count_include_pad", True) or padding == (0, 0)):
+        border = (kernel[0] - 1 - padding[0], kernel[1] - 1 - padding[1])
+        window = window_of(dy, kernel, (1, 1), (1, 1), border, shape[2:])
+        return pool(b, node, dy, window, "sum", 1.0 / count)
+    raise UnsupportedError(
+        f"the gradient of an average pooling of {kernel} pixels with stride {stride} and padding "
+        f"{padding}: windows must tile the maps or have stride 1"
+    )
+
+
+@lowers("aten._adaptive_avg_pool2d_backward.default")
+def adaptive_avg_pool_backward(b: Builder, node: fx.Node) -> Value:
+    """``(dy, x)`` where the output size divides the maps."""
+    dy, shape = as_maps(b, node, node.args[0]), shape_of(node)
+    if shape[2] % dy.h or shape[3] % dy.w:
+        raise UnsupportedError(f"adaptive pooling of {shape[2:]} to {(dy.h, dy.w)}")
+    kernel = (shape[2] // dy.h, shape[3] // dy.w)
+    return _repeated(b, node, dy, kernel, 1.0 / math.prod(kernel))
+
+
+def _repeated(b: Builder, node: fx.Node, dy: Maps, kernel: tuple[int, ...], scale: float) -> Value:
+    """Every pixel ``kernel`` times, scaled."""
+    pixels, value = dy.batch * dy.h * dy.w, dy.value
+    across = Broadcast(
+        **b.facts(node, "_across"),
+        inputs=(value.use(dy.channels),),
+        rows=pixels * kernel[1],
+        channels=dy.channels,
+        outer=pixels,
+        inner=1,
+        times=kernel[1],
+    )
+    use = Use(b.add(across), across.rows, dy.channels, value.dtype)
+    down = Broadcast(
+        **b.facts(node, "_down"),
+        inputs=(use,),
+        rows=across.rows * kernel[0],
+        channels=dy.channels,
+        outer=dy.batch * dy.h,
+        inner=dy.w * kernel[1],
+        times=kernel[0],
+    )
+    found = maps_value(b.add(down), dy, shape_of(node), keep_order=True)
+    return chain_value(b, node, found, [MapStep("mul", "scalar", scale)])
+
+
+@lowers("pipec_fpga.one_hot.default")
+def one_hot(b: Builder, node: fx.Node) -> Value:
+    """``(classes, count)``, in floating point."""
+    value = b.value(node.args[0])
+    shape = shape_of(node)
+    if len(shape) != 2:
+        raise UnsupportedError(f"one-hot rows of a rank {len(shape) - 1} tensor")
+    layer = OneHotRows(**b.facts(node), inputs=(value.use(1),), rows=shape[0], channels=shape[1])
+    return Value(b.add(layer), *shape, View.of(shape, (0, 1)), b.precision)
+
+
+@lowers("aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default")
+def softmax_backward(b: Builder, node: fx.Node) -> Value:
+    """``(dy, y, dim, dtype)``."""
+    y = b.value(node.args[1])
+    axis = cast("int", node.args[2]) % len(y.view.shape)
+    op = "log_softmax" if "log" in str(node.target) else "softmax"
+    return _row_derivative(b, node, (axis,), op)
+
+
+@lowers("pipec_fpga.layer_norm_input_grad.default")
+def layer_norm_backward(b: Builder, node: fx.Node) -> Value:
+    """``(dy, x, shape, weight, eps)``."""
+    rank, count = len(shape_of(cast("fx.Node", node.args[1]))), len(cast("list[int]", node.args[2]))
+    axes, eps = tuple(range(rank - count, rank)), cast("float", node.args[4])
+    return _row_derivative(b, node, axes, "layer_norm", eps, node.args[3])
+
+
+def _row_derivative(
+    b: Builder,
+    node: fx.Node,
+    axes: tuple[int, ...],
+    op: str,
+    eps: float = 0.0,
+    scale: object = None,
+) -> Value:
+    y, rank = b.value(node.args[1]), len(b.value(node.args[1]).view.shape)
+    order = (*[d for d in range(rank) if d not in axes], *axes)
+    if y.view.split(axes) is None:
+        y = b.reorder(node, y, View.of(y.view.shape, order), y.view.shape[order[-1]])
+    dy = b.reorder(node, b.value(node.args[0]), y.view, y.channels)
+    row = math.prod(y.view.shape[axis] for axis in axes)
+    cin = y.channels if row % y.channels == 0 else row
+    layer = RowDerivative(
+        **b.facts(node),
+        inputs=(dy.use(cin), y.use(cin)),
+        rows=y.view.numel // cin,
+        channels=cin,
+        n=y.view.numel // row,
+        taps=row // cin,
+        cin=cin,
+        op=op,
+        eps=eps,
+        scale=element_table(b, node, y, axes, scale),
+    )
+    return Value(b.add(layer), layer.rows, cin, y.view, y.dtype)

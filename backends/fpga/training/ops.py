@@ -1,0 +1,37 @@
+"""Two ops that rewritten training graphs use and ATen lacks."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+@torch.library.custom_op("pipec_fpga::one_hot", mutates_args=())
+def one_hot(classes: Tensor, count: int) -> Tensor:
+    """One-hot rows ``[n, count]`` in float32 of class numbers ``[n]``."""
+    columns = torch.arange(count, device=classes.device)
+    return (classes[:, None] == columns).to(torch.float32)
+
+
+@one_hot.register_fake
+def _(classes: Tensor, count: int) -> Tensor:
+    return torch.empty(classes.shape[0], count, device=classes.device)
+
+
+@torch.library.custom_op("pipec_fpga::layer_norm_input_grad", mutates_args=())
+def layer_norm_input_grad(
+    dy: Tensor, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float
+) -> Tensor:
+    """Input gradient of a layer normalisation over the last axes ``shape``, from x alone."""
+    aten = torch.ops.aten
+    _, mean, rstd = aten.native_layer_norm.default(x, shape, weight, None, eps)
+    mask = [True, False, False]
+    found: Tensor = aten.native_layer_norm_backward.default(
+        dy, x, shape, mean, rstd, weight, None, mask
+    )[0]
+    return found
+
+
+@layer_norm_input_grad.register_fake
+def _(dy: Tensor, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float) -> Tensor:
+    return torch.empty_like(x)

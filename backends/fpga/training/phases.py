@@ -1,0 +1,166 @@
+"""What a stage's training graphs look like on a board: one pure graph per kernel.
+
+```text
+F    inputs, values, running statistics ─► values, loss, statistics, saved values
+B    saved values, gradients, inputs    ─► gradients of values and of weights
+```
+
+The gradient of the loss is the number 1; what divides it by microbatches is the update's. Saved
+values that no engine of B reads (statistics that it computes again) are not saved, and what F only
+passes on is taken from where F takes it. Counters of batches stay with the host.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import torch
+from torch import fx
+
+from pipec.autodiff.model import Training
+from pipec.backends.fpga.training.rewrite import Rule, rewritten
+from pipec.backends.fpga.training.rules import RULES, layer_norm_backward
+from pipec.errors import BackendError
+from pipec.graph.extract import with_outputs
+from pipec.graph.ir import (
+    Graph,
+    GraphInput,
+    GraphOutput,
+    InputKind,
+    OutputKind,
+    op_name,
+    tensor,
+)
+
+_RENAMED = (OutputKind.GRADIENT, OutputKind.WEIGHT_GRADIENT)
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The graphs of a stage's two kernels.
+
+    Attributes:
+        F: Forward.
+        B: Backward, weight gradients included.
+        saved: Names of the values that B reads and F yields or reads.
+    """
+
+    F: Graph
+    B: Graph
+    saved: tuple[str, ...]
+
+
+def gradient_name(name: str) -> str:
+    """What the gradient of a value or weight is called on a board."""
+    return f"grad_{name}"
+
+
+def phases_of(training: Training) -> Phases:
+    """The graphs of a stage's kernels.
+
+    Args:
+        training: Its training graphs, lowered (nothing waits in host memory).
+    """
+    low = training.lowered()
+    rules = {**RULES, **_layer_norm_rules(low.F)}
+    backward = _pruned(rewritten(_seeded(low), rules))
+    read = {i.name for i in backward.inputs_of(InputKind.SAVED)}
+    forward = _pruned(rewritten(_forward(_stateful(low.F), read), rules))
+    passed = {i.node: i.name for i in low.F.inputs}
+    named = _named(backward, passed)
+    return Phases(forward, named, tuple(i.name for i in named.inputs_of(InputKind.SAVED)))
+
+
+def _layer_norm_rules(forward: Graph) -> Mapping[str, Rule]:
+    """The rule for layer normalisation: B is told the statistics, whose epsilon F knows."""
+    norms = [n for n in forward.calls if op_name(n) == "aten.native_layer_norm.default"]
+    epsilons = {float(cast("float", n.args[4])) for n in norms}
+    if not epsilons:
+        return {}
+    if len(epsilons) > 1:
+        raise BackendError("layer normalisations of one stage with unlike epsilons", got=epsilons)
+    rule: Rule = partial(layer_norm_backward, eps=epsilons.pop())
+    return {"aten.native_layer_norm_backward.default": rule}
+
+
+def _stateful(graph: Graph) -> Graph:
+    """Running statistics are read and yielded like inputs and outputs, not kept in tables."""
+    updated = {o.name for o in graph.outputs_of(OutputKind.BUFFER_UPDATE)}
+    inputs = tuple(
+        GraphInput(i.node, InputKind.INPUT, i.name) if i.name in updated else i
+        for i in graph.inputs
+    )
+    weights = {n: w for n, w in graph.weights.items() if n not in updated}
+    return graph.replace(inputs=inputs, weights=weights)
+
+
+def _forward(graph: Graph, read: set[str]) -> Graph:
+    """F without what nobody reads: unread saved values, values passed on, counters."""
+    nodes, names = graph.nodes, set[str]()
+    kept = []
+    for o in graph.outputs:
+        counter = o.kind is OutputKind.BUFFER_UPDATE and not _floating(nodes[o.node])
+        passed = o.kind is OutputKind.SAVED and nodes[o.node].op == "placeholder"
+        unread = o.kind is OutputKind.SAVED and o.name not in read
+        if not (counter or passed or unread or o.name in names):
+            kept.append(o)
+            names.add(o.name)
+    return _pruned(with_outputs(graph, kept))
+
+
+def _floating(node: fx.Node) -> bool:
+    return tensor(node).dtype.is_floating_point
+
+
+def _seeded(training: Training) -> Graph:
+    """B with the number 1 for the gradient of the loss."""
+    losses = {o.name for o in training.F.outputs_of(OutputKind.LOSS)}
+    graph, inputs, weights = training.B, list[GraphInput](), dict(training.B.weights)
+    for i in graph.inputs:
+        name = gradient_name(i.name)
+        if i.kind is InputKind.GRADIENT and i.name in losses:
+            inputs.append(GraphInput(i.node, InputKind.CONSTANT, name))
+            weights[name] = torch.ones(())
+        else:
+            inputs.append(i)
+    return graph.replace(inputs=tuple(inputs), weights=weights)
+
+
+def _pruned(graph: Graph) -> Graph:
+    """The graph without nodes that no output needs, and without inputs that nobody reads."""
+    nodes = graph.nodes
+    needed, stack = set[fx.Node](), [nodes[o.node] for o in graph.outputs]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    new, env = fx.Graph(), dict[fx.Node, fx.Node]()
+    for old in nodes.values():
+        if old in needed:
+            env[old] = new.node_copy(old, env.__getitem__)
+    new.output(tuple(env[nodes[o.node]] for o in graph.outputs))
+    inputs = tuple(i for i in graph.inputs if nodes[i.node] in needed)
+    read = {i.name for i in inputs}
+    return graph.replace(
+        module=fx.GraphModule({}, new, type(graph.module).__name__),
+        inputs=inputs,
+        weights={n: w for n, w in graph.weights.items() if n in read},
+    )
+
+
+def _named(graph: Graph, passed: Mapping[str, str]) -> Graph:
+    """B with its gradients under names of their own; what F reads is called as F calls it."""
+
+    def name(i: GraphInput) -> str:
+        if i.kind is InputKind.GRADIENT:
+            return gradient_name(i.name)
+        return passed.get(i.name, i.name) if i.kind is InputKind.SAVED else i.name
+
+    inputs = tuple(GraphInput(i.node, i.kind, name(i)) for i in graph.inputs)
+    outputs = tuple(
+        GraphOutput(o.node, o.kind, gradient_name(o.name)) if o.kind in _RENAMED else o
+        for o in graph.outputs
+    )
+    return graph.replace(inputs=inputs, outputs=outputs)

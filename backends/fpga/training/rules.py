@@ -1,0 +1,248 @@
+"""How training ops are written in ops that engines compute; formulas beside each rule."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.lowering.network import integers
+from pipec.backends.fpga.training import ops as _ops  # noqa: F401  (registers them)
+from pipec.backends.fpga.training.rewrite import Emit, Found, Rule
+
+aten = torch.ops.aten
+ops = torch.ops.pipec_fpga
+Args = Sequence[Any]
+
+
+def _channels(node: fx.Node) -> tuple[list[int], list[int]]:
+    """Axes of the statistics of a batch normalisation, and the shape of a channel's values."""
+    rank = len(shape_of(node))
+    return [d for d in range(rank) if d != 1], [-1 if d == 1 else 1 for d in range(rank)]
+
+
+def batch_norm(emit: Emit, old: fx.Node, args: Args) -> Found | None:
+    """``(x, weight, bias, mean, var, training, momentum, eps)`` over the whole microbatch.
+
+    ``y = (x - mean) / sqrt(var + eps) * weight + bias``; running means follow by ``momentum``.
+    """
+    x, weight, bias, running_mean, running_var, _, momentum, eps = args
+    axes, per_channel = _channels(x)
+    count = math.prod(shape_of(x)) // shape_of(x)[1]
+    mean = emit(aten.mean.dim, x, axes, True)
+    centred = emit(aten.sub.Tensor, x, mean)
+    var = emit(aten.mean.dim, emit(aten.mul.Tensor, centred, centred), axes, True)
+    rstd = emit(aten.rsqrt.default, emit(aten.add.Scalar, var, eps))
+    y = emit(aten.mul.Tensor, centred, rstd)
+    if weight is not None:
+        y = emit(aten.mul.Tensor, y, emit(aten.reshape.default, weight, per_channel))
+        y = emit(aten.add.Tensor, y, emit(aten.reshape.default, bias, per_channel))
+
+    def running(before: fx.Node, now: fx.Node, scale: float) -> fx.Node:
+        flat = emit(aten.reshape.default, now, [shape_of(x)[1]])
+        kept = emit(aten.mul.Scalar, before, 1 - momentum)
+        return emit(aten.add.Tensor, emit(aten.mul.Scalar, flat, momentum * scale), kept)
+
+    flat = [emit(aten.reshape.default, v, [shape_of(x)[1]]) for v in (mean, rstd)]
+    means = running(running_mean, mean, 1.0)
+    variances = running(running_var, var, count / max(count - 1, 1))
+    return (y, *flat, means, variances)
+
+
+def batch_norm_backward(emit: Emit, old: fx.Node, args: Args) -> Found | None:
+    """``(dy, x, weight, rm, rv, mean, rstd, training, eps, mask)`` with batch statistics.
+
+    ``h = (x - mean) rstd``, ``dweight = sum(dy h)``, ``dbias = sum(dy)``,
+    ``dx = weight rstd (dy - dbias/n - h dweight/n)`` (Ioffe and Szegedy 2015).
+    """
+    dy, x, weight, _, _, mean, rstd, training = args[:8]
+    if not training:
+        return None
+    axes, per_channel = _channels(x)
+    count = math.prod(shape_of(x)) // shape_of(x)[1]
+    mean, rstd = (emit(aten.reshape.default, v, per_channel) for v in (mean, rstd))
+    h = emit(aten.mul.Tensor, emit(aten.sub.Tensor, x, mean), rstd)
+    dweight = emit(aten.sum.dim_IntList, emit(aten.mul.Tensor, dy, h), axes, True)
+    dbias = emit(aten.sum.dim_IntList, dy, axes, True)
+    slope = emit(aten.mul.Scalar, dweight, 1 / count)
+    shift = emit(aten.mul.Scalar, dbias, 1 / count)
+    dx = emit(aten.sub.Tensor, dy, shift)
+    dx = emit(aten.sub.Tensor, dx, emit(aten.mul.Tensor, h, slope))
+    dx = emit(aten.mul.Tensor, dx, rstd)
+    if weight is not None:
+        dx = emit(aten.mul.Tensor, dx, emit(aten.reshape.default, weight, per_channel))
+    flat = [emit(aten.reshape.default, v, [shape_of(x)[1]]) for v in (dweight, dbias)]
+    return (dx, *flat)
+
+
+def layer_norm_backward(emit: Emit, old: fx.Node, args: Args, eps: float) -> Found | None:
+    """``(dy, x, shape, mean, rstd, weight, bias, mask)``.
+
+    The input gradient is one op, whose engine computes the statistics again from x.
+    ``dweight = sum(dy h)``, ``dbias = sum(dy)``.
+    """
+    dy, x, normal, _, _, weight, _, mask = args
+    dx = dweight = dbias = None
+    axes = list(range(len(shape_of(x)) - len(normal)))
+    if mask[0]:
+        dx = emit(ops.layer_norm_input_grad.default, dy, x, normal, weight, eps)
+    if mask[1]:
+        h = emit.item(emit(aten.native_layer_norm.default, x, normal, None, None, eps), 0)
+        product = emit(aten.mul.Tensor, dy, h)
+        dweight = emit(aten.sum.dim_IntList, product, axes, False)
+    if mask[2]:
+        dbias = emit(aten.sum.dim_IntList, dy, axes, False)
+    return (dx, dweight, dbias)
+
+
+def nll_loss(emit: Emit, old: fx.Node, args: Args) -> Found | None:
+    """``(log p, classes, weight, reduction, ignored)``: ``-mean(sum(log p * one_hot))``."""
+    logs, classes, weight, reduction, _ = args
+    if weight is not None or reduction == 0 or len(shape_of(logs)) != 2:
+        return None
+    product = emit(aten.mul.Tensor, logs, _one_hot(emit, logs, classes))
+    count = shape_of(logs)[0] if reduction == 1 else 1
+    total = emit(aten.sum.default, product)
+    return (emit(aten.mul.Scalar, total, -1.0 / count), None)
+
+
+def _one_hot(emit: Emit, logs: fx.Node, classes: fx.Node) -> fx.Node:
+    return emit(ops.one_hot.default, classes, shape_of(logs)[1])
+
+
+def nll_loss_backward(emit: Emit, old: fx.Node, args: Args) -> Found | None:
+    """``(dy, log p, classes, weight, reduction, ignored, total)``: ``-dy/n * one_hot``."""
+    dy, logs, classes, weight, reduction = args[:5]
+    if weight is not None or reduction == 0 or len(shape_of(logs)) != 2:
+        return None
+    count = shape_of(logs)[0] if reduction == 1 else 1
+    scale = emit(aten.mul.Scalar, dy, -1.0 / count)
+    return emit(aten.mul.Tensor, _one_hot(emit, logs, classes), scale)
+
+
+def mse_loss(emit: Emit, old: fx.Node, args: Args) -> Found | None:
+    """``mean((a - b)^2)``, or the sum."""
+    a, b, *rest = args
+    reduction = rest[0] if rest else 1
+    if reduction == 0:
+        return None
+    d = emit(aten.sub.Tensor, a, b)
+    total = aten.mean.default if reduction == 1 else aten.sum.default
+    return emit(total, emit(aten.mul.Tensor, d, d))
+
+
+def mse_loss_backward(emit: Emit, old: fx.Node, args: Args) -> Found | None:
+    """``2 (a - b) dy / n``."""
+    dy, a, b, reduction = args
+    if reduction == 0:
+        return None
+    scale = 2.0 / math.prod(shape_of(a)) if reduction == 1 else 2.0
+    d = emit(aten.mul.Scalar, emit(aten.sub.Tensor, a, b), scale)
+    return emit(aten.mul.Tensor, d, dy)
+
+
+def convolution_backward(emit: Emit, old: fx.Node, args: Args) -> Found | None:
+    """``(dy, x, w, bias, stride, padding, dilation, transposed, out_padding, groups, mask)``.
+
+    dx is a convolution of dy (`input_gradient`), dw stays, ``dbias = sum(dy)``.
+    """
+    mask, dims = args[10], shape_of(args[2])
+    if args[7] or len(dims) != 4:
+        return None
+    dx = dw = dbias = None
+    if mask[0]:
+        dx = input_gradient(emit, args)
+    if mask[1]:
+        found = emit(aten.convolution_backward.default, *args[:10], [False, True, False])
+        dw = emit.item(found, 1)
+    if mask[2]:
+        dbias = emit(aten.sum.dim_IntList, args[0], [0, 2, 3], False)
+    return (dx, dw, dbias)
+
+
+def input_gradient(emit: Emit, args: Args) -> fx.Node:
+    """``dx[c] = sum over k, m of w[m, c, k] dy[m]`` shifted by k.
+
+    Stride 1: a convolution of dy with the kernel turned round. Stride s: s*s of them, one for each
+    place modulo s, with every s-th kernel row and column, put side by side (no zeros multiplied).
+    A kernel of one pixel stays as it is: its engine puts zeros between pixels.
+    """
+    dy, x, w = args[:3]
+    stride, padding, dilation = (integers(a, 2) for a in args[4:7])
+    groups, kernel = args[9], shape_of(w)[2:]
+    turned = _turned(emit, w, groups)
+    if stride == (1, 1):
+        border = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
+        if min(border) >= 0:
+            return emit(
+                aten.convolution.default, dy, turned, None, [1, 1], border, list(dilation),
+                False, [0, 0], groups,
+            )  # fmt: skip
+    if dilation != (1, 1) or kernel[0] < stride[0] or kernel[1] < stride[1]:
+        found = emit(aten.convolution_backward.default, *args[:10], [True, False, False])
+        return emit.item(found, 0)
+    return _phases(emit, (dy, x), turned, (kernel, stride, padding), groups)
+
+
+def _turned(emit: Emit, w: fx.Node, groups: int) -> fx.Node:
+    """``[g*m, c, kh, kw]`` to ``[g*c, m, kh, kw]``, kernels turned by half a circle."""
+    m, c, kh, kw = shape_of(w)
+    split = emit(aten.reshape.default, w, [groups, m // groups, c, kh, kw])
+    swapped = emit(aten.permute.default, split, [0, 2, 1, 3, 4])
+    flat = emit(aten.reshape.default, swapped, [groups * c, m // groups, kh, kw])
+    return emit(aten.flip.default, flat, [2, 3])
+
+
+def _phases(
+    emit: Emit,
+    maps: tuple[fx.Node, fx.Node],
+    turned: fx.Node,
+    geometry: tuple[tuple[int, ...], ...],
+    groups: int,
+) -> fx.Node:
+    """The convolutions of a strided input gradient, interleaved and cropped."""
+    dy, x = maps
+    kernel, stride, padding = geometry
+    n, c, *size = shape_of(x)
+    count = [(h - 1 + p) // s + 1 for h, p, s in zip(size, padding, stride, strict=True)]
+    parts = []
+    for ry in range(stride[0]):
+        for rx in range(stride[1]):
+            sub, border = turned, list[int]()
+            for axis, r in ((1, rx), (0, ry)):
+                k, s = kernel[axis], stride[axis]
+                taps = -(-(k - r) // s)
+                first = k - 1 - (r + s * (taps - 1))
+                sub = emit(aten.slice.Tensor, sub, 2 + axis, first, k - r, s)
+                border += [taps - 1, count[axis] - shape_of(dy)[2 + axis]]
+            padded = emit(aten.constant_pad_nd.default, dy, border)
+            parts.append(
+                emit(
+                    aten.convolution.default, padded, sub, None, [1, 1], [0, 0], [1, 1], False,
+                    [0, 0], groups,
+                )
+            )  # fmt: skip
+    joined = emit(aten.cat.default, parts, 1)
+    split = emit(aten.reshape.default, joined, [n, *stride, c, *count])
+    placed = emit(aten.permute.default, split, [0, 3, 4, 1, 5, 2])
+    big = [q * s for q, s in zip(count, stride, strict=True)]
+    whole = emit(aten.reshape.default, placed, [n, c, *big])
+    whole = emit(aten.clone.default, whole, memory_format=torch.channels_last)
+    for axis in (0, 1):
+        start = padding[axis]
+        whole = emit(aten.slice.Tensor, whole, 2 + axis, start, start + size[axis])
+    return whole
+
+
+RULES: dict[str, Rule] = {
+    "aten._native_batch_norm_legit_functional.default": batch_norm,
+    "aten.native_batch_norm_backward.default": batch_norm_backward,
+    "aten.nll_loss_forward.default": nll_loss,
+    "aten.nll_loss_backward.default": nll_loss_backward,
+    "aten.mse_loss.default": mse_loss,
+    "aten.mse_loss_backward.default": mse_loss_backward,
+    "aten.convolution_backward.default": convolution_backward,
+}
+"""Op name to rule; layer normalisation needs its epsilon (`phases.rules_of`)."""

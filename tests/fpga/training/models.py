@@ -1,0 +1,91 @@
+"""Small models with a loss that together use every training op with an engine."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pipec.frontends.trace import Loss, trace
+from pipec.graph.ir import Graph, Source
+
+
+class Residual(nn.Module):
+    """A strided residual block with batch normalisation, as in ResNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(6)
+        self.conv2 = nn.Conv2d(6, 6, 3, padding=1, bias=False)
+        self.down = nn.Conv2d(4, 6, 1, stride=2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.bn1(self.conv1(x)))
+        return functional.relu(self.conv2(y) + self.down(x))
+
+
+class Block(nn.Module):
+    """Layer normalisation, GELU, softmax: the row ops of a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(6)
+        self.up = nn.Linear(6, 10)
+        self.down = nn.Linear(10, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(functional.gelu(self.up(self.norm(x))))
+        return x + torch.softmax(y, -1) * torch.sigmoid(y) + torch.tanh(x)
+
+
+def mlp() -> Graph:
+    """Linear, ReLU, squared error."""
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    return _traced(net, torch.randn(4, 8), functional.mse_loss, torch.randn(4, 4))
+
+
+def cnn() -> Graph:
+    """Convolutions, overlapping and tiling pools, linear, cross-entropy."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 6, 5, stride=2, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2),
+        nn.Conv2d(6, 4, 3, padding=1, groups=2),
+        nn.SiLU(),
+        nn.AvgPool2d(3, 1, 1),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4 * 4 * 4, 5),
+    )
+    classes = torch.tensor([1, 4, 0])
+    return _traced(net, torch.randn(3, 3, 35, 35), functional.cross_entropy, classes)
+
+
+def resnet() -> Graph:
+    """Stem with max pooling of three pixels, a strided residual block, global pooling."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, bias=False),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        Residual(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 5),
+    )
+    classes = torch.tensor([3, 0])
+    return _traced(net, torch.randn(2, 3, 13, 13), functional.cross_entropy, classes)
+
+
+def rows() -> Graph:
+    """A block of row ops with a squared error."""
+    return _traced(Block(), torch.randn(2, 3, 6), functional.mse_loss, torch.randn(2, 3, 6))
+
+
+MODELS: dict[str, Callable[[], Graph]] = {"mlp": mlp, "cnn": cnn, "resnet": resnet, "rows": rows}
+
+
+def _traced(
+    net: nn.Module, x: Tensor, loss: Callable[[Tensor, Tensor], Tensor], target: Tensor
+) -> Graph:
+    return trace(net.train(), (x,), loss=Loss(loss, target), source=Source("memory", "model"))

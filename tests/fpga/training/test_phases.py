@@ -1,0 +1,123 @@
+"""F and B of a stage on a board against autograd: rewritten graphs, C simulation, timed build."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipec.autodiff.differentiate import differentiate
+from pipec.backends.fpga.csim.build import BOUNDED, build
+from pipec.backends.fpga.csim.manifest import read_wires
+from pipec.backends.fpga.csim.run import CSimulation
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.emit.golden import run_graph
+from pipec.backends.fpga.emit.stage import write_stage
+from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.training.phases import Phases, phases_of
+from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
+from tests.fpga.training.models import MODELS
+
+TARGET = 2_000
+"""Cycles per microbatch to fold for: engines of several lanes, tiles that overhang."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A model, its phases, a microbatch, and what torch and autograd make of it."""
+
+    graph: Graph
+    phases: Phases
+    inputs: Mapping[str, Tensor]
+    loss: Tensor
+    gradients: Mapping[str, Tensor]
+
+
+@lru_cache
+def truth(name: str) -> Truth:
+    torch.manual_seed(len(name))
+    graph = MODELS[name]()
+    phases = phases_of(differentiate(graph, [graph])[0])
+    inputs = {i.name: _example(graph, i.node) for i in graph.inputs_of(InputKind.INPUT)}
+    names = [i.name for i in graph.inputs_of(InputKind.PARAMETER)]
+    weights = {n: w.detach().clone() for n, w in graph.weights.items()}
+    for n in names:
+        weights[n].requires_grad_()
+    found = graph.module(*[{**weights, **inputs}[i.name] for i in graph.inputs])
+    (at,) = [k for k, o in enumerate(graph.outputs) if o.kind is OutputKind.LOSS]
+    gradients = torch.autograd.grad(found[at], [weights[n] for n in names])
+    return Truth(
+        graph, phases, inputs, found[at].detach(), dict(zip(names, gradients, strict=True))
+    )
+
+
+def _example(graph: Graph, node: str) -> Tensor:
+    like = tensor(graph.node(node))
+    if like.dtype.is_floating_point:
+        return torch.randn(tuple(like.shape))
+    return torch.randint(0, 5, tuple(like.shape))
+
+
+def read_by(graph: Graph, known: Mapping[str, Tensor], whole: Graph) -> dict[str, Tensor]:
+    """The values that a phase reads: known ones, and running statistics."""
+    names = [i.name for i in graph.inputs if not i.kind.is_weight]
+    return {n: known[n] if n in known else whole.weights[n] for n in names}
+
+
+def check_gradients(want: Truth, found: Mapping[str, Tensor], tolerance: float) -> None:
+    wrong = {
+        name: error
+        for name, gradient in want.gradients.items()
+        if not (error := relative(found[f"grad_{name}"], gradient)) <= tolerance
+    }
+    assert wrong == {}
+
+
+def relative(found: Tensor, want: Tensor) -> float:
+    assert found.shape == want.shape
+    return float((found - want).abs().max() / want.abs().max())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rewritten_graphs_give_autograds_gradients(name: str) -> None:
+    want = truth(name)
+    forward = run_graph(want.phases.F, read_by(want.phases.F, want.inputs, want.graph))
+    assert relative(forward["loss"], want.loss) <= 1e-5
+    known = {**want.inputs, **forward}
+    backward = run_graph(want.phases.B, read_by(want.phases.B, known, want.graph))
+    check_gradients(want, backward, 1e-4)
+
+
+def kernel(graph: Graph, orders: dict[str, tuple[int, ...]]) -> StageDesign:
+    network = lower(graph, orders=orders)
+    orders |= {port.value: port.order for port in network.outputs}
+    design = sized(design_at(network, TARGET))
+    return dataclasses.replace(design, device="vcu118", part="xcvu9p-flga2104-2L-e")
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet", "rows"])
+def test_bounded_c_simulation_gives_autograds_gradients(name: str, tmp_path: Path) -> None:
+    want, orders = truth(name), dict[str, tuple[int, ...]]()
+    known = dict(want.inputs)
+    for phase, graph in (("F", want.phases.F), ("B", want.phases.B)):
+        write_stage(kernel(graph, orders), tmp_path / phase, None)
+        wires = read_wires(tmp_path / phase)
+        run = CSimulation(tmp_path / phase, build(tmp_path / phase, BOUNDED), wires)
+        known |= run(read_by(graph, known, want.graph))
+    assert relative(known["loss"], want.loss) <= 1e-5
+    check_gradients(want, known, 1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_saved_values_are_those_that_backward_reads(name: str) -> None:
+    phases = truth(name).phases
+    known = {o.name for o in phases.F.outputs} | {i.name for i in phases.F.inputs}
+    assert set(phases.saved) <= known
+    saved = {o.name for o in phases.F.outputs_of(OutputKind.SAVED)}
+    assert saved <= set(phases.saved)
