@@ -42,7 +42,8 @@ def command(
 ) -> None:
     """Run the stages in DIRECTORY in a chain against the original model, on random inputs.
 
-    Exit status 1 if a value is farther off than its dtype explains. The model's own code runs.
+    Of a training plan the gradients are compared too. Exit status 1 if a value is farther off than
+    its dtype explains. The model's own code runs.
     With --timed, run each stage's golden data instead, streams as deep as declared, and compare
     the cycle of every handshake with the simulator's; exit status 1 if any differs.
     """

@@ -19,12 +19,12 @@ class Comparison:
 
     Attributes:
         name: The value or output.
-        kind: ``value``, ``output``, ``loss`` or ``buffer_update``.
+        kind: ``value``, ``output``, ``loss``, ``buffer_update`` or ``gradient``.
         stage: The stage that computed it.
         dtype: Its dtype.
         max_abs_error: Largest difference; `INCOMPARABLE` where one side is not finite and the
             other is, or where shapes or dtypes differ.
-        scale: Largest magnitude of the reference.
+        scale: Largest magnitude of the reference, or the floor of `compare` if that is larger.
         relative_error: ``max_abs_error / scale``; 0 for two zeros.
         ok: Whether it is within the tolerance; integers must be equal.
     """
@@ -40,7 +40,14 @@ class Comparison:
 
 
 def compare(
-    found: Tensor, want: Tensor, tolerance: float, *, name: str, kind: str, stage: int
+    found: Tensor,
+    want: Tensor,
+    tolerance: float,
+    *,
+    name: str,
+    kind: str,
+    stage: int,
+    floor: float = 0.0,
 ) -> Comparison:
     """Compare element by element; NaN equals NaN.
 
@@ -51,6 +58,7 @@ def compare(
         name: For the report.
         kind: For the report.
         stage: For the report.
+        floor: The error is measured against no smaller magnitude than this.
 
     Example:
         >>> c = compare(torch.ones(2), torch.tensor([1.0, 2.0]), 0.1, name="y", kind="v", stage=0)
@@ -61,6 +69,7 @@ def compare(
     if (found.shape, found.dtype) != (want.shape, want.dtype):
         return Comparison(name, kind, stage, dtype, INCOMPARABLE, 0.0, INCOMPARABLE, ok=False)
     absolute, scale = _errors(found, want)
+    scale = max(scale, floor)
     relative = (
         min(absolute / scale, INCOMPARABLE) if scale else (0.0 if absolute == 0 else INCOMPARABLE)
     )

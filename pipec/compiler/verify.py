@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from pipec.compiler.backend import StageRunner, load_backend
 from pipec.compiler.comparison import Comparison, compare
+from pipec.compiler.verify_training import compare_gradients
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.graph.lower import Lowered, lower
@@ -54,7 +55,8 @@ class VerifyReport:
     Attributes:
         tolerance: Largest relative error that was allowed.
         seed: Seed of the inputs.
-        boundaries: One comparison per value that crosses a cut and per output, in order.
+        boundaries: One comparison per value that crosses a cut and per output, in order; then
+            one per gradient of a parameter if the plan trains.
     """
 
     tolerance: float
@@ -125,7 +127,7 @@ def verify_stages(
     seed: int = 0,
     progress: Progress = lambda _: None,
 ) -> VerifyReport:
-    """Run the stages on random inputs and compare every boundary value.
+    """Run the stages on random inputs and compare every boundary value, in training the gradients.
 
     Args:
         plan: The plan, as loaded from its directory.
@@ -153,6 +155,9 @@ def verify_stages(
         if expected is None:
             raise PlanError("the source does not compute a value of the plan", got=name)
         found.append(compare(got, expected, tolerance, name=name, kind=kind, stage=stage))
+    if plan.schedule is not None and plan.schedule.training:
+        progress("comparing gradients")
+        found += compare_gradients(plan, reference.graph, inputs, tolerance, seed)
     return VerifyReport(tolerance, seed, tuple(found))
 
 

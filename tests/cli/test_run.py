@@ -154,3 +154,11 @@ def test_tensorboard_that_is_not_installed_is_named(
     outcome = pipec("run", plans / "train", "--local", "--tensorboard", plans / "b")
     assert outcome.code == 1
     assert "pip install tensorboard" in outcome.err
+
+
+def test_a_training_plan_is_verified_with_its_gradients(pipec: Pipec, plans: Path) -> None:
+    outcome = pipec("verify", plans / "train", "--json")
+    assert outcome.code == 0, outcome.err
+    kinds = {b["name"]: b["kind"] for b in json.loads(outcome.out)["boundaries"]}
+    assert kinds["loss"] == "loss"
+    assert kinds["body.0.weight"] == kinds["head.bias"] == "gradient"

@@ -1,0 +1,61 @@
+"""A training plan is verified down to its gradients."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipec.compiler.tolerance import SAME_KERNELS, rounding_tolerance
+from pipec.compiler.verify_training import compare_gradients
+from pipec.graph.ir import InputKind
+from pipec.plan.model import Plan
+from tests.autodiff.chain import flat
+from tests.autodiff.zoo import CASES, seeded
+from tests.runtime.pipelines import scheduled, staged
+
+
+def plan_and_inputs(name: str) -> tuple[Plan, dict[str, Tensor]]:
+    case = CASES[name]
+    plan = staged(case, seeded(case), case.stages)
+    args, target = case.batch(0)
+    names = [i.name for i in plan.graph.inputs_of(InputKind.INPUT)]
+    inputs = dict(zip(names, flat(args, target), strict=True))
+    return plan.replace(schedule=scheduled(plan, "gpipe", 2)), inputs
+
+
+@pytest.mark.parametrize("name", ["cnn", "dropout", "long skip", "many in and out", "gpt-2", "t5"])
+def test_the_gradients_of_stages_are_the_models(name: str) -> None:
+    plan, inputs = plan_and_inputs(name)
+    tolerance = rounding_tolerance(plan.graph, SAME_KERNELS)
+    found = compare_gradients(plan, plan.graph, inputs, tolerance, seed=1)
+    trained = {n for s in plan.stages if s.training for n in s.training.trained}
+    assert {c.name for c in found} == trained
+    assert all(c.kind == "gradient" and c.ok for c in found)
+    assert max(c.scale for c in found) > 0
+
+
+def test_a_wrong_backward_graph_is_found() -> None:
+    plan, inputs = plan_and_inputs("cnn")
+    stage = plan.stages[1]
+    assert stage.training
+    backward = stage.training.B
+    module = torch.fx.GraphModule(backward.module, torch.fx.Graph(), "B")
+    module.graph = type(backward.module.graph)()
+    values: dict[torch.fx.Node, torch.fx.Node] = {}
+    changed = 0
+    for node in backward.module.graph.nodes:
+        copied = module.graph.node_copy(node, values.__getitem__)
+        if not changed and "threshold_backward" in str(node.target):
+            copied.args = (copied.args[0], copied.args[1], 0.3)  # as if ReLU began at 0.3
+            changed += 1
+        values[node] = copied
+    assert changed
+    module.recompile()
+    training = replace(stage.training, B=backward.replace(module=module))
+    stages = list(plan.stages)
+    stages[1] = replace(stage, training=training)
+    found = compare_gradients(plan.replace(stages=tuple(stages)), plan.graph, inputs, 1e-5, seed=1)
+    off = [c.stage for c in found if not c.ok]
+    assert off
+    assert max(off) <= 1  # nothing behind the damage is wrong
