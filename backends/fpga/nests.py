@@ -255,7 +255,8 @@ class Step:
     """One elementwise step ``x = op(x)`` or ``x = op(x, y)`` of a `Map`.
 
     Attributes:
-        op: One of `UNARY`, `BINARY` or `GRADIENTS`, or ``leaky_relu`` (slope ``value``), ``elu`` (alpha).
+        op: One of `UNARY`, `BINARY` or `GRADIENTS`, or ``leaky_relu`` (slope ``value``) or ``elu``
+            (alpha).
         operand: Where y comes from: ``none``, ``scalar`` (``value``), ``table`` (role ``tableK``
             for step K, ``[period][lanes]``, entry ``token % period``), or ``stream`` (in1).
         value: The scalar, or the slope.
