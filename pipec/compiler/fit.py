@@ -154,7 +154,7 @@ def _fixed_bytes(plan: Plan, schedule: Schedule) -> list[float]:
     timeline = plan_timeline(plan, schedule)
     saved = timeline.memory.saved
     bare = [0.0] * len(saved)
-    memory = replace(timeline.memory, saved=bare, saved_for_w=None, working=bare)
+    memory = replace(timeline.memory, saved=bare, saved_for_w=None, workspace={})
     return list(replace(timeline, memory=memory).peak_bytes)
 
 

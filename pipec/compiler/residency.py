@@ -26,7 +26,10 @@ from pipec.graph.ir import Graph, nbytes
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan
 from pipec.residency.problem import FloatArray, IntArray, Problem
+from pipec.schedule.versions import VersionRule
 from pipec.simulate.times import Times
+
+_FLUSH = VersionRule()
 
 
 @dataclass(frozen=True)
@@ -173,18 +176,32 @@ def stage_work(plan: Plan) -> list[StageWork]:
     return found
 
 
-def stage_times(plan: Plan) -> Times:
+def stage_times(plan: Plan, rule: VersionRule = _FLUSH, microbatches: int = 1) -> Times:
     """Seconds of F, B, I, W and a step per stage.
 
     Those of the costs where the whole stage was measured. Else B takes twice F, I and W once,
     plus what each recomputes, and a step takes no time.
+
+    Args:
+        plan: With stages and timing.
+        rule: When weights change: how many microbatches add to one update, and whether a step
+            leaves older versions as they are.
+        microbatches: Of one round.
     """
     found = [measured_stage(plan, s) or _estimated(plan, s.index) for s in plan.stages]
-    times = Times.of_stages([c.F for c in found])
-    if plan.differentiated:
-        columns = zip(*((c.F, c.B, c.I, c.W) for c in found), strict=True)
-        times = Times.of_stages(*columns)
-    return dataclasses.replace(times, step=tuple(c.step for c in found))
+    if not plan.differentiated:
+        return Times.of_stages([c.F for c in found])
+    per_update = min(rule.update_every or microbatches, microbatches)
+    share = 1 - 1 / per_update
+    times = Times.of_stages(
+        [c.F for c in found],
+        [c.B + share * c.accumulate for c in found],
+        [c.I for c in found],
+        [c.W + share * c.accumulate for c in found],
+    )
+    in_place = rule.name == _FLUSH.name
+    step = tuple(c.step if in_place else c.step_copied for c in found)
+    return dataclasses.replace(times, step=step)
 
 
 def _estimated(plan: Plan, stage: int) -> StageCost:

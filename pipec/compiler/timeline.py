@@ -34,7 +34,8 @@ def plan_timeline(plan: Plan, schedule: Schedule) -> Timeline:
     3. Where messages were measured, these take what they took, and the time of the sending and
        receiving processors is added to the actions that yield and read them.
     4. Weights stay; once stages are differentiated, gradients, optimizer state, the values that
-       every microbatch in flight saves and those that a backward recomputes are counted too.
+       every microbatch in flight saves and those that a backward recomputes are counted too; of
+       a measured stage, all that an action allocates while it runs.
 
     Args:
         plan: With stages and timing.
@@ -47,7 +48,7 @@ def plan_timeline(plan: Plan, schedule: Schedule) -> Timeline:
     if len(plan.timing) != len(plan.stages):
         raise PlanError("the stages are not timed", want="the pass time-stages")
     times = replace(
-        stage_times(plan),
+        stage_times(plan, schedule.rule, schedule.microbatches),
         transfer=tuple((_seconds(plan, schedule, k, c),) for k, c in enumerate(schedule.channels)),
         host=_copies(plan, schedule),
     )
@@ -83,8 +84,21 @@ def plan_memory(plan: Plan) -> Memory:
         optimizer=[_optimizer_bytes(plan, s, b) for s, b in zip(plan.stages, trained, strict=True)],
         saved=[s for s, _ in saved],
         saved_for_w=[w for _, w in saved],
-        working=[float(working_bytes(s.training)) for s in plan.stages if s.training],
+        workspace=_workspace(plan),
     )
+
+
+def _workspace(plan: Plan) -> dict[str, list[float]]:
+    """Kind of action to bytes per stage: measured, else what a backward computes again."""
+    found: dict[str, list[float]] = {k: [] for k in ("F", "B", "I", "W", "STEP")}
+    for stage in plan.stages:
+        assert stage.training is not None
+        whole = measured_stage(plan, stage)
+        again = 0 if whole else working_bytes(stage.training)
+        other = {"B": again, "I": again, "W": again}
+        for kind, values in found.items():
+            values.append(float((whole.workspace if whole else other).get(kind, 0)))
+    return {kind: values for kind, values in found.items() if any(values)}
 
 
 def _copies(plan: Plan, schedule: Schedule) -> dict[int, float]:

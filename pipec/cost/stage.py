@@ -7,7 +7,8 @@ the receiving processor, which these cannot compute in, and the time on the way 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from math import inf
 from typing import Any, Self
 
 import numpy as np
@@ -21,23 +22,43 @@ class StageCost:
 
     Attributes:
         F: Forward.
-        B: Full backward; 0 in inference, as the following.
+        B: Full backward, its gradients the first of their update; 0 in inference, as all below.
         I: Gradients of the received values.
-        W: Gradients of the weights.
-        step: One step of the optimizer.
+        W: Gradients of the weights, the first of their update.
+        accumulate: What B or W takes longer where it adds to gradients that are there.
+        step: One step of the optimizer, in place.
+        step_copied: One step that leaves the version before as it is.
         optimizer_bytes: What the optimizer keeps between steps.
+        workspace: Kind of action (``F``, ``B``, ``I``, ``W``, ``STEP``) to the most bytes that it
+            allocates while it runs, what F saves not counted.
     """
 
     F: float
     B: float = 0.0
     I: float = 0.0  # noqa: E741
     W: float = 0.0
+    accumulate: float = 0.0
     step: float = 0.0
+    step_copied: float = 0.0
     optimizer_bytes: int = 0
+    workspace: Mapping[str, int] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, float]:
+    def to_json(self) -> dict[str, Any]:
         """As JSON data."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote.
+
+        Raises:
+            CostError: A figure is negative or infinite.
+        """
+        found = cls(**data)
+        figures = [v for n, v in data.items() if n != "workspace"]
+        if not all(0 <= v < inf for v in (*figures, *found.workspace.values())):
+            raise CostError("a record of a stage's costs is malformed", got=dict(data))
+        return found
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class CostTable:
         try:
             nodes = {name: NodeCost(*row) for name, row in data["nodes"].items()}
             stages = {
-                kind: {key: StageCost(**cost) for key, cost in row.items()}
+                kind: {key: StageCost.from_json(cost) for key, cost in row.items()}
                 for kind, row in data.get("stages", {}).items()
             }
             messages = {k: MessageCost.from_json(c) for k, c in data.get("messages", {}).items()}

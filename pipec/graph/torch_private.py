@@ -6,6 +6,7 @@ from torch._export.utils import _is_cia_op, _is_preservable_cia_op
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
+    "TorchDispatchMode",
     "add_each",
     "add_each_",
     "fake_like",
@@ -25,6 +27,7 @@ __all__ = [
     "must_decompose",
     "namespace_of",
     "set_grad_enabled",
+    "storage_key",
     "tree_leaves",
     "tree_unflatten",
     "unset_fake_temporarily",
@@ -89,3 +92,8 @@ def add_each_(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
 def fake_like(meta: torch.Tensor, device: torch.device, mode: FakeTensorMode) -> torch.Tensor:
     """A fake tensor on ``device`` with the type of ``meta``; a tenth of the cost of a fake op."""
     return FakeTensor(mode, meta, device)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number that tensors share if and only if they share memory, as long as it is held."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001

@@ -1,26 +1,33 @@
 """Measuring stages as they will run: the executor itself, on a transport without other devices."""
 
+import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from pipec.cost.stage import MessageCost
+from pipec.runtime.allocations import counting
+from pipec.runtime.device import Device
 from pipec.runtime.executor import Batch, Executor, Settings
 from pipec.runtime.program import Program
 from pipec.runtime.tensors import TensorType
-from pipec.runtime.transport import Message
+from pipec.runtime.transport import Message, Transport
 from pipec.schedule.action import ActionKind
-
-Clock = Callable[[], float]
 
 
 class Echo:
-    """A transport for a device that runs alone: invents what it receives, forgets what it sends."""
+    """A transport for a device that runs alone: invents what it receives, forgets what it sends.
 
-    def __init__(self) -> None:
+    Args:
+        device: Where received tensors lie.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._types: dict[Message, TensorType] = {}
-        self._random = torch.Generator().manual_seed(0)
+        self._random = torch.Generator(device).manual_seed(0)
 
     def expect(self, messages: Iterable[tuple[Message, TensorType]]) -> None:
         """Learn the types."""
@@ -36,7 +43,7 @@ class Echo:
 
     def receive(self, message: Message) -> torch.Tensor:
         """Small random numbers; zeros where the type has no fractions."""
-        tensor = self._types[message].empty()
+        tensor = self._types[message].empty(self._device)
         if tensor.is_floating_point():
             return tensor.normal_(std=0.1, generator=self._random)
         return tensor.zero_()
@@ -57,11 +64,12 @@ class Samples:
     """What one device's rows took.
 
     Attributes:
-        seconds: (kind, stage) to the seconds of every such action.
+        seconds: (kind, stage, whether it is the first of its kind in the row) to the seconds of
+            every such action.
         optimizer_bytes: Stage to what its optimizer keeps between steps.
     """
 
-    seconds: dict[tuple[ActionKind, int], list[float]] = field(default_factory=dict)
+    seconds: dict[tuple[ActionKind, int, bool], list[float]] = field(default_factory=dict)
     optimizer_bytes: dict[int, int] = field(default_factory=dict)
 
 
@@ -72,8 +80,7 @@ def measure_row(
     settings: Settings,
     *,
     budget: float,
-    weights: Mapping[str, torch.Tensor] | None = None,
-    clock: Clock = time.perf_counter,
+    compute: Device | None = None,
 ) -> Samples:
     """Run one device's row again and again, and time its compute actions and steps.
 
@@ -84,19 +91,19 @@ def measure_row(
         device: Whose row.
         batch: Inputs of a microbatch.
         settings: With the optimizer.
-        budget: Seconds after which no further round begins; two are run at least.
-        weights: By name; those of the plan if absent.
-        clock: What is read before and after every action.
+        budget: Seconds after which no further round begins; five are run at least.
+        compute: Where; the CPU if absent.
     """
-    given = program.plan.graph.weights if weights is None else weights
-    executor = Executor(program, device, Echo(), batch, settings, given)
-    samples = Samples()
+    executor, samples = _alone(program, device, batch, settings, compute), Samples()
     begin, rounds = time.perf_counter(), 0
-    while rounds < 3 or time.perf_counter() - begin < budget:
+    while rounds < 5 or time.perf_counter() - begin < budget:
         executor.start()
-        for key, seconds in _timed(executor, clock):
+        seen = set[tuple[ActionKind, int]]()
+        for kind, stage, seconds in _timed(executor):
             if rounds:
+                key = kind, stage, (kind, stage) not in seen
                 samples.seconds.setdefault(key, []).append(seconds)
+            seen.add((kind, stage))
         executor.end()
         rounds += 1
     for stage, held in executor.weights.items():
@@ -104,18 +111,122 @@ def measure_row(
     return samples
 
 
-def _timed(executor: Executor, clock: Clock) -> Iterator[tuple[tuple[ActionKind, int], float]]:
-    """Every compute action and step of one round with its seconds."""
-    steps: dict[int, float] = {}
+def _alone(
+    program: Program, device: int, batch: Batch, settings: Settings, compute: Device | None
+) -> Executor:
+    where = compute or Device(torch.device("cpu"))
+    transport, weights = Echo(where.torch), program.plan.graph.weights
+    return Executor(program, device, transport, batch, settings, weights, where)
+
+
+def _timed(executor: Executor) -> Iterator[tuple[ActionKind, int, float]]:
+    """Every compute action and step of one round with its seconds, steps last.
+
+    What is put off until the row is done (sums of shared gradients, clipping) is the last step's.
+    """
+    steps: list[tuple[int, float]] = []
     while not executor.finished:
         action = executor.next_action
-        begin = clock()
-        executor.advance()
-        seconds = clock() - begin
-        if action is None:  # what was put off until now, shared among the steps
-            steps = {stage: s + seconds / len(steps) for stage, s in steps.items()}
-        elif action.kind is ActionKind.STEP:
-            steps[action.stage] = steps.get(action.stage, 0.0) + seconds
-        elif action.kind.is_compute:
-            yield (action.kind, action.stage), seconds
-    yield from (((ActionKind.STEP, stage), seconds) for stage, seconds in steps.items())
+        seconds = _seconds(executor)
+        if action is None and steps:
+            stage, before = steps.pop()
+            steps.append((stage, before + seconds))
+        elif action is not None and action.kind is ActionKind.STEP:
+            steps.append((action.stage, seconds))
+        elif action is not None and action.kind.is_compute:
+            yield action.kind, action.stage, seconds
+    yield from ((ActionKind.STEP, stage, seconds) for stage, seconds in steps)
+
+
+def _seconds(executor: Executor) -> float:
+    wait: Callable[[], object] = (
+        torch.cuda.synchronize if executor.compute.torch.type == "cuda" else int
+    )
+    wait()
+    begin = time.perf_counter()
+    executor.advance()
+    wait()
+    return time.perf_counter() - begin
+
+
+def measure_workspace(
+    program: Program,
+    device: int,
+    batch: Batch,
+    settings: Settings,
+    *,
+    compute: Device | None = None,
+) -> dict[ActionKind, int]:
+    """Most bytes that actions of each kind allocate while they run, what F saves not counted.
+
+    The first of two rounds makes the optimizer's state and does not count.
+
+    Args:
+        program: The plan under a schedule; the device should hold one stage.
+        device: Whose row.
+        batch: Inputs of a microbatch.
+        settings: With the optimizer.
+        compute: Where; the CPU if absent.
+    """
+    executor = _alone(program, device, batch, settings, compute)
+    found: dict[ActionKind, int] = {}
+    with counting(executor) as memory:
+        for number in range(2):
+            executor.start()
+            while not executor.finished:
+                action = executor.next_action
+                before = memory.reset()
+                executor.advance()
+                more = memory.peak - before
+                kind = ActionKind.STEP if action is None else action.kind
+                if action is not None and kind is ActionKind.F:
+                    training = program.stages[action.stage].training
+                    more -= training.saved_bytes if training else 0
+                if number and (kind.is_compute or kind is ActionKind.STEP):
+                    found[kind] = max(found.get(kind, 0), more)
+            executor.end()
+    return found
+
+
+def measure_messages(
+    transport: Transport, rank: int, sizes: Sequence[int], *, repeats: int = 40
+) -> MessageCost | None:
+    """Messages to and fro between ranks 0 and 1; all ranks must call, the others get None.
+
+    Half of a round trip is one way. What the processor spent, in all threads, is half for sending
+    and half for receiving: each rank does as many of one as of the other.
+
+    Args:
+        transport: Of this rank.
+        rank: Which one it is.
+        sizes: Bytes of the messages.
+        repeats: Round trips of each size.
+    """
+    if rank > 1:
+        return None
+    found = [_round_trips(transport, rank, size, repeats) for size in sorted(set(sizes))]
+    ends = tuple(processor / 2 for _, processor in found)
+    one_way = tuple(trip / 2 for trip, _ in found)
+    return MessageCost(tuple(sorted(set(sizes))), one_way, ends, ends)
+
+
+def _round_trips(transport: Transport, rank: int, size: int, repeats: int) -> tuple[float, float]:
+    """Median seconds of a round trip, and processor seconds of one."""
+    kind = TensorType((size,), "uint8")
+    there = [Message(f"there{size}", k, 0, 1) for k in range(repeats)]
+    back = [Message(f"back{size}", k, 1, 0) for k in range(repeats)]
+    mine, theirs = (there, back) if rank == 0 else (back, there)
+    transport.expect((m, kind) for m in theirs)
+    tensor = kind.empty().zero_()
+    trips, begin = list[float](), time.process_time()
+    for out, come in zip(mine, theirs, strict=True):
+        started = time.perf_counter()
+        if rank:
+            transport.receive(come)
+            transport.send(out, tensor)
+        else:
+            transport.send(out, tensor)
+            transport.receive(come)
+        trips.append(time.perf_counter() - started)
+    transport.finish()
+    return statistics.median(trips[1:]), (time.process_time() - begin) / repeats

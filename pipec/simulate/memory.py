@@ -6,20 +6,21 @@ weights      versions alive x bytes; a version lives from its STEP (or RECV_W) u
 gradients    from the first backward of an update until its STEP ends
 optimizer    always
 activations  saved by F, released by B (or by I and W); on the host between OFFLOAD and FETCH;
-             and what a backward computes again, while it runs
+             and the workspace of an action, while it runs
 buffers      of the sender from the producer's end to the send's, of the receiver from the send's
              start to the consumer's end
 ```
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from pipec.errors import ScheduleError
+from pipec.schedule.action import ActionKind
 from pipec.simulate.times import Float
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
@@ -38,7 +39,8 @@ class Memory:
         saved_for_w: The part of ``saved`` that I leaves for W; all of it if absent.
         forward_weights: Of one version on devices that run forward, where the two passes are
             cut differently; as ``weights`` if absent.
-        working: Of values that the backward computes again, while it runs (B, I or W).
+        workspace: Kind of action (``F``, ``B``, ``I``, ``W``, ``STEP``) to what such an action
+            allocates while it runs, beyond all that is listed here.
     """
 
     weights: Sequence[float] = ()
@@ -47,7 +49,7 @@ class Memory:
     saved: Sequence[float] = ()
     saved_for_w: Sequence[float] | None = None
     forward_weights: Sequence[float] | None = None
-    working: Sequence[float] = ()
+    workspace: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def of(self, name: str, stages: int) -> Float:
         """One field as an array, 0 if it is empty.
@@ -55,26 +57,43 @@ class Memory:
         Raises:
             ScheduleError: It is not empty and has not one number per stage.
         """
-        values = getattr(self, name)
-        if not values:
-            return np.zeros(stages)
-        if len(values) != stages:
-            got = f"{len(values)} numbers"
-            raise ScheduleError(f"memory.{name} does not fit", got=got, want=f"{stages}")
-        return np.array(values, dtype=np.float64)
+        return _per_stage(name, getattr(self, name), stages)
+
+    def workspaces(self, stages: int) -> Float:
+        """Bytes of workspace by (kind of action, stage).
+
+        Raises:
+            ScheduleError: There is no such kind, or it has not one number per stage.
+        """
+        table = np.zeros((len(ActionKind), stages))
+        for kind, values in self.workspace.items():
+            if kind not in ActionKind.__members__:
+                raise ScheduleError("memory.workspace names no kind of action", got=kind)
+            table[ActionKind[kind]] = _per_stage(f"workspace.{kind}", values, stages)
+        return table
 
     def to_json(self) -> dict[str, Any]:
         """As JSON data."""
-        names = ("weights", "gradients", "optimizer", "saved", "working")
+        names = ("weights", "gradients", "optimizer", "saved")
         optional = ("saved_for_w", "forward_weights")
         given = {n: getattr(self, n) for n in optional}
         lists = {n: None if v is None else list(v) for n, v in given.items()}
-        return {n: list(getattr(self, n)) for n in names} | lists
+        workspace = {kind: list(values) for kind, values in self.workspace.items()}
+        return {n: list(getattr(self, n)) for n in names} | lists | {"workspace": workspace}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Read what `to_json` wrote."""
         return cls(**data)
+
+
+def _per_stage(name: str, values: Sequence[float], stages: int) -> Float:
+    if not values:
+        return np.zeros(stages)
+    if len(values) != stages:
+        got = f"{len(values)} numbers"
+        raise ScheduleError(f"memory.{name} does not fit", got=got, want=f"{stages}")
+    return np.array(values, dtype=np.float64)
 
 
 @dataclass(frozen=True)

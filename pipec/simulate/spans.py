@@ -55,7 +55,7 @@ class Held:
         """Everything, with its bytes."""
         spans = [*self._messages(), self.weights(memory)]
         if self.schedule.training:
-            spans += [*self.saved(memory), self._working(memory), *self._gradients(memory)]
+            spans += [*self.saved(memory), self._workspace(memory), *self._gradients(memory)]
         return spans
 
     def saved(self, memory: Memory) -> list[Spans]:
@@ -153,11 +153,11 @@ class Held:
             found.append(Spans(name, there, arrives, self._until[target], size))
         return found
 
-    def _working(self, memory: Memory) -> Spans:
-        """What each backward computes again."""
-        s = self.schedule
-        rows = np.flatnonzero((s.kind == _K.B) | (s.kind == _K.I) | (s.kind == _K.W))
-        size = memory.of("working", s.stages)[s.stage[rows]]
+    def _workspace(self, memory: Memory) -> Spans:
+        """What each action needs while it runs."""
+        s, table = self.schedule, memory.workspaces(self.schedule.stages)
+        rows = np.flatnonzero(table.any(axis=1)[s.kind])
+        size = table[s.kind[rows], s.stage[rows]]
         return Spans("activations", s.device[rows], self.begin[rows], self.end[rows], size)
 
     def _gradients(self, memory: Memory) -> list[Spans]:

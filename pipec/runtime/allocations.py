@@ -1,0 +1,122 @@
+"""Counting what an executor's device holds: by the allocator on a GPU, op by op on a CPU."""
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from pipec.graph.torch_private import (
+    OpOverload,
+    TorchDispatchMode,
+    storage_key,
+    tree_leaves,
+)
+from pipec.runtime.executor import Executor
+
+
+class Counter(Protocol):
+    """Bytes on one device."""
+
+    @property
+    def peak(self) -> int:
+        """Most bytes held since the last reset."""
+
+    def reset(self) -> int:
+        """Forget the peak; the bytes that are held now."""
+
+
+@contextmanager
+def counting(executor: Executor) -> Iterator[Counter]:
+    """Count on an executor's device, its weights included."""
+    if executor.compute.torch.type == "cuda":
+        yield CudaAllocator(executor.compute.torch)
+        return
+    held = (w.at(v).values() for w in executor.weights.values() for v in w.versions)
+    with Allocations(t for tensors in held for t in tensors) as found:
+        yield found
+
+
+class CudaAllocator:
+    """Bytes that the caching allocator has given out.
+
+    Args:
+        device: The GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def peak(self) -> int:
+        """Most bytes held since the last reset."""
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def reset(self) -> int:
+        """Forget the peak; the bytes that are held now."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return torch.cuda.memory_allocated(self._device)
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of all tensors that ops make inside, and of those given; shared memory counts once.
+
+    Attributes:
+        live: Bytes that are held now.
+        peak: Most bytes held since the last reset.
+
+    What a kernel allocates and frees by itself is not seen. Costs some 20 µs per op.
+
+    Args:
+        held: Tensors that are there already.
+
+    Example:
+        >>> with Allocations() as found:
+        ...     x = torch.ones(1000)
+        ...     y = (x + 1).sum()
+        >>> found.peak, found.live
+        (8004, 4004)
+    """
+
+    def __init__(self, held: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.live = self.peak = 0
+        self._add(held, set())
+
+    def reset(self) -> int:
+        """Forget the peak; the bytes that are held now."""
+        self.peak = self.live
+        return self.peak
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an op and count what it makes."""
+        del types
+        result = func(*args, **(kwargs or {}))
+        given = {storage_key(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        self._add((t for t in tree_leaves(result) if isinstance(t, torch.Tensor)), given)
+        return result
+
+    def _add(self, tensors: Iterable[torch.Tensor], known: set[int]) -> None:
+        for tensor in tensors:
+            key = storage_key(tensor)
+            if key not in known and key not in self._live:
+                self._hold(key, tensor.untyped_storage())
+        self.peak = max(self.peak, self.live)
+
+    def _hold(self, key: int, storage: torch.UntypedStorage) -> None:
+        nbytes = storage.nbytes()
+        self.live += nbytes
+
+        def gone(_: object) -> None:
+            del self._live[key]
+            self.live -= nbytes
+
+        self._live[key] = weakref.ref(storage, gone)
