@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import ClassVar, Literal
 
 from pipec.cluster.cluster import Cluster
+from pipec.compiler.backend import load_backend
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.problem import placement_problem, shared_work
 from pipec.cost.table import CostTable
@@ -34,6 +35,7 @@ class PartitionPass(Pass):
     3. A value that skips stages pays at every boundary that it crosses.
     4. A training graph counts backward work and gradients on the links too.
     5. No stage holds more than its device's memory.
+    6. A backend may have a better way: FPGA stages are folded while they are cut.
     6. A schedule that gives devices several stages, stages replicas, or the backward pass
        devices of its own says where stages are; a stage with r replicas takes an r-th of its work.
 
@@ -95,6 +97,11 @@ class PartitionPass(Pass):
         return place if place.backward else Placement.together(place.forward)
 
     def _cut(self, plan: Plan, costs: CostTable, place: Placement) -> CutResult:
+        count = len(place.forward)
+        if place.forward == tuple((k,) for k in range(count)):
+            own = load_backend(plan.target).cut(plan, count, free_order=self.order == "free")
+            if own is not None:
+                return own
         cluster, problem = plan.cluster, placement_problem(plan.graph, costs)
         kinds = [[cluster.devices[d] for d in stage] for stage in place.forward]
         problem, names = shared_work(problem, [[d.kind for d in stage] for stage in kinds])

@@ -8,11 +8,13 @@ from typing import ClassVar
 from pipec.backends.fpga.cost import FpgaCost
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.csim.timed import check_timing
-from pipec.backends.fpga.designs import designs_of, device_of
+from pipec.backends.fpga.cutting.joint import joint_cut
+from pipec.backends.fpga.designs import designs_of, device_of, precision_of
 from pipec.backends.fpga.emit.cpp import cpp_type
 from pipec.backends.fpga.emit.golden import golden_chain, random_inputs
 from pipec.backends.fpga.emit.stage import TOLERANCE, stage_directory, write_stage
 from pipec.backends.fpga.lint import stage as lint
+from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stage_cycles import cycles_of
 from pipec.backends.fpga.stagejson import read_record, stage_record
 from pipec.backends.fpga.timing import stage_timing
@@ -23,6 +25,7 @@ from pipec.cost.model import CostModel
 from pipec.errors import BackendError
 from pipec.graph.ir import OutputKind
 from pipec.graph.lower import lower
+from pipec.partition.result import CutResult
 from pipec.plan.model import Plan, StageTiming
 from pipec.plan.weights import all_have_data
 
@@ -59,7 +62,8 @@ class FpgaBackend(Backend):
     def timing(self, plan: Plan) -> tuple[StageTiming, ...]:
         """Predict every stage on its board: the busiest engine's cycles, or its links'."""
         return tuple(
-            stage_timing(design, device_of(plan, k)) for k, design in enumerate(designs_of(plan))
+            stage_timing(design, device_of(plan, k), _link_rate(plan, k))
+            for k, design in enumerate(designs_of(plan))
         )
 
     def emit(self, plan: Plan, directory: Path) -> None:
@@ -117,6 +121,17 @@ class FpgaBackend(Backend):
         """What float32 sums in another order explain; the stages' test benches use it too."""
         return TOLERANCE
 
+    def cut(self, plan: Plan, count: int, *, free_order: bool) -> CutResult | None:
+        """Fold and cut jointly, unless costs were measured or the graph is one of training."""
+        devices, costs = plan.cluster.devices[:count], plan.costs
+        if costs is None or plan.graph.outputs_of(OutputKind.LOSS):
+            return None
+        if any(costs.method.get(d.kind) != FpgaCost.name for d in devices):
+            return None
+        boards = [Board(device, precision_of(plan)) for device in devices]
+        links = [plan.cluster.link(k, k + 1).bytes_per_second for k in range(count - 1)]
+        return joint_cut(plan.graph, costs, boards, links, free_order=free_order)
+
     def cost_model(self, cluster: Cluster) -> CostModel | None:
         """A node's share of the interval of a board to itself."""
         return FpgaCost(boards=cluster.size)
@@ -130,3 +145,11 @@ def _folders(plan: Plan, directory: Path) -> list[Path]:
         part = fabric.part if fabric is not None else ""
         folders.append(directory / stage_directory(f"stage{stage.index}", part))
     return folders
+
+
+def _link_rate(plan: Plan, stage: int) -> float | None:
+    """Payload bytes per second of the link to the next stage."""
+    if plan.placement is None or stage + 1 >= len(plan.placement.forward):
+        return None
+    here, there = (plan.placement.forward[k][0] for k in (stage, stage + 1))
+    return None if here == there else plan.cluster.link(here, there).bytes_per_second

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pipec.backends.fpga.compile import best_design
+from pipec.backends.fpga.cutting.joint import METHOD
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
@@ -88,9 +89,18 @@ def designs_of(plan: Plan) -> tuple[StageDesign, ...]:
         ):
             return known.designs
     found = (
-        best_design(network, Board(device_of(plan, stage.index), precision), f"stage{stage.index}")
+        _design(plan, stage.index, network)
         for stage, network in zip(plan.stages, networks(plan), strict=True)
     )
     designs = tuple(shrunk(design) if options[1] else design for design in found)
     _last[:] = [_Known(plan.stages, plan.placement, devices, options, designs)]
     return designs
+
+
+def _design(plan: Plan, stage: int, network: Network) -> StageDesign:
+    """The design of one stage, no faster than the interval that the plan was cut for."""
+    board = Board(device_of(plan, stage), precision_of(plan))
+    cut, start = plan.partition, 0
+    if cut is not None and cut.method == METHOD:
+        start = int(cut.max_load * board.fabric.clock_hz)
+    return best_design(network, board, f"stage{stage}", start)

@@ -33,6 +33,7 @@ from pipec.backends.fpga.lowering.layers import (
 )
 from pipec.backends.fpga.nests import ceil_div
 
+Whole = int | NDArray[np.int64]
 PORT_BITS = 1024
 """Widest word that one m_axi port delivers per cycle."""
 GAP = 40
@@ -153,9 +154,10 @@ def _dense(layer: Dense, target: int, dtype: str, block: int = 0) -> Factors:
         pe = -(-layer.out // folds)
         cycles = vectors * -(-layer.out // pe) * sf
     else:
-        sides = zip(simd.tolist(), sf.tolist(), strict=True)
-        found = [_streamed_pe(layer, target, side, block, dtype) for side in sides]
-        pe, cycles = np.array(found, dtype=np.int64).T
+        tiles, busy = _streamed_cycles(layer, block, dtype)
+        reached = busy <= target
+        first = np.where(reached.any(axis=1), reached.argmax(axis=1), busy.argmin(axis=1))
+        pe, cycles = tiles[first], busy[np.arange(len(sf)), first]
     late = np.maximum(np.maximum(cycles, reading) - target, 0)
     cost = arithmetic(dtype)
     sums = (-(-layer.out // pe) < cost.add_latency) * pe  # final adders of partial sums
@@ -165,19 +167,21 @@ def _dense(layer: Dense, target: int, dtype: str, block: int = 0) -> Factors:
     return Factors((inputs // positions,), outputs, outputs, inputs, positions, block)
 
 
-def _streamed_pe(
-    layer: Dense, target: int, side: tuple[int, int], block: int, dtype: str
-) -> tuple[int, int]:
-    """The fewest PEs that reach the target with streamed weights, else the fastest; and cycles."""
-    (simd, sf), best = side, (1, 1 << 60)
-    for pe in ceil_tiles(layer.out):
-        units = pe * simd
-        cycles = dense_cycles(layer.n, ceil_div(layer.out, pe), sf, block, units, dtype)
-        if cycles < best[1]:
-            best = (pe, cycles)
-        if cycles <= target or word_interval(units, dtype) > 4 * block:
-            break
-    return best
+@lru_cache(maxsize=4096)
+def _streamed_cycles(
+    layer: Dense, block: int, dtype: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """PEs that may be chosen, [PEs], and busy cycles with streamed weights, [input sides, PEs].
+
+    Words so wide that a port takes longer for one than a block of vectors keeps it busy four
+    times over are left out but for the first.
+    """
+    simd, _, sf, _ = _input_sides(layer)
+    tiles = np.array(ceil_tiles(layer.out), dtype=np.int64)
+    units = simd[:, None] * tiles
+    busy = dense_cycles(layer.n, -(-layer.out // tiles), sf[:, None], block, units, dtype)
+    wide = np.pad(units * bits_of(dtype) > 4 * block * PORT_BITS, ((0, 0), (1, 0)))[:, :-1]
+    return tiles, np.where(wide, np.iinfo(np.int64).max >> 1, busy)
 
 
 def word_interval(lanes: int, dtype: str) -> int:
@@ -185,19 +189,24 @@ def word_interval(lanes: int, dtype: str) -> int:
     return ceil_div(lanes * bits_of(dtype), PORT_BITS)
 
 
-def dense_cycles(vectors: int, nf: int, sf: int, block: int, units: int, dtype: str) -> int:
+def dense_cycles(
+    vectors: int, nf: Whole, sf: Whole, block: int, units: Whole, dtype: str
+) -> NDArray[np.int64]:
     """Busy cycles of an MVU: on chip (block 0), streamed per vector (1), or per block of vectors.
 
     Example:
-        >>> dense_cycles(10, 8, 8, 0, 32, "int8")
+        >>> int(dense_cycles(10, 8, 8, 0, 32, "int8"))
         640
     """
+    steps = np.asarray(nf) * np.asarray(sf)
     if block == 0:
-        return vectors * nf * sf
-    interval = word_interval(units, dtype)
+        return np.asarray(vectors * steps)
+    interval = -(-np.asarray(units) * bits_of(dtype) // PORT_BITS)
     if block == 1:
-        return vectors * nf * sf * interval
-    return vectors // block * (block * (sf + nf) + nf * sf * max(block, interval))
+        return np.asarray(vectors * steps * interval)
+    passes = vectors // block
+    ends = block * (np.asarray(sf) + nf)
+    return np.asarray(passes * (ends + steps * np.maximum(block, interval)))
 
 
 @fold.register

@@ -9,7 +9,7 @@ from functools import singledispatch
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import OptimizeResult, linprog
+from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import coo_array
 
 from pipec.backends.fpga.design import (
@@ -26,6 +26,9 @@ from pipec.backends.fpga.resources import bram36, logic, lut_ram, stored, uram
 from pipec.backends.fpga.routing import Nest, Perm, Repeat
 
 KINDS = (Memory.LUT, Memory.BRAM, Memory.URAM)
+Shares = NDArray[np.float64]
+_NODES = 30
+"""Nodes of the search for a placement of whole items."""
 SHIFT_REGISTER = 32
 """Depth up to which a FIFO is a shift register in LUTs."""
 
@@ -136,7 +139,7 @@ def place(items: Sequence[Item], limit: Sequence[float]) -> list[Memory] | None:
     """A kind of memory for each item, such that the fullest kind is as empty as possible.
 
     A linear program over the shares of every item in the three kinds; at most three items come
-    out split, and go where most of them lies.
+    out split, and go where most of them lies. Where that overflows, whole items are searched for.
 
     Args:
         items: What to place.
@@ -154,30 +157,44 @@ def place(items: Sequence[Item], limit: Sequence[float]) -> list[Memory] | None:
     count = len(items)
     if relative.min(axis=1).sum() > 3.0:
         return None  # not even if each lay where it takes least
-    shares = _fullest(relative, count)
-    if shares is None:
-        return None
-    choice = shares.argmax(axis=1)
-    used = [relative[choice == k, k].sum() for k in range(3)]
-    return [KINDS[k] for k in choice] if max(used) <= 1.0 else None
+    for whole in (False, True):
+        shares = _fullest(relative, count, whole=whole)
+        if shares is None:
+            return None
+        choice = shares.argmax(axis=1)
+        used = [relative[choice == k, k].sum() for k in range(3)]
+        if max(used) <= 1.0:
+            return [KINDS[k] for k in choice]
+    return None
 
 
-def _fullest(relative: NDArray[np.float64], count: int) -> NDArray[np.float64] | None:
-    """Shares ``[items][3]`` of the linear program; None if even split items don't fit."""
+def _fullest(relative: NDArray[np.float64], count: int, *, whole: bool) -> Shares | None:
+    """Shares ``[items][3]`` that fill the fullest kind least; None if that is too much.
+
+    Args:
+        relative: Share of every kind that an item would take, [items][3].
+        count: Number of items.
+        whole: No item is split: a search, ended after `_NODES`.
+    """
     use = np.zeros((3, 3 * count + 1))
     for k in range(3):
         use[k, k * count : (k + 1) * count] = relative[:, k]
     use[:, -1] = -1.0
     once = (np.tile(np.arange(count), 3), np.arange(3 * count))
-    whole = coo_array((np.ones(3 * count), once), shape=(count, 3 * count + 1))
+    matrix = coo_array((np.ones(3 * count), once), shape=(count, 3 * count + 1))
     goal = np.concatenate((1e-6 * relative.T.reshape(-1), [1.0]))
     # the stubs know no sparse matrices here
-    found: OptimizeResult = linprog(  # type: ignore[call-overload]
-        goal, use, np.zeros(3), whole, np.ones(count), method="highs"
+    found: OptimizeResult = milp(
+        goal,
+        integrality=np.append(np.full(3 * count, int(whole)), 0),
+        bounds=Bounds(0.0, np.append(np.ones(3 * count), 1.0)),
+        constraints=[
+            LinearConstraint(use, -np.inf, 0.0),
+            LinearConstraint(matrix, 1.0, 1.0),
+        ],
+        options={"node_limit": _NODES, "mip_rel_gap": 0.05} if whole else None,
     )
-    if found.x is None or found.x[-1] > 1.0:
-        return None
-    return np.asarray(found.x[:-1]).reshape(3, count).T
+    return None if found.x is None else np.asarray(found.x[:-1]).reshape(3, count).T
 
 
 def placed(design: StageDesign, kinds: Sequence[Memory], items: Sequence[Item]) -> StageDesign:

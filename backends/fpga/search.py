@@ -7,19 +7,19 @@ search is by bisection, from the bound that the DSPs set.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
+
+import numpy as np
 
 from pipec.backends.fpga.arithmetic import arithmetic
-from pipec.backends.fpga.assemble import assemble
-from pipec.backends.fpga.build import Built
+from pipec.backends.fpga.choice import streamed_layers
+from pipec.backends.fpga.demand import Demands
 from pipec.backends.fpga.design import Resources, StageDesign
-from pipec.backends.fpga.factors import Factors, fold
 from pipec.backends.fpga.lowering.layers import Dense, Depthwise, Layer, Product
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item, items_of, place, placed, shift_registers
 from pipec.backends.fpga.resources import DDR_SHELL, LUT_MEMORY_LIMIT, limits, logic
-from pipec.backends.fpga.streaming import SHARES, candidates, chosen, ddr_ports
+from pipec.backends.fpga.streaming import blocks_of, ddr_ports
 from pipec.cluster.device import Device, FpgaResources
 from pipec.errors import BackendError
 
@@ -78,14 +78,6 @@ def bound(network: Network, board: Board) -> int:
     return max(1, int(sum(macs(layer) for layer in network.layers) / units))
 
 
-class Overflow(Enum):
-    """What of a board is too small for a design."""
-
-    LOGIC = "DSPs or LUTs"
-    BANDWIDTH = "DDR bandwidth"
-    MEMORY = "on-chip memory"
-
-
 @dataclass
 class Search:
     """The search for one stage on one board.
@@ -95,57 +87,55 @@ class Search:
         network: What is computed.
         board: Where.
         fifos: Memories of deep FIFOs, known from an earlier round.
-        streamed: Share and count of streamed layers that fitted last (`streaming.candidates`).
     """
 
     name: str
     network: Network
     board: Board
     fifos: tuple[Item, ...] = ()
-    streamed: tuple[int, int] = (SHARES[0], 0)
-    built: dict[tuple[str, Factors], Built] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        nodes = {layer.node: 0 for layer in self.network.layers}
+        self._demands = Demands(self.network, self.board.precision, nodes)
+
+    def reserve(self, fifos: tuple[Item, ...]) -> None:
+        """Count these deep FIFOs from now on."""
+        self.fifos = fifos
+        self._demands.count([(0, item) for item in fifos])
 
     def at(self, target: int) -> StageDesign | None:
-        """The design for a target interval with as few streamed layers as fit; None if none fits.
+        """The design for a target interval; None if none fits.
 
-        More streaming frees memory and takes bandwidth, so what overflows says where to look.
+        All weights on chip if they fit; else the layers are streamed that
+        `choice.streamed_layers` proposes.
         """
-        for share in sorted(SHARES, key=lambda s: s != self.streamed[0]):
-            most = len(candidates(self.network, self.board.precision, share))
-            low, high = -1, most + 1
-            count, best = (self.streamed[1] if share == self.streamed[0] else 0), None
-            while low < count < high:
-                found = self.fitted(self.unplaced(target, share, count), self.fifos)
-                if found is Overflow.LOGIC:
-                    return None
-                if found is Overflow.MEMORY:
-                    low = count
-                else:
-                    high = count
-                if isinstance(found, StageDesign):
-                    best, self.streamed = found, (share, count)
-                count = high - 1 if high - low == 2 else (low + high) // 2
-            if best is not None or (low == most and share == max(SHARES)):
-                return best  # larger buffers need no less memory
+        found = self.fitted(self.unplaced(target, {}), self.fifos)
+        if found is not None or not blocks_of(self.network):
+            return found
+        limit, clock, shell = self.board.limits, self.board.fabric.clock_hz, DDR_SHELL
+        room = np.array([limit.dsp, limit.lut - shell.lut, limit.bram36 - shell.bram36,
+                         limit.uram, limit.ddr / clock])  # fmt: skip
+        lut = self.board.fabric.lut * LUT_MEMORY_LIMIT
+        for streamed in streamed_layers(self._demands.at(target), room, lut):
+            found = self.fitted(self.unplaced(target, streamed), self.fifos)
+            if found is not None:
+                return found
         return None
 
-    def unplaced(self, target: int, share: int, count: int) -> StageDesign:
-        """The design with so many streamed layers, on the board, memories not placed."""
-        dtype, fabric = self.board.precision, self.board.fabric
-        streamed = chosen(self.network, dtype, share, count)
-        design = design_at(
-            self.network, target, name=self.name, dtype=dtype, streamed=streamed, built=self.built
-        )
+    def unplaced(self, target: int, streamed: Mapping[str, int]) -> StageDesign:
+        """The design with these layers streamed, on the board, memories not placed."""
+        fabric = self.board.fabric
         return dataclasses.replace(
-            design,
+            self._demands.design(target, streamed),
+            name=self.name,
             device=self.board.device.kind,
             part=fabric.part,
             clock_mhz=fabric.clock_hz / 1e6,
             limits=self.board.limits,
         )
 
-    def fitted(self, design: StageDesign, fifos: Sequence[Item]) -> "StageDesign | Overflow":
-        """The design with its memories placed, or what does not fit the board.
+    def fitted(self, design: StageDesign, fifos: Sequence[Item]) -> StageDesign | None:
+        """The design with its memories placed; None if it does not fit the board.
 
         Args:
             design: Memories not placed.
@@ -155,15 +145,13 @@ class Search:
         fixed = sum((logic(e) for e in design.engines), shift_registers(design.streams.values()))
         shell = DDR_SHELL if ports else Resources()
         traffic = Resources(ddr=sum(p.bytes_per_second for p in ports))
-        if not (fixed + shell).fits(limit):
-            return Overflow.LOGIC
-        if not traffic.fits(limit):
-            return Overflow.BANDWIDTH
+        if not (fixed + shell + traffic).fits(limit):
+            return None
         items = [*(item for e in design.engines for item in items_of(e)), *fifos]
         lut = min(limit.lut - fixed.lut - shell.lut, self.board.fabric.lut * LUT_MEMORY_LIMIT)
         kinds = place(items, (lut, limit.bram36 - shell.bram36, limit.uram))
         if kinds is None:
-            return Overflow.MEMORY
+            return None
         known = [(i, k) for i, k in zip(items, kinds, strict=True) if _is_in(i, design)]
         found = placed(
             dataclasses.replace(design, ddr=ports), [k for _, k in known], [i for i, _ in known]
@@ -195,9 +183,8 @@ class Search:
 
     def too_large(self) -> BackendError:
         """The error for a stage that fits neither on chip nor streamed."""
-        share = SHARES[0]
-        most = len(candidates(self.network, self.board.precision, share))
-        design = self.unplaced(_SLOWEST, share, most)
+        least = {name: blocks[0] for name, blocks in blocks_of(self.network).items()}
+        design = self.unplaced(_SLOWEST, least)
         limit = design.limits
         used = sum((logic(e) for e in design.engines), Resources())
         items = [*(i for e in design.engines for i in items_of(e)), *self.fifos]
@@ -218,33 +205,3 @@ def _is_in(item: Item, design: StageDesign) -> bool:
         return True
     stream = design.streams.get(item.owner)
     return stream is not None and stream.depth == item.depth
-
-
-def design_at(
-    network: Network,
-    target: int,
-    *,
-    name: str = "stage0",
-    dtype: str = "float32",
-    streamed: Mapping[str, int] | None = None,
-    built: dict[tuple[str, Factors], Built] | None = None,
-) -> StageDesign:
-    """The design with the cheapest factors for a target interval, limits not looked at.
-
-    Args:
-        network: What is computed.
-        target: Cycles per frame to aim at.
-        name: Stage name.
-        dtype: Type of the data streams.
-        streamed: Dense layer to vectors per pass over weights that are streamed from DDR.
-        built: Engines of layers under factors seen before; added to.
-    """
-    blocks = streamed or {}
-    factors = {
-        layer.name: fold(layer, target, dtype, block=blocks.get(layer.name, 0))
-        for layer in network.layers
-    }
-    made, inputs, outputs = assemble(network, factors, dtype, built)
-    return StageDesign(
-        name, tuple(made.engines.values()), made.streams, inputs, outputs, precision=dtype
-    )

@@ -7,14 +7,8 @@ from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.routing import Gather, Load
 from pipec.backends.fpga.runs import busy_cycles
 
-
-def weight_bits(layer: Dense, dtype: str) -> int:
-    """Bits of a dense layer's matrix."""
-    return layer.groups * layer.out * layer.taps * layer.cin * bits_of(dtype)
-
-
-SHARES = (16, 2)
-"""Buffers of a streamed layer may hold 1/16 of its matrix; more where bandwidth runs short."""
+SHARES = (64, 16, 4, 2)
+"""Buffers of a streamed layer may hold one of these shares of its matrix, none above a half."""
 
 
 def block_of(layer: Dense, share: int) -> int:
@@ -30,20 +24,15 @@ def block_of(layer: Dense, share: int) -> int:
     return max(v for v in divisors(layer.n) if v == 1 or v * vector * share <= matrix)
 
 
-def candidates(network: Network, dtype: str, share: int) -> list[tuple[str, int, int]]:
-    """Layers that may stream: (name, block, bits kept off chip), the cheapest traffic first."""
-    found = []
+def blocks_of(network: Network) -> dict[str, tuple[int, ...]]:
+    """Layers that may stream their weights: name to the choices of vectors per pass."""
+    found = {}
     for layer in network.layers:
-        block = block_of(layer, share) if isinstance(layer, Dense) else 0
-        if isinstance(layer, Dense) and block:
-            bits = weight_bits(layer, dtype)
-            found.append((layer.n // block, -bits, layer.name, block))
-    return [(name, block, -bits) for _, bits, name, block in sorted(found)]
-
-
-def chosen(network: Network, dtype: str, share: int, count: int) -> dict[str, int]:
-    """The first ``count`` candidates: layer name to vectors per pass."""
-    return {name: block for name, block, _ in candidates(network, dtype, share)[:count]}
+        if isinstance(layer, Dense):
+            blocks = {block_of(layer, share) for share in SHARES} - {0}
+            if blocks:
+                found[layer.name] = tuple(sorted(blocks))
+    return found
 
 
 def ddr_ports(design: StageDesign) -> tuple[DdrPort, ...]:

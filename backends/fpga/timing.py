@@ -38,13 +38,20 @@ def link_timing(design: StageDesign, port: Port, bytes_per_second: float) -> Lin
     return LinkTiming(port.value, nbytes, math.ceil(nbytes / per_cycle))
 
 
-def stage_timing(design: StageDesign, device: Device) -> StageTiming:
+def stage_timing(
+    design: StageDesign, device: Device, bytes_per_second: float | None = None
+) -> StageTiming:
     """Interval and latency of a stage, in seconds, and what bounds the interval.
 
-    The stage's outputs share the device's link to its neighbour.
+    Args:
+        design: The stage.
+        device: Its board.
+        bytes_per_second: Payload rate of the link that its outputs share; the board's own port
+            if not given.
     """
+    rate = bytes_per_second or device.link_bandwidth
     clock = design.clock_mhz * 1e6
-    links = [link_timing(design, p, device.link_bandwidth) for p in design.outputs]
+    links = [link_timing(design, p, rate) for p in design.outputs]
     sent, (cycles, engine) = sum(v.cycles for v in links), busiest(design)
     bottleneck = f"engine {engine}, {cycles:,} cycles"
     if sent > cycles:
@@ -53,10 +60,10 @@ def stage_timing(design: StageDesign, device: Device) -> StageTiming:
     notes = []
     if design.ddr:
         nbytes = sum(p.bytes_per_frame for p in design.ddr)
-        rate = sum(p.bytes_per_second for p in design.ddr)
+        traffic = sum(p.bytes_per_second for p in design.ddr)
         notes.append(
             f"{len(design.ddr)} weight tables are streamed from DDR: {nbytes / 1e6:.1f} MB per "
-            f"frame, {rate / 1e9:.1f} of {device.memory_bandwidth / 1e9:.1f} GB/s"
+            f"frame, {traffic / 1e9:.1f} of {device.memory_bandwidth / 1e9:.1f} GB/s"
         )
     return StageTiming(
         interval_seconds=max(design.interval, sent) / clock,

@@ -12,6 +12,7 @@ from pipec.cluster.cluster import Cluster
 from pipec.compiler.cycles import StageCycles, TimedCheck
 from pipec.cost.model import CostModel
 from pipec.errors import BackendError
+from pipec.partition.result import CutResult
 from pipec.plan.model import Plan, StageTiming
 
 StageRunner = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
@@ -61,6 +62,17 @@ class Backend(ABC):
     @abstractmethod
     def tolerance(self, plan: Plan) -> float:
         """Largest error of a boundary value relative to its largest magnitude."""
+
+    def cut(self, plan: Plan, count: int, *, free_order: bool) -> CutResult | None:
+        """A cut by this backend's own search; None to cut by the costs of the nodes.
+
+        Args:
+            plan: A plan with costs, not cut yet.
+            count: Number of stages, on the first devices of the cluster.
+            free_order: The devices may be put into another order.
+        """
+        del plan, count, free_order
+        return None
 
     def cycles(self, plan: Plan, directory: Path) -> Sequence[StageCycles]:
         """The cycles of what was emitted, one item per stage.

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from pipec.backends.fpga.cycles import Process, simulate, simulate_stage, simulated
 from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.nests import Map, Mvu, Norm, Reduce, Swg, ceil_div
 from pipec.backends.fpga.routing import Concat, Dwc, Fork, Perm
 from pipec.backends.fpga.runs import Loop, Run, cycles, nest_table, tokens
-from pipec.backends.fpga.search import design_at
 from pipec.backends.fpga.swg import image_cycles
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made

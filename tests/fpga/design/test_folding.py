@@ -16,12 +16,13 @@ from pipec.backends.fpga.cost import FpgaCost
 from pipec.backends.fpga.cycles import simulate_stage
 from pipec.backends.fpga.design import Memory
 from pipec.backends.fpga.factors import dense_cycles, fold
+from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.layers import Dense, Table, Use
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.memory import KINDS, Item, place
 from pipec.backends.fpga.nests import Mvu, ceil_div
 from pipec.backends.fpga.runs import cycles, nest_table
-from pipec.backends.fpga.search import bound, design_at
+from pipec.backends.fpga.search import bound
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.timing import link_timing, stage_timing
 from pipec.cluster.device import Device

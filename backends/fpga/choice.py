@@ -1,0 +1,99 @@
+"""Which layers of a stage stream their weights: a multiple-choice knapsack over five resources."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
+from scipy.sparse import csr_array, vstack
+
+from pipec.backends.fpga.demand import RESOURCES, STORES, Demand, Numbers, Option
+from pipec.backends.fpga.memory import Item
+
+_DDR = RESOURCES.index("ddr")
+_TRIES = ((1.0, False), (0.97, False), (1.0, True))
+"""Shares of the board that are planned with, and whether choices are whole, until one fits."""
+_NODES = 200
+"""Nodes of the search, at most."""
+_LARGE = 0.03
+"""Memories below this share of every kind may be thought of as divisible."""
+
+
+def streamed_layers(demand: Demand, limit: Numbers, lut_memory: float) -> Iterator[dict[str, int]]:
+    """Layers to stream such that a board holds the rest, with little traffic; the best first.
+
+    Args:
+        demand: What a stage takes at a target.
+        limit: What the board offers, [resources].
+        lut_memory: LUTs that may serve as memory.
+
+    Yields:
+        Layer name to vectors per pass over its weights.
+    """
+    for margin, whole in _TRIES:
+        chosen = _chosen(demand, margin * limit, margin * lut_memory, whole=whole)
+        if chosen is None:
+            return
+        yield chosen
+
+
+def _chosen(
+    demand: Demand, limit: Numbers, lut_memory: float, *, whole: bool
+) -> dict[str, int] | None:
+    """The option of each layer that streams, least traffic in all; None if nothing fits.
+
+    Not whole: options are split, and each layer takes the one with the largest share.
+    """
+    options = [o for g in demand.groups for o in g.options]
+    items = [(k, item) for k, o in enumerate(options) for item in o.items]
+    room = np.append(np.maximum(limit, 1e-6), max(lut_memory, 1e-6))
+    use = _use(options, items, room)
+    count, rows = len(options), len(room)
+    free = np.array([len(g.options) > 1 for g in demand.groups for _ in g.options])
+    large = (use[STORES, count:] > _LARGE).reshape(-1, len(items), 3).any(axis=(0, 2))
+    integral = np.concatenate([free, np.repeat(large, 3)]).astype(np.int64)
+    sums, once = _once(demand, [k for k, _ in items])
+    goal = use[_DDR] + 1e-3 * use.sum(axis=0)
+    # the stubs know no sparse matrices here
+    found: OptimizeResult = milp(
+        goal,
+        integrality=integral if whole else None,
+        bounds=Bounds(0.0, 1.0),
+        constraints=LinearConstraint(
+            vstack([csr_array(use), sums]),
+            np.concatenate([np.full(rows, -np.inf), once]),
+            np.concatenate([np.ones(rows), once]),
+        ),
+        options={"node_limit": _NODES, "mip_rel_gap": 0.1} if whole else None,
+    )
+    if found.x is None:
+        return None
+    ends = np.cumsum([len(g.options) for g in demand.groups])[:-1]
+    shares = zip(demand.groups, np.split(found.x[:count], ends), strict=True)
+    best = {g.layer: g.options[int(share.argmax())].block for g, share in shares}
+    return {layer: block for layer, block in best.items() if block}
+
+
+def _use(options: list[Option], items: list[tuple[int, Item]], room: Numbers) -> Numbers:
+    """Shares of a board that options, then items in each kind of memory, take; last LUT memory."""
+    count, rows = len(options), len(room)
+    use = np.zeros((rows, count + 3 * len(items)))
+    use[: rows - 1, :count] = np.array([o.fixed for o in options]).T
+    costs = np.array([item.costs for _, item in items]).reshape(-1, 3)
+    at = count + 3 * np.arange(len(items))
+    for kind in range(3):
+        use[STORES.start + kind, at + kind] = costs[:, kind]
+    use[rows - 1, at] = costs[:, 0]
+    return np.asarray(use / room[:, None])
+
+
+def _once(demand: Demand, owner: list[int]) -> tuple[csr_array, Numbers]:
+    """One option per group, one kind per memory of an option that is taken: matrix and sums."""
+    sizes = [len(g.options) for g in demand.groups]
+    groups, options, items = len(sizes), sum(sizes), len(owner)
+    of_items = groups + np.arange(items)
+    rows = np.concatenate([np.repeat(np.arange(groups), sizes), np.repeat(of_items, 3), of_items])
+    columns = np.concatenate([np.arange(options + 3 * items), np.array(owner, dtype=np.int64)])
+    values = np.concatenate([np.ones(options + 3 * items), -np.ones(items)])
+    shape = (groups + items, options + 3 * items)
+    matrix = csr_array((values, (rows, columns)), shape=shape)
+    return matrix, np.concatenate([np.ones(groups), np.zeros(items)])

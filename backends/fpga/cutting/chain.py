@@ -1,0 +1,233 @@
+"""The least interval of a chain of boards: bisection, each board reaching as far as it can.
+
+For a target interval every board in turn takes as many units of a linear order as fit it; a
+boundary whose values the link cannot carry within the target is no place to cut. Reaching further
+never hurts, as every part of what fits a board fits it too, so this answers the target exactly
+for this order, as far as the fit test is exact. Where boards may stand in any order, a state is
+how many of each kind are used, and the furthest reach of every state is kept.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipec.backends.fpga.demand import RESOURCES, Demands, Numbers
+from pipec.backends.fpga.resources import DDR_SHELL
+from pipec.backends.fpga.search import Board
+
+RATIO = 1.0025
+"""Targets are powers of this times the bound."""
+_STEPS = 6
+_MOST = 8_000
+"""Exponent at which a frame takes a year: nothing fits."""
+
+Order = NDArray[np.int64]
+
+
+def weightings(steps: int = _STEPS) -> Numbers:
+    """Weightings of the resources on a grid, [weightings, resources].
+
+    Example:
+        >>> weightings(1).tolist()[:2]
+        [[0.0, 0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0, 0.0]]
+    """
+    grid = itertools.product(range(steps + 1), repeat=len(RESOURCES))
+    return np.array([w for w in grid if sum(w) == steps]) / steps
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Boards in order and where each one's units end.
+
+    Attributes:
+        boards: Index of the board of each stage.
+        ends: One past its last position in the order.
+        order: The linear order of the units.
+    """
+
+    boards: tuple[int, ...]
+    ends: tuple[int, ...]
+    order: Order
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a board of one kind reaches at one target.
+
+    Attributes:
+        totals: Shares of a board up to each position, one array per way of using it,
+            [weightings, positions + 1].
+        stops: Positions of units that no board can hold, and the end.
+    """
+
+    totals: tuple[Numbers, ...]
+    stops: Order
+
+    def end(self, start: int) -> int:
+        """The furthest end of a run from ``start`` that no weighting excludes."""
+        stop = int(self.stops[np.searchsorted(self.stops, start)])
+        furthest = start
+        for total in self.totals:
+            low, high = furthest, stop
+            while low < high:
+                middle = (low + high + 1) // 2
+                if (total[:, middle] - total[:, start]).max() <= 1.0 + 1e-9:
+                    low = middle
+                else:
+                    high = middle - 1
+            furthest = low
+        return furthest
+
+
+@dataclass
+class Chain:
+    """Boards, links between them, and the model to cut.
+
+    Attributes:
+        boards: In pipeline order.
+        links: Payload bytes per second behind each board but the last.
+        demands: What units take; one clock and precision for all boards of a kind.
+        crossing: Bytes alive behind each position of an order, by order.
+        bound: Seconds that no cut beats.
+        free: Whether boards may be put into another order.
+    """
+
+    boards: Sequence[Board]
+    links: Sequence[float]
+    demands: Demands
+    bound: float
+    free: bool = False
+    weights: Numbers = field(default_factory=weightings)
+    _tables: dict[tuple[int, str], tuple[list[Numbers], NDArray[np.bool_]]] = field(
+        default_factory=dict, init=False
+    )
+
+    def seconds(self, step: int) -> float:
+        """The target of a step."""
+        return float(self.bound * RATIO**step)
+
+    def best(self, orders: Iterable[tuple[Order, Numbers]]) -> tuple[int, Cut] | None:
+        """The least step that some order can be cut for, and the cut.
+
+        Args:
+            orders: Linear orders of the units, each with the bytes that cross behind every
+                position, ``[positions]``.
+        """
+        least, found = _MOST, None
+        for order, crossing in orders:
+            cut = self.at(least - 1, order, crossing)
+            if cut is None:
+                continue
+            low, high = -1, least - 1
+            if found is None:
+                low, high, cut = self._gallop(high, cut, order, crossing)
+            while high - low > 1:
+                middle = (low + high) // 2
+                better = self.at(middle, order, crossing)
+                low, high, cut = (middle, high, cut) if better is None else (low, middle, better)
+            least, found = high, cut
+        return None if found is None else (least, found)
+
+    def _gallop(self, high: int, cut: Cut, order: Order, crossing: Numbers) -> tuple[int, int, Cut]:
+        """Steps of growing size from the bound: one that fails, one that holds, and its cut."""
+        low, size = -1, 8
+        while low + size < high:
+            better = self.at(low + size, order, crossing)
+            if better is not None:
+                return low, low + size, better
+            low, size = low + size, 2 * size
+        return low, high, cut
+
+    def at(self, step: int, order: Order, crossing: Numbers) -> Cut | None:
+        """A cut that keeps the target of a step; None if there is none."""
+        kinds = sorted({b.device.kind for b in self.boards})
+        reach = {kind: self._reach(step, kind, order) for kind in kinds}
+        allowed = [crossing <= self.seconds(step) * link for link in self._joints()]
+        if not self.free or len(kinds) == 1:
+            return self._walk(reach, allowed, order)
+        return self._any_order(kinds, reach, allowed, order)
+
+    def _joints(self) -> list[float]:
+        if self.free and self.links:
+            return [min(self.links)] * len(self.links)
+        return list(self.links)
+
+    def _walk(
+        self,
+        reach: Mapping[str, Reach],
+        allowed: Sequence[NDArray[np.bool_]],
+        order: Order,
+    ) -> Cut | None:
+        start, ends = 0, []
+        for k, board in enumerate(self.boards):
+            start = self._end(k, start, reach[board.device.kind].end(start), allowed)
+            if start < 0:
+                return None
+            ends.append(start)
+        return Cut(tuple(range(len(ends))), tuple(ends), order)
+
+    def _end(
+        self, position: int, start: int, furthest: int, allowed: Sequence[NDArray[np.bool_]]
+    ) -> int:
+        """Where the board at a place in the chain ends; -1 if it cannot."""
+        left = len(self.boards) - 1 - position
+        if left == 0:
+            return furthest if furthest == self.demands.units else -1
+        end = min(furthest, self.demands.units - left)
+        while end > start and not allowed[position][end - 1]:
+            end -= 1
+        return end if end > start else -1
+
+    def _any_order(
+        self,
+        kinds: Sequence[str],
+        reach: Mapping[str, Reach],
+        allowed: Sequence[NDArray[np.bool_]],
+        order: Order,
+    ) -> Cut | None:
+        """Dynamic program over how many boards of each kind are used."""
+        of_kind = [
+            [k for k, b in enumerate(self.boards) if b.device.kind == kind] for kind in kinds
+        ]
+        best: dict[tuple[int, ...], tuple[int, tuple[int, ...], tuple[int, ...]]] = {
+            (0,) * len(kinds): (0, (), ())
+        }
+        for counts in itertools.product(*(range(len(found) + 1) for found in of_kind)):
+            for k, kind in enumerate(kinds):
+                before = (*counts[:k], counts[k] - 1, *counts[k + 1 :])
+                if before not in best:
+                    continue
+                start, ends, boards = best[before]
+                end = self._end(len(ends), start, reach[kind].end(start), allowed)
+                if end > best.get(counts, (-1, (), ()))[0] and end > 0:
+                    best[counts] = (end, (*ends, end), (*boards, of_kind[k][counts[k] - 1]))
+        found = best.get(tuple(len(f) for f in of_kind))
+        return None if found is None else Cut(found[2], found[1], order)
+
+    def _reach(self, step: int, kind: str, order: Order) -> "Reach":
+        tables, late = self._table(step, kind)
+        ahead = [np.pad(np.cumsum(t[:, order], axis=1), ((0, 0), (1, 0))) for t in tables]
+        return Reach(tuple(ahead), np.append(np.flatnonzero(late[order]), len(order)))
+
+    def _table(self, step: int, kind: str) -> tuple[list[Numbers], NDArray[np.bool_]]:
+        """Least shares of a board per unit, without and with streaming; and units that are late."""
+        key = (step, kind)
+        if key not in self._tables:
+            board = next(b for b in self.boards if b.device.kind == kind)
+            clock, most = board.fabric.clock_hz, board.limits
+            demand = self.demands.at(max(math.floor(self.seconds(step) * clock), 1))
+            shell = DDR_SHELL
+            alone = np.array([most.dsp, most.lut, most.bram36, most.uram, most.ddr / clock])
+            beside = alone - (0.0, shell.lut, shell.bram36, 0.0, 0.0)
+            self._tables[key] = (
+                [
+                    demand.weighed(self.weights, alone, streams=False),
+                    demand.weighed(self.weights, beside, streams=True),
+                ],
+                demand.late,
+            )
+        return self._tables[key]

@@ -1,0 +1,144 @@
+"""The joint fold and cut of a plan: a client of `pipec.partition`, which knows no boards."""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.cutting.chain import Chain, Cut, Order
+from pipec.backends.fpga.demand import Demands, Numbers
+from pipec.backends.fpga.design import bits_of
+from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.search import Board, macs
+from pipec.compiler.problem import placement_problem
+from pipec.cost.table import CostTable
+from pipec.graph.ir import Graph, tensors
+from pipec.partition.costgraph import CostGraph
+from pipec.partition.devices import Device
+from pipec.partition.orders import linear_orders
+from pipec.partition.result import CutResult, stage_memory
+from pipec.partition.units import Units, make_units
+
+METHOD = "fold and cut: bisection over the interval, boards reach as far as they can"
+"""How a `CutResult` says that it is from here."""
+ORDERS = 8
+"""Linear orders that are tried."""
+
+
+def rate(boards: Sequence[Board]) -> float:
+    """Multiply-accumulates per second of all usable DSPs of all boards."""
+    return sum(b.limits.dsp / arithmetic(b.precision).mac_dsp * b.fabric.clock_hz for b in boards)
+
+
+def interval_bound(network: Network, boards: Sequence[Board]) -> float:
+    """Seconds per frame that no cut and no folding beats: all products on all usable DSPs.
+
+    Raises:
+        BackendError: A device is no FPGA.
+    """
+    return max(sum(map(macs, network.layers)) / rate(boards), 1e-9)
+
+
+def joint_cut(
+    graph: Graph,
+    costs: CostTable,
+    boards: Sequence[Board],
+    links: Sequence[float],
+    *,
+    free_order: bool = False,
+) -> CutResult | None:
+    """Cut a model over boards such that the slowest board, folded up to its budget, is fastest.
+
+    Args:
+        graph: The whole model, for inference.
+        costs: Per node cost, for the linear orders and the memory of DDR.
+        boards: One per stage.
+        links: Payload bytes per second behind each board but the last.
+        free_order: Boards may be put into another order.
+
+    Returns:
+        The cut; its bound is `interval_bound`. None if no cut was found.
+
+    Raises:
+        BackendError: An op has no engine.
+    """
+    began = time.perf_counter()
+    precision = boards[0].precision
+    problem = _with_stream_bytes(placement_problem(graph, costs), graph, precision)
+    units = make_units(problem, problem.bytes[None])
+    if units.size < len(boards):
+        return None
+    network = lower(graph, precision)
+    unit_of = dict(zip(problem.names, units.of_node.tolist(), strict=True))
+    demands = Demands(network, precision, unit_of, units.size)
+    chain = Chain(boards, links, demands, interval_bound(network, boards), free_order)
+    orders = [(order, crossing(units, order)) for order in _orders(units)]
+    found = chain.best(orders)
+    if found is None:
+        return None
+    target = int(chain.seconds(found[0]) * boards[0].fabric.clock_hz)
+    demands.reserve(sized(demands.design(target)))
+    chain = dataclasses.replace(chain)
+    step, cut = chain.best(orders) or found
+    return _result(problem, units, chain, step, cut, time.perf_counter() - began)
+
+
+def _orders(units: Units) -> Iterator[Order]:
+    """Different linear orders of the units."""
+    seen: set[bytes] = set()
+    for order in itertools.islice(linear_orders(units, units.work.max(axis=0)), ORDERS):
+        if order.tobytes() not in seen:
+            seen.add(order.tobytes())
+            yield order
+
+
+def _with_stream_bytes(problem: CostGraph, graph: Graph, precision: str) -> CostGraph:
+    """The problem with values as wide as the streams carry them."""
+    width = bits_of(precision) / 8
+    nodes = graph.nodes
+    scale = [
+        width / first.itemsize if first.is_floating_point() else 1.0
+        for first in (tensors(nodes[problem.names[k]])[0] for k in problem.producer.tolist())
+    ]
+    return dataclasses.replace(problem, bytes=problem.bytes * np.array(scale))
+
+
+def crossing(units: Units, order: Order) -> Numbers:
+    """Bytes alive behind each position of an order: what a cut there sends over one link."""
+    position = np.empty(units.size, dtype=np.int64)
+    position[order] = np.arange(units.size)
+    at, starts = position[units.pin], units.pin_ptr[:-1]
+    alive = np.zeros(units.size + 1)
+    if len(starts):
+        np.add.at(alive, np.minimum.reduceat(at, starts), units.cost[0])
+        np.add.at(alive, np.maximum.reduceat(at, starts), -units.cost[0])
+    return np.asarray(np.cumsum(alive)[:-1])
+
+
+def _result(
+    problem: CostGraph, units: Units, chain: Chain, step: int, cut: Cut, seconds: float
+) -> CutResult:
+    stage_of = np.empty(units.size, dtype=np.int64)
+    for number, (start, end) in enumerate(itertools.pairwise((0, *cut.ends))):
+        stage_of[cut.order[start:end]] = number
+    stage = stage_of[units.of_node]
+    devices = [Device(chain.boards[k].device.kind) for k in cut.boards]
+    target = chain.seconds(step)
+    return CutResult(
+        assignment=np.array(cut.boards)[stage],
+        stage=stage,
+        device_order=cut.boards,
+        loads=(target,) * len(devices),
+        memory_bytes=tuple(stage_memory(problem, stage, len(devices)).tolist()),
+        max_load=target,
+        objective=target,
+        lower_bound=chain.bound,
+        contiguous=True,
+        method=METHOD,
+        seconds=seconds,
+    )

@@ -1,0 +1,167 @@
+"""Folding and cutting as one search: against brute force, duality, links, unlike boards."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pipec.backends.fpga.compile import Board, best_design
+from pipec.backends.fpga.cutting.chain import Chain, weightings
+from pipec.backends.fpga.cutting.joint import METHOD, crossing, interval_bound, joint_cut
+from pipec.backends.fpga.demand import Demands
+from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.streaming import blocks_of
+from pipec.cluster.cluster import Cluster
+from pipec.cluster.device import Device
+from pipec.cluster.presets import PRESETS
+from pipec.compiler.driver import make_plan
+from pipec.compiler.pass_manager import parse_pipeline
+from pipec.errors import BackendError
+from pipec.graph.extract import extract
+from pipec.graph.ir import Graph
+from pipec.partition.costgraph import Value, cost_graph
+from pipec.partition.result import CutResult
+from pipec.partition.units import make_units
+from pipec.plan.model import Plan
+from tests.fpga.design.models import graph_of, made
+
+VCU118 = PRESETS["vcu118"]
+COSTED = "simplify,annotate-cost"
+
+
+def device(kind: str, dsp: int, link: float = 11e9) -> Device:
+    """A VCU118 with fewer DSPs."""
+    assert VCU118.fpga is not None
+    fabric = dataclasses.replace(VCU118.fpga, dsp=dsp)
+    return dataclasses.replace(VCU118, kind=kind, fpga=fabric, link_bandwidth=link)
+
+
+def costed(name: str, *devices: Device) -> Plan:
+    model, x = made(name)
+    return make_plan(graph_of(model, x), Cluster(devices), "fpga", passes=parse_pipeline(COSTED))
+
+
+def cut_of(plan: Plan, links: float = 11e9, *, free: bool = False) -> CutResult:
+    boards = [Board(d) for d in plan.cluster.devices]
+    assert plan.costs is not None
+    joints = [links] * (len(boards) - 1)
+    found = joint_cut(plan.graph, plan.costs, boards, joints, free_order=free)
+    assert found is not None
+    return found
+
+
+def slowest(graph: Graph, stage: "np.ndarray[tuple[int], np.dtype[np.int64]]", plan: Plan) -> float:
+    """Interval of the slowest stage when each is folded as far as its board allows."""
+    names, orders, worst = [n.name for n in graph.calls], dict[str, tuple[int, ...]](), 0.0
+    for k, board in enumerate(plan.cluster.devices):
+        mine = {n for n, s in zip(names, stage.tolist(), strict=True) if s == k}
+        network = lower(extract(graph, mine, f"S{k}"), orders=orders)
+        orders |= {p.value: p.order for p in network.outputs}
+        worst = max(worst, best_design(network, Board(board)).interval)
+    return worst
+
+
+@pytest.mark.parametrize("name", ["inception"])
+def test_no_cut_of_the_same_order_is_faster(name: str) -> None:
+    """Brute force: every cut in two of the nodes' own order, really folded."""
+    plan = costed(name, *[device("small", 500)] * 2)
+    found = cut_of(plan)
+    best = slowest(plan.graph, found.stage, plan)
+    assert best <= found.max_load * 200e6 * 1.01
+    count = len(plan.graph.calls)
+    for end in range(1, count):
+        stage = (np.arange(count) >= end).astype(np.int64)
+        try:
+            other = slowest(plan.graph, stage, plan)
+        except BackendError:
+            continue
+        assert best <= other * 1.01, end
+
+
+def test_a_stage_that_fits_is_excluded_by_no_weighting() -> None:
+    """Weak duality: shares of a board are at most 1 at the interval of a design that fits."""
+    model, x = made("resnet")
+    network = lower(graph_of(model, x))
+    board = Board(device("small", 500))
+    design = best_design(network, board)
+    demands = Demands(network, "float32", {layer.node: 0 for layer in network.layers})
+    most = board.limits
+    limit = np.array([most.dsp, most.lut, most.bram36, most.uram, most.ddr / 200e6])
+    demand = demands.at(design.interval)
+    assert not demand.late.any()
+    assert demand.weighed(weightings(), limit, streams=True).sum(axis=1).max() <= 1.0
+    faster = demands.at(int(interval_bound(network, [board]) * 200e6 * 0.95))
+    assert faster.weighed(weightings(), limit, streams=True).sum(axis=1).max() > 1.0
+
+
+def test_streaming_is_an_option_of_layers_with_large_matrices() -> None:
+    model, x = made("resnet")
+    network = lower(graph_of(model, x))
+    demands = Demands(network, "float32", {layer.node: 0 for layer in network.layers})
+    groups = {g.layer: g for g in demands.at(100_000).groups if g.layer}
+    assert set(groups) == set(blocks_of(network))
+    for group in groups.values():
+        chip, *streamed = group.options
+        assert chip.block == 0
+        assert chip.fixed[4] == 0
+        assert all(o.block > 0 and o.fixed[4] > 0 for o in streamed)
+
+
+def test_boards_in_the_best_order_are_no_slower() -> None:
+    large, small = device("large", 900), device("small", 400)
+    orders = ((large, small, small), (small, large, small), (small, small, large))
+    fixed = [cut_of(costed("resnet", *order)).max_load for order in orders]
+    free = cut_of(costed("resnet", small, large, small), free=True)
+    assert free.max_load == pytest.approx(min(fixed))
+    assert sorted(free.device_order) == [0, 1, 2]
+
+
+def test_what_crosses_a_link_fits_its_payload() -> None:
+    """A slow link is cut where little crosses, or the interval grows to what it carries."""
+    plan = costed("resnet", *[device("small", 500)] * 2)
+    fast, slow = cut_of(plan), cut_of(plan, links=2e6)
+    assert slow.max_load >= fast.max_load
+    calls = plan.graph.calls
+    stage = dict(zip((n.name for n in calls), slow.stage.tolist(), strict=True))
+    sent = sum(
+        4 * n.meta["val"].numel()
+        for n in calls
+        if stage[n.name] == 0 and any(stage.get(u.name) == 1 for u in n.users)
+    )
+    assert sent > 0
+    assert sent <= slow.max_load * 2e6
+
+
+def test_crossing_counts_what_is_alive() -> None:
+    """a -> b -> d, a -> c -> d: both branches cross behind b."""
+    values = [Value(0, [1, 2], bytes=8), Value(1, [3], bytes=2), Value(2, [3], bytes=4)]
+    graph = cost_graph("abcd", {"x": [1, 1, 1, 1]}, values)
+    units = make_units(graph, graph.bytes[None])
+    assert crossing(units, np.arange(4)).tolist() == [8, 10, 6, 0]
+    assert crossing(units, np.array([0, 2, 1, 3])).tolist() == [8, 12, 6, 0]
+
+
+def test_impossible_chain_has_no_cut() -> None:
+    plan = costed("resnet", *[device("small", 500)] * 2)
+    network = lower(plan.graph)
+    demands = Demands(network, "float32", {layer.node: 0 for layer in network.layers}, 1)
+    chain = Chain([Board(d) for d in plan.cluster.devices], [11e9], demands, 1e-4)
+    assert chain.best([(np.zeros(1, np.int64), np.zeros(1))]) is None
+
+
+def test_compile_takes_this_road() -> None:
+    model, x = made("resnet")
+    devices = (device("large", 900), device("small", 500))
+    plan = make_plan(graph_of(model, x), Cluster(devices), "fpga")
+    assert plan.partition is not None
+    assert plan.partition.method == METHOD
+    assert plan.partition.lower_bound < plan.partition.max_load
+    reached = max(t.interval_seconds for t in plan.timing)
+    assert reached == pytest.approx(plan.partition.max_load, rel=0.02)
+    measured = dataclasses.replace(
+        plan.costs, method=dict.fromkeys(("large", "small"), "measured")
+    )  # fmt: skip
+    other = make_plan(graph_of(model, x), Cluster(devices), "fpga", costs=measured)
+    assert other.partition is not None
+    assert other.partition.method != METHOD
+    assert max(t.interval_seconds for t in other.timing) >= reached * 0.99
