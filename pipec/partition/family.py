@@ -1,10 +1,11 @@
-"""Families of candidate cuts: the prefixes of one order, or any set of ideals.
+"""Families of candidate cuts; here the prefixes of one order, elsewhere any set of ideals.
 
 A family holds, for every candidate, what lies left of it: work, memory, and the cost of the
 hyperedges that are partly inside. The dynamic program in ``frontier`` knows nothing else.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,8 +24,6 @@ class Family(ABC):
         weight: Bytes per weight version, [cuts].
         activation: Bytes per microbatch in flight, [cuts].
         cut: Cost of the hyperedges partly left, [kinds, cuts].
-        degree: Units of each hyperedge.
-        price: First cost of each hyperedge.
     """
 
     ref: FloatArray
@@ -34,16 +33,14 @@ class Family(ABC):
     weight: FloatArray
     activation: FloatArray
     cut: FloatArray
-    degree: IntArray
-    price: FloatArray
 
     @abstractmethod
-    def spanning(self, sources: IntArray, targets: IntArray) -> IntArray:
-        """Hyperedges that may be partly left of a source and partly left of a target."""
+    def passing(self, sources: IntArray, targets: IntArray) -> FloatArray:
+        """What ``cut(I) + cut(J)`` counts too much for a stage I - J, [sources, targets].
 
-    @abstractmethod
-    def counts(self, rows: IntArray, edges: IntArray) -> IntArray:
-        """Units of each hyperedge that lie left of each cut, [rows, edges]."""
+        A hyperedge p that is partly in both counts ``cost_p`` too much, and twice that if it has as
+        many units in I as in J. Rows are ascending; only pairs with J inside I have a meaning.
+        """
 
     @abstractmethod
     def inside(self, sources: IntArray, targets: IntArray) -> BoolArray:
@@ -69,14 +66,10 @@ class PrefixFamily(Family):
         self.blocked = _running(blocked[:, order].astype(float))
         self.weight = _running(units.weight_bytes[order])
         self.activation = _running(units.activation_bytes[order])
-        self.degree = np.diff(units.pin_ptr)
-        self.price = units.cost[0]
-        # places of the pins, sorted within each hyperedge, as one sorted array of numbers
-        self._base, self._ptr = n + 1, units.pin_ptr[:-1]
-        self._keys = np.sort(units.pin_edge() * self._base + place[units.pin])
-        start = np.arange(len(self.degree)) * self._base
-        self._first = self._keys[self._ptr] - start
-        self._last = self._keys[units.pin_ptr[1:] - 1] - start
+        # places of the pins, sorted within each hyperedge
+        keys = np.sort(units.pin_edge() * (n + 1) + place[units.pin])
+        pins = keys - units.pin_edge() * (n + 1)
+        self._first, self._last = pins[units.pin_ptr[:-1]], pins[units.pin_ptr[1:] - 1]
         # a hyperedge is cut by the prefixes first+1 .. last
         change = [
             np.bincount(self._first + 1, row, n + 2) - np.bincount(self._last + 1, row, n + 2)
@@ -84,21 +77,11 @@ class PrefixFamily(Family):
         ]
         self.cut = np.maximum(np.cumsum(np.array(change), axis=1)[:, : n + 1], 0.0)
         self.cut[:, 0] = self.cut[:, n] = 0.0
+        self.spans = _spans(units, pins, self._first, self._last)
 
-    def spanning(self, sources: IntArray, targets: IntArray) -> IntArray:
-        """Hyperedges open at some source and at some target."""
-        return np.flatnonzero((self._first < sources.max()) & (self._last >= targets.min()))
-
-    def counts(self, rows: IntArray, edges: IntArray) -> IntArray:
-        """Pins before each prefix's end."""
-        column = rows[:, None]
-        counted = (self._first[edges] < column).astype(np.int64)
-        counted += self._last[edges] < column
-        many = np.flatnonzero(self.degree[edges] > 2)
-        keys = edges[many] * self._base + column
-        found = np.searchsorted(self._keys, keys.ravel()).reshape(keys.shape)
-        counted[:, many] = found - self._ptr[edges[many]]
-        return counted
+    def passing(self, sources: IntArray, targets: IntArray) -> FloatArray:
+        """Sums over the spans that hold both prefixes."""
+        return passing_spans(self.spans.start, self.spans, sources, targets)
 
     def inside(self, sources: IntArray, targets: IntArray) -> BoolArray:
         """Shorter prefixes are subsets of longer ones."""
@@ -109,47 +92,58 @@ class PrefixFamily(Family):
         return self.order[:row]
 
 
-class IdealFamily(Family):
-    """Any set of ideals, given by the units they hold, [ideals, units]."""
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """Stretches between pins of one hyperedge: prefixes that end in the same one share them.
 
-    def __init__(self, units: Units, ref: FloatArray, bits: BoolArray) -> None:
-        dense = bits.astype(np.float32)
-        measure = bits @ ref
-        order = np.lexsort((bits.sum(axis=1), measure))
-        bits, dense = bits[order], dense[order]
-        blocked = np.isinf(units.work)
-        self.bits = bits
-        self.ref = measure[order]
-        self.size = bits.sum(axis=1)
-        self.work = np.where(blocked, 0.0, units.work) @ bits.T
-        self.blocked = blocked.astype(float) @ bits.T
-        self.weight = bits @ units.weight_bytes
-        self.activation = bits @ units.activation_bytes
-        self.degree = np.diff(units.pin_ptr)
-        self.price = units.cost[0]
-        incidence = np.zeros((units.size, len(self.degree)), np.float32)
-        incidence[units.pin, units.pin_edge()] = 1.0
-        self._counts = (dense @ incidence).astype(np.int16)
-        self._partly = (self._counts > 0) & (self._counts < self.degree)
-        self.cut = units.cost @ self._partly.T
-        self._words = np.packbits(bits, axis=1)
+    One span from the first to the last pin of every hyperedge, then one between any two pins that
+    follow each other; a prefix of i units lies in a span if ``start < i <= stop``.
 
-    def spanning(self, sources: IntArray, targets: IntArray) -> IntArray:
-        """Hyperedges partly in some source and partly in some target."""
-        return np.flatnonzero(self._partly[sources].any(axis=0) & self._partly[targets].any(axis=0))
+    Attributes:
+        start: Place of the earlier pin.
+        stop: Place of the later pin.
+        price: Cost of the hyperedge.
+    """
 
-    def counts(self, rows: IntArray, edges: IntArray) -> IntArray:
-        """Pins inside each ideal."""
-        return self._counts[np.ix_(rows, edges)].astype(np.int64)
+    start: IntArray
+    stop: IntArray
+    price: FloatArray
 
-    def inside(self, sources: IntArray, targets: IntArray) -> BoolArray:
-        """No bit of the source is missing in the target."""
-        missing = self._words[sources] & ~self._words[targets]
-        return np.logical_not(missing.any(axis=1))
 
-    def members(self, row: int) -> IntArray:
-        """Units of one ideal."""
-        return np.flatnonzero(self.bits[row])
+def _spans(units: Units, pins: IntArray, first: IntArray, last: IntArray) -> Spans:
+    edge = units.pin_edge()
+    same = np.flatnonzero(edge[1:] == edge[:-1])
+    price = units.cost[0]
+    return Spans(
+        np.concatenate([first, pins[same]]),
+        np.concatenate([last, pins[same + 1]]),
+        np.concatenate([price, price[edge[same]]]),
+    )
+
+
+def passing_spans(
+    start: IntArray, spans: Spans, sources: IntArray, targets: IntArray
+) -> FloatArray:
+    """Price of the spans that start before a source and stop at or behind a target.
+
+    Args:
+        start: Starts of the spans, in the order that the sources are prefixes of.
+        spans: The same spans in the order of the targets.
+        sources: Ascending prefixes.
+        targets: Ascending prefixes.
+
+    Returns:
+        [sources, targets]; a sum over quadrants, so one histogram and two running sums.
+    """
+    shape = (len(sources), len(targets))
+    live = np.flatnonzero((start < sources[-1]) & (spans.stop >= targets[0]))
+    if not len(live):
+        return np.zeros(shape)
+    i = np.searchsorted(sources, start[live], "right")
+    j = np.searchsorted(targets, spans.stop[live], "right") - 1
+    grid = np.bincount(i * shape[1] + j, spans.price[live], shape[0] * shape[1]).reshape(shape)
+    total = np.cumsum(np.cumsum(grid, axis=0)[:, ::-1], axis=1)[:, ::-1]
+    return np.asarray(total, np.float64)
 
 
 def _running(rows: FloatArray) -> FloatArray:

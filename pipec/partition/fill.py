@@ -12,8 +12,9 @@ import numpy as np
 
 from pipec.partition.bounds import TOLERANCE, Bounds, highest_load, make_bounds
 from pipec.partition.costgraph import FloatArray
-from pipec.partition.family import Family, IdealFamily, PrefixFamily
-from pipec.partition.frontier import NO_EDGES, OutOfTimeError, Path, loads, search
+from pipec.partition.family import Family, PrefixFamily
+from pipec.partition.frontier import OutOfTimeError, Path, loads, search
+from pipec.partition.ideal_family import IdealFamily
 from pipec.partition.ideals import enumerate_ideals, merge_windows
 from pipec.partition.incumbent import Incumbent
 from pipec.partition.machine import Machine
@@ -146,8 +147,6 @@ def path_loads(family: Family, machine: Machine, path: Path) -> FloatArray:
     before = 0
     for row, step in zip(path.rows, path.steps, strict=True):
         source, target = np.array([before]), np.array([row])
-        pays = machine.priced and machine.kinds[step.kind].pays and len(family.degree)
-        edges = family.spanning(source, target) if pays else NO_EDGES
-        result.append(float(loads(family, machine, step, source, target, edges)[0, 0]))
+        result.append(float(loads(family, machine, step, source, target)[0, 0]))
         before = row
     return np.array(result)

@@ -24,7 +24,6 @@ from pipec.partition.machine import Machine, Step
 
 BLOCK = 512
 ROUNDS = 6
-NO_EDGES = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -229,10 +228,7 @@ def _reached(
     caps: _Caps,
 ) -> FloatArray:
     """Objective of every pair; infinite if it does not beat the bound or is not allowed."""
-    edges = NO_EDGES
-    if machine.priced and machine.kinds[step.kind].pays and len(family.degree):
-        edges = family.spanning(sources, targets)
-    load = loads(family, machine, step, sources, targets, edges)
+    load = loads(family, machine, step, sources, targets)
     reached = load + behind if caps.total else np.maximum(load, behind)
     ok = (reached < bound) & allowed(family, machine, step, sources, targets)
     if caps.total:
@@ -294,9 +290,13 @@ def loads(
     step: Step,
     sources: IntArray,
     targets: IntArray,
-    edges: IntArray,
+    *,
+    rough: bool = False,
 ) -> FloatArray:
-    """Load of the stage between every source and target, [sources, targets]."""
+    """Load of the stage between every source and target, [sources, targets].
+
+    ``rough`` also charges values that pass over the stage: never too little.
+    """
     work = family.work[machine.rows[step.kind]]
     load: FloatArray = work[targets] - work[sources][:, None]
     if not machine.kinds[step.kind].pays:
@@ -304,7 +304,7 @@ def loads(
     if machine.priced:
         cut = family.cut[0]
         load += cut[targets] + cut[sources][:, None]
-        return load - _passing(family, sources, targets, edges) if len(edges) else load
+        return load if rough else load - family.passing(sources, targets)
     assert step.link_in is not None
     assert step.link_out is not None
     into, out = family.cut[:, sources], family.cut[:, targets]
@@ -314,47 +314,6 @@ def loads(
     load += cut_seconds(into, step.link_in, priced=False)[:, None]
     load += cut_seconds(out, step.link_out, priced=False)
     return load
-
-
-def _passing(family: Family, sources: IntArray, targets: IntArray, edges: IntArray) -> FloatArray:
-    """What ``cut(I) + cut(J)`` counts too much for hyperedges partly in both."""
-    right = family.counts(targets, edges)
-    open_ = ((right > 0) & (right < family.degree[edges])).any(axis=0)
-    edges, right = edges[open_], right[:, open_]
-    if not len(edges):
-        return np.zeros((len(sources), len(targets)))
-    left = family.counts(sources, edges)
-    degree, price = family.degree[edges], family.price[edges]
-    two = degree == 2
-    result = _shared(left[:, two] == 1, right[:, two] == 1, 2 * price[two])
-    if not two.all():
-        left, right, degree, price = left[:, ~two], right[:, ~two], degree[~two], price[~two]
-        result += _shared((left > 0) & (left < degree), (right > 0) & (right < degree), price)
-        edge, count = _common(left, right, degree)
-        result += _shared(left[:, edge] == count, right[:, edge] == count, price[edge])
-    return result
-
-
-def _shared(left: BoolArray, right: BoolArray, weight: FloatArray) -> FloatArray:
-    """Total weight of the columns that are set in a left and in a right row, [left, right].
-
-    Columns that are set everywhere (values that pass over the whole window) only add a constant.
-    """
-    always = left.all(axis=0) & right.all(axis=0)
-    varied = ~always
-    product: FloatArray = (left[:, varied] * weight[varied]) @ right[:, varied].T.astype(float)
-    return product + float(weight[always].sum())
-
-
-def _common(left: IntArray, right: IntArray, degree: IntArray) -> tuple[IntArray, IntArray]:
-    """(hyperedge, count) pairs, partly inside, that occur on both sides."""
-    base = int(degree.max()) + 1
-    keys = np.arange(len(degree)) * base
-    seen = [np.zeros(len(degree) * base, bool) for _ in range(2)]
-    for side, flags in zip((left, right), seen, strict=True):
-        flags[(side + keys)[(side > 0) & (side < degree)]] = True
-    both = np.flatnonzero(seen[0] & seen[1])
-    return both // base, both % base
 
 
 def _trace(family: Family, machine: Machine, states: list[_State]) -> Path | None:

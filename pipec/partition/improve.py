@@ -12,9 +12,9 @@ from itertools import islice
 import numpy as np
 
 from pipec.partition.bounds import TOLERANCE, Bounds, make_bounds
-from pipec.partition.costgraph import BoolArray, FloatArray
-from pipec.partition.family import IdealFamily
+from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
 from pipec.partition.frontier import OutOfTimeError, search
+from pipec.partition.ideal_family import IdealFamily, measure_of
 from pipec.partition.ideals import closures
 from pipec.partition.incumbent import Incumbent
 from pipec.partition.machine import Machine
@@ -24,17 +24,20 @@ from pipec.partition.units import Units
 
 ORDERS = 27
 ROWS = 6000
+CELLS = 20_000_000  # prefixes x units
 ROUNDS = 30
 
 
 def improve(units: Units, machine: Machine, best: Incumbent, deadline: float) -> None:
     """Offers better cuts until a round finds none or time is up."""
+    if time.perf_counter() > deadline:
+        return
     small = reduce_units(units, machine, best.value, idle=not machine.exactly)
     if small.size < len(machine.devices) and machine.exactly:
         return
     bounds = make_bounds(small, machine)
     above, below = closures(small)
-    pool = _prefixes(small, bounds)
+    pool = _prefixes(small, bounds, best.value)
     for _ in range(ROUNDS):
         around = [
             pool,
@@ -57,15 +60,24 @@ def improve(units: Units, machine: Machine, best: Incumbent, deadline: float) ->
         pool = pool[:0]
 
 
-def _prefixes(units: Units, bounds: Bounds) -> BoolArray:
-    """Prefixes of many orders."""
-    steps = np.arange(units.size + 1)[:, None]
-    found = []
+def _prefixes(units: Units, bounds: Bounds, limit: float) -> BoolArray:
+    """Prefixes of many orders in the windows; on large graphs only every few of them."""
+    steps = np.arange(units.size + 1)
+    found: list[tuple[IntArray, IntArray]] = []
     for order in islice(linear_orders(units, bounds.ref, ORDERS), ORDERS):
         place = np.empty(units.size, np.int64)
         place[order] = np.arange(units.size)
-        found.append(place[None, :] < steps)
-    return np.concatenate(found)
+        measure = np.concatenate([[0.0], np.cumsum(bounds.ref[order])])
+        found.append((place, steps[_wanted(measure, bounds, limit)]))
+    stride = -(-sum(len(kept) for _, kept in found) * units.size // CELLS)
+    return np.concatenate([place[None, :] < kept[::stride, None] for place, kept in found])
+
+
+def _wanted(measure: FloatArray, bounds: Bounds, limit: float) -> BoolArray:
+    """Whether some state may use a cut with this much work on its left."""
+    low, high = bounds.windows(limit)
+    inside = (measure[:, None] >= low) & (measure[:, None] <= high)
+    return np.asarray(inside.any(axis=1))
 
 
 def _known_cuts(units: Units, best: Incumbent) -> list[BoolArray]:
@@ -96,9 +108,7 @@ def _neighbours(
 
 def _in_windows(rows: BoolArray, bounds: Bounds, limit: float) -> BoolArray:
     """Distinct rows that some state may use, and the two ends."""
-    low, high = bounds.windows(limit)
-    measure = rows @ bounds.ref
-    keep = ((measure[:, None] >= low) & (measure[:, None] <= high)).any(axis=1)
+    keep = _wanted(measure_of(rows, bounds.ref), bounds, limit)
     ends = np.stack([np.zeros(rows.shape[1], bool), np.ones(rows.shape[1], bool)])
     rows = np.concatenate([rows[keep], ends])
     _, first = np.unique(np.packbits(rows, axis=1), axis=0, return_index=True)

@@ -8,8 +8,8 @@ from math import inf
 import numpy as np
 
 from pipec.partition.bounds import TOLERANCE, highest_load, make_bounds
-from pipec.partition.family import IdealFamily
 from pipec.partition.frontier import OutOfTimeError, search
+from pipec.partition.ideal_family import IdealFamily
 from pipec.partition.ideals import enumerate_ideals, merge_windows
 from pipec.partition.improve import improve
 from pipec.partition.incumbent import Incumbent

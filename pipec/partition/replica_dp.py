@@ -10,7 +10,7 @@ from pipec.errors import PartitionError
 from pipec.partition.bounds import TOLERANCE
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
 from pipec.partition.devices import Link
-from pipec.partition.family import IdealFamily
+from pipec.partition.ideal_family import IdealFamily
 from pipec.partition.ideals import enumerate_ideals
 from pipec.partition.orders import linear_orders
 from pipec.partition.reduce import join_idle

@@ -5,7 +5,7 @@ from math import inf
 import numpy as np
 
 from pipec.partition.family import PrefixFamily
-from pipec.partition.frontier import NO_EDGES, Path, allowed, loads
+from pipec.partition.frontier import Path, allowed, loads
 from pipec.partition.machine import Machine, Step
 
 STRIP = 256
@@ -78,7 +78,7 @@ def _farthest(
     source = np.array([at])
     while end > at:
         strip = np.arange(max(at + 1, end - STRIP + 1), end + 1)
-        good = loads(family, machine, step, source, strip, NO_EDGES)[0] <= limit
+        good = loads(family, machine, step, source, strip, rough=True)[0] <= limit
         good &= allowed(family, machine, step, source, strip)[0]
         hits = np.flatnonzero(good)
         if len(hits):

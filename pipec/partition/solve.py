@@ -12,7 +12,6 @@ The dynamic program over ideals is that of Tarnawski et al. (NeurIPS'20), the wi
 
 import time
 from collections.abc import Sequence
-from itertools import islice
 from math import inf
 
 import numpy as np
@@ -24,8 +23,9 @@ from pipec.partition.devices import Device, Link, StageMemory, one_of_each
 from pipec.partition.family import PrefixFamily
 from pipec.partition.fill import Objective, cut_for_fill
 from pipec.partition.fitting import nothing_fits
-from pipec.partition.frontier import OutOfTimeError, search
+from pipec.partition.frontier import search
 from pipec.partition.incumbent import Incumbent, name_devices
+from pipec.partition.large import cut_large, rows_for
 from pipec.partition.machine import Machine, make_machine
 from pipec.partition.orders import linear_orders
 from pipec.partition.prove import Proof, prove
@@ -34,10 +34,7 @@ from pipec.partition.result import CutResult, stage_loads, stage_memory
 from pipec.partition.scan import scan
 from pipec.partition.units import Units, make_units
 
-LARGE = 3_000
-ORDERS_OF_LARGE = 4
-BEST_OF_LARGE = 2
-PAIRS = 1.5e7  # of cuts looked at per order of a graph that is not small
+LARGE = 800
 SMALL = 800
 
 
@@ -124,10 +121,10 @@ def _cut_orders(
     if machine.exactly and small.size < len(machine.devices):
         small = units
     if large:
-        _cut_large(small, machine, best, began + time_limit)
+        cut_large(small, machine, best, began + time_limit)
         return
     bounds, highest = make_bounds(small, machine), highest_load(small, machine)
-    most = int((PAIRS / len(machine.devices)) ** 0.5) if small.size > SMALL else None
+    most = rows_for(machine) if small.size > SMALL else None
     for number, order in enumerate(linear_orders(small, bounds.ref)):
         if time.perf_counter() > began + time_limit / 4 and best.stage is not None:
             return
@@ -139,27 +136,6 @@ def _cut_orders(
         start = min(start, best.value, highest)
         path = search(family, machine, bounds, start, most_rows=most)
         best.offer(small, family, path, f"order {number + 1}")
-
-
-def _cut_large(units: Units, machine: Machine, best: Incumbent, deadline: float) -> None:
-    """Step 2 for graphs of many units: scan a few orders, cut the most promising ones well."""
-    bounds, highest = make_bounds(units, machine), highest_load(units, machine)
-    scanned: list[tuple[float, int, PrefixFamily]] = []
-    for number, order in enumerate(islice(linear_orders(units, bounds.ref), ORDERS_OF_LARGE)):
-        family = PrefixFamily(units, bounds.ref, order)
-        first = scan(family, machine, bounds.lower, highest)
-        best.offer(units, family, first, f"scan of order {number + 1}")
-        scanned.append((highest if first is None else first.value, number, family))
-    scanned.sort(key=lambda entry: entry[:2])
-    most = int((PAIRS / len(machine.devices)) ** 0.5)
-    for start, number, family in scanned[:BEST_OF_LARGE]:
-        limit = min(start + TOLERANCE * highest, best.value, highest)
-        until = inf if best.stage is None else deadline
-        try:
-            path = search(family, machine, bounds, limit, most_rows=most, deadline=until)
-        except OutOfTimeError:
-            return
-        best.offer(units, family, path, f"order {number + 1}")
 
 
 def _result(

@@ -1,0 +1,100 @@
+"""Any set of ideals as candidate cuts."""
+
+import numpy as np
+import numpy.typing as npt
+
+from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
+from pipec.partition.family import Family
+from pipec.partition.units import Units
+
+BLOCK = 4096
+
+
+class IdealFamily(Family):
+    """Any set of ideals, given by the units they hold, [ideals, units]."""
+
+    def __init__(self, units: Units, ref: FloatArray, bits: BoolArray) -> None:
+        measure = measure_of(bits, ref)
+        order = np.lexsort((bits.sum(axis=1), measure))
+        bits = bits[order]
+        blocked = np.isinf(units.work)
+        self.bits = bits
+        self.ref = measure[order]
+        self.size = bits.sum(axis=1)
+        self.work = np.where(blocked, 0.0, units.work) @ bits.T
+        self.blocked = blocked.astype(float) @ bits.T
+        self.weight = bits @ units.weight_bytes
+        self.activation = bits @ units.activation_bytes
+        self._degree = np.diff(units.pin_ptr)
+        self._price = units.cost[0]
+        self._counts = _counts(units, bits)
+        self._partly = (self._counts > 0) & (self._counts < self._degree)
+        self.cut = units.cost @ self._partly.T
+        self._words = np.packbits(bits, axis=1)
+
+    def passing(self, sources: IntArray, targets: IntArray) -> FloatArray:
+        """Matrix products over the hyperedges partly in some source and partly in some target."""
+        edges = np.flatnonzero(
+            self._partly[sources].any(axis=0) & self._partly[targets].any(axis=0)
+        )
+        if not len(edges):
+            return np.zeros((len(sources), len(targets)))
+        left = self._counts[np.ix_(sources, edges)].astype(np.int64)
+        right = self._counts[np.ix_(targets, edges)].astype(np.int64)
+        degree, price = self._degree[edges], self._price[edges]
+        two = degree == 2
+        result = _shared(left[:, two] == 1, right[:, two] == 1, 2 * price[two])
+        if not two.all():
+            left, right, degree, price = left[:, ~two], right[:, ~two], degree[~two], price[~two]
+            result += _shared((left > 0) & (left < degree), (right > 0) & (right < degree), price)
+            edge, count = _common(left, right, degree)
+            result += _shared(left[:, edge] == count, right[:, edge] == count, price[edge])
+        return result
+
+    def inside(self, sources: IntArray, targets: IntArray) -> BoolArray:
+        """No bit of the source is missing in the target."""
+        missing = self._words[sources] & ~self._words[targets]
+        return np.logical_not(missing.any(axis=1))
+
+    def members(self, row: int) -> IntArray:
+        """Units of one ideal."""
+        return np.flatnonzero(self.bits[row])
+
+
+def measure_of(bits: BoolArray, ref: FloatArray) -> FloatArray:
+    """Sum of ref over each row of bits, in blocks: a whole matrix of floats may not fit."""
+    blocks = [bits[a : a + BLOCK] @ ref for a in range(0, max(len(bits), 1), BLOCK)]
+    return np.concatenate(blocks)
+
+
+def _counts(units: Units, bits: BoolArray) -> npt.NDArray[np.int16]:
+    """Units of each hyperedge inside each ideal, [ideals, hyperedges]."""
+    found = np.zeros((len(bits), len(units.pin_ptr) - 1), np.int16)
+    if not len(units.pin):
+        return found
+    for a in range(0, len(bits), BLOCK):
+        columns = np.ascontiguousarray(bits[a : a + BLOCK].T).astype(np.int16)
+        found[a : a + BLOCK] = np.add.reduceat(columns[units.pin], units.pin_ptr[:-1], axis=0).T
+    return found
+
+
+def _shared(left: BoolArray, right: BoolArray, weight: FloatArray) -> FloatArray:
+    """Total weight of the columns that are set in a left and in a right row, [left, right].
+
+    Columns that are set everywhere (values that pass over the whole window) only add a constant.
+    """
+    always = left.all(axis=0) & right.all(axis=0)
+    varied = ~always
+    product: FloatArray = (left[:, varied] * weight[varied]) @ right[:, varied].T.astype(float)
+    return product + float(weight[always].sum())
+
+
+def _common(left: IntArray, right: IntArray, degree: IntArray) -> tuple[IntArray, IntArray]:
+    """(hyperedge, count) pairs, partly inside, that occur on both sides."""
+    base = int(degree.max()) + 1
+    keys = np.arange(len(degree)) * base
+    seen = [np.zeros(len(degree) * base, bool) for _ in range(2)]
+    for side, flags in zip((left, right), seen, strict=True):
+        flags[(side + keys)[(side > 0) & (side < degree)]] = True
+    both = np.flatnonzero(seen[0] & seen[1])
+    return both // base, both % base
