@@ -1,11 +1,12 @@
 """Which message an action sends or receives: its channel, its number, its two devices."""
 
 from collections.abc import Iterator
+from functools import cached_property
 
 from pipec.errors import PlanError
 from pipec.runtime.program import Program, gradient_of
 from pipec.runtime.tensors import TensorType, packed_bytes
-from pipec.runtime.transport import Message
+from pipec.runtime.transport import Coming, Message
 from pipec.schedule.action import Action
 from pipec.schedule.channels import Channel, ChannelKind
 
@@ -99,17 +100,37 @@ class Messages:
             if self._device in (backward[0], device)
         ]
 
-    def expected(self, row: list[Action]) -> Iterator[tuple[Message, TensorType]]:
+    @cached_property
+    def _proves(self) -> dict[Message, tuple[Message, ...]]:
+        """What each message to this device proves to have arrived, since the one before it."""
+        found, schedule = {}, self._program.schedule
+        for device in set(range(schedule.devices)) - {self._device}:
+            arrived: list[Message] = []
+            for action in schedule.row(device):
+                kind = _KIND.get(action.kind)
+                message = self.of(action) if kind is not None else None
+                if kind is None or message is None:
+                    continue
+                if message.src == self._device and action.kind is kind.receive:
+                    arrived.append(message)
+                elif message.dst == self._device and action.kind is kind.send:
+                    found[message] = tuple(arrived)
+                    arrived = []
+        return found
+
+    def expected(self, row: list[Action]) -> Iterator[Coming]:
         """What will come from other devices, in the order of the row."""
         for action in row:
             kind = _KIND.get(action.kind)
             if kind is not None and action.kind is kind.receive:
                 message = self.of(action)
                 if message.src != message.dst:
-                    yield message, self.type_of(action)
+                    yield Coming(message, self.type_of(action), self._proves.get(message, ()))
         for stage, message in self.settling():
             if message.dst == self._device:
-                yield message, TensorType((packed_bytes(self.weight_types(stage)),), "uint8")
+                yield Coming(
+                    message, TensorType((packed_bytes(self.weight_types(stage)),), "uint8")
+                )
 
 
 def links(program: Program) -> set[tuple[int, int]]:
@@ -118,5 +139,5 @@ def links(program: Program) -> set[tuple[int, int]]:
     return {
         (message.src, message.dst)
         for d in range(schedule.devices)
-        for message, _ in Messages(program, d).expected(schedule.row(d))
+        for message, *_ in Messages(program, d).expected(schedule.row(d))
     }

@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pipec.errors import BackendError
-from pipec.runtime.tensors import TensorType
-from pipec.runtime.transport import Message
+from pipec.runtime.transport import Coming, Message
 
 LOOKAHEAD = 8
 """Receives that are posted before they are needed, so that a sender is never held up."""
@@ -74,34 +73,37 @@ class ProcessGroupTransport:
         self._links = {
             link: dist.new_group(sorted(link), timeout=timeout) for link in sorted(set(links))
         }
-        self._coming: deque[tuple[Message, TensorType]] = deque()
+        self._coming: deque[Coming] = deque()
         self._posted: dict[Message, tuple[torch.Tensor, dist.Work | None]] = {}
-        self._sent: deque[tuple[dist.Work | None, torch.Tensor]] = deque()
+        self._proves: dict[Message, tuple[Message, ...]] = {}
+        self._sent: dict[Message, tuple[dist.Work | None, torch.Tensor]] = {}
 
-    def expect(self, messages: Iterable[tuple[Message, TensorType]]) -> None:
+    def expect(self, messages: Iterable[Coming]) -> None:
         """Post the first receives."""
         self._coming.extend(messages)
         while self._coming and len(self._posted) < LOOKAHEAD:
             self._post()
 
     def _post(self) -> None:
-        message, kind = self._coming.popleft()
+        message, kind, proves = self._coming.popleft()
         buffer = kind.empty("cpu" if message.host or self._staged else self._device)
         group = self._links.get((message.src, message.dst))
         with answered(_told(message)):
             work = dist.irecv(buffer, message.src, group=group, tag=_tag(message))
         self._posted[message] = buffer, work
+        self._proves[message] = proves
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
-        """Start sending; the tensor is held until it has left."""
+        """Start sending; the tensor is held until an answer proves that it has left.
+
+        Gloo says so only to those who wait.
+        """
         tensor = tensor.cpu() if self._staged else tensor
         tensor = tensor.contiguous()
         group = self._links.get((message.src, message.dst))
         with answered(f"rank {message.dst} to take {message.channel}, number {message.number}"):
             work = dist.isend(tensor, message.dst, group=group, tag=_tag(message))
-        self._sent.append((work, tensor))
-        while self._sent and _done(self._sent[0][0]):
-            self._sent.popleft()
+        self._sent[message] = work, tensor
 
     def ready(self, message: Message) -> bool:
         """Always: `receive` waits."""
@@ -120,6 +122,8 @@ class ProcessGroupTransport:
         if self._coming:
             self._post()
         self._wait(work, _told(message), buffer)
+        for sent in self._proves.pop(message):
+            self._let_go(sent)
         return buffer if message.host else buffer.to(self._device)
 
     def reduce(
@@ -145,9 +149,12 @@ class ProcessGroupTransport:
 
     def finish(self) -> None:
         """Wait until everything has left."""
-        while self._sent:
-            work, tensor = self._sent.popleft()
-            self._wait(work, "a send to leave", tensor)
+        for message in list(self._sent):
+            self._let_go(message)
+
+    def _let_go(self, message: Message) -> None:
+        work, tensor = self._sent.pop(message)
+        self._wait(work, "a send to leave", tensor)
 
     def _wait(self, work: dist.Work | None, what: str, tensor: torch.Tensor) -> None:
         if work is None:
@@ -171,7 +178,3 @@ def _told(message: Message) -> str:
 
 def _tag(message: Message) -> int:
     return zlib.crc32(message.channel.encode()) % _TAGS
-
-
-def _done(work: dist.Work | None) -> bool:
-    return work is None or work.is_completed()

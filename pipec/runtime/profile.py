@@ -13,7 +13,7 @@ from pipec.runtime.device import Device
 from pipec.runtime.executor import Batch, Executor, Settings
 from pipec.runtime.program import Program
 from pipec.runtime.tensors import TensorType
-from pipec.runtime.transport import Message, Transport
+from pipec.runtime.transport import Coming, Message, Transport
 from pipec.schedule.action import ActionKind
 
 
@@ -29,9 +29,9 @@ class Echo:
         self._types: dict[Message, TensorType] = {}
         self._random = torch.Generator(device).manual_seed(0)
 
-    def expect(self, messages: Iterable[tuple[Message, TensorType]]) -> None:
+    def expect(self, messages: Iterable[Coming]) -> None:
         """Learn the types."""
-        self._types = dict(messages)
+        self._types = {c.message: c.type for c in messages}
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
         """Forget it."""
@@ -216,7 +216,7 @@ def _round_trips(transport: Transport, rank: int, size: int, repeats: int) -> tu
     there = [Message(f"there{size}", k, 0, 1) for k in range(repeats)]
     back = [Message(f"back{size}", k, 1, 0) for k in range(repeats)]
     mine, theirs = (there, back) if rank == 0 else (back, there)
-    transport.expect((m, kind) for m in theirs)
+    transport.expect(Coming(m, kind) for m in theirs)
     tensor = kind.empty().zero_()
     trips, begin = list[float](), time.process_time()
     for out, come in zip(mine, theirs, strict=True):

@@ -26,10 +26,25 @@ class Message(NamedTuple):
     host: bool = False
 
 
+class Coming(NamedTuple):
+    """A message that will be received.
+
+    Attributes:
+        message: Which one.
+        type: Of its tensor.
+        proves: Messages in the other direction that have arrived if this one has: its sender's row
+            receives them before.
+    """
+
+    message: Message
+    type: TensorType
+    proves: tuple[Message, ...] = ()
+
+
 class Transport(Protocol):
     """Moves tensors between devices. Sending never waits for the receiver."""
 
-    def expect(self, messages: Iterable[tuple[Message, TensorType]]) -> None:
+    def expect(self, messages: Iterable[Coming]) -> None:
         """Tell which messages will be received, in which order, before they are."""
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
@@ -61,7 +76,7 @@ class Loopback:
         self._parts: dict[str, dict[int, Sequence[torch.Tensor]]] = {}
         self._taken: dict[str, set[int]] = {}
 
-    def expect(self, messages: Iterable[tuple[Message, TensorType]]) -> None:
+    def expect(self, messages: Iterable[Coming]) -> None:
         """Nothing is prepared."""
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
