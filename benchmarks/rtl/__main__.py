@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from benchmarks.rtl.cases import Case, cases
+from benchmarks.rtl.finn import lines
 from benchmarks.rtl.table import Row, document, line, summary
 from benchmarks.rtl.values import as_hex, outputs
 from pipec.backends.fpga.rtl.compare import compare
@@ -65,9 +66,10 @@ def main(simulator: str, table: Path | None, names: tuple[str, ...]) -> None:
     for row in rows(chosen, Simulator(simulator)):
         found.append(row)
         click.echo(line(row))
-    click.echo("\n" + summary(found))
+    text = "\n".join([summary(found), *lines(found)])
+    click.echo("\n" + text)
     if table is not None:
-        table.write_text(document(found, simulator), encoding="utf-8")
+        table.write_text(document(found, text, simulator), encoding="utf-8")
     sys.exit(sum(bool(row.misses) for row in found))
 
 

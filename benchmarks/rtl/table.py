@@ -86,8 +86,8 @@ def _statistics(rows: Sequence[Row]) -> str:
     )
 
 
-def document(rows: Sequence[Row], simulator: str) -> str:
-    """The page with all rows."""
+def document(rows: Sequence[Row], text: str, simulator: str) -> str:
+    """The page: a summary, then all rows."""
     version = subprocess.run(
         [simulator, "--version"], capture_output=True, text=True, check=False
     ).stdout
@@ -100,7 +100,7 @@ def document(rows: Sequence[Row], simulator: str) -> str:
         "(free-running pipelines), equal deadlock verdicts, equal values. What misses is bold.",
         "",
         "```text",
-        summary(rows),
+        text,
         "```",
         "",
         "Interval / latency in cycles, of the simulator and of the RTL; differences of both;",
