@@ -115,11 +115,9 @@ def clamp(b: Builder, node: fx.Node) -> Value:
     return chain(b, node, node.args[0], steps)
 
 
-@lowers("aten.hardsigmoid.default", "aten.hardswish.default")
-def hard(b: Builder, node: fx.Node) -> Value:
-    """``clamp(x + 3, 0, 6) / 6``, times x for hardswish."""
-    if "hardswish" in str(node.target):
-        raise UnsupportedError("hardswish reads its input twice", "write x * hardsigmoid(x)")
+@lowers("aten.hardsigmoid.default")
+def hardsigmoid(b: Builder, node: fx.Node) -> Value:
+    """``clamp(x + 3, 0, 6) / 6``."""
     steps = [("add", 3.0), ("max", 0.0), ("min", 6.0), ("div", 6.0)]
     return chain(b, node, node.args[0], [_scalar(op, v) for op, v in steps])
 

@@ -223,6 +223,7 @@ def select(b: Builder, node: fx.Node) -> Value:
     "aten.split.Tensor",
     "aten.split_with_sizes.default",
     "aten.chunk.default",
+    "aten.unsafe_chunk.default",
     "aten.unbind.int",
 )
 def split(b: Builder, node: fx.Node) -> tuple[Value | None, ...]:

@@ -160,6 +160,31 @@ class Excite(nn.Module):
         return first.flatten(2).transpose(1, 2), torch.tanh(second[:, :, 1:, ::2])
 
 
+class Mobile(nn.Module):
+    """Depthwise, squeeze and excite, hard activations: a block of MobileNet v3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.d = ConvBn(4, 8, 1, 1, 0), nn.Conv2d(8, 8, 3, 1, 1, groups=8)
+        self.down, self.up, self.out = nn.Conv2d(8, 2, 1), nn.Conv2d(2, 8, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.hardswish(self.d(self.a(x)))
+        s = self.up(torch.relu(self.down(F.adaptive_avg_pool2d(y, 1))))
+        found: Tensor = x + self.out(y * F.hardsigmoid(s))
+        return found
+
+
+class Gru(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.out = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(self.gru(x)[0])
+        return found
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "resnet": (ResNet, (2, 3, 20, 20)),
     "inception": (Inception, (1, 3, 9, 8)),
@@ -170,6 +195,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "attention": (Attention, (2, 5, 8)),
     "sdpa": (Sdpa, (1, 5, 8)),
     "excite": (Excite, (2, 6, 5, 6)),
+    "mobile": (Mobile, (1, 4, 5, 6)),
+    "gru": (Gru, (2, 3, 4)),
 }
 
 
