@@ -107,6 +107,21 @@ class _Copy:
         self.written: dict[fx.Node, fx.Node] = {}
         self.shown = defaultdict[fx.Node, list[fx.Node]](list)
         self.weights: dict[str, Tensor] = {}
+        self.taken = self._names_of_others()
+
+    def _names_of_others(self) -> set[str]:
+        """Names that a node may not have because an input or another node's output has them."""
+        names = iter(self.naming.outputs)
+        signature = self.program.graph_signature
+        taken = set(self.naming.inputs)
+        for spec in signature.output_specs:
+            if spec.kind is export.OutputKind.BUFFER_MUTATION:
+                taken.add(self._canonical(str(spec.target)))
+            elif spec.kind is export.OutputKind.USER_OUTPUT and spec.arg is not None:
+                name = next(names, "")
+                if getattr(spec.arg, "name", "") != name:
+                    taken.add(name)
+        return taken
 
     def graph(self, source: Source) -> Graph:
         """Copy the program node by node."""
@@ -178,7 +193,8 @@ class _Copy:
         kwargs = fx.map_arg(n.kwargs, self.env.__getitem__)
 
         def emit(target: Any, args: Args, kwargs: Mapping[str, Any], value: object) -> fx.Node:
-            new = self.new.create_node("call_function", target, args, dict(kwargs), name=n.name)
+            name = f"{n.name}_inner" if n.name in self.taken else n.name
+            new = self.new.create_node("call_function", target, args, dict(kwargs), name=name)
             new.meta = {"val": value, "origin": origin}
             return new
 

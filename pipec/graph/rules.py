@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from pipec.errors import GraphError
-from pipec.graph.ir import Graph, InputKind, Origin, op_name, tensors
+from pipec.graph.ir import Graph, InputKind, Origin, OutputKind, op_name, tensors
 from pipec.graph.torch_private import OpOverload, is_mutable
 
 OWN_NAMESPACES = frozenset({"aten", "prims", "pipec"})
@@ -112,6 +112,14 @@ def _whole_tuples(graph: Graph) -> Iterator[Finding]:
             yield f"{i.node}: a value that crosses a cut must be one tensor"
 
 
+def _names(graph: Graph) -> Iterator[Finding]:
+    nodes = graph.nodes
+    kinds = (OutputKind.OUTPUT, OutputKind.LOSS, OutputKind.BUFFER_UPDATE)
+    for o in graph.outputs_of(*kinds):
+        if o.name in nodes and o.name != o.node and nodes[o.name].op == "call_function":
+            yield f"{o.node}: is yielded as {o.name}, which is the name of another node"
+
+
 RULES: dict[str, Rule] = {
     "kinds-of-nodes": _kinds_of_nodes,
     "known-ops": _known_ops,
@@ -121,6 +129,7 @@ RULES: dict[str, Rule] = {
     "signature": _signature,
     "weights": _weights,
     "whole-tuples": _whole_tuples,
+    "names": _names,
 }
 """Rule name to what finds its violations."""
 

@@ -81,3 +81,10 @@ def test_all_findings_come_at_once() -> None:
 
 def test_kinds_of_inputs() -> None:
     assert [k for k in InputKind if k.is_weight] == ["parameter", "buffer", "constant"]
+
+
+def test_an_output_may_not_have_another_nodes_name() -> None:
+    graph = mlp()
+    (output,) = graph.outputs
+    named = (GraphOutput(output.node, OutputKind.OUTPUT, "relu0"),)
+    broken_rule("names", "is yielded as relu0", graph.replace(outputs=named))

@@ -137,3 +137,18 @@ def test_constants_of_the_code_are_inputs() -> None:
     graph = from_module(Plain(lambda x: x + table), torch.ones(3)).graph
     constants = graph.inputs_of(InputKind.CONSTANT, InputKind.BUFFER)
     assert [torch.equal(graph.weights[c.name], table) for c in constants] == [True]
+
+
+def test_a_node_gives_way_to_an_output_of_its_name() -> None:
+    """Stages tell what they yield by name: a value and another node's output may not share one."""
+    x = torch.randn(2, 3)
+
+    def body(x: Tensor) -> dict[str, Tensor]:
+        relu = x.sin().relu()
+        return {"relu": relu.cos(), "sin": relu + 1}
+
+    graph = from_module(Plain(body), x).graph
+    assert [n.name for n in graph.calls] == ["sin_inner", "relu_inner", "cos", "add"]
+    assert [(o.name, o.node) for o in graph.outputs] == [("relu", "cos"), ("sin", "add")]
+    kept = from_module(Plain(lambda x: {"relu": x.relu()}), x).graph
+    assert [n.name for n in kept.calls] == ["relu"]
