@@ -117,8 +117,8 @@ def _measured(plan: Plan, stage: int, batch: Batch, settings: Settings, budget: 
     kept, rows = 0, _rows(plan)
     for name, order in rows.items():
         program = Program.of(plan, order)
-        for kind, nbytes in measure_workspace(program, stage, batch, settings).items():
-            workspace[kind.name] = max(workspace.get(kind.name, 0), nbytes)
+        for action, nbytes in measure_workspace(program, stage, batch, settings).items():
+            workspace[action] = max(workspace.get(action, 0), nbytes)
         samples = measure_row(program, stage, batch, settings, budget=budget / len(rows))
         for (kind, _, first), found in samples.seconds.items():
             seconds[name, kind, first] = statistics.median(found)

@@ -12,7 +12,7 @@ from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.routes import routes_of
 from pipec.schedule.schedule import Schedule
-from pipec.simulate.memory import Memory
+from pipec.simulate.memory import WORKSPACES, Memory
 from pipec.simulate.simulate import simulate
 from pipec.simulate.timeline import Timeline
 from pipec.simulate.times import Times
@@ -90,12 +90,12 @@ def plan_memory(plan: Plan) -> Memory:
 
 def _workspace(plan: Plan) -> dict[str, list[float]]:
     """Kind of action to bytes per stage: measured, else what a backward computes again."""
-    found: dict[str, list[float]] = {k: [] for k in ("F", "B", "I", "W", "STEP")}
+    found: dict[str, list[float]] = {k: [] for k in WORKSPACES}
     for stage in plan.stages:
         assert stage.training is not None
         whole = measured_stage(plan, stage)
         again = 0 if whole else working_bytes(stage.training)
-        other = {"B": again, "I": again, "W": again}
+        other = {k: again for k in WORKSPACES if k not in ("F", "STEP")}
         for kind, values in found.items():
             values.append(float((whole.workspace if whole else other).get(kind, 0)))
     return {kind: values for kind, values in found.items() if any(values)}

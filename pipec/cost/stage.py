@@ -30,7 +30,8 @@ class StageCost:
         step_copied: One step that leaves the version before as it is.
         optimizer_bytes: What the optimizer keeps between steps.
         workspace: Kind of action (``F``, ``B``, ``I``, ``W``, ``STEP``) to the most bytes that it
-            allocates while it runs, what F saves not counted.
+            allocates while it runs, without what lives on; ``first B`` and ``first W`` where no
+            gradients of the update are there yet.
     """
 
     F: float

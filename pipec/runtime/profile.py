@@ -14,7 +14,7 @@ from pipec.runtime.executor import Batch, Executor, Settings
 from pipec.runtime.program import Program
 from pipec.runtime.tensors import TensorType
 from pipec.runtime.transport import Coming, Message, Transport
-from pipec.schedule.action import ActionKind
+from pipec.schedule.action import Action, ActionKind
 
 
 class Echo:
@@ -156,10 +156,11 @@ def measure_workspace(
     settings: Settings,
     *,
     compute: Device | None = None,
-) -> dict[ActionKind, int]:
-    """Most bytes that actions of each kind allocate while they run, what F saves not counted.
+) -> dict[str, int]:
+    """Most bytes that actions allocate while they run, beyond what lives on after them.
 
-    The first of two rounds makes the optimizer's state and does not count.
+    Not counted are what F saves, the gradients of an update's first backward, and the new version
+    of a step that copies. The first of two rounds makes the optimizer's state and does not count.
 
     Args:
         program: The plan under a schedule; the device should hold one stage.
@@ -167,25 +168,52 @@ def measure_workspace(
         batch: Inputs of a microbatch.
         settings: With the optimizer.
         compute: Where; the CPU if absent.
+
+    Returns:
+        By name of the kind, such as ``B``; ``first B`` where no gradients were there before.
     """
     executor = _alone(program, device, batch, settings, compute)
-    found: dict[ActionKind, int] = {}
+    found: dict[str, int] = {}
     with counting(executor) as memory:
         for number in range(2):
             executor.start()
+            updates: set[int] = set()
             while not executor.finished:
                 action = executor.next_action
                 before = memory.reset()
                 executor.advance()
-                more = memory.peak - before
-                kind = ActionKind.STEP if action is None else action.kind
-                if action is not None and kind is ActionKind.F:
-                    training = program.stages[action.stage].training
-                    more -= training.saved_bytes if training else 0
-                if number and (kind.is_compute or kind is ActionKind.STEP):
-                    found[kind] = max(found.get(kind, 0), more)
+                name, stays = _stays(program, action, updates)
+                if number and name:
+                    found[name] = max(found.get(name, 0), memory.peak - before - stays)
             executor.end()
     return found
+
+
+def _stays(program: Program, action: Action | None, updates: set[int]) -> tuple[str, int]:
+    """What to call an action, and the bytes of what it makes that live on; no name if not ours."""
+    if action is None:
+        return "STEP", 0
+    stage, kind, schedule = program.stages[action.stage], action.kind, program.schedule
+    if kind is ActionKind.STEP:
+        return "STEP", 0 if program.flush else _trained_bytes(program, action.stage)
+    if not kind.is_compute:
+        return "", 0
+    if kind is ActionKind.F:
+        return "F", stage.training.saved_bytes if stage.training else 0
+    if kind is ActionKind.I:
+        return "I", 0
+    assert action.microbatch is not None
+    replicas = len(schedule.placement.backward[action.stage])
+    update = schedule.rule.update_of(action.microbatch, replicas)
+    first = update not in updates
+    updates.add(update)
+    return (
+        (f"first {kind.name}", _trained_bytes(program, action.stage)) if first else (kind.name, 0)
+    )
+
+
+def _trained_bytes(program: Program, stage: int) -> int:
+    return sum(program.stages[stage].type_of(n).nbytes for n in program.trained(stage))
 
 
 def measure_messages(

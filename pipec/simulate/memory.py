@@ -24,6 +24,8 @@ from pipec.schedule.action import ActionKind
 from pipec.simulate.times import Float
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
+WORKSPACES = ("F", "B", "I", "W", "STEP", "first B", "first W")
+"""What has a workspace: kinds of action, and those that make the gradients of their update."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Memory:
         saved_for_w: The part of ``saved`` that I leaves for W; all of it if absent.
         forward_weights: Of one version on devices that run forward, where the two passes are
             cut differently; as ``weights`` if absent.
-        workspace: Kind of action (``F``, ``B``, ``I``, ``W``, ``STEP``) to what such an action
-            allocates while it runs, beyond all that is listed here.
+        workspace: One of `WORKSPACES` to what such an action allocates while it runs, beyond all
+            that is listed here.
     """
 
     weights: Sequence[float] = ()
@@ -59,17 +61,23 @@ class Memory:
         """
         return _per_stage(name, getattr(self, name), stages)
 
-    def workspaces(self, stages: int) -> Float:
+    def workspaces(self, stages: int, *, first: bool) -> Float:
         """Bytes of workspace by (kind of action, stage).
 
+        Args:
+            stages: Number of stages.
+            first: For the actions that make the gradients of their update.
+
         Raises:
-            ScheduleError: There is no such kind, or it has not one number per stage.
+            ScheduleError: There is no such action, or it has not one number per stage.
         """
         table = np.zeros((len(ActionKind), stages))
-        for kind, values in self.workspace.items():
-            if kind not in ActionKind.__members__:
-                raise ScheduleError("memory.workspace names no kind of action", got=kind)
-            table[ActionKind[kind]] = _per_stage(f"workspace.{kind}", values, stages)
+        for name in sorted(self.workspace, key=lambda n: n.startswith("first")):
+            if name not in WORKSPACES:
+                raise ScheduleError("no such workspace", got=name, want=", ".join(WORKSPACES))
+            if first or not name.startswith("first"):
+                kind = ActionKind[name.removeprefix("first ")]
+                table[kind] = _per_stage(f"workspace.{name}", self.workspace[name], stages)
         return table
 
     def to_json(self) -> dict[str, Any]:

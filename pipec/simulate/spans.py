@@ -155,10 +155,24 @@ class Held:
 
     def _workspace(self, memory: Memory) -> Spans:
         """What each action needs while it runs."""
-        s, table = self.schedule, memory.workspaces(self.schedule.stages)
-        rows = np.flatnonzero(table.any(axis=1)[s.kind])
-        size = table[s.kind[rows], s.stage[rows]]
+        s = self.schedule
+        rest, first = (memory.workspaces(s.stages, first=yes) for yes in (False, True))
+        needed = np.asarray((rest + first).sum(axis=1) > 0)
+        rows = np.flatnonzero(needed[s.kind])
+        at = s.kind[rows], s.stage[rows]
+        size = np.where(np.isin(rows, self._first_of_updates()), first[at], rest[at])
         return Spans("activations", s.device[rows], self.begin[rows], self.end[rows], size)
+
+    def _first_of_updates(self) -> Positions:
+        """The action of each (device, stage, update) that makes its gradients: its first B or W."""
+        s = self.schedule
+        rows = np.flatnonzero((s.kind == _K.B) | (s.kind == _K.W))
+        rows = rows[np.argsort(self.begin[rows], kind="stable")]
+        every = s.rule.update_every
+        local = s.microbatch[rows] // self._at.replicas[s.stage[rows]]
+        update = (local // every if every else local * 0).astype(np.int64)
+        key = (update * s.devices + s.device[rows]) * s.stages + s.stage[rows]
+        return rows[np.unique(key, return_index=True)[1]]
 
     def _gradients(self, memory: Memory) -> list[Spans]:
         """Gradients from an update's first backward to its step; the optimizer's state always."""
