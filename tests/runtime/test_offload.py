@@ -1,5 +1,7 @@
 """Saved values that wait in host memory: same bits, fewer bytes on the device."""
 
+import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -7,9 +9,13 @@ from pipec.plan.model import Plan
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.tensors import TensorType, pack, packed_bytes, unpack
+from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.offload import insert_offload
 from pipec.schedule.schedule import Schedule
+from pipec.simulate.memory import CATEGORIES, Memory
+from pipec.simulate.simulate import simulate
+from pipec.simulate.times import Times
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, seeded
 from tests.runtime.pipelines import batches, scheduled, staged
@@ -34,6 +40,66 @@ def measured(case: Case, plan: Plan, order: Schedule) -> tuple[dict[str, torch.T
     for e in pipeline.executors:
         e.end()
     return pipeline.state_dict(), peaks
+
+
+def predicted(order: Schedule, plan: Plan, moved: dict[int, int]) -> list[list[float]]:
+    """Per device the saved bytes in the middle of each F and B, by the timeline.
+
+    Args:
+        order: The schedule.
+        plan: Whose saved values.
+        moved: Stage to those of its bytes that wait in host memory.
+    """
+    trained = [s.training for s in plan.stages if s.training]
+    memory = Memory(
+        saved=[t.saved_bytes - moved.get(s, 0) for s, t in enumerate(trained)],
+        saved_for_w=[0.0] * len(trained),
+    )
+    timeline = simulate(order, Times.uniform(len(trained)), memory)
+    curves, column = timeline.memory_curves, CATEGORIES.index("activations")
+    found: list[list[float]] = [[] for _ in range(order.devices)]
+    for k, action in enumerate(order):
+        if action.kind.is_compute:
+            device = int(order.device[k])
+            middle = (timeline.begin[k] + timeline.end[k]) / 2
+            curve = curves[device]
+            at = int(np.searchsorted(curve.time, middle, side="right")) - 1
+            found[device].append(float(curve.held[at, column]))
+    return found
+
+
+def observed(case: Case, plan: Plan, order: Schedule) -> list[list[float]]:
+    """The same as counted while it runs: behind each F, before each B."""
+    pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(sgd), schedule=order)
+    found: list[list[float]] = [[] for _ in range(order.devices)]
+    for e in pipeline.executors:
+        e.start()
+    while not all(e.finished for e in pipeline.executors):
+        for e in pipeline.executors:
+            action, before = e.next_action, e.saved_bytes
+            if e.advance() and action is not None and action.kind.is_compute:
+                forward = action.kind is ActionKind.F
+                found[e.device].append(e.saved_bytes if forward else before)
+    return found
+
+
+@pytest.mark.parametrize("recompute", ["views", "all"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "pipedream"])
+def test_the_device_holds_at_every_moment_what_the_timeline_says(name: str, recompute: str) -> None:
+    case = CASES["cnn"]
+    plan = staged(case, seeded(case), STAGES, recompute=recompute)
+    options = {"chunks": 2} if name == "interleaved" else {}
+    order = scheduled(plan, name, MICROBATCHES, **options)
+    assert observed(case, plan, order) == predicted(order, plan, {})
+
+
+def test_with_offload_the_device_holds_what_the_timeline_says() -> None:
+    case = CASES["cnn"]
+    plan = staged(case, seeded(case), STAGES)
+    one = {s.index: s.training.saved_bytes for s in plan.stages if s.training}
+    slots = [Channel(ChannelKind.H, s, s, f"slot{s}", n, 1) for s, n in one.items()]
+    order = insert_offload(scheduled(plan, "1f1b", MICROBATCHES), slots)
+    assert observed(case, plan, order) == predicted(order, plan, one)
 
 
 def test_offload_changes_no_bit_and_keeps_two_sets_on_the_device() -> None:
