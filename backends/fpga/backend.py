@@ -18,6 +18,8 @@ from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stage_cycles import cycles_of
 from pipec.backends.fpga.stagejson import read_record, stage_record
 from pipec.backends.fpga.timing import stage_timing
+from pipec.backends.fpga.training.artifacts import KERNELS, emit_training, load_training
+from pipec.backends.fpga.training.stage import training_designs, training_timing
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, StageRunner
 from pipec.compiler.cycles import StageCycles, TimedCheck
@@ -37,6 +39,9 @@ class FpgaBackend(Backend):
     stage0_xcvu9p/   src/  HLS C++ and weights      stage.json  engines, FIFOs, cycles, resources
                      tb/   test bench, golden data  Makefile    C simulation with plain g++
     ```
+
+    In training a stage has three such kernels: ``forward``, ``backward``, ``update``
+    (`pipec.backends.fpga.training.artifacts`).
     """
 
     name: ClassVar[str] = "fpga"
@@ -46,21 +51,18 @@ class FpgaBackend(Backend):
         """See whether every stage can be emitted: its ops, its numbers, its board.
 
         Raises:
-            BackendError: An op has no engine, a stage does not fit its board, the numbers have
-                no C++ type, or the graph is one of training.
+            BackendError: An op has no engine, a stage does not fit its board, or the numbers have
+                no C++ type.
         """
-        if plan.graph.outputs_of(OutputKind.LOSS):
-            raise BackendError(
-                "the FPGA target emits inference only",
-                got="a graph with a loss",
-                hint="compile the model without its loss",
-            )
-        for design in designs_of(plan):
+        designs = designs_of(plan) if not plan.trains else training_designs(plan)
+        for design in designs:
             for stream in design.streams.values():
                 cpp_type(stream.dtype)
 
     def timing(self, plan: Plan) -> tuple[StageTiming, ...]:
         """Predict every stage on its board: the busiest engine's cycles, or its links'."""
+        if plan.trains:
+            return training_timing(plan)
         return tuple(
             stage_timing(design, device_of(plan, k), _link_rate(plan, k))
             for k, design in enumerate(designs_of(plan))
@@ -78,6 +80,9 @@ class FpgaBackend(Backend):
                 where=plan.graph.source.location,
                 hint="build the model with its weights, not on the meta device",
             )
+        if plan.trains:
+            emit_training(plan, directory)
+            return
         designs = designs_of(plan)
         graphs = [lower(stage.graph).graph for stage in plan.stages]
         golden = golden_chain(graphs, random_inputs(plan.graph, designs))
@@ -96,6 +101,8 @@ class FpgaBackend(Backend):
             BackendError: There is no g++, a file is damaged, or the code does not compile.
         """
         folders = _folders(plan, directory)
+        if plan.trains:
+            return load_training(folders)
         runners = load_stages(folders)
         for folder in folders:
             lint.check(folder)
@@ -107,7 +114,7 @@ class FpgaBackend(Backend):
         Raises:
             BackendError: A file is damaged, or the FIFO depths in it deadlock.
         """
-        return [cycles_of(read_record(folder)) for folder in _folders(plan, directory)]
+        return [cycles_of(read_record(folder)) for folder in _kernels(plan, directory)]
 
     def check_cycles(self, plan: Plan, directory: Path) -> Sequence[TimedCheck]:
         """Run every stage's timed build, bounded at the declared depths, on golden data.
@@ -115,7 +122,7 @@ class FpgaBackend(Backend):
         Raises:
             BackendError: A stage deadlocks at its declared depths, or computes something else.
         """
-        return [check_timing(folder) for folder in _folders(plan, directory)]
+        return [check_timing(folder) for folder in _kernels(plan, directory)]
 
     def tolerance(self, plan: Plan) -> float:
         """What float32 sums in another order explain; the stages' test benches use it too."""
@@ -145,6 +152,14 @@ def _folders(plan: Plan, directory: Path) -> list[Path]:
         part = fabric.part if fabric is not None else ""
         folders.append(directory / stage_directory(f"stage{stage.index}", part))
     return folders
+
+
+def _kernels(plan: Plan, directory: Path) -> list[Path]:
+    """The directory of every kernel: one per stage, in training F, B and the update."""
+    folders = _folders(plan, directory)
+    if not plan.trains:
+        return folders
+    return [f / name for f in folders for name in KERNELS if (f / name).is_dir()]
 
 
 def _link_rate(plan: Plan, stage: int) -> float | None:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -18,6 +18,29 @@ from pipec.plan.model import Plan, StageTiming
 StageRunner = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
 """One emitted stage as a function: names of its inputs and outputs (user inputs by their name,
 values by the node of the whole model) to tensors."""
+
+
+@runtime_checkable
+class TrainingRunner(Protocol):
+    """A `StageRunner` that has emitted code for the backward pass too."""
+
+    def __call__(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """F of one microbatch, whose saved values are kept."""
+        ...
+
+    def backward(
+        self, gradients: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """B of the same microbatch.
+
+        Args:
+            gradients: Of the values that F yielded and that later stages used, by name; the
+                gradient of the loss is 1.
+
+        Returns:
+            Gradients of the values that F received, and of the parameters, by name.
+        """
+        ...
 
 
 class Backend(ABC):

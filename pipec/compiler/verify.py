@@ -157,7 +157,7 @@ def verify_stages(
         found.append(compare(got, expected, tolerance, name=name, kind=kind, stage=stage))
     if plan.schedule is not None and plan.schedule.training:
         progress("comparing gradients")
-        found += compare_gradients(plan, reference.graph, inputs, tolerance, seed)
+        found += compare_gradients(plan, reference.graph, inputs, tolerance, seed, runners)
     return VerifyReport(tolerance, seed, tuple(found))
 
 

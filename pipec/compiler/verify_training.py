@@ -6,11 +6,12 @@ B of stage 0 ◄─ B of stage 1 ◄─ B of stage 2 ◄─ 1        gradients o
 ```
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from pipec.compiler.backend import TrainingRunner
 from pipec.compiler.comparison import Comparison, compare
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.plan.model import Plan
@@ -25,9 +26,16 @@ gradient of a key's bias in attention, say, is zero but for rounding."""
 
 
 def compare_gradients(
-    plan: Plan, source: Graph, inputs: Mapping[str, Tensor], tolerance: float, seed: int
+    plan: Plan,
+    source: Graph,
+    inputs: Mapping[str, Tensor],
+    tolerance: float,
+    seed: int,
+    emitted: Sequence[object] = (),
 ) -> list[Comparison]:
     """Run F of all stages, then B of all, and compare every parameter's gradient.
+
+    Where the stages' backward passes were emitted, these are run; else the plan's own graphs.
 
     Args:
         plan: A plan with a training schedule, as loaded from its directory.
@@ -35,12 +43,17 @@ def compare_gradients(
         inputs: The model's inputs and targets by name.
         tolerance: Largest error relative to a gradient's largest magnitude.
         seed: Of random ops.
+        emitted: The stages as their backend loaded them, F of all just run on these inputs.
 
     Returns:
         One comparison per trained parameter, of kind ``gradient``, in the order of the stages.
     """
     program = Program.of(plan)
-    found, stage_of = _chained(program.stages, plan.graph.weights, inputs, seed)
+    ready = [r for r in emitted if isinstance(r, TrainingRunner)]
+    if len(ready) == len(program.stages):
+        found, stage_of = _emitted(program.stages, ready)
+    else:
+        found, stage_of = _chained(program.stages, plan.graph.weights, inputs, seed)
     want = _whole(source, inputs, set(found), seed)
     largest = max((float(g.abs().max()) for g in want.values() if g.numel()), default=0.0)
     return [
@@ -89,18 +102,37 @@ def _chained(
     for stage, runner, held in zip(stages, runners, mine, strict=True):
         arrived = {v: values[v] for v in stage.incoming}
         values |= runner.forward(0, held, arrived, inputs).values
+
+    def backward(k: int, given: Tensors) -> tuple[Tensors, Tensors]:
+        outcome = runners[k].backward("B", 0, mine[k], given)
+        return dict(outcome.gradients), dict(outcome.weight_gradients)
+
+    return _backwards(stages, backward)
+
+
+def _emitted(
+    stages: Sequence[StageProgram], runners: Sequence[TrainingRunner]
+) -> tuple[Tensors, dict[str, int]]:
+    """The same of emitted stages, whose F has run."""
+    return _backwards(stages, lambda k, given: runners[k].backward(given))
+
+
+def _backwards(
+    stages: Sequence[StageProgram], backward: Callable[[int, Tensors], tuple[Tensors, Tensors]]
+) -> tuple[Tensors, dict[str, int]]:
+    """B of all stages, from the last to the first; gradients from several stages are summed."""
     back: Tensors = {}
     grads: Tensors = {}
     stage_of: dict[str, int] = {}
-    for stage, runner, held in reversed(list(zip(stages, runners, mine, strict=True))):
+    for k, stage in reversed(list(enumerate(stages))):
         assert stage.training is not None
         if stage.loss is not None:
             back[stage.loss] = torch.ones((), dtype=stage.loss_dtype)
         given = {n: back[n] for n in stage.training.gradients_in()}
-        outcome = runner.backward("B", 0, held, given)
-        for into, part in ((back, outcome.gradients), (grads, outcome.weight_gradients)):
+        for into, part in zip((back, grads), backward(k, given), strict=True):
             for name, g in part.items():
                 into[name] = into[name] + g if name in into else g
-        stage_of |= dict.fromkeys(outcome.weight_gradients, stage.index)
+            if into is grads:
+                stage_of |= dict.fromkeys(part, stage.index)
     order = [i.name for s in stages for i in s.forward.inputs_of(InputKind.PARAMETER)]
     return {n: grads[n] for n in dict.fromkeys(order) if n in grads}, stage_of

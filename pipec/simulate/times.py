@@ -29,6 +29,8 @@ class Times:
         host: Seconds of one OFFLOAD or FETCH, per channel number; 0 where absent.
         reduce: Seconds of one REDUCE_GRAD, per stage; 0 where absent.
         step: Seconds of one STEP, per stage; 0 where absent.
+        together: Seconds of F and of B where both run at the same time on parts of a device, per
+            stage; F + B where absent or 0.
     """
 
     compute: Mapping[ActionKind, tuple[float, ...]]
@@ -36,6 +38,7 @@ class Times:
     host: Mapping[int, float] = field(default_factory=dict)
     reduce: tuple[float, ...] = ()
     step: tuple[float, ...] = ()
+    together: tuple[float, ...] = ()
 
     @classmethod
     def uniform(
@@ -136,11 +139,14 @@ class Times:
         """Seconds of every action.
 
         On a device that is split between forward and backward (`LanePolicy`), each takes F + B
-        of its stage: its share of the device is F : B.
+        of its stage: its share of the device is F : B; or what ``together`` says.
         """
         table = self.work(schedule)
         if schedule.lanes.compute == "split":
             slot = table[_K.F] + np.maximum(table[_K.B], table[_K.I] + table[_K.W])
+            if self.together:
+                given = np.array(self.together[: schedule.stages])
+                slot = np.where(given > 0, given, slot)
             table[_K.F] = table[_K.B] = slot
         seconds = np.empty(len(schedule))
         for begin in range(0, len(schedule), _CHUNK):  # the index arrays become 64 bits wide

@@ -1,0 +1,76 @@
+"""Where the values wait that F saves and B reads: on chip as far as there is room, else in DDR.
+
+A value of b bytes per microbatch, n microbatches in flight, takes n*b bytes; in DDR it also moves
+2*b bytes per interval, in and out. Every byte kept on chip saves the same traffic, so the room is
+filled with the largest values first.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pipec.backends.fpga.design import Memory, Resources
+from pipec.backends.fpga.memory import Item
+
+WORD = 512
+"""Bits of a word of the store: a beat of a port."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One saved value.
+
+    Attributes:
+        value: Its name.
+        nbytes: Of one microbatch.
+        sets: Microbatches in flight.
+        memory: ``uram``, ``bram`` or ``ddr``.
+    """
+
+    value: str
+    nbytes: int
+    sets: int
+    memory: Memory
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that all microbatches in flight take."""
+        return self.nbytes * self.sets
+
+    @property
+    def traffic(self) -> int:
+        """Bytes that move to and from DDR per microbatch."""
+        return 2 * self.nbytes if self.memory is Memory.DDR else 0
+
+
+def in_flight(stage: int, stages: int) -> int:
+    """Most microbatches whose features stage k of n holds: FBP-AS, ``2(n-k)`` from the front.
+
+    Counted from 0; 1F1B-AS holds ``n-k``. BaPipe (Zhao et al. 2020), section 3.
+    """
+    return 2 * (stages - stage)
+
+
+def placed_features(sizes: Mapping[str, int], sets: int, room: Resources) -> tuple[Feature, ...]:
+    """A place for every saved value.
+
+    Args:
+        sizes: Value to bytes of one microbatch.
+        sets: Microbatches in flight.
+        room: What F and B leave of the board's memories.
+    """
+    left = {Memory.URAM: room.uram, Memory.BRAM: room.bram36}
+    found = {}
+    for value in sorted(sizes, key=lambda v: (-sizes[v], v)):
+        item = Item(value, "feature", WORD, -(-8 * sizes[value] * sets // WORD))
+        _, bram, uram = item.costs
+        cost = {Memory.URAM: uram, Memory.BRAM: bram}
+        kind = next((k for k in left if cost[k] <= left[k]), Memory.DDR)
+        if kind is not Memory.DDR:
+            left[kind] -= cost[kind]
+        found[value] = Feature(value, sizes[value], sets, kind)
+    return tuple(found[v] for v in sizes)
+
+
+def traffic(features: Iterable[Feature]) -> int:
+    """Bytes to and from DDR per microbatch."""
+    return sum(f.traffic for f in features)
