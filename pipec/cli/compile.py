@@ -40,6 +40,7 @@ class _Options:
     microbatches: int
     precision: str
     simulate: bool
+    rtl: bool
     pt2: bool
     passes: str | None
     print_between_passes: bool
@@ -81,6 +82,7 @@ class _Options:
 @click.option("--microbatches", default=8, show_default=True, help="Microbatches of one step.")
 @click.option("--precision", default="float32", show_default=True, help="Numbers on an FPGA.")
 @click.option("--simulate", is_flag=True, help="FPGAs: simulate cycles, shrink FIFOs to fit them.")
+@click.option("--rtl", is_flag=True, help="FPGAs: also write SystemVerilog to check cycles with.")
 @click.option("--pt2", is_flag=True, help="torch: also write an exported program per stage.")
 @click.option("--passes", help="Pass pipeline instead of the default; see `pipec passes`.")
 @click.option("--print-between-passes", is_flag=True, help="Print the graph after every pass.")
@@ -118,6 +120,7 @@ def _compile(options: _Options, console: Console) -> Plan:
         "precision": options.precision,
         "pt2": options.pt2,
         "simulate": options.simulate,
+        "rtl": options.rtl,
     }
     with _doing(console, "compiling") as status:
 

@@ -1,16 +1,13 @@
 """The cycle simulator's answer for a stage, beside what its SystemVerilog did."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
 
-from pipec.backends.fpga.cycles import Process, Trace, simulate
-from pipec.backends.fpga.nests import Swg
+from pipec.backends.fpga.cycles import Trace, simulate
 from pipec.backends.fpga.rtl.generate import Json, Style
 from pipec.backends.fpga.rtl.simulate import Bench, Observed
-from pipec.backends.fpga.runs import Loop, Run, Table, nest_table
+from pipec.backends.fpga.stagejson import network
 from pipec.backends.fpga.tile import Tile
 from pipec.errors import BackendError
 
@@ -96,41 +93,13 @@ def _phases(subject: Json | Tile) -> int:
     return (max(rounds, default=1) - 1) * len(subject["fifos"])
 
 
-def processes_of_record(record: Json) -> list[Process]:
-    """The processes of a stage, read from its ``stage.json``; its ports are always ready."""
-    return [
-        Process(e["name"], _table_of(e), tuple(e["inputs"]), tuple(e["outputs"]), e["depth"])
-        for e in record["engines"]
-    ]
-
-
-def _table_of(engine: Json) -> Table:
-    if engine["runs"] != "swg":
-        return _table(engine["runs"])
-    nest = dict(engine["nest"])
-    return nest_table(Swg(**{**nest, "pad_value": float(nest["pad_value"])}), engine["ii"], 1)
-
-
-def _table(items: list[Any]) -> Table:
-    return tuple(
-        Loop(item["times"], _table(item["body"])) if isinstance(item, Mapping) else Run(*item)
-        for item in items
-    )
-
-
 def predicted(bench: Bench) -> Trace | None:
     """What the cycle simulator says; None for a deadlock."""
     if isinstance(bench.subject, Tile):
         return bench.subject.simulated(bench.frames)
-    fifos = bench.subject["fifos"]
+    processes, depths, initial = network(dict(bench.subject))
     try:
-        return simulate(
-            processes_of_record(bench.subject),
-            {f["name"]: f["depth"] for f in fifos},
-            bench.frames,
-            record=True,
-            initial={f["name"]: f["initial"] for f in fifos},
-        )
+        return simulate(processes, depths, bench.frames, record=True, initial=initial)
     except BackendError as error:
         if "deadlock" not in str(error):
             raise

@@ -73,6 +73,25 @@ class Wiring:
         return [f for f in self.record["fifos"] if f[side] is None]
 
 
+def with_ports(record: Json) -> Json:
+    """The same stage with its AXI ports as engines: one beat a cycle in or out of a FIFO."""
+    fifos = {f["name"]: dict(f) for f in record["fifos"]}
+    engines = list(record["engines"])
+    for port, stream in record["ports"].items():
+        inner = fifos[stream]
+        pin = {**inner, "name": f"{port}_pin", "initial": 0}
+        ends = (pin["name"], stream) if inner["from"] is None else (stream, pin["name"])
+        inner["from"], inner["to"] = inner["from"] or port, inner["to"] or port
+        pin["from"], pin["to"] = (None, port) if ends[0] == pin["name"] else (port, None)
+        nest = {"rows": inner["tokens"], "channels": inner["lanes"], "lanes": inner["lanes"]}
+        engines.append(
+            {"name": port, "kind": "map", "nest": {**nest, "steps": []}, "ii": 1, "depth": 1,
+             "inputs": [ends[0]], "outputs": [ends[1]], "runs": [[inner["tokens"], 1, 1, 1]]}
+        )  # fmt: skip
+        fifos[pin["name"]] = pin
+    return {**record, "ports": {}, "engines": engines, "fifos": list(fifos.values())}
+
+
 def library() -> dict[str, str]:
     """The engine modules by file name."""
     folder = files("pipec.backends.fpga.rtl") / "sv"

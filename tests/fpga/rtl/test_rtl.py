@@ -4,18 +4,27 @@ All configurations run by ``make rtl`` under Verilator.
 """
 
 import dataclasses
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from benchmarks.rtl.__main__ import wrong_values
 from benchmarks.rtl.cases import Case, cases
+from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.rtl.__main__ import main
 from pipec.backends.fpga.rtl.compare import Comparison, compare
 from pipec.backends.fpga.rtl.generate import Style, quiet_limit, stage_verilog
-from pipec.backends.fpga.rtl.simulate import Bench, Observed, Simulator, run
+from pipec.backends.fpga.rtl.simulate import Bench, Observed, Simulator, run, write_reference
+from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.tile import Tile
 from pipec.errors import BackendError
+from tests.fpga.design.models import graph_of, made
 
 CASES = {case.name: case for case in cases()}
 EXACT = [
@@ -120,3 +129,22 @@ def test_waiting_is_longer_than_any_silence() -> None:
     assert not isinstance(record, Tile)
     assert quiet_limit(record) > 2 * 23
     assert [style.number for style in Style] == [0, 1, 2]
+
+
+def test_a_stage_directory_is_written_and_checked(tmp_path: Path) -> None:
+    """A folded model with its AXI ports, as a user runs it: ``stage.json`` in, equal cycles out."""
+    network, x = made("attention")
+    design = sized(design_at(lower(graph_of(network, x)), 3_000))
+    record = json.loads(json.dumps(stage_record(design)))
+    assert record["ports"]
+    (tmp_path / "stage.json").write_text(json.dumps(record))
+    write_reference(record, tmp_path / "rtl")
+    written = {path.name for path in (tmp_path / "rtl").iterdir()}
+    assert {"stage.sv", "bench_stage.sv", "top.sv", "main.cpp", "swg.sv", "mvu.sv"} <= written
+    if Simulator.ICARUS.installed:
+        done = CliRunner().invoke(main, [str(tmp_path), "--simulator", "iverilog", "--frames", "2"])
+        assert done.exit_code == 0, done.output
+        assert "\n0 of " in done.output
+    damaged = CliRunner().invoke(main, [str(tmp_path / "rtl")])
+    assert damaged.exit_code == 1
+    assert "stage.json cannot be read" in damaged.output
