@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pipec.autodiff.differentiate import differentiate
 from pipec.autodiff.recompute import POLICIES, Policy
@@ -28,6 +28,8 @@ class Differentiate(Pass):
     Attributes:
         frozen: Glob pattern of parameters that are not trained, such as ``encoder.*``.
         recompute: What B computes again: ``views`` or ``all``.
+        attention: ``kernel``, the fused one of the device that traces, or ``math``, matrix
+            products that every device has: for a plan that is made on a CPU and runs on a GPU.
     """
 
     name: ClassVar[str] = "differentiate"
@@ -35,6 +37,7 @@ class Differentiate(Pass):
     provides: ClassVar[frozenset[Fact]] = frozenset({Fact.SAVED})
     frozen: str = ""
     recompute: Policy = "views"
+    attention: Literal["kernel", "math"] = "kernel"
 
     def run(self, plan: Plan) -> Plan:
         if not plan.trains or plan.differentiated:
@@ -44,6 +47,7 @@ class Differentiate(Pass):
             [lower(s.graph).graph for s in plan.stages],
             frozen=self._frozen(plan),
             recompute=POLICIES[self.recompute],
+            portable=self.attention == "math",
         )
         stages = tuple(
             dataclasses.replace(stage, training=training)

@@ -1,9 +1,10 @@
 """Differentiating all stages of a model: last stage first, each distinct stage once."""
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
-from pipec.autodiff.joint import trace_joint
+from pipec.autodiff.joint import Joint, trace_joint
 from pipec.autodiff.model import Training, shared
 from pipec.autodiff.needs import needs_grad
 from pipec.autodiff.recompute import Recompute, views
@@ -20,6 +21,7 @@ def differentiate(
     *,
     frozen: Collection[str] = (),
     recompute: Recompute = views,
+    portable: bool = False,
 ) -> list[Training]:
     """The training graphs of every stage.
 
@@ -32,6 +34,7 @@ def differentiate(
         stages: Its pure stage graphs (no communication), in pipeline order.
         frozen: Names of parameters that are not trained.
         recompute: Which forward nodes B computes again.
+        portable: Use no kernel that only the device that traces has.
 
     Returns:
         One entry per stage; stages of one structure share graph modules.
@@ -49,8 +52,9 @@ def differentiate(
     done: dict[str, tuple[Graph, Training]] = {}
     demanded: set[str] = set()
     found: list[Training] = []
+    trace = partial(trace_joint, portable=portable)
     for stage in reversed(stages):
-        training = _one(stage, needs, demanded, frozen, recompute, done)
+        training = _one(stage, needs, demanded, frozen, recompute, done, trace)
         demanded |= set(training.gradients_out())
         found.insert(0, training)
     if not any(t.trained for t in found):
@@ -65,6 +69,7 @@ def _one(
     frozen: Collection[str],
     recompute: Recompute,
     done: dict[str, tuple[Graph, Training]],
+    trace: Callable[[Graph, tuple[int, ...], tuple[int, ...]], Joint],
 ) -> Training:
     wanted = tuple(
         k
@@ -81,7 +86,7 @@ def _one(
     text = f"{structural_key(stage)} {wanted} {gradients}"
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
     if key not in done:
-        training = split(trace_joint(stage, wanted, gradients), key, recompute)
+        training = split(trace(stage, wanted, gradients), key, recompute)
         for graph in (training.F, training.B, training.I, training.W):
             verify(graph, f"{type(graph.module).__name__} of a stage")
         done[key] = (stage, training)

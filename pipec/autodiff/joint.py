@@ -14,6 +14,7 @@ result right when forward and backward run apart:
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from torch import fx
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pipec.autodiff.fakes import fake_inputs, fake_like, tracing
 from pipec.autodiff.origins import OriginTracer
@@ -62,7 +64,9 @@ class Joint:
         return Joint(graph, self.stage, self.gradients, self.wanted)
 
 
-def trace_joint(stage: Graph, wanted: tuple[int, ...], gradients: tuple[int, ...]) -> Joint:
+def trace_joint(
+    stage: Graph, wanted: tuple[int, ...], gradients: tuple[int, ...], *, portable: bool = False
+) -> Joint:
     """Trace forward and backward of a stage together.
 
     Args:
@@ -70,8 +74,11 @@ def trace_joint(stage: Graph, wanted: tuple[int, ...], gradients: tuple[int, ...
         wanted: Positions of inputs whose gradient is asked for.
         gradients: Positions of outputs whose gradient will be given; each must depend on an input
             of ``wanted``.
+        portable: Write attention out in matrix products, which every device has, instead of the
+            fused kernel of the device that traces.
     """
-    with tracing() as mode:
+    attention = sdpa_kernel(SDPBackend.MATH) if portable else nullcontext()
+    with tracing() as mode, attention:
         inputs = fake_inputs(stage, mode)
         joint = _joint_function(stage, wanted, gradients)
         given = [fake_like(t, mode, contiguous=True) for t in _given(stage, gradients)]
