@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 .PHONY: help setup demo test lint types layers unit fuzz conformance rtl bench clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## create .venv and install pipec with the tested versions
 
@@ -46,6 +46,9 @@ conformance: setup ## run the ONNX node tests and rewrite docs/onnx_conformance.
 rtl: setup ## cycles against SystemVerilog under Verilator; rewrites docs/fpga_rtl.md (ten minutes)
 	@command -v verilator >/dev/null || { apt-get update -qq && apt-get install -y -qq verilator; }
 	$(BIN)/python -m benchmarks.rtl --table docs/fpga_rtl.md
+
+fpga-conformance: setup ## every stage of 14 models: warnings, onnxruntime, sanitizers, cycles
+	$(BIN)/python -m benchmarks.fpga_conformance
 
 bench: setup ## speed and memory, each against a peer or a bound in the same run
 	$(BIN)/python -m benchmarks

@@ -2,10 +2,9 @@
 
     python benchmarks/fpga_csim.py [--devices 1xvcu118 --devices 4xvcu118] [MODEL ...]
 
-Models: the nine CNNs of the onnx package and ``encoder``, a transformer encoder block (256 wide,
-4 heads, 64 positions). Every model is compiled, emitted, compiled by g++, run on one frame and
-compared with onnxruntime (or eager torch) at every boundary value. Seconds are processor seconds,
-those of g++ and of the simulation included.
+Models: those of `benchmarks._fpga_models`. Every model is compiled, emitted, compiled by g++, run
+on one frame and compared with onnxruntime (or eager torch) at every boundary value. Seconds are
+processor seconds, those of g++ and of the simulation included.
 """
 
 import itertools
@@ -17,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import onnx
 
+from benchmarks._fpga_models import NAMES, write_model
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import emit, make_plan
@@ -26,17 +25,7 @@ from pipec.compiler.verify import verify_stages
 from pipec.errors import PipecError
 from pipec.frontends.load import load
 from pipec.plan.store import load_plan
-from tests.frontends.onnx.models import LIGHT
-from tests.frontends.onnx.test_light import random_weights
 
-NAMES = sorted(p.stem.removeprefix("light_") for p in LIGHT.glob("light_*.onnx"))
-ENCODER = """
-import torch
-def factory():
-    torch.manual_seed(0)
-    block = torch.nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, activation="gelu")
-    return block.eval(), (torch.randn(1, 64, 256),)
-"""
 TOLERANCE = 1e-4
 
 
@@ -57,16 +46,6 @@ def cpu() -> float:
     """Processor seconds of this process and of the children that ended."""
     both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(use.ru_utime + use.ru_stime for use in both)
-
-
-def write_model(name: str, folder: Path) -> str:
-    """Save a model with random weights; returns its spec."""
-    if name == "encoder":
-        (folder / "encoder.py").write_text(ENCODER)
-        return f"{folder / 'encoder.py'}:factory"
-    path = folder / f"{name}.onnx"
-    onnx.save(random_weights(onnx.load(LIGHT / f"light_{name}.onnx"), seed=1), path)
-    return str(path)
 
 
 def measure(name: str, devices: str, folder: Path) -> Row:
@@ -97,7 +76,7 @@ def main(models: tuple[str, ...], devices: tuple[str, ...]) -> None:
     head = ("model", "devices", "interval", "compile", "emit", "g++", "run", "relative error")
     print("{:<14} {:<9} {:>9} {:>8} {:>7} {:>7} {:>7}  {}".format(*head))
     failed = False
-    for name in models or (*NAMES, "encoder"):
+    for name in models or NAMES:
         for cluster in devices:
             with tempfile.TemporaryDirectory() as folder:
                 start = time.time()

@@ -1,0 +1,167 @@
+"""Conformance of the emitted HLS C++ over whole models, stage by stage.
+
+    python -m benchmarks.fpga_conformance                 all; rewrites docs/fpga_conformance.md
+    python -m benchmarks.fpga_conformance mlp encoder     these, printed only
+    python -m benchmarks.fpga_conformance --devices 2xu280 --no-sanitizers
+
+Each model is cut for the boards, and of every stage the sources compile with
+``-Wall -Wextra -Werror``; the chain of stages agrees with onnxruntime (eager torch for models from
+torch) at every boundary within 1e-4 of its largest value; the same sources run under the address
+and undefined-behaviour sanitizers on golden data; and the timed build, its streams bounded at the
+declared depths, gives every handshake the cycle that the simulator says.
+"""
+
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from benchmarks._fpga_models import NAMES, write_model
+from pipec.backends.fpga.csim import build
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.backend import Backend, load_backend
+from pipec.compiler.driver import emit, make_plan
+from pipec.compiler.verify import verify_stages
+from pipec.errors import PipecError
+from pipec.frontends.base import Loaded
+from pipec.frontends.load import load
+from pipec.plan.model import Plan
+from pipec.plan.store import load_plan
+
+DOCS = Path(__file__).resolve().parents[1] / "docs/fpga_conformance.md"
+TOLERANCE = 1e-4
+UNCUT = ("gru_cell", "lstm_cell")
+"""Models of one op, which goes onto one board."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one model gave.
+
+    Attributes:
+        name: Of the model; ``stages`` of it; ``engines`` in all of them.
+        error: Largest error relative to the largest value of its boundary.
+        sanitized: Stages that ran clean under the sanitizers; None if they were not asked.
+        handshakes: Handshakes compared; ``differing`` streams that differ.
+        interval: Cycles per frame of the slowest stage, simulated.
+    """
+
+    name: str
+    stages: int
+    engines: int
+    error: float
+    sanitized: int | None
+    handshakes: int
+    differing: int
+    interval: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether all of it holds."""
+        clean = self.sanitized in (None, self.stages)
+        return self.error <= TOLERANCE and clean and not self.differing
+
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table."""
+        clean = "-" if self.sanitized is None else f"{self.sanitized}/{self.stages}"
+        cycles = f"{self.handshakes:,}" if not self.differing else f"{self.differing} differ"
+        return (
+            self.name, str(self.stages), str(self.engines), f"{self.error:.1e}", clean, cycles,
+            f"{self.interval:,}",
+        )  # fmt: skip
+
+
+HEAD = ("model", "stages", "engines", "error", "sanitizers", "equal handshakes", "interval")
+
+
+def sanitized(folder: Path) -> bool:
+    """Whether a stage plays its golden data under the sanitizers without a word on stderr."""
+    binary = build.build(folder, build.SANITIZED)
+    done = subprocess.run([binary, folder], capture_output=True, text=True, check=False)
+    return done.returncode == 0 and not done.stderr
+
+
+def measure(name: str, devices: str, folder: Path, *, sanitizers: bool) -> Row:
+    """Everything about one model."""
+    loaded = load(write_model(name, folder))
+    boards = parse_cluster(devices)
+    if name in UNCUT:
+        boards = parse_cluster(f"1x{boards.devices[0].kind}")
+    plan = make_plan(loaded.graph, boards, "fpga")
+    emit(plan, folder / "out")
+    return checked(name, loaded, load_plan(folder / "out"), folder / "out", sanitizers=sanitizers)
+
+
+def checked(name: str, loaded: Loaded, plan: Plan, out: Path, *, sanitizers: bool) -> Row:
+    """What an emitted model gives."""
+    backend: Backend = load_backend("fpga")
+    report = verify_stages(plan, backend.load(plan, out), loaded, tolerance=TOLERANCE)
+    stages = sorted(out.glob("stage*"))
+    timed = backend.check_cycles(plan, out)
+    cycles = backend.cycles(plan, out)
+    return Row(
+        name,
+        len(stages),
+        sum(len(c.engines) for c in cycles),
+        max(b.relative_error for b in report.boundaries),
+        sum(map(sanitized, stages)) if sanitizers else None,
+        sum(t.handshakes for t in timed),
+        sum(len(t.differing) for t in timed),
+        max(c.interval for c in cycles),
+    )
+
+
+def markdown(rows: list[Row], devices: str) -> str:
+    """The page that is kept in ``docs/``."""
+    lines = [
+        "# Conformance of the emitted HLS C++",
+        "",
+        f"Written by `make fpga-conformance`: models with random weights, float32, on {devices}.",
+        "Every stage compiles with `-Wall -Wextra -Werror`. *error* is the largest error of a",
+        "boundary value of the chain of C simulations against onnxruntime (eager torch for models",
+        "from torch), relative to the largest value. *sanitizers* counts the stages that play",
+        "their golden data under ASan and UBSan in silence. *equal handshakes* are those of the",
+        "timed build (bounded streams, two frames) that have the very cycle of the simulator.",
+        "*interval* is that of the slowest stage in cycles, simulated.",
+        "",
+        f"| {' | '.join(HEAD)} |",
+        f"|---|{'---:|' * (len(HEAD) - 1)}",
+        *(f"| {' | '.join(row.cells())} |" for row in rows),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+@click.command()
+@click.argument("models", nargs=-1)
+@click.option("--devices", default="4xvcu118", show_default=True)
+@click.option("--sanitizers/--no-sanitizers", default=True, show_default=True)
+def main(models: tuple[str, ...], devices: str, *, sanitizers: bool) -> None:
+    """Print a row per model; exit 1 if any does not conform."""
+    build.FLAGS = (*build.FLAGS, "-Werror")
+    rows, failed = [], False
+    print("{:<14} {:>6} {:>7} {:>8} {:>10} {:>16} {:>12}".format(*HEAD))
+    for name in models or NAMES:
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                row = measure(name, devices, Path(folder), sanitizers=sanitizers)
+            except PipecError as error:
+                print(f"{name:<14} refused: {error}", flush=True)
+                failed = True
+                continue
+        rows.append(row)
+        failed = failed or not row.ok
+        cells = "{:<14} {:>6} {:>7} {:>8} {:>10} {:>16} {:>12}".format(*row.cells())
+        print(f"{cells}   ({time.monotonic() - start:.0f} s)", flush=True)
+    if not models:
+        DOCS.write_text(markdown(rows, devices))
+        print(f"wrote {DOCS}")
+    raise SystemExit(failed)
+
+
+if __name__ == "__main__":
+    main()
