@@ -14,6 +14,7 @@ from pipec.backends.fpga.emit.cpp import cpp_type
 from pipec.backends.fpga.emit.golden import golden_chain, random_inputs
 from pipec.backends.fpga.emit.stage import TOLERANCE, stage_directory, write_stage
 from pipec.backends.fpga.lint import stage as lint
+from pipec.backends.fpga.rtl.simulate import write_reference
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stage_cycles import cycles_of
 from pipec.backends.fpga.stagejson import read_record, stage_record
@@ -92,6 +93,8 @@ class FpgaBackend(Backend):
             write_stage(design, folder, frame, platform=bool(fabric and fabric.has_platform))
             record = json.dumps(stage_record(design), indent=1) + "\n"
             (folder / "stage.json").write_text(record, encoding="utf-8")
+            if plan.options.get("rtl"):
+                write_reference(json.loads(record), folder / "rtl")
             lint.check(folder)
 
     def load(self, plan: Plan, directory: Path) -> Sequence[StageRunner]:
