@@ -1,4 +1,4 @@
-"""``pipec profile``: run every node of a model and write what it took."""
+"""``pipec profile``: run every node of a model, or the stages of a plan, and write their times."""
 
 import platform
 from pathlib import Path
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pipec.cli.options import assignments, model_options, shapes
+from pipec.cli.profile_stages import StageOptions, profile_stages
 from pipec.cluster.presets import PRESETS
 from pipec.cluster.units import show
 from pipec.cost.count import count
@@ -31,6 +32,12 @@ from pipec.graph.ir import origin
               help="Runs of each node; the median counts.")  # fmt: skip
 @click.option("--warmup", type=click.IntRange(0), default=2, show_default=True,
               help="Runs before these.")  # fmt: skip
+@click.option("--costs", type=click.Path(path_type=Path),
+              help="DIRECTORY: keep the nodes' times of this cost file.")  # fmt: skip
+@click.option("--optimizer", default="sgd:lr=0.01", show_default=True,
+              help="DIRECTORY: whose steps are measured.")  # fmt: skip
+@click.option("--local", is_flag=True, help="DIRECTORY: one process, and no messages.")
+@click.option("--seconds", default=2.0, show_default=True, help="DIRECTORY: for each stage.")
 @click.option("--heaviest", default=10, show_default=True, help="Nodes to list.")
 @model_options
 def command(
@@ -40,6 +47,10 @@ def command(
     output: Path,
     repeats: int,
     warmup: int,
+    costs: Path | None,
+    optimizer: str,
+    local: bool,
+    seconds: float,
     heaviest: int,
     shape: tuple[str, ...],
     bind: tuple[str, ...],
@@ -49,8 +60,18 @@ def command(
 ) -> None:
     """Run every node of MODEL on this machine and write a cost file for --costs.
 
-    Nodes with the same op on the same types are measured once.
+    Nodes with the same op on the same types are measured once. Where MODEL is a DIRECTORY that
+    `pipec compile` wrote, its stages' graphs, optimizer steps and messages are measured too, one
+    process per device: compile again with the cost file, and the predictions are of this machine.
     """
+    how = Measuring(device, warmup, repeats)
+    if Path(model).is_dir():
+        here, out = Path(model), output
+        profile_stages(
+            StageOptions(here, out, costs, kind, device, optimizer, local, seconds, how, trust),
+            _machine(device),
+        )
+        return
     kind = (kind or this_kind(device)).lower()
     console = Console(stderr=True)
     with console.status(f"reading {model}"):
@@ -58,10 +79,10 @@ def command(
             model,
             LoadOptions(shapes(shape), assignments(bind, "--bind"), training, trust, seed),
         )
-    seconds = _measured(loaded, Measuring(device, warmup, repeats), console)
-    table = CostTable(count(loaded.graph), {kind: seconds}, {kind: "measured"})
+    found = _measured(loaded, how, console)
+    table = CostTable(count(loaded.graph), {kind: found}, {kind: "measured"})
     save_costs(output, table, loaded.graph, _machine(device))
-    _summary(loaded, seconds, heaviest)
+    _summary(loaded, found, heaviest)
     console.print(f"wrote [bold]{output}[/], times for devices of kind [bold]{kind}[/]")
 
 

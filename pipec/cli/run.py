@@ -2,8 +2,6 @@
 
 import json
 import os
-import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
+from pipec.cli.ranks import start_ranks
 from pipec.errors import PipecError
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
@@ -144,7 +143,7 @@ def command(**given: Any) -> None:
             )
             _finish(options, plan, ranks, rank)
     else:
-        _start_ranks(plan.schedule.devices)
+        start_ranks(plan.schedule.devices)
 
 
 def _check(options: _Options, plan: Plan) -> None:
@@ -221,12 +220,3 @@ def _compiler(backend: str) -> Any:
     if backend not in known:
         raise PipecError("no such compiler", got=backend, want=", ".join(sorted(known)))
     return lambda graph: torch.compile(graph, backend=backend, dynamic=False)
-
-
-def _start_ranks(devices: int) -> None:
-    """Become torchrun: this command again, once per device."""
-    args = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    args += ["--nproc-per-node", str(devices), "--no-python", sys.argv[0], *sys.argv[1:]]
-    sys.stdout.flush()
-    execute: Callable[[str, list[str]], None] = os.execv
-    execute(sys.executable, args)

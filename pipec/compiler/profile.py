@@ -21,6 +21,7 @@ from pipec.compiler.complete import completed
 from pipec.cost.stage import MessageCost, StageCost
 from pipec.errors import CostError
 from pipec.plan.model import Plan
+from pipec.runtime.device import Device
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.process_group import ProcessGroupTransport
 from pipec.runtime.profile import measure_messages, measure_row, measure_workspace
@@ -64,27 +65,39 @@ class Profile:
         return timed.replace(timing=load_backend(plan.target).timing(timed))
 
 
-def profile(plan: Plan, batch: Batch, settings: Settings, *, budget: float = 1.0) -> Profile:
+def profile(
+    plan: Plan,
+    batch: Batch,
+    settings: Settings,
+    *,
+    budget: float = 1.0,
+    compute: Device | None = None,
+) -> Profile:
     """Measure a plan's stages on all ranks of the group, or in this process if there is none.
 
     Args:
         plan: With stages; differentiated if it trains.
         batch: Inputs of a microbatch.
         settings: With the optimizer whose steps count.
-        budget: Seconds for each row of each stage.
+        budget: Seconds for each stage.
+        compute: Where this rank computes; the CPU if absent.
 
     Returns:
         The same on every rank.
     """
+    how = _How(batch, settings, budget, compute or Device(torch.device("cpu")))
     if not (dist.is_available() and dist.is_initialized()):
-        return Profile(_own_stages(plan, range(len(plan.stages)), batch, settings, budget))
+        return Profile(_own_stages(plan, range(len(plan.stages)), how))
     rank, world = dist.get_rank(), dist.get_world_size()
     dist.barrier()
     mine = range(rank, len(plan.stages), world)
-    stages = _own_stages(plan, mine, batch, settings, budget)
-    transport = ProcessGroupTransport(torch.device("cpu"), (), timedelta(minutes=5))
+    stages = _own_stages(plan, mine, how)
+    transport = ProcessGroupTransport(how.compute.torch, (), timedelta(minutes=5))
     dist.barrier()
-    messages = measure_messages(transport, rank, message_sizes(plan)) if world > 1 else None
+    messages = None
+    if world > 1:
+        sizes = message_sizes(plan)
+        messages = measure_messages(transport, rank, sizes, device=how.compute.torch)
     parts: list[dict[str, StageCost]] = [{} for _ in range(world)]
     dist.all_gather_object(parts, stages)
     told: list[MessageCost | None] = [messages]
@@ -99,27 +112,33 @@ def message_sizes(plan: Plan) -> list[int]:
     return [_SHORT, *sizes[::step], *sizes[-1:]]
 
 
-def _own_stages(
-    plan: Plan, mine: Sequence[int], batch: Batch, settings: Settings, budget: float
-) -> dict[str, StageCost]:
+@dataclass(frozen=True)
+class _How:
+    batch: Batch
+    settings: Settings
+    budget: float
+    compute: Device
+
+
+def _own_stages(plan: Plan, mine: Sequence[int], how: _How) -> dict[str, StageCost]:
     found: list[dict[str, StageCost]] = []
     for index in mine:
         stage = plan.stages[index]
         key = stage.training.key if stage.training else stage.key
-        found.append({key: _measured(plan, index, batch, settings, budget)})
+        found.append({key: _measured(plan, index, how)})
     return _merged(found)
 
 
-def _measured(plan: Plan, stage: int, batch: Batch, settings: Settings, budget: float) -> StageCost:
+def _measured(plan: Plan, stage: int, how: _How) -> StageCost:
     """One stage on rows with full backwards, with split ones, and with a step per microbatch."""
     seconds: dict[tuple[str, ActionKind, bool], float] = {}
     workspace: dict[str, int] = {}
     kept, rows = 0, _rows(plan)
     for name, order in rows.items():
-        program = Program.of(plan, order)
-        for action, nbytes in measure_workspace(program, stage, batch, settings).items():
+        this = Program.of(plan, order), stage, how.batch, how.settings
+        for action, nbytes in measure_workspace(*this, compute=how.compute).items():
             workspace[action] = max(workspace.get(action, 0), nbytes)
-        samples = measure_row(program, stage, batch, settings, budget=budget / len(rows))
+        samples = measure_row(*this, budget=how.budget / len(rows), compute=how.compute)
         for (kind, _, first), found in samples.seconds.items():
             seconds[name, kind, first] = statistics.median(found)
         kept = samples.optimizer_bytes.get(stage, 0)

@@ -217,35 +217,46 @@ def _trained_bytes(program: Program, stage: int) -> int:
 
 
 def measure_messages(
-    transport: Transport, rank: int, sizes: Sequence[int], *, repeats: int = 40
+    transport: Transport,
+    rank: int,
+    sizes: Sequence[int],
+    *,
+    device: torch.device | None = None,
+    repeats: int = 40,
 ) -> MessageCost | None:
     """Messages to and fro between ranks 0 and 1; all ranks must call, the others get None.
 
     Half of a round trip is one way. What the processor spent, in all threads, is half for sending
-    and half for receiving: each rank does as many of one as of the other.
+    and half for receiving: each rank does as many of one as of the other. It is 0 where something
+    else computes: a GPU.
 
     Args:
         transport: Of this rank.
         rank: Which one it is.
         sizes: Bytes of the messages.
+        device: Where they lie; the CPU if absent.
         repeats: Round trips of each size.
     """
     if rank > 1:
         return None
-    found = [_round_trips(transport, rank, size, repeats) for size in sorted(set(sizes))]
-    ends = tuple(processor / 2 for _, processor in found)
+    where = device or torch.device("cpu")
+    found = [_round_trips(transport, rank, size, where, repeats) for size in sorted(set(sizes))]
+    share = 0.5 if where.type == "cpu" else 0.0
+    ends = tuple(share * processor for _, processor in found)
     one_way = tuple(trip / 2 for trip, _ in found)
     return MessageCost(tuple(sorted(set(sizes))), one_way, ends, ends)
 
 
-def _round_trips(transport: Transport, rank: int, size: int, repeats: int) -> tuple[float, float]:
+def _round_trips(
+    transport: Transport, rank: int, size: int, where: torch.device, repeats: int
+) -> tuple[float, float]:
     """Median seconds of a round trip, and processor seconds of one."""
     kind = TensorType((size,), "uint8")
     there = [Message(f"there{size}", k, 0, 1) for k in range(repeats)]
     back = [Message(f"back{size}", k, 1, 0) for k in range(repeats)]
     mine, theirs = (there, back) if rank == 0 else (back, there)
     transport.expect(Coming(m, kind) for m in theirs)
-    tensor = kind.empty().zero_()
+    tensor = kind.empty(where).zero_()
     trips, begin = list[float](), time.process_time()
     for out, come in zip(mine, theirs, strict=True):
         started = time.perf_counter()

@@ -1,0 +1,132 @@
+"""``pipec profile DIRECTORY``: measure the stages of a plan where they will run."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+import torch
+import torch.distributed as dist
+
+from pipec.cli.ranks import start_ranks
+from pipec.cluster.units import show
+from pipec.compiler.profile import Profile, profile
+from pipec.cost.count import count
+from pipec.cost.file import load_costs, save_costs
+from pipec.cost.measure import Measuring, measure
+from pipec.cost.table import CostTable
+from pipec.errors import CostError
+from pipec.frontends.base import Loaded
+from pipec.frontends.reload import reload
+from pipec.plan.model import Plan
+from pipec.plan.store import load_plan
+from pipec.runtime.builders import optimizer_from_text
+from pipec.runtime.device import device_of, local_device
+from pipec.runtime.distributed import process_group
+from pipec.runtime.executor import Settings
+
+
+@dataclass(frozen=True)
+class StageOptions:
+    """What the command line says of stages.
+
+    Attributes:
+        directory: What ``pipec compile -o`` wrote.
+        output: Cost file to write.
+        costs: Cost file with the nodes' times; measured anew if absent.
+        kind: Device kind that the times stand for; the plan's if absent.
+        device: ``cpu`` or ``cuda``.
+        optimizer: By text, as ``pipec run`` takes it.
+        local: One process measures all stages, one after the other.
+        budget: Seconds per stage.
+        how: How nodes are measured.
+        trust: Whether to allow formats that run code on load.
+    """
+
+    directory: Path
+    output: Path
+    costs: Path | None
+    kind: str | None
+    device: str
+    optimizer: str
+    local: bool
+    budget: float
+    how: Measuring
+    trust: bool
+
+
+def profile_stages(options: StageOptions, machine: str) -> None:
+    """Measure nodes, stages, steps and messages of a plan, and write one cost file.
+
+    Started by torchrun this is one rank; otherwise it starts torchrun itself.
+
+    Raises:
+        CostError: The devices of the plan are of several kinds, or there is no GPU.
+        PipecError: The directory, the model or the cost file cannot be read.
+    """
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise CostError("this machine has no usable GPU", got="cuda", hint="use --device cpu")
+    plan = load_plan(options.directory)
+    kind = options.kind or _only_kind(plan)
+    world = 1 if plan.placement is None else plan.placement.devices
+    if options.local or world == 1:
+        _measure(options, plan, kind, machine)
+    elif "RANK" in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
+        with process_group(device=options.device):
+            _measure(options, plan, kind, machine)
+    else:
+        start_ranks(world)
+
+
+def _only_kind(plan: Plan) -> str:
+    kinds = sorted({d.kind for d in plan.cluster.devices})
+    if len(kinds) > 1:
+        raise CostError(
+            "the plan's devices are of several kinds",
+            got=", ".join(kinds),
+            hint="say which one this machine is: --kind",
+        )
+    return kinds[0]
+
+
+def _measure(options: StageOptions, plan: Plan, kind: str, machine: str) -> None:
+    loaded = reload(plan.graph.source, trust=options.trust)
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    nodes = _nodes(options, loaded, kind) if first else None
+    inputs: Mapping[str, torch.Tensor] = loaded.example_inputs
+    settings = Settings(optimizer_from_text(options.optimizer))
+    found = profile(
+        plan,
+        lambda _: inputs,
+        settings,
+        budget=options.budget,
+        compute=device_of(local_device(options.device)),
+    )
+    if nodes is not None:
+        messages = {kind: found.messages} if found.messages else {}
+        table = replace(nodes, stages={kind: found.stages}, messages=messages)
+        save_costs(options.output, table, loaded.graph, machine)
+        _tell(plan, found)
+        click.echo(f"wrote {options.output}, times for devices of kind {kind}")
+
+
+def _nodes(options: StageOptions, loaded: Loaded, kind: str) -> CostTable:
+    if options.costs is not None:
+        return load_costs(options.costs, loaded.graph)
+    seconds = measure(loaded.graph, loaded.example_inputs, options.how)
+    return CostTable(count(loaded.graph), {kind: seconds}, {kind: "measured"})
+
+
+def _tell(plan: Plan, found: Profile) -> None:
+    for stage in plan.stages:
+        cost = found.stages[stage.training.key if stage.training else stage.key]
+        parts = {"F": cost.F, "B": cost.B, "I": cost.I, "W": cost.W, "step": cost.step}
+        shown = "  ".join(f"{k} {show(s, 's')}" for k, s in parts.items() if s)
+        click.echo(f"stage {stage.index}: {shown}")
+    if found.messages:
+        for nbytes, seconds in zip(found.messages.nbytes, found.messages.one_way, strict=True):
+            processor = found.messages.sending(nbytes)
+            text = f"{show(seconds, 's')} one way, {show(processor, 's')} of each processor"
+            click.echo(f"message of {show(float(nbytes), 'B')}: {text}")

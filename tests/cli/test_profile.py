@@ -1,0 +1,58 @@
+"""``pipec profile DIRECTORY``: what it measures is what the next compile predicts with."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipec.plan.store import load_plan
+from tests.cli.running import Pipec
+
+MODEL = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+def make():
+    layers = [nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)]
+    return nn.Sequential(*layers), (torch.randn(4, 8),), (F.cross_entropy, torch.arange(4) % 3)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> list[str]:
+    (tmp_path / "model.py").write_text(MODEL)
+    return [f"{tmp_path}/model.py:make", "--training", "--devices", "2xcpu", "--schedule", "1f1b"]
+
+
+def test_what_is_measured_of_a_directory_is_what_the_next_compile_predicts_with(
+    tmp_path: Path, model: list[str], pipec: Pipec
+) -> None:
+    first, second, costs = (tmp_path / n for n in ("first", "second", "costs.json"))
+    assert pipec("compile", *model, "-o", first).code == 0
+    done = pipec("profile", first, "--local", "--seconds", 0, "--repeats", 1, "-o", costs)
+    assert done.code == 0, done.err
+    assert "stage 1: F " in done.out
+    assert pipec("compile", *model, "--costs", costs, "-o", second).code == 0
+    told = json.loads(costs.read_text())
+    plan = load_plan(second)
+    measured = told["stages"]["cpu"]
+    keys = [s.training.key for s in plan.stages if s.training]
+    assert [t.compute_seconds for t in plan.timing] == pytest.approx(
+        [measured[key]["F"] for key in keys]
+    )
+    assert plan.timeline is not None
+    assert plan.timeline.times.step == tuple(measured[key]["step"] for key in keys)
+
+
+def test_devices_of_two_kinds_need_one_named(
+    tmp_path: Path, model: list[str], pipec: Pipec
+) -> None:
+    out = tmp_path / "out"
+    mixed = [*model[:3], "1xcpu,1xh100", *model[4:]]
+    assert pipec("compile", *mixed, "-o", out).code == 0
+    done = pipec("profile", out, "--local")
+    assert done.code == 1
+    assert "several kinds" in done.err
+    assert "--kind" in done.err

@@ -1,0 +1,87 @@
+"""Bytes counted op by op: views, in-place ops, lists; and against what a plan predicts."""
+
+import pytest
+import torch
+
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.driver import make_plan
+from pipec.compiler.pass_manager import parse_pipeline
+from pipec.compiler.profile import profile
+from pipec.compiler.timeline import plan_timeline
+from pipec.frontends.trace import Loss, trace
+from pipec.graph.ir import Source
+from pipec.plan.model import Plan
+from pipec.runtime.allocations import Allocations, counting
+from pipec.runtime.executor import Batch, Settings
+from pipec.runtime.local import LocalPipeline
+from tests.autodiff.zoo import CASES, seeded
+from tests.runtime.pipelines import batches, scheduled
+
+
+def test_shared_memory_counts_once_and_is_let_go_with_its_last_view() -> None:
+    held = torch.zeros(100)
+    with Allocations([held]) as found:
+        assert found.live == 400
+        view = held[10:]
+        view.add_(1)
+        assert found.live == 400
+        new = held + 1
+        part = new[:2]
+        assert found.live == 800
+        del new
+        assert found.live == 800
+        del part
+        assert (found.live, found.peak) == (400, 800)
+        assert found.reset() == found.peak == 400
+
+
+def test_lists_of_results_count_each() -> None:
+    with Allocations() as found:
+        parts = torch._foreach_add([torch.ones(10), torch.ones(5)], 1)
+        assert found.peak == 120
+        assert found.live == 60
+    del parts
+
+
+def adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters)
+
+
+def measured(name: str, stages: int) -> tuple[Plan, Batch]:
+    case = CASES[name]
+    args, target = case.batch(0)
+    graph = trace(seeded(case), args, loss=Loss(case.loss, target), source=Source("memory", "test"))
+    passes = parse_pipeline("annotate-cost,partition,insert-comm,differentiate,time-stages")
+    plan = make_plan(graph, parse_cluster(f"{stages}xcpu"), passes=passes)
+    batch = batches(case, graph)
+    return profile(plan, batch, Settings(adam), budget=0.0).on(plan, "cpu"), batch
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "pipedream"])
+def test_the_bytes_of_a_measured_plan_are_those_that_a_run_holds(schedule: str) -> None:
+    plan, batch = measured("mlp", 1)
+    order = scheduled(plan, schedule, 6)
+    pipeline = LocalPipeline(plan, batch, Settings(adam), schedule=order)
+    with counting(pipeline.executors[0]) as memory:
+        for _ in range(2):
+            pipeline.round()
+        counted = memory.peak
+    (predicted,) = plan_timeline(plan, order).peak_bytes
+    assert predicted == pytest.approx(counted, rel=0.05)
+
+
+def test_the_times_of_a_measured_plan_are_those_that_were_measured() -> None:
+    plan, _ = measured("mlp", 2)
+    assert plan.costs is not None
+    cost = plan.costs.stages["cpu"]
+    first, last = (cost[s.training.key] for s in plan.stages if s.training)
+    timeline = plan_timeline(plan, scheduled(plan, "1f1b", 1))
+    link = [plan.cluster.link(0, 1).seconds(c.nbytes) for c in plan.channels]
+    alone = [first.F, *link, last.F, last.B, *link, first.B, first.step]
+    assert timeline.seconds == pytest.approx(sum(alone))
+    more = plan_timeline(plan, scheduled(plan, "1f1b", 4)).times.compute
+    kind = next(k for k in more if k.name == "B")
+    assert more[kind] == pytest.approx([c.B + 0.75 * c.accumulate for c in (first, last)])
+    every = plan_timeline(plan, scheduled(plan, "pipedream", 4)).times
+    assert every.compute[kind] == pytest.approx([first.B, last.B])
+    assert every.step == (first.step_copied, last.step_copied)
