@@ -1,0 +1,167 @@
+"""Stub stages that sleep, on up to 8 ranks: makespan of every schedule beside the simulator's.
+
+    python -m benchmarks.stub_stages            8 ranks, all schedules
+    python -m benchmarks.stub_stages --ranks 4 --schedules 1f1b,zbv
+
+A sleeping stage leaves the processor to others, so eight ranks fit on two cores, and what is seen
+is order and waiting alone: the executor's makespan should be the simulator's, plus what gloo and
+eight processes on few cores need to wake up. Stages are unlike each other (their times are below).
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx, nn
+
+from benchmarks._models import loss_of
+from benchmarks._ranks import keep, launch, launched, pin, say
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.complete import completed
+from pipec.compiler.driver import make_plan
+from pipec.compiler.pass_manager import parse_pipeline
+from pipec.errors import PipecError
+from pipec.frontends.trace import Loss, trace
+from pipec.graph.ir import InputKind, Source
+from pipec.plan.model import Plan
+from pipec.runtime.distributed import DistributedPipeline, process_group
+from pipec.runtime.executor import Batch, Settings
+from pipec.runtime.stage import Callables
+from pipec.schedule.registry import generate, names, stages_on
+from pipec.simulate.simulate import simulate
+from pipec.simulate.times import Times
+
+PASSES = "simplify,annotate-cost,partition,insert-comm,differentiate,time-stages"
+SHARES = {"F": 1.0, "B": 2.0, "I": 1.1, "W": 0.9}
+
+
+class Tower(nn.Module):
+    """Layers of growing width, so that no two stages have the same graph."""
+
+    def __init__(self, stages: int) -> None:
+        super().__init__()
+        widths = range(4, 5 + stages)
+        self.layers = nn.ModuleList(map(nn.Linear, widths, widths[1:]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def unit(stage: int) -> float:
+    """How long a stage takes, relative to others: 0.8 to 1.2 in an uneven order."""
+    return 0.8 + 0.1 * (stage * 3 % 5)
+
+
+def plan_of(stages: int) -> tuple[Plan, Batch]:
+    """A tower that is cut behind every layer."""
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 4), torch.randint(0, 4, (2,))
+    loss = Loss(loss_of, y)
+    graph = trace(Tower(stages), (x,), loss=loss, source=Source("memory", ""))
+    plan = make_plan(graph, parse_cluster(f"{stages}xcpu"), passes=parse_pipeline(PASSES))
+    given = dict(zip([i.name for i in graph.inputs_of(InputKind.INPUT)], (x, y), strict=True))
+    return plan, lambda _: given
+
+
+def times_of(stages: int, seconds: float) -> Times:
+    """What the simulator is told."""
+    columns = ([seconds * s * unit(k) for k in range(stages)] for s in SHARES.values())
+    return Times.of_stages(*columns)
+
+
+def sleepers(plan: Plan, seconds: float) -> Settings:
+    """Stages that sleep as long as `times_of` says, and yield zeros."""
+    took: dict[int, float] = {}
+    for stage in plan.stages:
+        assert stage.training is not None
+        for kind, share in SHARES.items():
+            module = getattr(stage.training.lowered(), kind).module
+            assert id(module) not in took, "two stages share a graph"
+            took[id(module)] = seconds * share * unit(stage.index)
+
+    def stub(module: fx.GraphModule) -> Callables:
+        node = next(n for n in module.graph.nodes if n.op == "output")
+        values = [o.meta["val"] for o in node.args[0]]
+        results = tuple(torch.zeros(v.shape, dtype=v.dtype) for v in values)
+        wanted = took[id(module)]
+
+        def asleep(*_: Tensor) -> tuple[Tensor, ...]:
+            time.sleep(wanted)
+            return results
+
+        return asleep
+
+    return Settings(None, compiled=stub)
+
+
+def makespan(pipeline: DistributedPipeline, rounds: int) -> float:
+    """Fewest seconds of a round, from a common start to the last rank's end."""
+    pipeline.round()
+    best = float("inf")
+    for _ in range(rounds):
+        dist.barrier()
+        begin = time.perf_counter()
+        pipeline.round()
+        dist.barrier()
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def run(
+    wanted: Sequence[str], microbatches: int, seconds: float, rounds: int
+) -> list[list[object]]:
+    """A row per schedule."""
+    world, plans, rows = dist.get_world_size(), dict[int, tuple[Plan, Batch]](), []
+    say("schedule        stages  actions  simulated   measured   error")
+    for name in wanted:
+        try:
+            stages = stages_on(name, world, microbatches)
+            compute = generate(name, stages, microbatches)
+        except PipecError as error:
+            say(f"{name:14} cannot serve {world} ranks: {str(error).splitlines()[0]}")
+            continue
+        if compute.lanes.compute == "split" or not compute.training:
+            say(f"{name:14} not for ranks that do one thing at a time")
+            continue
+        if stages not in plans:
+            plans[stages] = plan_of(stages)
+        plan, batch = plans[stages]
+        order = completed(compute, plan)
+        predicted = simulate(order, times_of(stages, seconds)).seconds
+        settings = sleepers(plan, seconds)
+        pipeline = DistributedPipeline(plan, batch, settings, schedule=order, device="cpu")
+        measured = makespan(pipeline, rounds)
+        figures = f"{predicted:8.3f} s {measured:8.3f} s {measured / predicted - 1:+7.2%}"
+        say(f"{name:14} {stages:7} {len(order):8} {figures}")
+        rows.append([name, stages, predicted, measured])
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--microbatches", type=int, default=16)
+    parser.add_argument("--milliseconds", type=float, default=30.0, help="of a forward")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--schedules", default="", help="all by default")
+    parser.add_argument("--json", help="file for the figures")
+    options = parser.parse_args()
+    if not launched():
+        return launch("benchmarks.stub_stages", options.ranks, *sys.argv[1:])
+    pin()
+    wanted = [n for n in options.schedules.split(",") if n] or list(names())
+    with process_group(device="cpu"):
+        rows = run(wanted, options.microbatches, options.milliseconds / 1e3, options.rounds)
+        errors = [abs(measured / predicted - 1) for *_, predicted, measured in rows]
+        say(f"worst {max(errors):.2%} of {len(errors)} schedules on {options.ranks} ranks")
+    keep(options.json, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
