@@ -221,6 +221,9 @@ class DdrPort:
         bytes_per_frame: Traffic of one frame.
         bytes_per_second: Traffic while the engine runs at its initiation interval: what it needs
             of the board's bandwidth.
+        bank: Memory port of the board that it is led to (``DDR[0]``, ``HBM[5]``); empty if unknown.
+        slots: Time slots of a round of ``period`` cycles that are this engine's
+            (`pipec.backends.fpga.banks`); 0 if the port is its own.
     """
 
     name: str
@@ -228,6 +231,9 @@ class DdrPort:
     word_bits: int
     bytes_per_frame: int
     bytes_per_second: float
+    bank: str = ""
+    slots: int = 0
+    period: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pipec.backends.fpga.banks import with_banks
 from pipec.backends.fpga.compile import best_design
 from pipec.backends.fpga.cutting.joint import METHOD
 from pipec.backends.fpga.design import StageDesign
@@ -103,4 +104,5 @@ def _design(plan: Plan, stage: int, network: Network) -> StageDesign:
     cut, start = plan.partition, 0
     if cut is not None and cut.method == METHOD:
         start = int(cut.max_load * board.fabric.clock_hz)
-    return best_design(network, board, f"stage{stage}", start)
+    found = best_design(network, board, f"stage{stage}", start)
+    return with_banks(found, board.device)

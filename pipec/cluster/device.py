@@ -23,6 +23,9 @@ class FpgaResources:
         logic_limit: Usable share of LUT, FF and DSP.
         memory_limit: Usable share of block and Ultra RAM.
         has_platform: Whether a vendor platform for kernels exists (else IP export only).
+        memory_kind: ``DDR`` or ``HBM``, as the vendor's linker calls it.
+        memory_ports: Memory ports: DDR controllers, or HBM pseudo-channels.
+        link_ports: Cages for links between boards.
     """
 
     part: str
@@ -36,6 +39,9 @@ class FpgaResources:
     logic_limit: float = 0.70
     memory_limit: float = 0.80
     has_platform: bool = False
+    memory_kind: str = "DDR"
+    memory_ports: int = 1
+    link_ports: int = 2
 
     @property
     def on_chip_bytes(self) -> int:
