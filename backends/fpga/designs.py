@@ -57,7 +57,8 @@ def networks(plan: Plan) -> tuple[Network, ...]:
     found, problems = list[Network](), list[BackendError]()
     for stage in plan.stages:
         try:
-            network = lower(without_transfers(stage.graph).graph, precision_of(plan), orders)
+            graph = without_transfers(stage.graph).graph
+            network = lower(graph, precision_of(plan), orders, _pace(plan, stage.index))
         except BackendError as error:
             problems.append(error)
             continue
@@ -101,8 +102,13 @@ def designs_of(plan: Plan) -> tuple[StageDesign, ...]:
 def _design(plan: Plan, stage: int, network: Network) -> StageDesign:
     """The design of one stage, no faster than the interval that the plan was cut for."""
     board = Board(device_of(plan, stage), precision_of(plan))
-    cut, start = plan.partition, 0
-    if cut is not None and cut.method == METHOD:
-        start = int(cut.max_load * board.fabric.clock_hz)
-    found = best_design(network, board, f"stage{stage}", start)
+    found = best_design(network, board, f"stage{stage}", _pace(plan, stage))
     return with_banks(found, board.device)
+
+
+def _pace(plan: Plan, stage: int) -> int:
+    """Cycles per frame that the plan was cut for; 0 if it was cut without folding."""
+    cut, fabric = plan.partition, device_of(plan, stage).fpga
+    if cut is None or cut.method != METHOD or fabric is None:
+        return 0
+    return int(cut.max_load * fabric.clock_hz)

@@ -63,7 +63,7 @@ class Board:
 def macs(layer: Layer) -> int:
     """Multiply-accumulates of a layer per frame."""
     if isinstance(layer, Dense):
-        return layer.n * layer.groups * layer.out * layer.taps * layer.cin
+        return round(layer.used * layer.n * layer.groups * layer.out * layer.taps * layer.cin)
     if isinstance(layer, Depthwise):
         return layer.rows * layer.channels * layer.window.kh * layer.window.kw
     if isinstance(layer, Product):

@@ -74,9 +74,11 @@ def joint_cut(
     if units.size < len(boards):
         return None
     network = lower(graph, precision)
+    bound = interval_bound(network, boards)
+    network = lower(graph, precision, pace=int(bound * boards[0].fabric.clock_hz))
     unit_of = dict(zip(problem.names, units.of_node.tolist(), strict=True))
     demands = Demands(network, precision, unit_of, units.size)
-    chain = Chain(boards, links, demands, interval_bound(network, boards), free_order)
+    chain = Chain(boards, links, demands, bound, free_order)
     orders = [(order, crossing(units, order)) for order in _orders(units)]
     found = chain.best(orders)
     if found is None:

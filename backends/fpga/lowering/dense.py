@@ -174,8 +174,51 @@ def _dense_conv(
         bias=bias,
         window=None if window.trivial else window,
     )
+    if groups == 1 and _reads_slowly(b, maps, window):
+        layer = paired(layer)
     shape = (window.batch, dims[0], window.oh, window.ow)
     return _as_node(node, maps_value(b.add(layer), maps, shape, keep_order=False))
+
+
+def _reads_slowly(b: Builder, maps: Maps, window: Window) -> bool:
+    """Whether reading a model's input pixel by pixel is slower than the pace, and pairs help."""
+    even = window.w % 2 == 0 and (window.sw, window.dw) == (2, 1)
+    is_input = maps.value.edge not in b.layers
+    return even and is_input and window.batch * window.h * window.w > b.pace > 0
+
+
+def paired(layer: Dense) -> Dense:
+    """The same convolution of horizontal stride 2 over pairs of pixels, with stride 1.
+
+    Two neighbours are one pixel of twice the channels, so that half as many tokens are read. The
+    kernel is widened to whole pairs with zeros.
+
+    Args:
+        layer: A convolution in one group over maps of even width.
+    """
+    window = layer.window
+    assert window is not None
+    left = (window.pl + 1) // 2
+    kw = left + (window.kw - 1 - window.pl) // 2 + 1
+    first = 2 * left - window.pl  # columns of zeros on the left
+
+    def values() -> Array:
+        w = np.asarray(layer.weight.values())
+        w = w.reshape(1, layer.out, window.kh, window.kw, layer.cin)
+        wide = np.zeros((1, layer.out, window.kh, 2 * kw, layer.cin), dtype=w.dtype)
+        wide[..., first : first + window.kw, :] = w
+        return wide.reshape(1, layer.out, window.kh * kw, 2 * layer.cin)
+
+    (use,) = layer.inputs
+    return dataclasses.replace(
+        layer,
+        inputs=(dataclasses.replace(use, rows=use.rows // 2, channels=use.channels * 2),),
+        taps=window.kh * kw,
+        cin=2 * layer.cin,
+        weight=Table(values, layer.weight.sources),
+        window=dataclasses.replace(window, w=window.w // 2, kw=kw, sw=1, pl=left),
+        used=window.kw / (2 * kw),
+    )
 
 
 def _depthwise(b: Builder, node: fx.Node, maps: Maps, window: Window, weight: fx.Node) -> Value:

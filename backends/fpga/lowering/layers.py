@@ -89,6 +89,7 @@ class Dense(Layer):
         groups: Channel groups; ``n`` vectors per frame, each read and written as one row per group.
         out: Output channels of one group; ``taps`` positions of ``cin`` channels each.
         weight: ``[groups][out][taps][cin]``; ``bias`` ``[groups][out]``.
+        used: Share of the weights that are not zero by construction.
     """
 
     n: int
@@ -99,6 +100,7 @@ class Dense(Layer):
     weight: Table
     bias: Table | None = None
     window: Window | None = None
+    used: float = 1.0
 
 
 @dataclass(frozen=True)

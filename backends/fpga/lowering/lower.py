@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from torch import fx
@@ -18,7 +18,7 @@ from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its ha
 )
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.decompose import decomposed
-from pipec.backends.fpga.lowering.layers import Elementwise
+from pipec.backends.fpga.lowering.layers import Elementwise, Layer
 from pipec.backends.fpga.lowering.network import (
     HANDLERS,
     Builder,
@@ -30,11 +30,14 @@ from pipec.backends.fpga.lowering.network import (
 from pipec.backends.fpga.lowering.view import standard_order
 from pipec.backends.fpga.training import lowering  # noqa: F401  (registers its handlers)
 from pipec.errors import BackendError
-from pipec.graph.ir import Graph, op_name, origin, tensor
+from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor
 
 
 def lower(
-    graph: Graph, precision: str = "float32", orders: Mapping[str, tuple[int, ...]] | None = None
+    graph: Graph,
+    precision: str = "float32",
+    orders: Mapping[str, tuple[int, ...]] | None = None,
+    pace: int = 0,
 ) -> Network:
     """The network of layers that computes a stage.
 
@@ -43,12 +46,13 @@ def lower(
         precision: Stream type of floating-point values.
         orders: Axis order in which values arrive, by input name; the standard order (channels
             last) where nothing is said. Pass the `NetPort.order` of the producer's outputs.
+        pace: Cycles per frame that are aimed at, if known; see `Builder.pace`.
 
     Raises:
         BackendError: Ops that no engine computes; all of them are listed.
     """
     graph = decomposed(graph)
-    builder = Builder(graph, precision)
+    builder = Builder(graph, precision, pace)
     inputs = [
         _input(builder, i.name, builder.graph.node(i.node), orders or {})
         for i in graph.inputs
@@ -58,7 +62,10 @@ def lower(
     if not problems:
         outputs, problems = _outputs(builder)
         if not problems:
-            return Network(tuple(builder.layers.values()), tuple(inputs), tuple(outputs))
+            layers = tuple(builder.layers.values())
+            own = {i.name for i in graph.inputs_of(InputKind.INPUT)}
+            ports = (_widened(p, layers) if p.value in own else p for p in inputs)
+            return Network(layers, tuple(ports), tuple(outputs))
     shown = "".join(f"\n    {p}" for p in problems[:20])
     raise BackendError(
         f"{len(problems)} node(s) have no FPGA engine",
@@ -74,6 +81,13 @@ def _input(b: Builder, name: str, node: fx.Node, orders: Mapping[str, tuple[int,
     value = shapes.input_value(edge, shape, order, b.stream_type(node))
     b.values[node] = value
     return NetPort(name, node.name, value.use(), shape, order, _dtype(node))
+
+
+def _widened(port: NetPort, layers: Sequence[Layer]) -> NetPort:
+    """A model input in the longer rows that its only reader wants: several pixels per token."""
+    uses = [u for layer in layers for u in layer.inputs if u.edge == port.use.edge]
+    longer = len(uses) == 1 and uses[0].channels % port.use.channels == 0
+    return dataclasses.replace(port, use=uses[0]) if longer else port
 
 
 def _dtype(node: fx.Node) -> str:

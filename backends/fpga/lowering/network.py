@@ -102,10 +102,13 @@ class Builder:
         constants: Its constant nodes.
         layers: Layers so far, by name.
         values: What the nodes so far yield.
+        pace: Cycles per frame that are aimed at; 0 if not known. An input of more pixels is read
+            by two at a time.
     """
 
     graph: Graph
     precision: str = "float32"
+    pace: int = 0
     layers: dict[str, Layer] = field(default_factory=dict)
     values: dict[fx.Node, Value] = field(default_factory=dict)
 

@@ -158,6 +158,7 @@ def test_compile_takes_this_road() -> None:
     assert plan.partition.lower_bound < plan.partition.max_load
     reached = max(t.interval_seconds for t in plan.timing)
     assert reached == pytest.approx(plan.partition.max_load, rel=0.02)
+    assert plan.costs is not None
     measured = dataclasses.replace(
         plan.costs, method=dict.fromkeys(("large", "small"), "measured")
     )  # fmt: skip

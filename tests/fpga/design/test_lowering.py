@@ -14,6 +14,7 @@ from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.lowering.view import View, indices, permutation
 from pipec.backends.fpga.runs import run_table, tokens
+from pipec.backends.fpga.search import macs
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
 from tests.fpga.design.numeric import execute
@@ -144,3 +145,46 @@ def test_permutation_turns_one_order_into_another(data: st.DataObject, shape: li
     sizes, axes = found
     stream = logical.transpose(orders[0]).reshape(sizes)
     assert (stream.transpose(axes).reshape(-1) == logical.transpose(orders[1]).reshape(-1)).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 7), st.integers(1, 7), st.integers(0, 3), st.sampled_from([4, 6, 10]),
+    st.sampled_from([1, 40, 10**6]),
+)  # fmt: skip
+def test_inputs_that_are_too_slow_pixel_by_pixel_are_read_in_pairs(
+    kh: int, kw: int, pad: int, width: int, target: int
+) -> None:
+    """A first convolution of stride 2 computes the same over pairs, in half as many tokens."""
+    torch.manual_seed(kh)
+    pad = min(pad, kh // 2, kw // 2)
+    model = nn.Sequential(nn.Conv2d(3, 5, (kh, kw), 2, pad), nn.ReLU())
+    x = torch.randn(2, 3, 9, width + 8)
+    graph = graph_of(model, x)
+    one, two = lower(graph), lower(graph, pace=10)
+    assert two.inputs[0].use.channels == 2 * one.inputs[0].use.channels
+    assert sum(map(macs, two.layers)) == sum(map(macs, one.layers))
+    design = design_at(two, target)
+    assert design.streams[design.inputs[0].stream].rows == x.numel() // 6
+    got = execute(design, {design.inputs[0].value: x})[design.outputs[0].value]
+    assert torch.allclose(got.float(), model(x), atol=2e-5)
+
+
+def test_inputs_with_two_readers_or_odd_rows_stay_as_they_are() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Conv2d(3, 4, 3, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.a(x), torch.relu(x)
+
+    x = torch.randn(1, 3, 8, 8)
+    network = lower(graph_of(Two(), x), pace=10)
+    assert network.inputs[0].use.channels == 3
+    design = design_at(network, 500)
+    got = execute(design, {design.inputs[0].value: x})
+    want = Two()(x)[1]
+    assert torch.allclose(got[design.outputs[1].value].float(), want)
+    odd = lower(graph_of(nn.Conv2d(3, 4, 3, 2), torch.randn(1, 3, 8, 9)), pace=10)
+    assert odd.inputs[0].use.channels == 3
