@@ -40,6 +40,9 @@ from pipec.backends.fpga.training.layers import (
 
 Results = tuple[Value | None, ...]
 
+SMALL_MATRIX = 1 << 16
+"""Elements up to which a weight gradient is summed on chip in any case."""
+
 _GRADIENTS = {
     "aten.sigmoid_backward.default": "sigmoid_grad",
     "aten.tanh_backward.default": "tanh_grad",
@@ -129,12 +132,18 @@ def _outer(
 
 
 def matrix_gradient(b: Builder, node: fx.Node, dy: Value, x: Value) -> Value | None:
-    """``dy @ x`` of ``[out, n] @ [n, in]`` where n is outermost in both streams; else None."""
+    """``dy @ x`` of ``[out, n] @ [n, in]`` where n is outermost in both streams; else None.
+
+    None too where the matrix is larger than both operands: a product that holds these writes it
+    row by row instead of holding all of it.
+    """
     if len(dy.view.shape) != 2 or len(x.view.shape) != 2:
         return None
     (out, n), cin = dy.view.shape, x.view.shape[1]
     rows, columns = View.of((out, n), (1, 0)), View.of((n, cin), (0, 1))
-    if dy.view.atoms != rows.atoms or x.view.atoms != columns.atoms or n == 1:
+    if dy.view.atoms != rows.atoms or x.view.atoms != columns.atoms:
+        return None
+    if out * cin > SMALL_MATRIX and n * (out + cin) < out * cin:
         return None
     edge = _outer(b, node, (x.use(cin), dy.use(out)), (n, 1, out, cin, 1), None)
     return Value(edge, out, cin, View.of((out, cin), (0, 1)), x.dtype)

@@ -82,6 +82,12 @@ def rows() -> Graph:
     return _traced(Block(), torch.randn(2, 3, 6), functional.mse_loss, torch.randn(2, 3, 6))
 
 
+def dropout() -> Graph:
+    """What boards do not train with."""
+    net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    return _traced(net, torch.randn(2, 8), functional.mse_loss, torch.randn(2, 8))
+
+
 MODELS: dict[str, Callable[[], Graph]] = {"mlp": mlp, "cnn": cnn, "resnet": resnet, "rows": rows}
 
 
