@@ -1,6 +1,7 @@
 """scikit-learn's digits, a deep narrow network, and plain training to compare with."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 
 import torch
 from sklearn.datasets import load_digits
@@ -10,14 +11,26 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
 from pipec.frontends.torch_module import from_module
 from pipec.plan.model import Plan
+from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
 
 ROWS = 32
 PER_EPOCH = 1437 // ROWS
 
 
-def network(layers: int = 5, width: int = 48, seed: int = 0) -> nn.Sequential:
+class Residual(nn.Module):
+    """``x + relu(W x + b)``: networks of these stand delays, as PipeMare's ResNets do."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.relu(self.inner(x))
+
+
+def network(layers: int = 6, width: int = 48, seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
-    inner = [part for _ in range(layers - 2) for part in (nn.Linear(width, width), nn.ReLU())]
+    inner = [Residual(width) for _ in range(layers - 2)]
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), *inner, nn.Linear(width, 10))
 
 
@@ -58,23 +71,29 @@ def accuracy(model: nn.Module, weights: Mapping[str, Tensor]) -> float:
     return float((out.argmax(1) == y).float().mean())
 
 
-def adam(lr: float) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
-    return lambda parameters: torch.optim.Adam(parameters, lr=lr)
+def sgd(lr: float) -> OptimizerFactory:
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr)
 
 
-def plain(
-    model: nn.Module,
-    microbatches: int,
-    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
-) -> float:
+def cosine(updates: int) -> SchedulerFactory:
+    """A rate that falls to 0 along a cosine."""
+
+    def factor(k: int) -> float:
+        return (1 + math.cos(math.pi * min(k / updates, 1))) / 2
+
+    return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def plain(model: nn.Module, updates: int, lr: float) -> float:
     """Accuracy after as many updates by ordinary training; the model is left as it was."""
-    names = dict(model.named_parameters())
-    weights = {n: nn.Parameter(p.detach().clone()) for n, p in names.items()}
-    optimizer = make(list(weights.values()))
-    for k in range(microbatches):
+    weights = {n: nn.Parameter(p.detach().clone()) for n, p in model.named_parameters()}
+    optimizer = sgd(lr)(list(weights.values()))
+    scheduler = cosine(updates)(optimizer)
+    for k in range(updates):
         given = batch(k)
         out = torch.func.functional_call(model, weights, (given["input"],))
         optimizer.zero_grad()
         nn.functional.cross_entropy(out, given["target"]).backward()
         optimizer.step()
+        scheduler.step()
     return accuracy(model, weights)

@@ -4,7 +4,7 @@ With a delay of tau updates between the weights that a forward used and the upda
 gradients go into (Yang et al., MLSys'21):
 
 ```text
-T1   rate of stage i at its update k:  alpha(k) / tau_i ** max(0, 1 - k / K)
+T1   rate of stage i at its delayed update k:  alpha(k) / tau_i ** max(0, 1 - k / K)
 T2   backward weights:                 u = w - (tau_F - tau_B) * delta,
      delta <- gamma * delta + (1 - gamma) * (w_new - w_old),   gamma = D ** (1 / (tau_F - tau_B))
 T3   the first rounds run a synchronous schedule
@@ -87,8 +87,8 @@ class DelayRule:
         return self._correction.t2_decay > 0 and self._between > 0
 
     def observe(self, old: Tensors, new: Tensors) -> None:
-        """Note one update of the weights."""
-        self.updates += 1
+        """Note one update of the weights; those of a synchronous warm-up do not count for T1."""
+        self.updates += self._forward > 0
         if not self.corrects:
             return
         gamma = self._correction.t2_decay ** (1 / self._between)

@@ -76,6 +76,16 @@ def ran(pipec: Pipec, plans: Path, name: str, *more: object) -> str:
     return outcome.out
 
 
+def test_a_checkpoint_is_exported_without_training_on(pipec: Pipec, plans: Path) -> None:
+    saved, direct, later = plans / "saved", plans / "direct.safetensors", plans / "l.safetensors"
+    kept = ("--checkpoints", saved)
+    ran(pipec, plans, "train", "--rounds", 2, "--every", 1, *kept, "--save", direct)
+    ran(pipec, plans, "train", "--rounds", 0, *kept, "--save", later)
+    a, b = load_file(direct), load_file(later)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[n], b[n]) for n in a)
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 def test_inference_keeps_its_outputs(pipec: Pipec, plans: Path, suffix: str) -> None:
     path = plans / f"found{suffix}"

@@ -269,10 +269,14 @@ def test_a_synchronous_warm_up_is_another_schedule_for_the_first_rounds() -> Non
         schedule=scheduled(plan, "gpipe", 4),
     )  # fmt: skip
     first = pipeline.run(2)
+    (rule,) = pipeline.executors[0].rules.values()
+    assert rule.updates == 0  # T1 begins where delays do
     pipeline.load(scheduled(plan, "pipemare", 8))
     second = pipeline.run(1)
     assert (len(first), len(second)) == (8, 8)
     assert all(math.isfinite(x) for x in second)
+    assert rule.updates == 0
+    assert pipeline.executors[0].rules[0].updates == 8
 
 
 def test_weights_shared_between_stages_are_refused_without_a_flush() -> None:
