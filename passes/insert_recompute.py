@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipec.compiler.pass_base import Pass
-from pipec.passes.insert_offload import fitted, planned
+from pipec.compiler.reside import fitted, planned
 from pipec.plan.model import Fact, Plan
 
 
@@ -13,7 +13,7 @@ class InsertRecompute(Pass):
     """Lets B recompute saved values where a device's memory is too small, at the least added time.
 
     1. Each stage's saved values, their bytes and the seconds to compute them again make a
-       residency problem; its linear relaxation bounds the added time from below.
+       residency problem; a program over whole values bounds the added time from below.
     2. The recomputed nodes stand in B, each right before its first reader.
     3. What was received and what draws random numbers is never recomputed.
 

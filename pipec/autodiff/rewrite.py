@@ -88,29 +88,31 @@ def recomputed(training: Training, values: Collection[str]) -> Training:
     return Training(F=F, key=_key(training, "recompute", sorted(again)), **backward)
 
 
-def offloaded(training: Training, values: Collection[str], slot: str) -> Training:
+def offloaded(training: Training, slots: Mapping[str, Collection[str]]) -> Training:
     """The same training with some saved values waiting in host memory.
 
     Args:
-        training: The graphs of a stage.
-        values: Names among ``training.saved``.
-        slot: Name of the host slot.
+        training: The graphs of a stage, nothing offloaded yet.
+        slots: Name of each host slot to the names among ``training.saved`` that wait in it.
 
     Returns:
         F ends with one ``offload`` per value, B and I start with one ``fetch`` each; I passes on
         to W what only W reads.
     """
-    if not values:
+    slot_of = {value: slot for slot, values in slots.items() for value in values}
+    saved = [v.name for v in training.saved if v.name in slot_of]
+    if not saved:
         return training
-    types = {v.name: tensor(training.F.node(v.name)) for v in training.saved if v.name in values}
-    only_w = _saved_names(training.W) & types.keys() - _saved_names(training.I)
+    slot_of = {value: slot_of[value] for value in saved}
+    only_w = _saved_names(training.W) & slot_of.keys() - _saved_names(training.I)
     source = training.F.nodes
+    in_b = {v: s for v, s in slot_of.items() if v in _saved_names(training.B)}
     return Training(
-        F=_with_offloads(training.F, list(types), slot),
-        B=_with_fetches(training.B, source, types.keys() & _saved_names(training.B), slot),
-        I=_with_fetches(training.I, source, types.keys(), slot, passed=only_w),
+        F=_with_offloads(training.F, slot_of),
+        B=_with_fetches(training.B, source, in_b),
+        I=_with_fetches(training.I, source, slot_of, passed=only_w),
         W=training.W,
-        key=_key(training, slot, list(types)),
+        key=_key(training, ",".join(slots), [f"{v}:{s}" for v, s in slot_of.items()]),
     )
 
 
@@ -215,19 +217,19 @@ def _copied(graph: Graph, outputs: list[GraphOutput]) -> Graph:
     )
 
 
-def _with_offloads(forward: Graph, values: list[str], slot: str) -> Graph:
-    """F with its last nodes copying ``values`` to the host instead of yielding them."""
+def _with_offloads(forward: Graph, slot_of: Mapping[str, str]) -> Graph:
+    """F with its last nodes copying values to their host slots instead of yielding them."""
     copy = _copied(forward, list(forward.outputs))
     graph, nodes = copy.module.graph, copy.nodes
     with graph.inserting_before(graph.output_node()):
-        for name in values:
+        for name, slot in slot_of.items():
             args: dict[str, Argument] = {"slot": slot, "nbytes": nbytes(nodes[name])}
             node = graph.create_node(
                 "call_function", OFFLOAD, (nodes[name],), args, name=f"offload_{name}"
             )
             node.meta.update(val=None, origin=Origin(slot, "offload"))
     outputs = tuple(
-        o for o in copy.outputs if o.kind is not OutputKind.SAVED or o.name not in values
+        o for o in copy.outputs if o.kind is not OutputKind.SAVED or o.name not in slot_of
     )
     graph.output_node().args = (tuple(nodes[o.node] for o in outputs),)
     copy.module.recompile()
@@ -237,18 +239,17 @@ def _with_offloads(forward: Graph, values: list[str], slot: str) -> Graph:
 def _with_fetches(
     graph: Graph,
     source: Mapping[str, fx.Node],
-    values: Collection[str],
-    slot: str,
+    slot_of: Mapping[str, str],
     passed: Collection[str] = (),
 ) -> Graph:
-    """B or I with its first nodes fetching ``values`` instead of reading them; some pass on."""
+    """B or I with its first nodes fetching values instead of reading them; some pass on."""
     new, env = fx.Graph(), dict[str, fx.Node]()
-    inputs = tuple(i for i in graph.inputs if i.node not in values)
+    inputs = tuple(i for i in graph.inputs if i.node not in slot_of)
     for i in inputs:
         env[i.node] = new.placeholder(i.node)
         env[i.node].meta = dict(graph.node(i.node).meta)
-    for name in (n for n in source if n in values):
-        env[name] = _fetch(new, source[name], slot)
+    for name in (n for n in source if n in slot_of):
+        env[name] = _fetch(new, source[name], slot_of[name])
     for node in graph.calls:
         env[node.name] = new.node_copy(node, lambda n: env[n.name])
     more = [GraphOutput(n, OutputKind.SAVED, n) for n in source if n in passed]

@@ -1,43 +1,32 @@
 """Making training fit a device: which saved values stay, leave for the host, or come by recompute.
 
-One microbatch of a stage is a `pipec.residency` problem; what a pipeline adds is that several are
-in flight, k of them at the stage's fullest moment:
-
-```text
-peak = weights, gradients, optimizer, messages     of the device, as the schedule is simulated
-     + k * kept + min(k, 2) * offloaded            one set leaves, one comes back
-     + recomputed values that are alive at a time
-```
-
-The cap of one microbatch is what is left divided by k; where the peak of what is chosen is still
-too high, the cap is lowered by the excess and the choice made again.
+Each stage is a `pipec.residency` problem: its saved values, how many of its microbatches are in
+flight, and what weights, gradients, optimizer and messages leave of its device's memory as the
+schedule is simulated. Stages that share a device share that room and the link to the host.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import inf
 
 import numpy as np
 
+from pipec.autodiff.model import Training
 from pipec.autodiff.rewrite import recomputed
 from pipec.compiler.residency import (
     StageWork,
     saved_in_order,
-    stage_problem,
+    stage_times,
     stage_work,
-    working_bytes,
+    working_set,
 )
+from pipec.compiler.stage_timing import holder, own_bytes
 from pipec.compiler.timeline import plan_timeline
-from pipec.errors import PartitionError, PassError
+from pipec.errors import PassError
 from pipec.plan.model import Plan
-from pipec.residency.choose import Choice, choose
-from pipec.residency.linear import relax
-from pipec.residency.play import play
-from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem
+from pipec.residency.choose import Choice, DoesNotFitError, choose
+from pipec.residency.problem import RECOMPUTE, FloatArray, IntArray, Problem, Working
 from pipec.schedule.action import ActionKind
 from pipec.schedule.schedule import Schedule
-
-TRIES = 10
-"""Caps that are tried before everything is moved or recomputed."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +35,18 @@ class Residency:
 
     Attributes:
         recompute: Values that B computes again.
-        offload: Values that wait in host memory.
-        choice: The optimiser's answer: added time, and its bound at an equal share of the memory.
-        peak_bytes: Most bytes of saved and recomputed values of this stage on its device.
+        slots: The values that wait in host memory: (depth, names) of every slot.
+        choice: The optimiser's answer: added time of the stage alone, and its bound.
     """
 
     recompute: frozenset[str]
-    offload: frozenset[str]
+    slots: tuple[tuple[int, tuple[str, ...]], ...]
     choice: Choice
-    peak_bytes: float
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything leaves or is computed again."""
+        return bool(self.recompute or self.slots)
 
 
 def fit(
@@ -83,15 +75,55 @@ def fit(
             got=f"schedule {schedule.name}",
             want="a schedule that runs both on one device, such as 1f1b",
         )
-    works, flights = stage_work(plan), in_flight(schedule)
+    works, turns = stage_work(plan), in_flight(schedule)
+    times = stage_times(plan).compute
     found = []
-    for s, room in enumerate(_rooms(plan, schedule, works, flights, limit)):
-        rate = works[s].device.host_bandwidth / room.stages
-        stage = _Stage(works[s], flights[s], rate if host else 0.0, recompute)
-        fitted = stage.fitted(room.nbytes)
-        if isinstance(fitted, float):
-            raise _too_small(s, room, fitted)
-        found.append(fitted)
+    for s, room in enumerate(_rooms(plan, schedule, works, turns, limit)):
+        whole = times[ActionKind.B][s]
+        problem = Problem(
+            *_values(works[s], recompute=recompute),
+            forward=times[ActionKind.F][s],
+            backward=whole,
+            cap=max(room.nbytes, 0.0),
+            bandwidth=works[s].device.host_bandwidth / room.stages if host else 0.0,
+            flight=max(turns[s].most, 1),
+            alternates=turns[s].alternates,
+            together=_together(works[s].training),
+            working=_Working(works[s].training, max(turns[s].most, 1)),
+        )
+        found.append(_chosen(s, room, problem, works[s].training))
+    return found
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How a stage's forwards and backwards take turns.
+
+    Attributes:
+        most: Microbatches between F and the end of the backward at the fullest.
+        alternates: Whether it is that full more than once.
+    """
+
+    most: int
+    alternates: bool
+
+
+def in_flight(schedule: Schedule) -> list[Turns]:
+    """How many microbatches of each stage are in flight on its fullest device."""
+    found = [Turns(0, alternates=False)] * schedule.stages
+    last = {ActionKind.B, ActionKind.W}
+    for device in range(schedule.devices):
+        now, reached = [0] * schedule.stages, [list[int]() for _ in range(schedule.stages)]
+        for action in schedule.row(device):
+            if action.kind is ActionKind.F:
+                now[action.stage] += 1
+                reached[action.stage].append(now[action.stage])
+            elif action.kind in last:
+                now[action.stage] -= 1
+        for s, counts in enumerate(reached):
+            most = max(counts, default=0)
+            if most > found[s].most:
+                found[s] = Turns(most, counts.count(most) > 1)
     return found
 
 
@@ -116,12 +148,12 @@ def _rooms(
     plan: Plan,
     schedule: Schedule,
     works: list[StageWork],
-    flights: list[int],
+    turns: list[Turns],
     limit: float | None,
 ) -> list[_Room]:
     """Room per stage: stages on one device share it by what they would save."""
     fixed, place = _fixed_bytes(plan, schedule), schedule.placement.forward
-    wanted = [k * w.training.saved_bytes for k, w in zip(flights, works, strict=True)]
+    wanted = [t.most * w.training.saved_bytes for t, w in zip(turns, works, strict=True)]
     rooms: list[list[_Room]] = [[] for _ in works]
     for device in range(schedule.devices):
         mine = [s for s, d in enumerate(place) if device in d]
@@ -134,106 +166,73 @@ def _rooms(
     return [min(r, key=lambda room: room.nbytes) for r in rooms]
 
 
-def in_flight(schedule: Schedule) -> list[int]:
-    """Most microbatches of each stage that are between F and the end of the backward at a time."""
-    most = [0] * schedule.stages
-    for device in range(schedule.devices):
-        now = [0] * schedule.stages
-        last = {ActionKind.B, ActionKind.W}
-        for action in schedule.row(device):
-            if action.kind is ActionKind.F:
-                now[action.stage] += 1
-                most[action.stage] = max(most[action.stage], now[action.stage])
-            elif action.kind in last:
-                now[action.stage] -= 1
-    return most
-
-
 def _fixed_bytes(plan: Plan, schedule: Schedule) -> list[float]:
     """Peak of each device without saved values: weights, gradients, optimizer, messages."""
     timeline = plan_timeline(plan, schedule)
     saved = timeline.memory.saved
     bare = [0.0] * len(saved)
-    memory = replace(timeline.memory, saved=bare, saved_for_w=None, workspace={})
+    memory = replace(timeline.memory, saved=bare, saved_for_w=None)
     return list(replace(timeline, memory=memory).peak_bytes)
 
 
-def _too_small(stage: int, room: _Room, least: float) -> PassError:
-    return PassError(
-        f"stage {stage} does not fit device {room.device}, whatever is moved or recomputed",
-        where=f"{room.limit:,.0f} bytes of memory",
-        got=f"{least:,.0f} bytes of saved values at least",
-        want=f"{max(room.nbytes, 0):,.0f} bytes, which is what weights and messages leave: "
-        f"{least - room.nbytes:,.0f} bytes short",
-        hint="smaller or fewer microbatches in flight, more stages, or a larger limit",
-    )
+def _values(work: StageWork, *, recompute: bool) -> tuple[FloatArray, FloatArray]:
+    """Bytes of every saved value, in the order of `saved_in_order`, and seconds to redo it."""
+    names = saved_in_order(work.training)
+    sizes = {v.name: float(v.nbytes) for v in work.training.saved}
+    again = [work.recompute(n) if recompute else inf for n in names]
+    return np.array([sizes[n] for n in names]), np.array(again)
+
+
+def _chosen(stage: int, room: _Room, problem: Problem, training: Training) -> Residency:
+    try:
+        choice = choose(problem)
+    except DoesNotFitError as error:
+        raise PassError(
+            f"stage {stage} does not fit device {room.device}, whatever is moved or recomputed",
+            where=f"{room.limit:,.0f} bytes of memory",
+            got=f"{error.least:,.0f} bytes of saved values at least",
+            want=f"{max(room.nbytes, 0):,.0f} bytes, which is what weights and messages leave: "
+            f"{error.least - room.nbytes:,.0f} bytes short",
+            hint=error.hint,
+        ) from error
+    names = saved_in_order(training)
+    again = np.flatnonzero(choice.decision == RECOMPUTE).tolist()
+    slots = tuple((s.depth, tuple(names[v] for v in s.values)) for s in choice.slots)
+    return Residency(frozenset(names[v] for v in again), slots, choice)
+
+
+def _together(training: Training) -> list[dict[int, float]]:
+    """Values that are alive while each saved value is computed again: itself and what it reads."""
+    names = saved_in_order(training)
+    at, nodes = {n: v for v, n in enumerate(names)}, training.F.nodes
+    found = []
+    for v, name in enumerate(names):
+        alive = {v: float(own_bytes(nodes[name]))}
+        for read in {holder(n) for n in nodes[name].all_input_nodes} - {holder(nodes[name])}:
+            if read.name in at:
+                alive[at[read.name]] = float(own_bytes(read))
+            elif read.op == "call_function":
+                alive[v] += own_bytes(read)
+        found.append(alive)
+    return found
 
 
 @dataclass(frozen=True)
-class _Stage:
-    """One stage and how many of its microbatches are in flight."""
+class _Working:
+    """Bytes that recomputing costs: values alive in B, and inputs that are saved in their place."""
 
-    work: StageWork
+    training: Training
     flight: int
-    bandwidth: float
-    recompute: bool
+    known: dict[frozenset[str], Working] = field(default_factory=dict)
 
-    def fitted(self, left: float) -> Residency | float:
-        """The fastest residency found that keeps ``left`` bytes, or the least bytes if none."""
-        names, least = saved_in_order(self.work.training), np.inf
-        problem, bound = self._problem(left)
-        high = cap = problem.cap
-        low = 0.0
-        for decision in self._extremes(problem):
-            for _ in range(TRIES if decision is None else 1):
-                choice = _chosen(problem, cap, bound, decision)
-                if choice is None:  # too low; what fits lies between this cap and the last
-                    low, cap = cap, (cap + high) / 2
-                    continue
-                again = frozenset(_picked(names, choice.decision, RECOMPUTE))
-                away = frozenset(_picked(names, choice.decision, OFFLOAD))
-                peak = self._peak(problem, choice.decision, again)
-                least = min(least, peak)
-                if peak <= left * (1 + 1e-12):
-                    return Residency(again, away, choice, peak)
-                high, wanted = cap, cap - (peak - left) / self.flight
-                cap = max(min(0.99 * cap, wanted), (low + cap) / 2)
-        return float(least)
-
-    def _problem(self, left: float) -> tuple[Problem, float]:
-        """One microbatch with its share of ``left``, and the bound as a share of the step."""
-        share = max(left, 0.0) / max(self.flight, 1)
-        rate = self.bandwidth if self.flight > 2 else 0.0  # both sets are on the device: no gain
-        problem = stage_problem(self.work, share, bandwidth=rate, recompute=self.recompute)
-        return problem, relax(problem).added_seconds / max(problem.step_seconds, 1e-30)
-
-    def _extremes(self, problem: Problem) -> Iterator[IntArray | None]:
-        """None: what the optimiser chooses; then everything in one way."""
-        possible = np.isfinite(problem.recompute)
-        yield None
-        if problem.bandwidth > 0:
-            yield np.full(problem.values, OFFLOAD, np.int64)
-            yield np.where(possible, RECOMPUTE, OFFLOAD)
-        yield np.where(possible, RECOMPUTE, KEEP)
-
-    def _peak(self, problem: Problem, decision: IntArray, again: frozenset[str]) -> float:
-        away = float(problem.nbytes[decision == OFFLOAD].sum())
-        replayed = recomputed(self.work.training, again)
-        kept = replayed.saved_bytes - away
-        return self.flight * kept + min(self.flight, 2) * away + working_bytes(replayed)
-
-
-def _chosen(problem: Problem, cap: float, bound: float, decision: IntArray | None) -> Choice | None:
-    """The optimiser's choice at a cap, if there is one; or a given decision, timed without cap."""
-    if decision is None:
-        try:
-            return replace(choose(replace(problem, cap=cap)), bound=bound)
-        except PartitionError:
-            return None
-    played = play(replace(problem, cap=float(2 * problem.nbytes.sum()) + 1), decision)
-    added = played.seconds / max(problem.step_seconds, 1e-30) - 1
-    return Choice(decision, played.seconds, added, bound, played.peak_bytes)
-
-
-def _picked(names: list[str], decision: IntArray, kind: int) -> list[str]:
-    return [n for n, d in zip(names, decision.tolist(), strict=True) if d == kind]
+    def __call__(self, decision: IntArray) -> Working:
+        names = saved_in_order(self.training)
+        again = frozenset(names[v] for v in np.flatnonzero(decision == RECOMPUTE).tolist())
+        if again not in self.known:
+            replayed = recomputed(self.training, again)
+            dropped = sum(v.nbytes for v in self.training.saved if v.name in again)
+            more = replayed.saved_bytes - (self.training.saved_bytes - dropped)
+            alive, nodes = working_set(replayed)
+            values = [v for v, name in enumerate(names) if name in again & nodes]
+            self.known[again] = Working(alive + self.flight * float(more), alive, tuple(values))
+        return self.known[again]

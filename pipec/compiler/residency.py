@@ -1,7 +1,7 @@
-"""A stage's training graphs as a residency problem, and what its memory and times come to.
+"""What a stage's training graphs take: seconds of its actions, and of computing values again.
 
-Seconds of the nodes of F and B are shares: the roofline's figures of these nodes, scaled so that F
-takes what the plan says of the stage and B twice that (one product for each of two gradients).
+Seconds of the nodes of F are shares: the roofline's figures of these nodes, scaled so that F takes
+what the plan says of the stage.
 """
 
 import dataclasses
@@ -10,22 +10,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-import numpy as np
-from torch import fx
-
 from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import everything
 from pipec.autodiff.rewrite import lineage
 from pipec.cluster.device import Device
 from pipec.compiler.problem import BACKWARD_OVER_FORWARD
-from pipec.compiler.stage_timing import measured_stage, peak_live_bytes
+from pipec.compiler.stage_timing import measured_stage, peak_live
 from pipec.cost.count import count
 from pipec.cost.model import Roofline
 from pipec.cost.stage import StageCost
 from pipec.graph.ir import Graph, nbytes
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan
-from pipec.residency.problem import FloatArray, IntArray, Problem
 from pipec.schedule.versions import VersionRule
 from pipec.simulate.times import Times
 
@@ -49,14 +45,12 @@ class StageWork:
     @cached_property
     def forward(self) -> Mapping[str, float]:
         """Node of F to seconds; they sum up to ``forward_seconds``."""
-        return self._scaled(lower(self.training.F).graph, self.forward_seconds)
-
-    @cached_property
-    def backward(self) -> Mapping[str, float]:
-        """Node of B to seconds, recomputed nodes at what they take in F and all others scaled."""
-        graph = lower(self.training.B).graph
-        total = BACKWARD_OVER_FORWARD * self.forward_seconds
-        return self._scaled(graph, total, apart=self.forward)
+        graph, roofline = lower(self.training.F).graph, Roofline()
+        counts = count(graph)
+        raw = {n.name: roofline.seconds(n, counts[n.name], self.device) for n in graph.calls}
+        whole = sum(raw.values())
+        scale = self.forward_seconds / whole if whole else 0.0
+        return {name: scale * s for name, s in raw.items()}
 
     def again(self, graph: Graph) -> float:
         """Seconds of what B, I or W computes that F has computed."""
@@ -77,92 +71,11 @@ class StageWork:
             return inf
         return sum(self.forward[n.name] for n in calls)
 
-    def _scaled(
-        self, graph: Graph, total: float, apart: Mapping[str, float] | None = None
-    ) -> dict[str, float]:
-        apart = apart or {}
-        counts, roofline = count(graph), Roofline()
-        raw = {
-            n.name: roofline.seconds(n, counts[n.name], self.device)
-            for n in graph.calls
-            if n.name not in apart
-        }
-        whole = sum(raw.values())
-        scale = total / whole if whole else 0.0
-        seconds = {name: scale * s for name, s in raw.items()}
-        return {n.name: apart[n.name] if n.name in apart else seconds[n.name] for n in graph.calls}
-
-
-def stage_problem(
-    work: StageWork, cap: float, *, bandwidth: float, recompute: bool = True
-) -> Problem:
-    """The residency problem of one stage and one microbatch; values as in ``saved_in_order``.
-
-    A slot ends wherever F has produced a saved value; B's nodes fall into the slot at the same
-    share of the work, counted from the end.
-
-    Args:
-        work: The stage.
-        cap: Bytes for the saved values of one microbatch.
-        bandwidth: Bytes/s to the host and back; 0: no value leaves.
-        recompute: Whether values may be computed again.
-    """
-    saved = saved_in_order(work.training)
-    calls = lower(work.training.F).graph.calls
-    at = {n.name: k for k, n in enumerate(calls)}
-    seconds = np.array([work.forward[n.name] for n in calls])
-    ends = sorted({at.get(name, 0) for name in saved} | {len(calls) - 1})
-    forward = np.add.reduceat(seconds, [0, *(e + 1 for e in ends[:-1])])
-    backward, slot_of = _backward_slots(work, forward)
-    produced = np.searchsorted(ends, [at.get(name, 0) for name in saved])
-    sizes = {v.name: v.nbytes for v in work.training.saved}
-    return Problem(
-        nbytes=np.array([float(sizes[name]) for name in saved]),
-        recompute=np.array([work.recompute(n) if recompute else inf for n in saved]),
-        produced=produced.astype(np.int64),
-        used=_used(work, saved, slot_of),
-        forward=forward,
-        backward=backward,
-        cap=cap,
-        bandwidth=bandwidth,
-    )
-
 
 def saved_in_order(training: Training) -> list[str]:
     """Saved values that stay on the device, in the order in which F produces them."""
     names = {v.name for v in training.saved}
     return [n for n in training.F.nodes if n in names]
-
-
-def _backward_slots(work: StageWork, forward: FloatArray) -> tuple[FloatArray, dict[str, int]]:
-    """Seconds of B per slot, and the slot of every node of B."""
-    last = len(forward) - 1
-    total = max(float(forward.sum()), 1e-30)
-    bounds = np.cumsum(forward[::-1])[:-1] / total
-    whole = max(sum(work.backward.values()), 1e-30)
-    backward, slot_of, done = np.zeros(len(forward)), dict[str, int](), 0.0
-    for name, seconds in work.backward.items():
-        slot = last - int(np.searchsorted(bounds, done / whole, side="right"))
-        slot_of[name] = slot
-        backward[slot] += seconds
-        done += seconds
-    return backward, slot_of
-
-
-def _used(work: StageWork, saved: list[str], slot_of: Mapping[str, int]) -> IntArray:
-    """The slot of the first node of B that reads each value, through views."""
-    nodes = lower(work.training.B).graph.nodes
-    found = []
-    for name in saved:
-        readers, stack = list[int](), [nodes[name]] if name in nodes else list[fx.Node]()
-        while stack:
-            for user in stack.pop().users:
-                if user.name in work.forward:
-                    stack.append(user)
-                elif user.name in slot_of:
-                    readers.append(slot_of[user.name])
-        found.append(max(readers, default=0))
-    return np.array(found, dtype=np.int64)
 
 
 def stage_work(plan: Plan) -> list[StageWork]:
@@ -201,8 +114,7 @@ def stage_times(plan: Plan, rule: VersionRule = _FLUSH, microbatches: int = 1) -
     )
     in_place = rule.name == _FLUSH.name
     step = tuple(c.step if in_place else c.step_copied for c in found)
-    together = tuple(t.together_seconds for t in plan.timing)
-    return dataclasses.replace(times, step=step, together=together)
+    return dataclasses.replace(times, step=step)
 
 
 def _estimated(plan: Plan, stage: int) -> StageCost:
@@ -210,11 +122,6 @@ def _estimated(plan: Plan, stage: int) -> StageCost:
     training = plan.stages[stage].training
     if training is None:
         return StageCost(forward)
-    if backward := plan.timing[stage].backward_seconds:
-        step = plan.timing[stage].step_seconds
-        return StageCost(
-            forward, B=backward, I=backward / 2, W=backward / 2, step=step, step_copied=step
-        )
     work, half = stage_work(plan)[stage], BACKWARD_OVER_FORWARD / 2
     return StageCost(
         forward,
@@ -226,9 +133,14 @@ def _estimated(plan: Plan, stage: int) -> StageCost:
 
 def working_bytes(training: Training) -> int:
     """Most bytes of recomputed values that are alive at a time while B, I or W runs."""
+    return working_set(training)[0]
+
+
+def working_set(training: Training) -> tuple[int, frozenset[str]]:
+    """Most bytes of recomputed values that are alive at a time, and the nodes that are it."""
     mine = {n.name for n in training.F.calls}
     graphs = (training.B, training.I, training.W)
-    return max(peak_live_bytes(g, counted=_calls_among(g, mine)) for g in graphs)
+    return max((peak_live(g, counted=_calls_among(g, mine)) for g in graphs), key=lambda p: p[0])
 
 
 def _calls_among(graph: Graph, names: set[str]) -> set[str]:

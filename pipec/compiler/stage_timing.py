@@ -88,11 +88,16 @@ def memory_bytes(graph: Graph, *, training: bool) -> int:
         for i in graph.inputs
         if i.kind.is_weight
     )
-    return weights + (sum(map(_own_bytes, graph.calls)) if training else peak_live_bytes(graph))
+    return weights + (sum(map(own_bytes, graph.calls)) if training else peak_live_bytes(graph))
 
 
 def peak_live_bytes(graph: Graph, counted: Collection[str] | None = None) -> int:
-    """Bytes of all live values at the fullest point when nodes run in graph order.
+    """Bytes of all live values at the fullest point when nodes run in graph order."""
+    return peak_live(graph, counted)[0]
+
+
+def peak_live(graph: Graph, counted: Collection[str] | None = None) -> tuple[int, frozenset[str]]:
+    """Bytes and names of all live values at the fullest point when nodes run in graph order.
 
     A value lives from its node to its last reader, through views; outputs live to the end.
 
@@ -105,29 +110,32 @@ def peak_live_bytes(graph: Graph, counted: Collection[str] | None = None) -> int
     own = {
         n: 0
         if n.name in weights or (counted is not None and n.name not in counted)
-        else _own_bytes(n)
+        else own_bytes(n)
         for n in order
     }
-    holder = {n: _holder(n) for n in order}
-    last = {holder[n]: k for k, n in enumerate(order)}
+    home = {n: holder(n) for n in order}
+    last = {home[n]: k for k, n in enumerate(order)}
     for k, n in enumerate(order):
         for read in n.all_input_nodes:
-            last[holder[read]] = max(last[holder[read]], k)
+            last[home[read]] = max(last[home[read]], k)
     nodes = graph.nodes
     for o in graph.outputs:
-        last[holder[nodes[o.node]]] = len(order)
+        last[home[nodes[o.node]]] = len(order)
     ends: dict[int, list[fx.Node]] = {}
     for n, k in last.items():
         ends.setdefault(k, []).append(n)
-    live = peak = 0
+    live, peak = dict[str, int](), (0, frozenset[str]())
+    held = 0
     for k, n in enumerate(order):
-        live += own[n]
-        peak = max(peak, live)
-        live -= sum(own[d] for d in ends.get(k, ()))
+        live[n.name], held = own[n], held + own[n]
+        if held > peak[0]:
+            peak = held, frozenset(name for name, size in live.items() if size)
+        for done in ends.get(k, ()):
+            held -= live.pop(done.name)
     return peak
 
 
-def _holder(node: fx.Node) -> fx.Node:
+def holder(node: fx.Node) -> fx.Node:
     """The node whose memory ``node`` shows."""
     while _is_view(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
@@ -140,5 +148,6 @@ def _is_view(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and is_view(node.target)
 
 
-def _own_bytes(node: fx.Node) -> int:
+def own_bytes(node: fx.Node) -> int:
+    """Bytes that a node allocates: none if it only shows another's memory."""
     return 0 if _is_view(node) and node.all_input_nodes else nbytes(node)

@@ -91,11 +91,12 @@ class HostSlot:
     """Where saved values of one stage wait in host memory between F and B.
 
     Attributes:
-        name: ``s<stage>.host``.
+        name: ``s<stage>.host<number>``.
         stage: The stage.
         values: Nodes of F that compute them, in graph order.
         nbytes: Bytes per microbatch, all values together.
-        depth: Sets of these values that may be on the device on either side of the copies.
+        depth: Sets of these values that may be on the device on either side of the copies, and
+            how many compute actions before its backward a set begins to come back.
     """
 
     name: str
@@ -134,10 +135,6 @@ class StageTiming:
         transfer_seconds: The part of the interval in which the stage sends or receives and does not
             compute; 0 where transfers run beside compute.
         notes: What the user must know, such as weights that are streamed.
-        backward_seconds: What one backward takes; 0 where the backend does not say.
-        together_seconds: What a forward and a backward take that run at the same time, each on
-            its part of the device; 0 where the device has no such parts.
-        step_seconds: One update of the weights.
     """
 
     interval_seconds: float
@@ -146,9 +143,6 @@ class StageTiming:
     memory_bytes: int = 0
     transfer_seconds: float = 0.0
     notes: tuple[str, ...] = ()
-    backward_seconds: float = 0.0
-    together_seconds: float = 0.0
-    step_seconds: float = 0.0
 
     @property
     def compute_seconds(self) -> float:
@@ -188,7 +182,7 @@ class Plan:
         placement: (stage, phase) to devices.
         stages: The stage graphs.
         channels: What crosses between stages, one per value and hop.
-        slots: What waits in host memory, at most one slot per stage.
+        slots: What waits in host memory between F and B.
         schedule: Per device the ordered actions.
         timing: What the backend predicts per stage.
         timeline: The schedule with the time of every action.

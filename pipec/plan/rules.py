@@ -9,7 +9,7 @@ from pipec.errors import PlanError
 from pipec.graph.ir import OutputKind, nbytes
 from pipec.graph.lower import Lowered, Transfer, lower
 from pipec.graph.rules import verify as verify_graph
-from pipec.plan.model import Channel, Plan
+from pipec.plan.model import Channel, HostSlot, Plan
 from pipec.schedule.channels import ChannelKind
 
 Finding = str
@@ -89,13 +89,12 @@ def _bytes_agree(parts: _Parts) -> Iterator[Finding]:
 
 
 def _slots_have_two_ends(parts: _Parts) -> Iterator[Finding]:
-    """A host slot's values are offloaded by F and fetched by B, and nothing else is."""
-    planned = {s.stage: s for s in parts.plan.slots}
+    """The values of host slots are offloaded by F and fetched by B, and nothing else is."""
     for stage in parts.plan.stages:
         if stage.training is None:
             continue
-        slot = planned.get(stage.index)
-        want = {(slot.name, value) for value in slot.values} if slot else set()
+        slots = [s for s in parts.plan.slots if s.stage == stage.index]
+        want = {(slot.name, value) for slot in slots for value in slot.values}
         training = stage.training
         ends = (
             ("offload", "F", lower(training.F).offloads),
@@ -108,8 +107,16 @@ def _slots_have_two_ends(parts: _Parts) -> Iterator[Finding]:
                 yield f"host slot {name}: {graph} of stage {stage.index} does not {word} {value}"
             for name, value in sorted(found - want):
                 yield f"{graph} of stage {stage.index}: {word} of {value} in {name} is not planned"
-            if slot and found == want and sum(t.nbytes for t in transfers) != slot.nbytes:
-                yield f"host slot {slot.name}: {graph} does not {word} {slot.nbytes} bytes"
+            if found == want:
+                yield from _slot_bytes(slots, graph, word, transfers)
+
+
+def _slot_bytes(
+    slots: list[HostSlot], graph: str, word: str, transfers: tuple[Transfer, ...]
+) -> Iterator[Finding]:
+    for slot in slots:
+        if sum(t.nbytes for t in transfers if t.channel == slot.name) != slot.nbytes:
+            yield f"host slot {slot.name}: {graph} does not {word} {slot.nbytes} bytes"
 
 
 def _slots_are_scheduled(parts: _Parts) -> Iterator[Finding]:

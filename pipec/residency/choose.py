@@ -1,16 +1,28 @@
-"""Choosing: relax, round so that fractions carry over, play, keep the fastest that fits."""
+"""Choosing: bound, round so that fractions carry over, play, keep the fastest that fits."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipec.errors import PartitionError
-from pipec.residency.linear import Relaxed, relax
-from pipec.residency.play import Played, keep_all, play
-from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, FloatArray, IntArray, Problem
+from pipec.residency.bound import Bound, Cut, bound
+from pipec.residency.play import Played, Slot, play
+from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem
 
-SHRINK = (1.0, 0.9975, 0.995, 0.99, 0.985, 0.98, 0.97, 0.96, 0.93, 0.9)
-"""Caps of the relaxation, relative: whole values need a little more room than fractions."""
+ROUNDS = 20
+"""Most programs that are solved for one choice."""
+CUTS = 8
+"""Most of them that are tightened."""
+SHRINK = (0.99, 0.97, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2)
+"""Relative caps of the next programs where whole copies need more room than the fluid."""
+CLOSE = 1e-3
+"""A choice this near its bound, as a share of the step, is not improved."""
+STARTS = 3
+"""Most decisions, of unlike depths, that are improved."""
+SWEEPS = 3
+MOVES = 120
+"""Most single changes that one sweep tries."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,107 +31,232 @@ class Choice:
 
     Attributes:
         decision: KEEP, OFFLOAD or RECOMPUTE per value.
-        seconds: Forward and backward with it.
+        slots: The values that leave, by slot.
+        seconds: One forward and one backward with it, the stage alone in steady state.
         added: What it adds to keeping everything, as a share of the step.
         bound: No choice adds less, as a share of the step.
-        peak_bytes: Most bytes of saved values on the device.
+        peak_bytes: Most bytes of saved and recomputed values on the device.
     """
 
     decision: IntArray
+    slots: tuple[Slot, ...]
     seconds: float
     added: float
     bound: float
     peak_bytes: float
 
-    def bytes_of(self, problem: Problem, kind: int) -> float:
-        """Bytes of the values with this decision."""
-        return float(problem.nbytes[self.decision == kind].sum())
+
+class DoesNotFitError(PartitionError):
+    """No residency keeps the cap.
+
+    Args:
+        least: Fewest bytes found.
+        cap: The cap.
+    """
+
+    def __init__(self, least: float, cap: float) -> None:
+        super().__init__(
+            "saved values do not fit, however they are moved or recomputed",
+            got=f"{least:,.0f} bytes at least",
+            want=f"{cap:,.0f} bytes",
+            hint="smaller or fewer microbatches in flight, more stages, or a larger limit",
+        )
+        self.least = least
+
+
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    played: Played
+    decision: IntArray
+    slots: tuple[Slot, ...] = ()
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """Fastest first, then least memory."""
+        return self.played.seconds, self.played.peak_bytes
+
+
+def _tried(problem: Problem, decision: IntArray, slots: tuple[Slot, ...] = ()) -> _Tried:
+    """Played with the working bytes that it has at least."""
+    return _Tried(play(problem, decision, slots, exactly=False), decision, slots)
+
+
+def _exactly(problem: Problem, tried: _Tried) -> _Tried:
+    return _Tried(play(problem, tried.decision, tried.slots), tried.decision, tried.slots)
+
+
+def _first_that_fits(problem: Problem, tried: Iterable[_Tried]) -> _Tried:
+    """The fastest that fits exactly; what takes the fewest bytes if none does."""
+    played = []
+    for t in sorted(tried, key=lambda t: t.order):
+        played.append(_exactly(problem, t))
+        if played[-1].played.seconds < np.inf:
+            break
+    return min(played, key=lambda t: t.order)
 
 
 def choose(problem: Problem) -> Choice:
     """The fastest residency found under the cap, with a bound on how much faster any can be.
 
     Raises:
-        PartitionError: Nothing fits; how much would is told.
+        DoesNotFitError: Nothing fits; how much would is told.
     """
-    base = problem.step_seconds
-    first = relax(problem)
-    tried = [keep_all(problem)]
-    for shrink in SHRINK:
-        relaxed = first if shrink == 1.0 else relax(problem, problem.cap * shrink)
-        if relaxed.added_seconds == np.inf:
-            break
-        tried += [_diffused(problem, relaxed), _nearest(relaxed)]
-    tried += _all_of_one_kind(problem)
-    results = [(play(problem, d), d) for d in tried]
-    best, decision = min(results, key=lambda r: r[0].seconds)
-    if best.seconds > base + first.added_seconds:
-        best, decision = _improved(problem, best, decision)
-    if best.seconds == np.inf:
-        least = min(r.peak_bytes for r, _ in results)
-        raise PartitionError(
-            "saved values do not fit, however they are moved or recomputed",
-            got=f"{least:.4g} bytes at least",
-            want=f"{problem.cap:.4g} bytes",
-            hint="smaller microbatches, more stages, or a larger limit",
-        )
+    first = bound(problem)
+    step = max(problem.step_seconds, 1e-30)
+    near = step * (1 + CLOSE) + first.added_seconds
+    best, *others = _starts(problem, first)
+    for start in (best, *others):
+        if best.played.seconds > near:
+            best = min(best, _improved(problem, start), key=lambda t: t.order)
+    if best.played.seconds == np.inf:
+        raise DoesNotFitError(best.played.peak_bytes, problem.cap)
     return Choice(
-        decision=decision,
-        seconds=best.seconds,
-        added=best.seconds / base - 1,
-        bound=first.added_seconds / base,
-        peak_bytes=best.peak_bytes,
+        decision=best.decision,
+        slots=best.slots,
+        seconds=best.played.seconds,
+        added=best.played.seconds / step - 1,
+        bound=first.added_seconds / step,
+        peak_bytes=best.played.peak_bytes,
     )
 
 
-def _improved(problem: Problem, best: Played, decision: IntArray) -> tuple[Played, IntArray]:
-    """One sweep over the values that do not stay, the dearest to recompute first."""
-    moved = np.flatnonzero(decision != KEEP)
-    dear = np.where(decision[moved] == RECOMPUTE, problem.recompute[moved], 0.0)
-    for v in moved[np.argsort(-dear, kind="stable")]:
-        for kind in (KEEP, OFFLOAD, RECOMPUTE):
-            if kind == decision[v] or (kind == RECOMPUTE and problem.recompute[v] == np.inf):
-                continue
-            if kind == OFFLOAD and problem.bandwidth == 0:
-                continue
-            other = decision.copy()
-            other[v] = kind
-            played = play(problem, other)
-            if played.seconds < best.seconds:
-                best, decision = played, other
-    return best, decision
+def _starts(problem: Problem, first: Bound) -> list[_Tried]:
+    """The best of the program's decisions, its rows tightened where one did not fit; and others.
+
+    A decision may need more working bytes than the program knew: then it, and what recomputes
+    more, is told to need them. Else whole copies need more room than a fluid: then the cap shrinks.
+    """
+    tried = [_exactly(problem, _tried(problem, problem.keep_all()))]
+    if tried[0].played.seconds < np.inf:
+        return tried
+    cuts, program, shrinks = list[Cut](), first, iter(SHRINK)
+    for _ in range(ROUNDS):
+        if program.added_seconds == np.inf:
+            break
+        tried.append(_of_program(problem, program))
+        near = problem.step_seconds * (1 + CLOSE) + program.added_seconds
+        if tried[-1].played.seconds <= near:
+            break
+        cut = Cut.of(problem, tried[-1].decision)
+        shrink = 1.0
+        if cut is None or cut in cuts or len(cuts) == CUTS:
+            shrink = next(shrinks, 0.0)
+        else:
+            cuts.append(cut)
+        program = bound(problem, problem.cap * shrink, cuts)
+    tried += [
+        _first_that_fits(problem, _arranged(problem, decision, (0.0, 0.0, 0.0)))
+        for decision in _all_of_one_kind(problem)
+    ]
+    by_depth = dict[tuple[int, ...], _Tried]()
+    for t in sorted(tried, key=lambda t: t.order):
+        by_depth.setdefault(tuple(sorted({s.depth for s in t.slots})), t)
+    return list(by_depth.values())[:STARTS]
 
 
-def _diffused(problem: Problem, relaxed: Relaxed) -> IntArray:
+def _of_program(problem: Problem, program: Bound) -> _Tried:
+    rounded = {d.tobytes(): d for d in (program.nearest(), _diffused(problem, program))}
+    every = [t for d in rounded.values() for t in _arranged(problem, d, program.beside)]
+    return _first_that_fits(problem, every)
+
+
+def _arranged(
+    problem: Problem, decision: IntArray, beside: tuple[float, float, float]
+) -> Iterator[_Tried]:
+    """A decision with its moved values in slots of several depths."""
+    leaving = np.flatnonzero(decision == OFFLOAD)
+    if not len(leaving):
+        yield _tried(problem, decision)
+        return
+    in_forward, in_stall, in_backward = beside
+    room = problem.bandwidth * problem.forward
+    shares = [(1, np.inf)], [(2, np.inf)], [(0, np.inf)], [(1, room), (2, np.inf)]
+    quarter = float(problem.nbytes[leaving].sum()) / 4
+    more = [(1, room), (0, np.inf)], [*[(0, quarter)] * 3, (0, np.inf)]
+    flow = [(1, in_forward), (0, in_stall), (2, max(in_backward, 0.0)), (1, np.inf)]
+    for share in (*shares, *more, flow):
+        slots = _dealt(problem, leaving, share)
+        yield _tried(problem, decision, slots)
+
+
+def _dealt(
+    problem: Problem, leaving: IntArray, shares: Sequence[tuple[int, float]]
+) -> tuple[Slot, ...]:
+    """Values in order into slots (depth, bytes); a value goes where most of it lies."""
+    found, begin, values = [], 0, leaving.tolist()
+    for depth, size in shares:
+        end, held = begin, 0.0
+        while end < len(values) and held + problem.nbytes[values[end]] / 2 <= size:
+            held += float(problem.nbytes[values[end]])
+            end += 1
+        if end > begin:
+            found.append(Slot(depth, tuple(values[begin:end])))
+        begin = end
+    return tuple(found)
+
+
+def _improved(problem: Problem, best: _Tried) -> _Tried:
+    """Sweeps of single changes until none helps, the values that cost most first."""
+    for _ in range(SWEEPS):
+        before = best
+        cost = np.where(best.decision == RECOMPUTE, problem.recompute, 0.0)
+        cost = np.where(np.isfinite(cost), cost, 0.0) + 1e-12 * problem.nbytes
+        for v in np.argsort(-cost, kind="stable")[:MOVES].tolist():
+            best = _with_best_of(problem, best, v)
+        if best is before:
+            break
+    return best
+
+
+def _with_best_of(problem: Problem, best: _Tried, value: int) -> _Tried:
+    """The best of all that can become of one value."""
+    for kind, depth in ((KEEP, 0), (RECOMPUTE, 0), (OFFLOAD, 1), (OFFLOAD, 2), (OFFLOAD, 0)):
+        if _allowed(problem, value, kind):
+            decision = best.decision.copy()
+            decision[value] = kind
+            slots = _moved(best.slots, value, depth if kind == OFFLOAD else None)
+            other = _tried(problem, decision, slots)
+            if other.order < best.order:
+                best = min(best, _exactly(problem, other), key=lambda t: t.order)
+    return best
+
+
+def _moved(slots: tuple[Slot, ...], value: int, depth: int | None) -> tuple[Slot, ...]:
+    """Slots after one value changed to the slot of a depth, or left all."""
+    found = [Slot(s.depth, tuple(v for v in s.values if v != value)) for s in slots]
+    if depth is not None:
+        at = next((k for k, s in enumerate(found) if s.depth == depth), len(found))
+        there = found[at].values if at < len(found) else ()
+        found[at : at + 1] = [Slot(depth, tuple(sorted((*there, value))))]
+    return tuple(s for s in found if s.values)
+
+
+def _allowed(problem: Problem, value: int, kind: int) -> bool:
+    if kind == RECOMPUTE:
+        return bool(np.isfinite(problem.recompute[value]))
+    return kind == KEEP or problem.moves
+
+
+def _diffused(problem: Problem, program: Bound) -> IntArray:
     """Whole decisions whose running bytes follow those of the fractions."""
-    decision = keep_all(problem)
-    owed_out = owed_again = 0.0
+    decision = problem.keep_all()
+    owed = {OFFLOAD: 0.0, RECOMPUTE: 0.0}
+    parts = {OFFLOAD: program.offload, RECOMPUTE: program.recompute}
     for v in range(problem.values):
         size = float(problem.nbytes[v])
-        owed_out += size * float(relaxed.offload[v])
-        owed_again += size * float(relaxed.recompute[v])
-        owes = {OFFLOAD: owed_out, RECOMPUTE: owed_again}
-        allowed = {
-            OFFLOAD: relaxed.offload[v] > 1e-9,
-            RECOMPUTE: relaxed.recompute[v] > 1e-9 and np.isfinite(problem.recompute[v]),
-        }
-        kind = max((k for k in owes if allowed[k]), key=owes.__getitem__, default=KEEP)
-        if kind != KEEP and owes[kind] >= size / 2:
+        for kind, part in parts.items():
+            owed[kind] += size * float(part[v])
+        able = [k for k in owed if parts[k][v] > 1e-9 and _allowed(problem, v, k)]
+        kind = max(able, key=owed.__getitem__, default=KEEP)
+        if kind != KEEP and owed[kind] >= size / 2:
             decision[v] = kind
-            owed_out -= size * (kind == OFFLOAD)
-            owed_again -= size * (kind == RECOMPUTE)
+            owed[kind] -= size
     return decision
 
 
-def _nearest(relaxed: Relaxed) -> IntArray:
-    """Each value by the larger of its fractions, if that is above one half."""
-    parts: FloatArray = np.stack([relaxed.offload, relaxed.recompute])
-    return np.where(parts.max(0) > 0.5, np.array([OFFLOAD, RECOMPUTE])[parts.argmax(0)], KEEP)
-
-
-def _all_of_one_kind(problem: Problem) -> list[IntArray]:
-    found = [np.where(np.isfinite(problem.recompute), RECOMPUTE, KEEP)]
-    if problem.bandwidth > 0:
-        found.append(np.full(problem.values, OFFLOAD, np.int64))
-        found.append(np.where(np.isfinite(problem.recompute), RECOMPUTE, OFFLOAD))
-    return found
+def _all_of_one_kind(problem: Problem) -> Iterator[IntArray]:
+    possible = np.isfinite(problem.recompute)
+    yield np.where(possible, RECOMPUTE, KEEP)
+    if problem.moves:
+        yield np.full(problem.values, OFFLOAD, np.int64)
+        yield np.where(possible, RECOMPUTE, OFFLOAD)

@@ -1,121 +1,170 @@
-"""Timing whole decisions: copies beside compute, memory never exceeded, stalls counted."""
+"""Timing whole decisions: one stage alone in steady state, its copies on two lanes beside compute.
 
-from collections import deque
-from dataclasses import dataclass
-from math import inf
+The rules are those of `pipec.schedule.dependencies` for OFFLOAD and FETCH; a test holds both
+against each other.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, FloatArray, IntArray, Problem
+from pipec.residency.problem import KEEP, OFFLOAD, IntArray, Problem
+
+PERIODS = 8
+"""Periods over which the steady state is measured, besides two per microbatch in flight."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Values that leave and come back together.
+
+    Attributes:
+        depth: Sets that may be on the device on either side of the copies, and how many compute
+            actions before its backward a set begins to come back; 0: one set in all.
+        values: Which values.
+    """
+
+    depth: int
+    values: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Played:
-    """How decisions went.
+    """How a decision went.
 
     Attributes:
-        seconds: Forward and backward, stalls and recomputation included; infinite if the cap
-            cannot be kept.
-        peak_bytes: Most bytes of saved values on the device.
+        seconds: Of one forward and one backward, stalls and recomputation included; infinite if
+            the cap is not kept.
+        peak_bytes: Most bytes of saved and recomputed values on the device.
     """
 
     seconds: float
     peak_bytes: float
 
 
-def play(problem: Problem, decision: IntArray) -> Played:
-    """Run forward and backward with one copy engine in each direction.
-
-    Forward: a value that leaves is queued for the host when its slot ends and frees its bytes
-    when the copy ends; one that is recomputed is dropped at once. Backward: values come back in
-    the order of their use as early as memory allows; a slot starts when its values are there.
+def play(
+    problem: Problem, decision: IntArray, slots: Sequence[Slot] = (), *, exactly: bool = True
+) -> Played:
+    """Run the stage until it is steady.
 
     Args:
         problem: What is saved.
         decision: KEEP, OFFLOAD or RECOMPUTE per value.
+        slots: The values that leave; all in one slot of depth 1 if absent.
+        exactly: Whether to ask for the working bytes; else they are what they are at least.
     """
-    there, resident, peak, copies_end = _forward(problem, decision)
-    if there == inf:
-        return Played(inf, peak)
-    return _backward(problem, decision, there, resident, peak, copies_end)
+    leaving = np.flatnonzero(decision == OFFLOAD).tolist()
+    used = [s for s in slots if s.values] or ([Slot(1, tuple(leaving))] if leaving else [])
+    working = problem.working_bytes if exactly else problem.least_working
+    seconds, peak = _Run(problem, decision, used, working(decision)).result()
+    keeps = peak <= problem.cap * (1 + 1e-12)
+    return Played(seconds if keeps else np.inf, peak)
 
 
-def _forward(problem: Problem, decision: IntArray) -> tuple[float, float, float, float]:
-    """(time, resident bytes, peak, end of the last copy) when the forward is over."""
-    now = resident = peak = engine = 0.0
-    leaving: deque[tuple[float, float]] = deque()
-    value = 0
-    for slot in range(problem.slots):
-        made = []
-        while value < problem.values and problem.produced[value] == slot:
-            made.append(value)
-            value += 1
-        size = float(problem.nbytes[made].sum())
-        while leaving and (resident + size > problem.cap or leaving[0][0] <= now):
-            end, freed = leaving.popleft()
-            now, resident = max(now, end), resident - freed
-        if resident + size > problem.cap * (1 + 1e-12):
-            return inf, resident, resident + size, engine
-        resident += size
-        peak = max(peak, resident)
-        now += float(problem.forward[slot])
-        for v in made:
-            if decision[v] == OFFLOAD:
-                engine = max(engine, now) + float(problem.nbytes[v]) / problem.bandwidth
-                leaving.append((engine, float(problem.nbytes[v])))
-            elif decision[v] == RECOMPUTE:
-                resident -= float(problem.nbytes[v])
-    for end, freed in leaving:
-        now, resident = max(now, end), resident - freed
-    return now, resident, peak, engine
+@dataclass
+class _Run:
+    """One run; times by microbatch."""
+
+    problem: Problem
+    decision: IntArray
+    slots: Sequence[Slot]
+    working: float
+    end: list[float] = field(default_factory=list)
+    backward_end: dict[int, float] = field(default_factory=dict)
+    out_end: dict[tuple[int, int], float] = field(default_factory=dict)
+    in_end: dict[tuple[int, int], float] = field(default_factory=dict)
+    made: int = -1
+    lane_out: float = 0.0
+    lane_in: float = 0.0
+    change: list[tuple[float, float]] = field(default_factory=list)
+
+    def result(self) -> tuple[float, float]:
+        """(seconds of one period, peak)."""
+        p = self.problem
+        order = list(_order(p))
+        self.size = [float(p.nbytes[list(s.values)].sum()) for s in self.slots]
+        self.took = [b / p.bandwidth if b else 0.0 for b in self.size]
+        self.kept = p.bytes_of(self.decision, KEEP)
+        self.again = p.again_seconds(self.decision)
+        fetches = self._fetches(order)
+        for at, (forward, m) in enumerate(order):
+            for slot, message in fetches.get(at, ()):
+                self._fetch(slot, message, self.end[-1] if self.end else 0.0)
+            (self._forward if forward else self._backward)(m)
+        return self._period(order), self._peak()
+
+    def _fetches(self, order: list[tuple[bool, int]]) -> dict[int, list[tuple[int, int]]]:
+        """Position in the row to the (slot, microbatch) that are fetched before it."""
+        place = {entry: at for at, entry in enumerate(order)}
+        found: dict[int, list[tuple[int, int]]] = {}
+        for slot, s in enumerate(self.slots):
+            for forward, m in order:
+                if forward or (True, m) not in place:
+                    continue
+                last = place[False, m]
+                at = max(last - s.depth, place[True, m] + 1)
+                older = place.get((False, m - max(s.depth, 1)), -1)
+                found.setdefault(min(max(at, older + 1), last), []).append((slot, m))
+        return found
+
+    def _forward(self, m: int) -> None:
+        waits = [self.out_end.get((j, m - max(s.depth, 1)), 0.0) for j, s in enumerate(self.slots)]
+        begin = max(self.end[-1] if self.end else 0.0, *waits, 0.0)
+        end = begin + self.problem.forward
+        self.end.append(end)
+        self.made = m
+        self.change += [(begin, self.kept + sum(self.size))]
+        for j, seconds in enumerate(self.took):
+            self.lane_out = max(self.lane_out, end) + seconds
+            self.out_end[j, m] = self.lane_out
+            self.change.append((self.lane_out, -self.size[j]))
+
+    def _fetch(self, slot: int, m: int, issued: float) -> None:
+        depth = self.slots[slot].depth
+        begin = max(
+            issued,
+            self.lane_in,
+            self.out_end[slot, m],
+            self.backward_end.get(m - max(depth, 1), 0.0),
+            self.out_end[slot, self.made] if depth == 0 else 0.0,
+        )
+        self.lane_in = begin + self.took[slot]
+        self.in_end[slot, m] = self.lane_in
+        self.change.append((begin, self.size[slot]))
+
+    def _backward(self, m: int) -> None:
+        waits = [self.in_end[j, m] for j in range(len(self.slots))]
+        begin = max(self.end[-1], *waits, 0.0)
+        end = begin + self.problem.backward + self.again
+        self.end.append(end)
+        self.backward_end[m] = end
+        self.change += [(begin, self.working), (end, -self.working)]
+        self.change.append((end, -self.kept - sum(self.size)))
+
+    def _period(self, order: list[tuple[bool, int]]) -> float:
+        k = self.problem.flight
+        if not self.problem.alternates:
+            return max(self.end[-1], self.lane_out) / k
+        last = max(m for _, m in order) - k + 1
+        first = last - PERIODS - k
+        return (self.backward_end[last] - self.backward_end[first]) / (last - first)
+
+    def _peak(self) -> float:
+        changes = sorted(self.change, key=lambda c: (c[0], c[1] > 0))
+        return float(np.cumsum([c[1] for c in changes]).max(initial=0.0))
 
 
-def _backward(
-    problem: Problem,
-    decision: IntArray,
-    now: float,
-    resident: float,
-    peak: float,
-    engine: float,
-) -> Played:
-    order = np.argsort(-problem.used, kind="stable")
-    waiting = deque(int(v) for v in order if decision[v] == OFFLOAD)
-    arrives = np.zeros(problem.values)
-    again = decision == RECOMPUTE
-    seconds = problem.backward + problem.per_slot(
-        problem.used, np.where(again, problem.recompute, 0.0)
-    )
-    change = _changes(problem, again)
-    room, fetched = problem.cap * (1 + 1e-12) - resident, 0.0
-    engine = max(engine, now)
-    for slot in range(problem.slots - 1, -1, -1):
-        while waiting:
-            v = waiting[0]
-            size = float(problem.nbytes[v])
-            if fetched + size + change[problem.used[v] : slot + 1].max() > room:
-                break
-            waiting.popleft()
-            engine = max(engine, now) + size / problem.bandwidth
-            arrives[v], fetched = engine, fetched + size
-        held = resident + fetched + float(change[slot])
-        peak = max(peak, held)
-        if fetched + change[slot] > room or (waiting and problem.used[waiting[0]] >= slot):
-            return Played(inf, peak)
-        mine = (problem.used == slot) & (decision == OFFLOAD)
-        now = max(now, float(arrives[mine].max(initial=0.0))) + float(seconds[slot])
-    return Played(now, peak)
-
-
-def _changes(problem: Problem, again: npt.NDArray[np.bool_]) -> FloatArray:
-    """Bytes that slot k sees beyond what was resident and fetched: renewed less freed so far."""
-    renewed = problem.per_slot(problem.used, problem.nbytes * again)
-    freed = problem.per_slot(problem.used, problem.nbytes)
-    after = np.append(np.cumsum(freed[::-1])[::-1][1:], 0.0)
-    change: FloatArray = np.cumsum(renewed[::-1])[::-1] - after
-    return change
-
-
-def keep_all(problem: Problem) -> IntArray:
-    """The decision to keep everything."""
-    return np.full(problem.values, KEEP, np.int64)
+def _order(problem: Problem) -> Iterator[tuple[bool, int]]:
+    """(is forward, microbatch) in row order: enough of them to become steady, and to end."""
+    k = problem.flight
+    if not problem.alternates:
+        yield from ((True, m) for m in range(k))
+        yield from ((False, m) for m in range(k))
+        return
+    count = 3 * k + 2 * PERIODS
+    yield from ((True, m) for m in range(k - 1))
+    for m in range(count):
+        if m + k - 1 < count:
+            yield True, m + k - 1
+        yield False, m

@@ -1,6 +1,8 @@
-"""What a stage saves for its backward, when, and what keeping, moving or recomputing it costs."""
+"""What a stage saves for its backward, and what keeping, moving or recomputing it costs."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -13,22 +15,47 @@ IntArray = npt.NDArray[np.int64]
 KEEP, OFFLOAD, RECOMPUTE = 0, 1, 2
 
 
+@dataclass(frozen=True)
+class Working:
+    """What a backward holds because it computes values again.
+
+    Attributes:
+        nbytes: Bytes.
+        alive: Those of values alive at the fullest moment.
+        values: The recomputed values without which they would not be.
+    """
+
+    nbytes: float
+    alive: float
+    values: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One forward and one backward over the same slots, in opposite order.
+    """One stage that runs forwards and backwards by turns, ``flight`` microbatches in flight.
 
-    Forward slot e takes ``forward[e]`` seconds and produces some values; backward slot e takes
-    ``backward[e]`` seconds and is the last to read values whose ``used`` is e.
+    ```text
+    F4 B0 F5 B1 F6 B2 ...        flight 5: at the end of F4, microbatches 0 to 4 wait
+    ```
+
+    Copies run behind whole actions: a value can leave when its forward has ended, and must be
+    back before its backward begins. Memory counts a microbatch's values from the begin of its
+    forward to the end of its backward, less while they are on the host.
 
     Attributes:
         nbytes: Bytes per value, [values].
         recompute: Seconds to compute a value again; infinite where that is not allowed, [values].
-        produced: Forward slot of each value, ascending, [values].
-        used: Backward slot that reads a value first and frees it after, [values].
-        forward: Seconds per slot, [slots].
-        backward: Seconds per slot, [slots].
-        cap: Bytes that saved values may take on the device.
-        bandwidth: Bytes per second to the host, and back.
+        forward: Seconds of one forward.
+        backward: Seconds of one backward that recomputes nothing.
+        cap: Bytes that saved values may take on the device, those of all microbatches in flight.
+        bandwidth: Bytes per second to the host, and at the same time back; 0: nothing leaves.
+        flight: Most microbatches between begin of forward and end of backward.
+        alternates: Whether forwards and backwards take turns at the fullest (1F1B); else all
+            ``flight`` forwards come first, then all backwards (GPipe).
+        together: Sets of values that are alive at one moment of the backward if they are computed
+            again, with their bytes; each value alone if absent.
+        working: What a backward holds because a decision computes values again; the most of
+            ``together`` if absent. It may be slow to tell.
 
     Raises:
         PartitionError: Lengths that differ, or numbers that are negative or out of range.
@@ -36,26 +63,24 @@ class Problem:
 
     nbytes: FloatArray
     recompute: FloatArray
-    produced: IntArray
-    used: IntArray
-    forward: FloatArray
-    backward: FloatArray
+    forward: float
+    backward: float
     cap: float
     bandwidth: float
+    flight: int = 1
+    alternates: bool = True
+    together: Sequence[Mapping[int, float]] = ()
+    working: Callable[[IntArray], Working] | None = None
 
     def __post_init__(self) -> None:
-        values, slots = len(self.nbytes), len(self.forward)
-        lengths = [len(self.recompute), len(self.produced), len(self.used)]
-        if lengths != [values] * 3 or len(self.backward) != slots:
-            raise PartitionError("residency: arrays of unlike lengths", got=lengths, want=values)
-        numbers = (self.nbytes, self.recompute, self.forward, self.backward)
-        if any((a < 0).any() for a in numbers) or self.cap < 0 or self.bandwidth < 0:
+        if len(self.recompute) != len(self.nbytes):
+            got = [len(self.nbytes), len(self.recompute)]
+            raise PartitionError("residency: arrays of unlike lengths", got=got)
+        numbers = (self.forward, self.backward, self.cap, self.bandwidth)
+        if min(*numbers, self.nbytes.min(initial=0), self.recompute.min(initial=0)) < 0:
             raise PartitionError("residency: a size or a time is negative")
-        for name, index in (("produced", self.produced), ("used", self.used)):
-            if values and not (index.min() >= 0 and index.max() < slots):
-                raise PartitionError(f"residency: {name} is no slot", want=f"0 to {slots - 1}")
-        if (np.diff(self.produced) < 0).any():
-            raise PartitionError("residency: values must be in the order of production")
+        if self.flight < 1:
+            raise PartitionError("residency: no microbatch in flight", got=self.flight, want="1")
 
     @property
     def values(self) -> int:
@@ -63,15 +88,41 @@ class Problem:
         return len(self.nbytes)
 
     @property
-    def slots(self) -> int:
-        """Number of forward (and of backward) slots."""
-        return len(self.forward)
+    def step_seconds(self) -> float:
+        """One forward and one backward with everything kept."""
+        return self.forward + self.backward
 
     @property
-    def step_seconds(self) -> float:
-        """Forward and backward with everything kept."""
-        return float(self.forward.sum() + self.backward.sum())
+    def moves(self) -> bool:
+        """Whether copies can save anything: between a forward and its own backward they do not."""
+        return self.bandwidth > 0 and self.flight > 1
 
-    def per_slot(self, of: IntArray, weights: FloatArray) -> FloatArray:
-        """Sum of ``weights`` over the values of each slot, by ``produced`` or ``used``."""
-        return np.bincount(of, weights, self.slots).astype(np.float64)
+    def bytes_of(self, decision: IntArray, kind: int) -> float:
+        """Bytes of one microbatch's values with this decision."""
+        return float(self.nbytes[decision == kind].sum())
+
+    def again_seconds(self, decision: IntArray) -> float:
+        """Seconds that one backward computes again."""
+        return float(self.recompute[decision == RECOMPUTE].sum())
+
+    @cached_property
+    def alive(self) -> FloatArray:
+        """Bytes of each value by the moment at which it is alive, (moments, values)."""
+        sets = self.together or [{v: float(b)} for v, b in enumerate(self.nbytes)]
+        table = np.zeros((len(sets), self.values))
+        for row, found in zip(table, sets, strict=True):
+            row[list(found)] = list(found.values())
+        return table
+
+    def least_working(self, decision: IntArray) -> float:
+        """Bytes that a backward holds at least because it computes values again."""
+        return float((self.alive @ (decision == RECOMPUTE)).max(initial=0.0))
+
+    def working_bytes(self, decision: IntArray) -> float:
+        """Bytes that a backward holds because it computes values again."""
+        least = self.least_working(decision)
+        return least if self.working is None else max(least, self.working(decision).nbytes)
+
+    def keep_all(self) -> IntArray:
+        """The decision to keep everything."""
+        return np.full(self.values, KEEP, np.int64)

@@ -3,7 +3,7 @@
 ```text
 values    (channel, microbatch) -> tensor      from F or B to SEND, from RECV to F or B
 host      message -> copy in host memory       from OFFLOAD to FETCH
-coming    (stage, microbatch) -> buffer        from FETCH to the backward that reads it
+coming    (stage, microbatch) -> buffers       from FETCH to the backward that reads them
 ```
 """
 
@@ -44,7 +44,7 @@ class Moves:
         self._runners, self._weights = runners, weights
         self._values: dict[Key, torch.Tensor] = {}
         self._host: dict[Message, HostCopy] = {}
-        self._coming: dict[tuple[int, int], Arriving] = {}
+        self._coming: dict[tuple[int, int], list[tuple[str, Arriving]]] = {}
         self._leaving: deque[tuple[Message, HostCopy]] = deque()
         self._settling: list[tuple[int, Message]] = []
 
@@ -68,7 +68,11 @@ class Moves:
     @property
     def coming_bytes(self) -> int:
         """Bytes that come back from host memory and are not unpacked yet."""
-        found = (self._runners[s].program.moved for s, _ in self._coming)
+        found = [
+            self._runners[stage].program.moved(channel)
+            for (stage, _), arriving in self._coming.items()
+            for channel, _ in arriving
+        ]
         return sum(t.nbytes for moved in found for t in moved.values())
 
     def put(self, channel: str, microbatch: int, tensor: torch.Tensor) -> None:
@@ -100,7 +104,7 @@ class Moves:
         """SEND_S to the device of the backward, OFFLOAD to host memory."""
         assert action.microbatch is not None
         runner, m = self._runners[action.stage], action.microbatch
-        moved, saved = runner.program.moved, runner.saved[m]
+        moved, saved = runner.program.moved(action.channel), runner.saved[m]
         packed = pack([saved.pop(name) for name in moved], tuple(moved.values()))
         if not saved:
             del runner.saved[m]
@@ -128,24 +132,24 @@ class Moves:
         assert action.microbatch is not None
         message, at = self._messages.of(action), (action.stage, action.microbatch)
         if message.src == message.dst:
-            self._coming[at] = self._device.from_host(self._host.pop(message))
-            return True
-        if not self._transport.ready(message):
+            coming = self._device.from_host(self._host.pop(message))
+        elif self._transport.ready(message):
+            packed = self._transport.receive(message)
+            host = message.host
+            coming = self._device.from_host(HostCopy(packed)) if host else Arriving(packed)
+        else:
             return False
-        packed = self._transport.receive(message)
-        host = message.host
-        self._coming[at] = self._device.from_host(HostCopy(packed)) if host else Arriving(packed)
+        self._coming.setdefault(at, []).append((action.channel, coming))
         return True
 
     def unpack(self, stage: int, microbatch: int) -> None:
         """Put what came back where the backward looks for it."""
-        arriving = self._coming.pop((stage, microbatch), None)
-        if arriving is None:
-            return
         runner = self._runners[stage]
-        moved = runner.program.moved
-        tensors = unpack(self._device.wait(arriving), tuple(moved.values()))
-        runner.saved.setdefault(microbatch, {}).update(zip(moved, tensors, strict=True))
+        for channel, arriving in self._coming.pop((stage, microbatch), []):
+            moved = runner.program.moved(channel)
+            tensors = unpack(self._device.wait(arriving), tuple(moved.values()))
+            saved = runner.saved.setdefault(microbatch, {})
+            saved.update(zip(moved, tensors, strict=True))
 
     def send_weights(self, action: Action) -> bool:
         """SEND_W: a version that a step has made."""

@@ -44,11 +44,9 @@ class Messages:
                 )
 
     def key(self, action: Action) -> str:
-        """Name of the channel: the plan's for values, the stage's for everything else."""
+        """Name of the channel; of its kind and stage where it has none."""
         kind = _KIND[action.kind]
-        if kind in (ChannelKind.F, ChannelKind.B):
-            return action.channel
-        return f"{kind.name}{action.stage}"
+        return action.channel or f"{kind.name}{action.stage}"
 
     def of(self, action: Action) -> Message:
         """The message of a sending or receiving action."""
@@ -75,7 +73,7 @@ class Messages:
         if kind in (ChannelKind.F, ChannelKind.B):
             return self._types[action.channel]
         stage = self._program.stages[action.stage]
-        moved = tuple(stage.moved.values())
+        moved = tuple(stage.moved(action.channel).values())
         types = self.weight_types(stage.index) if kind is ChannelKind.W else moved
         return TensorType((packed_bytes(types),), "uint8")
 

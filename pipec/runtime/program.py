@@ -5,6 +5,7 @@ its value, called ``<channel>.grad``.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -37,8 +38,7 @@ class StageProgram:
         gradients_in: Value that it yields, to those channels whose reader returns a gradient.
         gradients_out: Value that it reads, to the channel on which it returns the gradient.
         loss: Name of the loss if the stage computes it.
-        hosted: Saved values that wait in host memory; all of them where it names none and the
-            schedule copies to the host.
+        hosted: Host slot to the saved values that wait in it.
     """
 
     index: int
@@ -49,7 +49,7 @@ class StageProgram:
     gradients_in: dict[str, list[Channel]] = field(default_factory=dict)
     gradients_out: dict[str, Channel] = field(default_factory=dict)
     loss: str | None = None
-    hosted: tuple[str, ...] = ()
+    hosted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def weights(self) -> list[str]:
@@ -57,14 +57,17 @@ class StageProgram:
         graphs = [self.forward, self.training.B] if self.training else [self.forward]
         return list(dict.fromkeys(i.name for g in graphs for i in g.inputs if i.kind.is_weight))
 
-    @property
-    def moved(self) -> dict[str, TensorType]:
-        """Types of the saved values that leave the device between F and B, if any do."""
+    def moved(self, channel: str) -> dict[str, TensorType]:
+        """Types of the saved values that leave the device by a channel.
+
+        They are those of its host slot; all of them where it is none of the plan.
+        """
         found = self.training.saved if self.training else ()
+        mine = self.hosted.get(channel)
         return {
             v.name: TensorType(v.shape, v.dtype, v.stride)
             for v in found
-            if not self.hosted or v.name in self.hosted
+            if mine is None or v.name in mine
         }
 
     @property
@@ -170,7 +173,7 @@ class Program:
 def _stage(plan: Plan, stage: Stage, *, training: bool) -> StageProgram:
     mine = [c for c in plan.channels if c.src == stage.index]
     found = stage.training.lowered() if stage.training and training else None
-    hosted = [v for slot in plan.slots if slot.stage == stage.index for v in slot.values]
+    hosted = {s.name: s.values for s in plan.slots if s.stage == stage.index}
     forward = found.F if found else lower(stage.graph).graph
     incoming = {c.value: c for c in plan.channels if c.dst == stage.index}
     outgoing: dict[str, list[Channel]] = {}
@@ -191,7 +194,7 @@ def _stage(plan: Plan, stage: Stage, *, training: bool) -> StageProgram:
         gradients_in=gradients_in,
         gradients_out={v: incoming[v] for v in given},
         loss=losses[0] if losses else None,
-        hosted=tuple(hosted),
+        hosted=hosted,
     )
 
 

@@ -62,7 +62,9 @@ class Channel:
         nbytes: Bytes per microbatch (per update for W).
         depth: Slots: 0 is a rendezvous (send and receive start together), n holds n values that
             were sent and not yet consumed, None has no limit. For H: sets of saved values that
-            may be on the device on either side of the copy.
+            may be on the device on either side of the copy, and how many compute actions before
+            its backward a set begins to come back; 0: one set in all, it comes back when the one
+            that was made last has left.
     """
 
     kind: ChannelKind
@@ -73,8 +75,8 @@ class Channel:
     depth: int | None = None
 
     def __post_init__(self) -> None:
-        if self.depth is not None and self.depth < (1 if self.kind is ChannelKind.H else 0):
-            raise ScheduleError("channel depth out of range", where=self, want="0 or more; H: 1")
+        if self.depth is not None and self.depth < 0:
+            raise ScheduleError("channel depth out of range", where=self, want="0 or more")
         if self.nbytes < 0:
             raise ScheduleError("a channel cannot carry negative bytes", where=self)
         if set(self.name) & set(", \t\n"):

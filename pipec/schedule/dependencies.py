@@ -12,7 +12,8 @@ SEND_x         what produces the value; with depth n, the consumer of the messag
 RECV_x         SEND_x; at depth 0 both start together
 OFFLOAD        F of m
 FETCH          OFFLOAD of m, and the compute action before it in its row, with whose end it is
-               issued; with depth n, the consumer of the message n before
+               issued; with depth n, the consumer of the message n before; at depth 0, the last
+               OFFLOAD before it in its row
 REDUCE_GRAD@v  the last backward of update v on every replica; all replicas start together.
                Overlapped, it starts with that backward and runs beside it, bucket by bucket
 STEP@v         the last backward of update v here, and REDUCE_GRAD@v where there are replicas
@@ -175,6 +176,8 @@ class _Rules:
         held = self.at.backward[self.at.target[s.channel[earlier]], s.microbatch[earlier]]
         self.add(_K.FETCH, copies_in, np.where(earlier < 0, self.at.nothing, held))
         self.add(_K.FETCH, copies_in, self._issued(copies_in))
+        if self.at.swaps.any():
+            self.add(_K.FETCH, copies_in, self._swapped(copies_out, copies_in))
         earlier = self._earlier(copies_out)
         waiting = copies_out[earlier >= 0]
         forward = self.at.forward[self.at.source[s.channel[waiting]], s.microbatch[waiting]]
@@ -182,6 +185,18 @@ class _Rules:
             mine = slot[self.at.source[s.channel[waiting]]] == s.channel[waiting]
             mine &= forward < len(s)
             self.add(_K.F, forward[mine], earlier[earlier >= 0][mine])
+
+    def _swapped(self, copies_out: np.ndarray, copies_in: np.ndarray) -> np.ndarray:
+        """Of each fetch at depth 0 the last copy out of its slot before it in its row."""
+        s, found = self.schedule, np.full(len(copies_in), self.at.nothing)
+        for number in np.flatnonzero(self.at.swaps).tolist():
+            mine = np.flatnonzero(s.channel[copies_in] == number)
+            out = copies_out[s.channel[copies_out] == number]
+            at = np.searchsorted(out, copies_in[mine]) - 1
+            before = out[np.maximum(at, 0)]
+            same_row = s.device[before] == s.device[copies_in[mine]]
+            found[mine] = np.where((at >= 0) & same_row, before, self.at.nothing)
+        return found
 
     def _issued(self, rows: np.ndarray) -> np.ndarray:
         """The compute action that stands before each of ``rows`` on its device."""

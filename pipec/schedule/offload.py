@@ -5,8 +5,14 @@
 ```
 
 Copies run on their own lanes. A fetch is issued some compute actions before its backward, so that
-it runs beside them, and never before its own offload; the channel's depth bounds how many sets of
-saved values are on the device on each side.
+it runs beside them, and never before its own offload. The channel's depth says how many, and how
+many sets of saved values are on the device on each side.
+
+```text
+depth 0   F4 OFFLOAD4 FETCH0 B0           one set in all: out, then in, nothing beside them
+depth 1   FETCH0 F4 OFFLOAD4 B0           fetched beside a forward, copied out beside a backward
+depth 2   FETCH1 B0 F5 OFFLOAD5 B1        fetched beside a backward and a forward
+```
 """
 
 from collections.abc import Sequence
@@ -16,20 +22,22 @@ import numpy as np
 from pipec.errors import ScheduleError
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind, check_channels
+from pipec.schedule.routes import routes_of
 from pipec.schedule.schedule import Schedule
 from pipec.schedule.splice import Insertion, Values, splice
 from pipec.schedule.tables import Tables
 
 
 def insert_offload(
-    schedule: Schedule, slots: Sequence[Channel] | None = None, *, ahead: int = 1
+    schedule: Schedule, slots: Sequence[Channel] | None = None, *, ahead: int | None = None
 ) -> Schedule:
     """Add ``OFFLOAD`` and ``FETCH`` for saved values that wait in host memory.
 
     Args:
         schedule: Without offload.
         slots: Channels of kind H, one per slot; the schedule's own if absent.
-        ahead: Compute actions beside which a fetch may run; 0: it is issued last of all.
+        ahead: Compute actions beside which a fetch may run, 0: it is issued last of all; the
+            depth of each slot if absent (1 where that has no limit).
 
     Raises:
         ScheduleError: Offload is there already, or a channel is no slot or does not fit.
@@ -54,7 +62,10 @@ def insert_offload(
             source = at.forward[channel.src]
             insertions.append(_copies(schedule, number, source, source, after=True))
             source, target = at.forward[channel.src], at.backward[channel.dst]
-            anchors = _issued(schedule, source, target, ahead)
+            depth = 1 if channel.depth is None else channel.depth
+            anchors = _issued(schedule, source, target, depth if ahead is None else ahead)
+            if channel.depth is not None:
+                anchors = _behind_older(schedule, target, anchors, max(depth, 1))
             insertions.append(_copies(schedule, number, target, anchors, after=False))
     return splice(schedule, insertions)
 
@@ -86,6 +97,19 @@ def _issued(schedule: Schedule, source: np.ndarray, target: np.ndarray, ahead: i
     lowest = np.searchsorted(compute, first)
     issued = compute[np.maximum(np.maximum(turn - ahead, lowest), 0)]
     return np.where(there, np.minimum(issued, last), count)
+
+
+def _behind_older(
+    schedule: Schedule, target: np.ndarray, anchors: np.ndarray, depth: int
+) -> np.ndarray:
+    """Fetches moved behind the backward whose set, ``depth`` before, must be gone by then."""
+    back = depth * routes_of(schedule).period
+    older = np.full_like(target, -1)
+    older[back:] = target[: max(len(target) - back, 0)]
+    there = (older >= 0) & (older < len(schedule)) & (anchors < len(schedule))
+    device = np.append(schedule.device, [-1, -1])
+    mine = there & (device[older] == device[np.minimum(target, len(schedule))])
+    return np.where(mine, np.clip(older + 1, anchors, np.maximum(target, anchors)), anchors)
 
 
 def _copies(
