@@ -114,7 +114,8 @@ def stage_times(plan: Plan, rule: VersionRule = _FLUSH, microbatches: int = 1) -
     )
     in_place = rule.name == _FLUSH.name
     step = tuple(c.step if in_place else c.step_copied for c in found)
-    return dataclasses.replace(times, step=step)
+    together = tuple(t.together_seconds for t in plan.timing)
+    return dataclasses.replace(times, step=step, together=together)
 
 
 def _estimated(plan: Plan, stage: int) -> StageCost:
@@ -122,6 +123,11 @@ def _estimated(plan: Plan, stage: int) -> StageCost:
     training = plan.stages[stage].training
     if training is None:
         return StageCost(forward)
+    if backward := plan.timing[stage].backward_seconds:
+        step = plan.timing[stage].step_seconds
+        return StageCost(
+            forward, B=backward, I=backward / 2, W=backward / 2, step=step, step_copied=step
+        )
     work, half = stage_work(plan)[stage], BACKWARD_OVER_FORWARD / 2
     return StageCost(
         forward,

@@ -135,6 +135,10 @@ class StageTiming:
         transfer_seconds: The part of the interval in which the stage sends or receives and does not
             compute; 0 where transfers run beside compute.
         notes: What the user must know, such as weights that are streamed.
+        backward_seconds: What one backward takes; 0 where the backend does not say.
+        together_seconds: What a forward and a backward take that run at the same time, each on
+            its part of the device; 0 where the device has no such parts.
+        step_seconds: One update of the weights.
     """
 
     interval_seconds: float
@@ -143,6 +147,9 @@ class StageTiming:
     memory_bytes: int = 0
     transfer_seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    backward_seconds: float = 0.0
+    together_seconds: float = 0.0
+    step_seconds: float = 0.0
 
     @property
     def compute_seconds(self) -> float:
