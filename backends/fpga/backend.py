@@ -26,7 +26,7 @@ from pipec.compiler.backend import Backend, StageRunner
 from pipec.compiler.cycles import StageCycles, TimedCheck
 from pipec.cost.model import CostModel
 from pipec.errors import BackendError
-from pipec.graph.ir import OutputKind
+from pipec.graph.ir import Graph, OutputKind
 from pipec.graph.lower import lower
 from pipec.partition.result import CutResult
 from pipec.plan.model import Plan, StageTiming
@@ -90,7 +90,14 @@ class FpgaBackend(Backend):
         for k, (design, frame) in enumerate(zip(designs, golden, strict=True)):
             fabric = device_of(plan, k).fpga
             folder = directory / stage_directory(design.name, design.part)
-            write_stage(design, folder, frame, platform=bool(fabric and fabric.has_platform))
+            write_stage(
+                design,
+                folder,
+                frame,
+                platform=bool(fabric and fabric.has_platform),
+                crossing=_crossing(plan.stages[k].graph),
+                memory=fabric.memory_kind if fabric else "DDR",
+            )
             record = json.dumps(stage_record(design), indent=1) + "\n"
             (folder / "stage.json").write_text(record, encoding="utf-8")
             if plan.options.get("rtl"):
@@ -145,6 +152,12 @@ class FpgaBackend(Backend):
     def cost_model(self, cluster: Cluster) -> CostModel | None:
         """A node's share of the interval of a board to itself."""
         return FpgaCost(boards=cluster.size)
+
+
+def _crossing(graph: Graph) -> list[str]:
+    """Values that come from or go to other stages."""
+    ends = lower(graph)
+    return [transfer.value for transfer in (*ends.receives, *ends.sends)]
 
 
 def _folders(plan: Plan, directory: Path) -> list[Path]:

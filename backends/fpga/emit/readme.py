@@ -6,11 +6,12 @@ from pipec.backends.fpga.emit.source import port_names, top_name
 from pipec.backends.fpga.emit.tables import off_chip, on_chip
 
 _WITH_PLATFORM = """\
-`link.cfg` is for `v++ --link`; complete its stream connections to the network kernels first."""
+`link.cfg` is for `v++ --link`: memory banks, and an Aurora kernel (`krnl_aurora`, to be built from
+the vendor's example) in front of each QSFP cage, the board before behind the first one."""
 _WITHOUT_PLATFORM = """\
-This board has no Vitis platform: the kernel is exported as an IP for a Vivado block design, where
-its m_axi ports go to the memory controllers and its streams to the transceiver cores. `link.cfg`
-lists ports and memories for that."""
+This board has no Vitis platform: the kernel is exported as an IP, and `block_design.tcl` puts it
+into a Vivado block design with its memory controllers and Aurora cores; pins, the board's clock and
+the host's access are left to you."""
 
 
 def readme(design: StageDesign, tolerance: float, *, platform: bool) -> str:
@@ -40,6 +41,8 @@ dense, without a header; `tb/ports.json` says what each data file holds.
 ```sh
 make csim                     # g++: play tb/golden, compare; tolerance {tolerance:g}, relative
 make asan                     # the same under sanitizers
+make timed                    # the same with cycles: latency and interval
+make bounded                  # the same with streams as deep as declared
 make hls                      # v++ -c --mode hls (Vitis 2023.2 or newer): {product}
 vitis_hls -f run_hls.tcl      # older tools: csim, csynth, cosim or export as last argument
 ```
@@ -56,9 +59,13 @@ the order of the `load_table` calls), starts the kernel with `load_tables=1`, an
 C++ compiles with g++; its C simulation agrees with torch within the tolerance (`tb/golden` holds
 what torch computed for this stage); every stream is read to its last token and never beyond; TLAST
 marks the frames. `src/types.h`, the FIFO depths in `src/stage_top.cpp` and `stage.json` come from
-one design. Streams are unbounded in this simulation: it says nothing about FIFO depths.
+one design. Streams are unbounded in this build;
+`make bounded` gives them their declared depths and names a deadlock, and `make timed` notes the
+cycle of every handshake: `pipec verify --timed` compares them with the simulator's, one by one. The
+pragmas were linted: names, targets, partitions, canonical dataflow, one writer and one reader per
+stream, bounds equal to `stage.json`.
 
-Estimated, not measured: cycles, latency and resources in `stage.json`.
+Simulated or estimated, not measured on a board: cycles and resources in `stage.json`.
 
 Only a vendor tool can say: whether synthesis reaches the initiation intervals that the pragmas ask
 for, resource use after synthesis, timing at {design.clock_mhz:g} MHz, FIFO behaviour in

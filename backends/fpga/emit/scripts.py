@@ -1,5 +1,7 @@
 """What surrounds the sources: vendor scripts, Makefile, README."""
 
+from collections.abc import Sequence
+
 from pipec.backends.fpga.csim.build import (
     BOUNDED,
     FLAGS,
@@ -11,23 +13,35 @@ from pipec.backends.fpga.csim.build import (
 )
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.cpp import comment
+from pipec.backends.fpga.emit.link import around, block_design, link_cfg
 from pipec.backends.fpga.emit.readme import readme
-from pipec.backends.fpga.emit.source import bundle, memories, port_names, top_name
+from pipec.backends.fpga.emit.source import top_name
 
 
-def scripts(design: StageDesign, tolerance: float, *, platform: bool) -> dict[str, str]:
+def scripts(
+    design: StageDesign,
+    tolerance: float,
+    *,
+    platform: bool,
+    crossing: Sequence[str] = (),
+    memory: str = "DDR",
+) -> dict[str, str]:
     """File name to text of everything around the sources.
 
     Args:
         design: The stage.
         tolerance: What its test bench accepts.
         platform: Whether the board has a Vitis platform; an IP is exported where it has none.
+        crossing: Values that come from or go to another board.
+        memory: Kind of the board's memory ports, ``DDR`` or ``HBM``.
     """
+    found = around(design, crossing, memory)
+    board = ("link.cfg", link_cfg) if platform else ("block_design.tcl", block_design)
     return {
         "Makefile": makefile(design),
         "hls_config.cfg": hls_config(design, platform=platform),
         "run_hls.tcl": run_hls(design, platform=platform),
-        "link.cfg": link(design),
+        board[0]: board[1](design, found),
         "README.md": readme(design, tolerance, platform=platform),
     }
 
@@ -136,20 +150,3 @@ if {{$step == "cosim"}} {{ cosim_design -argv $stage }}
 if {{$step == "export"}} {{ export_design -format {form} -output {product} }}
 exit
 """
-
-
-def link(design: StageDesign) -> str:
-    """For ``v++ --link``: one instance of the kernel, its memories, its streams."""
-    kernel = top_name(design)
-    lines = ["[connectivity]", f"nk={kernel}:1:{kernel}_1"]
-    bundles = list(dict.fromkeys(bundle(name) for name in memories(design)))
-    lines += [f"sp={kernel}_1.m_axi_{name}:DDR[{k % 2}]" for k, name in enumerate(bundles)]
-    lines += [
-        "# Streams: connect each to the network kernel (Aurora or UDP) of its neighbour, for",
-        "# instance stream_connect=aurora_0.rx_axis:<kernel>.<port> or the other way round.",
-    ]
-    for name, port in port_names(design).items():
-        stream = design.streams[port.stream]
-        width = f"{stream.token_bits} bit, {stream.tokens} beats per frame"
-        lines.append(f"# stream {kernel}_1.{name}  ({comment(port.value)}; {width})")
-    return "\n".join([*lines, ""])

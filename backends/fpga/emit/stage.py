@@ -2,13 +2,14 @@
 
 ```text
 stage0_xcvu9p/
-  stage.json  README.md  Makefile  hls_config.cfg  run_hls.tcl  link.cfg
+  stage.json  README.md  Makefile  hls_config.cfg  run_hls.tcl  link.cfg or block_design.tcl
   src/   stage_top.cpp  stage_top.h  types.h  engines/*.h  weights/*.bin
   tb/    tb_stage.cpp  testbench.h  ports.json  golden/*.bin
   csim/  hls_stream.h  dataflow.h ...          stand-ins, for plain g++ only
 ```
 """
 
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -52,6 +53,8 @@ def write_stage(
     *,
     tolerance: float = TOLERANCE,
     platform: bool = False,
+    crossing: Sequence[str] = (),
+    memory: str = "DDR",
 ) -> None:
     """Write everything but ``stage.json``.
 
@@ -61,6 +64,8 @@ def write_stage(
         golden: One frame of data for the test bench; None leaves the folder empty.
         tolerance: What the test bench accepts.
         platform: Whether the board has a Vitis platform.
+        crossing: Values that come from or go to another board.
+        memory: Kind of the board's memory ports, ``DDR`` or ``HBM``.
 
     Raises:
         BackendError: An engine or type has no C++, or the model has no weights.
@@ -74,7 +79,7 @@ def write_stage(
         PORTS: ports_json(design),
         **{f"src/engines/{name}": own_header(f"engines/{name}") for name in headers(design)},
         **{f"csim/{name}": own_header(f"csim/{name}") for name in STAND_INS},
-        **scripts(design, tolerance, platform=platform),
+        **scripts(design, tolerance, platform=platform, crossing=crossing, memory=memory),
     }
     for name, text in texts.items():
         path = directory / name

@@ -1,0 +1,153 @@
+"""What surrounds the kernel on its board: memories and links, for ``v++`` or for a block design."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.emit.cpp import comment, identifier
+from pipec.backends.fpga.emit.source import bundle, memories, port_names, top_name
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a stage's kernel is connected to.
+
+    Attributes:
+        banks: Bundle of a memory port to the board's memory port (``DDR[0]``).
+        receives: Stream ports fed by the link from the board before; ``sends`` to the one behind.
+        host: Stream ports that the host feeds or reads.
+    """
+
+    banks: dict[str, str]
+    receives: tuple[str, ...]
+    sends: tuple[str, ...]
+    host: tuple[str, ...]
+
+
+def around(design: StageDesign, crossing: Sequence[str], kind: str = "DDR") -> Around:
+    """The connections of a stage.
+
+    Args:
+        design: The stage.
+        crossing: Names of the values that come from or go to another board.
+        kind: ``DDR`` or ``HBM``.
+    """
+    known = {identifier(port.name): port.bank for port in design.ddr if port.bank}
+    found: dict[str, str] = {}
+    for name in memories(design):
+        found.setdefault(bundle(name), known.get(name, f"{kind}[0]"))
+    ports = port_names(design)
+    links = [name for name, port in ports.items() if port.value in set(crossing)]
+    return Around(
+        found,
+        tuple(n for n in links if n.startswith("in_")),
+        tuple(n for n in links if n.startswith("out_")),
+        tuple(n for n in ports if n not in links),
+    )
+
+
+def link_cfg(design: StageDesign, found: Around) -> str:
+    """``link.cfg`` for ``v++ --link``: kernels, memories, streams, transceivers.
+
+    The board before is behind the first QSFP cage, the one behind it behind the second; each cage
+    has an Aurora kernel. A link carries one stream of beats: where several values cross on one
+    side, the others are named in comments, and need a stream switch in front of the link.
+    """
+    kernel = f"{top_name(design)}_1"
+    lines = ["[connectivity]", f"nk={top_name(design)}:1:{kernel}"]
+    sides = [(0, "rx", found.receives), (1, "tx", found.sends)]
+    lines += [f"nk=krnl_aurora:1:krnl_aurora_{cage}" for cage, _, ports in sides if ports]
+    lines += [f"sp={kernel}.m_axi_{name}:{bank}" for name, bank in found.banks.items()]
+    for cage, way, ports in sides:
+        for k, port in enumerate(ports):
+            ends = [f"krnl_aurora_{cage}.{way}_axis", f"{kernel}.{port}"]
+            line = f"stream_connect={':'.join(ends if way == 'rx' else reversed(ends))}"
+            lines.append(line if k == 0 else f"# shares the link through a stream switch: {line}")
+        if ports:
+            lines += [
+                f"connect=io_clk_qsfp_refclka_0{cage}:krnl_aurora_{cage}/gt_refclk",
+                f"connect=krnl_aurora_{cage}/gt_port:io_gt_qsfp_0{cage}",
+            ]
+    lines += [f"# to or from the host, by a data mover: {kernel}.{port}" for port in found.host]
+    lines += [f"# {text}" for text in port_facts(design)]
+    return "\n".join([*lines, ""])
+
+
+def port_facts(design: StageDesign) -> list[str]:
+    """A line per stream port: its value, width and beats."""
+    return [
+        f"{name}: {comment(port.value)}, {design.streams[port.stream].token_bits} bit, "
+        f"{design.streams[port.stream].tokens} beats per frame"
+        for name, port in port_names(design).items()
+    ]
+
+
+def block_design(design: StageDesign, found: Around) -> str:
+    """``block_design.tcl`` for boards without a Vitis platform: kernel, memories, links, clock.
+
+    For ``vivado -mode batch -source block_design.tcl`` after ``run_hls.tcl`` has exported the IP.
+    Streams to and from the host become external ports, for the user's DMA.
+    """
+    top = top_name(design)
+    controllers = sorted(set(found.banks.values()))
+    cells = {bank: f"ddr4_{k}" for k, bank in enumerate(controllers)}
+    lines = [
+        f"# Block design of {design.name} on {comment(design.device)} ({design.part}).",
+        "set stage [file normalize [file dirname [info script]]]",
+        f"create_project -force {top}_bd $stage/build_bd -part {design.part}",
+        "set_property ip_repo_paths $stage/build_hls [current_project]",
+        "update_ip_catalog",
+        f"create_bd_design {top}_bd",
+        f"create_bd_cell -type ip -vlnv xilinx.com:hls:{top}:1.0 kernel",
+        "create_bd_cell -type ip -vlnv xilinx.com:ip:clk_wiz clock",
+        f"set_property CONFIG.CLKOUT1_REQUESTED_OUT_FREQ {design.clock_mhz:g} [get_bd_cells clock]",
+        "create_bd_cell -type ip -vlnv xilinx.com:ip:proc_sys_reset reset",
+        "connect_bd_net [get_bd_pins clock/clk_out1] [get_bd_pins kernel/ap_clk]"
+        " [get_bd_pins reset/slowest_sync_clk]",
+        "connect_bd_net [get_bd_pins reset/peripheral_aresetn] [get_bd_pins kernel/ap_rst_n]",
+        "make_bd_intf_pins_external [get_bd_intf_pins kernel/s_axi_control]",
+    ]
+    for bank, cell in cells.items():
+        users = [name for name, at in found.banks.items() if at == bank]
+        lines += _memory(cell, users)
+    for cage, ports, way in ((0, found.receives, "RX"), (1, found.sends, "TX")):
+        lines += _link(cage, ports, way) if ports else []
+    lines += [f"make_bd_intf_pins_external [get_bd_intf_pins kernel/{port}]" for port in found.host]
+    return "\n".join([*lines, "validate_bd_design", "save_bd_design", ""])
+
+
+def _memory(cell: str, users: list[str]) -> list[str]:
+    """A DDR4 controller and the interconnect that leads the kernel's ports to it."""
+    lines = [
+        f"create_bd_cell -type ip -vlnv xilinx.com:ip:ddr4 {cell}",
+        f"create_bd_cell -type ip -vlnv xilinx.com:ip:smartconnect {cell}_ports",
+        f"set_property CONFIG.NUM_SI {len(users)} [get_bd_cells {cell}_ports]",
+    ]
+    lines += [
+        f"connect_bd_intf_net [get_bd_intf_pins kernel/m_axi_{user}]"
+        f" [get_bd_intf_pins {cell}_ports/S{k:02d}_AXI]"
+        for k, user in enumerate(users)
+    ]
+    return [
+        *lines,
+        f"connect_bd_intf_net [get_bd_intf_pins {cell}_ports/M00_AXI]"
+        f" [get_bd_intf_pins {cell}/C0_DDR4_S_AXI]",
+        f"make_bd_intf_pins_external [get_bd_intf_pins {cell}/C0_DDR4]",
+    ]
+
+
+def _link(cage: int, ports: Sequence[str], way: str) -> list[str]:
+    """An Aurora core of four lanes and the clock crossing to it."""
+    core, (first, *others) = f"aurora_{cage}", ports
+    ends = [f"[get_bd_intf_pins {core}/USER_DATA_M_AXIS_RX]", f"[get_bd_intf_pins kernel/{first}]"]
+    if way == "TX":
+        ends = [ends[1], f"[get_bd_intf_pins {core}/USER_DATA_S_AXIS_TX]"]
+    return [
+        f"create_bd_cell -type ip -vlnv xilinx.com:ip:aurora_64b66b {core}",
+        f"set_property CONFIG.C_AURORA_LANES 4 [get_bd_cells {core}]",
+        f"create_bd_cell -type ip -vlnv xilinx.com:ip:axis_clock_converter {core}_clock",
+        f"connect_bd_intf_net {ends[0]} [get_bd_intf_pins {core}_clock/S_AXIS]",
+        f"connect_bd_intf_net [get_bd_intf_pins {core}_clock/M_AXIS] {ends[1]}",
+        *(f"# shares {core} through an axis_switch: kernel/{port}" for port in others),
+        f"make_bd_intf_pins_external [get_bd_intf_pins {core}/GT_SERIAL_{way}]",
+    ]

@@ -1,0 +1,73 @@
+"""Scripts around the kernel: every port is led somewhere, once; banks are the board's."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from pipec.backends.fpga.banks import with_banks
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.emit.link import around, block_design, link_cfg
+from pipec.backends.fpga.emit.scripts import scripts
+from pipec.backends.fpga.emit.source import bundle, memories, port_names
+from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.lowering.layers import Dense
+from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.streaming import ddr_ports
+from pipec.cluster.presets import preset
+from tests.fpga.design.models import graph_of, made
+
+
+@pytest.fixture(scope="module")
+def design() -> StageDesign:
+    """Two outputs of one input, and a matrix that is streamed from memory."""
+    model, x = made("vgg")
+    network = lower(graph_of(model, x))
+    streamed = {layer.name: 1 for layer in network.layers if isinstance(layer, Dense)}
+    found = sized(design_at(network, 1_000, streamed=streamed))
+    return with_banks(replace(found, ddr=ddr_ports(found)), preset("u280"))
+
+
+def test_link_cfg_leads_every_port_somewhere(design: StageDesign) -> None:
+    inputs, outputs = ([n for n in port_names(design) if n.startswith(p)] for p in ("in_", "out_"))
+    crossing = [port_names(design)[outputs[0]].value]
+    text = link_cfg(design, around(design, crossing, "HBM"))
+    assert f"stream_connect=stage0_top_1.{outputs[0]}:krnl_aurora_1.tx_axis\n" in text
+    assert f"# to or from the host, by a data mover: stage0_top_1.{inputs[0]}\n" in text
+    banks = dict(re.findall(r"^sp=stage0_top_1\.m_axi_(\w+):(\S+)$", text, re.MULTILINE))
+    assert set(banks) == {bundle(name) for name in memories(design)}
+    assert {banks[p.name] for p in design.ddr} == {p.bank for p in design.ddr}
+    assert all(re.fullmatch(r"HBM\[\d+\]", bank) for bank in banks.values())
+    assert text.count("nk=krnl_aurora:") == text.count("gt_refclk") == 1
+
+
+def test_several_values_on_one_side_are_said_to_share_the_link(design: StageDesign) -> None:
+    model, x = made("excite")
+    two = sized(design_at(lower(graph_of(model, x)), 1_000))
+    values = [port.value for port in two.outputs]
+    text = link_cfg(two, around(two, values))
+    assert len(re.findall(r"^stream_connect=", text, re.MULTILINE)) == 1
+    assert len(re.findall(r"^# shares the link", text, re.MULTILINE)) == len(values) - 1
+
+
+def test_block_design_connects_every_port_once(design: StageDesign) -> None:
+    crossing = [port_names(design)[n].value for n in port_names(design)]
+    text = block_design(design, around(design, crossing))
+    assert text.count("[") == text.count("]")
+    kernel = re.findall(r"kernel/(\w+)", text)
+    wanted = {f"m_axi_{bundle(n)}" for n in memories(design)} | set(port_names(design))
+    wanted |= {"ap_clk", "ap_rst_n", "s_axi_control"}
+    assert sorted(kernel) == sorted(wanted)
+    made_cells = re.findall(r"create_bd_cell -type ip -vlnv \S+ (\w+)", text)
+    used = set(re.findall(r"get_bd_(?:intf_)?pins (\w+)/", text))
+    assert len(made_cells) == len(set(made_cells))
+    assert used == set(made_cells)
+
+
+@pytest.mark.parametrize(("platform", "name"), [(True, "link.cfg"), (False, "block_design.tcl")])
+def test_a_board_gets_what_its_tools_take(design: StageDesign, platform: bool, name: str) -> None:
+    found = scripts(design, 1e-4, platform=platform)
+    assert name in found
+    assert {"link.cfg", "block_design.tcl"} - {name} & found.keys() == set()
+    assert name in found["README.md"]
