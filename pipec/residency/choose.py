@@ -18,6 +18,8 @@ SHRINK = (0.99, 0.97, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2)
 """Relative caps of the next programs where whole copies need more room than the fluid."""
 CLOSE = 1e-3
 """A choice this near its bound, as a share of the step, is not improved."""
+PARTS = 8
+"""Slots of equal bytes: the more of them, the more the copies are like a fluid."""
 STARTS = 3
 """Most decisions, of unlike depths, that are improved."""
 SWEEPS = 3
@@ -169,12 +171,15 @@ def _arranged(
         yield _tried(problem, decision)
         return
     in_forward, in_stall, in_backward = beside
-    room = problem.bandwidth * problem.forward
-    shares = [(1, np.inf)], [(2, np.inf)], [(0, np.inf)], [(1, room), (2, np.inf)]
-    quarter = float(problem.nbytes[leaving].sum()) / 4
-    more = [(1, room), (0, np.inf)], [*[(0, quarter)] * 3, (0, np.inf)]
-    flow = [(1, in_forward), (0, in_stall), (2, max(in_backward, 0.0)), (1, np.inf)]
-    for share in (*shares, *more, flow):
+    room, part = problem.bandwidth * problem.forward, problem.nbytes[leaving].sum() / PARTS
+    for share in (
+        *([(depth, np.inf)] for depth in range(3)),
+        *([(depth, part)] * PARTS for depth in range(3)),
+        [(1, room), (2, np.inf)],
+        [(1, room), (0, np.inf)],
+        [(1, in_forward), (0, in_stall), (2, in_backward), (1, np.inf)],
+        [*[(1, in_forward / 4)] * 4, *[(0, in_stall / 4)] * 4, (2, in_backward), (1, np.inf)],
+    ):
         slots = _dealt(problem, leaving, share)
         yield _tried(problem, decision, slots)
 
@@ -192,6 +197,9 @@ def _dealt(
         if end > begin:
             found.append(Slot(depth, tuple(values[begin:end])))
         begin = end
+    if begin < len(values) and found:  # what rounding has left
+        last = found[-1]
+        found[-1] = Slot(last.depth, (*last.values, *values[begin:]))
     return tuple(found)
 
 
