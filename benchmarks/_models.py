@@ -10,12 +10,12 @@ llama         6 layers: RMSNorm, rotary positions, SwiGLU           many small n
 ```
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 
 
 class Layer(nn.Module):
@@ -90,15 +90,13 @@ class Mlp(nn.Module):
 
 
 class Vgg(nn.Module):
-    """Plain convolutions: the first layers compute most, the last ones hold the weights."""
+    """Plain convolutions; the numbers are channels."""
 
-    PLAN = (16, 16, "pool", 32, 32, "pool", 64, 64, "pool", 128, 128, 128)
-
-    def __init__(self) -> None:
+    def __init__(self, plan: Sequence[int | str]) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         width = 3
-        for entry in self.PLAN:
+        for entry in plan:
             if isinstance(entry, int):
                 conv = nn.Conv2d(width, entry, 3, padding=1)
                 layers.append(nn.Sequential(conv, nn.ReLU()))
@@ -211,11 +209,27 @@ class Workload:
         return model, *self.data(self.rows * microbatches)
 
 
+DOUBLING = (16, 16, "pool", 32, 32, "pool", 64, 64, "pool", 128, 128, 128)
+PYRAMID = (32, 32, 32, 32, "pool", 32, 32, "pool", 32, 32, "pool", 32, 32)
+
 WORKLOADS = {
     "transformer": Workload(Transformer, _tokens),
     "cnn": Workload(Cnn, _images),
     "mlp": Workload(Mlp, _vectors, 64),
-    "vgg": Workload(Vgg, _images, 16),
+    "vgg": Workload(lambda: Vgg(DOUBLING), _images, 16),
     "vit": Workload(Vit, _images),
     "llama": Workload(Llama, _tokens),
 }
+"""What is predicted."""
+
+UNEVEN = {
+    "wide_head": Workload(lambda: Transformer(8, 128, 8000), _tokens),
+    "pyramid": Workload(lambda: Vgg(PYRAMID), _images, 16),
+}
+"""Layers unlike each other: a head that outweighs eight equal layers, as in small models with real
+vocabularies; convolutions whose pixels halve while channels stay."""
+
+
+def workload(name: str) -> Workload:
+    """A model by name."""
+    return {**WORKLOADS, **UNEVEN}[name]

@@ -3,9 +3,9 @@
     python -m benchmarks.prediction             everything, about 6 minutes on a calm machine
     python -m benchmarks.prediction --models transformer,cnn --windows 3
 
-Before anything is predicted, each plan's stages, steps and messages are measured on the same two
-ranks (what ``pipec profile DIRECTORY`` does); a prediction is the simulated timeline of the plan with
-these costs. Nothing is fitted to the steps that are then run. The schedules of one model take turns.
+Before anything is predicted, the stages, steps and messages of each plan are measured on the same
+two ranks (as ``pipec profile DIRECTORY`` does); a prediction is the plan's simulated timeline with
+these costs. Nothing is fitted to the steps that are then run. The schedules of a model take turns.
 """
 
 import argparse

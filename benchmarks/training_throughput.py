@@ -1,146 +1,172 @@
-"""Throughput of training against torch.distributed.pipelining: same cut, model, optimizer, threads.
+"""Throughput of training against torch.distributed.pipelining and DeepSpeed, 2 processes on gloo.
 
-    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 benchmarks/training_throughput.py
+    python -m benchmarks.training_throughput                 all cells, about 6 minutes
+    python -m benchmarks.training_throughput --cells cnn:1f1b,pyramid:1f1b:ours --windows 4
 
-Both run in the same two processes on gloo and take turns, so that a busy machine slows both; the
-figure is the median of the ratios of neighbouring measurements.
+Same model, optimizer, threads and, unless a cell says ``ours``, the same cut. Both run in the same
+two processes and take turns, so that a busy machine slows both; a ratio is the median of those of
+neighbouring windows. In cells that say ``ours`` we cut by measured costs, torch by equal numbers of
+layers. The bound is the schedule's own: its makespan with our measured stages, messages for free.
+
+DeepSpeed's PipelineModule runs by itself after its cell, where it is installed (it wants no
+other torch, so keep it apart): ``pip install --target .bench/deepspeed --no-deps deepspeed hjson
+py-cpuinfo msgpack psutil pydantic pydantic-core annotated-types typing-inspection einops tqdm
+packaging``.
 """
 
 import argparse
+import copy
 import statistics
+import sys
 import time
-import warnings
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from benchmarks._deepspeed import deepspeed_speed
+from benchmarks._models import loss_of, workload
+from benchmarks._ranks import keep, launch, launched, pin, say
+from benchmarks.prediction import PASSES, node_costs
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.complete import completed
+from pipec.compiler.driver import make_plan
+from pipec.compiler.pass_manager import parse_pipeline
+from pipec.compiler.profile import profile
+from pipec.compiler.residency import stage_times
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.extract import extract
-from pipec.graph.ir import Source, origin
+from pipec.graph.ir import Graph, InputKind, Source, origin
 from pipec.graph.structure import structural_key
-from pipec.passes.differentiate import Differentiate
-from pipec.passes.insert_comm import InsertComm
 from pipec.plan.model import Plan, Stage
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Settings
 from pipec.schedule.registry import generate
+from pipec.simulate.simulate import simulate
 
-MICROBATCHES, ROWS, LR = 8, 4, 0.01
-
-
-class Layer(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.n1, self.n2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, d = x.shape
-        q, k, v = self.qkv(self.n1(x)).view(b, t, 3, 4, d // 4).permute(2, 0, 3, 1, 4)
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(b, t, d))
-        return x + self.down(nn.functional.gelu(self.up(self.n2(x))))
+MICROBATCHES, LR = 8, 0.01
+SCHEDULES = {"1f1b": 2, "gpipe": 2, "interleaved": 4}
+"""Schedule to its stages on two ranks."""
+CELLS = (
+    "transformer:1f1b,transformer:gpipe,transformer:interleaved,cnn:1f1b,cnn:gpipe,"
+    "cnn:interleaved,wide_head:1f1b:ours,pyramid:1f1b:ours"
+)
+Step = Callable[[], float | None]
 
 
-class Transformer(nn.Module):
-    def __init__(self, layers: int = 8, width: int = 256, vocabulary: int = 1000) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(Layer(width) for _ in range(layers))
-        self.head = nn.Linear(width, vocabulary)
+@dataclass(frozen=True)
+class Cell:
+    """One comparison: a model under a schedule, and who cuts.
 
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed(ids)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
+    Attributes:
+        model: Its name.
+        schedule: The schedule's name.
+        ours: Whether our side cuts by itself.
+    """
 
+    model: str
+    schedule: str
+    ours: bool
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width),
-        )  # fmt: skip
+    @classmethod
+    def parse(cls, text: str) -> "Cell":
+        """From ``model:schedule`` or ``model:schedule:ours``."""
+        model, schedule, *rest = text.split(":")
+        return cls(model, schedule, rest == ["ours"])
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x + self.body(x))
+    @property
+    def stages(self) -> int:
+        """How many there are."""
+        return SCHEDULES[self.schedule]
 
-
-class Cnn(nn.Module):
-    def __init__(self, blocks: int = 8, width: int = 32) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, padding=1)
-        self.layers = nn.ModuleList(Block(width) for _ in range(blocks))
-        self.head = nn.Linear(width, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean((2, 3)))
+    def cut(self, model: nn.Module) -> list[str]:
+        """Layers at which equal numbers of layers begin."""
+        layers = model.layers
+        assert isinstance(layers, nn.ModuleList)
+        return [f"layers.{k * len(layers) // self.stages}" for k in range(1, self.stages)]
 
 
-def loss_of(out: Tensor, target: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(out.flatten(0, -2), target.flatten())
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=LR)
 
 
-def workload(name: str) -> tuple[nn.Module, Tensor, Tensor]:
-    """Model, and a whole step's inputs and targets."""
-    torch.manual_seed(0)
-    rows = MICROBATCHES * ROWS
-    if name == "transformer":
-        ids = torch.randint(0, 1000, (rows, 65))
-        return Transformer(), ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-    return Cnn(), torch.randn(rows, 3, 32, 32), torch.randint(0, 10, (rows,))
-
-
-def ours(model: nn.Module, x: Tensor, y: Tensor, schedule: str) -> Callable[[], float | None]:
-    graph = trace(model, (x[:ROWS],), loss=Loss(loss_of, y[:ROWS]), source=Source("memory", ""))
+def cut_at(graph: Graph, layers: Sequence[str], cluster: str) -> Plan:
+    """A plan whose stages begin at the named layers."""
     names = [n.name for n in graph.calls]
-    at = next(k for k, n in enumerate(graph.calls) if origin(n).name.startswith("layers.4"))
-    parts = [extract(graph, set(part), "Stage") for part in (names[:at], names[at:])]
-    stages = tuple(Stage(k, g, structural_key(g)) for k, g in enumerate(parts))
-    plan = Plan(graph, parse_cluster("2xh100"), stages=stages)
-    plan = Differentiate().run(InsertComm().run(plan))
-    order = completed(generate(schedule, 2, MICROBATCHES), plan)
+    of = [origin(n).name for n in graph.calls]
+    starts = [next(k for k, o in enumerate(of) if f"{o}.".startswith(f"{at}.")) for at in layers]
+    edges = [0, *starts, len(names)]
+    parts = [names[a:b] for a, b in pairwise(edges)]
+    graphs = [extract(graph, set(part), f"Stage{k}") for k, part in enumerate(parts)]
+    stages = tuple(Stage(k, g, structural_key(g)) for k, g in enumerate(graphs))
+    plan = Plan(graph, parse_cluster(cluster), stages=stages)
+    return make_stages(plan)
 
-    first = graph.inputs[-2].name
+
+def make_stages(plan: Plan) -> Plan:
+    """Costs, placement, channels and backward graphs of a plan that is cut."""
+    for each in parse_pipeline("annotate-cost,insert-comm,differentiate"):
+        plan = each.run(plan)
+    return plan
+
+
+def ours(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Step, float]:
+    """Our side, and the seconds that the schedule takes at least."""
+    rows = workload(cell.model).rows
+    graph = trace(model, (x[:rows],), loss=Loss(loss_of, y[:rows]), source=Source("memory", ""))
+    names = [i.name for i in graph.inputs_of(InputKind.INPUT)]
 
     def batch(k: int) -> dict[str, Tensor]:
-        m = k % MICROBATCHES
-        rows = slice(m * ROWS, (m + 1) * ROWS)
-        return {first: x[rows], "target": y[rows]}
+        part = slice(k % MICROBATCHES * rows, (k % MICROBATCHES + 1) * rows)
+        return dict(zip(names, (x[part], y[part]), strict=True))
 
-    def optimizer(p: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(p, lr=LR)
-
-    pipeline = DistributedPipeline(plan, batch, Settings(optimizer), schedule=order)
+    cluster = f"{cell.stages}xcpu"
+    if cell.ours:
+        costs = node_costs(graph, batch(0))
+        passes = parse_pipeline(PASSES)
+        plan = make_plan(graph, parse_cluster(cluster), passes=passes, costs=costs)
+    else:
+        plan = cut_at(graph, cell.cut(model), cluster)
+    order = completed(generate(cell.schedule, cell.stages, MICROBATCHES), plan)
+    measured = profile(plan, batch, Settings(sgd), budget=0.5)
+    assert plan.costs is not None
+    known = plan.replace(costs=measured.added(plan.costs, "cpu"))
+    bound = simulate(order, stage_times(known, order.rule, MICROBATCHES)).seconds
+    pipeline = DistributedPipeline(plan, batch, Settings(sgd), schedule=order, device="cpu")
 
     def step() -> float | None:
         losses = pipeline.round().losses
         return float(sum(losses.values())) / len(losses) if losses else None
 
-    return step
+    return step, bound
 
 
-def theirs(model: nn.Module, x: Tensor, y: Tensor, schedule: str) -> Callable[[], float | None]:
-    from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, SplitPoint, pipeline
+def theirs(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """torch.distributed.pipelining, cut before the named layers."""
+    from torch.distributed.pipelining import (
+        Schedule1F1B,
+        ScheduleGPipe,
+        ScheduleInterleaved1F1B,
+        SplitPoint,
+        pipeline,
+    )
 
-    rank = dist.get_rank()
-    cut = {"layers.4": SplitPoint.BEGINNING}
-    pipe = pipeline(model, mb_args=(x[:ROWS],), split_spec=cut)
-    stage = pipe.build_stage(rank, torch.device("cpu"))
-    kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[schedule]
-    runner = kind(stage, MICROBATCHES, loss_fn=loss_of)
-    optimizer = torch.optim.SGD(stage.submod.parameters(), lr=LR)
+    rank, rows = dist.get_rank(), workload(cell.model).rows
+    spec = dict.fromkeys(cell.cut(model), SplitPoint.BEGINNING)
+    pipe = pipeline(model, mb_args=(x[:rows],), split_spec=spec)
+    mine = range(rank, cell.stages, dist.get_world_size())
+    stages = [pipe.build_stage(k, torch.device("cpu")) for k in mine]
+    runner = (
+        ScheduleInterleaved1F1B(stages, MICROBATCHES, loss_fn=loss_of)
+        if cell.schedule == "interleaved"
+        else {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[cell.schedule](
+            stages[0], MICROBATCHES, loss_fn=loss_of
+        )
+    )
+    optimizer = sgd([p for s in stages for p in s.submod.parameters()])
 
     def step() -> float | None:
         optimizer.zero_grad()
@@ -155,51 +181,75 @@ def theirs(model: nn.Module, x: Tensor, y: Tensor, schedule: str) -> Callable[[]
     return step
 
 
-def timed(step: Callable[[], float | None], repeats: int) -> tuple[float, float | None]:
+def timed(step: Step, repeats: int) -> tuple[float, float | None]:
+    """Seconds of one step, all ranks together, and the last loss."""
     dist.barrier()
     begin, loss = time.perf_counter(), None
     for _ in range(repeats):
         loss = step()
     dist.barrier()
-    return MICROBATCHES * ROWS * repeats / (time.perf_counter() - begin), loss
+    return (time.perf_counter() - begin) / repeats, loss
 
 
-def compare(name: str, schedule: str, windows: int, repeats: int) -> None:
-    """Print medians of both and of their ratio."""
-    import copy
-
-    model, x, y = workload(name)
-    steps = [
-        ours(copy.deepcopy(model), x, y, schedule), theirs(copy.deepcopy(model), x, y, schedule)
-    ]  # fmt: skip
+def compare(cell: Cell, windows: int, repeats: int) -> dict[str, object]:
+    """Medians of both, and of their ratio."""
+    model, x, y = workload(cell.model).seeded(MICROBATCHES)
+    mine, bound = ours(cell, copy.deepcopy(model), x, y)
+    steps = [mine, theirs(cell, copy.deepcopy(model), x, y)]
     losses = [timed(step, 2)[1] for step in steps]
-    speeds: list[list[float]] = [[], []]
+    took: list[list[float]] = [[], []]
     for window in range(windows):
         for k in (0, 1) if window % 2 == 0 else (1, 0):
-            speeds[k].append(timed(steps[k], repeats)[0])
-    ratio = statistics.median(a / b for a, b in zip(*speeds, strict=True))
-    if dist.get_rank() == 1:
-        a, b = (statistics.median(s) for s in speeds)
-        print(
-            f"{name:12} {schedule:6} pipec {a:7.1f} torch {b:7.1f} samples/s  ratio {ratio:.3f}  "
-            f"best {max(speeds[0]):.1f} / {max(speeds[1]):.1f}  "
-            f"loss after 2 steps {losses[0]:.5f} / {losses[1]:.5f}",
-            flush=True,
-        )
+            took[k].append(timed(steps[k], repeats)[0])
+    ratio = statistics.median(b / a for a, b in zip(*took, strict=True))
+    told = [None] * dist.get_world_size()
+    dist.all_gather_object(told, losses)
+    rows = len(x)
+    return {
+        "cell": f"{cell.model} {cell.schedule}{', our cut' if cell.ours else ''}",
+        "pipec": rows / statistics.median(took[0]),
+        "torch": rows / statistics.median(took[1]),
+        "best": [rows / min(t) for t in took],
+        "ratio": ratio,
+        "bound": bound / statistics.median(took[0]),
+        "losses": told[-1],
+    }
 
 
-def main() -> None:
+def show(r: dict[str, object]) -> None:
+    """One line."""
+    best, losses = r["best"], r["losses"]
+    assert isinstance(best, list)
+    assert isinstance(losses, list)
+    say(
+        f"{r['cell']:26} pipec {r['pipec']:7.1f}  torch {r['torch']:7.1f} samples/s  "
+        f"ratio {r['ratio']:.3f}  best {best[0]:.1f} / {best[1]:.1f}  "
+        f"{r['bound']:4.0%} of the schedule's bound  "
+        f"loss {losses[0]:.5f} / {losses[1]:.5f}"
+    )
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cells", default=CELLS)
     parser.add_argument("--windows", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    with process_group(timedelta(minutes=5)):
-        for name in ("transformer", "cnn"):
-            for schedule in ("1f1b", "gpipe"):
-                compare(name, schedule, options.windows, options.repeats)
+    if not launched():
+        failed = launch("benchmarks.training_throughput", 2, *sys.argv[1:])
+        for model in dict.fromkeys(Cell.parse(c).model for c in options.cells.split(",")):
+            print(deepspeed_speed(model), flush=True)
+        return failed
+    pin()
+    rows = []
+    with process_group(device="cpu"):
+        for text in options.cells.split(","):
+            rows.append(compare(Cell.parse(text), options.windows, options.repeats))
+            show(rows[-1])
+    keep(options.json, rows)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -105,9 +105,7 @@ def _measure(options: StageOptions, plan: Plan, kind: str, machine: str) -> None
         compute=device_of(local_device(options.device)),
     )
     if nodes is not None:
-        messages = {kind: found.messages} if found.messages else {}
-        table = replace(nodes, stages={kind: found.stages}, messages=messages)
-        save_costs(options.output, table, loaded.graph, machine)
+        save_costs(options.output, found.added(nodes, kind), loaded.graph, machine)
         _tell(plan, found)
         click.echo(f"wrote {options.output}, times for devices of kind {kind}")
 

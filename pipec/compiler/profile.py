@@ -19,6 +19,7 @@ import torch.distributed as dist
 from pipec.compiler.backend import load_backend
 from pipec.compiler.complete import completed
 from pipec.cost.stage import MessageCost, StageCost
+from pipec.cost.table import CostTable
 from pipec.errors import CostError
 from pipec.plan.model import Plan
 from pipec.runtime.device import Device
@@ -55,14 +56,18 @@ class Profile:
         """
         if plan.costs is None:
             raise CostError("the plan has no costs of its nodes", want="the pass annotate-cost")
-        messages = {kind: self.messages} if self.messages else {}
-        costs = replace(
-            plan.costs,
-            stages={**plan.costs.stages, kind: {**plan.costs.stages.get(kind, {}), **self.stages}},
-            messages={**plan.costs.messages, **messages},
-        )
-        timed = plan.replace(costs=costs)
+        timed = plan.replace(costs=self.added(plan.costs, kind))
         return timed.replace(timing=load_backend(plan.target).timing(timed))
+
+    def added(self, costs: CostTable, kind: str) -> CostTable:
+        """A table with these costs too, those of devices of one kind."""
+        messages = {kind: self.messages} if self.messages else {}
+        stages = {**costs.stages.get(kind, {}), **self.stages}
+        return replace(
+            costs,
+            stages={**costs.stages, kind: stages},
+            messages={**costs.messages, **messages},
+        )
 
 
 def profile(
