@@ -19,9 +19,11 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
+from pipec.compiler.driver import emit
 from pipec.frontends.trace import trace
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, Source
+from pipec.plan.store import load_plan
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Executor, Settings
 from pipec.runtime.local import LocalPipeline
@@ -58,21 +60,28 @@ def optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
-def compared(world: int) -> dict[str, float]:
+def prepared(world: int, directory: Path) -> None:
+    """Write the plans of all runs, so that no rank must trace and differentiate them."""
+    for k, (name, stages, schedule, options, _) in enumerate(RUNS[world]):
+        case = CASES[name]
+        plan = staged(case, seeded(case), stages)
+        order = scheduled(plan, schedule, 12, **options)
+        emit(plan.replace(schedule=order), directory / str(k))
+
+
+def compared(world: int, directory: Path) -> dict[str, float]:
     """On rank 0: run to the largest relative error of its weights."""
     found: dict[str, float] = {}
     with process_group(timedelta(seconds=120)):
-        for name, stages, schedule, options, clip in RUNS[world]:
-            case = CASES[name]
-            plan = staged(case, seeded(case), stages)
-            order = scheduled(plan, schedule, 12, **options)
-            settings, batch = Settings(optimizer, clip=clip), batches(case, plan.graph)
-            here = DistributedPipeline(plan, batch, settings, schedule=order)
+        for k, (name, _, schedule, _, clip) in enumerate(RUNS[world]):
+            plan = load_plan(directory / str(k))
+            settings, batch = Settings(optimizer, clip=clip), batches(CASES[name], plan.graph)
+            here = DistributedPipeline(plan, batch, settings)
             for _ in range(2):
                 here.round()
             weights = here.state_dict()
             if weights is not None:
-                alone = LocalPipeline(plan, batch, settings, schedule=order)
+                alone = LocalPipeline(plan, batch, settings)
                 alone.run(2)
                 found[f"{name} {schedule}"] = worst(weights, alone.state_dict())
     return found

@@ -48,8 +48,9 @@ def run(*args: str | Path, check: bool = True) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
-def test_processes_give_the_bits_of_one_process(world: int) -> None:
-    found = elastic(jobs.compared, world, ranks=world)[0]
+def test_processes_give_the_bits_of_one_process(world: int, tmp_path: Path) -> None:
+    jobs.prepared(world, tmp_path)
+    found = elastic(jobs.compared, world, tmp_path, ranks=world)[0]
     assert len(found) == len(jobs.RUNS[world])
     # with several ranks an all-reduce may add in another order
     assert all(error <= 1e-6 for error in found.values()), found
