@@ -1,10 +1,12 @@
 """``--target fpga``: HLS C++ per stage, cycles from its engines, verified by C simulation."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from pipec.backends.fpga.boards import cycles_of_boards
 from pipec.backends.fpga.cost import FpgaCost
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.csim.timed import check_timing
@@ -118,13 +120,21 @@ class FpgaBackend(Backend):
             lint.check(folder)
         return runners
 
-    def cycles(self, plan: Plan, directory: Path) -> Sequence[StageCycles]:
-        """Simulate every stage as its ``stage.json`` says.
+    def cycles(
+        self, plan: Plan, directory: Path, *, together: bool = False
+    ) -> Sequence[StageCycles]:
+        """Simulate every stage as its ``stage.json`` says, and all boards with their links.
 
         Raises:
             BackendError: A file is damaged, or the FIFO depths in it deadlock.
         """
-        return [cycles_of(read_record(folder)) for folder in _kernels(plan, directory)]
+        found = [cycles_of(read_record(folder)) for folder in _kernels(plan, directory)]
+        if together and plan.placement is not None:
+            records = [read_record(folder) for folder in _folders(plan, directory)]
+            boards = [stage[0] for stage in plan.placement.forward]
+            links = [plan.cluster.link(a, b) for a, b in itertools.pairwise(boards)]
+            found.append(cycles_of_boards(records, links))
+        return found
 
     def check_cycles(self, plan: Plan, directory: Path) -> Sequence[TimedCheck]:
         """Run every stage's timed build, bounded at the declared depths, on golden data.

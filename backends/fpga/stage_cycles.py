@@ -1,10 +1,10 @@
 """Interval, latency, stalls and bottleneck of an emitted stage, from its ``stage.json`` alone."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pipec.backends.fpga.cycles import steady_state
 from pipec.backends.fpga.runs import cycles
-from pipec.backends.fpga.simulator.process import Flow, Process
+from pipec.backends.fpga.simulator.process import Flow, Process, Trace
 from pipec.backends.fpga.stagejson import Json, network
 from pipec.compiler.cycles import EngineCycles, StageCycles
 
@@ -20,11 +20,25 @@ def cycles_of(record: Json) -> StageCycles:
     """
     processes, depths, initial = network(record)
     trace = steady_state(processes, depths, initial)
+    return measured(str(record["stage"]), float(record["clock_mhz"]), processes, trace)
+
+
+def measured(
+    name: str, clock_mhz: float, processes: Sequence[Process], trace: Trace
+) -> StageCycles:
+    """What a simulation says of every process.
+
+    Args:
+        name: Of the stage.
+        clock_mhz: Its clock.
+        processes: What was simulated.
+        trace: What was found.
+    """
     engines = tuple(_engine(p, trace.flows) for p in processes)
     least = min(engines, key=lambda e: (e.empty + e.full, -e.busy))
     return StageCycles(
-        stage=str(record["stage"]),
-        clock_mhz=float(record["clock_mhz"]),
+        stage=name,
+        clock_mhz=clock_mhz,
         interval=trace.interval,
         latency=trace.latency,
         steady=trace.steady,

@@ -25,6 +25,7 @@ from pipec.report.plan_data import plan_data, stage_data
 @click.option("--graph", "with_graph", is_flag=True, help="Show the graph as Python.")
 @click.option("--heaviest", default=10, show_default=True, help="How many nodes to list.")
 @click.option("--cycles", is_flag=True, help="Simulate the stages cycle by cycle (FPGAs).")
+@click.option("--together", is_flag=True, help="With --cycles: also all stages and their links.")
 @allow_namespace_option
 def command(
     *,
@@ -34,6 +35,7 @@ def command(
     with_graph: bool,
     heaviest: int,
     cycles: bool,
+    together: bool,
     allow_namespace: tuple[str, ...],
 ) -> None:
     """Show stages, balance, cuts, heaviest nodes and memory of the plan in DIRECTORY."""
@@ -41,8 +43,9 @@ def command(
     plan = load_plan(directory, allowed=allowed, check_weights=False)
     chosen = plan.stages if stage is None else (_stage(plan, stage),)
     if cycles:
-        found = load_backend(plan.target).cycles(plan, directory)
-        _show_cycles([found[s.index] for s in chosen], as_json=as_json, heaviest=heaviest)
+        found = load_backend(plan.target).cycles(plan, directory, together=together)
+        some = found if stage is None else [found[stage]]
+        _show_cycles(some, as_json=as_json, heaviest=heaviest)
         return
     if as_json:
         data = plan_data(plan, heaviest) if stage is None else stage_data(plan, chosen[0])

@@ -97,13 +97,20 @@ class Backend(ABC):
         del plan, count, free_order
         return None
 
-    def cycles(self, plan: Plan, directory: Path) -> Sequence[StageCycles]:
+    def cycles(
+        self, plan: Plan, directory: Path, *, together: bool = False
+    ) -> Sequence[StageCycles]:
         """The cycles of what was emitted, one item per stage.
+
+        Args:
+            plan: The plan that was emitted.
+            directory: Where to.
+            together: One more item: all stages at once, joined by their links.
 
         Raises:
             BackendError: This kind of artifact has none, or it is damaged.
         """
-        del plan
+        del plan, together
         raise BackendError("stages of this target have no cycles", where=directory, got=self.name)
 
     def check_cycles(self, plan: Plan, directory: Path) -> Sequence[TimedCheck]:

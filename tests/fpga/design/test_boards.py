@@ -1,0 +1,62 @@
+"""Stages joined by links: the slowest of them sets the pace, and links serialise."""
+
+import json
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipec.backends.fpga.boards import cycles_of_boards, paced
+from pipec.backends.fpga.designs import designs_of
+from pipec.backends.fpga.runs import cycles, tokens
+from pipec.backends.fpga.stage_cycles import cycles_of
+from pipec.backends.fpga.stagejson import Json, stage_record
+from pipec.cluster.cluster import Link, parse_cluster
+from pipec.compiler.driver import make_plan
+from pipec.errors import BackendError
+from tests.fpga.design.models import graph_of, made
+
+
+@given(st.integers(1, 400), st.integers(1, 2_000))
+def test_pacing_takes_exactly_the_time_it_is_given(beats: int, frame: int) -> None:
+    table = paced(beats, frame)
+    assert cycles(table) == max(beats, frame)
+    assert tokens(table, 0, written=True) == tokens(table, 0, written=False) == beats
+
+
+@cache
+def records() -> tuple[Json, ...]:
+    """A residual network on three boards: some values skip a board."""
+    model, x = made("resnet")
+    plan = make_plan(graph_of(model, x), parse_cluster("3xvcu118"), "fpga")
+    return tuple(json.loads(json.dumps(stage_record(d))) for d in designs_of(plan))
+
+
+def crossing(k: int) -> int:
+    """Bytes per frame from board k to the next."""
+    wanted = {p["value"] for p in records()[k + 1]["inputs"]}
+    return sum(p["bytes_per_frame"] for p in records()[k]["outputs"] if p["value"] in wanted)
+
+
+def test_fast_links_cost_their_flight_alone() -> None:
+    alone = [cycles_of(r) for r in records()]
+    near = cycles_of_boards(records(), [Link(1e12, 0.0)] * 2)
+    assert near.interval == max(c.interval for c in alone)
+    far = cycles_of_boards(records(), [Link(1e12, 5e-6)] * 2)
+    assert far.interval == near.interval
+    assert far.latency == near.latency + 2 * 1_000  # 5 us at 200 MHz, twice
+    assert max(c.latency for c in alone) < near.latency
+
+
+def test_a_slow_link_sets_the_interval_and_is_named() -> None:
+    rate = 40e6  # 0.2 bytes per cycle
+    found = cycles_of_boards(records(), [Link(rate, 0.0), Link(1e12, 0.0)])
+    assert found.interval == pytest.approx(crossing(0) / 0.2, rel=1e-3)
+    assert found.bottleneck.startswith("link0.")
+
+
+def test_unlike_clocks_are_refused() -> None:
+    first, *others = records()
+    with pytest.raises(BackendError, match="unlike clocks"):
+        cycles_of_boards([{**first, "clock_mhz": 300.0}, *others], [Link(1e12, 0.0)] * 2)
