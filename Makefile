@@ -14,6 +14,8 @@ setup: $(STAMP) ## create .venv and install pipec with the tested versions
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v g++ >/dev/null || { apt-get update -qq && apt-get install -y -qq g++ make; }
+	@command -v iverilog >/dev/null || { apt-get update -qq && apt-get install -y -qq iverilog; } \
+	  || echo "iverilog cannot be installed: the RTL tests will be skipped"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt "torch" "setuptools>=77" wheel
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
@@ -44,7 +46,9 @@ conformance: setup ## run the ONNX node tests and rewrite docs/onnx_conformance.
 	$(BIN)/python -m benchmarks.conformance
 
 rtl: setup ## cycles against SystemVerilog under Verilator; rewrites docs/fpga_rtl.md (ten minutes)
-	@command -v verilator >/dev/null || { apt-get update -qq && apt-get install -y -qq verilator; }
+	@command -v verilator >/dev/null && command -v yosys >/dev/null \
+	  || { apt-get update -qq && apt-get install -y -qq verilator yosys; }
+	$(BIN)/python -m benchmarks.rtl.synthesis
 	$(BIN)/python -m benchmarks.rtl --table docs/fpga_rtl.md
 
 fpga-conformance: setup ## every stage of 14 models: warnings, onnxruntime, sanitizers, cycles

@@ -5,9 +5,12 @@
 Prints mean, largest difference and every miss; the exit status is the number of misses.
 """
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import cycle, groupby
 from pathlib import Path
 
@@ -21,8 +24,8 @@ from pipec.backends.fpga.rtl.compare import compare
 from pipec.backends.fpga.rtl.simulate import Bench, Observed, Simulator, run
 from pipec.backends.fpga.tile import Tile
 
-BATCH = 14
-"""Configurations in one model: fewer start-ups of the compiler, and it takes a group at most."""
+BATCH = 5
+"""Configurations in one model, at most: fewer start-ups of the compiler, smaller models."""
 
 
 def batches(chosen: Sequence[Case]) -> Iterator[list[Case]]:
@@ -33,15 +36,22 @@ def batches(chosen: Sequence[Case]) -> Iterator[list[Case]]:
             yield found[first : first + BATCH]
 
 
-def rows(chosen: Sequence[Case], simulator: Simulator) -> Iterator[Row]:
+def rows(chosen: Sequence[Case], simulator: Simulator, jobs: int) -> Iterator[Row]:
     """Run configurations, hold each against the simulator, and its outputs against numpy."""
-    for batch in batches(chosen):
-        benches = [Bench(c.name, c.make(), c.frames, c.style) for c in batch]
-        with tempfile.TemporaryDirectory(prefix="pipec-rtl-") as folder:
-            seen = run(benches, Path(folder), simulator, values=True)
-        for case, bench in zip(batch, benches, strict=True):
-            found = seen[bench.name]
-            yield Row(case, compare(bench, found), *wrong_values(bench, found))
+    with ThreadPoolExecutor(jobs) as pool:
+        for found in pool.map(partial(batch_rows, simulator=simulator), batches(chosen)):
+            yield from found
+
+
+def batch_rows(batch: Sequence[Case], simulator: Simulator) -> list[Row]:
+    """Run a few configurations as one model."""
+    benches = [Bench(c.name, c.make(), c.frames, c.style) for c in batch]
+    with tempfile.TemporaryDirectory(prefix="pipec-rtl-") as folder:
+        seen = run(benches, Path(folder), simulator, values=True)
+    return [
+        Row(case, compare(bench, seen[bench.name]), *wrong_values(bench, seen[bench.name]))
+        for case, bench in zip(batch, benches, strict=True)
+    ]
 
 
 def wrong_values(bench: Bench, found: Observed) -> tuple[int, int]:
@@ -58,12 +68,13 @@ def wrong_values(bench: Bench, found: Observed) -> tuple[int, int]:
 @click.command()
 @click.option("--simulator", type=click.Choice([s.value for s in Simulator]), default="verilator")
 @click.option("--table", type=click.Path(path_type=Path), help="Markdown file to write.")
+@click.option("--jobs", default=os.cpu_count() or 1, help="Models compiled at a time.")
 @click.argument("names", nargs=-1)
-def main(simulator: str, table: Path | None, names: tuple[str, ...]) -> None:
+def main(simulator: str, table: Path | None, jobs: int, names: tuple[str, ...]) -> None:
     """Run all configurations, or those named (by group or name)."""
     chosen = [c for c in cases() if not names or c.name in names or c.group in names]
     found = []
-    for row in rows(chosen, Simulator(simulator)):
+    for row in rows(chosen, Simulator(simulator), jobs):
         found.append(row)
         click.echo(line(row))
     text = "\n".join([summary(found), *lines(found)])

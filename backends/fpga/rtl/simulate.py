@@ -161,7 +161,17 @@ def _commands(simulator: Simulator, sources: Sequence[str]) -> tuple[list[str], 
         f"-Wno-{w}"
         for w in ("WIDTH", "UNOPTFLAT", "UNSIGNED", "CMPCONST", "PINMISSING", "SELRANGE")
     ]
-    flags = ["--cc", "--exe", "--build", "-j", "1", "--top-module", "top", "-CFLAGS", "-O0"]
+    flags = [
+        "--cc",
+        "--exe",
+        "--build",
+        "-j",
+        "1",
+        "--top-module",
+        "top",
+        "-MAKEFLAGS",
+        "OPT_FAST=-O0",
+    ]
     return ["verilator", *flags, *warnings, "main.cpp", *sources], ["obj_dir/Vtop"]
 
 

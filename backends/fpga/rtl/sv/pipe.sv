@@ -16,17 +16,15 @@ module pipe #(
       assign valid_out = valid_in;
       assign data_out  = data_in;
     end else begin : g_regs
-      logic [STAGES-1:0] valid_q;
-      logic [WIDTH-1:0]  data_q [0:STAGES-1];
-      integer i;
+      logic [STAGES-1:0]       valid_q;
+      logic [STAGES*WIDTH-1:0] data_q;
       assign valid_out = valid_q[STAGES-1];
-      assign data_out  = data_q[STAGES-1];
+      assign data_out  = data_q[STAGES*WIDTH-1-:WIDTH];
       always_ff @(posedge clk)
         if (rst) valid_q <= '0;
         else if (en) begin
           valid_q <= (STAGES == 1) ? valid_in : {valid_q, valid_in};
-          data_q[0] <= data_in;
-          for (i = 1; i < STAGES; i = i + 1) data_q[i] <= data_q[i-1];
+          data_q  <= (STAGES == 1) ? data_in : {data_q, data_in};
         end
     end
   endgenerate
