@@ -8,7 +8,7 @@ from digits import PER_EPOCH, accuracy, batch, cosine, network, plain, plan_of, 
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 
-UPDATES, LR = 30 * PER_EPOCH, 0.05
+UPDATES, LR = 30 * PER_EPOCH, 0.03
 
 model = network()
 settings = Settings(sgd(LR), cosine(UPDATES))

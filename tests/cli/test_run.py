@@ -42,6 +42,13 @@ def train():
     return Net(), (torch.randn(4, 6),), (loss, torch.randint(0, 3, (4,)))
 
 
+def wide():
+    torch.manual_seed(0)
+    layers = [part for _ in range(6) for part in (nn.Linear(16, 16), nn.GELU())]
+    target = nn.functional.cross_entropy, torch.randint(0, 3, (256,))
+    return nn.Sequential(*layers, nn.Linear(16, 3)), (torch.randn(256, 16),), target
+
+
 def batch(k):
     g = torch.Generator().manual_seed(k)
     if k >= 12:
@@ -134,6 +141,40 @@ def test_compiled_graphs_train_alike(pipec: Pipec, plans: Path) -> None:
     a, b = load_file(plain), load_file(fast)
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-6)
+
+
+PASSES = (
+    "simplify,annotate-cost,partition{{stages=2}},insert-comm,differentiate,time-stages,"
+    "schedule{{generator=1f1b microbatches=3}},{}simulate"
+)
+
+
+def peak(out: Path) -> float:
+    """Most bytes on any device, by the plan's timeline."""
+    timeline = json.loads((out / "plan.json").read_text())["timeline"]
+    return float(max(timeline["peak_bytes"]))
+
+
+def test_offload_and_recompute_change_no_bit(pipec: Pipec, plans: Path) -> None:
+    found = {}
+    limit = ""
+    for name in ("", "insert-offload", "insert-recompute"):
+        out, saved = plans / f"wide {name}", plans / f"wide {name}.safetensors"
+        more = f"{name}{{memory_limit={limit}}}," if name else ""
+        outcome = pipec(
+            "compile", f"{plans}/net.py:wide", "--training", "--devices", "2xh100", "-o", out,
+            "--passes", PASSES.format(more),
+        )  # fmt: skip
+        assert outcome.code == 0, outcome.err
+        outcome = pipec("run", out, "--local", "--rounds", 2, "--save", saved)
+        assert outcome.code == 0, outcome.err
+        found[name] = load_file(saved)
+        if name:
+            assert peak(out) <= float(limit)
+        limit = limit or str(0.85 * peak(out))
+    plain = found.pop("")
+    for other in found.values():
+        assert all(torch.equal(plain[n], other[n]) for n in plain)
 
 
 REFUSED = [

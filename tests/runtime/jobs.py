@@ -19,13 +19,16 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-from pipec.compiler.driver import emit
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.driver import default_passes, emit, make_plan
+from pipec.frontends.torch_module import from_module
 from pipec.frontends.trace import trace
 from pipec.graph.extract import extract
-from pipec.graph.ir import Graph, Source
+from pipec.graph.ir import Graph, InputKind, OutputKind, Source
 from pipec.plan.store import load_plan
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Executor, Settings
+from pipec.runtime.infer import infer
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.module import StageModule
 from pipec.runtime.placing import links
@@ -106,6 +109,50 @@ def with_a_group_per_link() -> dict[str, float]:
         return {f"rank {rank}": worst(mine.state_dict(), alone.executors[rank].state_dict())}
 
 
+def _deep() -> nn.Module:
+    layers = [part for _ in range(4) for part in (nn.Linear(16, 16), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(16, 5))
+
+
+_LOSS = nn.functional.cross_entropy
+_DEEP = Case(_deep, _LOSS, floats(4, 16))
+
+
+def inferred(directory: Path) -> dict[str, torch.Tensor] | None:
+    """The outputs of two rounds of an inference plan; None but on rank 0."""
+    with process_group(timedelta(seconds=120)):
+        plan = load_plan(directory)
+        names = [i.name for i in plan.graph.inputs_of(InputKind.INPUT)]
+        pipeline = DistributedPipeline(
+            plan, lambda k: dict(zip(names, _DEEP.batch(k)[0], strict=True))
+        )
+        return infer(pipeline, 2)
+
+
+def inference_plan(directory: Path) -> nn.Module:
+    """Write a plan of two stages, each of which yields an output; its model."""
+    model = TwoOutputs().eval()
+    graph = from_module(model, _DEEP.batch(0)[0]).graph
+    passes = default_passes(stages=2, schedule="inference", microbatches=3)
+    plan = make_plan(graph, parse_cluster("2xh100"), passes=passes)
+    assert all(s.graph.outputs_of(OutputKind.OUTPUT) for s in plan.stages)
+    emit(plan, directory)
+    return model
+
+
+class TwoOutputs(nn.Module):
+    """One output from the first half, one from the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.halves = nn.ModuleList([_deep(), nn.Sequential(nn.Linear(5, 16), _deep())])
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.halves[0](x)
+        return {"early": y, "late": self.halves[1](y)}
+
+
 TORCH = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb-h1": 1, "zbv": 2}
 """Schedules that torch's own runtime is given, with the stages per rank."""
 
@@ -144,15 +191,6 @@ def torchs_own_schedules() -> dict[str, float]:
 
             found[f"our {name}"] = _under_torch(rank, mine, 2 * chunks, loaded)
     return found if rank == 0 else {}
-
-
-def _deep() -> nn.Module:
-    layers = [part for _ in range(4) for part in (nn.Linear(16, 16), nn.Tanh())]
-    return nn.Sequential(*layers, nn.Linear(16, 5))
-
-
-_LOSS = nn.functional.cross_entropy
-_DEEP = Case(_deep, _LOSS, floats(4, 16))
 
 
 def _under_torch(rank: int, mine: list[int], count: int, make: Callable[[list[Any]], Any]) -> float:

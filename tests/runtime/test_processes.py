@@ -14,6 +14,7 @@ from pipec.plan.model import Plan
 from pipec.runtime.builders import data_from_spec, optimizer_from_text
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
+from tests.autodiff.zoo import floats
 from tests.runtime import jobs
 from tests.runtime.pipelines import emitted
 from tests.runtime.processes import elastic
@@ -59,6 +60,17 @@ def test_processes_give_the_bits_of_one_process(world: int, tmp_path: Path) -> N
 def test_messages_need_no_tags_where_every_link_has_a_group() -> None:
     found = elastic(jobs.with_a_group_per_link, ranks=2)
     assert found == {0: {"rank 0": 0.0}, 1: {"rank 1": 0.0}}
+
+
+def test_outputs_of_all_stages_meet_on_the_first_rank(tmp_path: Path) -> None:
+    model = jobs.inference_plan(tmp_path / "out")
+    found = elastic(jobs.inferred, tmp_path / "out", ranks=2)
+    assert found[1] is None
+    x = torch.stack([floats(4, 16)(k)[0][0] for k in range(6)])
+    want = model(x)
+    assert found[0].keys() == want.keys()
+    for name, value in want.items():
+        torch.testing.assert_close(found[0][name], value.detach())
 
 
 def test_torchs_schedules_run_our_stages_and_its_runtime_our_csv() -> None:
