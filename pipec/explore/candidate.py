@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipec.cluster.cluster import Cluster
-from pipec.schedule.registry import STREAMING, SYNCHRONOUS
+from pipec.schedule.registry import STREAMING, SYNCHRONOUS, parsed, plain_name
 
 CHUNKS = {"interleaved": 2, "zbv": 2, "dualpipev": 2}
-"""Schedules that give every device several stages."""
+"""Schedules that give every device several stages, and how many if they are not told."""
 
 
 @dataclass(frozen=True, order=True)
@@ -21,6 +21,8 @@ class Candidate:
         microbatch: Samples of one microbatch.
         microbatches: Microbatches of one step and replica.
         recompute: Whether the backward computes the forward again from the stage's input.
+        fitted: Whether saved values leave for host memory or are computed again, value by value,
+            as an optimiser chooses so that the devices' memory is kept.
         adjacent: What lies on neighbouring devices: ``stages`` of one pipeline or ``replicas``.
         split: Node that is split by output channels; none if empty.
         share: Part of its channels in the first half.
@@ -35,21 +37,19 @@ class Candidate:
     adjacent: str = "stages"
     split: str = ""
     share: float = 0.5
+    fitted: bool = False
 
     @property
     def chunks(self) -> int:
         """Stages per device."""
-        return CHUNKS.get(self.schedule, 1)
+        chunks = parsed(self.schedule, {}).get("chunks", CHUNKS.get(plain_name(self.schedule), 1))
+        assert isinstance(chunks, int)
+        return chunks
 
     @property
     def stages(self) -> int:
         """Stages of one pipeline."""
         return self.depth * self.chunks
-
-    @property
-    def options(self) -> dict[str, int]:
-        """What the schedule's generator is told."""
-        return {"chunks": self.chunks} if self.schedule == "interleaved" else {}
 
     def device(self, position: int, replica: int) -> int:
         """Index of the device at a position of one pipeline."""
@@ -60,7 +60,7 @@ class Candidate:
     def __str__(self) -> str:
         """Such as ``1f1b 4x2, 8 x 4 samples, recompute``."""
         name = "data parallel" if self.depth == 1 else self.schedule
-        extra = ", recompute" if self.recompute else ""
+        extra = ", recompute" if self.recompute else ", saved values fitted" if self.fitted else ""
         extra += f", {self.split} split at {self.share:.0%}" if self.split else ""
         inner = f", {self.adjacent} adjacent" if self.depth > 1 < self.replicas else ""
         return (

@@ -4,6 +4,7 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from typing import Any
 
 from pipec.errors import PartitionError
@@ -16,6 +17,8 @@ Progress = Callable[[int], None]
 """Called with the number of candidates that were predicted since the last call."""
 
 BASELINES = ("data parallel", "gpipe", "1f1b")
+FITTED = 24
+"""Most candidates whose saved values are fitted."""
 _CHUNK = 16
 _predictor: Predictor | None = None
 
@@ -76,6 +79,9 @@ class Exploration:
             * p.seconds,
             f"all-reduce {p.reduce_seconds:.3g} s": p.reduce_seconds - best.reduce_seconds,
             "recomputes the forward": p.seconds / 4 if p.candidate.recompute else 0.0,
+            f"{p.recomputed:.0%} recomputed, {p.offloaded:.0%} offloaded": p.seconds / 100
+            if p.candidate.fitted
+            else 0.0,
         }
         cause, weight = max(causes.items(), key=lambda c: c[1])
         return f"{slower}: {cause}" if weight > 0 else f"{slower}: small microbatches or imbalance"
@@ -129,8 +135,27 @@ def explore(
             report(1)
     else:
         found = _in_parallel(workload, candidates, workers, report)
+    found += _fitted(workload, found)
     found += split_boundary(workload, min(found, key=_pipelined_first, default=None))
     return Exploration(batch, tuple(sorted(found, key=_order)))
+
+
+def _fitted(workload: Workload, found: Sequence[Prediction]) -> list[Prediction]:
+    """What does not fit, again with saved values that leave or are computed again.
+
+    Fitting adds time, so those that would be fastest come first, and those that are slower as
+    they stand than what fits are not tried; nor are more than `FITTED`.
+    """
+    over = [p for p in found if p.peak_bytes and not p.possible and not p.candidate.recompute]
+    best = min((p.seconds for p in found if p.possible), default=inf)
+    predictor, tried = Predictor(workload), list[Prediction]()
+    for p in sorted(over, key=lambda p: (p.seconds, p.candidate))[:FITTED]:
+        if p.seconds >= best:
+            break
+        tried.append(predictor.predict(replace(p.candidate, fitted=True)))
+        if tried[-1].possible:
+            best = min(best, tried[-1].seconds)
+    return tried
 
 
 def _order(p: Prediction) -> tuple[bool, float, Candidate]:

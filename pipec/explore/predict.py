@@ -1,16 +1,19 @@
 """Time and memory of one candidate: cut, schedule, simulate."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 
+from pipec.compiler.fit import in_flight
 from pipec.compiler.problem import TRAINING_COPIES
-from pipec.errors import PipecError
+from pipec.errors import PartitionError, PipecError
 from pipec.explore.candidate import Candidate
 from pipec.explore.layout import Layout, lay_out
+from pipec.explore.reside import Resided, mean_share, reside
 from pipec.explore.workload import Workload
+from pipec.partition.clock import counted
 from pipec.partition.costgraph import CostGraph
 from pipec.partition.devices import Device, Link
 from pipec.partition.result import CutResult
@@ -25,8 +28,9 @@ from pipec.simulate.simulate import simulate
 from pipec.simulate.timeline import Timeline
 from pipec.simulate.times import Times
 
-CUT_SECONDS = 0.2
-"""Time for the proof of one candidate's cut; the cut itself is not interrupted."""
+CUT_WORK = 400
+"""Work for the proof of one candidate's cut, in looks at the clock (`pipec.partition.clock`): a
+limit of work, so that an exploration does not depend on the machine's load."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Prediction:
         reduce_seconds: All-reduce of the gradients at the end of the step, over replicas and
             over stages that share a weight.
         transfer_share: Busiest link's share of the pipeline's time.
+        recomputed: Share of the saved bytes that is computed again, where it is fitted.
+        offloaded: Share of the saved bytes that waits in host memory, where it is fitted.
         problem: Why it is impossible; empty if it is possible.
     """
 
@@ -52,6 +58,8 @@ class Prediction:
     memory_bytes: tuple[float, ...] = ()
     reduce_seconds: float = 0.0
     transfer_share: float = 0.0
+    recomputed: float = 0.0
+    offloaded: float = 0.0
     problem: str = ""
 
     @property
@@ -90,7 +98,7 @@ class Predictor:
         key = (c.schedule, c.stages, c.microbatches)
         if key not in self._schedules:
             try:
-                plain = generate(c.schedule, c.stages, c.microbatches, **c.options)
+                plain = generate(c.schedule, c.stages, c.microbatches)
                 self._schedules[key] = Prepared.of(insert_comm(plain))
             except PipecError as error:
                 self._schedules[key] = str(error).splitlines()[0]
@@ -107,9 +115,10 @@ class Predictor:
             links = [_joint(layout, a, b) for a, b in pairwise(home)]
             devices = [Device(layout.devices[p].kind) for p in home]
             try:
-                self._cuts[key] = solve_contiguous(
-                    problem, devices, links=links, time_limit=CUT_SECONDS
-                )
+                with counted():
+                    self._cuts[key] = solve_contiguous(
+                        problem, devices, links=links, time_limit=CUT_WORK
+                    )
             except PipecError as error:
                 self._cuts[key] = str(error).splitlines()[0]
         return self._cuts[key]
@@ -121,14 +130,17 @@ class Predictor:
         compute = _stage_sums(problem, cut, layout, home)
         crossing = _crossing(problem, cut)
         transfer = _transfers(schedule, layout, crossing)
-        backward = 3.0 if c.recompute else 2.0
-        forward = [s / (1 + backward) for s in compute]
-        times = Times(
-            Times.of_stages(forward, [backward * f for f in forward]).compute,
-            transfer=tuple((s,) for s in transfer),
-        )
         weights = np.bincount(cut.stage, problem.weight_bytes, c.stages) / TRAINING_COPIES
-        timeline = simulate(prepared, times, _memory(c, problem, cut, weights, crossing[0]))
+        ratio = 3.0 if c.recompute else 2.0
+        forward = [s / (1 + ratio) for s in compute]
+        stages = _Stages(forward, [ratio * f for f in forward])
+        memory = _memory(c, problem, cut, weights, crossing[0])
+        if c.fitted:
+            try:
+                stages, memory = self._reside(prepared, layout, cut, stages, memory, transfer, c)
+            except PartitionError as error:
+                return Prediction(c, np.inf, problem=f"does not fit: {error.got}")
+        timeline = simulate(prepared, stages.times(transfer), memory)
         reduce = _reduce_seconds(c, layout, weights, home)
         reduce += _tied_seconds(self.workload, layout, cut, home)
         peak = np.array(timeline.peak_bytes)
@@ -143,8 +155,62 @@ class Predictor:
             memory_bytes=layout.memory_bytes,
             reduce_seconds=reduce,
             transfer_share=_transfer_share(timeline),
+            recomputed=mean_share(stages.resided, "recomputed"),
+            offloaded=mean_share(stages.resided, "offloaded"),
             problem=_overflow(peak.tolist(), layout.memory_bytes),
         )
+
+    def _reside(
+        self,
+        prepared: Prepared,
+        layout: Layout,
+        cut: CutResult,
+        stages: "_Stages",
+        memory: Memory,
+        transfer: Sequence[float],
+        c: Candidate,
+    ) -> tuple["_Stages", Memory]:
+        """Times and memory with saved values that leave or are computed again where they must."""
+        schedule, problem = prepared.schedule, self.workload.problem(c.microbatch, recompute=False)
+        bare = replace(memory, saved=[0.0] * c.stages)
+        fixed = simulate(prepared, stages.times(transfer), bare).peak_bytes
+        home = [d[0] for d in schedule.placement.forward]
+        wanted = np.array(_flights(schedule)) * np.array(memory.saved)
+        held = np.bincount(home, wanted, c.depth)
+        found = []
+        for s, at in enumerate(home):
+            room = (layout.memory_bytes[at] - fixed[at]) * wanted[s] / max(held[at], 1.0)
+            device = replace(layout.devices[at], host_bandwidth=_rate(layout, home, at))
+            found.append(
+                reside(problem, cut, s, device, forward=stages.forward[s],
+                       backward=stages.backward[s], cap=room, flight=_flights(schedule)[s])
+            )  # fmt: skip
+        saved = [r.saved_bytes for r in found]
+        backward = [r.backward_seconds for r in found]
+        return _Stages(stages.forward, backward, found), replace(memory, saved=saved)
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """Seconds of the two directions of every stage, and what was done to fit them."""
+
+    forward: list[float]
+    backward: list[float]
+    resided: Sequence[Resided] = ()
+
+    def times(self, transfer: Sequence[float]) -> Times:
+        compute = Times.of_stages(self.forward, self.backward).compute
+        return Times(compute, transfer=tuple((s,) for s in transfer))
+
+
+def _flights(schedule: Schedule) -> list[int]:
+    """Most microbatches of every stage between F and the end of the backward."""
+    return [t.most for t in in_flight(schedule)]
+
+
+def _rate(layout: Layout, home: Sequence[int], at: int) -> float:
+    """Bytes per second to the host of each of the stages that share a device."""
+    return layout.devices[at].host_bandwidth / list(home).count(at)
 
 
 def _joint(layout: Layout, a: int, b: int) -> Link:

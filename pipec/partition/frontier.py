@@ -12,10 +12,10 @@ links carry the values, the boundaries J and I cost what their links take for th
 
 from dataclasses import dataclass
 from math import inf
-from time import perf_counter
 
 import numpy as np
 
+from pipec.partition import clock
 from pipec.partition.bounds import TOLERANCE, Bounds
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
 from pipec.partition.devices import Link
@@ -83,7 +83,7 @@ def search(
         limit: Loads must be strictly below.
         sum_below: If given, minimise the sum of loads instead of the largest, below this value.
         most_rows: Keep about this many cuts per state, those with little communication.
-        deadline: When to give up (``time.perf_counter``).
+        deadline: When to give up (`pipec.partition.clock.now`).
 
     Returns:
         The path, or None: then no path of this family stays below the limits.
@@ -202,7 +202,7 @@ def _advance(
         last = int(np.searchsorted(ref, family.ref[ends[-1]] * (1 + TOLERANCE), "right"))
         # blocks that stay in cache; near ones first, as they are more often the answer
         for high in range(last, first, -BLOCK):
-            if perf_counter() > caps.deadline:
+            if clock.now() > caps.deadline:
                 raise OutOfTimeError
             part = live[max(first, high - BLOCK) : high]
             near, behind = source.rows[part], source.value[part, None]

@@ -1,11 +1,11 @@
 """All ideals of a DAG whose work lies in given windows, level by level in numpy."""
 
-import time
 from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
+from pipec.partition import clock
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray, topological_order
 from pipec.partition.units import Units
 
@@ -47,7 +47,7 @@ def enumerate_ideals(
         ref: Work measure, [units].
         windows: Disjoint closed intervals.
         most: Gives up beyond this many.
-        deadline: Gives up at this time (``time.perf_counter``).
+        deadline: Gives up at this time (`pipec.partition.clock.now`).
 
     Returns:
         One row per ideal, or None if there are more than ``most`` or time is up.
@@ -94,7 +94,7 @@ def _in_window(
         done.append(active.inside[hit])
         count += int(hit.sum())
         active = active.take(~finished)
-        if count + len(active.inside) > most or time.perf_counter() > deadline:
+        if count + len(active.inside) > most or clock.now() > deadline:
             return None
     if not len(free) and low <= start <= high:
         done.append(active.inside)

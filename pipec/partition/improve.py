@@ -6,11 +6,11 @@ more unit and all its ancestors, or without one and all its descendants. The dyn
 picks the best combination of all of these at once.
 """
 
-import time
 from itertools import islice
 
 import numpy as np
 
+from pipec.partition import clock
 from pipec.partition.bounds import TOLERANCE, Bounds, make_bounds
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
 from pipec.partition.frontier import OutOfTimeError, search
@@ -30,7 +30,7 @@ ROUNDS = 30
 
 def improve(units: Units, machine: Machine, best: Incumbent, deadline: float) -> None:
     """Offers better cuts until a round finds none or time is up."""
-    if time.perf_counter() > deadline:
+    if clock.now() > deadline:
         return
     small = reduce_units(units, machine, best.value, idle=not machine.exactly)
     if small.size < len(machine.devices) and machine.exactly:
@@ -55,7 +55,7 @@ def improve(units: Units, machine: Machine, best: Incumbent, deadline: float) ->
             return
         if not best.offer(small, family, path, "search around known cuts"):
             return
-        if time.perf_counter() > deadline:
+        if clock.now() > deadline:
             return
         pool = pool[:0]
 

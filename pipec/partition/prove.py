@@ -1,12 +1,12 @@
 """Proof by exhaustion of the windows: an optimum, or a bound as far as time and memory allow."""
 
-import time
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from math import inf
 
 import numpy as np
 
+from pipec.partition import clock
 from pipec.partition.bounds import TOLERANCE, highest_load, make_bounds
 from pipec.partition.frontier import OutOfTimeError, search
 from pipec.partition.ideal_family import IdealFamily
@@ -64,7 +64,7 @@ def prove(units: Units, machine: Machine, best: Incumbent, deadline: float) -> P
             return Proof(lower, f"{best.found}, bound by ideals up to a limit")
         else:
             if shrinks == 0 and best.stage is not None:
-                improve(units, machine, best, (time.perf_counter() + deadline) / 2)
+                improve(units, machine, best, (clock.now() + deadline) / 2)
                 ceiling = best.value
                 trial = min(trial, ceiling)
             shrinks += 1

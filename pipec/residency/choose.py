@@ -97,8 +97,12 @@ def _first_that_fits(problem: Problem, tried: Iterable[_Tried]) -> _Tried:
     return min(played, key=lambda t: t.order)
 
 
-def choose(problem: Problem) -> Choice:
+def choose(problem: Problem, *, improve: bool = True) -> Choice:
     """The fastest residency found under the cap, with a bound on how much faster any can be.
+
+    Args:
+        problem: What is saved.
+        improve: Whether the best decisions of the program are improved value by value.
 
     Raises:
         DoesNotFitError: Nothing fits; how much would is told.
@@ -108,7 +112,7 @@ def choose(problem: Problem) -> Choice:
     near = step * (1 + CLOSE) + first.added_seconds
     best, *others = _starts(problem, first)
     for start in (best, *others):
-        if best.played.seconds > near:
+        if improve and best.played.seconds > near:
             best = min(best, _improved(problem, start), key=lambda t: t.order)
     if best.played.seconds == np.inf:
         raise DoesNotFitError(best.played.peak_bytes, problem.cap)

@@ -1,9 +1,12 @@
 """Exploration on a small training graph: never slower than its baselines, memory kept, cached."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from pipec.cluster.cluster import Cluster, Level, Link, parse_cluster
@@ -53,6 +56,15 @@ def test_parallel_and_serial_agree() -> None:
     assert explore(work, tried, 16, workers=2) == explore(work, tried, 16, workers=1)
 
 
+def test_a_busy_machine_predicts_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits count work: a clock on which every look takes a day changes nothing."""
+    work, candidate = workload("3xv100", layers=6), Candidate(3, 1, "1f1b", 32, 6)
+    calm = Predictor(work).predict(candidate)
+    days = itertools.count(step=86_400)
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(days)))
+    assert Predictor(work).predict(candidate) == calm
+
+
 def test_one_stage_is_compute_plus_all_reduce() -> None:
     work = workload("2xv100")
     found = Predictor(work).predict(Candidate(1, 2, "gpipe", 32, 1))
@@ -81,6 +93,45 @@ def _shrunk(cluster: Cluster, memory: float) -> Cluster:
     import dataclasses
 
     return Cluster(tuple(dataclasses.replace(d, memory_bytes=memory) for d in cluster.devices))
+
+
+def test_saved_values_are_fitted_where_memory_binds() -> None:
+    """Between what fits as it is and recomputing all: the optimiser's choice, and it is told."""
+    work = workload("2xv100", layers=8, batch=4096)
+    tried = [Candidate(2, 1, "1f1b", 4096, 8, again) for again in (False, True)]
+    plain, again = (Predictor(work).predict(c) for c in tried)
+    room = (max(plain.peak_bytes) + max(again.peak_bytes)) / 2
+    tight = Workload(work.graph, work.costs, _shrunk(work.cluster, room), work.traced_batch)
+    found = explore(tight, tried, 8 * 4096, workers=1)
+    best = found.best
+    assert best.candidate.fitted
+    assert best.recomputed + best.offloaded > 0
+    assert plain.seconds <= best.seconds < again.seconds
+    assert max(best.peak_bytes) <= room * (1 + 1e-9)
+    assert "saved values fitted" in str(best.candidate)
+    told = next(p for p in found.predictions if p.candidate == tried[1])
+    assert "slower" in found.why(told)
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    st.sampled_from(["2xv100", "3xv100", "1xv100,1xh100"]),
+    st.sampled_from([64, 512]),
+    st.sampled_from([1e8, 1e10, 1e12]),
+    st.sampled_from([4, 6]),
+)
+def test_never_slower_than_any_baseline(devices: str, width: int, rate: float, batch: int) -> None:
+    """On the same inputs, each baseline predicted by itself."""
+    kinds = parse_cluster(devices).devices
+    pairs = [(a, b) for a in range(len(kinds)) for b in range(a + 1, len(kinds))]
+    cluster = Cluster(kinds, {pair: Link(rate, 1e-6) for pair in pairs})
+    work = workload(cluster, width=width, layers=4, batch=batch)
+    names = ("gpipe", "1f1b", "zb-h1", "interleaved{chunks=2}")
+    found = explore(work, list(candidates(cluster, batch, names)), batch, workers=1)
+    alone = Predictor(work)
+    for c in candidates(cluster, batch, ("gpipe", "1f1b")):
+        baseline = alone.predict(c)
+        assert not baseline.possible or found.best.seconds <= baseline.seconds
 
 
 def test_recompute_trades_time_for_memory() -> None:
