@@ -65,6 +65,11 @@ def command(
     began = perf_counter()
     # the matrices are small: threads would cost more than they give
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if chunks < 1 or not time_limit >= 0:
+        raise PartitionError(
+            "--chunks must be at least 1 and --time-limit at least 0",
+            got=f"--chunks {chunks}, --time-limit {time_limit:g}",
+        )
     workload = _read(file)
     if planner == "pipedream":
         _replicated(workload, workers or (devices or 0,), bandwidth, memory, fewest, as_json)
@@ -205,9 +210,19 @@ def _devices(
 ) -> "list[Device]":
     from pipec.partition.devices import Device
 
-    for name, count in (("--devices", devices), ("--cpus", cpus)):
-        if count is not None and count < 0:
-            raise PartitionError("a number of devices must be >= 0", where=name, got=count)
+    size = workload.graph.size
+    for name, count, given in (
+        ("--devices", devices, workload.accelerators),
+        ("--cpus", cpus, workload.cpus),
+    ):
+        wanted = given if count is None else count
+        if not 0 <= wanted <= size:
+            raise PartitionError(
+                "a number of devices must be between 0 and the number of nodes",
+                where=name,
+                got=wanted,
+                want=f"at most {size}, for {size} nodes",
+            )
     targets = workload.devices(devices, cpus)
     if not targets:
         raise PartitionError(

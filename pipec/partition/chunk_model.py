@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipec.partition.bounds import TOLERANCE
 from pipec.partition.costgraph import FloatArray, IntArray
 from pipec.partition.units import Units
 
@@ -30,6 +31,7 @@ class ChunkModel:
         devices: k.
         chunks: Chunks per device.
         memory_bytes: Limit per device.
+        upper: Only largest loads below it matter.
         columns: Number of variables.
         rows: Coefficients by variable.
         bounds: Right-hand sides.
@@ -39,6 +41,7 @@ class ChunkModel:
     devices: int
     chunks: int
     memory_bytes: float
+    upper: float
     columns: int = 0
     rows: list[dict[int, float]] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
@@ -74,14 +77,20 @@ class ChunkModel:
                 self._row([(self._on(v, d), -1.0), *terms], -constant)
 
     def _cut_rows(self) -> None:
-        """On a ring of pins that are not all on a device, one is and the next is not."""
+        """On a ring of pins that are not all on a device, one is and the next is not.
+
+        A value that is cut is paid for twice at least; where the loads below ``upper`` leave no
+        room for that, it is not cut.
+        """
         units = self.units
+        spare = self.devices * self.upper - float(units.work[0].sum())
+        whole = 2 * units.cost[0] > spare * (1 + TOLERANCE)
         for h in range(len(units.pin_ptr) - 1):
             pins = units.pin[units.pin_ptr[h] : units.pin_ptr[h + 1]].tolist()
             for a, b in zip(pins, pins[1:] + pins[:1], strict=True):
                 for d in range(self.devices):
                     ends = [(self._on(a, d), 1.0), (self._on(b, d), -1.0)]
-                    self._row([*ends, (self._cut(h, d), -1.0)], 0.0)
+                    self._row(ends if whole[h] else [*ends, (self._cut(h, d), -1.0)], 0.0)
 
     def _load_rows(self) -> None:
         """Work and paid values up to the largest load; memory up to the limit."""
@@ -91,9 +100,9 @@ class ChunkModel:
             work = zip(here, units.work[0].tolist(), strict=True)
             paid = ((self._cut(h, d), price) for h, price in enumerate(cost))
             self._row([*work, *paid, (self.columns - 1, -1.0)], 0.0)
-            if self.memory_bytes < float(units.weight_bytes.sum()):
-                held = zip(here, units.weight_bytes.tolist(), strict=True)
-                self._row(held, self.memory_bytes)
+            held = units.weight_bytes + units.activation_bytes
+            if self.memory_bytes < float(held.sum()):
+                self._row(zip(here, held.tolist(), strict=True), self.memory_bytes)
 
     def _before(self, v: int, p: int) -> int:
         return v * self._free + p

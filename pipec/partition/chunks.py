@@ -4,8 +4,9 @@ The graph is cut into v * k chunks in pipeline order; chunk p runs on device p m
 for the *union* of its chunks: a value that only travels between two of them is free. v = 1 is the
 contiguous problem; v = 2 takes nearly all that giving up contiguity can give.
 
-A local search over the cut positions of several linear orders finds a start in seconds; a 0/1
-program improves it and proves a bound as far as time allows.
+A local search over the cut positions of several linear orders finds a start in seconds, annealing
+improves it unit by unit; a 0/1 program may improve it further and proves a bound as far as time
+allows.
 """
 
 import random
@@ -17,11 +18,19 @@ from math import inf
 import numpy as np
 
 from pipec.errors import PartitionError
+from pipec.partition.anneal import anneal
 from pipec.partition.bounds import TOLERANCE, highest_load, make_bounds
 from pipec.partition.chunk_model import ChunkModel, solve_model
-from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, check_acyclic, sums
+from pipec.partition.costgraph import (
+    CostGraph,
+    FloatArray,
+    IntArray,
+    check_acyclic,
+    sums,
+    topological_order,
+)
 from pipec.partition.devices import Device
-from pipec.partition.machine import make_machine
+from pipec.partition.machine import Machine, make_machine
 from pipec.partition.orders import linear_orders
 from pipec.partition.reduce import reduce_units
 from pipec.partition.result import CutResult, stage_loads
@@ -31,7 +40,7 @@ from pipec.partition.units import Units, make_units
 RESTART = 400
 MODEL_LIMIT = 40_000
 REACH = 8
-SEARCH_SHARE = 0.2
+SEARCH_UNTIL, ANNEAL_UNTIL, MODEL_UNTIL = 0.2, 0.35, 0.75  # shares of the time limit
 
 
 @dataclass(eq=False)
@@ -50,7 +59,8 @@ class _Search:
         self.pin = place[self.units.pin]
         self.ptr = self.units.pin_ptr[:-1]
         self.work = self.units.work[0][self.order]
-        self.bytes = self.units.weight_bytes[self.order]
+        held = self.units.weight_bytes + self.units.activation_bytes
+        self.bytes = held[self.order]
         self.total = np.concatenate([[0.0], np.cumsum(self.work)])
         self.bits = np.left_shift(np.int64(1), np.arange(self.devices))
 
@@ -127,33 +137,96 @@ def solve_chunks(
     if np.isinf(units.work[row]).any():
         raise PartitionError("some nodes cannot run on these devices", got=devices[0].kind)
     units.work[0] = units.work[row]
-    lower = make_bounds(units, machine).lower
-    limit = devices[0].memory_bytes
-    tries = [_contiguous(graph, devices)]
-    found = _local_search(units, len(devices), chunks, limit, began + SEARCH_SHARE * time_limit)
-    tries.append(None if found is None else found[units.of_node])
-    best, method = _best(graph, devices, tries), "contiguous start, local search"
-    largest = inf if best is None else float(stage_loads(graph, best % len(devices), devices).max())
-    size = units.size * len(devices) * chunks
-    if size <= MODEL_LIMIT and largest > lower * (1 + TOLERANCE):
-        model = ChunkModel(units, len(devices), chunks, limit)
-        upper = min(largest, highest_load(units, machine))
-        # a unit's chunk is that of any of its nodes: only a hint
-        hint = np.zeros(units.size, np.int64)
-        if best is not None:
-            hint[units.of_node] = best
-        left = max(began + time_limit - time.perf_counter(), 1.0)
-        better, bound, solver = solve_model(model, hint, upper, left)
-        lower, method = max(lower, bound), f"{method}, {solver}"
-        if better is not None:
-            best = _best(graph, devices, [best, better[units.of_node]])
+    problem = _Problem(graph, units, machine, chunks, began, time_limit)
+    best, lower, method = problem.solve()
     if best is None:
         raise PartitionError(
             "no cut into chunks was found that fits the memory",
             got=f"{float(graph.weight_bytes.sum()):.6g} bytes in all",
-            want=f"{limit:.6g} bytes on each of {len(devices)} devices",
+            want=f"{devices[0].memory_bytes:.6g} bytes on each of {len(devices)} devices",
         )
     return _result(graph, devices, best, lower, method, began)
+
+
+@dataclass(eq=False)
+class _Problem:
+    """The phases of ``solve_chunks`` and what they share."""
+
+    graph: CostGraph
+    units: Units
+    machine: Machine
+    chunks: int
+    began: float
+    time_limit: float
+
+    def __post_init__(self) -> None:
+        self.devices = self.machine.devices
+        self.memory_bytes = self.devices[0].memory_bytes
+        self.best: IntArray | None = None
+        self.largest = inf
+
+    def solve(self) -> tuple[IntArray | None, float, str]:
+        """Chunk of every node, bound, and method."""
+        lower = make_bounds(self.units, self.machine).lower
+        k = len(self.devices)
+        self._offer(_contiguous(self.graph, self.devices))
+        found = _local_search(
+            self.units, k, self.chunks, self.memory_bytes, self._until(SEARCH_UNTIL)
+        )
+        self._offer_units(found)
+        method = "contiguous start, local search, annealing"
+        self._anneal([found], ANNEAL_UNTIL)
+        if self._proven(lower):
+            return self.best, lower, method
+        if self.units.size * k * self.chunks <= MODEL_LIMIT:
+            upper = min(self.largest, highest_load(self.units, self.machine))
+            model = ChunkModel(self.units, k, self.chunks, self.memory_bytes, upper)
+            left = max(self._until(MODEL_UNTIL) - time.perf_counter(), 1.0)
+            better, bound, solver = solve_model(model, self._start(), upper, left)
+            lower, method = max(lower, bound), f"{method}, {solver}"
+            self._offer_units(better)
+        if not self._proven(lower):
+            self._anneal([found], 1.0)
+        return self.best, lower, method
+
+    def _until(self, share: float) -> float:
+        return self.began + share * self.time_limit
+
+    def _proven(self, lower: float) -> bool:
+        return self.largest <= lower * (1 + TOLERANCE)
+
+    def _offer_units(self, chunk: IntArray | None) -> None:
+        self._offer(None if chunk is None else chunk[self.units.of_node])
+
+    def _offer(self, chunk: IntArray | None) -> None:
+        """Takes a chunk of every node if its largest load is less."""
+        if chunk is None:
+            return
+        value = float(stage_loads(self.graph, chunk % len(self.devices), self.devices).max())
+        if value < self.largest:
+            self.best, self.largest = chunk, value
+
+    def _start(self) -> IntArray:
+        """The best placement on units, each late enough for all its nodes and producers."""
+        chunk = np.zeros(self.units.size, np.int64)
+        if self.best is not None:
+            np.maximum.at(chunk, self.units.of_node, self.best)
+        for v in topological_order(self.units.size, self.units.succ):
+            for u in self.units.pred[v]:
+                chunk[v] = max(chunk[v], chunk[u])
+        return chunk
+
+    def _anneal(self, others: list[IntArray | None], share: float) -> None:
+        """Cools from the best placement and from others, if they fit the memory."""
+        k = len(self.devices)
+        held = self.units.weight_bytes + self.units.activation_bytes
+        starts = [
+            start
+            for start in (self._start(), *others)
+            if start is not None and sums(start % k, held, k).max() <= self.memory_bytes
+        ]
+        found = anneal(self.units, k, self.chunks, self.memory_bytes, starts, self._until(share))
+        self._offer_units(found)
 
 
 def _contiguous(graph: CostGraph, devices: Sequence[Device]) -> IntArray | None:
@@ -162,19 +235,6 @@ def _contiguous(graph: CostGraph, devices: Sequence[Device]) -> IntArray | None:
         return solve_contiguous(graph, devices, exactly=False, time_limit=1.0).assignment
     except PartitionError:  # nothing contiguous fits the memory; chunks may
         return None
-
-
-def _best(
-    graph: CostGraph, devices: Sequence[Device], tries: Sequence[IntArray | None]
-) -> IntArray | None:
-    """The try with the least largest load, chunk of every node."""
-    count = len(devices)
-    scored = [
-        (float(stage_loads(graph, chunk % count, devices).max()), number)
-        for number, chunk in enumerate(tries)
-        if chunk is not None
-    ]
-    return tries[min(scored)[1]] if scored else None
 
 
 def _local_search(

@@ -119,6 +119,10 @@ class CostGraph:
                     where=f"node {self.names[node]}",
                     got=float(array[tuple(place)]),
                 )
+        with np.errstate(over="ignore"):
+            total = np.where(np.isfinite(self.work), self.work, 0.0).sum() + self.seconds.sum()
+        if not np.isfinite(total):
+            raise PartitionError("cost graph: the sum of all costs is beyond floating point")
         nowhere = np.isinf(self.work).all(axis=0)
         if nowhere.any():
             name = self.names[int(np.argmax(nowhere))]

@@ -10,6 +10,8 @@ from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, Value, cost_graph
 from pipec.partition.workload import ACCELERATOR, CPU, Workload
 
+MOST = 1e300  # larger numbers, which may be whole ones of any length, are infinite
+
 
 def parse_dnn_json(text: str, where: str) -> Workload:
     """Reads one workload; unknown fields are ignored.
@@ -23,6 +25,8 @@ def parse_dnn_json(text: str, where: str) -> Workload:
     """
     try:
         data = json.loads(text)
+    except RecursionError as error:
+        raise PartitionError("the cost graph is nested too deeply", where=where) from error
     except json.JSONDecodeError as error:
         raise PartitionError(
             "the cost graph is not complete JSON",
@@ -135,7 +139,7 @@ def _number(data: dict[str, Any], name: str, where: str, default: float | None =
         raise PartitionError(f"'{name}' must be a number", where=where, got=repr(found))
     if not found >= 0:
         raise PartitionError(f"'{name}' must be >= 0", where=where, got=found)
-    return float(found)
+    return inf if found > MOST else float(found)
 
 
 def _flag(data: dict[str, Any], name: str, where: str) -> bool:
@@ -147,6 +151,6 @@ def _flag(data: dict[str, Any], name: str, where: str) -> bool:
 
 def _count(data: dict[str, Any], name: str, where: str) -> int:
     found = _number(data, name, where)
-    if found != int(found):
+    if found == inf or found != int(found):
         raise PartitionError(f"'{name}' must be a whole number", where=where, got=found)
     return int(found)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipec.errors import PartitionError
 from pipec.partition.bounds import TOLERANCE, Bounds, highest_load, make_bounds
 from pipec.partition.costgraph import FloatArray
 from pipec.partition.family import Family, PrefixFamily
@@ -35,9 +36,18 @@ class Objective:
 
     Attributes:
         microbatches: Per pipeline flush.
+
+    Raises:
+        PartitionError: Fewer than one.
     """
 
     microbatches: int
+
+    def __post_init__(self) -> None:
+        if self.microbatches < 1:
+            raise PartitionError(
+                "a flush needs at least one microbatch", got=self.microbatches, want="1 or more"
+            )
 
     def of(self, stage_loads: FloatArray) -> float:
         """Time of one flush."""

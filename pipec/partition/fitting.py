@@ -1,36 +1,140 @@
-"""How far a problem is from fitting into memory, said in numbers."""
+"""How far a problem is from fitting into memory, said in numbers.
+
+The least limit that fits is itself a cut: of a graph whose work is the memory and whose transfers
+are free, the largest load is the limit that is needed.
+"""
+
+from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
 from pipec.errors import PartitionError
-from pipec.partition.costgraph import CostGraph
-from pipec.partition.devices import StageMemory
+from pipec.partition import clock
+from pipec.partition.costgraph import CostGraph, FloatArray
+from pipec.partition.cutting import cut_orders
+from pipec.partition.devices import Device, StageMemory
+from pipec.partition.incumbent import Incumbent
 from pipec.partition.machine import Machine
+from pipec.partition.prove import prove
+from pipec.partition.units import make_units
+
+SECONDS = 3.0
 
 
-def nothing_fits(graph: CostGraph, machine: Machine, memory: StageMemory) -> PartitionError:
-    """The error for limits that no cut meets: what is needed, what there is."""
-    count = len(machine.devices)
-    factors = [memory(s, count) for s in range(count)]
-    held = np.array([v * graph.weight_bytes + a * graph.activation_bytes for v, a in factors])
-    least = held.min(axis=0)
-    limits = np.array([d.memory_bytes for d in machine.devices])
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """How much memory the cuts of a problem need.
+
+    Attributes:
+        least: No cut fits into less than this times the limits.
+        enough: A cut fits into this times the limits; infinite if none was found.
+        best: That cut, its value being ``enough``.
+    """
+
+    least: float
+    enough: float
+    best: Incumbent
+
+
+def fit_memory(graph: CostGraph, machine: Machine, memory: StageMemory) -> Fit:
+    """Finds the cut that needs the least memory, whatever its loads.
+
+    Where memory depends on the position, each node counts with its most for ``enough`` and with its
+    least for ``least``.
+    """
+    factors = np.array([memory(s, len(machine.devices)) for s in range(len(machine.devices))])
+    held = factors @ np.stack([graph.weight_bytes, graph.activation_bytes])
+    most = _needed(graph, machine, held.max(axis=0))
+    if np.ptp(factors, axis=0).max() == 0:
+        return most
+    least = _needed(graph, machine, held.min(axis=0))
+    return Fit(least.least, most.enough, most.best)
+
+
+def check_runnable(graph: CostGraph, machine: Machine) -> None:
+    """Every node needs a device here that can run it.
+
+    Raises:
+        PartitionError: The nodes that have none.
+    """
     blocked = [
         graph.names[v]
         for v in range(graph.size)
         if not any(np.isfinite(graph.work[row, v]) for row in machine.rows)
     ]
     if blocked:
-        return PartitionError(
+        raise PartitionError(
             "no device here can run some nodes",
-            where=", ".join(blocked[:5]),
+            where=", ".join(blocked[:5]) + (f" and {len(blocked) - 5} more" * (len(blocked) > 5)),
             got=", ".join(sorted({d.kind for d in machine.devices})),
+            want="a finite time on one of these devices",
         )
-    heaviest = int(np.argmax(least))
+
+
+def nothing_fits(graph: CostGraph, machine: Machine, fit: Fit) -> PartitionError:
+    """The error for limits that no cut meets: what is needed, what there is."""
+    if not machine.limited or (fit.least <= 1 and not fit.enough < inf):
+        return PartitionError(
+            "no contiguous cut was found that runs on these devices",
+            got=", ".join(d.kind for d in machine.devices),
+            want="for every node a device that can run it, in this order",
+            hint="let the devices stand in another order, or use more of them",
+        )
+    return _too_small(graph, machine, fit)
+
+
+def _needed(graph: CostGraph, machine: Machine, held: FloatArray) -> Fit:
+    """The same for nodes that hold so many bytes."""
+    kinds = tuple(Device(f"kind {n}", inf, pays=False) for n in range(len(machine.kinds)))
+    rows = []
+    for kind, row in zip(machine.kinds, machine.rows, strict=True):
+        # a limit of nothing counts as one byte
+        share = held / max(kind.memory_bytes, 1.0)
+        rows.append(np.where(np.isfinite(graph.work[row]), share, inf))
+    shares = replace(
+        graph,
+        classes=tuple(kind.kind for kind in kinds),
+        work=np.array(rows),
+        seconds=np.zeros_like(graph.seconds),
+    )
+    light = replace(
+        machine,
+        devices=tuple(kinds[machine.kinds.index(d)] for d in machine.devices),
+        kinds=kinds,
+        rows=tuple(range(len(kinds))),
+        priced=True,
+        overlap=False,
+    )
+    units, best = make_units(shares, shares.seconds[None]), Incumbent()
+    deadline = clock.now() + SECONDS
+    cut_orders(units, light, best, SECONDS)
+    proof = prove(units, light, best, deadline)
+    return Fit(min(proof.lower, best.value), best.value, best)
+
+
+def _too_small(graph: CostGraph, machine: Machine, fit: Fit) -> PartitionError:
+    """Says the limit that is there, the one that would do, and the one that surely would not."""
+    limits = np.array([d.memory_bytes for d in machine.devices if np.isfinite(d.memory_bytes)])
+    held = graph.weight_bytes + graph.activation_bytes
+    heaviest = int(np.argmax(held))
+    totals = f"{held.sum():.6g} bytes in all, {held[heaviest]:.6g} in {graph.names[heaviest]}"
+    if np.ptp(limits) == 0:
+        unit, name = max(float(limits[0]), 1.0), "bytes on each"
+        got = f"{limits[0]:.10g} bytes on each of {len(limits)} devices for {totals}"
+    else:
+        unit, name = 1.0, "times every limit"
+        got = f"{limits.sum():.10g} bytes on {len(limits)} devices for {totals}"
+    least, enough = fit.least * unit, fit.enough * unit
+    if not enough < inf:
+        want = f"more than {least:.10g} {name}"
+    elif fit.enough <= fit.least * (1 + 1e-6):
+        want = f"{enough:.10g} {name}: with that a cut fits, with less none does"
+    else:
+        want = f"{enough:.10g} {name}, with which a cut fits; with less than {least:.10g} none does"
     return PartitionError(
-        "no contiguous cut was found that fits the devices",
-        got=f"{least.sum():.6g} bytes in all, {least[heaviest]:.6g} in one node "
-        f"({graph.names[heaviest]})",
-        want=f"{limits.sum():.6g} bytes in all, {limits.max():.6g} on the largest device",
-        hint="use more devices, or fewer microbatches in flight",
+        "no contiguous cut fits the memory",
+        got=got,
+        want=want,
+        hint="use more devices, larger ones, or fewer microbatches in flight",
     )

@@ -12,31 +12,22 @@ The dynamic program over ideals is that of Tarnawski et al. (NeurIPS'20), the wi
 
 import time
 from collections.abc import Sequence
-from math import inf
 
 import numpy as np
 
 from pipec.errors import PartitionError
 from pipec.partition import clock
-from pipec.partition.bounds import TOLERANCE, highest_load, make_bounds
-from pipec.partition.costgraph import CostGraph, check_acyclic
+from pipec.partition.bounds import TOLERANCE
+from pipec.partition.costgraph import CostGraph, FloatArray, check_acyclic
+from pipec.partition.cutting import cut_orders
 from pipec.partition.devices import Device, Link, StageMemory, one_of_each
-from pipec.partition.family import PrefixFamily
 from pipec.partition.fill import Objective, cut_for_fill
-from pipec.partition.fitting import nothing_fits
-from pipec.partition.frontier import search
+from pipec.partition.fitting import check_runnable, fit_memory, nothing_fits
 from pipec.partition.incumbent import Incumbent, name_devices
-from pipec.partition.large import cut_large, rows_for
 from pipec.partition.machine import Machine, make_machine
-from pipec.partition.orders import linear_orders
 from pipec.partition.prove import Proof, prove
-from pipec.partition.reduce import reduce_units
 from pipec.partition.result import CutResult, stage_loads, stage_memory
-from pipec.partition.scan import scan
 from pipec.partition.units import Units, make_units
-
-LARGE = 800
-SMALL = 800
 
 
 def solve_contiguous(
@@ -92,52 +83,61 @@ def solve_contiguous(
         overlap=overlap and links is not None,
         memory=memory,
     )
-    cost = graph.seconds[None] if links is None else np.stack([graph.bytes, graph.gradient_bytes])
-    units = make_units(graph, cost)
-    if exactly and units.size < len(devices):
-        raise PartitionError(
-            "more stages than placement units",
-            got=f"{len(devices)} stages",
-            want=f"at most {units.size}: {graph.size} nodes form {units.size} units that must not "
-            "be parted",
-        )
-    if microbatches is not None:
-        if microbatches < 1:
-            raise PartitionError("a flush needs at least one microbatch", got=microbatches)
-        best, proof = cut_for_fill(units, machine, Objective(microbatches), began + time_limit)
-    else:
-        best = Incumbent()
-        _cut_orders(units, machine, best, began, time_limit)
+    check_runnable(graph, machine)
+    units = _units(graph, machine)
+    best = Incumbent()
+    if microbatches is None:
+        cut_orders(units, machine, best, time_limit)
+        if best.stage is None:
+            best = _fitting(graph, machine, links, memory)
         proof = prove(units, machine, best, began + time_limit)
+    else:
+        best, proof = cut_for_fill(units, machine, Objective(microbatches), began + time_limit)
     if best.stage is None:
-        raise nothing_fits(graph, machine, memory)
+        raise nothing_fits(graph, machine, fit_memory(graph, machine, memory))
     return _result(graph, machine, links, memory, microbatches, best, proof, started)
 
 
-def _cut_orders(
-    units: Units, machine: Machine, best: Incumbent, began: float, time_limit: float
-) -> None:
-    """Step 2: optimal cuts of several linear orders."""
-    large = units.size > LARGE
-    small = units if large else reduce_units(units, machine, inf)
-    if machine.exactly and small.size < len(machine.devices):
-        small = units
-    if large:
-        cut_large(small, machine, best, began + time_limit)
-        return
-    bounds, highest = make_bounds(small, machine), highest_load(small, machine)
-    most = rows_for(machine) if small.size > SMALL else None
-    for number, order in enumerate(linear_orders(small, bounds.ref)):
-        if clock.now() > began + time_limit / 4 and best.stage is not None:
-            return
-        if best.value <= bounds.lower * (1 + TOLERANCE):
-            return
-        family = PrefixFamily(small, bounds.ref, order)
-        first = scan(family, machine, bounds.lower, highest)
-        start = highest if first is None else first.value + TOLERANCE * highest
-        start = min(start, best.value, highest)
-        path = search(family, machine, bounds, start, most_rows=most)
-        best.offer(small, family, path, f"order {number + 1}")
+def _units(graph: CostGraph, machine: Machine) -> Units:
+    """Placement units with what the links or the file make their values cost."""
+    priced = graph.seconds[None]
+    sized = np.stack([graph.bytes, graph.gradient_bytes])
+    units = make_units(graph, priced if machine.priced else sized)
+    if machine.exactly and units.size < len(machine.devices):
+        raise PartitionError(
+            "more stages than placement units",
+            got=f"{len(machine.devices)} stages",
+            want=f"at most {units.size}: {graph.size} nodes form {units.size} units that must not "
+            "be parted",
+        )
+    return units
+
+
+def _fitting(
+    graph: CostGraph, machine: Machine, links: Link | Sequence[Link] | None, memory: StageMemory
+) -> Incumbent:
+    """A cut that fits the memory, if one is found; its loads are what they are.
+
+    Raises:
+        PartitionError: It is proven that none fits.
+    """
+    fit = fit_memory(graph, machine, memory)
+    if fit.least > 1 + TOLERANCE:
+        raise nothing_fits(graph, machine, fit)
+    if fit.best.stage is None or fit.enough > 1 + TOLERANCE:
+        return Incumbent()
+    loads = _loads(graph, machine, links, fit.best)
+    return Incumbent(float(loads.max()), fit.best.stage, fit.best.steps, "least memory")
+
+
+def _loads(
+    graph: CostGraph, machine: Machine, links: Link | Sequence[Link] | None, best: Incumbent
+) -> FloatArray:
+    """Load of every stage of the incumbent, from the definition."""
+    assert best.stage is not None
+    used = [machine.devices[d] for d in name_devices(machine, best.steps)]
+    joints = [links] * (len(used) - 1) if isinstance(links, Link) else links
+    return stage_loads(graph, best.stage, used, links=joints, overlap=machine.overlap)
 
 
 def _result(
@@ -153,9 +153,7 @@ def _result(
     """Names the devices and evaluates the cut from the definition."""
     assert best.stage is not None
     order = name_devices(machine, best.steps)
-    used = [machine.devices[d] for d in order]
-    joints = [links] * (len(order) - 1) if isinstance(links, Link) else links
-    loads = stage_loads(graph, best.stage, used, links=joints, overlap=machine.overlap)
+    loads = _loads(graph, machine, links, best)
     largest = float(loads.max())
     objective = largest if microbatches is None else Objective(microbatches).of(loads)
     return CutResult(
