@@ -24,22 +24,24 @@ from pipec.backends.fpga.rtl.compare import compare
 from pipec.backends.fpga.rtl.simulate import Bench, Observed, Simulator, run
 from pipec.backends.fpga.tile import Tile
 
-BATCH = 5
-"""Configurations in one model, at most: fewer start-ups of the compiler, smaller models."""
+BATCH = {Simulator.VERILATOR: 12, Simulator.ICARUS: 1}
+"""Configurations in one model, at most: Verilator's runs are short and its compiler starts slowly,
+Icarus is the other way round."""
 
 
-def batches(chosen: Sequence[Case]) -> Iterator[list[Case]]:
-    """Configurations of one group, a few at a time."""
+def batches(chosen: Sequence[Case], size: int) -> Iterator[list[Case]]:
+    """Configurations of one group, at most ``size`` at a time."""
     for _, same in groupby(chosen, key=lambda case: case.group):
         found = list(same)
-        for first in range(0, len(found), BATCH):
-            yield found[first : first + BATCH]
+        for first in range(0, len(found), size):
+            yield found[first : first + size]
 
 
 def rows(chosen: Sequence[Case], simulator: Simulator, jobs: int) -> Iterator[Row]:
     """Run configurations, hold each against the simulator, and its outputs against numpy."""
+    parts = batches(chosen, BATCH[simulator])
     with ThreadPoolExecutor(jobs) as pool:
-        for found in pool.map(partial(batch_rows, simulator=simulator), batches(chosen)):
+        for found in pool.map(partial(batch_rows, simulator=simulator), parts):
             yield from found
 
 

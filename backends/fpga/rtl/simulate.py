@@ -170,7 +170,7 @@ def _commands(simulator: Simulator, sources: Sequence[str]) -> tuple[list[str], 
         "--top-module",
         "top",
         "-MAKEFLAGS",
-        "OPT_FAST=-O0",
+        "OPT_FAST=-O0 OPT_GLOBAL=-O0",
     ]
     return ["verilator", *flags, *warnings, "main.cpp", *sources], ["obj_dir/Vtop"]
 
