@@ -6,6 +6,7 @@ from pipec.backends.fpga.banks import with_banks
 from pipec.backends.fpga.compile import best_design
 from pipec.backends.fpga.cutting.joint import METHOD
 from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.fifo import joined
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.search import Board
@@ -94,7 +95,7 @@ def designs_of(plan: Plan) -> tuple[StageDesign, ...]:
         _design(plan, stage.index, network)
         for stage, network in zip(plan.stages, networks(plan), strict=True)
     )
-    designs = tuple(shrunk(design) if options[1] else design for design in found)
+    designs = joined([shrunk(design) if options[1] else design for design in found])
     _last[:] = [_Known(plan.stages, plan.placement, devices, options, designs)]
     return designs
 

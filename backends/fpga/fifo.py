@@ -2,9 +2,10 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.flow import held, schedule
+from pipec.backends.fpga.flow import Schedule, Transfers, held, schedule
 from pipec.backends.fpga.runs import busy_cycles
 
 MIN_DEPTH = 8
@@ -16,6 +17,47 @@ def busiest(design: StageDesign) -> tuple[int, str]:
     return max(((busy_cycles(e), e.name) for e in design.engines), default=(0, ""))
 
 
+def _needed(design: StageDesign, steady: Schedule, interval: int) -> dict[str, int]:
+    """Tokens that every stream holds at most in a schedule."""
+    return {
+        name: held(steady.written[name], steady.read[name], interval)
+        for name in design.streams
+        if name in steady.written and name in steady.read
+    }
+
+
+def joined(designs: Sequence[StageDesign]) -> tuple[StageDesign, ...]:
+    """The stages of a pipeline with FIFO depths that let them run behind one another.
+
+    Where a cut parts the two branches of a residual block, both cross the link, one of them much
+    later than the other: alone, each stage would run, but together they deadlock unless the early
+    one is kept. So the stages are scheduled at the interval of the slowest, each fed when the one
+    before sends, and streams that must hold more for it become deeper.
+
+    Args:
+        designs: The stages in order, FIFOs sized.
+    """
+    interval = max((design.interval for design in designs), default=0)
+    found, arrivals = [], dict[str, Transfers]()
+    for design in designs:
+        steady = schedule(design, float(interval), arrivals)
+        alone = _needed(design, schedule(design, float(interval)), interval)
+        needed = _needed(design, steady, interval)
+        streams = {
+            name: dataclasses.replace(s, depth=max(s.depth, needed[name]))
+            if needed.get(name, 0) > alone.get(name, 0)
+            else s
+            for name, s in design.streams.items()
+        }
+        found.append(dataclasses.replace(design, streams=streams))
+        arrivals |= {
+            port.value: steady.written[port.stream]
+            for port in design.outputs
+            if port.stream in steady.written
+        }
+    return tuple(found)
+
+
 def sized(design: StageDesign) -> StageDesign:
     """The design with FIFO depths that let it reach its busiest engine's interval.
 
@@ -23,12 +65,10 @@ def sized(design: StageDesign) -> StageDesign:
     """
     interval, _ = busiest(design)
     steady = schedule(design, float(interval))
-    streams = {}
+    needed, streams = _needed(design, steady, interval), {}
     for name, stream in design.streams.items():
-        depth = stream.depth
-        if name in steady.written and name in steady.read:
-            depth = max(depth, held(steady.written[name], steady.read[name], interval))
-        streams[name] = dataclasses.replace(stream, depth=max(depth, MIN_DEPTH))
+        depth = max(stream.depth, needed.get(name, 0), MIN_DEPTH)
+        streams[name] = dataclasses.replace(stream, depth=depth)
     alone = schedule(design, None)
     return dataclasses.replace(
         design, streams=streams, interval=interval, latency=math.ceil(alone.end)

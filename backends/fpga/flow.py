@@ -176,12 +176,17 @@ class Schedule:
     end: float
 
 
-def schedule(design: StageDesign, interval: float | None) -> Schedule:
+def schedule(
+    design: StageDesign,
+    interval: float | None,
+    arrivals: Mapping[str, Transfers] | None = None,
+) -> Schedule:
     """The schedule of one frame.
 
     Args:
         design: A stage.
         interval: Cycles from frame to frame; None for one frame alone, fed at full speed.
+        arrivals: When the tokens of a stage input arrive, by value; evenly where it is not said.
     """
     written: dict[str, Transfers] = {}
     read: dict[str, Transfers] = {}
@@ -190,7 +195,9 @@ def schedule(design: StageDesign, interval: float | None) -> Schedule:
         if port.stream:
             counts = _ends(design.streams[port.stream].tokens, CHUNKS).astype(np.float64)
             times = counts * ((interval or counts[-1]) / counts[-1])
-            written[port.stream] = Transfers(times, times, counts)
+            written[port.stream] = (arrivals or {}).get(
+                port.value, Transfers(times, times, counts)
+            )
     users = {s: e for e in design.engines for s in e.inputs}
     depths = {s: e.depth for e in design.engines for s in e.outputs}
     for engine in design.engines:

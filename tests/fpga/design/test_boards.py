@@ -1,14 +1,19 @@
 """Stages joined by links: the slowest of them sets the pace, and links serialise."""
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from pipec.backends.fpga.boards import cycles_of_boards, paced
+from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import designs_of
+from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.runs import cycles, tokens
 from pipec.backends.fpga.stage_cycles import cycles_of
 from pipec.backends.fpga.stagejson import Json, stage_record
@@ -30,7 +35,7 @@ def records() -> tuple[Json, ...]:
     """A residual network on three boards: some values skip a board."""
     model, x = made("resnet")
     plan = make_plan(graph_of(model, x), parse_cluster("3xvcu118"), "fpga")
-    return tuple(json.loads(json.dumps(stage_record(d))) for d in designs_of(plan))
+    return tuple(as_read(d) for d in designs_of(plan))
 
 
 def crossing(k: int) -> int:
@@ -60,3 +65,45 @@ def test_unlike_clocks_are_refused() -> None:
     first, *others = records()
     with pytest.raises(BackendError, match="unlike clocks"):
         cycles_of_boards([{**first, "clock_mhz": 300.0}, *others], [Link(1e12, 0.0)] * 2)
+
+
+class Block(nn.Module):
+    """A residual block whose branch sees 13 rows before it writes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 2, 1)
+        self.convs = nn.ModuleList(nn.Conv2d(2, 2, 7, padding=3) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = y = self.stem(x)
+        for conv in self.convs:
+            y = torch.relu(conv(y))
+        found: Tensor = x + y
+        return found
+
+
+def test_a_block_cut_in_two_does_not_deadlock_across_the_link() -> None:
+    """Both branches cross; each stage alone runs with less than the two together need."""
+    graph = graph_of(Block().eval(), torch.randn(1, 2, 24, 24))
+    plan = make_plan(graph, parse_cluster("2xvcu118"), "fpga")
+    designs = designs_of(plan)
+    assert len(designs[1].inputs) == 2
+    links = [Link(1e12, 0.0)]
+    found = cycles_of_boards([as_read(d) for d in designs], links)
+    assert found.interval == max(d.interval for d in designs)
+    alone = [as_read(sized(_shallow(d))) for d in designs]
+    assert max(cycles_of(r).interval for r in alone) == found.interval
+    with pytest.raises(BackendError, match=r"link0\.conv2d\.in is full"):
+        cycles_of_boards(alone, links)
+
+
+def as_read(design: StageDesign) -> Json:
+    """``stage.json`` after a round trip."""
+    found: Json = json.loads(json.dumps(stage_record(design)))
+    return found
+
+
+def _shallow(design: StageDesign) -> StageDesign:
+    streams = {n: replace(s, depth=2) for n, s in design.streams.items()}
+    return replace(design, streams=streams)
