@@ -175,7 +175,7 @@ def loss_of(out: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(out.flatten(0, -2), target.flatten())
 
 
-def _tokens(rows: int) -> tuple[Tensor, Tensor]:
+def tokens(rows: int) -> tuple[Tensor, Tensor]:
     ids = torch.randint(0, 1000, (rows, 65))
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
@@ -213,17 +213,17 @@ DOUBLING = (16, 16, "pool", 32, 32, "pool", 64, 64, "pool", 128, 128, 128)
 PYRAMID = (32, 32, 32, 32, "pool", 32, 32, "pool", 32, 32, "pool", 32, 32)
 
 WORKLOADS = {
-    "transformer": Workload(Transformer, _tokens),
+    "transformer": Workload(Transformer, tokens),
     "cnn": Workload(Cnn, _images),
     "mlp": Workload(Mlp, _vectors, 64),
     "vgg": Workload(lambda: Vgg(DOUBLING), _images, 16),
     "vit": Workload(Vit, _images),
-    "llama": Workload(Llama, _tokens),
+    "llama": Workload(Llama, tokens),
 }
 """What is predicted."""
 
 UNEVEN = {
-    "wide_head": Workload(lambda: Transformer(8, 128, 8000), _tokens),
+    "wide_head": Workload(lambda: Transformer(8, 128, 8000), tokens),
     "pyramid": Workload(lambda: Vgg(PYRAMID), _images, 16),
 }
 """Layers unlike each other: a head that outweighs eight equal layers, as in small models with real
