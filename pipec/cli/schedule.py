@@ -128,6 +128,8 @@ def _times(text: str, schedule: Schedule, comm: float, host: float) -> Times:
                 hint="--times F=1,B=2",
             )
         given[key] = numbers * (schedule.stages if len(numbers) == 1 else 1)
+    if not 0 <= host < float("inf"):
+        raise ScheduleError("--host is negative or no number", got=host, want="0 or more")
     given.setdefault("F", [1.0] * schedule.stages)
     times = Times.of_stages(**given, comm=comm)
     if not schedule.training and comm == 0.0:

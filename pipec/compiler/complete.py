@@ -1,5 +1,7 @@
 """From the compute actions of a generator to a schedule that a plan can run."""
 
+from dataclasses import replace
+
 from pipec.plan.model import Channel as PlanChannel
 from pipec.plan.model import Plan
 from pipec.schedule.channels import Channel, ChannelKind, value
@@ -17,11 +19,18 @@ def completed(compute: Schedule, plan: Plan) -> Schedule:
     """
     schedule = insert_comm(compute, _channels(plan, training=compute.training))
     slots = host_channels(plan) if compute.training else []
-    if slots or any(c.kind is ChannelKind.H for c in schedule.channels):
-        schedule = insert_offload(schedule, slots)
+    own = [_sized(c, plan) for c in schedule.channels if c.kind is ChannelKind.H]
+    if slots or own:
+        schedule = insert_offload(schedule, slots or own)
     if schedule.training:
         schedule = insert_steps(insert_reduce(schedule))
     return schedule
+
+
+def _sized(slot: Channel, plan: Plan) -> Channel:
+    """A generator's own way through host memory, with the bytes of all that its stage saves."""
+    training = plan.stages[slot.src].training if slot.src < len(plan.stages) else None
+    return slot if training is None else replace(slot, nbytes=training.saved_bytes)
 
 
 def host_channels(plan: Plan) -> list[Channel]:

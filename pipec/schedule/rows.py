@@ -66,6 +66,9 @@ def from_rows(
         "version": [a.version for a in every],
         "channel": numbers,
     }
+    for key, values in columns.items():
+        if max(values) > np.iinfo(DTYPES[key]).max:
+            raise ScheduleError(f"a {key} is too large", got=max(values))
     base = build(name, [Ops.of([])] * len(rows), count, placement=place, channels=numbered)
     return base.replace(
         rule=rule or VersionRule(),

@@ -65,6 +65,8 @@ def test_unlike_stages_and_options(pipec: Pipec) -> None:
         pipec("schedule", "pipedream", *size, "--option", "replicas=2,1", "--json").out
     )
     assert data["ranks"] == 3
+    named = json.loads(pipec("schedule", "pipedream{replicas=2,1}", *size, "--json").out)
+    assert named == data
 
 
 def test_files(pipec: Pipec, tmp_path: Path) -> None:
@@ -101,6 +103,10 @@ def test_listing(pipec: Pipec) -> None:
         (["1f1b", "--stages", "4", "--microbatches", "4", "--times", "F=-1"], "negative"),
         (["1f1b", "--stages", "4", "--microbatches", "4", "--comm", "-1"], "negative"),
         (["1f1b", "--stages", "4", "--microbatches", "4", "--depth", "-1"], "depth"),
+        (["pipefb", "--stages", "2", "--microbatches", "4", "--host", "-1"], "--host is negative"),
+        (["interleaved{chunks=3}", "--stages", "8", "--microbatches", "4"], "9 stages would do"),
+        (["interleaved{chunks=x}", "--stages", "8", "--microbatches", "4"], "not a number"),
+        (["pipedream{replicas=3,1}", "--stages", "2", "--microbatches", "4"], "a multiple of 3"),
         (["1f1b", "--stages", "4", "--microbatches", "8", "--depth", "0"], "meets 2RECV_B0"),
         (["1f1b", "--stages", "4", "--microbatches", "8", "--option", "x"], "KEY=VALUE"),
         (["1f1b", "--stages", "4", "--microbatches", "8", "--option", "x=1"], "no option 'x'"),
@@ -123,5 +129,7 @@ def test_a_csv_with_an_unknown_action(pipec: Pipec, tmp_path: Path) -> None:
     assert done.code == 1
     assert "unknown action kind 'Q'" in done.err
     assert "line 1, cell 2" in done.err
+    path.write_text("0F99999999999\n")
+    assert "microbatch is too large" in pipec("schedule", "--from-csv", path).err
     path.write_text("0F0,0B0\n1F0,1B0,1B0\n")
     assert "2 times, not once" in pipec("schedule", "--from-csv", path).err

@@ -10,6 +10,7 @@ from pipec.errors import ClusterError, PartitionError, PipecError, ScheduleError
 from pipec.graph.ir import Graph
 from pipec.options import parse_list, parse_one, spelled
 from pipec.plan.model import Plan
+from pipec.schedule.channels import ChannelKind
 from pipec.schedule.registry import generate, parsed, stages_on
 from tests.toys import mlp
 from tests.trained import trained_mlp
@@ -76,6 +77,18 @@ def test_replicas_share_the_work_of_their_stage(graph: Graph) -> None:
     first = [sum(s == 0 for s in p.partition.stage_of.values()) for p in (plan, alone)]  # type: ignore[union-attr]
     assert first[0] > first[1]
     assert plan.partition.max_load < alone.partition.max_load
+
+
+def test_pipefb_copies_all_that_is_saved_through_the_host(graph: Graph) -> None:
+    plan = compiled(graph, "4xv100", "pipefb")
+    assert plan.schedule
+    assert plan.timeline
+    sizes = [s.training.saved_bytes for s in plan.stages if s.training]
+    slots = [c for c in plan.schedule.channels if c.kind is ChannelKind.H]
+    assert [c.nbytes for c in slots] == sizes
+    use = plan.timeline.lane_use
+    assert [use[f"{d}.d2h"] for d in (0, 1)] == pytest.approx([use[f"{d}.h2d"] for d in (3, 2)])
+    assert use["0.d2h"] > 0
 
 
 @pytest.mark.parametrize(
