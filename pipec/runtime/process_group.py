@@ -9,7 +9,7 @@ NCCL    one group per direction of a link: within a group messages arrive in the
 
 import re
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,8 +20,8 @@ import torch.distributed as dist
 from pipec.errors import BackendError
 from pipec.runtime.transport import Coming, Message
 
-LOOKAHEAD = 8
-"""Receives that are posted before they are needed, so that a sender is never held up."""
+SLOTS = 2
+"""Receives of a channel that are posted before they are needed, so that a sender is not held up."""
 _TAGS = 1 << 20
 
 Link = tuple[int, int]
@@ -75,13 +75,18 @@ class ProcessGroupTransport:
         }
         self._coming: deque[Coming] = deque()
         self._posted: dict[Message, tuple[torch.Tensor, dist.Work | None]] = {}
+        self._taken: Counter[str] = Counter()
         self._proves: dict[Message, tuple[Message, ...]] = {}
         self._sent: dict[Message, tuple[dist.Work | None, torch.Tensor]] = {}
 
     def expect(self, messages: Iterable[Coming]) -> None:
         """Post the first receives."""
         self._coming.extend(messages)
-        while self._coming and len(self._posted) < LOOKAHEAD:
+        self._post_ahead()
+
+    def _post_ahead(self) -> None:
+        """Post in the order of the row, up to the first whose channel has no free slot."""
+        while self._coming and self._taken[self._coming[0].message.channel] < SLOTS:
             self._post()
 
     def _post(self) -> None:
@@ -91,6 +96,7 @@ class ProcessGroupTransport:
         with answered(_told(message)):
             work = dist.irecv(buffer, message.src, group=group, tag=_tag(message))
         self._posted[message] = buffer, work
+        self._taken[message.channel] += 1
         self._proves[message] = proves
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
@@ -119,8 +125,8 @@ class ProcessGroupTransport:
         while message not in self._posted:
             self._post()
         buffer, work = self._posted.pop(message)
-        if self._coming:
-            self._post()
+        self._taken[message.channel] -= 1
+        self._post_ahead()
         self._wait(work, _told(message), buffer)
         for sent in self._proves.pop(message):
             self._let_go(sent)
