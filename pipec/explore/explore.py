@@ -17,7 +17,7 @@ Progress = Callable[[int], None]
 """Called with the number of candidates that were predicted since the last call."""
 
 BASELINES = ("data parallel", "gpipe", "1f1b")
-FITTED = 24
+FITTED = 48
 """Most candidates whose saved values are fitted."""
 _CHUNK = 16
 _predictor: Predictor | None = None
