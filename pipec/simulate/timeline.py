@@ -65,7 +65,7 @@ class Timeline:
         """Seconds of compute of each device (of the whole device, where it is split)."""
         s = self.schedule
         compute = s.kind <= ActionKind.W
-        work = self.times.work(s)[s.kind[compute], s.stage[compute]]
+        work = self.times.of_whole_device(s)[s.kind[compute], s.stage[compute]]
         return np.bincount(s.device[compute], work, minlength=s.devices).astype(np.float64)
 
     @property

@@ -135,6 +135,21 @@ class Times:
             raise ScheduleError("a time is negative or no number", got=dict(given))
         return table
 
+    def of_whole_device(self, schedule: Schedule) -> Float:
+        """`work`, where a device is split by F and B that are halves of their slot."""
+        table = self.work(schedule)
+        if schedule.lanes.compute == "split" and self.together:
+            table[_K.F] = table[_K.B] = self._slots(table) / 2
+        return table
+
+    def _slots(self, table: Float) -> Float:
+        """What F and B take side by side, per stage."""
+        slots: Float = table[_K.F] + np.maximum(table[_K.B], table[_K.I] + table[_K.W])
+        if self.together:
+            given = np.array(self.together[: table.shape[1]])
+            slots = np.where(given > 0, given, slots)
+        return slots
+
     def durations(self, schedule: Schedule) -> Float:
         """Seconds of every action.
 
@@ -143,11 +158,7 @@ class Times:
         """
         table = self.work(schedule)
         if schedule.lanes.compute == "split":
-            slot = table[_K.F] + np.maximum(table[_K.B], table[_K.I] + table[_K.W])
-            if self.together:
-                given = np.array(self.together[: schedule.stages])
-                slot = np.where(given > 0, given, slot)
-            table[_K.F] = table[_K.B] = slot
+            table[_K.F] = table[_K.B] = self._slots(table)
         seconds = np.empty(len(schedule))
         for begin in range(0, len(schedule), _CHUNK):  # the index arrays become 64 bits wide
             part = slice(begin, begin + _CHUNK)

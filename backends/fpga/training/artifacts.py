@@ -23,11 +23,11 @@ import torch
 from pipec.backends.fpga.csim.run import CSimulation, load_stages
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import device_of
-from pipec.backends.fpga.emit.cpp import NUMPY
 from pipec.backends.fpga.emit.golden import Golden, random_inputs, run_graph
 from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage
 from pipec.backends.fpga.lint import stage as lint
+from pipec.backends.fpga.numbers import file_type
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.training.phases import gradient_name
 from pipec.backends.fpga.training.stage import TrainedStage, trained_stages
@@ -60,7 +60,8 @@ def emit_training(plan: Plan, directory: Path) -> None:
         for name, design in _designs(stage).items():
             _write(design, folder / name, frames[name], bool(fabric and fabric.has_platform))
         _write_state(plan, stage, folder / "forward")
-        record = json.dumps(training_record(stage), indent=1) + "\n"
+        counters = {n: int(plan.graph.weights[n]) for n in stage.phases.counters}
+        record = json.dumps({**training_record(stage), "counters": counters}, indent=1) + "\n"
         (folder / RECORD).write_text(record, encoding="utf-8")
 
 
@@ -164,20 +165,22 @@ class TrainedRunner:
     Attributes:
         forward: Kernel F.
         backward_kernel: Kernel B.
-        state: Running statistics, carried from call to call.
+        state: Running statistics, the same in every call.
+        counters: Counters of batches.
         kept: What F read and yielded in the last call.
     """
 
     forward: CSimulation
     backward_kernel: CSimulation
     state: dict[str, torch.Tensor]
+    counters: dict[str, int]
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def __call__(self, values: Tensors) -> dict[str, torch.Tensor]:
         """F of one microbatch."""
         found = self.forward({**self.state, **values})
         self.kept = {**values, **found}
-        return found
+        return found | {n: torch.tensor(count + 1) for n, count in self.counters.items()}
 
     def backward(
         self, gradients: Tensors
@@ -208,9 +211,18 @@ def load_training(folders: Sequence[Path]) -> list[TrainedRunner]:
             lint.check(folder / name)
     kernels = load_stages([folder / name for folder in folders for name in KERNELS[:2]])
     return [
-        TrainedRunner(forward, backward, _state(forward))
-        for forward, backward in zip(kernels[::2], kernels[1::2], strict=True)
+        TrainedRunner(forward, backward, _state(forward), _counters(folder))
+        for folder, forward, backward in zip(folders, kernels[::2], kernels[1::2], strict=True)
     ]
+
+
+def _counters(folder: Path) -> dict[str, int]:
+    path = folder / RECORD
+    try:
+        counters = json.loads(path.read_text(encoding="utf-8"))["counters"]
+        return {str(n): int(count) for n, count in counters.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BackendError("a stage's record cannot be read", where=path, got=error) from error
 
 
 def _state(forward: CSimulation) -> dict[str, torch.Tensor]:
@@ -218,7 +230,7 @@ def _state(forward: CSimulation) -> dict[str, torch.Tensor]:
     for wire in forward.wires:
         path = forward.stage / "state" / wire.file
         if wire.is_input and path.exists():
-            tokens = np.fromfile(path, dtype=NUMPY[wire.stream.dtype])
+            tokens = np.fromfile(path, dtype=file_type(wire.stream.dtype))
             if tokens.size != wire.stream.tokens * wire.stream.lanes:
                 raise BackendError("a file of running statistics is damaged", where=path)
             found[wire.port.value] = from_tokens(tokens, wire.port, wire.stream)

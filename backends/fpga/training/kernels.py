@@ -8,6 +8,7 @@ F then takes about a third of the multipliers, B, with two products for each of 
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -113,12 +114,14 @@ def kernels_on(
     return Kernels(parts[0], parts[1], whole.interval, saved)
 
 
+_OUTPUT = re.compile(r"^out_[0-9]+_")
+"""What stands before the prefix in the name of a width converter at an output."""
 _FIELDS = ("layers", "inputs", "outputs")
 
 
 def _part(whole: StageDesign, name: str, prefix: str) -> StageDesign:
     """The engines of one kernel, with their streams and ports."""
-    engines = tuple(e for e in whole.engines if e.name.startswith(prefix))
+    engines = tuple(e for e in whole.engines if _OUTPUT.sub("", e.name).startswith(prefix))
     names = {e.name for e in engines}
     streams = {k: s for k, s in whole.streams.items() if s.producer in names or s.consumer in names}
     found = dataclasses.replace(

@@ -44,11 +44,13 @@ class Phases:
         F: Forward.
         B: Backward, weight gradients included.
         saved: Names of the values that B reads and F yields or reads.
+        counters: Names of the counters of batches, which the host keeps.
     """
 
     F: Graph
     B: Graph
     saved: tuple[str, ...]
+    counters: tuple[str, ...]
 
 
 def gradient_name(name: str) -> str:
@@ -69,7 +71,10 @@ def phases_of(training: Training) -> Phases:
     forward = _pruned(rewritten(_forward(_stateful(low.F), read), rules))
     passed = {i.node: i.name for i in low.F.inputs}
     named = _named(backward, passed)
-    return Phases(forward, named, tuple(i.name for i in named.inputs_of(InputKind.SAVED)))
+    saved = tuple(i.name for i in named.inputs_of(InputKind.SAVED))
+    nodes, updated = low.F.nodes, low.F.outputs_of(OutputKind.BUFFER_UPDATE)
+    counters = tuple(o.name for o in updated if not _floating(nodes[o.node]))
+    return Phases(forward, named, saved, counters)
 
 
 def _layer_norm_rules(forward: Graph) -> Mapping[str, Rule]:

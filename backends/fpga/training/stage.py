@@ -13,6 +13,7 @@ from pipec.backends.fpga.training.features import Feature, in_flight, placed_fea
 from pipec.backends.fpga.training.kernels import Kernels, kernels_on, networks_of
 from pipec.backends.fpga.training.phases import Phases, gradient_name, phases_of
 from pipec.backends.fpga.training.update import Sgd, update_kernel, update_seconds
+from pipec.cluster.device import Device
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, tensor
 from pipec.plan.model import Plan, StageTiming
@@ -131,32 +132,50 @@ def training_timing(plan: Plan) -> tuple[StageTiming, ...]:
 
 
 def _timing(plan: Plan, k: int, stage: TrainedStage) -> StageTiming:
-    device = device_of(plan, k)
-    forward, backward = (stage_timing(d, device) for d in (stage.kernels.F, stage.kernels.B))
-    clock = stage.kernels.F.clock_mhz * 1e6
-    spilled = [f for f in stage.features if f.memory is Memory.DDR]
+    device, kernels = device_of(plan, k), stage.kernels
+    forward, backward = (
+        stage_timing(_sending(design, graph, kind), device)
+        for design, graph, kind in (
+            (kernels.F, stage.phases.F, OutputKind.VALUE),
+            (kernels.B, stage.phases.B, OutputKind.GRADIENT),
+        )
+    )
+    slower = max(forward, backward, key=lambda t: t.interval_seconds)
+    slot, bottleneck = stage.slot_seconds, slower.bottleneck
+    if slot > kernels.interval / (kernels.F.clock_mhz * 1e6):
+        bottleneck = "saved values to and from DDR"
+    if slower.interval_seconds > slot:
+        slot, bottleneck = slower.interval_seconds, slower.bottleneck
     update = 0.0
     if stage.update is not None:
         update = update_seconds(stage.count, stage.update, device.memory_bandwidth)
-    notes = (*forward.notes, *backward.notes)
-    if spilled:
-        moved = traffic(stage.features)
-        notes = (
-            *notes,
-            f"{len(spilled)} of {len(stage.features)} saved values wait in DDR: {moved / 1e6:.1f} "
-            f"MB per microbatch, {moved / stage.slot_seconds / 1e9:.1f} of "
-            f"{device.memory_bandwidth / 1e9:.1f} GB/s",
-        )
-    busiest = max((stage.kernels.F, stage.kernels.B), key=lambda d: d.interval)
     return StageTiming(
-        interval_seconds=stage.kernels.F.interval / clock,
-        latency_seconds=stage.kernels.F.latency / clock,
-        bottleneck=f"{busiest.name}, {stage_timing(busiest, device).bottleneck}",
+        interval_seconds=forward.interval_seconds,
+        latency_seconds=forward.latency_seconds,
+        bottleneck=bottleneck,
         memory_bytes=forward.memory_bytes + backward.memory_bytes,
-        backward_seconds=stage.kernels.B.interval / clock,
-        together_seconds=stage.slot_seconds,
+        backward_seconds=backward.interval_seconds,
+        together_seconds=slot,
         step_seconds=update,
-        notes=notes,
+        notes=(*forward.notes, *backward.notes, *_notes(stage, device)),
+    )
+
+
+def _sending(design: StageDesign, graph: Graph, kind: OutputKind) -> StageDesign:
+    """A kernel with the outputs that cross the link; the others stay on the board."""
+    sent = {o.name for o in graph.outputs_of(kind)}
+    return dataclasses.replace(design, outputs=tuple(p for p in design.outputs if p.value in sent))
+
+
+def _notes(stage: TrainedStage, device: Device) -> tuple[str, ...]:
+    spilled = [f for f in stage.features if f.memory is Memory.DDR]
+    if not spilled:
+        return ()
+    moved = traffic(stage.features)
+    return (
+        f"{len(spilled)} of {len(stage.features)} saved values wait in DDR: {moved / 1e6:.1f} MB "
+        f"per microbatch, {moved / stage.slot_seconds / 1e9:.1f} of "
+        f"{device.memory_bandwidth / 1e9:.1f} GB/s",
     )
 
 

@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.design import Memory, Resources
 from pipec.backends.fpga.resources import uram
+from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.training.artifacts import TrainedRunner
 from pipec.backends.fpga.training.features import in_flight, placed_features, traffic
+from pipec.backends.fpga.training.kernels import kernels_on, networks_of
+from pipec.backends.fpga.training.phases import phases_of
 from pipec.backends.fpga.training.stage import trained_stages
 from pipec.backends.fpga.training.update import Sgd, update_kernel
 from pipec.cluster.cluster import parse_cluster
@@ -24,7 +28,7 @@ from pipec.graph.ir import InputKind, tensor
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.schedule.action import ActionKind
-from tests.fpga.training.models import dropout
+from tests.fpga.training.models import cnn, dropout, resnet
 from tests.trained import trained_mlp
 
 
@@ -90,6 +94,8 @@ def test_forward_and_backward_run_side_by_side() -> None:
             mine = (plan.schedule.kind == kind) & (plan.schedule.stage == stage)
             assert (seconds[mine] == slot).all()
     assert 8 * max(slots) <= plan.timeline.seconds
+    assert 0 <= plan.timeline.bubble <= 1
+    assert plan.timeline.busy == pytest.approx([8 * slot for slot in slots])
 
 
 def test_one_after_the_other_takes_the_sum() -> None:
@@ -121,6 +127,20 @@ def test_features_fill_the_chip_before_they_go_to_memory() -> None:
 
 def test_microbatches_in_flight_fall_towards_the_loss() -> None:
     assert [in_flight(k, 3) for k in range(3)] == [6, 4, 2]
+
+
+def test_every_engine_belongs_to_one_kernel() -> None:
+    phases = [phases_of(differentiate(graph, [graph])[0]) for graph in (resnet(), cnn())]
+    board = Board(parse_cluster("1xvcu118").devices[0])
+    for p in phases:
+        (networks,) = networks_of([p])
+        kernels = kernels_on(networks, board, "stage0", p.saved)
+        for design in (kernels.F, kernels.B):
+            names = {e.name for e in design.engines}
+            for stream in design.streams.values():
+                assert {stream.producer, stream.consumer} - {None} <= names
+            for port in (*design.inputs, *design.outputs):
+                assert not port.stream or port.stream in design.streams
 
 
 def test_update_kernel_is_as_wide_as_memory_feeds() -> None:
