@@ -14,8 +14,9 @@ from pipec.backends.fpga.cutting.joint import joint_cut
 from pipec.backends.fpga.designs import designs_of, device_of, precision_of
 from pipec.backends.fpga.emit.cpp import cpp_type
 from pipec.backends.fpga.emit.golden import golden_chain, random_inputs
-from pipec.backends.fpga.emit.stage import TOLERANCE, stage_directory, write_stage
+from pipec.backends.fpga.emit.stage import stage_directory, write_stage
 from pipec.backends.fpga.lint import stage as lint
+from pipec.backends.fpga.numbers import tolerance
 from pipec.backends.fpga.rtl.simulate import write_reference
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stage_cycles import cycles_of
@@ -83,6 +84,14 @@ class FpgaBackend(Backend):
                 where=plan.graph.source.location,
                 hint="build the model with its weights, not on the meta device",
             )
+        precision = precision_of(plan)
+        if precision == "int8" or (plan.trains and precision != "float32"):
+            raise BackendError(
+                "no C++ is emitted for these numbers, which can only be planned with",
+                got=f"{precision} for {'training' if plan.trains else 'inference'}",
+                want="float32, for inference also bfloat16, float16, ap_fixed<16,I>, ap_fixed<8,I>",
+                hint="choose another --precision",
+            )
         if plan.trains:
             emit_training(plan, directory)
             return
@@ -97,6 +106,7 @@ class FpgaBackend(Backend):
                 folder,
                 frame,
                 platform=bool(fabric and fabric.has_platform),
+                tolerance=self.tolerance(plan),
                 crossing=_crossing(plan.stages[k].graph),
                 memory=fabric.memory_kind if fabric else "DDR",
             )
@@ -145,8 +155,8 @@ class FpgaBackend(Backend):
         return [check_timing(folder) for folder in _kernels(plan, directory)]
 
     def tolerance(self, plan: Plan) -> float:
-        """What float32 sums in another order explain; the stages' test benches use it too."""
-        return TOLERANCE
+        """What the element type explains (`numbers.tolerance`); the test benches use it too."""
+        return tolerance(precision_of(plan), len(plan.graph.calls))
 
     def cut(self, plan: Plan, count: int, *, free_order: bool) -> CutResult | None:
         """Fold and cut jointly, unless costs were measured or the graph is one of training."""

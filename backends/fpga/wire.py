@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.design import Port, Stream
-from pipec.backends.fpga.emit.cpp import NUMPY
+from pipec.backends.fpga.numbers import decoded, encoded
 from pipec.errors import BackendError
 
 
@@ -33,7 +33,7 @@ def to_tokens(tensor: torch.Tensor, port: Port, stream: Stream) -> NDArray[np.ge
     rows = tensor.detach().permute(port.order).reshape(stream.rows, stream.channels)
     padding = stream.tokens_per_row * stream.lanes - stream.channels
     found = np.pad(rows.cpu().numpy(), ((0, 0), (0, padding)))
-    return np.ascontiguousarray(found.astype(NUMPY[stream.dtype]))
+    return np.ascontiguousarray(encoded(found, stream.dtype))
 
 
 def from_tokens(tokens: NDArray[np.generic], port: Port, stream: Stream) -> torch.Tensor:
@@ -44,7 +44,8 @@ def from_tokens(tokens: NDArray[np.generic], port: Port, stream: Stream) -> torc
         port: The stage input or output.
         stream: Its stream.
     """
-    rows = tokens.reshape(stream.rows, stream.tokens_per_row * stream.lanes)
+    values = decoded(tokens, stream.dtype)
+    rows = values.reshape(stream.rows, stream.tokens_per_row * stream.lanes)
     dense = torch.from_numpy(np.ascontiguousarray(rows[:, : stream.channels]))
     on_wire = dense.reshape([port.shape[axis] for axis in port.order])
     back = [port.order.index(axis) for axis in range(len(port.shape))]

@@ -80,7 +80,12 @@ class _Options:
 @click.option("--costs", type=click.Path(path_type=Path), help="Measured costs (pipec profile).")
 @click.option("--schedule", default="auto", show_default=True, help="A schedule, or auto.")
 @click.option("--microbatches", default=8, show_default=True, help="Microbatches of one step.")
-@click.option("--precision", default="float32", show_default=True, help="Numbers on an FPGA.")
+@click.option(
+    "--precision",
+    default="float32",
+    show_default=True,
+    help="Numbers on an FPGA: float32, bfloat16, float16, ap_fixed<W,I>, int8.",
+)
 @click.option("--simulate", is_flag=True, help="FPGAs: simulate cycles, shrink FIFOs to fit them.")
 @click.option("--rtl", is_flag=True, help="FPGAs: also write SystemVerilog to check cycles with.")
 @click.option("--pt2", is_flag=True, help="torch: also write an exported program per stage.")

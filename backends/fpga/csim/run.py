@@ -12,7 +12,7 @@ import torch
 
 from pipec.backends.fpga.csim.build import build
 from pipec.backends.fpga.csim.manifest import Wire, read_wires
-from pipec.backends.fpga.emit.cpp import NUMPY
+from pipec.backends.fpga.numbers import file_type
 from pipec.backends.fpga.wire import from_tokens, to_tokens
 from pipec.errors import BackendError
 
@@ -74,7 +74,7 @@ class CSimulation:
             )
 
     def _read(self, folder: Path, wire: Wire) -> torch.Tensor:
-        tokens = np.fromfile(folder / wire.file, dtype=NUMPY[wire.stream.dtype])
+        tokens = np.fromfile(folder / wire.file, dtype=file_type(wire.stream.dtype))
         return from_tokens(tokens, wire.port, wire.stream)
 
 

@@ -19,7 +19,7 @@ def swg(engine: Engine, nest: Swg) -> Unit:
         )
     }  # fmt: skip
     pad = literal(nest.pad_value, engine.dtype)
-    return Unit("swg.h", "swg", constants, {"T pad()": [f"return {pad};"]})
+    return Unit("swg.h", "swg", constants, {"real_t<T> pad()": [f"return {pad};"]})
 
 
 def mvu(engine: Engine, nest: Mvu) -> Unit:
@@ -63,7 +63,7 @@ def reduce(engine: Engine, nest: Reduce) -> Unit:
         "PARTIAL": nest.partial,
     }
     op = "add" if nest.op == "sum" else nest.op
-    functions = {"T combine(T x, T y)": [f"return ops::{op}(x, y);"]}
+    functions = {"real_t<T> combine(real_t<T> x, real_t<T> y)": [f"return ops::{op}(x, y);"]}
     if nest.table:
         return Unit("reduce.h", "reduce", constants, functions, tables=("scale",))
     scale = "unscaled" if nest.scale == 1 else literal(nest.scale, engine.dtype)
@@ -74,19 +74,19 @@ def reduce(engine: Engine, nest: Reduce) -> Unit:
 def elementwise(engine: Engine, nest: Map) -> Unit:
     """Elementwise chain: its steps become the lines of ``op``."""
     constants = {"ROWS": nest.rows, "C": nest.channels, "LANES": nest.lanes}
-    parameters, body, tables = ["T x"], [], []
+    parameters, body, tables = ["real_t<T> x"], [], []
     streamed = any(step.operand == "stream" for step in nest.steps)
     if streamed:
-        parameters.append("T y")
+        parameters.append("real_t<T> y")
     for k, step in enumerate(nest.steps):
         operand = {"stream": "y", "table": f"t{k}"}.get(step.operand, "")
         if step.operand == "scalar" or step.op in ("leaky_relu", "elu"):
-            operand = f"T({literal(step.value, engine.dtype)})"
+            operand = f"real_t<T>({literal(step.value, engine.dtype)})"
         if step.operand == "table":
-            parameters.append(f"T t{k}")
+            parameters.append(f"real_t<T> t{k}")
             tables.append(f"table{k}")
         body.append(f"x = ops::{step.op}(x{', ' if operand else ''}{operand});")
-    functions = {f"T op({', '.join(parameters)})": [*body, "return x;"]}
+    functions = {f"real_t<T> op({', '.join(parameters)})": [*body, "return x;"]}
     name = "map2" if streamed else "map1"
     return Unit("map.h", name, constants, functions, tables=tuple(tables))
 
@@ -107,8 +107,8 @@ def norm(engine: Engine, nest: Norm) -> Unit:
         k, alpha, beta = (literal(v, engine.dtype) for v in (nest.k, nest.alpha, nest.beta))
         size = literal(nest.size, engine.dtype)
         body = [f"return x / ops::pow({k} + {alpha} / {size} * sum, {beta});"]
-        return Unit("norm.h", "lrn", constants, {"T op(T x, T sum)": body})
-    eps = {"T eps()": [f"return {literal(nest.eps, engine.dtype)};"]}
+        return Unit("norm.h", "lrn", constants, {"real_t<T> op(real_t<T> x, real_t<T> sum)": body})
+    eps = {"real_t<T> eps()": [f"return {literal(nest.eps, engine.dtype)};"]}
     tables = ("scale?no_table", "shift?no_table")
     return Unit("norm.h", nest.op, constants, eps, tables=tables)
 
@@ -137,7 +137,7 @@ def matmul(engine: Engine, nest: Matmul) -> Unit:
         "return {g, n, k};",
     ]
     functions = {
-        "T scale()": [f"return {literal(nest.scale, engine.dtype)};"],
+        "real_t<T> scale()": [f"return {literal(nest.scale, engine.dtype)};"],
         "engine::b_place place(int i)": place,
     }
     return Unit("matmul.h", "matmul", constants, functions)

@@ -4,10 +4,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from pipec.backends.fpga.numbers import fixed_point
 from pipec.errors import BackendError
 
 _WORDS = """
@@ -22,15 +22,17 @@ cfg dataflow engine frames hls int32_t int8_t least load_tables main ops table t
 KEYWORDS = frozenset(_WORDS.split())
 """Words that no name may be: the language's and the emitted code's own."""
 
-TYPES = {"float32": "float", "int32": "int32_t", "int8": "int8_t"}
-"""Element type of a stream to its C++ type."""
-
-NUMPY: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype("<f4"),
-    "int32": np.dtype("<i4"),
-    "int8": np.dtype("<i1"),
+TYPES = {
+    "float32": "float",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "int32": "int32_t",
+    "int8": "int8_t",
 }
-"""Element type of a stream to how it lies in a ``.bin`` file."""
+"""Element type of a stream to its C++ type; see `fixed_point` for the others."""
+
+_FIXED_WIDTHS = (8, 16)
+"""Widths of fixed-point numbers that are emitted: those that lie in memory without gaps."""
 
 
 def cpp_type(dtype: str) -> str:
@@ -39,9 +41,15 @@ def cpp_type(dtype: str) -> str:
     Raises:
         BackendError: No C++ is emitted for it.
     """
+    found = fixed_point(dtype)
+    if found is not None and found[0] in _FIXED_WIDTHS and 0 < found[1] <= found[0]:
+        return f"fixed<{found[0]}, {found[1]}>"
     if dtype not in TYPES:
         raise BackendError(
-            "no C++ type for elements of this kind", got=dtype, want=", ".join(TYPES)
+            "no C++ type for elements of this kind",
+            got=dtype,
+            want=", ".join((*TYPES, "ap_fixed<16,I>, ap_fixed<8,I>")),
+            hint="choose another --precision",
         )
     return TYPES[dtype]
 
@@ -80,7 +88,7 @@ def literal(value: float, dtype: str) -> str:
         >>> literal(float("-inf"), "float32")
         'least<float>()'
     """
-    if dtype != "float32":
+    if dtype.startswith("int"):
         return str(int(value))
     if math.isinf(value):
         return f"{'-' if value > 0 else ''}least<float>()"

@@ -30,7 +30,13 @@ HEADERS_OF = {
 
 def headers(design: StageDesign) -> list[str]:
     """The engine headers that a stage needs, those that they include too."""
-    wanted = {"base.h", "axis.h", "memory.h", *(unit_of(e).header for e in design.engines)}
+    wanted = {
+        "base.h",
+        "number.h",
+        "axis.h",
+        "memory.h",
+        *(unit_of(e).header for e in design.engines),
+    }
     while more := {h for w in wanted for h in HEADERS_OF.get(w, ())} - wanted:
         wanted |= more
     return sorted(wanted)

@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.design import Engine, Memory, StageDesign, Weight
-from pipec.backends.fpga.emit.cpp import NUMPY, cpp_type
+from pipec.backends.fpga.emit.cpp import cpp_type
 from pipec.backends.fpga.emit.engines import table_name
 from pipec.backends.fpga.nests import Mvu, Reduce, Vvu, ceil_div
+from pipec.backends.fpga.numbers import encoded
 
 BEAT_BYTES = 64
 """Bytes of one beat of a memory port: 512 bits."""
@@ -106,4 +107,4 @@ def stored(weight: Weight) -> NDArray[np.generic]:
     Raises:
         BackendError: The model has no weights.
     """
-    return np.ascontiguousarray(weight.values(), dtype=NUMPY[weight.dtype]).reshape(weight.shape)
+    return np.ascontiguousarray(encoded(weight.values(), weight.dtype)).reshape(weight.shape)

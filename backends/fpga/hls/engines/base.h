@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "hls_stream.h"
+#include "number.h"
 
 // A static firing: one trip of an engine's pipelined loop. II is the initiation interval, D the
 // pipeline depth. Empty unless a simulation build gives it a meaning.

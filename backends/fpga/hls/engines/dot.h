@@ -33,9 +33,9 @@ struct adder_tree<1, PE> {
 
 // acc[pe] += sum over s of word[s * PE + pe] * x[s]
 template <int PE, int SIMD, typename T>
-inline void multiply_add(vec<T, PE> &acc, const vec<T, SIMD * PE> &word, const vec<T, SIMD> &x) {
+inline void multiply_add(vec<sum_t<T>, PE> &acc, const vec<T, SIMD * PE> &word, const vec<T, SIMD> &x) {
 #pragma HLS INLINE
-  T product[SIMD * PE];
+  sum_t<T> product[SIMD * PE];
 #pragma HLS ARRAY_PARTITION variable = product complete
   for (int s = 0; s < SIMD; ++s) {
 #pragma HLS UNROLL
@@ -54,24 +54,24 @@ inline void multiply_add(vec<T, PE> &acc, const vec<T, SIMD * PE> &word, const v
 // PARTIAL accumulators used in turn, so that a slow adder is never waited for.
 template <typename T, int PE, int PARTIAL>
 struct accumulator {
-  vec<T, PE> sum[PARTIAL];
+  vec<sum_t<T>, PE> sum[PARTIAL];
 
   void clear() {
     for (int k = 0; k < PARTIAL; ++k) {
 #pragma HLS UNROLL
-      sum[k] = zeros<T, PE>();
+      sum[k] = zeros<sum_t<T>, PE>();
     }
   }
 
-  vec<T, PE> total() const {
-    T all[PARTIAL * PE];
+  vec<sum_t<T>, PE> total() const {
+    sum_t<T> all[PARTIAL * PE];
 #pragma HLS ARRAY_PARTITION variable = all complete
     for (int i = 0; i < PARTIAL * PE; ++i) {
 #pragma HLS UNROLL
       all[i] = sum[i / PE].lane[i % PE];
     }
     adder_tree<PARTIAL, PE>::run(all);
-    vec<T, PE> y;
+    vec<sum_t<T>, PE> y;
     for (int pe = 0; pe < PE; ++pe) {
 #pragma HLS UNROLL
       y.lane[pe] = all[pe];
@@ -79,17 +79,6 @@ struct accumulator {
     return y;
   }
 };
-
-template <typename T, int P>
-inline vec<T, P> plus(const vec<T, P> &a, const vec<T, P> &b) {
-#pragma HLS INLINE
-  vec<T, P> y;
-  for (int p = 0; p < P; ++p) {
-#pragma HLS UNROLL
-    y.lane[p] = a.lane[p] + b.lane[p];
-  }
-  return y;
-}
 
 }  // namespace engine
 

@@ -4,7 +4,7 @@
 //              for outer, group, inner: for f: for s: one firing of PE x SIMD
 //
 // Config: T, BLOCKS, OUTER, GROUPS, INNER, ROWS, NF, TAPS, C (channels per position of A), SF, PE,
-// SIMD, PARTIAL, II, DEPTH, `static T scale()`; for B: LOAD (tokens), B_LANES, B_C (its last axis),
+// SIMD, PARTIAL, II, DEPTH, `static real_t<T> scale()`; for B: LOAD (tokens), B_LANES, B_C (its last axis),
 // and `static b_place place(int element)`: where element i of B in stream order belongs.
 #ifndef PIPEC_MATMUL_H
 #define PIPEC_MATMUL_H
@@ -68,10 +68,11 @@ void matmul(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in0,
           multiply_add<G::PE, G::SIMD>(acc.sum[s % G::PARTIAL],
                                        b[(group * G::NF + f) * G::SF + s], x[s]);
           if (s == G::SF - 1) {
-            vec<typename G::T, G::PE> y = acc.total();
+            const vec<sum_t<typename G::T>, G::PE> sum = acc.total();
+            vec<typename G::T, G::PE> y;
             for (int p = 0; p < G::PE; ++p) {
 #pragma HLS UNROLL
-              y.lane[p] *= G::scale();
+              y.lane[p] = real_t<typename G::T>(sum.lane[p]) * G::scale();
             }
             out.write(y);
           }

@@ -16,15 +16,28 @@ namespace engine {
 
 struct no_bias {};
 
+// Sums, rounded to what an engine writes.
 template <typename T, int PE>
-inline vec<T, PE> add_bias(const vec<T, PE> &y, const no_bias &, int) {
+inline vec<T, PE> add_bias(const vec<sum_t<T>, PE> &sum, const no_bias &, int) {
+#pragma HLS INLINE
+  vec<T, PE> y;
+  for (int pe = 0; pe < PE; ++pe) {
+#pragma HLS UNROLL
+    y.lane[pe] = T(sum.lane[pe]);
+  }
   return y;
 }
 
 template <typename T, int PE, int WORDS>
-inline vec<T, PE> add_bias(const vec<T, PE> &y, const vec<T, PE> (&bias)[WORDS], int word) {
+inline vec<T, PE> add_bias(const vec<sum_t<T>, PE> &sum, const vec<T, PE> (&bias)[WORDS],
+                           int word) {
 #pragma HLS INLINE
-  return plus(y, bias[word]);
+  vec<T, PE> y;
+  for (int pe = 0; pe < PE; ++pe) {
+#pragma HLS UNROLL
+    y.lane[pe] = T(sum.lane[pe] + bias[word].lane[pe]);
+  }
+  return y;
 }
 
 template <typename T, int LANES, int WORDS>
@@ -56,7 +69,7 @@ void mvu_a(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
           if (s == 0) acc.clear();
           multiply_add<G::PE, G::SIMD>(acc.sum[s % G::PARTIAL],
                                        next_word(weight, row * G::SF + s), x[s]);
-          if (s == G::SF - 1) out.write(add_bias(acc.total(), bias, row));
+          if (s == G::SF - 1) out.write(add_bias<typename G::T>(acc.total(), bias, row));
         }
       }
     }
@@ -66,7 +79,8 @@ void mvu_a(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
 template <typename G, typename Weight, typename Bias>
 void mvu_b(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
            hls::stream<vec<typename G::T, G::PE>> &out, Weight &weight, const Bias &bias) {
-  static vec<typename G::T, G::PE> acc[G::NF];
+  using A = sum_t<typename G::T>;
+  static vec<A, G::PE> acc[G::NF];
 #pragma HLS AGGREGATE variable = acc
   vec<typename G::T, G::SIMD> x = zeros<typename G::T, G::SIMD>();
   for (int n = 0; n < frames * G::N; ++n) {
@@ -77,10 +91,10 @@ void mvu_b(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
           FIRE(G::II, G::DEPTH);
           const int row = group * G::NF + f;
           if (f == 0) x = in.read();
-          vec<typename G::T, G::PE> sum = s == 0 ? zeros<typename G::T, G::PE>() : acc[f];
+          vec<A, G::PE> sum = s == 0 ? zeros<A, G::PE>() : acc[f];
           multiply_add<G::PE, G::SIMD>(sum, next_word(weight, row * G::SF + s), x);
           acc[f] = sum;
-          if (s == G::SF - 1) out.write(add_bias(sum, bias, row));
+          if (s == G::SF - 1) out.write(add_bias<typename G::T>(sum, bias, row));
         }
       }
     }
@@ -115,7 +129,7 @@ void mvu_block(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
           if (v == 0) word = weight.read();
           if (s == 0) acc[v].clear();
           multiply_add<G::PE, G::SIMD>(acc[v].sum[s % G::PARTIAL], word, x[v][s]);
-          if (s == G::SF - 1) y[v][f] = add_bias(acc[v].total(), bias, f);
+          if (s == G::SF - 1) y[v][f] = add_bias<typename G::T>(acc[v].total(), bias, f);
         }
       }
     }

@@ -23,13 +23,13 @@ struct norm_shape {
 
 // Sum of f(x) over the first `lanes` lanes.
 template <typename T, int P, typename F>
-inline T sum_lanes(const vec<T, P> &x, int lanes, const F &f) {
+inline real_t<T> sum_lanes(const vec<T, P> &x, int lanes, const F &f) {
 #pragma HLS INLINE
-  T term[P];
+  real_t<T> term[P];
 #pragma HLS ARRAY_PARTITION variable = term complete
   for (int p = 0; p < P; ++p) {
 #pragma HLS UNROLL
-    term[p] = p < lanes ? f(x.lane[p]) : T(0);
+    term[p] = p < lanes ? f(x.lane[p]) : real_t<T>(0);
   }
   adder_tree<P, 1>::run(term);
   return term[0];
@@ -73,7 +73,7 @@ inline void write_row(const vec<typename G::T, G::LANES> *row,
     vec<typename G::T, G::LANES> y;
     for (int p = 0; p < G::LANES; ++p) {
 #pragma HLS UNROLL
-      y.lane[p] = p < lanes ? f(row[c].lane[p], c, p) : typename G::T(0);
+      y.lane[p] = p < lanes ? f(row[c].lane[p], c, p) : real_t<typename G::T>(0);
     }
     out.write(y);
   }
@@ -83,8 +83,8 @@ inline void write_row(const vec<typename G::T, G::LANES> *row,
 template <typename G>
 void softmax(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
              hls::stream<vec<typename G::T, G::LANES>> &out) {
-  using T = typename G::T;
-  using V = vec<T, G::LANES>;
+  using T = real_t<typename G::T>;
+  using V = vec<typename G::T, G::LANES>;
   static V row[norm_shape<G>::CF];
 #pragma HLS AGGREGATE variable = row
   for (int n = 0; n < frames * G::ROWS; ++n) {
@@ -116,22 +116,22 @@ template <typename T>
 inline T shifted(T x, const no_table &, int, int) {
   return x;
 }
-template <typename T, int P, int WORDS>
-inline T times(T x, const vec<T, P> (&table)[WORDS], int c, int p) {
-  return x * table[c].lane[p];
+template <typename T, typename U, int P, int WORDS>
+inline T times(T x, const vec<U, P> (&table)[WORDS], int c, int p) {
+  return x * T(table[c].lane[p]);
 }
-template <typename T, int P, int WORDS>
-inline T shifted(T x, const vec<T, P> (&table)[WORDS], int c, int p) {
-  return x + table[c].lane[p];
+template <typename T, typename U, int P, int WORDS>
+inline T shifted(T x, const vec<U, P> (&table)[WORDS], int c, int p) {
+  return x + T(table[c].lane[p]);
 }
 
-// Layer normalisation: mean, variance about it, write. Config: also `static T eps()`.
+// Layer normalisation: mean, variance about it, write. Config: also `static real_t<T> eps()`.
 template <typename G, typename Scale, typename Shift>
 void layer_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
                 hls::stream<vec<typename G::T, G::LANES>> &out, const Scale &scale,
                 const Shift &shift) {
-  using T = typename G::T;
-  using V = vec<T, G::LANES>;
+  using T = real_t<typename G::T>;
+  using V = vec<typename G::T, G::LANES>;
   static V row[norm_shape<G>::CF];
 #pragma HLS AGGREGATE variable = row
   const T count = T(G::TAPS * G::C);
@@ -151,13 +151,13 @@ void layer_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
   }
 }
 
-// Root-mean-square normalisation: squares, write. Config: also `static T eps()`.
+// Root-mean-square normalisation: squares, write. Config: also `static real_t<T> eps()`.
 template <typename G, typename Scale, typename Shift>
 void rms_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
               hls::stream<vec<typename G::T, G::LANES>> &out, const Scale &scale,
               const Shift &shift) {
-  using T = typename G::T;
-  using V = vec<T, G::LANES>;
+  using T = real_t<typename G::T>;
+  using V = vec<typename G::T, G::LANES>;
   static V row[norm_shape<G>::CF];
 #pragma HLS AGGREGATE variable = row
   for (int n = 0; n < frames * G::ROWS; ++n) {
@@ -177,8 +177,8 @@ void rms_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
 template <typename G>
 void lrn(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
          hls::stream<vec<typename G::T, G::LANES>> &out) {
-  using T = typename G::T;
-  using V = vec<T, G::LANES>;
+  using T = real_t<typename G::T>;
+  using V = vec<typename G::T, G::LANES>;
   constexpr int CF = norm_shape<G>::CF;
   static V row[CF];
 #pragma HLS AGGREGATE variable = row
@@ -189,7 +189,7 @@ void lrn(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
     read_row<G>(in, row, [&](const V &x, int, bool) {
       for (int p = 0; p < G::LANES; ++p) {
 #pragma HLS UNROLL
-        square[at + p] = x.lane[p] * x.lane[p];
+        square[at + p] = T(x.lane[p]) * T(x.lane[p]);
       }
       at += G::LANES;
     });

@@ -2,7 +2,7 @@
 //
 //   for n, j, c      behind an SWG: KP kernel positions per token; global pool: N = 1
 //
-// Config: T, N, WINDOW, CF, LANES, KP, PARTIAL, II, DEPTH and `static T combine(T, T)`. A token's
+// Config: T, N, WINDOW, CF, LANES, KP, PARTIAL, II, DEPTH and `static real_t<T> combine(real_t<T>, real_t<T>)`. A token's
 // KP values meet in a balanced tree, the trees' roots in result j % PARTIAL, j ascending, and the
 // PARTIAL results in a tree again. The scale is a number, a table read cyclically, or `unscaled`.
 #ifndef PIPEC_REDUCE_H
@@ -24,16 +24,16 @@ inline T scaled(T x, const T &scale, int) {
   return x * scale;
 }
 
-template <typename T, int PERIOD>
-inline T scaled(T x, const vec<T, 1> (&table)[PERIOD], int n) {
-  return x * table[n % PERIOD].lane[0];
+template <typename T, typename U, int PERIOD>
+inline T scaled(T x, const vec<U, 1> (&table)[PERIOD], int n) {
+  return x * T(table[n % PERIOD].lane[0]);
 }
 
 // Combines N groups of LANES values into the first group: i + ceil(N/2) onto i, repeatedly.
 template <typename G, int N>
 struct combine_tree {
   template <int SIZE>
-  static inline void run(typename G::T (&p)[SIZE]) {
+  static inline void run(real_t<typename G::T> (&p)[SIZE]) {
 #pragma HLS INLINE
     constexpr int HALF = (N + 1) / 2;
     for (int i = 0; i < (N - HALF) * G::LANES; ++i) {
@@ -47,27 +47,34 @@ struct combine_tree {
 template <typename G>
 struct combine_tree<G, 1> {
   template <int SIZE>
-  static inline void run(typename G::T (&)[SIZE]) {}
+  static inline void run(real_t<typename G::T> (&)[SIZE]) {}
 };
 
 template <typename G, typename Scale>
 void reduce(int frames, hls::stream<vec<typename G::T, G::KP * G::LANES>> &in,
             hls::stream<vec<typename G::T, G::LANES>> &out, const Scale &scale) {
   constexpr int PARTS = smaller(G::PARTIAL, G::WINDOW);
-  static typename G::T part[G::CF][PARTS * G::LANES];
+  using A = real_t<typename G::T>;
+  static A part[G::CF][PARTS * G::LANES];
 #pragma HLS ARRAY_PARTITION variable = part dim = 2 complete
   for (int n = 0; n < frames * G::N; ++n) {
     for (int j = 0; j < G::WINDOW; ++j) {
       for (int c = 0; c < G::CF; ++c) {
 #pragma HLS PIPELINE II = G::II
         FIRE(G::II, G::DEPTH);
-        vec<typename G::T, G::KP * G::LANES> x = in.read();
-        combine_tree<G, G::KP>::run(x.lane);
-        typename G::T all[PARTS * G::LANES];
+        const vec<typename G::T, G::KP * G::LANES> token = in.read();
+        A x[G::KP * G::LANES];
+#pragma HLS ARRAY_PARTITION variable = x complete
+        for (int i = 0; i < G::KP * G::LANES; ++i) {
+#pragma HLS UNROLL
+          x[i] = A(token.lane[i]);
+        }
+        combine_tree<G, G::KP>::run(x);
+        A all[PARTS * G::LANES];
 #pragma HLS ARRAY_PARTITION variable = all complete
         for (int i = 0; i < PARTS * G::LANES; ++i) {
 #pragma HLS UNROLL
-          const typename G::T value = x.lane[i % G::LANES], before = part[c][i];
+          const A value = x[i % G::LANES], before = part[c][i];
           const bool mine = i / G::LANES == j % PARTS;
           all[i] = !mine ? before : (j < PARTS ? value : G::combine(before, value));
           part[c][i] = all[i];

@@ -79,7 +79,7 @@ void softmax_gradient(int frames, hls::stream<vec<typename G::T, G::LANES>> &in0
   }
 }
 
-// Gradient of layer normalisation from its operand x. Config: also `static T eps()`.
+// Gradient of layer normalisation from its operand x. Config: also `static real_t<T> eps()`.
 template <typename G, typename Scale>
 void layer_norm_gradient(int frames, hls::stream<vec<typename G::T, G::LANES>> &in0,
                          hls::stream<vec<typename G::T, G::LANES>> &in1,

@@ -4,7 +4,7 @@
 //
 // Config: T, BATCH, H, W, CF (tokens per pixel), LANES, KH, KW, SH, SW (stride), DH, DW (dilation),
 // PT, PL (padding above and left; below and right follow from OH and OW), OH, OW, GROUPS, KP, II,
-// DEPTH, and `static T pad()`, the value outside the image.
+// DEPTH, and `static real_t<T> pad()`, the value outside the image.
 //
 // A firing takes a token, emits one, or does both; which, depends on counters alone. Reads are
 // paced to SH rows per row of windows, so that they neither starve nor flood the line buffer.
@@ -69,7 +69,7 @@ inline vec<typename G::T, G::KP * G::LANES> swg_window(const Line &line, const s
     const int slot = need < 0 ? 0 : need % swg_shape<G>::SLOTS;
     for (int p = 0; p < G::LANES; ++p) {
 #pragma HLS UNROLL
-      token.lane[j * G::LANES + p] = need < 0 ? G::pad() : line[slot].lane[p];
+      token.lane[j * G::LANES + p] = need < 0 ? typename G::T(G::pad()) : line[slot].lane[p];
     }
   }
   return token;

@@ -24,7 +24,7 @@ void vvu(int frames, hls::stream<vec<typename G::T, G::KP * G::LANES>> &in,
 #pragma HLS PIPELINE II = G::II
         FIRE(G::II, G::DEPTH);
         const vec<typename G::T, G::KP * G::LANES> x = in.read();
-        typename G::T product[G::KP * G::LANES];
+        sum_t<typename G::T> product[G::KP * G::LANES];
 #pragma HLS ARRAY_PARTITION variable = product complete
         for (int i = 0; i < G::KP * G::LANES; ++i) {
 #pragma HLS UNROLL
@@ -36,7 +36,7 @@ void vvu(int frames, hls::stream<vec<typename G::T, G::KP * G::LANES>> &in,
 #pragma HLS UNROLL
           acc.sum[k % G::PARTIAL].lane[p] += product[p];
         }
-        if (k == G::KS - 1) out.write(add_bias(acc.total(), bias, c));
+        if (k == G::KS - 1) out.write(add_bias<typename G::T>(acc.total(), bias, c));
       }
     }
   }

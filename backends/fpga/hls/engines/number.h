@@ -1,0 +1,152 @@
+// Narrow numbers: 16-bit floating point and fixed point. Streams and memories carry them; sums of
+// products run in a wider type (`sum_t`), everything else in `real_t`, and every result is rounded
+// once, half to even, where an engine writes it.
+//
+//            sum_t                       real_t
+//   float    float                       float
+//   bfloat16 float                       float        float16 likewise
+//   fixed    exact, twice the fraction   float        out of range saturates
+#ifndef PIPEC_NUMBER_H
+#define PIPEC_NUMBER_H
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+// A float and its bits.
+inline uint32_t bits_of(float x) {
+  uint32_t b;
+  std::memcpy(&b, &x, sizeof b);
+  return b;
+}
+inline float float_of(uint32_t b) {
+  float x;
+  std::memcpy(&x, &b, sizeof x);
+  return x;
+}
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+
+  bfloat16() = default;
+  bfloat16(float x) {
+    const uint32_t b = bits_of(x);
+    const bool nan = (b & 0x7fffffffu) > 0x7f800000u;
+    bits = uint16_t(nan ? (b >> 16 | 64u) : (b + 0x7fffu + (b >> 16 & 1u)) >> 16);
+  }
+  operator float() const { return float_of(uint32_t(bits) << 16); }
+};
+
+// IEEE 754 binary16, subnormal numbers included.
+struct float16 {
+  uint16_t bits;
+
+  float16() = default;
+  float16(float x) {
+    const uint32_t b = bits_of(x), sign = b >> 16 & 0x8000u, size = b & 0x7fffffffu;
+    if (size > 0x7f800000u) {
+      bits = uint16_t(sign | 0x7e00u);
+    } else if (size >= 0x477ff000u) {  // rounds to 65536 or more
+      bits = uint16_t(sign | 0x7c00u);
+    } else if (size < 0x38800000u) {  // below 2^-14: in steps of 2^-24
+      bits = uint16_t(sign | uint32_t(std::rint(float_of(size) * 16777216.0f)));
+    } else {
+      bits = uint16_t(sign | (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13);
+    }
+  }
+  operator float() const {
+    const uint32_t sign = uint32_t(bits & 0x8000u) << 16, size = bits & 0x7fffu;
+    if (size >= 0x7c00u) return float_of(sign | 0x7f800000u | (size & 0x3ffu) << 13);
+    if (size < 0x400u) return float_of(sign | bits_of(float(size) / 16777216.0f));
+    return float_of(sign | (size + 0x1c000u) << 13);
+  }
+};
+
+template <int W>
+struct fixed_store;
+template <>
+struct fixed_store<8> {
+  using type = int8_t;
+};
+template <>
+struct fixed_store<16> {
+  using type = int16_t;
+};
+
+// An exact sum of products of two fixed<W, I>: 2 (W - I) bits of fraction.
+template <int W, int I>
+struct fixed_sum {
+  int64_t raw;
+
+  fixed_sum() = default;
+  fixed_sum(int x) : raw(int64_t(x) << 2 * (W - I)) {}
+  explicit operator float() const {
+    return float(double(raw) / double(int64_t(1) << 2 * (W - I)));
+  }
+  fixed_sum &operator+=(const fixed_sum &y) {
+    raw += y.raw;
+    return *this;
+  }
+};
+
+// ap_fixed<W, I, AP_RND_CONV, AP_SAT>: W bits, I of them before the point, sign included.
+template <int W, int I>
+struct fixed {
+  static constexpr int F = W - I;
+  static constexpr int64_t TOP = (int64_t(1) << (W - 1)) - 1;
+  typename fixed_store<W>::type raw;
+
+  fixed() = default;
+  fixed(float x) {
+    const double scaled = std::rint(double(x) * double(int64_t(1) << F));
+    const double kept = scaled > double(TOP) ? double(TOP) : scaled;
+    raw = typename fixed_store<W>::type(kept > double(-TOP - 1) ? kept : double(-TOP - 1));
+  }
+  fixed(const fixed_sum<W, I> &sum) {
+    const int64_t half = int64_t(1) << F >> 1, odd = sum.raw >> F & 1;
+    const int64_t x = F == 0 ? sum.raw : (sum.raw + half - 1 + odd) >> F;
+    raw = typename fixed_store<W>::type(x > TOP ? TOP : (x < -TOP - 1 ? -TOP - 1 : x));
+  }
+  operator float() const { return float(raw) / float(int64_t(1) << F); }
+};
+
+template <int W, int I>
+inline fixed_sum<W, I> operator*(const fixed<W, I> &x, const fixed<W, I> &y) {
+  fixed_sum<W, I> product;
+  product.raw = int64_t(x.raw) * y.raw;
+  return product;
+}
+template <int W, int I>
+inline fixed_sum<W, I> operator+(const fixed_sum<W, I> &sum, const fixed<W, I> &y) {
+  fixed_sum<W, I> found;
+  found.raw = sum.raw + (int64_t(y.raw) << (W - I));
+  return found;
+}
+
+template <typename T>
+struct number {
+  using sum = T;
+  using real = T;
+};
+template <>
+struct number<bfloat16> {
+  using sum = float;
+  using real = float;
+};
+template <>
+struct number<float16> {
+  using sum = float;
+  using real = float;
+};
+template <int W, int I>
+struct number<fixed<W, I>> {
+  using sum = fixed_sum<W, I>;
+  using real = float;
+};
+template <typename T>
+using sum_t = typename number<T>::sum;
+template <typename T>
+using real_t = typename number<T>::real;
+
+#endif

@@ -1,0 +1,89 @@
+"""How numbers of every element type lie in files, and how far apart they are."""
+
+import math
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+_PLAIN: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype("<f2"),
+    "int32": np.dtype("<i4"),
+    "int8": np.dtype("<i1"),
+}
+
+
+def fixed_point(dtype: str) -> tuple[int, int] | None:
+    """Width and integer bits (sign included) of ``ap_fixed<W,I>``; None for other types.
+
+    Example:
+        >>> fixed_point("ap_fixed<16, 6>"), fixed_point("float32")
+        ((16, 6), None)
+    """
+    found = re.fullmatch(r"ap_fixed<\s*(\d+)\s*,\s*(\d+)\s*>", dtype)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def file_type(dtype: str) -> np.dtype[Any]:
+    """How one number lies in a ``.bin`` file: itself, or the integer behind a fixed point."""
+    fixed = fixed_point(dtype)
+    return _PLAIN[dtype] if fixed is None else np.dtype("<i1" if fixed[0] <= 8 else "<i2")
+
+
+def encoded(values: NDArray[Any], dtype: str) -> NDArray[np.generic]:
+    """Numbers as they lie in a file: rounded half to even, fixed point saturated.
+
+    Example:
+        >>> encoded(np.array([0.3, 100.0]), "ap_fixed<8,4>").tolist()
+        [5, 127]
+    """
+    fixed = fixed_point(dtype)
+    if fixed is None:
+        return np.asarray(values).astype(file_type(dtype))
+    top = 1 << (fixed[0] - 1)
+    scaled = np.rint(np.asarray(values, dtype=np.float64) * 2.0 ** (fixed[0] - fixed[1]))
+    return np.clip(scaled, -top, top - 1).astype(file_type(dtype))
+
+
+def decoded(stored: NDArray[Any], dtype: str) -> NDArray[np.generic]:
+    """The inverse of `encoded`: floating point comes back as float32."""
+    fixed = fixed_point(dtype)
+    if fixed is not None:
+        return np.asarray(stored.astype(np.float32) * np.float32(2.0 ** (fixed[1] - fixed[0])))
+    return stored if dtype.startswith("int") else stored.astype(np.float32)
+
+
+def tolerance(dtype: str, nodes: int) -> float:
+    """Error of a result, relative to its largest magnitude, that a format explains.
+
+    Every engine rounds its results once; errors of n independent roundings add up to about the
+    root of n of them, and four times that is allowed. For fixed point the largest magnitude is
+    taken as 1.
+
+    Args:
+        dtype: Element type.
+        nodes: Operations of the model.
+
+    Example:
+        >>> tolerance("float32", 100), tolerance("bfloat16", 16)
+        (0.0001, 0.0625)
+    """
+    return max(1e-4, 4 * roundoff(dtype) * math.sqrt(nodes))
+
+
+def roundoff(dtype: str) -> float:
+    """Largest error of one rounding: relative for floating point, absolute for fixed point.
+
+    Example:
+        >>> roundoff("bfloat16"), roundoff("ap_fixed<16,6>")
+        (0.00390625, 0.00048828125)
+    """
+    fixed = fixed_point(dtype)
+    if fixed is not None:
+        return float(2.0 ** (fixed[1] - fixed[0] - 1))
+    bits = {"float32": 24, "bfloat16": 8, "float16": 11}
+    return float(2.0 ** -bits[dtype]) if dtype in bits else 0.0

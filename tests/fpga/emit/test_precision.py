@@ -1,0 +1,161 @@
+"""Narrow numbers: the C++ types to the last bit, networks within what the format explains."""
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from pipec.backends.fpga.csim.run import load_stages
+from pipec.backends.fpga.emit.golden import Golden, run_graph
+from pipec.backends.fpga.emit.stage import write_stage
+from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.numbers import decoded, encoded, file_type, roundoff, tolerance
+from pipec.backends.fpga.toolchain import compiler
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.backend import load_backend
+from pipec.compiler.driver import emit, make_plan
+from pipec.compiler.verify import verify_stages
+from pipec.errors import BackendError
+from pipec.frontends.load import load
+from tests.fpga.design.models import graph_of, made
+
+HLS = Path(__file__).parents[3] / "backends/fpga/hls"
+NARROW = {
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "ap_fixed<16,6>": "fixed<16, 6>",
+    "ap_fixed<8,4>": "fixed<8, 4>",
+    "ap_fixed<8,8>": "fixed<8, 8>",
+}
+PROGRAM = """
+#include <cstdio>
+#include <vector>
+#include "engines/number.h"
+template <typename T> void run(const std::vector<float> &x, std::FILE *out) {
+  sum_t<T> sum = sum_t<T>(0);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const T a = T(x[i]), b = T(x[x.size() - 1 - i]);
+    const float back = float(a);
+    sum += a * b;
+    const T rounded = T(sum);
+    std::fwrite(&a, sizeof a, 1, out);
+    std::fwrite(&back, sizeof back, 1, out);
+    std::fwrite(&rounded, sizeof rounded, 1, out);
+  }
+}
+int main(int, char **argv) {
+  std::FILE *in = std::fopen(argv[1], "rb"), *out = std::fopen(argv[2], "wb");
+  std::vector<float> x(COUNT);
+  if (std::fread(x.data(), 4, x.size(), in) != x.size()) return 1;
+  CALLS
+  return std::fclose(out);
+}
+"""
+
+
+def numbers() -> NDArray[np.float32]:
+    """Random numbers of all sizes, ties, limits, subnormal and special ones."""
+    rng = np.random.default_rng(0)
+    wide = rng.standard_normal(3000) * 10.0 ** rng.integers(-9, 6, 3000)
+    ties = np.arange(-300, 300) / 128
+    halves = np.array([0.0, 65504, 65519, 65520, 2**-14, 2**-24, 2**-25, 3 * 2**-25, 1e38, -1e38])
+    return np.concatenate([wide, ties, halves]).astype(np.float32)
+
+
+def test_types_agree_bit_by_bit_with_numpy(tmp_path: Path) -> None:
+    """Conversion both ways, and sums of products: exact in fixed point, rounded once."""
+    x = numbers()
+    x.tofile(tmp_path / "in")
+    calls = "\n".join(f"run<{cpp}>(x, out);" for cpp in NARROW.values())
+    text = PROGRAM.replace("COUNT", str(len(x))).replace("CALLS", calls)
+    (tmp_path / "main.cpp").write_text(text)
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", f"-I{HLS}"]
+    command = [compiler(), *flags, "main.cpp", "-o", "main"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    subprocess.run(["./main", "in", "out"], cwd=tmp_path, check=True)
+    data = (tmp_path / "out").read_bytes()
+    for dtype in NARROW:
+        kind = file_type(dtype)
+        record = np.dtype([("a", kind), ("back", "<f4"), ("sum", kind)])
+        found = np.frombuffer(data[: record.itemsize * len(x)], record)
+        data = data[record.itemsize * len(x) :]
+        with np.errstate(over="ignore", invalid="ignore"):
+            want = encoded(x, dtype)
+            assert np.array_equal(found["a"].view(f"u{kind.itemsize}"),
+                                  want.view(f"u{kind.itemsize}")), dtype  # fmt: skip
+            back = decoded(want, dtype)
+            assert np.array_equal(found["back"], back)
+            if dtype.startswith("ap"):
+                wide = back.astype(np.float64)
+                exact = np.cumsum(wide * wide[::-1])
+                assert np.array_equal(found["sum"], encoded(exact, dtype)), dtype
+    assert not data
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("resnet", "bfloat16"),
+        ("encoder", "float16"),
+        ("inception", "ap_fixed<16,6>"),
+        ("mobile", "ap_fixed<8,3>"),
+    ],
+)
+def test_networks_lose_what_the_format_explains(name: str, precision: str, tmp_path: Path) -> None:
+    model, x = made(name)
+    graph = graph_of(model, x)
+    design = sized(design_at(lower(graph, precision), 1000, name="s", dtype=precision))
+    inputs = {design.inputs[0].value: x}
+    golden = Golden(inputs, run_graph(graph, inputs))
+    allowed = tolerance(precision, len(graph.calls))
+    write_stage(design, tmp_path / "s", golden, tolerance=allowed)
+    (simulation,) = load_stages([tmp_path / "s"])
+    found = simulation(inputs)
+    for key, want in golden.outputs.items():
+        error = float((found[key] - want).abs().max() / max(float(want.abs().max()), 1.0))
+        assert error <= allowed
+        assert error > roundoff(precision) / 64  # it is really narrow
+
+
+def test_compiled_in_float16_and_verified(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "from tests.fpga.design.models import made\n"
+        "def net():\n"
+        "    model, x = made('resnet')\n"
+        "    return model, (x,)\n"
+    )
+    model = f"{tmp_path / 'net.py'}:net"
+    options = {"precision": "float16"}
+    plan = make_plan(load(model).graph, parse_cluster("2xvcu118"), "fpga", options=options)
+    emit(plan, tmp_path / "out")
+    backend = load_backend("fpga")
+    assert backend.tolerance(plan) == tolerance("float16", len(plan.graph.calls))
+    runners = backend.load(plan, tmp_path / "out")
+    report = verify_stages(plan, runners, load(model), tolerance=backend.tolerance(plan))
+    assert report.ok, report
+    assert max(b.relative_error for b in report.boundaries) > 1e-5
+
+
+def test_int8_can_be_planned_with_but_not_emitted(tmp_path: Path) -> None:
+    model, x = made("mobile")
+    graph = graph_of(model, x)
+    plan = make_plan(graph, parse_cluster("1xvcu118"), "fpga", options={"precision": "int8"})
+    assert plan.timing
+    with pytest.raises(BackendError, match="only be planned"):
+        emit(plan, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(BackendError, match="no C"):
+        make_plan(graph, parse_cluster("1xvcu118"), "fpga", options={"precision": "ap_fixed<12,6>"})
+
+
+def test_numbers_survive_the_file() -> None:
+    x = torch.linspace(-3, 3, 97).numpy()
+    for dtype in NARROW:
+        once = decoded(encoded(x, dtype), dtype)
+        assert np.array_equal(decoded(encoded(once, dtype), dtype), once)
