@@ -2,7 +2,8 @@
 
     python -m benchmarks.rtl [--simulator verilator] [--table docs/fpga_rtl.md] [GROUP or NAME ...]
 
-Prints mean, largest difference and every miss; the exit status is the number of misses.
+Prints mean, largest difference and every miss. The exit status is 1 if anything misses but a rigid
+pipeline, which the simulator does not claim to predict.
 """
 
 import os
@@ -21,6 +22,7 @@ from benchmarks.rtl.finn import lines
 from benchmarks.rtl.table import Row, document, line, summary
 from benchmarks.rtl.values import as_hex, outputs
 from pipec.backends.fpga.rtl.compare import compare
+from pipec.backends.fpga.rtl.generate import Style
 from pipec.backends.fpga.rtl.simulate import Bench, Observed, Simulator, run
 from pipec.backends.fpga.tile import Tile
 
@@ -83,7 +85,7 @@ def main(simulator: str, table: Path | None, jobs: int, names: tuple[str, ...]) 
     click.echo("\n" + text)
     if table is not None:
         table.write_text(document(found, text, simulator), encoding="utf-8")
-    sys.exit(sum(bool(row.misses) for row in found))
+    sys.exit(any(row.misses for row in found if row.case.style is Style.FREE))
 
 
 if __name__ == "__main__":
