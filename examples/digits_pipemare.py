@@ -1,6 +1,6 @@
 """PipeMare: newest weights everywhere, one stage per layer; what T1, T2 and T3 repair.
 
-At this rate naive runs diverge; T1 lets most through, T2 all of them.
+At this rate naive runs diverge; with the corrections they train.
 """
 
 import math

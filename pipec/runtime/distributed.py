@@ -93,13 +93,9 @@ class DistributedPipeline:
                 hint=f"torchrun --nproc-per-node {self.program.schedule.devices} ...",
             )
         compute = device_of(local_device(device))
-        nccl = compute.torch.type != "cpu" and "nccl" in dist.get_backend_config()
-        transport = ProcessGroupTransport(
-            compute.torch,
-            self.program.groups(),
-            timeout=timeout,
-            links=links(self.program) if nccl else (),
-        )
+        self._nccl = compute.torch.type != "cpu" and "nccl" in dist.get_backend_config()
+        self._transport = transport = ProcessGroupTransport(compute.torch, (), timeout=timeout)
+        self._connect()
         source = plan.graph.weights if weights is None else weights
         self.executor = Executor(
             self.program, dist.get_rank(), transport, batch, settings or Settings(), source, compute
@@ -107,9 +103,14 @@ class DistributedPipeline:
         self.executors = [self.executor]
 
     def load(self, schedule: Schedule) -> None:
-        """Continue with another schedule of the same devices."""
+        """Continue with another schedule of the same devices; all ranks must call."""
         self.program = Program.of(self.program.plan, schedule)
+        self._connect()
         self.executor.load(self.program)
+
+    def _connect(self) -> None:
+        apart = links(self.program) if self._nccl else ()
+        self._transport.connect(self.program.groups(), apart)
 
     def round(self) -> Result:
         """Run this rank's row once.

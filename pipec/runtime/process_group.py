@@ -64,20 +64,30 @@ class ProcessGroupTransport:
     ) -> None:
         self._device, self._timeout = device, timeout
         self._staged = device.type != "cpu" and "nccl" not in dist.get_backend_config()
-        world = tuple(range(dist.get_world_size()))
-        self._groups = {
-            members: None if members == world else dist.new_group(list(members), timeout=timeout)
-            for members in sorted(set(groups))
-            if len(members) > 1
-        }
-        self._links = {
-            link: dist.new_group(sorted(link), timeout=timeout) for link in sorted(set(links))
-        }
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._links: dict[Link, dist.ProcessGroup] = {}
+        self.connect(groups, links)
         self._coming: deque[Coming] = deque()
         self._posted: dict[Message, tuple[torch.Tensor, dist.Work | None]] = {}
         self._taken: Counter[str] = Counter()
         self._proves: dict[Message, tuple[Message, ...]] = {}
         self._sent: dict[Message, tuple[dist.Work | None, torch.Tensor]] = {}
+
+    def connect(self, groups: Iterable[tuple[int, ...]], links: Iterable[Link]) -> None:
+        """Make the groups that are not there yet; all ranks must call with the same.
+
+        Args:
+            groups: Sets of ranks that reduce together.
+            links: Links that get a group of their own.
+        """
+        world = tuple(range(dist.get_world_size()))
+        for members in sorted(set(groups) - self._groups.keys()):
+            if members == world:
+                self._groups[members] = None
+            elif len(members) > 1:
+                self._groups[members] = dist.new_group(list(members), timeout=self._timeout)
+        for link in sorted(set(links) - self._links.keys()):
+            self._links[link] = dist.new_group(sorted(link), timeout=self._timeout)
 
     def expect(self, messages: Iterable[Coming]) -> None:
         """Post the first receives."""

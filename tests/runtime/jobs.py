@@ -90,6 +90,25 @@ def compared(world: int, directory: Path) -> dict[str, float]:
     return found
 
 
+def warmed_up() -> dict[str, float]:
+    """On rank 0: a flush for the first rounds, then PipeDream with other groups of ranks."""
+    with process_group(timedelta(seconds=120)):
+        case = CASES["long skip"]
+        plan = staged(case, seeded(case), 2)
+        first, then = (scheduled(plan, name, 4) for name in ("1f1b", "pipedream"))
+        batch = batches(case, plan.graph)
+        runs = [
+            kind(plan, batch, Settings(optimizer), schedule=first)
+            for kind in (DistributedPipeline, LocalPipeline)
+        ]
+        for run in runs:
+            run.round()
+            run.load(then)
+            run.round()
+        here, alone = (run.state_dict() for run in runs)
+        return {} if here is None or alone is None else {"error": worst(here, alone)}
+
+
 def with_a_group_per_link() -> dict[str, float]:
     """The same with the groups that NCCL needs: messages match by their order alone."""
     with process_group(timedelta(seconds=120)) as rank:

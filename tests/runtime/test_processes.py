@@ -62,6 +62,10 @@ def test_messages_need_no_tags_where_every_link_has_a_group() -> None:
     assert found == {0: {"rank 0": 0.0}, 1: {"rank 1": 0.0}}
 
 
+def test_a_schedule_can_be_exchanged_between_rounds() -> None:
+    assert elastic(jobs.warmed_up, ranks=2) == {0: {"error": 0.0}, 1: {}}
+
+
 def test_outputs_of_all_stages_meet_on_the_first_rank(tmp_path: Path) -> None:
     model = jobs.inference_plan(tmp_path / "out")
     found = elastic(jobs.inferred, tmp_path / "out", ranks=2)
