@@ -21,6 +21,7 @@ from benchmarks._ranks import ROOT, pin, say
 SITE = ROOT / ".bench" / "deepspeed"
 MICROBATCHES, STEPS, LR = 8, 12, 0.01
 METHODS = ("uniform", "parameters")
+PATIENCE = 180
 
 
 def deepspeed_speed(model: str) -> str:
@@ -34,14 +35,22 @@ def deepspeed_speed(model: str) -> str:
     for method in METHODS:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", "2", "-m", "benchmarks._deepspeed", model, method]
+        parts.append(f"{method} {_run(command, environment)}")
+    return f"{model:26} deepspeed (by itself) " + ", ".join(parts)
+
+
+def _run(command: list[str], environment: dict[str, str]) -> str:
+    """What one run says of its speed, or the last error that it showed."""
+    try:
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=600,
+            command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=PATIENCE,
             check=False,
         )  # fmt: skip
-        found = [line for line in done.stdout.splitlines() if line.startswith("SPEED ")]
-        last = next((x for x in reversed(done.stderr.splitlines()) if "Error" in x), "no result")
-        parts.append(f"{method} {found[0][6:] if found else f'failed: {last[:120]}'}")
-    return f"{model:26} deepspeed (by itself) " + ", ".join(parts)
+    except subprocess.TimeoutExpired:
+        return f"no answer in {PATIENCE} s"
+    found = [line for line in done.stdout.splitlines() if line.startswith("SPEED ")]
+    errors = [line for line in done.stderr.splitlines() if "Error" in line]
+    return found[0][6:] if found else f"failed: {(errors or ['no result'])[-1][:120]}"
 
 
 def layers_of(model: nn.Module) -> list[object]:
@@ -56,12 +65,12 @@ def layers_of(model: nn.Module) -> list[object]:
 def main(name: str, method: str) -> None:
     """Median samples/s of one rank pair."""
     import deepspeed
-    import deepspeed.comm.torch as communication
     from deepspeed.pipe import PipelineModule
 
     pin()
     chosen = workload(name)
-    communication.build_shm_op = lambda: None  # all-reduces by shared memory, built from C++
+    # all-reduces through shared memory: built from C++ on first use, and no part of a pipeline
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
     deepspeed.init_distributed("gloo")
     model, x, y = chosen.seeded(MICROBATCHES)
     net = PipelineModule(layers_of(model), num_stages=2, loss_fn=loss_of, partition_method=method)
