@@ -72,8 +72,7 @@ def solve_contiguous(
         >>> cut.stage.tolist(), [round(load, 3) for load in cut.loads], cut.proven
         ([0, 0, 1], [3.2, 3.2], True)
     """
-    began, started = clock.now(), time.perf_counter()
-    check_acyclic(graph)
+    deadline, started = clock.now() + time_limit, time.perf_counter()
     machine = make_machine(
         graph,
         devices,
@@ -83,23 +82,36 @@ def solve_contiguous(
         overlap=overlap and links is not None,
         memory=memory,
     )
-    check_runnable(graph, machine)
     units = _units(graph, machine)
-    best = Incumbent()
     if microbatches is None:
-        cut_orders(units, machine, best, time_limit)
-        if best.stage is None:
-            best = _fitting(graph, machine, links, memory)
-        proof = prove(units, machine, best, began + time_limit)
+        best, proof = _cut_for_load(graph, units, machine, links, memory, deadline)
     else:
-        best, proof = cut_for_fill(units, machine, Objective(microbatches), began + time_limit)
+        best, proof = cut_for_fill(units, machine, Objective(microbatches), deadline)
     if best.stage is None:
         raise nothing_fits(graph, machine, fit_memory(graph, machine, memory))
     return _result(graph, machine, links, memory, microbatches, best, proof, started)
 
 
+def _cut_for_load(
+    graph: CostGraph,
+    units: Units,
+    machine: Machine,
+    links: Link | Sequence[Link] | None,
+    memory: StageMemory,
+    deadline: float,
+) -> tuple[Incumbent, Proof]:
+    """Steps 2 and 3."""
+    best = Incumbent()
+    cut_orders(units, machine, best, deadline - clock.now())
+    if best.stage is None:
+        best = _fitting(graph, machine, links, memory)
+    return best, prove(units, machine, best, deadline)
+
+
 def _units(graph: CostGraph, machine: Machine) -> Units:
     """Placement units with what the links or the file make their values cost."""
+    check_acyclic(graph)
+    check_runnable(graph, machine)
     priced = graph.seconds[None]
     sized = np.stack([graph.bytes, graph.gradient_bytes])
     units = make_units(graph, priced if machine.priced else sized)
