@@ -1,4 +1,4 @@
-"""ResNet-50, VGG-16 and AlexNet for 224 x 224 pixels, without weights, and their training graphs."""
+"""ResNet-50, VGG-16 and AlexNet for 224 x 224 pixels, without weights; their training graphs."""
 
 from collections.abc import Callable
 
