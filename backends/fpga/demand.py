@@ -148,6 +148,7 @@ class Demands:
 
     def __post_init__(self) -> None:
         self._made: dict[int, Demand] = {}
+        self._options: dict[tuple[str, Factors], tuple[int, Option]] = {}
         self._blocks = blocks_of(self.network)
         self._dense = {y.name: y for y in self.network.layers if isinstance(y, Dense)}
 
@@ -229,15 +230,22 @@ class Demands:
         """The layer with streamed weights, where it meets the target so."""
         found = []
         for block in self._blocks[name]:
-            engines = self._engines(name, target, block)
-            if max(busy_cycles(e) for e in engines) > target:
-                continue
-            option = Option(block)
-            for engine in engines:
-                option.add(engine)
-            option.fixed[4] = _traffic(engines) / busy_cycles(engines[-1])
-            found.append(option)
+            factors = fold(self._dense[name], target, self.precision, block=block)
+            if (name, factors) not in self._options:
+                self._options[name, factors] = self._option(name, target, block)
+            busy, option = self._options[name, factors]
+            if busy <= target:
+                found.append(option)
         return found
+
+    def _option(self, name: str, target: int, block: int) -> tuple[int, Option]:
+        """The layer streaming its weights: the cycles of its busiest engine, what it takes."""
+        engines = self._engines(name, target, block)
+        option = Option(block)
+        for engine in engines:
+            option.add(engine)
+        option.fixed[4] = _traffic(engines) / busy_cycles(engines[-1])
+        return max(busy_cycles(e) for e in engines), option
 
 
 def _traffic(engines: Sequence[Engine]) -> float:

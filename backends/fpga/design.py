@@ -11,12 +11,12 @@ resource estimate, ``stage.json``, and the C++ emitter. It holds no torch object
 closures that yield the final array when asked for.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.nests import ceil_div
@@ -115,7 +115,7 @@ class Weight:
     @property
     def bits(self) -> int:
         """Bits of the whole table."""
-        return int(np.prod(self.shape)) * bits_of(self.dtype)
+        return math.prod(self.shape) * bits_of(self.dtype)
 
 
 @dataclass(frozen=True)

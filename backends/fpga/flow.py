@@ -195,9 +195,7 @@ def schedule(
         if port.stream:
             counts = _ends(design.streams[port.stream].tokens, CHUNKS).astype(np.float64)
             times = counts * ((interval or counts[-1]) / counts[-1])
-            written[port.stream] = (arrivals or {}).get(
-                port.value, Transfers(times, times, counts)
-            )
+            written[port.stream] = (arrivals or {}).get(port.value, Transfers(times, times, counts))
     users = {s: e for e in design.engines for s in e.inputs}
     depths = {s: e.depth for e in design.engines for s in e.outputs}
     for engine in design.engines:

@@ -108,7 +108,12 @@ def busy_cycles(engine: Engine) -> int:
     """Cycles of an engine per frame when nothing makes it wait."""
     if isinstance(engine.nest, Swg):
         return engine.nest.batch * image_cycles(engine.nest) * engine.ii
-    return cycles(run_table(engine))
+    return _nest_cycles(engine.nest, engine.ii, len(engine.inputs))
+
+
+@lru_cache(maxsize=1 << 16)
+def _nest_cycles(nest: Nest, ii: int, inputs: int) -> int:
+    return cycles(nest_table(nest, ii, inputs))
 
 
 @lru_cache(maxsize=4096)

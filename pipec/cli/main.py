@@ -1,5 +1,6 @@
 """The command ``pipec``: a group whose subcommands are imported only when they are asked for."""
 
+import gc
 import importlib
 import sys
 
@@ -50,6 +51,7 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: run the command and turn a `PipecError` into one message and exit status 1."""
+    gc.set_threshold(100_000, 50, 100)  # graphs are many objects that live long
     try:
         cli(standalone_mode=True)
     except PipecError as error:

@@ -17,6 +17,7 @@ from pipec.autodiff.fakes import fake_like, tracing
 from pipec.autodiff.tidy import views_to_reshape
 from pipec.backends.fpga.lowering.network import HANDLERS
 from pipec.graph.ir import Graph, op_name
+from pipec.graph.torch_private import OpOverload
 
 WHOLE = ("conv_transpose", "scaled_dot_product_attention")
 """Ops whose decomposition leads to nothing that an engine computes; better named in the error."""
@@ -28,7 +29,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
 
 
 def _is_composite(node: fx.Node) -> bool:
-    if node.op != "call_function" or op_name(node) in HANDLERS:
+    if not isinstance(node.target, OpOverload) or op_name(node) in HANDLERS:
         return False
     return node.target in _table() and not any(word in op_name(node) for word in WHOLE)
 
@@ -68,9 +69,9 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
             elif part.op != "placeholder":
                 known[part] = graph.node_copy(part, known.__getitem__)
                 known[part].name = f"{name}_{k}_{_word(part)}"
-                known[part].meta = {
-                    "val": part.meta["val"], "origin": node.meta.get("origin"),
-                }  # fmt: skip
+                known[part].meta = {"origin": node.meta.get("origin")}
+                if "val" in part.meta:  # an op of several results has none, its items have
+                    known[part].meta["val"] = part.meta["val"]
     if isinstance(results, fx.Node):
         node.replace_all_uses_with(results)
         results.name = name

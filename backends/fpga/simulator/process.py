@@ -14,7 +14,7 @@ def digest(cycles: Iterable[int], start: int = FNV_OFFSET) -> int:
 
     Example:
         >>> hex(digest([1, 2, 3]))
-        '0xd8a9461cbfc6c4c5'
+        '0xd0aa6218672cf5ab'
     """
     for cycle in cycles:
         start = (start ^ cycle) * FNV_PRIME & WORD
