@@ -7,6 +7,7 @@ if some choice of options does: a multiple-choice knapsack. `Demand.weighed` giv
 bounds, for the cut; `pipec.backends.fpga.choice` solves its relaxation, for one board.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -156,7 +157,9 @@ class Demands:
         """The demand when no engine is busy longer than ``target`` cycles."""
         if target not in self._made:
             self._made[target] = self._demand(target)
-        return self._made[target]
+        made = self._made[target]
+        deep = [Group(unit, "", (Option(items=[item]),)) for unit, item in self.fifos]
+        return dataclasses.replace(made, groups=(*made.groups, *deep))
 
     def reserve(self, design: StageDesign) -> None:
         """Count the deep FIFOs of a design of the network from now on."""
@@ -171,7 +174,6 @@ class Demands:
     def count(self, fifos: Sequence[tuple[int, Item]]) -> None:
         """Count these deep FIFOs, each for a unit, from now on."""
         self.fifos = tuple(fifos)
-        self._made.clear()
 
     def design(self, target: int, streamed: Mapping[str, int] | None = None) -> StageDesign:
         """The network folded for a target.
@@ -210,8 +212,6 @@ class Demands:
             option.add(engine)
             option.fixed[1] += shift_registers(design.streams[s] for s in engine.outputs).lut
             option.fixed[4] += rates.get(engine.name, 0.0)
-        for unit, item in self.fifos:
-            plain.setdefault(unit, Option()).items.append(item)
         groups = [Group(unit, "", (option,)) for unit, option in plain.items()]
         for name, chip in chips.items():
             unit = self.unit_of.get(self._dense[name].node, 0)

@@ -29,7 +29,7 @@ from pipec.frontends.nograd import MarkNoGrad, explicit_no_grad
 from pipec.frontends.origins import OriginOf
 from pipec.graph.ir import Graph, Source
 from pipec.graph.rules import verify
-from pipec.graph.torch_private import FakeTensorMode
+from pipec.graph.torch_private import FakeTensorMode, without_stack_traces
 
 _MODEL = "model."
 
@@ -154,8 +154,9 @@ def trace(
     """
     flat = Flat(module, Call(module, args, kwargs or {}), loss)
     watch = MarkNoGrad() if differentiable else nullcontext()
+    told = without_stack_traces() if origin else nullcontext()
     with fx.traceback.preserve_node_meta(), fake_weights(flat, flat.inputs) as tensors:
-        with user_code("the model cannot be traced"), watch, quiet():
+        with user_code("the model cannot be traced"), watch, quiet(), told:
             program = torch.export.export(flat, tensors, strict=False)
         decomposed = decompose(program, differentiable=differentiable)
     naming = Naming(

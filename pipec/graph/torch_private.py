@@ -1,5 +1,8 @@
 """Every name of torch that is not public API, in one place. Tested with torch 2.13."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import fx
 from torch._export.utils import _is_cia_op, _is_preservable_cia_op
@@ -31,6 +34,7 @@ __all__ = [
     "tree_leaves",
     "tree_unflatten",
     "unset_fake_temporarily",
+    "without_stack_traces",
 ]
 
 grad_mode_region = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -97,3 +101,15 @@ def fake_like(meta: torch.Tensor, device: torch.device, mode: FakeTensorMode) ->
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that tensors share if and only if they share memory, as long as it is held."""
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
+
+
+@contextmanager
+def without_stack_traces() -> Iterator[None]:
+    """Trace without noting the lines of Python that a node came from, which takes long."""
+    config = torch.fx.config
+    before = config.do_not_emit_stack_traces
+    config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        config.do_not_emit_stack_traces = before

@@ -89,10 +89,9 @@ def _target(file: str, p: Pragma, block: Block) -> Iterator[Finding]:
 
 
 def _declares(block: Block, name: str) -> bool:
-    plain = rf"[\w>&*]\s+[&*]?{name}\b\s*(\[|=|;|,|\)|\(|\{{|$)"
-    here = rf"{plain}|,\s*{name}\s*\[|[&*]{name}\b|\(&{name}\)"
-    texts = [block.head, *(line for _, line in block.lines if not line.lstrip().startswith("#"))]
-    return any(re.search(here, text) for text in texts)
+    plain = rf"[\w>&*][ \t]+[&*]?{name}\b[ \t]*(\[|=|;|,|\)|\(|\{{|$)"
+    here = rf"{plain}|,[ \t]*{name}[ \t]*\[|[&*]{name}\b|\(&{name}\)"
+    return name in block.text and re.search(here, block.text, re.MULTILINE) is not None
 
 
 def _declaration(block: Block, name: str) -> str | None:

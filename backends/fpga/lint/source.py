@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,12 @@ class Block:
     def is_loop(self) -> bool:
         """Whether it is the body of a loop."""
         return re.match(r"(for|while)\b", self.head) is not None
+
+    @cached_property
+    def text(self) -> str:
+        """Head and own lines without the pragmas; asked for only once the file is parsed."""
+        code = (line for _, line in self.lines if not line.lstrip().startswith("#"))
+        return "\n".join((self.head, *code))
 
     def around(self) -> Iterator["Block"]:
         """Itself and the blocks around it, outwards."""
