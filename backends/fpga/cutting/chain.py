@@ -110,21 +110,26 @@ class Chain:
         """The target of a step."""
         return float(self.bound * RATIO**step)
 
-    def best(self, orders: Iterable[tuple[Order, Numbers]]) -> tuple[int, Cut] | None:
+    def best(
+        self, orders: Iterable[tuple[Order, Numbers]], floor: int = 0
+    ) -> tuple[int, Cut] | None:
         """The least step that some order can be cut for, and the cut.
 
         Args:
             orders: Linear orders of the units, each with the bytes that cross behind every
                 position, ``[positions]``.
+            floor: A step below which there is no cut.
         """
         least, found = _MOST, None
         for order, crossing in orders:
+            if least <= floor:
+                break
             cut = self.at(least - 1, order, crossing)
             if cut is None:
                 continue
-            low, high = -1, least - 1
+            low, high = floor - 1, least - 1
             if found is None:
-                low, high, cut = self._gallop(high, cut, order, crossing)
+                low, high, cut = self._gallop(low, high, cut, order, crossing)
             while high - low > 1:
                 middle = (low + high) // 2
                 better = self.at(middle, order, crossing)
@@ -132,9 +137,11 @@ class Chain:
             least, found = high, cut
         return None if found is None else (least, found)
 
-    def _gallop(self, high: int, cut: Cut, order: Order, crossing: Numbers) -> tuple[int, int, Cut]:
-        """Steps of growing size from the bound: one that fails, one that holds, and its cut."""
-        low, size = -1, 8
+    def _gallop(
+        self, low: int, high: int, cut: Cut, order: Order, crossing: Numbers
+    ) -> tuple[int, int, Cut]:
+        """Steps of growing size from a bound: one that fails, one that holds, and its cut."""
+        size = 8 if low < 0 else 1
         while low + size < high:
             better = self.at(low + size, order, crossing)
             if better is not None:

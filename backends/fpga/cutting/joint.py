@@ -86,7 +86,7 @@ def joint_cut(
     target = int(chain.seconds(found[0]) * boards[0].fabric.clock_hz)
     demands.reserve(sized(demands.design(target)))
     chain = dataclasses.replace(chain)
-    step, cut = chain.best(orders) or found
+    step, cut = chain.best(orders, floor=found[0]) or found
     return _result(problem, units, chain, step, cut, time.perf_counter() - began)
 
 

@@ -84,14 +84,8 @@ def _target(file: str, p: Pragma, block: Block) -> Iterator[Finding]:
     name = re.split(r"[.\[]", variable)[0].split("::")[-1]
     blocks = list(block.around())
     scopes = [*blocks, *(b for b in blocks[-1].all() if "::" in variable)]
-    if not any(_declares(scope, name) for scope in scopes):
+    if not any(name in scope.declared for scope in scopes):
         yield Finding(file, p.line, "target", f"{p.name} names {variable}, which is not declared")
-
-
-def _declares(block: Block, name: str) -> bool:
-    plain = rf"[\w>&*][ \t]+[&*]?{name}\b[ \t]*(\[|=|;|,|\)|\(|\{{|$)"
-    here = rf"{plain}|,[ \t]*{name}[ \t]*\[|[&*]{name}\b|\(&{name}\)"
-    return name in block.text and re.search(here, block.text, re.MULTILINE) is not None
 
 
 def _declaration(block: Block, name: str) -> str | None:

@@ -26,6 +26,13 @@ class Finding:
         return f"{self.file}:{self.line}: [{self.rule}] {self.text}"
 
 
+_DECLARED = re.compile(
+    r"(?=[\w>&*][ \t]+[&*]?(\w+)[ \t]*(?:[\[=;,)({]|$)|,[ \t]*(\w+)[ \t]*\[|[&*](\w+))",
+    re.MULTILINE,
+)
+"""Names behind a type, behind a comma, or behind ``&`` and ``*``; matches may overlap."""
+
+
 @dataclass(frozen=True)
 class Pragma:
     """``#pragma HLS NAME flag key = value ...``.
@@ -69,10 +76,11 @@ class Block:
         return re.match(r"(for|while)\b", self.head) is not None
 
     @cached_property
-    def text(self) -> str:
-        """Head and own lines without the pragmas; asked for only once the file is parsed."""
+    def declared(self) -> frozenset[str]:
+        """Names that its own code may declare; asked for only once the file is parsed."""
         code = (line for _, line in self.lines if not line.lstrip().startswith("#"))
-        return "\n".join((self.head, *code))
+        text = "\n".join((self.head, *code))
+        return frozenset(m[m.lastindex or 0] for m in _DECLARED.finditer(text))
 
     def around(self) -> Iterator["Block"]:
         """Itself and the blocks around it, outwards."""
