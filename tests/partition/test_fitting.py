@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipec.cli.partition import command
 from pipec.errors import PartitionError
-from pipec.partition.costgraph import CostGraph
+from pipec.partition.costgraph import CostGraph, cost_graph
 from pipec.partition.devices import Device, StageMemory, one_of_each
 from pipec.partition.fitting import fit_memory
 from pipec.partition.machine import make_machine
@@ -53,6 +53,12 @@ def test_solved_or_told(graph: CostGraph, k: int, limit: int) -> None:
     else:
         with pytest.raises(PartitionError, match="with less none does"):
             solve_contiguous(graph, devices, exactly=False)
+
+
+def test_a_limit_of_nothing_holds_nothing() -> None:
+    graph = cost_graph("a", {"fast": [0.0]}, [], activation_bytes=[1.0])
+    with pytest.raises(PartitionError, match="with less none does"):
+        solve_contiguous(graph, [Device("fast", 0.0)], exactly=False)
 
 
 def _node(number: int, **fields: object) -> dict[str, object]:
