@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +34,10 @@ def compiler() -> str:
     return _wanted()
 
 
+_one_at_a_time = threading.Lock()
+"""Stages are compiled in threads; of two directories made at once, one would vanish in use."""
+
+
 @cache
 def _directory() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="pipec-csim-")
@@ -40,4 +45,5 @@ def _directory() -> tempfile.TemporaryDirectory[str]:
 
 def workspace() -> Path:
     """A directory of this process."""
-    return Path(_directory().name)
+    with _one_at_a_time:
+        return Path(_directory().name)

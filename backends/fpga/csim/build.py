@@ -2,6 +2,7 @@
 
 import hashlib
 import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def build(stage: Path, extra: Sequence[str] = ()) -> Path:
     binary = workspace() / digest(stage, extra)
     if binary.exists():
         return binary
-    half = binary.with_suffix(".tmp")
+    half = binary.with_suffix(f".{threading.get_ident()}")  # equal stages may meet here
     done = subprocess.run(
         command(compiler(), str(half), extra),
         cwd=stage,
@@ -75,5 +76,5 @@ def build(stage: Path, extra: Sequence[str] = ()) -> Path:
             where=stage,
             got="\n" + "\n".join(done.stderr.splitlines()[:20]),
         )
-    half.rename(binary)
+    half.replace(binary)
     return binary

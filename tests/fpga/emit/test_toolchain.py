@@ -1,0 +1,37 @@
+"""The directory of a process's binaries, asked for by several threads at once."""
+
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from pipec.backends.fpga import toolchain
+
+
+class Slow(tempfile.TemporaryDirectory[str]):
+    """Long enough in the making for other threads to arrive."""
+
+    def __init__(self, prefix: str) -> None:
+        time.sleep(0.05)
+        super().__init__(prefix=prefix)
+
+
+def test_threads_share_one_directory_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", Slow)
+    made = cache(toolchain._directory.__wrapped__)
+    monkeypatch.setattr(toolchain, "_directory", made)
+    together = Barrier(4)
+
+    def ask(_: int) -> Path:
+        together.wait()
+        return toolchain.workspace()
+
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(ask, range(4)))
+    assert len(found) == 1
+    assert found.pop().is_dir()
+    made().cleanup()
