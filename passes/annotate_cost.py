@@ -25,6 +25,7 @@ class AnnotateCost(Pass):
     provides: ClassVar[frozenset[Fact]] = frozenset({Fact.COST})
 
     def run(self, plan: Plan) -> Plan:
+        """The plan with a cost per node and device type."""
         if plan.costs is not None:
             return plan
         model: CostModel = load_backend(plan.target).cost_model(plan.cluster) or Roofline()

@@ -40,6 +40,7 @@ class Differentiate(Pass):
     attention: Literal["kernel", "math"] = "kernel"
 
     def run(self, plan: Plan) -> Plan:
+        """The plan with forward and backward graphs per stage; itself where nothing is trained."""
         if not plan.trains or plan.differentiated:
             return plan
         found = differentiate(

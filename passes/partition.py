@@ -60,6 +60,7 @@ class PartitionPass(Pass):
     time_limit: float = 5.0
 
     def run(self, plan: Plan) -> Plan:
+        """The plan with its cut and the device of every stage."""
         if plan.stages:
             return plan
         assert plan.costs is not None

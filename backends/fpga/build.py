@@ -212,6 +212,7 @@ def _matrix(layer: Dense, nest: Mvu, dtype: str) -> Weight:
     swap = nest.streamed and nest.order == "B"
 
     def cut(w: Array) -> Array:
+        """The matrix in the order in which the engine reads it, zeros behind."""
         pad_out, pad_in = nest.nf * nest.pe - layer.out, cf * lanes - layer.cin
         if pad_out or pad_in:
             w = np.pad(w, ((0, 0), (0, pad_out), (0, 0), (0, pad_in)))

@@ -32,6 +32,7 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
     made_as = {names.outputs[name]: types[name] for name in names.outputs}
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run the stage's ONNX model in onnxruntime."""
         fed = {names.inputs[n]: inputs[n].detach().contiguous() for n in names.inputs}
         made = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in made_as.items()}
         # Bound to torch's memory: numpy has no bfloat16 and no 8-bit floats.

@@ -23,6 +23,7 @@ def stage_runner(graph: Graph, weights: Mapping[str, torch.Tensor]) -> StageRunn
     held = {i.node: weights[i.name] for i in graph.inputs if i.kind.is_weight}
 
     def run(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Run the stage's graph in torch."""
         missing = [i.name for i in graph.inputs if i.node not in held and i.name not in inputs]
         if missing:
             where = type(graph.module).__name__

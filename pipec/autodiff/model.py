@@ -137,6 +137,7 @@ def shared(training: Training, original: Graph, twin: Graph) -> Training:
     yields = {(a.kind, a.name): b.name for a, b in zip(original.outputs, twin.outputs, strict=True)}
 
     def renamed(graph: Graph) -> Graph:
+        """A graph of the twin under the names of this stage, with the weights that it reads."""
         inputs = tuple(_rename_input(i, reads, yields) for i in graph.inputs)
         read = {i.name for i in inputs if i.kind.is_weight}
         return graph.replace(

@@ -49,6 +49,7 @@ class _Watch(fx.Interpreter):
         self.found: set[str] = set()
 
     def run_node(self, n: fx.Node) -> Any:
+        """Run a node and note what its gradient needs."""
         result = super().run_node(n)
         if isinstance(result, torch.Tensor) and result.requires_grad:
             self.found.add(n.name)

@@ -64,6 +64,7 @@ class _Labelling(fx.Interpreter):
         self._labels = labels
 
     def run_node(self, n: fx.Node) -> Any:
+        """Run a node and note its origin on what it traces."""
         label = origin(n)
         if n.op == "call_function":
             self._labels.enter(label)

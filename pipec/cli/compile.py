@@ -62,6 +62,7 @@ class _Options:
         return load_cluster(self.cluster) if self.cluster else parse_cluster(self.devices or "")
 
     def pipeline(self) -> list[Pass]:
+        """The passes that the options name, the default ones otherwise."""
         if self.passes is not None:
             return parse_pipeline(self.passes)
         return default_passes(
@@ -130,6 +131,7 @@ def _compile(options: _Options, console: Console) -> Plan:
     with _doing(console, "compiling") as status:
 
         def observe(done: Pass, before: Plan, plan: Plan, seconds: float) -> None:
+            """Tell of a pass as the options want it."""
             del before
             status.update(f"compiling: {done.name} done")
             if options.time_passes:

@@ -28,6 +28,7 @@ class _LazyGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import a subcommand; None if there is none of that name."""
         del ctx
         if name not in _COMMANDS:
             return None

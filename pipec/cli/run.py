@@ -57,6 +57,7 @@ class _Options:
     as_json: bool
 
     def settings(self) -> Settings:
+        """What the runtime is told."""
         return Settings(
             optimizer_from_text(self.optimizer),
             scheduler_from_text(self.lr_schedule) if self.lr_schedule else None,
@@ -67,6 +68,7 @@ class _Options:
         )
 
     def observers(self) -> list[Observer]:
+        """Who is told of every round."""
         found: list[Observer] = [_print_json if self.as_json else _print]
         if self.metrics:
             found.append(JsonLines(self.metrics))

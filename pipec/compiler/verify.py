@@ -227,6 +227,7 @@ def _run_graph(
 
     class Capture(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
+            """Run a node and keep its value if it crosses a boundary."""
             result = super().run_node(n)
             if n.name in values:
                 kept[OutputKind.VALUE, n.name] = result

@@ -193,6 +193,7 @@ class _Copy:
         kwargs = fx.map_arg(n.kwargs, self.env.__getitem__)
 
         def emit(target: Any, args: Args, kwargs: Mapping[str, Any], value: object) -> fx.Node:
+            """Add a node under the name and origin of the one that is copied."""
             name = f"{n.name}_inner" if n.name in self.taken else n.name
             new = self.new.create_node("call_function", target, args, dict(kwargs), name=name)
             new.meta = {"val": value, "origin": origin}

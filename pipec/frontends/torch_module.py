@@ -171,6 +171,7 @@ def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
 
 def _original(flat: Flat, *, training: bool) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The model on its example inputs."""
         where = type(flat.model).__name__
         missing = [name for name in flat.inputs if name not in inputs]
         if missing:

@@ -1,6 +1,6 @@
 """Cutting a graph: copy some of its nodes into a graph of their own, names kept."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from torch import fx
 
@@ -88,21 +88,3 @@ def with_outputs(graph: Graph, outputs: Sequence[GraphOutput]) -> Graph:
     new.output(tuple(env[nodes[o.node]] for o in outputs))
     module = fx.GraphModule({}, new, type(graph.module).__name__)
     return graph.replace(module=module, outputs=tuple(outputs))
-
-
-def stage_of_inputs(stages: Mapping[str, int], graph: Graph) -> dict[str, list[int]]:
-    """For every weight, the stages that read it, ascending.
-
-    Args:
-        stages: Node name to stage.
-        graph: The whole graph.
-
-    Returns:
-        Weight name to stages; weights that nothing reads map to an empty list.
-    """
-    nodes = graph.nodes
-    return {
-        i.name: sorted({stages[u.name] for u in nodes[i.node].users if u.op != "output"})
-        for i in graph.inputs
-        if i.kind.is_weight
-    }

@@ -190,6 +190,7 @@ def _ort(payload: bytes) -> Engine:
 
     def run(values: list[Tensor], types: Types) -> list[Tensor]:
         # Bound to torch's memory: onnxruntime has no numpy array for bfloat16 and most of float8.
+        """Run the model on tensors."""
         binding = session.io_binding()
         fed = [v.detach().contiguous() for v in values]
         made = [torch.empty(shape, dtype=dtype) for dtype, shape in types]
@@ -219,6 +220,7 @@ def _reference(payload: bytes) -> Engine:
     names = [i.name for i in proto.graph.input]
 
     def run(values: list[Tensor], types: Types) -> list[Tensor]:
+        """Run the model on tensors."""
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             found = evaluator.run(None, dict(zip(names, map(to_array, values), strict=True)))

@@ -218,6 +218,7 @@ class _Decoder:
         self._enter(self.graph.create_node("placeholder", name, name=name), row["node"], row)
 
     def call(self, row: Json) -> None:
+        """Add the node that a row tells of."""
         args = tuple(self.argument(a) for a in row["args"])
         kwargs = {_identifier(k): self.argument(v) for k, v in row.get("kwargs", {}).items()}
         target, name = resolve(row["target"], self.allowed), _identifier(row["name"])
@@ -233,6 +234,7 @@ class _Decoder:
         self.env[name] = node
 
     def value(self, kind: object) -> object:
+        """What a node yields: fakes of the types told."""
         if isinstance(kind, str):
             return empty_of_type(kind, self.mode)
         if kind is None:
@@ -242,6 +244,7 @@ class _Decoder:
         raise GraphError("not a type", got=kind)
 
     def argument(self, value: Any) -> Any:
+        """An argument of a node, from JSON."""
         if isinstance(value, str):
             if not value.startswith("%") or value[1:] not in self.env:
                 raise GraphError("no node of this name comes before its use", got=value)
@@ -254,6 +257,7 @@ class _Decoder:
         return value
 
     def special(self, kind: str, value: Any) -> Any:
+        """An argument that JSON has no type for, from its kind and value."""
         if kind == "tuple":
             return tuple(self.argument(v) for v in value)
         if kind == "complex":

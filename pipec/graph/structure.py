@@ -40,6 +40,7 @@ def _types(node: fx.Node) -> str:
 
 def _arguments(node: fx.Node, position: dict[fx.Node, int]) -> str:
     def text(value: object) -> str:
+        """An argument as text, names replaced by positions."""
         if isinstance(value, fx.Node):
             return f"%{position[value]}"
         if isinstance(value, list | tuple):

@@ -22,6 +22,7 @@ def placement_units(graph: Graph) -> dict[str, int]:
     parent = {n.name: n.name for n in graph.calls}
 
     def find(name: str) -> str:
+        """The representative of a node's set."""
         while parent[name] != name:
             parent[name] = parent[parent[name]]
             name = parent[name]

@@ -106,6 +106,7 @@ def data_from_spec(spec: str) -> Batch:
         raise PipecError("the file has no such function", where=path, got=name)
 
     def batch(number: int) -> Mapping[str, torch.Tensor]:
+        """The inputs of a microbatch."""
         try:
             given = function(number)
         except Exception as error:

@@ -106,6 +106,7 @@ def _traced(node: fx.Node) -> fx.Graph:
     target: Any = node.target
 
     def call(*values: torch.Tensor) -> Any:
+        """The op on values in place of its argument nodes."""
         args, kwargs = fx.node.map_arg(
             (node.args, node.kwargs), lambda source: values[position[source]]
         )

@@ -203,6 +203,7 @@ def paired(layer: Dense) -> Dense:
     first = 2 * left - window.pl  # columns of zeros on the left
 
     def values() -> Array:
+        """The weights for tokens of two pixels, zeros where the window has none."""
         w = np.asarray(layer.weight.values())
         w = w.reshape(1, layer.out, window.kh, window.kw, layer.cin)
         wide = np.zeros((1, layer.out, window.kh, 2 * kw, layer.cin), dtype=w.dtype)
@@ -278,6 +279,7 @@ def dense(
     cin = value.channels if k % value.channels == 0 else k
 
     def values() -> Array:
+        """The matrix, its columns in the order of the tokens."""
         w = b.constants.plain(matrix)
         w = w.T if transposed else w
         if not np.array_equal(order, np.arange(k)):

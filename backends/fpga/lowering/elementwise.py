@@ -194,6 +194,7 @@ def operand(b: Builder, view: View, value: Value, node: fx.Node) -> tuple[Table,
     strides = strides_of(small)
 
     def values() -> Array:
+        """The constant as ``[period][channels]``."""
         index = np.zeros(1, dtype=np.int64)
         for axis, size, step in used:
             stride = strides[axis] * step if small[axis] > 1 else 0

@@ -105,6 +105,7 @@ def graph_of(evaluation: Evaluation, source: Source, loss: Loss | None = None) -
     nodes = evaluation.model.proto.graph.node
 
     def origin(node: fx.Node) -> Origin | None:
+        """The ONNX node that a traced node belongs to."""
         index = index_of(node)
         if index is None:
             return None
