@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from pipec.errors import PlanError
 from pipec.runtime.executor import Executor
-from pipec.runtime.process_group import answered
+from pipec.runtime.process_group import answered, located, new_group
 from pipec.runtime.state import restore, state_of, wanted
 
 _PREFIX, _PART = "round-", ".part"
@@ -53,7 +53,7 @@ class Checkpoints:
     ) -> None:
         self._directory, self._executors, self._keep = directory, executors, keep
         self._distributed = dist.is_available() and dist.is_initialized()
-        self._group = dist.new_group(timeout=timeout) if self._distributed else None
+        self._group = new_group(None, timeout) if self._distributed else None
         self._pending: tuple[Future[Any], Path] | None = None
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -73,7 +73,7 @@ class Checkpoints:
         if self._leads and place.exists():
             shutil.rmtree(place)
         self._barrier()
-        with _quiet():
+        with _quiet(), self._answered("all ranks to begin a checkpoint"):
             if self._distributed:
                 future: Any = state_dict_saver.async_save(
                     entries, checkpoint_id=place, process_group=self._group
@@ -93,7 +93,7 @@ class Checkpoints:
             return
         future, place = self._pending
         self._pending = None
-        with _quiet(), answered("the checkpoint of all ranks"):
+        with _quiet(), self._answered("the checkpoint of all ranks"):
             _result(future)
         self._barrier()
         if self._leads:
@@ -133,13 +133,19 @@ class Checkpoints:
         self._barrier()
         return rounds[-1]
 
+    @contextmanager
+    def _answered(self, what: str) -> Iterator[None]:
+        number = self._executors[0].round
+        with located(lambda: f"round {number}, at the checkpoint before it"), answered(what):
+            yield
+
     @property
     def _leads(self) -> bool:
         return not self._distributed or dist.get_rank() == 0
 
     def _barrier(self) -> None:
         if self._distributed:
-            with answered("all ranks at a checkpoint"):
+            with self._answered("all ranks at a checkpoint"):
                 dist.barrier(self._group)
 
 

@@ -16,7 +16,7 @@ from pipec.runtime.device import backend_for, device_of, local_device
 from pipec.runtime.executor import Batch, Executor, Result, Settings, deadlock
 from pipec.runtime.local import gather
 from pipec.runtime.placing import links
-from pipec.runtime.process_group import ProcessGroupTransport, answered
+from pipec.runtime.process_group import ProcessGroupTransport, answered, located
 from pipec.runtime.program import Program
 from pipec.schedule.schedule import Schedule
 
@@ -49,9 +49,10 @@ def process_group(timeout: timedelta = timedelta(minutes=5), device: str = "auto
             backend_for(mine), store=fresh, rank=rank, world_size=world, timeout=timeout
         )
     try:
-        yield dist.get_rank()
-        with answered("all ranks to end"):
-            dist.barrier()  # nobody leaves while another still sends
+        with located(lambda: "outside the rounds"):
+            yield dist.get_rank()
+            with answered("all ranks to end"):
+                dist.barrier()  # nobody leaves while another still sends
     finally:
         dist.destroy_process_group()
 
@@ -118,11 +119,13 @@ class DistributedPipeline:
         Raises:
             BackendError: Another rank did not answer in time.
         """
-        self.executor.start()
-        while not self.executor.finished:
-            if not self.executor.advance():
-                raise deadlock([self.executor])
-        return self.executor.end()
+        mine = self.executor
+        with located(lambda: f"round {mine.round}, at {mine.next_action or 'the end'}"):
+            mine.start()
+            while not mine.finished:
+                if not mine.advance():
+                    raise deadlock([mine])
+            return mine.end()
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
         """All weights under their original names on rank 0, None elsewhere. All ranks must call."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pipec.errors import BackendError, PlanError, ScheduleError
+from pipec.errors import PlanError, ScheduleError
 from pipec.graph.ir import InputKind
 from pipec.runtime.device import Device
 from pipec.runtime.moves import Moves
@@ -202,16 +202,6 @@ class Executor:
 
     def advance(self) -> bool:
         """Do the next action; False if it must wait for another device or nothing is left."""
-        try:
-            return self._advance()
-        except BackendError as error:
-            if error.where is not None:
-                raise
-            at = self.next_action or "the end"
-            where = f"rank {self.device}, round {self.round}, at {at}"
-            raise BackendError(error.what, where=where, got=error.got) from error
-
-    def _advance(self) -> bool:
         self._moves.forward_copies()
         if self._at == len(self._row):
             return self._deferred.run(self) or self._moves.settle()

@@ -10,7 +10,7 @@ NCCL    one group per direction of a link: within a group messages arrive in the
 import re
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -40,6 +40,25 @@ def answered(what: str) -> Iterator[None]:
     except RuntimeError as error:
         got = f"waiting for {what}: {_reason(str(error))}"
         raise BackendError("another rank did not answer", got=got) from error
+
+
+@contextmanager
+def located(where: Callable[[], str]) -> Iterator[None]:
+    """Add to a failure of another rank where this one was.
+
+    Args:
+        where: The round and what it was doing; asked when it fails.
+
+    Raises:
+        BackendError: The other rank is gone, or was too slow.
+    """
+    try:
+        yield
+    except BackendError as error:
+        if error.where is not None:
+            raise
+        place = f"rank {dist.get_rank()}, {where()}"
+        raise BackendError(error.what, where=place, got=error.got) from error
 
 
 class ProcessGroupTransport:
@@ -85,9 +104,9 @@ class ProcessGroupTransport:
             if members == world:
                 self._groups[members] = None
             elif len(members) > 1:
-                self._groups[members] = dist.new_group(list(members), timeout=self._timeout)
+                self._groups[members] = new_group(members, self._timeout)
         for link in sorted(set(links) - self._links.keys()):
-            self._links[link] = dist.new_group(sorted(link), timeout=self._timeout)
+            self._links[link] = new_group(link, self._timeout)
 
     def expect(self, messages: Iterable[Coming]) -> None:
         """Post the first receives."""
@@ -180,6 +199,22 @@ class ProcessGroupTransport:
                 work.wait()  # the stream waits; the group's watchdog has the timeout
             else:
                 work.wait(self._timeout)
+
+
+def new_group(members: Iterable[int] | None, timeout: timedelta) -> dist.ProcessGroup:
+    """A group of some ranks; all ranks must call.
+
+    Args:
+        members: Ranks; None for all.
+        timeout: How long its members wait for each other.
+
+    Raises:
+        BackendError: Another rank did not answer.
+    """
+    with answered("all ranks to make a group"):
+        ranks = None if members is None else sorted(members)
+        group: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout)
+        return group
 
 
 def _reason(text: str) -> str:

@@ -12,7 +12,7 @@ from pipec.graph.ir import InputKind, tensor
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.executor import Result
 from pipec.runtime.metrics import Observer, Step
-from pipec.runtime.process_group import answered
+from pipec.runtime.process_group import answered, located
 from pipec.runtime.program import Program
 
 
@@ -82,7 +82,8 @@ def summary(program: Program, result: Result, number: int, seconds: float) -> St
     figures = torch.tensor(sums, dtype=torch.float64)
     ranks = 1
     if dist.is_available() and dist.is_initialized():
-        with answered("the figures of all ranks"):
+        where = f"round {number}, at its figures"
+        with located(lambda: where), answered("the figures of all ranks"):
             dist.all_reduce(figures)
         ranks = dist.get_world_size()
     loss, count, busy, total = figures.tolist()
