@@ -11,7 +11,7 @@ from pipec.compiler.pass_base import Pass
 from pipec.graph.ir import InputKind, OutputKind, nbytes, tensor
 from pipec.graph.lower import with_transfers
 from pipec.graph.structure import structural_key
-from pipec.plan.model import Channel, Fact, Plan, Stage
+from pipec.plan.model import Fact, Plan, Stage, ValueChannel
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def _hops(plan: Plan, *, relay: bool) -> Iterator[tuple[str, int, int]]:
                 yield from ((n.name, src, dst) for dst in sorted(stages))
 
 
-def _channel(value: fx.Node, src: int, dst: int, depth: int) -> Channel:
+def _channel(value: fx.Node, src: int, dst: int, depth: int) -> ValueChannel:
     t = tensor(value)
-    return Channel(
+    return ValueChannel(
         name=f"s{src}.s{dst}.{value.name}",
         value=value.name,
         src=src,
@@ -78,7 +78,7 @@ def _channel(value: fx.Node, src: int, dst: int, depth: int) -> Channel:
     )
 
 
-def _with_comm(stage: Stage, channels: list[Channel], nodes: dict[str, fx.Node]) -> Stage:
+def _with_comm(stage: Stage, channels: list[ValueChannel], nodes: dict[str, fx.Node]) -> Stage:
     receives = {c.value: c.name for c in channels if c.dst == stage.index}
     sends = [(c.value, c.name, nodes[c.value]) for c in channels if c.src == stage.index]
     graph = with_transfers(stage.graph, receives, sends)

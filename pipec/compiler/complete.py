@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from pipec.plan.model import Channel as PlanChannel
-from pipec.plan.model import Plan
+from pipec.plan.model import Plan, ValueChannel
 from pipec.schedule.channels import Channel, ChannelKind, value
 from pipec.schedule.comm import insert_comm
 from pipec.schedule.offload import insert_offload
@@ -47,7 +46,7 @@ def _channels(plan: Plan, *, training: bool) -> list[Channel]:
     return found
 
 
-def _has_gradient(plan: Plan, channel: PlanChannel) -> bool:
+def _has_gradient(plan: Plan, channel: ValueChannel) -> bool:
     """Whether the reader gives a gradient back; a guess from the dtype before it is known."""
     training = plan.stages[channel.dst].training
     if training is not None:

@@ -62,8 +62,11 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Channel:
-    """One value on its way from one stage to another, one hop.
+class ValueChannel:
+    """One value of the model on its way from one stage to another, one hop.
+
+    What the schedule needs of it (its kind, ends, bytes, depth, and the gradient's way back) is a
+    `pipec.schedule.channels.Channel`, made of it in `pipec.compiler.complete`.
 
     Attributes:
         name: ``s<src>.s<dst>.<value>``.
@@ -205,7 +208,7 @@ class Plan:
     partition: Partition | None = None
     placement: Placement | None = None
     stages: tuple[Stage, ...] = ()
-    channels: tuple[Channel, ...] = ()
+    channels: tuple[ValueChannel, ...] = ()
     slots: tuple[HostSlot, ...] = ()
     schedule: Schedule | None = None
     timing: tuple[StageTiming, ...] = ()

@@ -7,7 +7,7 @@ from typing import Any
 from pipec.cluster.cluster import Cluster
 from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph, Source
-from pipec.plan.model import Channel, HostSlot, Partition, Plan, StageTiming, Tried
+from pipec.plan.model import HostSlot, Partition, Plan, StageTiming, Tried, ValueChannel
 from pipec.plan.weights import all_have_data, owners
 from pipec.schedule import json_form
 from pipec.schedule.schedule import Placement, Schedule
@@ -57,7 +57,9 @@ def plan_from_record(record: Record, graph: Graph) -> Plan:
         costs=None if costs is None else CostTable.from_json(costs),
         partition=_partition(record["partition"], graph),
         placement=None if placement is None else _placement(placement),
-        channels=tuple(Channel(**{**c, "shape": tuple(c["shape"])}) for c in record["channels"]),
+        channels=tuple(
+            ValueChannel(**{**c, "shape": tuple(c["shape"])}) for c in record["channels"]
+        ),
         slots=tuple(HostSlot(**{**s, "values": tuple(s["values"])}) for s in record["slots"]),
         schedule=schedule,
         timeline=_timeline(schedule, record["timeline"]),

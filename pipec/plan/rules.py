@@ -9,7 +9,7 @@ from pipec.errors import PlanError
 from pipec.graph.ir import OutputKind, nbytes
 from pipec.graph.lower import Lowered, Transfer, lower
 from pipec.graph.rules import verify as verify_graph
-from pipec.plan.model import Channel, HostSlot, Plan
+from pipec.plan.model import HostSlot, Plan, ValueChannel
 from pipec.schedule.channels import ChannelKind
 
 Finding = str
@@ -54,7 +54,9 @@ def _channels_have_two_ends(parts: _Parts) -> Iterator[Finding]:
                 yield f"stage {stage} has a {word} node on channel {name}, which is not planned"
 
 
-def _end(c: Channel, word: str, stage: int, transfers: dict[str, Transfer]) -> Iterator[Finding]:
+def _end(
+    c: ValueChannel, word: str, stage: int, transfers: dict[str, Transfer]
+) -> Iterator[Finding]:
     found = transfers.get(c.name)
     pair = f"channel {c.name} from stage {c.src} to stage {c.dst}"
     if found is None:

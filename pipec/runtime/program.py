@@ -14,7 +14,7 @@ from pipec.autodiff.model import Training
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
 from pipec.graph.lower import lower
-from pipec.plan.model import Channel, Plan, Stage
+from pipec.plan.model import Plan, Stage, ValueChannel
 from pipec.runtime.tensors import TensorType
 from pipec.schedule.action import ActionKind
 from pipec.schedule.schedule import Schedule
@@ -44,10 +44,10 @@ class StageProgram:
     index: int
     forward: Graph
     training: Training | None
-    incoming: dict[str, Channel]
-    outgoing: dict[str, list[Channel]]
-    gradients_in: dict[str, list[Channel]] = field(default_factory=dict)
-    gradients_out: dict[str, Channel] = field(default_factory=dict)
+    incoming: dict[str, ValueChannel]
+    outgoing: dict[str, list[ValueChannel]]
+    gradients_in: dict[str, list[ValueChannel]] = field(default_factory=dict)
+    gradients_out: dict[str, ValueChannel] = field(default_factory=dict)
     loss: str | None = None
     hosted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -98,7 +98,7 @@ class Program:
     plan: Plan
     schedule: Schedule
     stages: tuple[StageProgram, ...]
-    channels: dict[str, Channel]
+    channels: dict[str, ValueChannel]
     counts: Counter[tuple[int, int]]
     tied: dict[str, tuple[int, ...]]
 
@@ -176,8 +176,8 @@ def _stage(plan: Plan, stage: Stage, *, training: bool) -> StageProgram:
     hosted = {s.name: s.values for s in plan.slots if s.stage == stage.index}
     forward = found.F if found else lower(stage.graph).graph
     incoming = {c.value: c for c in plan.channels if c.dst == stage.index}
-    outgoing: dict[str, list[Channel]] = {}
-    gradients_in: dict[str, list[Channel]] = {}
+    outgoing: dict[str, list[ValueChannel]] = {}
+    gradients_in: dict[str, list[ValueChannel]] = {}
     for c in mine:
         outgoing.setdefault(c.value, []).append(c)
         back = plan.stages[c.dst].training if training else None
