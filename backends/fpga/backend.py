@@ -2,12 +2,15 @@
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+import torch
+
 from pipec.backends.fpga.boards import cycles_of_boards
 from pipec.backends.fpga.cost import FpgaCost
+from pipec.backends.fpga.csim.chain import stream
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.csim.timed import check_timing
 from pipec.backends.fpga.cutting.joint import joint_cut
@@ -60,8 +63,8 @@ class FpgaBackend(Backend):
         """
         designs = designs_of(plan) if not plan.trains else training_designs(plan)
         for design in designs:
-            for stream in design.streams.values():
-                cpp_type(stream.dtype)
+            for fifo in design.streams.values():
+                cpp_type(fifo.dtype)
 
     def timing(self, plan: Plan) -> tuple[StageTiming, ...]:
         """Predict every stage on its board: the busiest engine's cycles, or its links'."""
@@ -129,6 +132,20 @@ class FpgaBackend(Backend):
         for folder in folders:
             lint.check(folder)
         return runners
+
+    def stream(
+        self, plan: Plan, directory: Path, frames: Sequence[Mapping[str, torch.Tensor]]
+    ) -> Sequence[dict[str, torch.Tensor]]:
+        """The C simulations of all stages as processes, joined by named pipes.
+
+        Raises:
+            BackendError: The plan trains, or a stage does not compile, or fails.
+        """
+        if plan.trains:
+            raise BackendError(
+                "kernels of training are not joined by pipes", hint="pipec verify without --chain"
+            )
+        return stream(load_stages(_folders(plan, directory)), plan.channels, frames)
 
     def cycles(
         self, plan: Plan, directory: Path, *, together: bool = False

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from rich.console import Console
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.compiler.backend import load_backend
 from pipec.compiler.verify import VerifyReport, verify_artifacts
+from pipec.compiler.verify_chain import verify_chain
 from pipec.frontends.reload import reload
 from pipec.graph.ir import Source
 from pipec.plan.manifest import read_manifest
@@ -28,6 +30,12 @@ from pipec.report.verification import print_report
 @click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
 @click.option("--tolerance", type=float, help="Relative error to allow, instead of the backend's.")
 @click.option("--timed", is_flag=True, help="Compare every handshake's cycle (FPGAs).")
+@click.option(
+    "--chain",
+    type=click.IntRange(1),
+    metavar="FRAMES",
+    help="Run all stages at once, joined by pipes, on so many frames (FPGAs).",
+)
 @allow_namespace_option
 def command(
     *,
@@ -38,12 +46,15 @@ def command(
     seed: int,
     tolerance: float | None,
     timed: bool,
+    chain: int | None,
     allow_namespace: tuple[str, ...],
 ) -> None:
     """Run the stages in DIRECTORY in a chain against the original model, on random inputs.
 
     Of a training plan the gradients are compared too. Exit status 1 if a value is farther off than
     its dtype explains. The model's own code runs.
+    With --chain, run all stages at the same time instead, frame after frame through pipes, and
+    compare the model's outputs.
     With --timed, run each stage's golden data instead, streams as deep as declared, and compare
     the cycle of every handshake with the simulator's; exit status 1 if any differs.
     """
@@ -58,7 +69,8 @@ def command(
     reading = f"reading {model or source.location}"
     # Whatever the model's own code prints must not end up in our output.
     with console.status(reading) as status, contextlib.redirect_stdout(sys.stderr):
-        report = verify_artifacts(
+        verify = verify_artifacts if chain is None else partial(verify_chain, frames=chain)
+        report = verify(
             directory,
             reload(source, spec=model, trust=trust),
             seed=seed,

@@ -82,6 +82,25 @@ class Backend(ABC):
             BackendError: An artifact is damaged, or a tool that runs it is missing.
         """
 
+    def stream(
+        self, plan: Plan, directory: Path, frames: Sequence[Mapping[str, torch.Tensor]]
+    ) -> Sequence[dict[str, torch.Tensor]]:
+        """Run all stages at the same time, joined as their devices are, frame after frame.
+
+        Args:
+            plan: The plan that was emitted.
+            directory: Where to.
+            frames: Values of the model's inputs, by name, for each frame.
+
+        Returns:
+            The model's outputs, by name, of each frame.
+
+        Raises:
+            BackendError: Stages of this kind are no processes that can be joined, or one fails.
+        """
+        del plan, frames
+        raise BackendError("stages of this target do not stream", where=directory, got=self.name)
+
     @abstractmethod
     def tolerance(self, plan: Plan) -> float:
         """Largest error of a boundary value relative to its largest magnitude."""

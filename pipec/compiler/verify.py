@@ -140,7 +140,7 @@ def verify_stages(
     Raises:
         PlanError: The plan was made of another model.
     """
-    _check_same_model(plan, reference.graph)
+    check_same_model(plan, reference.graph)
     inputs = random_inputs(reference.example_inputs, seed)
     progress("running the original model")
     torch.manual_seed(seed)
@@ -191,7 +191,13 @@ def _random_like(example: Tensor, generator: torch.Generator) -> Tensor:
     return (wide.min() + span * drawn).to(example.dtype)
 
 
-def _check_same_model(plan: Plan, graph: Graph) -> None:
+def check_same_model(plan: Plan, graph: Graph) -> None:
+    """See whether a plan was made of this graph.
+
+    Raises:
+        PlanError: Inputs or outputs differ.
+    """
+
     def signature(g: Graph) -> tuple[object, ...]:
         inputs = [(i.name, str(g.node(i.node).meta["val"].shape)) for i in g.inputs]
         return sorted(inputs), [(o.kind, o.name) for o in g.outputs]

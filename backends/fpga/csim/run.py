@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pipec.backends.fpga.csim.build import build
 from pipec.backends.fpga.csim.manifest import Wire, read_wires
@@ -47,12 +49,39 @@ class CSimulation:
             folder = Path(name)
             for wire in self.wires:
                 if wire.is_input:
-                    tokens = to_tokens(self._value(values, wire), wire.port, wire.stream)
-                    tokens.tofile(folder / wire.file)
-            self._run(folder)
-            return {w.port.value: self._read(folder, w) for w in self.wires if not w.is_input}
+                    self.tokens(values, wire).tofile(folder / wire.file)
+            self.play(folder)
+            outputs = [w for w in self.wires if not w.is_input]
+            return {w.port.value: self.read(folder, w)[0] for w in outputs}
 
-    def _value(self, values: Mapping[str, torch.Tensor], wire: Wire) -> torch.Tensor:
+    def command(self, data: Path, frames: int) -> list[str | Path]:
+        """The command line that plays frames; the data files may be pipes."""
+        return [self.binary, self.stage, data, str(frames)]
+
+    def play(self, data: Path, frames: int = 1, timeout: float | None = None) -> None:
+        """Run the test bench on data files.
+
+        Raises:
+            BackendError: It fails, or takes longer than ``timeout`` seconds.
+        """
+        command = self.command(data, frames)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=timeout
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BackendError(
+                "the C simulation of a stage does not end", where=self.stage, got=error
+            ) from error
+        if done.returncode != 0:
+            raise failed(self, done.returncode, done.stderr)
+
+    def tokens(self, values: Mapping[str, torch.Tensor], wire: Wire) -> NDArray[Any]:
+        """One frame of an input as its data file holds it.
+
+        Raises:
+            BackendError: It has no value, or a misshapen one.
+        """
         if wire.port.value not in values:
             raise BackendError(
                 "a stage input has no value",
@@ -60,22 +89,21 @@ class CSimulation:
                 got=", ".join(values),
                 want=wire.port.value,
             )
-        return values[wire.port.value]
+        return to_tokens(values[wire.port.value], wire.port, wire.stream)
 
-    def _run(self, folder: Path) -> None:
-        done = subprocess.run(
-            [self.binary, self.stage, folder, "1"], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise BackendError(
-                "the C simulation of a stage failed",
-                where=self.stage,
-                got=f"exit code {done.returncode}: {done.stderr.strip()[:500]}",
-            )
+    def read(self, data: Path, wire: Wire, frames: int = 1) -> list[torch.Tensor]:
+        """The frames of an output's data file."""
+        tokens = np.fromfile(data / wire.file, dtype=file_type(wire.stream.dtype))
+        return [from_tokens(t, wire.port, wire.stream) for t in np.split(tokens, frames)]
 
-    def _read(self, folder: Path, wire: Wire) -> torch.Tensor:
-        tokens = np.fromfile(folder / wire.file, dtype=file_type(wire.stream.dtype))
-        return from_tokens(tokens, wire.port, wire.stream)
+
+def failed(stage: CSimulation, code: int, said: str, when: str = "") -> BackendError:
+    """The error for a test bench that ended with this exit code and text."""
+    return BackendError(
+        f"the C simulation of a stage failed{when}",
+        where=stage.stage,
+        got=f"exit code {code}: {said.strip()[:500]}",
+    )
 
 
 def load_stages(stages: Sequence[Path], jobs: int = 2) -> list[CSimulation]:

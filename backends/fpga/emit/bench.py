@@ -18,22 +18,27 @@ def tb_stage_cpp(design: StageDesign, *, frames: int, tolerance: float) -> str:
 
     Run as ``tb [stage directory [frames]]`` it plays the golden frames (over and over, if more
     are asked for) and compares; as ``tb <stage directory> <data directory> <frames>`` it reads
-    inputs from and writes outputs to the data directory.
+    inputs from and writes outputs to the data directory, one frame at a time: its files may be
+    pipes, so that the test benches of all stages run at once.
 
     Args:
         design: The stage.
         frames: Frames of golden data.
         tolerance: Largest error relative to the largest magnitude of an output.
     """
-    lines = [*_weights(design), *_ports(design)]
+    setup = "\n".join(f"  {line}" for line in [*_weights(design), *_ports(design)])
     call = ", ".join(_argument(name, design) for _, name in arguments(design))
-    body = "\n".join(f"  {line}" for line in [*lines, f"{top_name(design)}({call});"])
+    turn = [*_inputs(design), f"{top_name(design)}({call});", *_results(design)]
+    body = "\n".join(f"    {line}" for line in turn)
     return f"""\
 // Test bench of {design.name}: golden frames in, kernel, comparison.
 //
 //   tb [stage directory [frames]]                         play golden/, compare
-//   tb <stage directory> <data directory> <frames>        play other data, write the outputs
+//   tb <stage directory> <data directory> <frames>        play other data, write the outputs;
+//                                                         its files may be pipes between stages
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "stage_top.h"
 #include "testbench.h"
@@ -43,9 +48,12 @@ static const double TOLERANCE = {tolerance!r};
 
 static int run(const std::string &stage, const std::string &data, int frames, bool compare) {{
   const std::string weights = stage + "/src/weights/";
-{body}
+{setup}
   bool ok = true;
-{_results(design)}
+  const int each = compare ? frames : 1;  // frames per call of the kernel
+  for (int done = 0; done < frames; done += each) {{
+{body}
+  }}
   return ok ? 0 : 1;
 }}
 
@@ -82,37 +90,51 @@ def _weights(design: StageDesign) -> list[str]:
 
 
 def _ports(design: StageDesign) -> list[str]:
-    lines = []
+    """Streams and data files; all inputs are opened before the first output, which may wait."""
+    lines, outputs = [], []
     for name, port in port_names(design).items():
-        stream = design.streams[port.stream]
-        lines.append(f'engine::axis_stream<{stream_type(stream)}> {name}("{name}");')
+        kind = stream_type(design.streams[port.stream])
+        lines.append(f'engine::axis_stream<{kind}> {name}("{name}");')
         if name.startswith("in_"):
-            beats = f"std::size_t(frames), cfg::{name}::TOKENS"
-            lines.append(f'tb::fill({name}, data + "/{name}.bin", {beats});')
-    return lines
+            size = f"cfg::{name}::TOKENS * sizeof(vec<{kind}>)"
+            lines.append(f'tb::inlet {name}_file(data + "/{name}.bin", {size});')
+        else:
+            outputs.append(f'"{name}"')
+    return [
+        *lines,
+        "std::vector<std::unique_ptr<tb::outlet>> files;",
+        f"for (const char *name : {{{', '.join(outputs)}}}) {{",
+        '  if (!compare) files.emplace_back(new tb::outlet(data + "/" + name + ".bin"));',
+        "}",
+    ]
+
+
+def _inputs(design: StageDesign) -> list[str]:
+    names = [name for name in port_names(design) if name.startswith("in_")]
+    files = ", ".join(f"&{name}_file" for name in names)
+    taken = [f"tb::take({{{files}}}, std::size_t(each));"] if names else []
+    return [*taken, *(f"tb::fill({name}, {name}_file);" for name in names)]
 
 
 def _argument(name: str, design: StageDesign) -> str:
-    if name == "load_tables":
-        return "1"
-    return f"{name}.data()" if name in memories(design) else name
+    known = {"load_tables": "done == 0", "frames": "each"}
+    return known.get(name, f"{name}.data()" if name in memories(design) else name)
 
 
-def _results(design: StageDesign) -> str:
+def _results(design: StageDesign) -> list[str]:
     lines = []
-    for name, port in port_names(design).items():
-        if not name.startswith("out_"):
-            continue
+    outputs = [(n, p) for n, p in port_names(design).items() if n.startswith("out_")]
+    for k, (name, port) in enumerate(outputs):
         found = f"{name}_tokens"
         lines += [
             f"const std::vector<vec<{stream_type(design.streams[port.stream])}>> {found} =",
-            f'    tb::drain({name}, "{name}", std::size_t(frames), cfg::{name}::TOKENS);',
-            f'tb::print_cycles({name}, "{name}", std::size_t(frames));',
+            f'    tb::drain({name}, "{name}", std::size_t(each), cfg::{name}::TOKENS);',
+            f'tb::print_cycles({name}, "{name}", std::size_t(each));',
             "if (compare) {",
             f'  ok = tb::agree({found}, data + "/{name}.bin", "{name}", std::size_t(frames), '
             "TOLERANCE) && ok;",
             "} else {",
-            f'  tb::write_file(data + "/{name}.bin", {found});',
+            f"  files[{k}]->put({found});",
             "}",
         ]
-    return "\n".join(f"  {line}" for line in lines)
+    return lines

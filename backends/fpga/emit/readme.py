@@ -45,6 +45,7 @@ make timed                    # the same with cycles: latency and interval
 make bounded                  # the same with streams as deep as declared
 make hls                      # v++ -c --mode hls (Vitis 2023.2 or newer): {product}
 vitis_hls -f run_hls.tcl      # older tools: csim, csynth, cosim or export as last argument
+build/csim . DATA FRAMES      # play DATA/in_*.bin, write DATA/out_*.bin; they may be named pipes
 ```
 
 {around}

@@ -4,7 +4,7 @@
 stage0_xcvu9p/
   stage.json  README.md  Makefile  hls_config.cfg  run_hls.tcl  link.cfg or block_design.tcl
   src/   stage_top.cpp  stage_top.h  types.h  engines/*.h  weights/*.bin
-  tb/    tb_stage.cpp  testbench.h  ports.json  golden/*.bin
+  tb/    tb_stage.cpp  testbench.h  port_files.h  ports.json  golden/*.bin
   csim/  hls_stream.h  dataflow.h ...          stand-ins, for plain g++ only
 ```
 """
@@ -75,7 +75,7 @@ def write_stage(
         "src/stage_top.h": stage_top_h(design),
         "src/stage_top.cpp": stage_top_cpp(design),
         "tb/tb_stage.cpp": tb_stage_cpp(design, frames=1, tolerance=tolerance),
-        "tb/testbench.h": own_header("tb/testbench.h"),
+        **{f"tb/{name}": own_header(f"tb/{name}") for name in ("testbench.h", "port_files.h")},
         PORTS: ports_json(design),
         **{f"src/engines/{name}": own_header(f"engines/{name}") for name in headers(design)},
         **{f"csim/{name}": own_header(f"csim/{name}") for name in STAND_INS},

@@ -20,6 +20,7 @@ from pipec.compiler.backend import load_backend
 from pipec.compiler.cycles import TimedCheck
 from pipec.compiler.driver import emit, make_plan
 from pipec.compiler.verify import verify_stages
+from pipec.compiler.verify_chain import verify_chain
 from pipec.errors import BackendError, PlanError
 from pipec.frontends.load import load
 from pipec.plan.model import Plan
@@ -78,6 +79,19 @@ def test_a_chain_of_stages_computes_what_the_model_computes(
     assert max(b.relative_error for b in report.boundaries) < 1e-5
 
 
+def test_stages_stream_to_one_another_on_the_command_line(
+    encoder: tuple[Plan, Path, str], pipec: Pipec
+) -> None:
+    _, directory, _ = encoder
+    done = pipec("verify", directory, "--chain", "3", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["ok"]
+    frames = [b["name"].split(" of ")[1] for b in found["boundaries"]]
+    assert frames == ["frame 1", "frame 2", "frame 3"]
+    assert {b["stage"] for b in found["boundaries"]} == {3}
+
+
 def test_unlike_boards_relay_what_skips_a_stage(folder: Path) -> None:
     model = spec("resnet", folder)
     plan = make_plan(load(model).graph, parse_cluster("1xvcu118,1xu280,1xvcu118"), "fpga")
@@ -88,6 +102,9 @@ def test_unlike_boards_relay_what_skips_a_stage(folder: Path) -> None:
     backend = load_backend("fpga")
     report = verify_stages(plan, backend.load(plan, folder / "resnet"), load(model), tolerance=1e-4)
     assert report.ok, report
+    streamed = verify_chain(folder / "resnet", load(model), 2)
+    assert streamed.ok, streamed
+    assert [b.stage for b in streamed.boundaries] == [2, 2]
 
 
 def test_the_same_plan_gives_the_same_bytes(encoder: tuple[Plan, Path, str], folder: Path) -> None:
@@ -207,12 +224,15 @@ def test_cycles_on_the_command_line(folder: Path, pipec: Pipec) -> None:
     assert "other cycles on" in checks_text([check])
 
 
-def test_other_targets_have_no_cycles(folder: Path, pipec: Pipec) -> None:
+def test_other_targets_have_no_cycles_and_do_not_stream(folder: Path, pipec: Pipec) -> None:
     out = folder / "plain"
     assert pipec("compile", spec("sdpa", folder), "--devices", "1xh100", "-o", out).code == 0
     done = pipec("inspect", out, "--cycles")
     assert done.code == 1
     assert "have no cycles" in done.err
+    done = pipec("verify", out, "--chain", "1")
+    assert done.code == 1
+    assert "do not stream" in done.err
 
 
 def test_what_no_engine_computes_is_named(folder: Path) -> None:

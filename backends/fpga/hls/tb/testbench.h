@@ -5,11 +5,13 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
 #include "engines/axis.h"
 #include "engines/memory.h"
+#include "port_files.h"
 
 namespace tb {
 
@@ -60,17 +62,6 @@ std::vector<V> read_frames(const std::string &path, std::size_t frames, std::siz
   return items;
 }
 
-template <typename V>
-void write_file(const std::string &path, const std::vector<V> &items) {
-  std::FILE *file = std::fopen(path.c_str(), "wb");
-  const bool open = file != nullptr;
-  const bool whole = open && std::fwrite(items.data(), sizeof(V), items.size(), file) == items.size();
-  if ((open && std::fclose(file) != 0) || !whole) {
-    std::fprintf(stderr, "%s: cannot be written\n", path.c_str());
-    std::exit(2);
-  }
-}
-
 // Appends a table of so many beats to the image of all tables.
 template <typename T>
 void append(std::vector<engine::beat<T>> &image, std::size_t beats, const std::string &path) {
@@ -79,11 +70,10 @@ void append(std::vector<engine::beat<T>> &image, std::size_t beats, const std::s
 }
 
 template <typename T, int P>
-void fill(engine::axis_stream<T, P> &stream, const std::string &path, std::size_t frames,
-          std::size_t per_frame) {
-  for (const vec<T, P> &token : read_frames<vec<T, P>>(path, frames, per_frame)) {
+void fill(engine::axis_stream<T, P> &stream, const inlet &from) {
+  for (std::size_t at = 0; at < from.bytes().size(); at += sizeof(vec<T, P>)) {
     hls::axis<vec<T, P>, 0, 0, 0> word;
-    word.data = token;
+    std::memcpy(&word.data, from.bytes().data() + at, sizeof(word.data));
     word.keep = -1;
     word.strb = -1;
     word.last = false;
