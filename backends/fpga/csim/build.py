@@ -10,7 +10,7 @@ from pipec.backends.fpga.toolchain import compiler, workspace
 from pipec.errors import BackendError
 
 STANDARD = ("-std=c++17", "-O1", "-ftree-vectorize")
-FLAGS = ("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-ffp-contract=off")
+FLAGS: tuple[str, ...] = ("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-ffp-contract=off")
 """Flags of every C simulation; no contraction, so that every machine gives the same bits."""
 BOUNDED = ("-DPIPEC_BOUNDED", "-U_FORTIFY_SOURCE")
 """Streams as deep as declared, engines as coroutines (whose jumps fortified code forbids)."""
