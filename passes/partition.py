@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import lcm
 from typing import ClassVar, Literal
 
-from pipec.cluster.cluster import Cluster
+from pipec.cluster.cluster import Cluster, slowest_link
 from pipec.compiler.backend import load_backend
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.problem import placement_problem, shared_work
@@ -128,11 +129,18 @@ def _check_fit(stages: int, devices: int, plan: Plan) -> None:
 
 
 def _link(cluster: Cluster, src: Sequence[int], dst: Sequence[int]) -> Link:
-    """The slowest way between replicas of two stages; stages on one device hand values over."""
-    ways = [cluster.link(a, b) for a in src for b in dst if a != b]
+    """The slowest way between replicas of two stages; stages on one device hand values over.
+
+    Replica m mod r handles microbatch m on both sides, so that as many messages are under way at
+    a time as the side with fewer replicas has: each counts an equal part of its time.
+    """
+    turns = lcm(len(src), len(dst))
+    pairs = [(src[m % len(src)], dst[m % len(dst)]) for m in range(turns)]
+    ways = [cluster.link(a, b) for a, b in pairs if a != b]
     if not ways:
         return Link(HANDED_OVER, 0.0)
-    return Link(min(w.bytes_per_second for w in ways), max(w.latency_seconds for w in ways))
+    slowest, beside = slowest_link(ways), min(len(src), len(dst))
+    return Link(slowest.bytes_per_second * beside, slowest.latency_seconds / beside)
 
 
 def _partition(cut: CutResult, stage_of: dict[str, int]) -> Partition:

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,24 @@ class Link:
     def seconds(self, nbytes: float) -> float:
         """Transfer time of ``nbytes``; nothing for nothing."""
         return nbytes / self.bytes_per_second + self.latency_seconds if nbytes else 0.0
+
+
+def slowest_link(links: Iterable[Link]) -> Link:
+    """A link as slow as any of ``links`` in each respect."""
+    every = list(links)
+    return Link(min(v.bytes_per_second for v in every), max(v.latency_seconds for v in every))
+
+
+def all_reduce_seconds(link: Link, members: int, nbytes: float) -> float:
+    """A ring all-reduce over ``members`` devices: each sends 2 (members - 1) / members of it.
+
+    Patarasuk and Yuan, JPDC 2009. ``link`` is the slowest of the ring.
+
+    Example:
+        >>> all_reduce_seconds(Link(1e9, 0.0), 4, 1e9)
+        1.5
+    """
+    return link.seconds(2 * (members - 1) / members * nbytes)
 
 
 @dataclass(frozen=True)
@@ -94,6 +112,17 @@ class Cluster:
                 return level.link
         pair = (self.devices[a], self.devices[b])
         return Link(min(d.link_bandwidth for d in pair), max(d.link_latency for d in pair))
+
+    def slowest(self, devices: Iterable[int]) -> Device:
+        """The device with the fewest float32 operations per second; the first of equal ones."""
+        return min((self.devices[d] for d in devices), key=lambda d: d.flops("float32"))
+
+    def all_reduce(self, devices: Sequence[int], nbytes: float) -> float:
+        """Seconds of a ring all-reduce of ``nbytes`` over devices; none for one device."""
+        if len(devices) < 2:
+            return 0.0
+        ring = slowest_link(self.link(a, b) for a, b in itertools.pairwise(devices))
+        return all_reduce_seconds(ring, len(devices), nbytes)
 
     def reordered(self, order: Sequence[int]) -> "Cluster":
         """The cluster with its first devices in another order, each pair's own link kept.

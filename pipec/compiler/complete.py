@@ -14,7 +14,8 @@ def completed(compute: Schedule, plan: Plan) -> Schedule:
     """A schedule of compute actions with everything else that a plan needs.
 
     Adds sends and receives of the plan's channels, copies of saved values that wait in host
-    memory, reductions over replicas, and optimizer steps.
+    memory, reductions over replicas (which wait for the last backward, as the runtime's do), and
+    optimizer steps.
     """
     schedule = insert_comm(compute, _channels(plan, training=compute.training))
     slots = host_channels(plan) if compute.training else []
@@ -22,7 +23,7 @@ def completed(compute: Schedule, plan: Plan) -> Schedule:
     if slots or own:
         schedule = insert_offload(schedule, slots or own)
     if schedule.training:
-        schedule = insert_steps(insert_reduce(schedule))
+        schedule = insert_steps(insert_reduce(schedule, overlap=False))
     return schedule
 
 

@@ -15,7 +15,7 @@ from pipec.autodiff.recompute import everything
 from pipec.autodiff.rewrite import lineage
 from pipec.cluster.device import Device
 from pipec.compiler.problem import BACKWARD_OVER_FORWARD
-from pipec.compiler.stage_timing import measured_stage, peak_live
+from pipec.compiler.stage_timing import device_of, measured_stage, peak_live
 from pipec.cost.count import count
 from pipec.cost.model import Roofline
 from pipec.cost.stage import StageCost
@@ -83,9 +83,7 @@ def stage_work(plan: Plan) -> list[StageWork]:
     found = []
     for stage, timing in zip(plan.stages, plan.timing, strict=True):
         assert stage.training is not None
-        where = plan.placement.forward[stage.index][0] if plan.placement else stage.index
-        device = plan.cluster.devices[where]
-        found.append(StageWork(stage.training, device, timing.compute_seconds))
+        found.append(StageWork(stage.training, device_of(plan, stage), timing.compute_seconds))
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from torch import fx
 
+from pipec.cluster.device import Device
 from pipec.compiler.problem import TRAINING_COPIES
 from pipec.cost.stage import MessageCost, StageCost
 from pipec.errors import PlanError
@@ -43,8 +44,13 @@ def measured_messages(plan: Plan, stage: Stage) -> MessageCost | None:
 
 
 def _kind(plan: Plan, stage: Stage) -> str:
-    device = plan.placement.forward[stage.index][0] if plan.placement else stage.index
-    return plan.cluster.devices[device].kind
+    return device_of(plan, stage).kind
+
+
+def device_of(plan: Plan, stage: Stage) -> Device:
+    """Where a stage runs; the slowest of its devices if it has replicas."""
+    where = plan.placement.forward[stage.index] if plan.placement else (stage.index,)
+    return plan.cluster.slowest(where)
 
 
 def _stage(plan: Plan, stage: Stage) -> StageTiming:

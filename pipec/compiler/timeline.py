@@ -33,7 +33,9 @@ def plan_timeline(plan: Plan, schedule: Schedule) -> Timeline:
        or back the slot's bytes at the device's host bandwidth.
     3. Where messages were measured, these take what they took, and the time of the sending and
        receiving processors is added to the actions that yield and read them.
-    4. Weights stay; once stages are differentiated, gradients, optimizer state, the values that
+    4. Replicas of a stage sum their gradients in a ring over the slowest of their links; so do the
+       devices of stages that share a weight, as part of their step.
+    5. Weights stay; once stages are differentiated, gradients, optimizer state, the values that
        every microbatch in flight saves and those that a backward recomputes are counted too; of
        a measured stage, all that an action allocates while it runs.
 
@@ -47,10 +49,17 @@ def plan_timeline(plan: Plan, schedule: Schedule) -> Timeline:
     """
     if len(plan.timing) != len(plan.stages):
         raise PlanError("the stages are not timed", want="the pass time-stages")
+    times = stage_times(plan, schedule.rule, schedule.microbatches)
+    turns = range(routes_of(schedule).period)
     times = replace(
-        stage_times(plan, schedule.rule, schedule.microbatches),
-        transfer=tuple((_seconds(plan, schedule, k, c),) for k, c in enumerate(schedule.channels)),
+        times,
+        transfer=tuple(
+            tuple(_seconds(plan, schedule, k, c, turn) for turn in turns)
+            for k, c in enumerate(schedule.channels)
+        ),
         host=_copies(plan, schedule),
+        reduce=_reductions(plan, schedule),
+        step=_with_exchange(plan, schedule, times.step),
     )
     return simulate(schedule, _with_processors(plan, schedule, times), plan_memory(plan))
 
@@ -111,9 +120,39 @@ def _copies(plan: Plan, schedule: Schedule) -> dict[int, float]:
     }
 
 
-def _seconds(plan: Plan, schedule: Schedule, number: int, channel: Channel) -> float:
+def _reductions(plan: Plan, schedule: Schedule) -> tuple[float, ...]:
+    """Seconds of one all-reduce of a stage's gradients over its replicas."""
+    if not (schedule.training and plan.differentiated):
+        return ()
+    place = schedule.placement.backward
+    return tuple(
+        plan.cluster.all_reduce(devices, _trained_bytes(stage))
+        for devices, stage in zip(place, plan.stages, strict=False)
+    )
+
+
+def _with_exchange(plan: Plan, schedule: Schedule, step: tuple[float, ...]) -> tuple[float, ...]:
+    """Seconds of a step, with the exchange of gradients of weights that several stages read."""
+    if not (schedule.training and plan.differentiated):
+        return step
+    found = list(step) or [0.0] * schedule.stages
+    place = schedule.placement.backward
+    sizes = {i.name: nbytes(s.graph.nodes[i.node]) for s in plan.stages for i in s.graph.inputs}
+    for name, stages in plan.tied().items():
+        readers = [s for s in stages if _trains(plan.stages[s], name)]
+        devices = sorted({d for s in readers for d in place[s]})
+        for s in readers:
+            found[s] += plan.cluster.all_reduce(devices, sizes[name])
+    return tuple(found)
+
+
+def _trains(stage: Stage, weight: str) -> bool:
+    return stage.training is not None and weight in stage.training.trained
+
+
+def _seconds(plan: Plan, schedule: Schedule, number: int, channel: Channel, turn: int) -> float:
     """Transfer time of one message of a channel; stages on one device hand values over."""
-    src, dst = _ends(schedule, number)
+    src, dst = _ends(schedule, number, turn)
     if src == dst:
         return 0.0
     cost = measured_messages(plan, plan.stages[channel.src])
@@ -122,10 +161,10 @@ def _seconds(plan: Plan, schedule: Schedule, number: int, channel: Channel) -> f
     return plan.cluster.link(src, dst).seconds(channel.nbytes)
 
 
-def _ends(schedule: Schedule, number: int) -> tuple[int, int]:
-    """The devices that a channel runs between (of stages with replicas, the first)."""
+def _ends(schedule: Schedule, number: int, turn: int = 0) -> tuple[int, int]:
+    """The devices that a channel's messages run between; those of one turn of the replicas."""
     routes = routes_of(schedule)
-    return int(routes.sender[number, 0]), int(routes.receiver[number, 0])
+    return int(routes.sender[number, turn]), int(routes.receiver[number, turn])
 
 
 def _weight_bytes(stage: Stage) -> float:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pipec.cluster.cluster import Cluster
 from pipec.schedule.registry import STREAMING, SYNCHRONOUS, parsed, plain_name
+from pipec.schedule.replicate import device_of
 
 CHUNKS = {"interleaved": 2, "zbv": 2, "dualpipev": 2}
 """Schedules that give every device several stages, and how many if they are not told."""
@@ -53,9 +54,9 @@ class Candidate:
 
     def device(self, position: int, replica: int) -> int:
         """Index of the device at a position of one pipeline."""
-        if self.adjacent == "stages":
-            return replica * self.depth + position
-        return position * self.replicas + replica
+        return device_of(
+            position, replica, depth=self.depth, replicas=self.replicas, adjacent=self.adjacent
+        )
 
     def __str__(self) -> str:
         """Such as ``1f1b 4x2, 8 x 4 samples, recompute``."""

@@ -1,26 +1,22 @@
 """Predict every candidate, keep what fits, choose the fastest, and say why each other one lost."""
 
-import multiprocessing
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
 from pipec.errors import PartitionError
 from pipec.explore.candidate import Candidate
-from pipec.explore.predict import Prediction, Predictor
+from pipec.explore.pool import Predict, Progress, predicting
+from pipec.explore.predict import Prediction
 from pipec.explore.split import split_boundary
 from pipec.explore.workload import Workload
-
-Progress = Callable[[int], None]
-"""Called with the number of candidates that were predicted since the last call."""
 
 BASELINES = ("data parallel", "gpipe", "1f1b")
 FITTED = 48
 """Most candidates whose saved values are fitted."""
-_CHUNK = 16
-_predictor: Predictor | None = None
+TOGETHER = 8
+"""Candidates that are fitted before it is looked whether those behind them can still win."""
 
 
 @dataclass(frozen=True)
@@ -125,66 +121,34 @@ def explore(
         workers: Processes; as many as cores if 0.
         progress: Told how far it is.
     """
-    report = progress or (lambda _: None)
-    workers = workers or multiprocessing.cpu_count()
-    found: list[Prediction] = []
-    if workers == 1 or len(candidates) <= _CHUNK:
-        predictor = Predictor(workload)
-        for candidate in candidates:
-            found.append(predictor.predict(candidate))
-            report(1)
-    else:
-        found = _in_parallel(workload, candidates, workers, report)
-    found += _fitted(workload, found)
+    with predicting(workload, workers, progress or (lambda _: None)) as predict:
+        found = predict(candidates)
+        found += _fitted(predict, found)
     found += split_boundary(workload, min(found, key=_pipelined_first, default=None))
-    return Exploration(batch, tuple(sorted(found, key=_order)))
+    return Exploration(batch, tuple(sorted(found, key=order)))
 
 
-def _fitted(workload: Workload, found: Sequence[Prediction]) -> list[Prediction]:
+def _fitted(predict: Predict, found: Sequence[Prediction]) -> list[Prediction]:
     """What does not fit, again with saved values that leave or are computed again.
 
-    Fitting adds time, so those that would be fastest come first, and those that are slower as
-    they stand than what fits are not tried; nor are more than `FITTED`.
+    Fitting adds time, so those that would be fastest come first, some at a time on all cores, and
+    those that are slower as they stand than what fits are not tried; nor are more than `FITTED`.
     """
     over = [p for p in found if p.peak_bytes and not p.possible and not p.candidate.recompute]
+    over = sorted(over, key=lambda p: (p.seconds, p.candidate))[:FITTED]
     best = min((p.seconds for p in found if p.possible), default=inf)
-    predictor, tried = Predictor(workload), list[Prediction]()
-    for p in sorted(over, key=lambda p: (p.seconds, p.candidate))[:FITTED]:
-        if p.seconds >= best:
-            break
-        tried.append(predictor.predict(replace(p.candidate, fitted=True)))
-        if tried[-1].possible:
-            best = min(best, tried[-1].seconds)
+    tried = list[Prediction]()
+    for k in range(0, len(over), TOGETHER):
+        some = [p for p in over[k : k + TOGETHER] if p.seconds < best]
+        tried += predict([replace(p.candidate, fitted=True) for p in some])
+        best = min([best, *(p.seconds for p in tried if p.possible)])
     return tried
 
 
-def _order(p: Prediction) -> tuple[bool, float, Candidate]:
+def order(p: Prediction) -> tuple[bool, float, Candidate]:
+    """Fastest first, what is impossible last."""
     return not p.possible, p.seconds, p.candidate
 
 
 def _pipelined_first(p: Prediction) -> tuple[bool, bool, float, Candidate]:
-    return p.candidate.depth == 1, *_order(p)
-
-
-def _in_parallel(
-    workload: Workload, candidates: Sequence[Candidate], workers: int, report: Progress
-) -> list[Prediction]:
-    global _predictor  # noqa: PLW0603 - inherited by the forked workers, never sent to them
-    _predictor = Predictor(workload)
-    ordered = sorted(candidates, key=lambda c: (c.microbatch, c.depth, c.recompute))
-    chunks = [ordered[k : k + _CHUNK] for k in range(0, len(ordered), _CHUNK)]
-    found: list[Prediction] = []
-    context = multiprocessing.get_context("fork")
-    try:
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            for predictions in pool.map(_predict_chunk, chunks):
-                found += predictions
-                report(len(predictions))
-    finally:
-        _predictor = None
-    return found
-
-
-def _predict_chunk(candidates: Sequence[Candidate]) -> list[Prediction]:
-    assert _predictor is not None
-    return [_predictor.predict(c) for c in candidates]
+    return p.candidate.depth == 1, *order(p)

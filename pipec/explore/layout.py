@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pipec.cluster.cluster import Cluster, Link
+from pipec.cluster.cluster import Cluster, Link, slowest_link
 from pipec.cluster.device import Device
 from pipec.explore.candidate import Candidate
 
@@ -29,22 +29,16 @@ def lay_out(candidate: Candidate, cluster: Cluster) -> Layout:
     """Put a candidate on the cluster's devices."""
     positions, copies = range(candidate.depth), range(candidate.replicas)
     at = [[candidate.device(p, r) for r in copies] for p in positions]
-    devices = [
-        min((cluster.devices[i] for i in row), key=lambda d: d.flops("float32")) for row in at
-    ]
+    devices = [cluster.slowest(row) for row in at]
     return Layout(
         devices=tuple(devices),
         memory_bytes=tuple(min(cluster.devices[i].memory_bytes for i in row) for row in at),
         links=tuple(
-            _slowest([cluster.link(a, b) for a, b in zip(here, there, strict=True)])
+            slowest_link(cluster.link(a, b) for a, b in zip(here, there, strict=True))
             for here, there in pairwise(at)
         ),
         rings=tuple(
-            _slowest([cluster.link(a, b) for a, b in pairwise(row)]) if len(row) > 1 else None
+            slowest_link(cluster.link(a, b) for a, b in pairwise(row)) if len(row) > 1 else None
             for row in at
         ),
     )
-
-
-def _slowest(links: list[Link]) -> Link:
-    return Link(min(v.bytes_per_second for v in links), max(v.latency_seconds for v in links))

@@ -1,23 +1,27 @@
 """Time and memory of one candidate: cut, schedule, simulate."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
-from pipec.compiler.fit import in_flight
-from pipec.compiler.problem import TRAINING_COPIES
-from pipec.errors import PartitionError, PipecError
+from pipec.cluster.cluster import Link, all_reduce_seconds
+from pipec.compiler.problem import BACKWARD_OVER_FORWARD, TRAINING_COPIES
+from pipec.errors import PipecError
 from pipec.explore.candidate import Candidate
 from pipec.explore.layout import Layout, lay_out
-from pipec.explore.reside import Resided, mean_share, reside
+from pipec.explore.reside import Fitting
 from pipec.explore.workload import Workload
 from pipec.partition.clock import counted
 from pipec.partition.costgraph import CostGraph
-from pipec.partition.devices import Device, Link
+from pipec.partition.devices import Device
+from pipec.partition.devices import Link as CutLink
 from pipec.partition.result import CutResult
 from pipec.partition.solve import solve_contiguous
+from pipec.passes.partition import HANDED_OVER
+from pipec.residency.choose import DoesNotFitError
+from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.comm import insert_comm
 from pipec.schedule.registry import generate
@@ -112,7 +116,8 @@ class Predictor:
         key = (c.microbatch, c.recompute, tuple(home), kinds, layout.links)
         if key not in self._cuts:
             problem = self.workload.problem(c.microbatch, recompute=c.recompute)
-            links = [_joint(layout, a, b) for a, b in pairwise(home)]
+            ways = [_joint(layout, a, b) for a, b in pairwise(home)]
+            links = [CutLink(w.bytes_per_second, w.latency_seconds) for w in ways]
             devices = [Device(layout.devices[p].kind) for p in home]
             try:
                 with counted():
@@ -127,21 +132,18 @@ class Predictor:
         schedule = prepared.schedule
         problem = self.workload.problem(c.microbatch, recompute=c.recompute)
         home = [d[0] for d in schedule.placement.forward]
-        compute = _stage_sums(problem, cut, layout, home)
         crossing = _crossing(problem, cut)
-        transfer = _transfers(schedule, layout, crossing)
         weights = np.bincount(cut.stage, problem.weight_bytes, c.stages) / TRAINING_COPIES
-        ratio = 3.0 if c.recompute else 2.0
-        forward = [s / (1 + ratio) for s in compute]
-        stages = _Stages(forward, [ratio * f for f in forward])
+        times = _times(c, _stage_sums(problem, cut, layout, home), schedule, layout, crossing)
         memory = _memory(c, problem, cut, weights, crossing[0])
+        fitted = None
         if c.fitted:
             try:
-                stages, memory = self._reside(prepared, layout, cut, stages, memory, transfer, c)
-            except PartitionError as error:
+                fitted = Fitting(prepared, layout, problem, cut, times, memory).best()
+            except DoesNotFitError as error:
                 return Prediction(c, np.inf, problem=f"does not fit: {error.got}")
-        timeline = simulate(prepared, stages.times(transfer), memory)
-        reduce = _reduce_seconds(c, layout, weights, home)
+        timeline = fitted.timeline if fitted else simulate(prepared, times, memory)
+        reduce = _exposed_reduction(c, layout, timeline, weights, home)
         reduce += _tied_seconds(self.workload, layout, cut, home)
         peak = np.array(timeline.peak_bytes)
         if c.recompute:  # one microbatch at a time is whole again while its backward runs
@@ -155,69 +157,31 @@ class Predictor:
             memory_bytes=layout.memory_bytes,
             reduce_seconds=reduce,
             transfer_share=_transfer_share(timeline),
-            recomputed=mean_share(stages.resided, "recomputed"),
-            offloaded=mean_share(stages.resided, "offloaded"),
-            problem=_overflow(peak.tolist(), layout.memory_bytes),
+            recomputed=fitted.recomputed if fitted else 0.0,
+            offloaded=fitted.offloaded if fitted else 0.0,
+            problem=overflow(peak.tolist(), layout.memory_bytes),
         )
 
-    def _reside(
-        self,
-        prepared: Prepared,
-        layout: Layout,
-        cut: CutResult,
-        stages: "_Stages",
-        memory: Memory,
-        transfer: Sequence[float],
-        c: Candidate,
-    ) -> tuple["_Stages", Memory]:
-        """Times and memory with saved values that leave or are computed again where they must."""
-        schedule, problem = prepared.schedule, self.workload.problem(c.microbatch, recompute=False)
-        bare = replace(memory, saved=[0.0] * c.stages)
-        fixed = simulate(prepared, stages.times(transfer), bare).peak_bytes
-        home = [d[0] for d in schedule.placement.forward]
-        wanted = np.array(_flights(schedule)) * np.array(memory.saved)
-        held = np.bincount(home, wanted, c.depth)
-        found = []
-        for s, at in enumerate(home):
-            room = (layout.memory_bytes[at] - fixed[at]) * wanted[s] / max(held[at], 1.0)
-            device = replace(layout.devices[at], host_bandwidth=_rate(layout, home, at))
-            found.append(
-                reside(problem, cut, s, device, forward=stages.forward[s],
-                       backward=stages.backward[s], cap=room, flight=_flights(schedule)[s])
-            )  # fmt: skip
-        saved = [r.saved_bytes for r in found]
-        backward = [r.backward_seconds for r in found]
-        return _Stages(stages.forward, backward, found), replace(memory, saved=saved)
 
-
-@dataclass(frozen=True)
-class _Stages:
-    """Seconds of the two directions of every stage, and what was done to fit them."""
-
-    forward: list[float]
-    backward: list[float]
-    resided: Sequence[Resided] = ()
-
-    def times(self, transfer: Sequence[float]) -> Times:
-        compute = Times.of_stages(self.forward, self.backward).compute
-        return Times(compute, transfer=tuple((s,) for s in transfer))
-
-
-def _flights(schedule: Schedule) -> list[int]:
-    """Most microbatches of every stage between F and the end of the backward."""
-    return [t.most for t in in_flight(schedule)]
-
-
-def _rate(layout: Layout, home: Sequence[int], at: int) -> float:
-    """Bytes per second to the host of each of the stages that share a device."""
-    return layout.devices[at].host_bandwidth / list(home).count(at)
+def _times(
+    c: Candidate,
+    seconds: Sequence[float],
+    schedule: Schedule,
+    layout: Layout,
+    crossing: tuple[list[float], list[float]],
+) -> Times:
+    """Seconds of every action; ``seconds`` are of a stage's forward and backward together."""
+    ratio = BACKWARD_OVER_FORWARD + c.recompute
+    forward = [s / (1 + ratio) for s in seconds]
+    compute = Times.of_stages(forward, [ratio * f for f in forward]).compute
+    return Times(compute, transfer=tuple((s,) for s in _transfers(schedule, layout, crossing)))
 
 
 def _joint(layout: Layout, a: int, b: int) -> Link:
     """The link between positions ``a`` and ``b`` (over all hops between; none on one device)."""
     hops = layout.links[min(a, b) : max(a, b)]
     if not hops:
-        return Link(1e18)
+        return Link(HANDED_OVER, 0.0)
     return Link(min(v.bytes_per_second for v in hops), sum(v.latency_seconds for v in hops))
 
 
@@ -251,10 +215,10 @@ def _transfers(
         low = min(c.src, c.dst)
         if c.kind is ChannelKind.F and c.src != c.dst:
             link = _joint(layout, forward[c.src][0], forward[c.dst][0])
-            found.append(float(link.seconds(np.array(crossing[0][low]))))
+            found.append(link.seconds(crossing[0][low]))
         elif c.kind is ChannelKind.B and c.src != c.dst:
             link = _joint(layout, backward[c.src][0], backward[c.dst][0])
-            found.append(float(link.seconds(np.array(crossing[1][low]))))
+            found.append(link.seconds(crossing[1][low]))
         else:
             found.append(0.0)
     return found
@@ -280,16 +244,30 @@ def _saved(problem: CostGraph, cut: CutResult) -> np.ndarray:
     return np.bincount(cut.stage, problem.activation_bytes, cut.stages)
 
 
-def _reduce_seconds(
-    c: Candidate, layout: Layout, weights: np.ndarray, home: Sequence[int]
+def _exposed_reduction(
+    c: Candidate, layout: Layout, timeline: Timeline, weights: np.ndarray, home: Sequence[int]
 ) -> float:
-    """Ring all-reduce of a position's gradients: each replica sends 2 (r-1)/r of the bytes."""
-    share = 2 * (c.replicas - 1) / c.replicas
-    at = np.bincount(np.array(home), weights, c.depth)
-    return max(
-        (ring.seconds(share * b) for ring, b in zip(layout.rings, at, strict=True) if ring),
-        default=0.0,
-    )
+    """Seconds that reducing gradients over replicas adds to the pipeline's time.
+
+    A stage's reduction starts behind its last backward, beside whatever else its device does; the
+    reductions of one device's stages run one after the other.
+    """
+    last, free = _last_backward(timeline), [0.0] * c.depth
+    for s in np.argsort(last, kind="stable").tolist():
+        at, ring = home[s], layout.rings[home[s]]
+        if ring is not None:
+            took = all_reduce_seconds(ring, c.replicas, float(weights[s]))
+            free[at] = max(free[at], float(last[s])) + took
+    return max(0.0, *free, timeline.seconds) - timeline.seconds
+
+
+def _last_backward(timeline: Timeline) -> np.ndarray:
+    """When each stage has done its last backward."""
+    schedule = timeline.schedule
+    backward = np.isin(schedule.kind, (ActionKind.B, ActionKind.I, ActionKind.W))
+    last = np.zeros(schedule.stages)
+    np.maximum.at(last, schedule.stage[backward], timeline.end[backward])
+    return last
 
 
 def _tied_seconds(workload: Workload, layout: Layout, cut: CutResult, home: Sequence[int]) -> float:
@@ -297,8 +275,7 @@ def _tied_seconds(workload: Workload, layout: Layout, cut: CutResult, home: Sequ
     seconds = 0.0
     for size, readers in workload.shared_weights:
         at = sorted({home[s] for s in cut.stage[readers]})
-        share = 2 * (len(at) - 1) / len(at) * size
-        hops = (float(_joint(layout, a, b).seconds(np.array(share))) for a, b in pairwise(at))
+        hops = (all_reduce_seconds(_joint(layout, a, b), len(at), size) for a, b in pairwise(at))
         seconds += max(hops, default=0.0)
     return seconds
 
@@ -308,7 +285,8 @@ def _transfer_share(timeline: Timeline) -> float:
     return max(shares, default=0.0)
 
 
-def _overflow(peak: Sequence[float], limit: Sequence[float]) -> str:
+def overflow(peak: Sequence[float], limit: Sequence[float]) -> str:
+    """The first device that holds more than it has, in words; empty if all fit."""
     over = [
         f"device {k} needs {p / 2**30:.2f} of {m / 2**30:.2f} GiB"
         for k, (p, m) in enumerate(zip(peak, limit, strict=True))

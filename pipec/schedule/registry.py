@@ -1,7 +1,9 @@
 """Schedules by name: every generator is an entry point of the group ``pipec.schedules``.
 
 Wherever a schedule is named, its generator's options may stand behind the name:
-``interleaved{chunks=4}``, ``pipedream{replicas=3,1 sync=vertical}``.
+``interleaved{chunks=4}``, ``pipedream{replicas=3,1 sync=vertical}``. Every schedule with a flush
+also takes ``replicas`` and ``adjacent``: ``1f1b{replicas=2}`` is two pipelines that share their
+microbatches and sum their gradients (`pipec.schedule.replicate`).
 """
 
 import inspect
@@ -14,6 +16,7 @@ from pipec.errors import ScheduleError
 from pipec.options import parse_one, value_of
 from pipec.registry import entries, load
 from pipec.schedule.build import check_counts
+from pipec.schedule.replicate import OPTIONS, replicated
 from pipec.schedule.schedule import Schedule
 
 GROUP = "pipec.schedules"
@@ -72,7 +75,7 @@ def parsed(name: str, given: Mapping[str, str]) -> dict[str, object]:
     function = generator(plain)
     options = {k.replace("-", "_"): v for k, v in {**options, **given}.items()}
     _check_known(plain, function, options)
-    hints = typing.get_type_hints(function)
+    hints = {**OPTIONS, **typing.get_type_hints(function)}
     return {
         key: value_of(hints.get(key, str), text, f"{plain}{{{key}=...}}", ScheduleError)
         for key, text in options.items()
@@ -102,7 +105,17 @@ def generate(name: str, stages: int, microbatches: int, **options: object) -> Sc
     function = generator(name)
     every = {**parsed(name, {}), **options}
     _check_known(plain_name(name), function, every)
-    return function(stages, microbatches, **every)
+    if "replicas" in inspect.signature(function).parameters:
+        return function(stages, microbatches, **every)
+    replicas, adjacent = every.pop("replicas", 1), every.pop("adjacent", "stages")
+    assert isinstance(replicas, int)
+    if replicas < 1 or microbatches % replicas:
+        raise ScheduleError(
+            "microbatches cannot be dealt out evenly to the replicas",
+            got=f"{microbatches} microbatches, {replicas} replicas",
+            want="a multiple of the replicas",
+        )
+    return replicated(function(stages, microbatches // replicas, **every), replicas, str(adjacent))
 
 
 def stages_on(name: str, devices: int, microbatches: int) -> int:
@@ -139,7 +152,8 @@ def stages_on(name: str, devices: int, microbatches: int) -> int:
 
 
 def _check_known(name: str, function: Generator, options: Mapping[str, object]) -> None:
-    known = [p.name for p in inspect.signature(function).parameters.values()][2:]
+    own = [p.name for p in inspect.signature(function).parameters.values()][2:]
+    known = list(dict.fromkeys([*own, *OPTIONS])) if "replicas" not in own else own
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise ScheduleError(

@@ -61,6 +61,25 @@ def test_every_bit_equals_accumulation_where_the_order_of_sums_is_the_same(
     assert worst(found, weights) == 0
 
 
+@pytest.mark.parametrize("adjacent", ["stages", "replicas"])
+@pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 1), ("1f1b", 2), ("interleaved", 4)])
+@pytest.mark.parametrize("name", ["mlp", "gpt-2"])
+def test_copies_of_a_pipeline_train_as_one(
+    name: str, schedule: str, stages: int, adjacent: str
+) -> None:
+    case, module, plan = plan_of(name, stages)
+    order = scheduled(plan, schedule, 4, replicas=2, adjacent=adjacent)
+    pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(momentum), schedule=order)
+    losses = pipeline.run(3)
+    want, weights = accumulated(case, module, momentum, 3, 4)
+    assert losses == pytest.approx(want, rel=1e-5)
+    assert worst(pipeline.state_dict(), weights) < 1e-5
+    copies = [[e for e in pipeline.executors if s in e.weights] for s in range(stages)]
+    for stage, pair in enumerate(copies):
+        one, other = (e.weights[stage].at(0) for e in pair)
+        assert all(torch.equal(one[n], other[n]) for n in one)
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])
 @pytest.mark.parametrize("name", ["gpt-2", "bert", "t5"])
 def test_copies_of_tied_weights_stay_equal_and_right_over_many_adam_steps(
