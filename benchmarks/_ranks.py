@@ -37,10 +37,10 @@ def pin() -> None:
         os.sched_setaffinity(0, {cores[rank]})
 
 
-def say(*text: Any) -> None:
+def say(*text: Any, end: str = "\n") -> None:
     """Print on rank 0."""
     if os.environ.get("RANK", "0") == "0":
-        print(*text, flush=True)
+        print(*text, end=end, flush=True)
 
 
 def keep(path: str | None, rows: Any) -> None:

@@ -1,11 +1,15 @@
 """Prediction against reality: step time and bytes of 6 models under 5 schedules, 2 processes.
 
-    python -m benchmarks.prediction             everything, about 6 minutes on a calm machine
+    python -m benchmarks.prediction             all 30 cells, about 10 minutes on a calm machine
     python -m benchmarks.prediction --models transformer,cnn --windows 3
 
-Before anything is predicted, the stages, steps and messages of each plan are measured on the same
-two ranks (as ``pipec profile DIRECTORY`` does); a prediction is the plan's simulated timeline with
-these costs. Nothing is fitted to the steps that are then run. The schedules of a model take turns.
+Per model, windows of less than a minute each: the stages, steps and messages of its plans are
+measured on the two ranks (as ``pipec profile DIRECTORY`` does), then every schedule is predicted by
+its simulated timeline with these costs, then every schedule is run. Nothing is fitted to a run:
+within a window, prediction comes first. A cell's error is the median over windows of predicted over
+measured, so a machine that is slower in one window than in another is so on both sides; the columns
+``apart`` tell by how much predictions and runs of one cell differed between windows. Where they are
+above some 5 %, the machine was doing something else and the figures are no better than that.
 """
 
 import argparse
@@ -13,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -25,7 +29,7 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.complete import completed
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
-from pipec.compiler.profile import profile
+from pipec.compiler.profile import Profiler
 from pipec.compiler.timeline import plan_timeline
 from pipec.cost.count import count
 from pipec.cost.measure import Measuring, measure
@@ -38,7 +42,6 @@ from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Batch, Settings
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
-from pipec.simulate.timeline import Timeline
 
 SCHEDULES = {"gpipe": 2, "1f1b": 2, "zb-h1": 2, "interleaved": 4, "pipedream": 2}
 """Schedule to its stages on two devices."""
@@ -59,46 +62,115 @@ def node_costs(graph: Graph, inputs: Mapping[str, Tensor]) -> CostTable:
     return CostTable(count(graph), {"cpu": told[0]}, {"cpu": "measured"})
 
 
+HEAD = (
+    "model        schedule      predicted   measured   error     apart      x bound   "
+    "bytes, each rank"
+)
+
+
+def apart(seconds: list[float]) -> float:
+    """How far a figure of one window is from that of another, at most."""
+    return max(seconds) / min(seconds) - 1
+
+
 @dataclass
-class Cell:
-    """One model under one schedule."""
+class Row:
+    """One line of the table; lists are by window, bytes by rank."""
 
     model: str
     schedule: str
-    timeline: Timeline
+    predicted: list[float]
+    measured: list[float]
+    bound: list[float]
+    predicted_bytes: tuple[float, ...]
+    counted_bytes: list[float]
+
+    @property
+    def error(self) -> float:
+        """Of step time, in the median of the windows."""
+        pairs = zip(self.predicted, self.measured, strict=True)
+        return statistics.median(p / m for p, m in pairs) - 1
+
+    @property
+    def byte_errors(self) -> list[float]:
+        """Of the peak of each rank."""
+        pairs = zip(self.predicted_bytes, self.counted_bytes, strict=True)
+        return [p / c - 1 for p, c in pairs]
+
+    def __str__(self) -> str:
+        predicted, measured = (statistics.median(v) * 1e3 for v in (self.predicted, self.measured))
+        over = statistics.median(m / b for m, b in zip(self.measured, self.bound, strict=True))
+        counted = zip(self.counted_bytes, self.byte_errors, strict=True)
+        return (
+            f"{self.model:12} {self.schedule:12} {predicted:7.1f} ms {measured:7.1f} ms "
+            f"{self.error:+6.1%}  {apart(self.predicted):5.1%} {apart(self.measured):5.1%} "
+            f"{over:7.2f}   " + "  ".join(f"{c / 1e6:6.1f} MB {e:+6.1%}" for c, e in counted)
+        )
+
+
+@dataclass
+class Cell:
+    """One model under one schedule.
+
+    Attributes:
+        model: Name of the model.
+        stages: Of its plan.
+        order: The schedule.
+        pipeline: What runs.
+        predicted: Seconds of a step, by window.
+        measured: The same, medians of the windows.
+        bound: Seconds of the busiest device, by window.
+        peaks: Predicted bytes, by rank.
+        held: Counted bytes of this rank.
+    """
+
+    model: str
+    stages: int
+    order: Schedule
     pipeline: DistributedPipeline
-    seconds: list[float] = field(default_factory=list)
+    predicted: list[float] = field(default_factory=list)
+    measured: list[float] = field(default_factory=list)
+    bound: list[float] = field(default_factory=list)
+    peaks: tuple[float, ...] = ()
     held: float = 0.0
+
+    def predict(self, plan: Plan) -> None:
+        """By a plan with the costs of this window."""
+        timeline = plan_timeline(plan, self.order)
+        self.predicted.append(timeline.seconds)
+        self.bound.append(float(timeline.busy.max()))
+        self.peaks = timeline.peak_bytes
+
+    def count(self) -> None:
+        """Bytes of the second of two rounds, after the optimizer's state is there."""
+        with counting(self.pipeline.executor) as memory:
+            for _ in range(2):
+                self.pipeline.round()
+            self.held = memory.peak
 
     def run(self, rounds: int) -> None:
         """Rounds between two barriers, after one that does not count."""
         self.pipeline.round()
+        seconds = []
         for _ in range(rounds):
             dist.barrier()
             begin = time.perf_counter()
             self.pipeline.round()
             dist.barrier()
-            self.seconds.append(time.perf_counter() - begin)
+            seconds.append(time.perf_counter() - begin)
+        self.measured.append(statistics.median(seconds))
 
-    def row(self) -> dict[str, object]:
+    def row(self) -> Row:
         """Figures of all ranks."""
-        measured = statistics.median(self.seconds)
         told: list[float] = [0.0] * RANKS
         dist.all_gather_object(told, self.held)
-        return {
-            "model": self.model,
-            "schedule": self.schedule,
-            "predicted_seconds": self.timeline.seconds,
-            "measured_seconds": measured,
-            "fastest_seconds": min(self.seconds),
-            "bound_seconds": float(self.timeline.busy.max()),
-            "predicted_bytes": list(self.timeline.peak_bytes),
-            "counted_bytes": told,
-        }
+        return Row(
+            self.model, self.order.name, self.predicted, self.measured, self.bound, self.peaks, told
+        )
 
 
 def plans(workload: Workload) -> tuple[dict[int, Plan], Batch]:
-    """A measured plan per number of stages, and the data."""
+    """A plan per number of stages, and the data."""
     model, x, y = workload.seeded(MICROBATCHES)
     rows = workload.rows
     graph = trace(model, (x[:rows],), loss=Loss(loss_of, y[:rows]), source=Source("memory", ""))
@@ -108,82 +180,76 @@ def plans(workload: Workload) -> tuple[dict[int, Plan], Batch]:
         part = slice(k % MICROBATCHES * rows, (k % MICROBATCHES + 1) * rows)
         return dict(zip(names, (x[part], y[part]), strict=True))
 
-    costs = node_costs(graph, batch(0))
-    found = {}
-    for stages in sorted(set(SCHEDULES.values())):
-        cluster = parse_cluster(f"{stages}xcpu")
-        plan = make_plan(graph, cluster, passes=parse_pipeline(PASSES), costs=costs)
-        found[stages] = profile(plan, batch, Settings(adam), budget=1.0).on(plan, "cpu")
-    return found, batch
+    costs, passes = node_costs(graph, batch(0)), parse_pipeline(PASSES)
+    clusters = {n: parse_cluster(f"{n}xcpu") for n in sorted(set(SCHEDULES.values()))}
+    return {n: make_plan(graph, c, passes=passes, costs=costs) for n, c in clusters.items()}, batch
 
 
-def cells(name: str, windows: int, rounds: int) -> list[dict[str, object]]:
-    """All schedules of one model."""
-    began = time.perf_counter()
-    by_stages, batch = plans(WORKLOADS[name])
-    say(f"{name}: compiled and measured in {time.perf_counter() - began:.0f} s")
+def cells(name: str, by_stages: dict[int, Plan], batch: Batch) -> list[Cell]:
+    """All schedules of one model, ready to run; their bytes counted."""
     made = []
     for schedule, stages in SCHEDULES.items():
         plan = by_stages[stages]
-        order: Schedule = completed(generate(schedule, stages, MICROBATCHES), plan)
+        order = completed(generate(schedule, stages, MICROBATCHES), plan)
         pipeline = DistributedPipeline(plan, batch, Settings(adam), schedule=order, device="cpu")
-        made.append(Cell(name, schedule, plan_timeline(plan, order), pipeline))
-    for cell in made:
-        with counting(cell.pipeline.executor) as memory:
-            for _ in range(2):
-                cell.pipeline.round()
-            cell.held = memory.peak
-    for _ in range(windows):
+        made.append(Cell(name, stages, order, pipeline))
+        made[-1].count()
+    return made
+
+
+def measured(name: str, windows: int, rounds: int) -> list[Row]:
+    """Windows of profile, prediction and run, in turn."""
+    began = time.perf_counter()
+    by_stages, batch = plans(WORKLOADS[name])
+    made = cells(name, by_stages, batch)
+    say(f"{name}: compiled in {time.perf_counter() - began:.0f} s", end="")
+    profilers = {n: Profiler(p, batch, Settings(adam), keep=True) for n, p in by_stages.items()}
+    for window in range(windows):
+        began = time.perf_counter()
+        costs = {n: profiler.measure(0.3) for n, profiler in profilers.items()}
         for cell in made:
+            cell.predict(costs[cell.stages].on(by_stages[cell.stages], "cpu"))
+        turn = window % len(made)
+        for cell in [*made[turn:], *made[:turn]]:  # none is always the last
             cell.run(rounds)
+        say(f", window {window + 1} of {windows} in {time.perf_counter() - began:.0f} s", end="")
+    say()
     return [cell.row() for cell in made]
 
 
-def table(rows: list[dict[str, object]]) -> None:
-    """One line per cell, then the errors' median and worst."""
-    say("model        schedule      predicted   measured   error   x bound    bytes, each rank")
-    for r in rows:
-        error = r["predicted_seconds"] / r["measured_seconds"] - 1  # type: ignore[operator]
-        over = r["measured_seconds"] / r["bound_seconds"]  # type: ignore[operator]
-        pairs = zip(r["predicted_bytes"], r["counted_bytes"], strict=True)  # type: ignore[call-overload]
-        bytes_ = "  ".join(f"{c / 1e6:6.1f} MB {p / c - 1:+6.1%}" for p, c in pairs)
-        say(
-            f"{r['model']:12} {r['schedule']:12} {r['predicted_seconds'] * 1e3:7.1f} ms "  # type: ignore[operator]
-            f"{r['measured_seconds'] * 1e3:7.1f} ms  {error:+6.1%}  {over:7.2f}    {bytes_}"  # type: ignore[operator]
-        )
-
-
-def summary(rows: list[dict[str, object]]) -> None:
-    """Median and worst of the two errors."""
-    times = [abs(r["predicted_seconds"] / r["measured_seconds"] - 1) for r in rows]  # type: ignore[operator]
-    held = [
-        abs(p / c - 1)
-        for r in rows
-        for p, c in zip(r["predicted_bytes"], r["counted_bytes"], strict=True)  # type: ignore[call-overload]
-    ]
-    for what, errors in (("step time", times), ("peak bytes", held)):
+def summary(rows: list[Row]) -> None:
+    """Median and worst of the two errors, and how steady the machine was."""
+    steady = [apart(r.measured) for r in rows]
+    for what, errors in (
+        ("step time", [abs(r.error) for r in rows]),
+        ("peak bytes", [abs(e) for r in rows for e in r.byte_errors]),
+    ):
         worst = max(errors)
         say(f"{what}: error {statistics.median(errors):.1%} in the median, {worst:.1%} at worst")
+    middle = statistics.median(steady)
+    say(f"runs of one cell were {middle:.1%} apart in the median, {max(steady):.1%} at worst")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(WORKLOADS))
-    parser.add_argument("--windows", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3, help="of one window")
+    parser.add_argument("--windows", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=2, help="of one window")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     if not launched():
         return launch("benchmarks.prediction", RANKS, *sys.argv[1:])
     pin()
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     with process_group(device="cpu"):
         for name in options.models.split(","):
-            found = cells(name, options.windows, options.rounds)
-            table(found)
+            found = measured(name, options.windows, options.rounds)
+            say(HEAD)
+            for row in found:
+                say(row)
             rows += found
         summary(rows)
-    keep(options.json, rows)
+    keep(options.json, [asdict(row) | {"error": row.error} for row in rows])
     return 0
 
 

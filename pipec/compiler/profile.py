@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from pipec.compiler.backend import load_backend
 from pipec.compiler.complete import completed
+from pipec.compiler.sums import summed_bytes
 from pipec.cost.stage import MessageCost, StageCost
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
@@ -25,13 +26,14 @@ from pipec.plan.model import Plan
 from pipec.runtime.device import Device
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.process_group import ProcessGroupTransport
-from pipec.runtime.profile import measure_messages, measure_row, measure_workspace
+from pipec.runtime.profile import Row, Samples, measure_messages
 from pipec.runtime.program import Program
 from pipec.schedule.action import ActionKind
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
 
 _K = ActionKind
+_SENDS = (ActionKind.SEND_F, ActionKind.SEND_B)
 _SHORT = 1024
 """Bytes of a message that is all latency."""
 
@@ -90,76 +92,161 @@ def profile(
     Returns:
         The same on every rank.
     """
-    how = _How(batch, settings, budget, compute or Device(torch.device("cpu")))
-    if not (dist.is_available() and dist.is_initialized()):
-        return Profile(_own_stages(plan, range(len(plan.stages)), how))
-    rank, world = dist.get_rank(), dist.get_world_size()
-    dist.barrier()
-    mine = range(rank, len(plan.stages), world)
-    stages = _own_stages(plan, mine, how)
-    transport = ProcessGroupTransport(how.compute.torch, (), timedelta(minutes=5))
-    dist.barrier()
-    messages = None
-    if world > 1:
-        sizes = message_sizes(plan)
-        messages = measure_messages(transport, rank, sizes, device=how.compute.torch)
-    parts: list[dict[str, StageCost]] = [{} for _ in range(world)]
-    dist.all_gather_object(parts, stages)
-    told: list[MessageCost | None] = [messages]
-    dist.broadcast_object_list(told, src=0)
-    return Profile(_merged(parts), told[0])
+    return Profiler(plan, batch, settings, compute=compute).measure(budget)
 
 
 def message_sizes(plan: Plan) -> list[int]:
-    """Bytes of the plan's messages, eight of them at most, and of a short one."""
+    """Bytes of the plan's messages, eight of them at most, and of a short one.
+
+    Besides, of what devices add up: weights that several stages train, gradients of replicas.
+    """
     sizes = sorted({c.nbytes for c in plan.channels if c.nbytes > _SHORT})
     step = max(1, (len(sizes) + 6) // 7)
-    return [_SHORT, *sizes[::step], *sizes[-1:]]
+    return sorted({_SHORT, *sizes[::step], *sizes[-1:], *summed_bytes(plan)})
 
 
-@dataclass(frozen=True)
-class _How:
-    batch: Batch
-    settings: Settings
-    budget: float
-    compute: Device
+class Profiler:
+    """Measures a plan as often as asked.
+
+    Args:
+        plan: With stages; differentiated if it trains.
+        batch: Inputs of a microbatch.
+        settings: With the optimizer whose steps count.
+        compute: Where this rank computes; the CPU if absent.
+        keep: Whether executors, and so weights and optimizers, stay from one time to the next.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        batch: Batch,
+        settings: Settings,
+        *,
+        compute: Device | None = None,
+        keep: bool = False,
+    ) -> None:
+        self._plan, self._batch, self._settings = plan, batch, settings
+        self._device = compute or Device(torch.device("cpu"))
+        self._grouped = dist.is_available() and dist.is_initialized()
+        self._rank, self._world = (
+            (dist.get_rank(), dist.get_world_size()) if self._grouped else (0, 1)
+        )
+        self._programs = {name: Program.of(plan, order) for name, order in _rows(plan).items()}
+        self._rows: dict[tuple[int, str], Row] | None = {} if keep else None
+        self._workspace: dict[int, dict[str, int]] = {}
+        if self._world > 1:
+            timeout = timedelta(minutes=5)
+            self._transport = ProcessGroupTransport(self._device.torch, [(0, 1)], timeout)
+
+    def measure(self, budget: float = 1.0) -> Profile:
+        """Measure stages and messages now; all ranks must call. Bytes are counted once.
+
+        Args:
+            budget: Seconds for each stage.
+
+        Returns:
+            The same on every rank.
+        """
+        found: list[dict[str, StageCost]] = []
+        handling: list[float] = []
+        for number in range(-(-len(self._plan.stages) // self._world)):
+            index = self._rank + number * self._world
+            samples = self._stage(index, budget)
+            if not samples:
+                continue
+            stage = self._plan.stages[index]
+            key = stage.training.key if stage.training else stage.key
+            found.append({key: _cost(index, samples, self._workspace[index])})
+            sends = [_pooled(samples, kind, index, first=None) for kind in _SENDS]
+            handling += [s for part in sends for s in part]
+        if not self._grouped:
+            return Profile(_merged(found))
+        return self._shared(_merged(found), statistics.median(handling or [0.0]))
+
+    def _stage(self, index: int, budget: float) -> dict[str, Samples]:
+        """One stage's rows, each while the other ranks measure theirs; nothing beyond the last."""
+        there, counted = index < len(self._plan.stages), index in self._workspace
+        found: dict[str, Samples] = {}
+        for name in self._programs:
+            row = self._row(index, name) if there else None
+            if row is not None and not counted:
+                self._workspace[index] = _larger(self._workspace.get(index, {}), row.workspace())
+            if self._grouped:
+                dist.barrier()
+            if row is not None:
+                found[name] = row.measure(budget / len(self._programs))
+            if self._grouped:
+                self._go_on(row)
+        return found
+
+    def _row(self, index: int, name: str) -> Row:
+        if self._rows is not None and (index, name) in self._rows:
+            return self._rows[index, name]
+        row = Row(self._programs[name], index, self._batch, self._settings, self._device)
+        if self._rows is not None:
+            self._rows[index, name] = row
+        return row
+
+    def _go_on(self, row: Row | None) -> None:
+        """Keep the memory busy until all ranks are done: they will compute at the same time."""
+        waiting = dist.barrier(async_op=True)
+        assert waiting is not None
+        while row is not None and not waiting.is_completed():
+            row.round()
+        waiting.wait()
+
+    def _shared(self, mine: dict[str, StageCost], handling: float) -> Profile:
+        """Everybody's stages, and messages between the first two ranks."""
+        device, messages = self._device.torch, None
+        if self._world > 1:
+            sizes = message_sizes(self._plan)
+            messages = measure_messages(
+                self._transport, self._rank, sizes, device=device, handling=handling
+            )
+        parts: list[dict[str, StageCost]] = [{} for _ in range(self._world)]
+        dist.all_gather_object(parts, mine)
+        told: list[MessageCost | None] = [messages]
+        dist.broadcast_object_list(told, src=0)
+        return Profile(_merged(parts), told[0])
 
 
-def _own_stages(plan: Plan, mine: Sequence[int], how: _How) -> dict[str, StageCost]:
-    found: list[dict[str, StageCost]] = []
-    for index in mine:
-        stage = plan.stages[index]
-        key = stage.training.key if stage.training else stage.key
-        found.append({key: _measured(plan, index, how)})
-    return _merged(found)
+def _larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
 
 
-def _measured(plan: Plan, stage: int, how: _How) -> StageCost:
+def _pooled(
+    samples: Mapping[str, Samples], kind: ActionKind, stage: int, *, first: bool | None
+) -> list[float]:
+    """Seconds of a kind of action in all rows; only of first ones, of later ones, or of both."""
+    return [
+        seconds
+        for row in samples.values()
+        for key, found in row.seconds.items()
+        if key[:2] == (kind, stage) and first in (None, key[2])
+        for seconds in found
+    ]
+
+
+def _cost(stage: int, samples: Mapping[str, Samples], workspace: Mapping[str, int]) -> StageCost:
     """One stage on rows with full backwards, with split ones, and with a step per microbatch."""
-    seconds: dict[tuple[str, ActionKind, bool], float] = {}
-    workspace: dict[str, int] = {}
-    kept, rows = 0, _rows(plan)
-    for name, order in rows.items():
-        this = Program.of(plan, order), stage, how.batch, how.settings
-        for action, nbytes in measure_workspace(*this, compute=how.compute).items():
-            workspace[action] = max(workspace.get(action, 0), nbytes)
-        samples = measure_row(*this, budget=how.budget / len(rows), compute=how.compute)
-        for (kind, _, first), found in samples.seconds.items():
-            seconds[name, kind, first] = statistics.median(found)
-        kept = samples.optimizer_bytes.get(stage, 0)
-    if not plan.trains:
-        return StageCost(seconds["inference", _K.F, False], workspace=workspace)
-    alone = seconds["1f1b", _K.B, True]
-    step = seconds["1f1b", _K.STEP, True]
+
+    def median(name: str, kind: ActionKind, *, first: bool | None = None) -> float:
+        """Of one row."""
+        return statistics.median(_pooled({name: samples[name]}, kind, stage, first=first))
+
+    forward = statistics.median(_pooled(samples, _K.F, stage, first=None))
+    if "inference" in samples:
+        return StageCost(forward, workspace=workspace)
+    alone, step = median("1f1b", _K.B, first=True), median("1f1b", _K.STEP)
     return StageCost(
-        F=seconds["1f1b", _K.F, False],
+        F=forward,
         B=alone,
-        I=seconds["zb-h1", _K.I, False],
-        W=seconds["zb-h1", _K.W, True],
-        accumulate=max(0.0, seconds["1f1b", _K.B, False] - alone),
+        I=median("zb-h1", _K.I),
+        W=median("zb-h1", _K.W, first=True),
+        accumulate=max(0.0, median("1f1b", _K.B, first=False) - alone),
         step=step,
-        step_copied=seconds.get(("pipedream", _K.STEP, False), step),
-        optimizer_bytes=kept,
+        step_copied=median("pipedream", _K.STEP) if "pipedream" in samples else step,
+        optimizer_bytes=samples["1f1b"].optimizer_bytes.get(stage, 0),
         workspace=workspace,
     )
 

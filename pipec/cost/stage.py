@@ -71,12 +71,15 @@ class MessageCost:
         one_way: From the call that sends until the receiver has it, nothing else going on.
         send: Of the sender's processor.
         receive: Of the receiver's processor.
+        sums: Of the all-reduce of a tensor of this size between two devices; empty if that was
+            not measured.
     """
 
     nbytes: tuple[int, ...]
     one_way: tuple[float, ...]
     send: tuple[float, ...]
     receive: tuple[float, ...]
+    sums: tuple[float, ...] = ()
 
     def sending(self, nbytes: int) -> float:
         """Seconds of the sender's processor."""
@@ -97,7 +100,22 @@ class MessageCost:
         ends = self.sending(nbytes) + self.receiving(nbytes)
         return max(0.0, self._at(self.one_way, nbytes) - ends)
 
-    def _at(self, seconds: tuple[float, ...], nbytes: int) -> float:
+    def all_reduce(self, nbytes: float, members: int) -> float | None:
+        """Seconds in which ``members`` devices add up their tensors; None if not measured.
+
+        A ring of k devices passes 2 (k - 1) parts of n / k bytes on, one after the other (Patarasuk
+        and Yuan, JPDC 2009). A ring of two that adds 2 n / k bytes passes two such parts on.
+
+        Example:
+            >>> cost = MessageCost((0, 1000), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (1.0, 3.0))
+            >>> cost.all_reduce(1000, 2), cost.all_reduce(1000, 4)
+            (3.0, 6.0)
+        """
+        if members < 2:
+            return 0.0
+        return (members - 1) * self._at(self.sums, 2 * nbytes / members) if self.sums else None
+
+    def _at(self, seconds: tuple[float, ...], nbytes: float) -> float:
         if nbytes <= self.nbytes[-1] or len(self.nbytes) == 1:
             return float(np.interp(nbytes, self.nbytes, seconds))
         slope = (seconds[-1] - seconds[-2]) / (self.nbytes[-1] - self.nbytes[-2])
@@ -115,7 +133,8 @@ class MessageCost:
             CostError: The lists are empty or of unlike lengths.
         """
         found = cls(**{name: tuple(values) for name, values in data.items()})
-        lengths = {len(v) for v in (found.nbytes, found.one_way, found.send, found.receive)}
+        lists = (found.one_way, found.send, found.receive, found.sums or found.nbytes)
+        lengths = {len(v) for v in (found.nbytes, *lists)}
         if len(lengths) != 1 or 0 in lengths:
             raise CostError("a record of message costs is malformed", got=dict(data))
         return found

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +14,9 @@ from pipec.runtime.executor import Batch, Executor, Settings
 from pipec.runtime.program import Program
 from pipec.runtime.tensors import TensorType
 from pipec.runtime.transport import Coming, Message, Transport
-from pipec.schedule.action import Action, ActionKind
+from pipec.schedule.action import COMPUTE, Action, ActionKind
+
+_TIMED = (*COMPUTE, ActionKind.SEND_F, ActionKind.SEND_B)
 
 
 class Echo:
@@ -73,69 +75,98 @@ class Samples:
     optimizer_bytes: dict[int, int] = field(default_factory=dict)
 
 
-def measure_row(
-    program: Program,
-    device: int,
-    batch: Batch,
-    settings: Settings,
-    *,
-    budget: float,
-    compute: Device | None = None,
-) -> Samples:
-    """Run one device's row again and again, and time its compute actions and steps.
-
-    Steps that wait for the end of the row are timed there. The first round is not counted.
+class Row:
+    """One device's row, which runs alone as often as it is told to.
 
     Args:
         program: The plan under a schedule; the device should hold one stage.
         device: Whose row.
         batch: Inputs of a microbatch.
         settings: With the optimizer.
-        budget: Seconds after which no further round begins; five are run at least.
         compute: Where; the CPU if absent.
     """
-    executor, samples = _alone(program, device, batch, settings, compute), Samples()
-    begin, rounds = time.perf_counter(), 0
-    while rounds < 5 or time.perf_counter() - begin < budget:
+
+    def __init__(
+        self,
+        program: Program,
+        device: int,
+        batch: Batch,
+        settings: Settings,
+        compute: Device | None = None,
+    ) -> None:
+        where = compute or Device(torch.device("cpu"))
+        transport, weights = Echo(where.torch), program.plan.graph.weights
+        self._program = program
+        self._executor = Executor(program, device, transport, batch, settings, weights, where)
+
+    def round(self) -> list[tuple[ActionKind, int, float]]:
+        """Run once: every compute action, send and step with its seconds, steps last.
+
+        What is put off until the row is done (sums of shared gradients, clipping) is the last
+        step's.
+        """
+        executor = self._executor
         executor.start()
-        seen = set[tuple[ActionKind, int]]()
-        for kind, stage, seconds in _timed(executor):
-            if rounds:
-                key = kind, stage, (kind, stage) not in seen
-                samples.seconds.setdefault(key, []).append(seconds)
-            seen.add((kind, stage))
+        found: list[tuple[ActionKind, int, float]] = []
+        steps: list[tuple[ActionKind, int, float]] = []
+        while not executor.finished:
+            action = executor.next_action
+            seconds = _seconds(executor)
+            if action is None:
+                if steps:
+                    steps[-1] = (*steps[-1][:2], steps[-1][2] + seconds)
+            elif action.kind is ActionKind.STEP:
+                steps.append((action.kind, action.stage, seconds))
+            elif action.kind in _TIMED:
+                found.append((action.kind, action.stage, seconds))
         executor.end()
-        rounds += 1
-    for stage, held in executor.weights.items():
-        samples.optimizer_bytes[stage] = held.optimizer_bytes
-    return samples
+        return found + steps
 
+    def measure(self, budget: float) -> Samples:
+        """Run again and again; the first round does not count.
 
-def _alone(
-    program: Program, device: int, batch: Batch, settings: Settings, compute: Device | None
-) -> Executor:
-    where = compute or Device(torch.device("cpu"))
-    transport, weights = Echo(where.torch), program.plan.graph.weights
-    return Executor(program, device, transport, batch, settings, weights, where)
+        Args:
+            budget: Seconds after which no further round begins; four are run at least.
+        """
+        samples = Samples()
+        begin, rounds = time.perf_counter(), 0
+        while rounds < 4 or time.perf_counter() - begin < budget:
+            seen = set[tuple[ActionKind, int]]()
+            for kind, stage, seconds in self.round():
+                if rounds:
+                    key = kind, stage, (kind, stage) not in seen
+                    samples.seconds.setdefault(key, []).append(seconds)
+                seen.add((kind, stage))
+            rounds += 1
+        for stage, held in self._executor.weights.items():
+            samples.optimizer_bytes[stage] = held.optimizer_bytes
+        return samples
 
+    def workspace(self) -> dict[str, int]:
+        """Most bytes that actions allocate while they run, beyond what lives on after them.
 
-def _timed(executor: Executor) -> Iterator[tuple[ActionKind, int, float]]:
-    """Every compute action and step of one round with its seconds, steps last.
+        Not counted are what F saves, the gradients of an update's first backward, and the new
+        version of a step that copies. The first of two rounds makes the optimizer's state and
+        does not count.
 
-    What is put off until the row is done (sums of shared gradients, clipping) is the last step's.
-    """
-    steps: list[tuple[int, float]] = []
-    while not executor.finished:
-        action = executor.next_action
-        seconds = _seconds(executor)
-        if action is None and steps:
-            stage, before = steps.pop()
-            steps.append((stage, before + seconds))
-        elif action is not None and action.kind is ActionKind.STEP:
-            steps.append((action.stage, seconds))
-        elif action is not None and action.kind.is_compute:
-            yield action.kind, action.stage, seconds
-    yield from ((ActionKind.STEP, stage, seconds) for stage, seconds in steps)
+        Returns:
+            By name of the kind, such as ``B``; ``first B`` where no gradients were there before.
+        """
+        executor, program = self._executor, self._program
+        found: dict[str, int] = {}
+        with counting(executor) as memory:
+            for number in range(2):
+                executor.start()
+                updates: set[int] = set()
+                while not executor.finished:
+                    action = executor.next_action
+                    before = memory.reset()
+                    executor.advance()
+                    name, stays = _stays(program, action, updates)
+                    if number and name:
+                        found[name] = max(found.get(name, 0), memory.peak - before - stays)
+                executor.end()
+        return found
 
 
 def _seconds(executor: Executor) -> float:
@@ -147,46 +178,6 @@ def _seconds(executor: Executor) -> float:
     executor.advance()
     wait()
     return time.perf_counter() - begin
-
-
-def measure_workspace(
-    program: Program,
-    device: int,
-    batch: Batch,
-    settings: Settings,
-    *,
-    compute: Device | None = None,
-) -> dict[str, int]:
-    """Most bytes that actions allocate while they run, beyond what lives on after them.
-
-    Not counted are what F saves, the gradients of an update's first backward, and the new version
-    of a step that copies. The first of two rounds makes the optimizer's state and does not count.
-
-    Args:
-        program: The plan under a schedule; the device should hold one stage.
-        device: Whose row.
-        batch: Inputs of a microbatch.
-        settings: With the optimizer.
-        compute: Where; the CPU if absent.
-
-    Returns:
-        By name of the kind, such as ``B``; ``first B`` where no gradients were there before.
-    """
-    executor = _alone(program, device, batch, settings, compute)
-    found: dict[str, int] = {}
-    with counting(executor) as memory:
-        for number in range(2):
-            executor.start()
-            updates: set[int] = set()
-            while not executor.finished:
-                action = executor.next_action
-                before = memory.reset()
-                executor.advance()
-                name, stays = _stays(program, action, updates)
-                if number and name:
-                    found[name] = max(found.get(name, 0), memory.peak - before - stays)
-            executor.end()
-    return found
 
 
 def _stays(program: Program, action: Action | None, updates: set[int]) -> tuple[str, int]:
@@ -223,28 +214,42 @@ def measure_messages(
     *,
     device: torch.device | None = None,
     repeats: int = 40,
+    handling: float = 0.0,
 ) -> MessageCost | None:
-    """Messages to and fro between ranks 0 and 1; all ranks must call, the others get None.
+    """Messages to and fro between ranks 0 and 1, and sums of theirs; the others get None.
 
     Half of a round trip is one way. What the processor spent, in all threads, is half for sending
     and half for receiving: each rank does as many of one as of the other. It is 0 where something
     else computes: a GPU.
 
     Args:
-        transport: Of this rank.
+        transport: Of this rank; ranks 0 and 1 are a group of it. All ranks must call.
         rank: Which one it is.
         sizes: Bytes of the messages.
         device: Where they lie; the CPU if absent.
-        repeats: Round trips of each size.
+        repeats: Round trips of each size; half as many sums.
+        handling: Seconds of the interpreter for each end of a message.
     """
     if rank > 1:
         return None
-    where = device or torch.device("cpu")
-    found = [_round_trips(transport, rank, size, where, repeats) for size in sorted(set(sizes))]
-    share = 0.5 if where.type == "cpu" else 0.0
-    ends = tuple(share * processor for _, processor in found)
-    one_way = tuple(trip / 2 for trip, _ in found)
-    return MessageCost(tuple(sorted(set(sizes))), one_way, ends, ends)
+    where, sizes = device or torch.device("cpu"), sorted(set(sizes))
+    trips = [_round_trips(transport, rank, size, where, repeats) for size in sizes]
+    sums = [_sums(transport, rank, size, where, max(2, repeats // 2)) for size in sizes]
+    share, handling = (0.5, handling) if where.type == "cpu" else (0.0, 0.0)
+    ends = tuple(share * processor + handling for _, processor in trips)
+    one_way = tuple(trip / 2 + 2 * handling for trip, _ in trips)
+    return MessageCost(tuple(sizes), one_way, ends, ends, tuple(sums))
+
+
+def _sums(transport: Transport, rank: int, size: int, where: torch.device, repeats: int) -> float:
+    """Median seconds of adding a tensor of ``size`` bytes of rank 0 to one of rank 1."""
+    tensor = torch.zeros(-(-size // 4), device=where)
+    found: list[float] = []
+    for k in range(repeats):
+        begin = time.perf_counter()
+        transport.reduce(f"sum{size} {k}", [tensor], rank, (0, 1))
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found[1:])
 
 
 def _round_trips(

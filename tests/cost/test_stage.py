@@ -32,6 +32,15 @@ def test_ends_that_take_longer_than_the_way_leave_nothing_for_it() -> None:
     assert replace(COST, nbytes=(100,), one_way=(5.0,), send=(1.0,), receive=(1.0,)).sending(9) == 1
 
 
+@given(st.integers(2, 9), st.integers(0, 10**6))
+def test_a_measured_all_reduce_passes_the_bytes_of_a_ring_on(members: int, nbytes: int) -> None:
+    slow = MessageCost((0, 8), (0.0,) * 2, (0.0,) * 2, (0.0,) * 2, sums=(2.0, 10.0))  # 2 + n
+    ring = 2 * (members - 1) / members * nbytes
+    assert slow.all_reduce(nbytes, members) == pytest.approx(2 * (members - 1) + ring)
+    assert slow.all_reduce(nbytes, 1) == 0.0
+    assert COST.all_reduce(nbytes, members) is None
+
+
 def table() -> CostTable:
     stage = StageCost(1.0, 2.0, 0.5, 1.5, 0.1, 0.2, 0.3, 64, {"B": 5, "first B": 3})
     return CostTable({}, {}, {}, {"cpu": {"key": stage}}, {"cpu": COST})
@@ -54,6 +63,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
         {"stages": {"cpu": {"key": {"G": 1.0}}}},
         {"messages": {"cpu": {**COST.to_json(), "send": [1.0]}}},
         {"messages": {"cpu": {"nbytes": []}}},
+        {"messages": {"cpu": {**COST.to_json(), "sums": [1.0]}}},
     ],
 )
 def test_a_malformed_record_is_refused(change: dict[str, object]) -> None:
