@@ -1,10 +1,12 @@
 """From a stage graph to its design on a board."""
 
+from collections.abc import Sequence
+
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.memory import fifo_item
-from pipec.backends.fpga.search import Board, Search
+from pipec.backends.fpga.memory import Item
+from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted
 
 __all__ = ["Board", "best_design"]
 
@@ -14,7 +16,11 @@ _GROWTH = 1.005
 
 
 def best_design(
-    network: Network, board: Board, name: str = "stage0", start: int = 0
+    network: Network,
+    board: Board,
+    name: str = "stage0",
+    start: int = 0,
+    reserved: Sequence[Item] = (),
 ) -> StageDesign:
     """The design of least interval that fits a board, FIFOs sized and counted.
 
@@ -26,17 +32,29 @@ def best_design(
         board: Where.
         name: Stage name.
         start: An interval that is short enough: what other stages take.
+        reserved: FIFOs that are known to become at least so deep; room is kept for them.
 
     Raises:
         BackendError: It does not fit.
     """
     search = Search(name, network, board)
+    if reserved:
+        search.reserve(tuple(reserved))
     for _ in range(_ROUNDS):
         found = sized(search.best(start))
-        fifos = tuple(i for s in found.streams.values() if (i := fifo_item(s)) is not None)
-        fitted = search.fitted(found, fifos)
-        if fitted is not None:
-            return fitted
+        fifos = _deeper(deep_fifos(found), reserved)
+        placed = fitted(found, board, fifos)
+        if placed is not None:
+            return placed
         search.reserve(fifos)
         start = round(found.interval * _GROWTH)
     raise search.too_large()
+
+
+def _deeper(fifos: Sequence[Item], others: Sequence[Item]) -> tuple[Item, ...]:
+    """Both, of two memories of one FIFO the deeper one."""
+    found = {item.owner: item for item in fifos}
+    for item in others:
+        if item.owner not in found or found[item.owner].depth < item.depth:
+            found[item.owner] = item
+    return tuple(found.values())

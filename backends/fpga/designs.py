@@ -1,5 +1,6 @@
 """The designs of all stages of a plan: lowered in order, each folded onto its own board."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipec.backends.fpga.banks import with_banks
@@ -9,12 +10,15 @@ from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.fifo import joined
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.search import Board
+from pipec.backends.fpga.memory import Item
+from pipec.backends.fpga.quantise.plan import calibrated
+from pipec.backends.fpga.search import Board, deep_fifos, fitted
 from pipec.backends.fpga.shrink import shrunk
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
 from pipec.graph.lower import lower as without_transfers
 from pipec.plan.model import Plan, Stage
+from pipec.plan.weights import all_have_data
 from pipec.schedule.schedule import Placement
 
 
@@ -30,6 +34,8 @@ class _Known:
 
 
 _last: list[_Known] = []
+_ROUNDS = 6
+"""Times that stages may be folded anew because their FIFOs became deeper."""
 
 
 def precision_of(plan: Plan) -> str:
@@ -50,6 +56,8 @@ def device_of(plan: Plan, stage: int) -> Device:
 
 def networks(plan: Plan) -> tuple[Network, ...]:
     """The networks of all stages; a value keeps the axis order in which its producer sends it.
+
+    For 8-bit integers they are calibrated if the weights have data.
 
     Raises:
         BackendError: Ops that no engine computes; those of all stages are listed.
@@ -73,6 +81,8 @@ def networks(plan: Plan) -> tuple[Network, ...]:
             got="".join(str(p.got) for p in problems),
             hint=problems[0].hint,
         )
+    if precision_of(plan) == "int8" and all_have_data(plan.graph.weights):
+        return calibrated(plan, found)
     return tuple(found)
 
 
@@ -91,19 +101,45 @@ def designs_of(plan: Plan) -> tuple[StageDesign, ...]:
             and known.options == options
         ):
             return known.designs
-    found = (
-        _design(plan, stage.index, network)
-        for stage, network in zip(plan.stages, networks(plan), strict=True)
-    )
-    designs = joined([shrunk(design) if options[1] else design for design in found])
+    designs = _together(plan, networks(plan), simulate=options[1])
     _last[:] = [_Known(plan.stages, plan.placement, devices, options, designs)]
     return designs
 
 
-def _design(plan: Plan, stage: int, network: Network) -> StageDesign:
+def _together(plan: Plan, nets: Sequence[Network], *, simulate: bool) -> tuple[StageDesign, ...]:
+    """The designs with FIFOs deep enough to run behind one another, memories counted again.
+
+    Where the deeper FIFOs of a stage do not fit its board, the stage is folded anew with room
+    reserved for them.
+
+    Raises:
+        BackendError: A stage does not fit.
+    """
+    designs, late = [_design(plan, k, network) for k, network in enumerate(nets)], list[int]()
+    for _ in range(_ROUNDS):
+        deep = joined([shrunk(design) if simulate else design for design in designs])
+        counted = [_counted(plan, k, design) for k, design in enumerate(deep)]
+        late = [k for k, design in enumerate(counted) if design is None]
+        if not late:
+            return tuple(design for design in counted if design is not None)
+        for k in late:
+            designs[k] = _design(plan, k, nets[k], deep_fifos(deep[k]))
+    raise BackendError(
+        "the FIFOs that let the stages run behind one another do not fit their boards",
+        got=", ".join(designs[k].name for k in late),
+        hint="use larger boards, or another number of stages",
+    )
+
+
+def _counted(plan: Plan, stage: int, design: StageDesign) -> StageDesign | None:
+    """The design with its memories placed again, as deep as they are; None if they don't fit."""
+    return fitted(design, Board(device_of(plan, stage), precision_of(plan)), deep_fifos(design))
+
+
+def _design(plan: Plan, stage: int, network: Network, reserved: Sequence[Item] = ()) -> StageDesign:
     """The design of one stage, no faster than the interval that the plan was cut for."""
     board = Board(device_of(plan, stage), precision_of(plan))
-    found = best_design(network, board, f"stage{stage}", _pace(plan, stage))
+    found = best_design(network, board, f"stage{stage}", _pace(plan, stage), reserved)
     return with_banks(found, board.device)
 
 

@@ -17,7 +17,14 @@ from pipec.backends.fpga.demand import Demands
 from pipec.backends.fpga.design import Resources, StageDesign
 from pipec.backends.fpga.lowering.layers import Dense, Depthwise, Layer, Product
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.memory import Item, items_of, place, placed, shift_registers
+from pipec.backends.fpga.memory import (
+    Item,
+    fifo_item,
+    items_of,
+    place,
+    placed,
+    shift_registers,
+)
 from pipec.backends.fpga.resources import DDR_SHELL, LUT_MEMORY_LIMIT, limits, logic
 from pipec.backends.fpga.streaming import blocks_of, ddr_ports
 from pipec.cluster.device import Device, FpgaResources
@@ -109,7 +116,7 @@ class Search:
         All weights on chip if they fit; else the layers are streamed that
         `choice.streamed_layers` proposes.
         """
-        found = self.fitted(self.unplaced(target, {}), self.fifos)
+        found = fitted(self.unplaced(target, {}), self.board, self.fifos)
         if found is not None or not blocks_of(self.network):
             return found
         limit, clock, shell = self.board.limits, self.board.fabric.clock_hz, DDR_SHELL
@@ -117,7 +124,7 @@ class Search:
                          limit.uram, limit.ddr / clock])  # fmt: skip
         lut = self.board.fabric.lut * LUT_MEMORY_LIMIT
         for streamed in streamed_layers(self._demands.at(target), room, lut):
-            found = self.fitted(self.unplaced(target, streamed), self.fifos)
+            found = fitted(self.unplaced(target, streamed), self.board, self.fifos)
             if found is not None:
                 return found
         return None
@@ -133,30 +140,6 @@ class Search:
             clock_mhz=fabric.clock_hz / 1e6,
             limits=self.board.limits,
         )
-
-    def fitted(self, design: StageDesign, fifos: Sequence[Item]) -> StageDesign | None:
-        """The design with its memories placed; None if it does not fit the board.
-
-        Args:
-            design: Memories not placed.
-            fifos: Deep FIFOs that count; those that the design does not have are only reserved.
-        """
-        ports, limit = ddr_ports(design), design.limits
-        fixed = sum((logic(e) for e in design.engines), shift_registers(design.streams.values()))
-        shell = DDR_SHELL if ports else Resources()
-        traffic = Resources(ddr=sum(p.bytes_per_second for p in ports))
-        if not (fixed + shell + traffic).fits(limit):
-            return None
-        items = [*(item for e in design.engines for item in items_of(e)), *fifos]
-        lut = min(limit.lut - fixed.lut - shell.lut, self.board.fabric.lut * LUT_MEMORY_LIMIT)
-        kinds = place(items, (lut, limit.bram36 - shell.bram36, limit.uram))
-        if kinds is None:
-            return None
-        known = [(i, k) for i, k in zip(items, kinds, strict=True) if _is_in(i, design)]
-        found = placed(
-            dataclasses.replace(design, ddr=ports), [k for _, k in known], [i for i, _ in known]
-        )
-        return dataclasses.replace(found, resources=found.resources + shell + traffic)
 
     def best(self, start: int = 0) -> StageDesign:
         """The design of least interval, FIFOs not yet sized.
@@ -197,6 +180,37 @@ class Search:
             want=f"at most {limit.dsp:.0f} DSP, {limit.lut:.0f} LUT, {room:.1f} Mb of RAM",
             hint="use more boards, larger ones, or a narrower precision",
         )
+
+
+def deep_fifos(design: StageDesign) -> tuple[Item, ...]:
+    """Memories of the FIFOs that are no shift registers."""
+    return tuple(i for s in design.streams.values() if (i := fifo_item(s)) is not None)
+
+
+def fitted(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDesign | None:
+    """The design with its memories placed and counted; None if it does not fit the board.
+
+    Args:
+        design: Engines and streams; where its memories lie so far does not matter.
+        board: Where.
+        fifos: Deep FIFOs that count; those that the design does not have are only reserved.
+    """
+    ports, limit = design.ddr or ddr_ports(design), design.limits
+    fixed = sum((logic(e) for e in design.engines), shift_registers(design.streams.values()))
+    shell = DDR_SHELL if ports else Resources()
+    traffic = Resources(ddr=sum(p.bytes_per_second for p in ports))
+    if not (fixed + shell + traffic).fits(limit):
+        return None
+    items = [*(item for e in design.engines for item in items_of(e)), *fifos]
+    lut = min(limit.lut - fixed.lut - shell.lut, board.fabric.lut * LUT_MEMORY_LIMIT)
+    kinds = place(items, (lut, limit.bram36 - shell.bram36, limit.uram))
+    if kinds is None:
+        return None
+    known = [(i, k) for i, k in zip(items, kinds, strict=True) if _is_in(i, design)]
+    found = placed(
+        dataclasses.replace(design, ddr=ports), [k for _, k in known], [i for i, _ in known]
+    )
+    return dataclasses.replace(found, resources=found.resources + shell + traffic)
 
 
 def _is_in(item: Item, design: StageDesign) -> bool:

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipec.backends.fpga.boards import cycles_of_boards, paced
+from pipec.backends.fpga.compile import best_design
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.designs import designs_of
+from pipec.backends.fpga.designs import designs_of, networks
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.runs import cycles, tokens
+from pipec.backends.fpga.search import Board, deep_fifos, fitted
 from pipec.backends.fpga.stage_cycles import cycles_of
 from pipec.backends.fpga.stagejson import Json, stage_record
-from pipec.cluster.cluster import Link, parse_cluster
+from pipec.cluster.cluster import Cluster, Link, parse_cluster
+from pipec.cluster.presets import preset
 from pipec.compiler.driver import make_plan
 from pipec.errors import BackendError
 from tests.fpga.design.models import graph_of, made
@@ -70,10 +73,11 @@ def test_unlike_clocks_are_refused() -> None:
 class Block(nn.Module):
     """A residual block whose branch sees 13 rows before it writes one."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int = 2, groups: int = 1) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(2, 2, 1)
-        self.convs = nn.ModuleList(nn.Conv2d(2, 2, 7, padding=3) for _ in range(4))
+        self.stem = nn.Conv2d(2, channels, 1)
+        convs = (nn.Conv2d(channels, channels, 7, padding=3, groups=groups) for _ in range(4))
+        self.convs = nn.ModuleList(convs)
 
     def forward(self, x: Tensor) -> Tensor:
         x = y = self.stem(x)
@@ -96,6 +100,30 @@ def test_a_block_cut_in_two_does_not_deadlock_across_the_link() -> None:
     assert max(cycles_of(r).interval for r in alone) == found.interval
     with pytest.raises(BackendError, match=r"link0\.conv2d\.in is full"):
         cycles_of_boards(alone, links)
+
+
+def test_deeper_fifos_are_counted_and_given_room() -> None:
+    """What waits for the other branch lies in LUTs here, and there are few of them."""
+    graph = graph_of(Block(16, groups=16).eval(), torch.randn(1, 2, 48, 48))
+    vcu118 = preset("vcu118")
+    assert vcu118.fpga is not None
+    fabric = replace(vcu118.fpga, lut=90_000, bram36=115, uram=0, dsp=900)
+    small = replace(vcu118, kind="small", fpga=fabric)
+    plan = make_plan(graph, Cluster((small, small)), "fpga")
+    designs, board = designs_of(plan), Board(small)
+    for design in designs:
+        again = fitted(design, board, deep_fifos(design))
+        assert again is not None
+        assert again.resources == design.resources
+        assert design.resources.fits(design.limits)
+    held = max(deep_fifos(designs[1]), key=lambda item: item.width * item.depth)
+    assert held.owner == "add_in0"
+    alone = best_design(networks(plan)[1], board)
+    depth = alone.streams[held.owner].depth
+    assert depth < held.depth
+    deeper = replace(alone, streams={**alone.streams, held.owner: designs[1].streams[held.owner]})
+    assert fitted(deeper, board, deep_fifos(deeper)) is None
+    assert designs[1].interval > alone.interval
 
 
 def as_read(design: StageDesign) -> Json:
