@@ -9,6 +9,7 @@ exponential) are those of the vendor's floating-point core to about a factor 1.5
 from dataclasses import dataclass
 
 from pipec.backends.fpga.design import bits_of
+from pipec.backends.fpga.int8 import kind_of
 from pipec.cluster.presets import DSP_PER_MAC
 
 
@@ -48,8 +49,8 @@ def arithmetic(dtype: str) -> Arithmetic:
         >>> arithmetic("float32").mac_dsp, arithmetic("ap_fixed<16,6>").mac_dsp
         (5.0, 1)
     """
-    if dtype in _TABLE:
-        return _TABLE[dtype]
+    if kind_of(dtype) in _TABLE:
+        return _TABLE[kind_of(dtype)]
     width = bits_of(dtype)
     dsp = -(-width // 27) * -(-width // 18)
     return Arithmetic(dsp, dsp, 0, 2 * width, 1, 3)

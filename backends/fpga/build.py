@@ -1,5 +1,7 @@
 """The engines of one layer under its factors, with their tables cut into tiles."""
 
+import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
@@ -8,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from pipec.backends.fpga.arithmetic import arithmetic, step_cost
-from pipec.backends.fpga.design import Engine, Memory, Stream, Weight
+from pipec.backends.fpga.design import Engine, Memory, Narrowing, Stream, Weight
 from pipec.backends.fpga.factors import Factors, gap_of, word_interval
+from pipec.backends.fpga.lowering.integer import Mode, affine_steps, mode_of
 from pipec.backends.fpga.lowering.layers import (
     Array,
     Broadcast,
@@ -50,6 +53,7 @@ from pipec.backends.fpga.routing import (
     Repeat,
     Slice,
 )
+from pipec.errors import BackendError
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,40 @@ def weight(
     return Weight(role, shape, dtype, Memory.BRAM, table.sources, values)
 
 
+def _numbers(layer: Layer, dtype: str) -> dict[str, Any]:
+    """Element types of the engine that writes a layer's output, of 8-bit integers the formats."""
+    if not layer.dtype:
+        return {"dtype": dtype}
+    reads = [use.dtype for use in layer.inputs]
+    if isinstance(layer, Lookup) or not reads:
+        reads = [layer.dtype]
+    found: dict[str, Any] = {
+        "dtype": reads[0], "second": reads[-1] if len(reads) == 2 else "", "result": layer.dtype
+    }  # fmt: skip
+    if layer.rescale is not None:
+        by = layer.rescale
+        found["narrowing"] = Narrowing(by.shift, by.low, by.high, by.multiplier)
+    return found
+
+
+def _rescaling(layer: Layer, shape: tuple[int, ...], cut: Callable[[Array], Array]) -> Weight:
+    """The table that takes a layer's exact sums to 8 bits."""
+
+    def unknown() -> Array:
+        raise BackendError(
+            "a layer of 8-bit integers has no scales", where=layer.origin, want="calibration"
+        )
+
+    by = layer.rescale
+    table = by.table if by is not None and by.table is not None else Table(unknown)
+    return weight("rescale", shape, table, "rescale", cut)
+
+
+def _real_type(dtype: str) -> str:
+    """Element type of the tables of an engine that computes in float32 between 8-bit integers."""
+    return "float32" if dtype == "int8" else dtype
+
+
 def _engine(
     layer: Layer, suffix: str, nest: Nest, inputs: tuple[str, ...], outputs: tuple[str, ...],
     **more: Any,
@@ -111,8 +149,9 @@ def _output(layer: Layer, suffix: str, lanes: int, dtype: str) -> Stream:
 
 def one(layer: Layer, suffix: str, nest: Nest, lanes: int, dtype: str, **more: Any) -> Built:
     """A layer that is one engine."""
-    out = _output(layer, suffix, lanes, dtype)
-    engine = _engine(layer, suffix, nest, _inputs(layer), (out.name,), dtype=dtype, **more)
+    out = _output(layer, suffix, lanes, layer.dtype or dtype)
+    numbers = _numbers(layer, dtype)
+    engine = _engine(layer, suffix, nest, _inputs(layer), (out.name,), **numbers, **more)
     return Built((engine,), (), out)
 
 
@@ -133,7 +172,7 @@ def swg_of(
     groups: int, pad: float = 0.0,
 ) -> tuple[Engine, Stream]:  # fmt: skip
     """The window generator in front of a layer, and the stream of windows."""
-    lanes = factors.lanes_in[0]
+    lanes, dtype = factors.lanes_in[0], layer.inputs[0].dtype if layer.dtype else dtype
     each = max(groups, 1)
     cf = each * ceil_div(channels // each, lanes)
     nest = Swg(
@@ -159,8 +198,9 @@ def behind_window(
 ) -> Built:  # fmt: skip
     """Window generator, then one engine."""
     swg, windows = window
-    out = _output(layer, suffix, lanes, dtype)
-    engine = _engine(layer, suffix, nest, (windows.name,), (out.name,), dtype=dtype, **more)
+    out = _output(layer, suffix, lanes, layer.dtype or dtype)
+    numbers = _numbers(layer, dtype)
+    engine = _engine(layer, suffix, nest, (windows.name,), (out.name,), **numbers, **more)
     stream = Stream(
         windows.name, windows.rows, windows.channels, windows.lanes, windows.dtype,
         producer=swg.name, consumer=engine.name,
@@ -188,12 +228,13 @@ def _dense(layer: Dense, factors: Factors, dtype: str) -> Built:
     partial = latency if order == "A" and factors.block <= max(latency, 1) else 1
     nest = Mvu(
         layer.n, layer.out, layer.taps, layer.cin, factors.pe, factors.simd, factors.kp,
-        layer.groups, order, partial, max(factors.block, 1), layer.bias is not None,
-        factors.block > 0,
+        layer.groups, order, partial, max(factors.block, 1),
+        layer.bias is not None or dtype == "int8", factors.block > 0,
     )  # fmt: skip
-    tables = [_matrix(layer, nest, dtype)]
-    if layer.bias is not None:
-        shape = (nest.groups, nest.nf, nest.pe)
+    tables, shape = [_matrix(layer, nest, dtype)], (nest.groups, nest.nf, nest.pe)
+    if dtype == "int8":
+        tables.append(_rescaling(layer, shape, lambda a: in_tokens(a, nest.pe)))
+    elif layer.bias is not None:
         tables.append(weight("bias", shape, layer.bias, dtype, lambda a: in_tokens(a, nest.pe)))
     more = {"depth": mvu_depth(nest.simd, partial, dtype), "weights": tuple(tables)}
     if layer.window is not None:
@@ -245,7 +286,7 @@ def _with_load(layer: Dense, made: Built, nest: Mvu, dtype: str) -> Built:
     )  # fmt: skip
     fed = _engine(
         layer, "mvu", nest, (*mvu.inputs, stream.name), mvu.outputs,
-        depth=mvu.depth, dtype=dtype, weights=tuple(tables),
+        depth=mvu.depth, weights=tuple(tables), **_numbers(layer, dtype),
     )  # fmt: skip
     return Built((*before, load, fed), (*made.streams, stream), made.output)
 
@@ -254,7 +295,8 @@ def _with_load(layer: Dense, made: Built, nest: Mvu, dtype: str) -> Built:
 def _depthwise(layer: Depthwise, factors: Factors, dtype: str) -> Built:
     lanes, taps = factors.lanes_out, layer.window.kh * layer.window.kw
     partial = arithmetic(dtype).add_latency if taps > factors.kp else 1
-    nest = Vvu(layer.rows, layer.channels, taps, lanes, factors.kp, partial, layer.bias is not None)
+    bias = layer.bias is not None or dtype == "int8"
+    nest = Vvu(layer.rows, layer.channels, taps, lanes, factors.kp, partial, bias)
     shape = (nest.cf, taps // nest.kp, nest.kp, lanes)
 
     def cut(w: Array) -> Array:  # [channels][taps]
@@ -262,7 +304,9 @@ def _depthwise(layer: Depthwise, factors: Factors, dtype: str) -> Built:
         return w.reshape(nest.cf, lanes, taps).transpose(0, 2, 1)
 
     tables = [weight("weight", shape, layer.weight, dtype, cut)]
-    if layer.bias is not None:
+    if dtype == "int8":
+        tables.append(_rescaling(layer, (nest.cf, lanes), lambda a: in_tokens(a[None], lanes)))
+    elif layer.bias is not None:
         tables.append(
             weight("bias", (nest.cf, lanes), layer.bias, dtype, lambda a: in_tokens(a[None], lanes))
         )
@@ -281,6 +325,8 @@ def _pool(layer: Pool, factors: Factors, dtype: str) -> Built:
     if layer.scales is not None:
         period = layer.window.oh * layer.window.ow * cf
         tables = (weight("scale", (period,), layer.scales, dtype, lambda a: np.repeat(a, cf)),)
+        if dtype == "int8":
+            tables = (_rescaling(layer, (period,), lambda a: np.repeat(a, cf)),)
     sums = layer.op == "sum" and taps > factors.kp
     partial = arithmetic(dtype).add_latency if sums else 1
     nest = Reduce(
@@ -307,6 +353,8 @@ def _row_reduce(layer: RowReduce, factors: Factors, dtype: str) -> Built:
 def _elementwise(layer: Elementwise, factors: Factors, dtype: str) -> Built:
     lanes = factors.lanes_out
     cf = ceil_div(layer.channels, lanes)
+    if dtype == "int8" and mode_of(layer.steps) is Mode.AFFINE:
+        return _affine(layer, lanes, dtype)
     steps, tables = [], []
     for k, step in enumerate(layer.steps):
         period = step.period * cf if step.operand == "table" else 0
@@ -314,12 +362,29 @@ def _elementwise(layer: Elementwise, factors: Factors, dtype: str) -> Built:
         if step.table is not None:
             shape = (period, lanes)
             tables.append(
-                weight(f"table{k}", shape, step.table, dtype, lambda a: in_tokens(a, lanes))
-            )
+                weight(
+                    f"table{k}", shape, step.table, _real_type(dtype),
+                    lambda a: in_tokens(a, lanes),
+                )
+            )  # fmt: skip
     depth = 1 + sum(step_cost(s.op, dtype)[2] for s in steps)
     nest = Map(layer.rows, layer.channels, lanes, tuple(steps))
     dtype = dtype if steps else layer.inputs[0].dtype
     return one(layer, "map", nest, lanes, dtype, depth=depth, weights=tuple(tables))
+
+
+def _affine(layer: Elementwise, lanes: int, dtype: str) -> Built:
+    """``x * table + table`` and clamps on 8-bit integers: one table for both."""
+    count = affine_steps(layer.steps)
+    period = math.lcm(*(s.period for s in layer.steps[:count]))
+    period *= ceil_div(layer.channels, lanes)
+    first = Step("affine", "table", period=period)
+    rest = tuple(Step(s.op, s.operand, s.value) for s in layer.steps[count:])
+    nest = Map(layer.rows, layer.channels, lanes, (first, *rest))
+    table = dataclasses.replace(
+        _rescaling(layer, (period, lanes), lambda a: in_tokens(a, lanes)), role="table0"
+    )
+    return one(layer, "map", nest, lanes, dtype, depth=4, weights=(table,))
 
 
 @build.register
@@ -333,7 +398,7 @@ def _row_norm(layer: RowNorm, factors: Factors, dtype: str) -> Built:
     pairs = (("scale", layer.scale), ("shift", layer.shift))
     tables = tuple(
         weight(
-            role, (nest.cf, lanes), table, dtype,
+            role, (nest.cf, lanes), table, _real_type(dtype),
             lambda a: in_tokens(a.reshape(layer.taps, layer.cin), lanes),
         )
         for role, table in pairs if table is not None
@@ -394,7 +459,7 @@ def _lookup(layer: Lookup, factors: Factors, dtype: str) -> Built:
     lanes = factors.lanes_out
     nest = Gather(layer.rows, layer.entries, layer.channels, lanes)
     shape = (layer.entries, nest.cf, lanes)
-    table = weight("table", shape, layer.table, dtype, lambda a: in_tokens(a, lanes))
+    table = weight("table", shape, layer.table, layer.dtype or dtype, lambda a: in_tokens(a, lanes))
     return one(layer, "gather", nest, lanes, dtype, depth=4, weights=(table,))
 
 
@@ -403,7 +468,7 @@ def _constant(layer: Constant, factors: Factors, dtype: str) -> Built:
     lanes = factors.lanes_out
     nest = Const(layer.rows, layer.channels, lanes)
     shape = (nest.tokens, lanes)
-    table = weight("table", shape, layer.table, dtype, lambda a: in_tokens(a, lanes))
+    table = weight("table", shape, layer.table, layer.dtype or dtype, lambda a: in_tokens(a, lanes))
     return one(layer, "const", nest, lanes, dtype, depth=2, weights=(table,))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from pipec.backends.fpga.int8 import kind_of
 from pipec.backends.fpga.nests import ceil_div
 from pipec.backends.fpga.routing import Nest
 
@@ -32,8 +33,8 @@ class Memory(StrEnum):
     DDR = "ddr"
 
 
-BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int32": 32}
-"""Element type of a stream to its bits; ``ap_fixed<W,I>`` has W."""
+BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int32": 32, "rescale": 64}
+"""Element type of a stream or table to its bits; ``ap_fixed<W,I>`` has W."""
 
 
 def bits_of(dtype: str) -> int:
@@ -45,7 +46,7 @@ def bits_of(dtype: str) -> int:
     """
     if dtype.startswith("ap_fixed<"):
         return int(dtype.removeprefix("ap_fixed<").split(",")[0])
-    return BITS[dtype]
+    return BITS[kind_of(dtype)]
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,22 @@ class Resources:
 
 
 @dataclass(frozen=True)
+class Narrowing:
+    """How exact sums become 8 bits: ``clip((sum * multiplier >> shift) + zero, low, high)``.
+
+    Attributes:
+        shift: Rounded half to even.
+        low: Least raw number, above -128 where a ReLU is part of the engine; ``high`` the largest.
+        multiplier: One for all results; None where a table of type ``rescale`` has one for each.
+    """
+
+    shift: int
+    low: int
+    high: int
+    multiplier: int | None = None
+
+
+@dataclass(frozen=True)
 class Engine:
     """One process of the dataflow: a nest, its timing, its tables and its streams.
 
@@ -153,7 +170,9 @@ class Engine:
         ii: Initiation interval: cycles from one firing to the next, at least.
         depth: Pipeline depth D: a token written by a firing at cycle t is visible at t + D.
         weights: Tables, by role.
-        dtype: Element type of the arithmetic (that of its streams unless quantised).
+        dtype: Element type of what it reads and writes.
+        second: That of its second input, ``result`` of its output, where they differ from it.
+        narrowing: How its sums become 8-bit integers, if they do.
         node: The graph node it came from.
         origin: That node in the user's words (``Conv conv1 (model.py:8)``).
         memory: Where its working buffer lies (line buffer, row, block, operand).
@@ -169,6 +188,9 @@ class Engine:
     depth: int = 4
     weights: tuple[Weight, ...] = ()
     dtype: str = "float32"
+    second: str = ""
+    result: str = ""
+    narrowing: Narrowing | None = None
     node: str = ""
     origin: str = ""
     memory: Memory = Memory.LUT

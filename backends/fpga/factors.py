@@ -259,7 +259,7 @@ def _row_norm(layer: RowNorm, target: int, dtype: str, block: int = 0) -> Factor
 
 def gap_of(dtype: str) -> int:
     """Cycles between two passes of a row unit."""
-    return GAP if dtype.startswith("float") else 4
+    return GAP if dtype.startswith(("float", "int8")) else 4
 
 
 @fold.register

@@ -60,10 +60,8 @@ class Item:
 
 def weight_item(engine: Engine, weight: Weight) -> Item:
     """A table: its word is what one firing reads."""
-    words = {"weight": math.prod(weight.shape[:-2]), "scale": weight.shape[0]}
-    depth = words.get(weight.role, math.prod(weight.shape[:-1]))
-    if weight.role == "scale" and len(weight.shape) > 1:
-        depth = math.prod(weight.shape[:-1])
+    per_word = 2 if weight.role == "weight" else 1
+    depth = math.prod(weight.shape[:-per_word]) if len(weight.shape) > 1 else weight.shape[0]
     return Item(engine.name, weight.role, max(weight.bits // max(depth, 1), 1), depth)
 
 

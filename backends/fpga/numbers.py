@@ -8,12 +8,15 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from pipec.backends.fpga.int8 import int8_format, kind_of
+
 _PLAIN: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype("<f2"),
     "int32": np.dtype("<i4"),
     "int8": np.dtype("<i1"),
+    "rescale": np.dtype("<i8"),
 }
 
 
@@ -29,19 +32,23 @@ def fixed_point(dtype: str) -> tuple[int, int] | None:
 
 
 def file_type(dtype: str) -> np.dtype[Any]:
-    """How one number lies in a ``.bin`` file: itself, or the integer behind a fixed point."""
+    """How one number lies in a ``.bin`` file: itself, or the integer that stands for it."""
     fixed = fixed_point(dtype)
-    return _PLAIN[dtype] if fixed is None else np.dtype("<i1" if fixed[0] <= 8 else "<i2")
+    if fixed is not None:
+        return np.dtype("<i1" if fixed[0] <= 8 else "<i2")
+    return _PLAIN[kind_of(dtype)]
 
 
 def encoded(values: NDArray[Any], dtype: str) -> NDArray[np.generic]:
-    """Numbers as they lie in a file: rounded half to even, fixed point saturated.
+    """Numbers as they lie in a file: rounded half to even, out of range saturated.
 
     Example:
         >>> encoded(np.array([0.3, 100.0]), "ap_fixed<8,4>").tolist()
         [5, 127]
     """
-    fixed = fixed_point(dtype)
+    fixed, scaled8 = fixed_point(dtype), int8_format(dtype)
+    if scaled8 is not None:
+        return scaled8.raw(values)
     if fixed is None:
         return np.asarray(values).astype(file_type(dtype))
     top = 1 << (fixed[0] - 1)
@@ -51,7 +58,9 @@ def encoded(values: NDArray[Any], dtype: str) -> NDArray[np.generic]:
 
 def decoded(stored: NDArray[Any], dtype: str) -> NDArray[np.generic]:
     """The inverse of `encoded`: floating point comes back as float32."""
-    fixed = fixed_point(dtype)
+    fixed, scaled8 = fixed_point(dtype), int8_format(dtype)
+    if scaled8 is not None:
+        return scaled8.real(stored)
     if fixed is not None:
         return np.asarray(stored.astype(np.float32) * np.float32(2.0 ** (fixed[1] - fixed[0])))
     return stored if dtype.startswith("int") else stored.astype(np.float32)

@@ -8,6 +8,8 @@ from functools import singledispatch
 
 from pipec.backends.fpga.arithmetic import arithmetic, step_cost
 from pipec.backends.fpga.design import Engine, Memory, Resources, bits_of
+from pipec.backends.fpga.int8 import kind_of
+from pipec.backends.fpga.lowering.integer import Mode, mode_of
 from pipec.backends.fpga.nests import Map, Matmul, Mvu, Norm, Reduce, Swg, Vvu, ceil_div
 from pipec.backends.fpga.routing import Dwc, Load, Nest
 from pipec.cluster.device import Device, FpgaResources
@@ -91,29 +93,50 @@ def units(nest: Nest, dtype: str) -> tuple[float, float]:
     return (0.0, 0.0)
 
 
+def _narrowing_lut(dtype: str, results: int) -> float:
+    """LUTs that take exact sums to 8 bits: a 27x17 multiplier on the fabric, rounding, clamps."""
+    return 280.0 * results if kind_of(dtype) == "int8" else 0.0
+
+
 @units.register
 def _mvu(nest: Mvu | Matmul, dtype: str) -> tuple[float, float]:
     cost, units = arithmetic(dtype), nest.pe * nest.simd
     final = nest.pe if nest.partial > 1 or isinstance(nest, Matmul) else 0
-    return (units * cost.mac_dsp + final * cost.add_dsp, units * cost.mac_lut + 100 * final)
+    lut = units * cost.mac_lut + 100 * final + _narrowing_lut(dtype, nest.pe)
+    return (units * cost.mac_dsp + final * cost.add_dsp, lut)
 
 
 @units.register
 def _vvu(nest: Vvu, dtype: str) -> tuple[float, float]:
     cost, units = arithmetic(dtype), nest.lanes * nest.kp
-    return (units * cost.mac_dsp + nest.lanes * cost.add_dsp, units * cost.mac_lut)
+    lut = units * cost.mac_lut + _narrowing_lut(dtype, nest.lanes)
+    return (units * cost.mac_dsp + nest.lanes * cost.add_dsp, lut)
 
 
 @units.register
 def _reduce(nest: Reduce, dtype: str) -> tuple[float, float]:
     cost, units = arithmetic(dtype), nest.lanes * nest.kp
+    if kind_of(dtype) == "int8":
+        narrow = _narrowing_lut(dtype, nest.lanes) if nest.op == "sum" else 0.0
+        return (0.0, 16.0 * units + narrow)
     if nest.op != "sum":
         return (0.0, 80.0 * units)
     return (units * cost.add_dsp + nest.lanes * cost.mul_dsp, 200.0 * units)
 
 
+_INTEGER_MAPS = {Mode.COPY: 0.0, Mode.LOOKUP: 40.0, Mode.SUM: 240.0, Mode.PRODUCT: 290.0}
+"""LUTs per lane of a chain on 8-bit integers: a table of 256 bytes, or products on the fabric."""
+_AFFINE_LUT = 170.0
+
+
 @units.register
 def _map(nest: Map, dtype: str) -> tuple[float, float]:
+    if kind_of(dtype) == "int8":
+        if any(step.op == "affine" for step in nest.steps):
+            return (0.0, _AFFINE_LUT * nest.lanes)
+        if (mode := mode_of(nest.steps)) in _INTEGER_MAPS:
+            return (0.0, _INTEGER_MAPS[mode] * nest.lanes)
+        dtype = "float32"
     costs = [step_cost(s.op, dtype) for s in nest.steps]
     return (nest.lanes * sum(c[0] for c in costs), nest.lanes * sum(c[1] for c in costs))
 
@@ -129,6 +152,7 @@ _NORM_STEPS = {
 
 @units.register
 def _norm(nest: Norm, dtype: str) -> tuple[float, float]:
+    dtype = "float32" if kind_of(dtype) == "int8" else dtype
     steps = [*_NORM_STEPS[nest.op], *["mul"] * nest.scale, *["add"] * nest.shift]
     costs = [step_cost(op, dtype) for op in steps]
     return (nest.lanes * sum(c[0] for c in costs), nest.lanes * sum(c[1] for c in costs))

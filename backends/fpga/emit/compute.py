@@ -4,8 +4,10 @@ import math
 from collections.abc import Sequence
 
 from pipec.backends.fpga.design import Engine
+from pipec.backends.fpga.emit import integer
 from pipec.backends.fpga.emit.cpp import literal
 from pipec.backends.fpga.emit.unit import Unit
+from pipec.backends.fpga.int8 import int8_format
 from pipec.backends.fpga.nests import Map, Matmul, Mvu, Norm, Reduce, Swg, Vvu
 
 
@@ -35,8 +37,14 @@ def mvu(engine: Engine, nest: Mvu) -> Unit:
         "BLOCK": nest.block,
     }
     function = "mvu_block" if nest.block > 1 else f"mvu_{nest.order.lower()}"
-    tables = ("weight", "bias?no_bias")[nest.streamed :]
+    tables = ("weight", bias_of(engine))[nest.streamed :]
+    constants |= integer.limits(engine)
     return Unit("mvu.h", function, constants, tables=tables, extra_inputs_last=True)
+
+
+def bias_of(engine: Engine) -> str:
+    """What is added to the sums, and of 8-bit integers what takes them back to 8 bits."""
+    return "rescale" if engine.narrowing is not None else "bias?no_bias"
 
 
 def vvu(engine: Engine, nest: Vvu) -> Unit:
@@ -49,7 +57,8 @@ def vvu(engine: Engine, nest: Vvu) -> Unit:
         "KP": nest.kp,
         "LANES": nest.lanes,
     }
-    return Unit("vvu.h", "vvu", constants, tables=("weight", "bias?no_bias"))
+    constants |= integer.limits(engine)
+    return Unit("vvu.h", "vvu", constants, tables=("weight", bias_of(engine)))
 
 
 def reduce(engine: Engine, nest: Reduce) -> Unit:
@@ -63,7 +72,9 @@ def reduce(engine: Engine, nest: Reduce) -> Unit:
         "PARTIAL": nest.partial,
     }
     op = "add" if nest.op == "sum" else nest.op
-    functions = {"real_t<T> combine(real_t<T> x, real_t<T> y)": [f"return ops::{op}(x, y);"]}
+    functions = {"term_t<T> combine(term_t<T> x, term_t<T> y)": [f"return ops::{op}(x, y);"]}
+    if engine.result and int8_format(engine.dtype) is not None:
+        return integer.reduce(engine, nest, constants, functions)
     if nest.table:
         return Unit("reduce.h", "reduce", constants, functions, tables=("scale",))
     scale = "unscaled" if nest.scale == 1 else literal(nest.scale, engine.dtype)
@@ -74,6 +85,8 @@ def reduce(engine: Engine, nest: Reduce) -> Unit:
 def elementwise(engine: Engine, nest: Map) -> Unit:
     """Elementwise chain: its steps become the lines of ``op``."""
     constants = {"ROWS": nest.rows, "C": nest.channels, "LANES": nest.lanes}
+    if (unit := integer.elementwise(engine, nest, constants)) is not None:
+        return unit
     parameters, body, tables = ["real_t<T> x"], [], []
     streamed = any(step.operand == "stream" for step in nest.steps)
     if streamed:
@@ -136,10 +149,14 @@ def matmul(engine: Engine, nest: Matmul) -> Unit:
         *(f"const int {role} = {_number(nest, role)};" for role in ("g", "n", "k")),
         "return {g, n, k};",
     ]
+    finish = f"return real_t<T>(sum) * {literal(nest.scale, engine.dtype)};"
     functions = {
-        "real_t<T> scale()": [f"return {literal(nest.scale, engine.dtype)};"],
+        "real_t<T> finish(sum_t<T> sum)": [finish],
         "engine::b_place place(int i)": place,
     }
+    if engine.narrowing is not None:
+        functions = integer.finish(engine) | {k: v for k, v in functions.items() if "place" in k}
+    constants |= integer.limits(engine)
     return Unit("matmul.h", "matmul", constants, functions)
 
 

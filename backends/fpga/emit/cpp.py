@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pipec.backends.fpga.int8 import int8_format
 from pipec.backends.fpga.numbers import fixed_point
 from pipec.errors import BackendError
 
@@ -28,6 +29,7 @@ TYPES = {
     "float16": "float16",
     "int32": "int32_t",
     "int8": "int8_t",
+    "rescale": "rescale",
 }
 """Element type of a stream to its C++ type; see `fixed_point` for the others."""
 
@@ -44,11 +46,14 @@ def cpp_type(dtype: str) -> str:
     found = fixed_point(dtype)
     if found is not None and found[0] in _FIXED_WIDTHS and 0 < found[1] <= found[0]:
         return f"fixed<{found[0]}, {found[1]}>"
+    scaled = int8_format(dtype)
+    if scaled is not None:
+        return f"quantised<{scaled.mantissa}, {scaled.exponent}, {scaled.zero}>"
     if dtype not in TYPES:
         raise BackendError(
             "no C++ type for elements of this kind",
             got=dtype,
-            want=", ".join((*TYPES, "ap_fixed<16,I>, ap_fixed<8,I>")),
+            want="float32, bfloat16, float16, int8, ap_fixed<16,I>, ap_fixed<8,I>",
             hint="choose another --precision",
         )
     return TYPES[dtype]
@@ -88,7 +93,7 @@ def literal(value: float, dtype: str) -> str:
         >>> literal(float("-inf"), "float32")
         'least<float>()'
     """
-    if dtype.startswith("int"):
+    if dtype in ("int8", "int32"):
         return str(int(value))
     if math.isinf(value):
         return f"{'-' if value > 0 else ''}least<float>()"

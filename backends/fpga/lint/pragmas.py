@@ -8,6 +8,7 @@ from pipec.backends.fpga.lint.source import Block, Finding, Pragma, pragmas
 OPTIONS: dict[str, frozenset[str]] = {
     "AGGREGATE": frozenset({"variable", "compact"}),
     "ARRAY_PARTITION": frozenset({"variable", "type", "factor", "dim"}),
+    "BIND_OP": frozenset({"variable", "op", "impl", "latency"}),
     "BIND_STORAGE": frozenset({"variable", "type", "impl", "latency"}),
     "DATAFLOW": frozenset[str](),
     "DEPENDENCE": frozenset({"variable", "type", "direction", "distance"}),
@@ -39,6 +40,8 @@ FLAGS: dict[str, frozenset[str]] = {
 """Pragma to its words without a value."""
 
 VALUES = {
+    ("BIND_OP", "op"): {"mul", "add", "sub"},
+    ("BIND_OP", "impl"): {"fabric", "dsp"},
     ("BIND_STORAGE", "type"): {"fifo", "ram_1p", "ram_2p", "ram_s2p", "ram_t2p", "rom_1p"},
     ("BIND_STORAGE", "impl"): {"bram", "uram", "lutram", "srl", "auto", "memory"},
     ("PIPELINE", "style"): {"stp", "flp", "frp"},

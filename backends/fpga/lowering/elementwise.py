@@ -9,7 +9,9 @@ import numpy as np
 from torch import fx
 
 from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.lowering.integer import clamp_of, may_join
 from pipec.backends.fpga.lowering.layers import (
+    UNCLAMPED,
     Array,
     Broadcast,
     Dense,
@@ -212,13 +214,15 @@ def affine(b: Builder, node: fx.Node, x: object, scale: Table | None, shift: Tab
     affine steps before it; else two steps of a MAP.
     """
     value, before = b.value(x), b.alone(x)
-    if isinstance(before, Dense | Depthwise) and _outputs(before) == value.channels:
+    folds = isinstance(before, Dense | Depthwise) and before.clamp == UNCLAMPED
+    if isinstance(before, Dense | Depthwise) and folds and _outputs(before) == value.channels:
         b.layers[before.name] = _folded(before, scale, shift)
         return _like(value, node)
     if isinstance(before, Elementwise) and before.channels == value.channels:
         steps = _composed(before.steps, scale, shift)
-        b.layers[before.name] = dataclasses.replace(before, steps=steps)
-        return _like(value, node)
+        if b.precision != "int8" or may_join(before.steps, steps):
+            b.layers[before.name] = dataclasses.replace(before, steps=steps)
+            return _like(value, node)
     return chain(b, node, x, list(_composed((), scale, shift)))
 
 
@@ -284,12 +288,22 @@ def _row_table(step: MapStep, op: str) -> bool:
 
 
 def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
-    """Apply steps to a stream; they join the MAP before if nothing else reads that."""
+    """Apply steps to a stream; they join the MAP before if nothing else reads that.
+
+    8-bit integers: only where they stay integers; clamps join a product before.
+    """
     value, before = b.value(x), b.alone(x)
     if isinstance(before, Elementwise) and before.channels == value.channels:
-        joined = dataclasses.replace(before, steps=(*before.steps, *steps))
-        b.layers[before.name] = joined
-        return _like(value, node)
+        joined = (*before.steps, *steps)
+        if b.precision != "int8" or may_join(before.steps, joined):
+            b.layers[before.name] = dataclasses.replace(before, steps=joined)
+            return _like(value, node)
+    elif b.precision == "int8" and isinstance(before, Dense | Depthwise):
+        limits = clamp_of(steps)
+        if limits is not None:
+            low, high = (min(max(v, limits[0]), limits[1]) for v in before.clamp)
+            b.layers[before.name] = dataclasses.replace(before, clamp=(low, high))
+            return _like(value, node)
     return chain_value(b, node, value, steps)
 
 

@@ -6,6 +6,7 @@ the tokens fall together. Tables are closures over the model's weights that yiel
 in stream order; folding later cuts them into tiles.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +62,27 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Rescale:
+    """How a layer's exact sums become 8-bit integers; see `design.Narrowing`.
+
+    Attributes:
+        shift: Of all results.
+        low: Least raw number; ``high`` the largest.
+        table: Words of type ``rescale`` (bias and multiplier), shaped as a bias or as the layer's
+            own table; None where ``multiplier`` serves all results.
+    """
+
+    shift: int
+    low: int
+    high: int
+    multiplier: int | None = None
+    table: Table | None = None
+
+
+UNCLAMPED = (-math.inf, math.inf)
+
+
+@dataclass(frozen=True)
 class Layer:
     """What all layers have.
 
@@ -70,6 +92,9 @@ class Layer:
         origin: That node in the user's words.
         inputs: Edges read, in port order.
         rows: Rows written per frame; ``channels`` elements each.
+        dtype: Element type written, if not that of the whole network.
+        clamp: What its results are limited to before they are rounded (8-bit integers only).
+        rescale: How its sums become 8-bit integers, where it computes in integers.
     """
 
     name: str
@@ -78,6 +103,9 @@ class Layer:
     inputs: tuple[Use, ...]
     rows: int
     channels: int
+    dtype: str = field(default="", kw_only=True)
+    clamp: tuple[float, float] = field(default=UNCLAMPED, kw_only=True)
+    rescale: Rescale | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,11 +85,16 @@ class NetPort:
 
 @dataclass(frozen=True)
 class Network:
-    """Layers in topological order, and what goes in and out."""
+    """Layers in topological order, and what goes in and out.
+
+    Attributes:
+        nodes: Edge to the graph node whose values it carries, where there is one.
+    """
 
     layers: tuple[Layer, ...]
     inputs: tuple[NetPort, ...]
     outputs: tuple[NetPort, ...]
+    nodes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -169,11 +174,13 @@ class Builder:
             1
             for node, value in self.values.items()
             if value.edge == edge
-            and (
-                node.name in self.output_nodes
-                or any(u not in self.values or self.values[u].edge != edge for u in node.users)
-            )
+            and (node.name in self.output_nodes or any(self._reads(u, edge) for u in node.users))
         )
+
+    def _reads(self, user: fx.Node, edge: str) -> bool:
+        """Whether a node reads an edge, rather than passing it on under its own name."""
+        passed = [user] if user in self.values else [i for i in user.users if i in self.values]
+        return not passed or any(self.values[item].edge != edge for item in passed)
 
     def reorder(self, node: fx.Node, value: Value, want: View, channels: int) -> Value:
         """``value`` in the element order of ``want``; a PERM layer unless it has it already.

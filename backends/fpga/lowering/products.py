@@ -74,6 +74,11 @@ def _masked(b: Builder, node: fx.Node, scores: Value) -> Value:
     mask, causal = argument(node, 3, "attn_mask"), argument(node, 5, "is_causal", default=False)
     if mask is None and not causal:
         return scores
+    if b.precision == "int8":
+        raise UnsupportedError(
+            "attention with a mask, as 8-bit integers hold no infinity",
+            "choose another --precision",
+        )
     if causal:
         table, period = _causal(scores)
     elif b.is_stream(mask):

@@ -32,10 +32,10 @@ struct adder_tree<1, PE> {
 };
 
 // acc[pe] += sum over s of word[s * PE + pe] * x[s]
-template <int PE, int SIMD, typename T>
-inline void multiply_add(vec<sum_t<T>, PE> &acc, const vec<T, SIMD * PE> &word, const vec<T, SIMD> &x) {
+template <int PE, int SIMD, typename A, typename W, typename T>
+inline void multiply_add(vec<A, PE> &acc, const vec<W, SIMD * PE> &word, const vec<T, SIMD> &x) {
 #pragma HLS INLINE
-  sum_t<T> product[SIMD * PE];
+  A product[SIMD * PE];
 #pragma HLS ARRAY_PARTITION variable = product complete
   for (int s = 0; s < SIMD; ++s) {
 #pragma HLS UNROLL

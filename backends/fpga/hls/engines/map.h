@@ -39,7 +39,7 @@ void map1(std::index_sequence<I...>, int frames, hls::stream<vec<A, G::LANES>> &
       for (int p = 0; p < G::LANES; ++p) {
 #pragma HLS UNROLL
         const bool real = p < lanes_of(c, G::C, G::LANES);
-        z.lane[p] = real ? G::op(x.lane[p], tables[at[I]].lane[p]...) : real_t<Y>(0);
+        z.lane[p] = real ? Y(G::op(x.lane[p], tables[at[I]].lane[p]...)) : Y(0);
       }
       out.write(z);
       step_all(at, tables...);
@@ -63,7 +63,7 @@ void map2(std::index_sequence<I...>, int frames, hls::stream<vec<A, G::LANES>> &
       for (int p = 0; p < G::LANES; ++p) {
 #pragma HLS UNROLL
         const bool real = p < lanes_of(c, G::C, G::LANES);
-        z.lane[p] = real ? G::op(x.lane[p], y.lane[p], tables[at[I]].lane[p]...) : real_t<Y>(0);
+        z.lane[p] = real ? Y(G::op(x.lane[p], y.lane[p], tables[at[I]].lane[p]...)) : Y(0);
       }
       out.write(z);
       step_all(at, tables...);

@@ -19,11 +19,8 @@ struct b_place {
 };
 
 // Operand B as [group][f][s] words of lanes [simd][pe]; overhanging lanes stay zero.
-template <typename G>
-using matmul_word = vec<typename G::T, G::SIMD * G::PE>;
-
-template <typename G>
-inline void matmul_store(matmul_word<G> *b, const b_place &at, typename G::T value) {
+template <typename G, typename B>
+inline void matmul_store(vec<B, G::SIMD * G::PE> *b, const b_place &at, B value) {
 #pragma HLS INLINE
   constexpr int PER_TAP = G::SF / G::TAPS;
   const int tap = at.k / G::C, channel = at.k % G::C;
@@ -32,11 +29,10 @@ inline void matmul_store(matmul_word<G> *b, const b_place &at, typename G::T val
   b[word].lane[channel % G::SIMD * G::PE + at.row % G::PE] = value;
 }
 
-template <typename G>
+template <typename G, typename B, typename Y>
 void matmul(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in0,
-            hls::stream<vec<typename G::T, G::B_LANES>> &in1,
-            hls::stream<vec<typename G::T, G::PE>> &out) {
-  static matmul_word<G> b[G::GROUPS * G::NF * G::SF];
+            hls::stream<vec<B, G::B_LANES>> &in1, hls::stream<vec<Y, G::PE>> &out) {
+  static vec<B, G::SIMD * G::PE> b[G::GROUPS * G::NF * G::SF];
 #pragma HLS AGGREGATE variable = b
   static vec<typename G::T, G::SIMD> x[G::SF];
 #pragma HLS AGGREGATE variable = x
@@ -48,7 +44,7 @@ void matmul(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in0,
     for (int i = 0; i < G::LOAD; ++i) {
 #pragma HLS PIPELINE II = G::II
       FIRE(G::II, G::DEPTH);
-      const vec<typename G::T, G::B_LANES> token = in1.read();
+      const vec<B, G::B_LANES> token = in1.read();
       const int first = i / PER_ROW * G::B_C + i % PER_ROW * G::B_LANES;
       for (int p = 0; p < G::B_LANES; ++p) {
 #pragma HLS UNROLL
@@ -69,10 +65,10 @@ void matmul(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in0,
                                        b[(group * G::NF + f) * G::SF + s], x[s]);
           if (s == G::SF - 1) {
             const vec<sum_t<typename G::T>, G::PE> sum = acc.total();
-            vec<typename G::T, G::PE> y;
+            vec<Y, G::PE> y;
             for (int p = 0; p < G::PE; ++p) {
 #pragma HLS UNROLL
-              y.lane[p] = real_t<typename G::T>(sum.lane[p]) * G::scale();
+              y.lane[p] = Y(G::finish(sum.lane[p]));
             }
             out.write(y);
           }

@@ -16,26 +16,38 @@ namespace engine {
 
 struct no_bias {};
 
-// Sums, rounded to what an engine writes.
-template <typename T, int PE>
-inline vec<T, PE> add_bias(const vec<sum_t<T>, PE> &sum, const no_bias &, int) {
+// One sum, rounded to what an engine writes.
+template <typename Y, typename G, typename A, typename B>
+inline Y rounded(A sum, const B &bias) {
+  return Y(sum + bias);
+}
+template <typename Y, typename G>
+inline Y rounded(int32_t sum, const rescale &by) {
 #pragma HLS INLINE
-  vec<T, PE> y;
+  const int64_t product = int64_t(sum + by.bias) * by.multiplier;
+#pragma HLS BIND_OP variable = product op = mul impl = fabric
+  return narrowed<Y, G>(product);
+}
+
+// Sums, rounded to what an engine writes.
+template <typename Y, typename G, typename A, int PE>
+inline vec<Y, PE> add_bias(const vec<A, PE> &sum, const no_bias &, int) {
+#pragma HLS INLINE
+  vec<Y, PE> y;
   for (int pe = 0; pe < PE; ++pe) {
 #pragma HLS UNROLL
-    y.lane[pe] = T(sum.lane[pe]);
+    y.lane[pe] = Y(sum.lane[pe]);
   }
   return y;
 }
 
-template <typename T, int PE, int WORDS>
-inline vec<T, PE> add_bias(const vec<sum_t<T>, PE> &sum, const vec<T, PE> (&bias)[WORDS],
-                           int word) {
+template <typename Y, typename G, typename A, typename B, int PE, int WORDS>
+inline vec<Y, PE> add_bias(const vec<A, PE> &sum, const vec<B, PE> (&bias)[WORDS], int word) {
 #pragma HLS INLINE
-  vec<T, PE> y;
+  vec<Y, PE> y;
   for (int pe = 0; pe < PE; ++pe) {
 #pragma HLS UNROLL
-    y.lane[pe] = T(sum.lane[pe] + bias[word].lane[pe]);
+    y.lane[pe] = rounded<Y, G>(sum.lane[pe], bias[word].lane[pe]);
   }
   return y;
 }
@@ -50,9 +62,9 @@ inline V next_word(hls::stream<V> &words, int) {
   return words.read();
 }
 
-template <typename G, typename Weight, typename Bias>
+template <typename G, typename Y, typename Weight, typename Bias>
 void mvu_a(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
-           hls::stream<vec<typename G::T, G::PE>> &out, Weight &weight, const Bias &bias) {
+           hls::stream<vec<Y, G::PE>> &out, Weight &weight, const Bias &bias) {
   static vec<typename G::T, G::SIMD> x[G::SF];
 #pragma HLS AGGREGATE variable = x
   accumulator<typename G::T, G::PE, G::PARTIAL> acc;
@@ -69,16 +81,16 @@ void mvu_a(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
           if (s == 0) acc.clear();
           multiply_add<G::PE, G::SIMD>(acc.sum[s % G::PARTIAL],
                                        next_word(weight, row * G::SF + s), x[s]);
-          if (s == G::SF - 1) out.write(add_bias<typename G::T>(acc.total(), bias, row));
+          if (s == G::SF - 1) out.write(add_bias<Y, G>(acc.total(), bias, row));
         }
       }
     }
   }
 }
 
-template <typename G, typename Weight, typename Bias>
+template <typename G, typename Y, typename Weight, typename Bias>
 void mvu_b(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
-           hls::stream<vec<typename G::T, G::PE>> &out, Weight &weight, const Bias &bias) {
+           hls::stream<vec<Y, G::PE>> &out, Weight &weight, const Bias &bias) {
   using A = sum_t<typename G::T>;
   static vec<A, G::PE> acc[G::NF];
 #pragma HLS AGGREGATE variable = acc
@@ -94,7 +106,7 @@ void mvu_b(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
           vec<A, G::PE> sum = s == 0 ? zeros<A, G::PE>() : acc[f];
           multiply_add<G::PE, G::SIMD>(sum, next_word(weight, row * G::SF + s), x);
           acc[f] = sum;
-          if (s == G::SF - 1) out.write(add_bias<typename G::T>(sum, bias, row));
+          if (s == G::SF - 1) out.write(add_bias<Y, G>(sum, bias, row));
         }
       }
     }
@@ -102,17 +114,17 @@ void mvu_b(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
 }
 
 // Three loops per block: fill, multiply, drain. Each vector of the block has its own accumulators.
-template <typename G, typename Bias>
+template <typename G, typename W, typename Y, typename Bias>
 void mvu_block(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
-               hls::stream<vec<typename G::T, G::PE>> &out,
-               hls::stream<vec<typename G::T, G::SIMD * G::PE>> &weight, const Bias &bias) {
+               hls::stream<vec<Y, G::PE>> &out, hls::stream<vec<W, G::SIMD * G::PE>> &weight,
+               const Bias &bias) {
   static vec<typename G::T, G::SIMD> x[G::BLOCK][G::SF];
 #pragma HLS AGGREGATE variable = x
-  static vec<typename G::T, G::PE> y[G::BLOCK][G::NF];
+  static vec<Y, G::PE> y[G::BLOCK][G::NF];
 #pragma HLS AGGREGATE variable = y
   static accumulator<typename G::T, G::PE, G::PARTIAL> acc[G::BLOCK];
 #pragma HLS AGGREGATE variable = acc
-  vec<typename G::T, G::SIMD * G::PE> word;
+  vec<W, G::SIMD * G::PE> word;
   for (int b = 0; b < frames * (G::N / G::BLOCK); ++b) {
     for (int v = 0; v < G::BLOCK; ++v) {
       for (int s = 0; s < G::SF; ++s) {
@@ -129,7 +141,7 @@ void mvu_block(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
           if (v == 0) word = weight.read();
           if (s == 0) acc[v].clear();
           multiply_add<G::PE, G::SIMD>(acc[v].sum[s % G::PARTIAL], word, x[v][s]);
-          if (s == G::SF - 1) y[v][f] = add_bias<typename G::T>(acc[v].total(), bias, f);
+          if (s == G::SF - 1) y[v][f] = add_bias<Y, G>(acc[v].total(), bias, f);
         }
       }
     }

@@ -61,16 +61,16 @@ inline void scan_row(const vec<typename G::T, G::LANES> *row, const Take &take) 
 }
 
 // The writing pass: writes f(x, token, lane) for each element of the stored row.
-template <typename G, typename F>
-inline void write_row(const vec<typename G::T, G::LANES> *row,
-                      hls::stream<vec<typename G::T, G::LANES>> &out, const F &f) {
+template <typename G, typename Y, typename F>
+inline void write_row(const vec<typename G::T, G::LANES> *row, hls::stream<vec<Y, G::LANES>> &out,
+                      const F &f) {
 #pragma HLS INLINE
   GAP(G::GAP);
   for (int c = 0; c < norm_shape<G>::CF; ++c) {
 #pragma HLS PIPELINE II = G::II
     FIRE(G::II, G::DEPTH);
     const int lanes = norm_shape<G>::lanes(c);
-    vec<typename G::T, G::LANES> y;
+    vec<Y, G::LANES> y;
     for (int p = 0; p < G::LANES; ++p) {
 #pragma HLS UNROLL
       y.lane[p] = p < lanes ? f(row[c].lane[p], c, p) : real_t<typename G::T>(0);
@@ -80,9 +80,9 @@ inline void write_row(const vec<typename G::T, G::LANES> *row,
 }
 
 // Softmax: maximum, sum of exponentials, write. Config: also LOG (write the logarithm).
-template <typename G>
+template <typename G, typename Y>
 void softmax(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
-             hls::stream<vec<typename G::T, G::LANES>> &out) {
+             hls::stream<vec<Y, G::LANES>> &out) {
   using T = real_t<typename G::T>;
   using V = vec<typename G::T, G::LANES>;
   static V row[norm_shape<G>::CF];
@@ -126,10 +126,9 @@ inline T shifted(T x, const vec<U, P> (&table)[WORDS], int c, int p) {
 }
 
 // Layer normalisation: mean, variance about it, write. Config: also `static real_t<T> eps()`.
-template <typename G, typename Scale, typename Shift>
+template <typename G, typename Y, typename Scale, typename Shift>
 void layer_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
-                hls::stream<vec<typename G::T, G::LANES>> &out, const Scale &scale,
-                const Shift &shift) {
+                hls::stream<vec<Y, G::LANES>> &out, const Scale &scale, const Shift &shift) {
   using T = real_t<typename G::T>;
   using V = vec<typename G::T, G::LANES>;
   static V row[norm_shape<G>::CF];
@@ -152,10 +151,9 @@ void layer_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
 }
 
 // Root-mean-square normalisation: squares, write. Config: also `static real_t<T> eps()`.
-template <typename G, typename Scale, typename Shift>
+template <typename G, typename Y, typename Scale, typename Shift>
 void rms_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
-              hls::stream<vec<typename G::T, G::LANES>> &out, const Scale &scale,
-              const Shift &shift) {
+              hls::stream<vec<Y, G::LANES>> &out, const Scale &scale, const Shift &shift) {
   using T = real_t<typename G::T>;
   using V = vec<typename G::T, G::LANES>;
   static V row[norm_shape<G>::CF];
@@ -174,9 +172,9 @@ void rms_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
 
 // Local response normalisation (Krizhevsky et al. 2012): a channel sees the squares of BEFORE
 // channels below it and AFTER above. Config: also BEFORE, AFTER, `static T op(T x, T sum)`.
-template <typename G>
+template <typename G, typename Y>
 void lrn(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
-         hls::stream<vec<typename G::T, G::LANES>> &out) {
+         hls::stream<vec<Y, G::LANES>> &out) {
   using T = real_t<typename G::T>;
   using V = vec<typename G::T, G::LANES>;
   constexpr int CF = norm_shape<G>::CF;

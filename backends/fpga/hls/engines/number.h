@@ -1,11 +1,12 @@
-// Narrow numbers: 16-bit floating point and fixed point. Streams and memories carry them; sums of
-// products run in a wider type (`sum_t`), everything else in `real_t`, and every result is rounded
-// once, half to even, where an engine writes it.
+// Narrow numbers: 16-bit floating point, fixed point, 8-bit integers with a scale. Streams and
+// memories carry them; sums of products run in a wider type (`sum_t`), everything else in `real_t`,
+// and every result is rounded once, half to even, where an engine writes it.
 //
-//            sum_t                       real_t
-//   float    float                       float
-//   bfloat16 float                       float        float16 likewise
-//   fixed    exact, twice the fraction   float        out of range saturates
+//             sum_t                       real_t
+//   float     float                       float
+//   bfloat16  float                       float        float16 likewise
+//   fixed     exact, twice the fraction   float        out of range saturates
+//   quantised int32, exact                float        out of range saturates
 #ifndef PIPEC_NUMBER_H
 #define PIPEC_NUMBER_H
 
@@ -63,6 +64,13 @@ struct float16 {
   }
 };
 
+// x / 2^SHIFT, half to even.
+template <int SHIFT>
+inline int64_t shifted_right(int64_t x) {
+  const int64_t half = int64_t(1) << SHIFT >> 1, odd = x >> SHIFT & 1;
+  return SHIFT == 0 ? x : (x + half - 1 + odd) >> SHIFT;
+}
+
 template <int W>
 struct fixed_store;
 template <>
@@ -104,8 +112,7 @@ struct fixed {
     raw = typename fixed_store<W>::type(kept > double(-TOP - 1) ? kept : double(-TOP - 1));
   }
   fixed(const fixed_sum<W, I> &sum) {
-    const int64_t half = int64_t(1) << F >> 1, odd = sum.raw >> F & 1;
-    const int64_t x = F == 0 ? sum.raw : (sum.raw + half - 1 + odd) >> F;
+    const int64_t x = shifted_right<F>(sum.raw);
     raw = typename fixed_store<W>::type(x > TOP ? TOP : (x < -TOP - 1 ? -TOP - 1 : x));
   }
   operator float() const { return float(raw) / float(int64_t(1) << F); }
@@ -124,29 +131,92 @@ inline fixed_sum<W, I> operator+(const fixed_sum<W, I> &sum, const fixed<W, I> &
   return found;
 }
 
+// 8 bits that stand for MANTISSA * 2^EXPONENT * (raw - ZERO), a scale in float32.
+template <int MANTISSA, int EXPONENT, int ZERO_POINT>
+struct quantised {
+  static constexpr int ZERO = ZERO_POINT;
+  int8_t raw;
+
+  static float scale() { return std::ldexp(float(MANTISSA), EXPONENT); }
+  static quantised of(int64_t raw, int low = -128, int high = 127) {
+    quantised y;
+    y.raw = int8_t(raw < low ? low : (raw > high ? high : raw));
+    return y;
+  }
+  quantised() = default;
+  quantised(float x) {
+    const float steps = std::rint(x / scale()) + float(ZERO);
+    raw = int8_t(steps > -128 ? (steps < 127 ? steps : 127) : -128);
+  }
+  // What it stands for, in steps of the scale.
+  int32_t steps() const { return int32_t(raw) - ZERO; }
+  operator float() const { return float(steps()) * scale(); }
+};
+
+// Products of raw numbers: the zero point of an activation is taken off by the bias.
+template <int M, int E, int Z>
+inline int32_t operator*(int8_t w, const quantised<M, E, Z> &x) {
+  return int32_t(w) * x.raw;
+}
+template <int M, int E, int Z>
+inline int32_t operator*(const quantised<M, E, Z> &x, int8_t w) {
+  return int32_t(w) * x.raw;
+}
+template <int M, int E, int N, int F>
+inline int32_t operator*(const quantised<M, E, 0> &x, const quantised<N, F, 0> &y) {
+  return int32_t(x.raw) * y.raw;
+}
+
+// What turns an exact sum into 8 bits: ((sum + bias) * multiplier >> SHIFT) + ZERO.
+struct rescale {
+  int32_t bias, multiplier;
+
+  rescale() = default;
+  rescale(int x) : bias(x), multiplier(0) {}
+};
+
+// The last step of it: shifted, the zero point put on, kept within [LOW, HIGH].
+template <typename Y, typename G>
+inline Y narrowed(int64_t product) {
+  return Y::of(shifted_right<G::SHIFT>(product) + Y::ZERO, G::LOW, G::HIGH);
+}
+
+// `term`: in what maxima and sums over a window run.
 template <typename T>
 struct number {
   using sum = T;
   using real = T;
+  using term = T;
 };
 template <>
 struct number<bfloat16> {
   using sum = float;
   using real = float;
+  using term = float;
 };
 template <>
 struct number<float16> {
   using sum = float;
   using real = float;
+  using term = float;
 };
 template <int W, int I>
 struct number<fixed<W, I>> {
   using sum = fixed_sum<W, I>;
   using real = float;
+  using term = float;
+};
+template <int M, int E, int Z>
+struct number<quantised<M, E, Z>> {
+  using sum = int32_t;
+  using real = float;
+  using term = int32_t;
 };
 template <typename T>
 using sum_t = typename number<T>::sum;
 template <typename T>
 using real_t = typename number<T>::real;
+template <typename T>
+using term_t = typename number<T>::term;
 
 #endif

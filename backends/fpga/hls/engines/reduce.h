@@ -2,9 +2,10 @@
 //
 //   for n, j, c      behind an SWG: KP kernel positions per token; global pool: N = 1
 //
-// Config: T, N, WINDOW, CF, LANES, KP, PARTIAL, II, DEPTH and `static real_t<T> combine(real_t<T>, real_t<T>)`. A token's
+// Config: T, N, WINDOW, CF, LANES, KP, PARTIAL, II, DEPTH and `static term_t<T> combine(term_t<T>, term_t<T>)`. A token's
 // KP values meet in a balanced tree, the trees' roots in result j % PARTIAL, j ascending, and the
-// PARTIAL results in a tree again. The scale is a number, a table read cyclically, or `unscaled`.
+// PARTIAL results in a tree again. The scale is a number, a table read cyclically, `unscaled`, or `steps`:
+// quantised values reduce as integers, a rescale takes their sums to the scale of the result.
 #ifndef PIPEC_REDUCE_H
 #define PIPEC_REDUCE_H
 
@@ -13,27 +14,48 @@
 namespace engine {
 
 struct unscaled {};
+struct steps {};
 
+// A value as it takes part, and back: quantised ones in steps of their scale.
 template <typename T>
-inline T scaled(T x, const unscaled &, int) {
-  return x;
+inline term_t<T> term(const T &x) {
+  return term_t<T>(x);
+}
+template <int M, int E, int Z>
+inline int32_t term(const quantised<M, E, Z> &x) {
+  return x.steps();
 }
 
-template <typename T>
-inline T scaled(T x, const T &scale, int) {
-  return x * scale;
+template <typename Y, typename G, typename A>
+inline Y scaled(A x, const unscaled &, int) {
+  return Y(x);
 }
-
-template <typename T, typename U, int PERIOD>
-inline T scaled(T x, const vec<U, 1> (&table)[PERIOD], int n) {
-  return x * T(table[n % PERIOD].lane[0]);
+template <typename Y, typename G>
+inline Y scaled(int32_t x, const steps &, int) {
+  return Y::of(x + Y::ZERO);
+}
+template <typename Y, typename G>
+inline Y scaled(int32_t x, const rescale &by, int) {
+  return narrowed<Y, G>(int64_t(x) * by.multiplier);
+}
+template <typename Y, typename G, typename A>
+inline Y scaled(A x, const A &scale, int) {
+  return Y(x * scale);
+}
+template <typename Y, typename G, int PERIOD>
+inline Y scaled(int32_t x, const vec<rescale, 1> (&table)[PERIOD], int n) {
+  return scaled<Y, G>(x, table[n % PERIOD].lane[0], n);
+}
+template <typename Y, typename G, typename A, typename U, int PERIOD>
+inline Y scaled(A x, const vec<U, 1> (&table)[PERIOD], int n) {
+  return Y(x * A(table[n % PERIOD].lane[0]));
 }
 
 // Combines N groups of LANES values into the first group: i + ceil(N/2) onto i, repeatedly.
 template <typename G, int N>
 struct combine_tree {
   template <int SIZE>
-  static inline void run(real_t<typename G::T> (&p)[SIZE]) {
+  static inline void run(term_t<typename G::T> (&p)[SIZE]) {
 #pragma HLS INLINE
     constexpr int HALF = (N + 1) / 2;
     for (int i = 0; i < (N - HALF) * G::LANES; ++i) {
@@ -47,14 +69,14 @@ struct combine_tree {
 template <typename G>
 struct combine_tree<G, 1> {
   template <int SIZE>
-  static inline void run(real_t<typename G::T> (&)[SIZE]) {}
+  static inline void run(term_t<typename G::T> (&)[SIZE]) {}
 };
 
-template <typename G, typename Scale>
+template <typename G, typename Y, typename Scale>
 void reduce(int frames, hls::stream<vec<typename G::T, G::KP * G::LANES>> &in,
-            hls::stream<vec<typename G::T, G::LANES>> &out, const Scale &scale) {
+            hls::stream<vec<Y, G::LANES>> &out, const Scale &scale) {
   constexpr int PARTS = smaller(G::PARTIAL, G::WINDOW);
-  using A = real_t<typename G::T>;
+  using A = term_t<typename G::T>;
   static A part[G::CF][PARTS * G::LANES];
 #pragma HLS ARRAY_PARTITION variable = part dim = 2 complete
   for (int n = 0; n < frames * G::N; ++n) {
@@ -67,7 +89,7 @@ void reduce(int frames, hls::stream<vec<typename G::T, G::KP * G::LANES>> &in,
 #pragma HLS ARRAY_PARTITION variable = x complete
         for (int i = 0; i < G::KP * G::LANES; ++i) {
 #pragma HLS UNROLL
-          x[i] = A(token.lane[i]);
+          x[i] = term(token.lane[i]);
         }
         combine_tree<G, G::KP>::run(x);
         A all[PARTS * G::LANES];
@@ -81,10 +103,10 @@ void reduce(int frames, hls::stream<vec<typename G::T, G::KP * G::LANES>> &in,
         }
         if (j == G::WINDOW - 1) {
           combine_tree<G, PARTS>::run(all);
-          vec<typename G::T, G::LANES> y;
+          vec<Y, G::LANES> y;
           for (int p = 0; p < G::LANES; ++p) {
 #pragma HLS UNROLL
-            y.lane[p] = scaled(all[p], scale, n);
+            y.lane[p] = scaled<Y, G>(all[p], scale, n);
           }
           out.write(y);
         }

@@ -11,10 +11,10 @@
 
 namespace engine {
 
-template <typename G, typename Bias>
+template <typename G, typename W, typename Y, typename Bias>
 void vvu(int frames, hls::stream<vec<typename G::T, G::KP * G::LANES>> &in,
-         hls::stream<vec<typename G::T, G::LANES>> &out,
-         const vec<typename G::T, G::KP * G::LANES> (&weight)[G::CF * G::KS], const Bias &bias) {
+         hls::stream<vec<Y, G::LANES>> &out,
+         const vec<W, G::KP * G::LANES> (&weight)[G::CF * G::KS], const Bias &bias) {
   accumulator<typename G::T, G::LANES, G::PARTIAL> acc;
 #pragma HLS ARRAY_PARTITION variable = acc.sum complete
   acc.clear();
@@ -36,7 +36,7 @@ void vvu(int frames, hls::stream<vec<typename G::T, G::KP * G::LANES>> &in,
 #pragma HLS UNROLL
           acc.sum[k % G::PARTIAL].lane[p] += product[p];
         }
-        if (k == G::KS - 1) out.write(add_bias<typename G::T>(acc.total(), bias, c));
+        if (k == G::KS - 1) out.write(add_bias<Y, G>(acc.total(), bias, c));
       }
     }
   }

@@ -1,0 +1,136 @@
+"""A format for every edge of all stages, such that what must agree agrees.
+
+What moves values without computing (concatenation, slices, reorderings, copies, maxima) writes what
+it reads, so the edges around it form a class with one format that covers all its members; so do the
+two ends of a link between boards. All other edges stand alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pipec.backends.fpga.int8 import Int8, covering
+from pipec.backends.fpga.lowering.layers import (
+    Broadcast,
+    Cut,
+    Elementwise,
+    Join,
+    Layer,
+    Pool,
+    Product,
+    Reorder,
+    RowNorm,
+    RowReduce,
+)
+from pipec.backends.fpga.lowering.network import Network
+from pipec.errors import BackendError
+
+Edge = tuple[int, str]
+"""Stage and edge."""
+Range = tuple[float, float]
+_UNSIGNED = ("softmax",)
+
+
+def formats_of(
+    networks: Sequence[Network], ranges: Sequence[Mapping[str, Range]]
+) -> list[dict[str, Int8]]:
+    """The format of every edge that carries real numbers, per stage.
+
+    Args:
+        networks: The stages in order.
+        ranges: Least and largest value seen on edges, per stage.
+
+    Raises:
+        BackendError: Nothing is known of the values on an edge.
+    """
+    classes = _Classes()
+    for edge, other in _ties(networks):
+        classes.join(edge, other)
+    members: dict[Edge, list[Edge]] = {}
+    for edge in _real_edges(networks):
+        members.setdefault(classes.root(edge), []).append(edge)
+    centred = {classes.root(edge) for edge in _operands(networks)}
+    found: list[dict[str, Int8]] = [{} for _ in networks]
+    for root, edges in members.items():
+        known = [r for k, e in edges if (r := _known(networks[k], e, ranges[k])) is not None]
+        if not known:
+            raise BackendError(
+                "the range of a value is not known, so it can't become 8-bit integers",
+                where=f"{edges[0][1]} of stage {edges[0][0]}",
+                hint="choose another --precision",
+            )
+        low, high = min(r[0] for r in known), max(r[1] for r in known)
+        chosen = covering(low, high, symmetric=root in centred)
+        for stage, name in edges:
+            found[stage][name] = chosen
+    return found
+
+
+def _known(network: Network, edge: str, ranges: Mapping[str, Range]) -> Range | None:
+    if edge in ranges:
+        return ranges[edge]
+    layer = next((y for y in network.layers if y.name == edge), None)
+    if isinstance(layer, RowNorm) and layer.op in _UNSIGNED:
+        return (0.0, 1.0)
+    return None
+
+
+class _Classes:
+    """Edges in classes (union-find)."""
+
+    def __init__(self) -> None:
+        self._above: dict[Edge, Edge] = {}
+
+    def root(self, edge: Edge) -> Edge:
+        """The member that stands for the class."""
+        while (above := self._above.get(edge, edge)) != edge:
+            edge = above
+        return edge
+
+    def join(self, one: Edge, other: Edge) -> None:
+        """Make one class of two."""
+        a, b = self.root(one), self.root(other)
+        if a != b:
+            self._above[b] = a
+
+
+def _moves(layer: Layer) -> bool:
+    """Whether a layer writes numbers that it reads."""
+    if isinstance(layer, Pool | RowReduce):
+        return layer.op != "sum"
+    if isinstance(layer, Elementwise):
+        return not layer.steps
+    return isinstance(layer, Join | Cut | Reorder | Broadcast)
+
+
+def _ties(networks: Sequence[Network]) -> Iterator[tuple[Edge, Edge]]:
+    sources: dict[str, Edge] = {}
+    for k, network in enumerate(networks):
+        for port in network.inputs:
+            if port.value in sources:
+                yield sources[port.value], (k, port.use.edge)
+            sources.setdefault(port.value, (k, port.use.edge))
+        for layer in network.layers:
+            if _moves(layer):
+                for use in layer.inputs:
+                    yield (k, layer.name), (k, use.edge)
+        for port in network.outputs:
+            if port.value in sources:
+                yield sources[port.value], (k, port.use.edge)
+            sources.setdefault(port.value, (k, port.use.edge))
+
+
+def _real_edges(networks: Sequence[Network]) -> Iterator[Edge]:
+    """Every edge that somebody reads as real numbers."""
+    for k, network in enumerate(networks):
+        uses = [u for y in network.layers for u in y.inputs]
+        uses += [p.use for p in network.outputs]
+        for edge in dict.fromkeys(u.edge for u in uses if u.dtype != "int32"):
+            yield k, edge
+
+
+def _operands(networks: Sequence[Network]) -> Iterator[Edge]:
+    """Edges that are multiplied with each other, element by element of long sums."""
+    for k, network in enumerate(networks):
+        for layer in network.layers:
+            if isinstance(layer, Product):
+                for use in layer.inputs:
+                    yield k, use.edge

@@ -1,0 +1,249 @@
+"""Layers that compute in 8-bit integers: weights, biases and multipliers as whole numbers.
+
+For ``y = sum of w x + b`` with raw numbers q, scales s and zero points z::
+
+    raw y = z_y + (sum of q_w q_x + bias) * s_w s_x / s_y,   bias = b / (s_w s_x) - z_x sum of q_w
+
+Weights are symmetric with a scale per output channel, sums are exact in 32 bits, the ratio of
+scales is a 17-bit integer and a shift (`pipec.backends.fpga.int8.multipliers`).
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from functools import singledispatch
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipec.backends.fpga.emit.integer import sum_multipliers
+from pipec.backends.fpga.int8 import HIGHEST, Int8, int8_format, multipliers, packed
+from pipec.backends.fpga.lowering.integer import Mode, affine_steps, clamp_of, mode_of
+from pipec.backends.fpga.lowering.layers import (
+    Array,
+    Dense,
+    Depthwise,
+    Elementwise,
+    Layer,
+    Pool,
+    Product,
+    Rescale,
+    RowReduce,
+    Table,
+)
+from pipec.backends.fpga.lowering.network import Network
+from pipec.errors import BackendError
+
+_SUM_LIMIT = 2**31 - 1
+_AFFINE_SHIFT = 22
+"""Largest shift of ``x * table + table``: a bias of 500 steps of the result still fits 32 bits."""
+
+
+def quantised(network: Network, formats: Mapping[str, Int8]) -> Network:
+    """The network computing in 8-bit integers.
+
+    Args:
+        network: As lowered for ``int8``.
+        formats: Format of every edge that carries real numbers.
+
+    Raises:
+        BackendError: A layer can't.
+    """
+    types = {edge: found.dtype for edge, found in formats.items()}
+    layers = tuple(_layer(layer, types) for layer in network.layers)
+    ports = (
+        tuple(
+            dataclasses.replace(
+                p, use=dataclasses.replace(p.use, dtype=types.get(p.use.edge, p.use.dtype))
+            )
+            for p in side
+        )
+        for side in (network.inputs, network.outputs)
+    )
+    inputs, outputs = ports
+    return dataclasses.replace(network, layers=layers, inputs=inputs, outputs=outputs)
+
+
+def _layer(layer: Layer, types: Mapping[str, str]) -> Layer:
+    inputs = tuple(dataclasses.replace(u, dtype=types.get(u.edge, u.dtype)) for u in layer.inputs)
+    plain = inputs[0].dtype if inputs else "int32"  # nobody reads it as a real number
+    typed = dataclasses.replace(layer, inputs=inputs, dtype=types.get(layer.name, plain))
+    if int8_format(typed.dtype) is None or any(u.dtype == "int32" for u in typed.inputs):
+        return typed
+    return integer(typed)
+
+
+@singledispatch
+def integer(layer: Layer) -> Layer:
+    """The layer with the integers that it computes with; types are already set."""
+    return layer
+
+
+def _formats(layer: Layer) -> tuple[Int8, Int8]:
+    """Formats of the first input and of the output."""
+    return (
+        cast("Int8", int8_format(layer.inputs[0].dtype)),
+        cast("Int8", int8_format(layer.dtype)),
+    )
+
+
+def _rescale(
+    layer: Layer, into: Int8, shift: int, *, multiplier: int | None = None,
+    table: Table | None = None,
+) -> Rescale:  # fmt: skip
+    """The last step to 8 bits, with the layer's clamps."""
+    low, high = into.raw(np.array(layer.clamp))
+    return Rescale(shift, int(low), int(high), multiplier, table)
+
+
+@integer.register
+def _dense(layer: Dense) -> Layer:
+    weight = np.asarray(layer.weight.values(), dtype=np.float64)
+    shape = (layer.groups, layer.out)
+    bias = np.zeros(shape) if layer.bias is None else np.asarray(layer.bias.values())
+    return _product_with_constants(layer, weight, bias.reshape(shape))
+
+
+@integer.register
+def _depthwise(layer: Depthwise) -> Layer:
+    weight = np.asarray(layer.weight.values(), dtype=np.float64)
+    bias = np.zeros(layer.channels) if layer.bias is None else np.asarray(layer.bias.values())
+    return _product_with_constants(layer, weight, bias)
+
+
+def _product_with_constants(
+    layer: Dense | Depthwise, weight: NDArray[np.float64], bias: NDArray[np.float64]
+) -> Layer:
+    """Integers for weights whose leading axes are those of the bias."""
+    reads, writes = _formats(layer)
+    over = tuple(range(bias.ndim, weight.ndim))
+    scale = weight_scale(np.abs(weight).max(axis=over), np.abs(bias) / reads.scale)
+    spread = scale.reshape(scale.shape + (1,) * len(over))
+    raw = np.rint(weight / spread).astype(np.int8)
+    whole = raw.astype(np.int64)
+    offset = np.rint(bias / (scale * reads.scale)).astype(np.int64) - reads.zero * whole.sum(over)
+    if int((np.abs(whole).sum(over) * 128 + np.abs(offset)).max(initial=0)) > _SUM_LIMIT:
+        raise BackendError(
+            "sums of 8-bit products do not fit 32 bits", where=layer.origin,
+            hint="choose another --precision",
+        )  # fmt: skip
+    factors, shift = multipliers(scale * (reads.scale / writes.scale))
+    words = Table(lambda: packed(offset, factors), layer.bias.sources if layer.bias else ())
+    return dataclasses.replace(
+        layer,
+        weight=Table(lambda: raw, layer.weight.sources),
+        rescale=_rescale(layer, writes, shift, table=words),
+    )
+
+
+def weight_scale(
+    largest: NDArray[np.float64], bias: NDArray[np.float64]
+) -> NDArray[np.float64]:  # fmt: skip
+    """Scale of the weights of every output channel: 127 steps, and a bias that fits.
+
+    Args:
+        largest: Largest magnitude of the weights of a channel.
+        bias: Magnitude of its bias, over the scale of what is multiplied with the weights.
+    """
+    scale = np.maximum(largest / HIGHEST, bias / 2**29)
+    return np.where(scale > 0, scale, 1.0)
+
+
+@integer.register
+def _product(layer: Product) -> Layer:
+    reads, writes = _formats(layer)
+    second = cast("Int8", int8_format(layer.inputs[1].dtype))
+    assert reads.zero == second.zero == 0
+    ratio = reads.scale * second.scale * layer.scale / writes.scale
+    return _by_one(layer, writes, ratio)
+
+
+def _by_one(layer: Layer, writes: Int8, ratio: float) -> Layer:
+    factor, shift = multipliers(np.array([ratio]))
+    rescale = _rescale(layer, writes, shift, multiplier=int(factor[0]))
+    return dataclasses.replace(layer, rescale=rescale)
+
+
+@integer.register
+def _pool(layer: Pool) -> Layer:
+    reads, writes = _formats(layer)
+    if layer.op != "sum":
+        return layer
+    if layer.scales is None:
+        return _by_one(layer, writes, reads.scale * layer.scale / writes.scale)
+    ratios = np.asarray(layer.scales.values()) * (reads.scale / writes.scale)
+    factors, shift = multipliers(ratios)
+    words = Table(lambda: packed(np.zeros_like(factors), factors), layer.scales.sources)
+    return dataclasses.replace(layer, rescale=_rescale(layer, writes, shift, table=words))
+
+
+@integer.register
+def _row_reduce(layer: RowReduce) -> Layer:
+    reads, writes = _formats(layer)
+    if layer.op != "sum":
+        return layer
+    return _by_one(layer, writes, reads.scale * layer.scale / writes.scale)
+
+
+@integer.register
+def _elementwise(layer: Elementwise) -> Layer:
+    reads, writes = _formats(layer)
+    mode = mode_of(layer.steps)
+    if mode is Mode.AFFINE:
+        return _affine(layer, reads, writes)
+    for step in layer.steps:
+        if step.table is not None:
+            _refuse_infinity(layer, np.asarray(step.table.values(), dtype=np.float64))
+    if mode not in (Mode.SUM, Mode.PRODUCT):
+        return layer
+    second = cast("Int8", int8_format(layer.inputs[1].dtype))
+    layer = dataclasses.replace(layer, clamp=_limits(layer, 1))
+    if mode is Mode.PRODUCT:
+        return _by_one(layer, writes, reads.scale * second.scale / writes.scale)
+    _, shift = sum_multipliers(layer.steps[0].op, (reads, second), writes)
+    return dataclasses.replace(layer, rescale=_rescale(layer, writes, shift))
+
+
+def _refuse_infinity(layer: Layer, table: NDArray[np.float64]) -> None:
+    if not np.isfinite(table).all():
+        raise BackendError(
+            "8-bit integers hold no infinity, so they can't mask attention",
+            where=layer.origin,
+            hint="choose another --precision",
+        )
+
+
+def _limits(layer: Elementwise, first: int) -> tuple[float, float]:
+    found = clamp_of(layer.steps[first:])
+    assert found is not None
+    return found
+
+
+def _affine(layer: Elementwise, reads: Int8, writes: Int8) -> Layer:
+    """``q_y = z_y + ((q_x - z_x) * multiplier + bias >> shift)`` per element of the tables."""
+    count = affine_steps(layer.steps)
+    period = math.lcm(*(s.period for s in layer.steps[:count]))
+    tables = {s.op: s.table for s in layer.steps[:count] if s.table is not None}
+
+    def rows(op: str, default: float) -> Array:
+        """A table over the common period, ``[period][channels]``."""
+        found = tables.get(op)
+        values = np.full((1, layer.channels), default) if found is None else found.values()
+        return np.resize(np.asarray(values, dtype=np.float64), (period, layer.channels))
+
+    factor, shift_by = rows("mul", 1.0), rows("add", 0.0)
+    for table in (factor, shift_by):
+        _refuse_infinity(layer, table)
+    ratios = factor * (reads.scale / writes.scale)
+    factors, shift = multipliers(ratios)
+    if shift > _AFFINE_SHIFT:
+        shift = _AFFINE_SHIFT
+        factors = np.rint(ratios * 2.0**shift).astype(np.int64)
+    bias = np.rint(shift_by / writes.scale * 2.0**shift)
+    words = Table(
+        lambda: packed(np.clip(bias, -(2.0**31), 2.0**31 - 1), factors),
+        tuple(dict.fromkeys(name for t in tables.values() for name in t.sources)),
+    )
+    typed = dataclasses.replace(layer, clamp=_limits(layer, count))
+    return dataclasses.replace(typed, rescale=_rescale(typed, writes, shift, table=words))
