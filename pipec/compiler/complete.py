@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from pipec.compiler.sums import joint_devices
 from pipec.plan.model import Plan, ValueChannel
 from pipec.schedule.channels import Channel, ChannelKind, value
 from pipec.schedule.comm import insert_comm
@@ -10,12 +11,18 @@ from pipec.schedule.schedule import Schedule
 from pipec.schedule.steps import insert_reduce, insert_steps
 
 
-def completed(compute: Schedule, plan: Plan) -> Schedule:
+def completed(compute: Schedule, plan: Plan, *, clipped: bool = False) -> Schedule:
     """A schedule of compute actions with everything else that a plan needs.
 
     Adds sends and receives of the plan's channels, copies of saved values that wait in host
     memory, reductions over replicas (which wait for the last backward, as the runtime's do), and
-    optimizer steps.
+    optimizer steps. In a schedule with a flush, devices that share a weight step together, and
+    all devices do if gradients are clipped together.
+
+    Args:
+        compute: What a generator made.
+        plan: What it will run.
+        clipped: Whether the norm of all gradients together is limited.
     """
     schedule = insert_comm(compute, _channels(plan, training=compute.training))
     slots = host_channels(plan) if compute.training else []
@@ -23,7 +30,8 @@ def completed(compute: Schedule, plan: Plan) -> Schedule:
     if slots or own:
         schedule = insert_offload(schedule, slots or own)
     if schedule.training:
-        schedule = insert_steps(insert_reduce(schedule, overlap=False))
+        joint = joint_devices(plan, schedule, clipped=clipped)
+        schedule = insert_steps(insert_reduce(schedule, overlap=False), joint)
     return schedule
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from pipec.compiler.residency import stage_times, working_bytes
 from pipec.compiler.stage_timing import measured_messages, measured_stage
+from pipec.compiler.sums import before_steps, reductions, trained_bytes
 from pipec.errors import PlanError
 from pipec.graph.ir import InputKind, nbytes, tensor, tensor_nbytes
 from pipec.plan.model import Plan, Stage
@@ -24,7 +25,7 @@ _READER = {_C.F: (_K.F,), _C.B: (_K.B, _K.I), _C.S: (_K.B, _K.I)}
 _WRITER = {_C.F: (_K.F,), _C.B: (_K.B, _K.I), _C.S: (_K.F,)}
 
 
-def plan_timeline(plan: Plan, schedule: Schedule) -> Timeline:
+def plan_timeline(plan: Plan, schedule: Schedule, *, clipped: bool = False) -> Timeline:
     """Play ``schedule`` with the backend's stage times and the cluster's links.
 
     1. Every action of a measured stage takes what was measured. Else a forward takes the stage's
@@ -33,8 +34,9 @@ def plan_timeline(plan: Plan, schedule: Schedule) -> Timeline:
        or back the slot's bytes at the device's host bandwidth.
     3. Where messages were measured, these take what they took, and the time of the sending and
        receiving processors is added to the actions that yield and read them.
-    4. Replicas of a stage sum their gradients in a ring over the slowest of their links; so do the
-       devices of stages that share a weight, as part of their step.
+    4. Replicas of a stage add up their gradients: as was measured of two, else in a ring over the
+       slowest of their links. So do, as part of their step, the devices of stages that share a
+       weight, and all devices where gradients are clipped (`pipec.compiler.sums`).
     5. Weights stay; once stages are differentiated, gradients, optimizer state, the values that
        every microbatch in flight saves and those that a backward recomputes are counted too; of
        a measured stage, all that an action allocates while it runs.
@@ -42,6 +44,7 @@ def plan_timeline(plan: Plan, schedule: Schedule) -> Timeline:
     Args:
         plan: With stages and timing.
         schedule: With communication inserted.
+        clipped: Whether the norm of all gradients is found before the steps.
 
     Raises:
         PlanError: The stages are not timed.
@@ -58,10 +61,19 @@ def plan_timeline(plan: Plan, schedule: Schedule) -> Timeline:
             for k, c in enumerate(schedule.channels)
         ),
         host=_copies(plan, schedule),
-        reduce=_reductions(plan, schedule),
-        step=_with_exchange(plan, schedule, times.step),
+        reduce=reductions(plan, schedule),
+        step=_steps(plan, schedule, times, clipped=clipped),
     )
     return simulate(schedule, _with_processors(plan, schedule, times), plan_memory(plan))
+
+
+def _steps(plan: Plan, schedule: Schedule, times: Times, *, clipped: bool) -> tuple[float, ...]:
+    """Seconds of a step per stage, with what devices add up before it."""
+    if not schedule.training:
+        return times.step
+    own = times.step or (0.0,) * schedule.stages
+    added = before_steps(plan, schedule, clipped=clipped)
+    return tuple(a + b for a, b in zip(own, added, strict=True))
 
 
 def _with_processors(plan: Plan, schedule: Schedule, times: Times) -> Times:
@@ -84,7 +96,7 @@ def plan_memory(plan: Plan) -> Memory:
     weights = [_weight_bytes(stage) for stage in plan.stages]
     if not (plan.trains and plan.differentiated):
         return Memory(weights=weights)
-    trained = [_trained_bytes(stage) for stage in plan.stages]
+    trained = [float(trained_bytes(stage)) for stage in plan.stages]
     hosted = {slot.stage: set(slot.values) for slot in plan.slots}
     saved = [_saved_bytes(stage, hosted.get(stage.index, set())) for stage in plan.stages]
     return Memory(
@@ -120,36 +132,6 @@ def _copies(plan: Plan, schedule: Schedule) -> dict[int, float]:
     }
 
 
-def _reductions(plan: Plan, schedule: Schedule) -> tuple[float, ...]:
-    """Seconds of one all-reduce of a stage's gradients over its replicas."""
-    if not (schedule.training and plan.differentiated):
-        return ()
-    place = schedule.placement.backward
-    return tuple(
-        plan.cluster.all_reduce(devices, _trained_bytes(stage))
-        for devices, stage in zip(place, plan.stages, strict=False)
-    )
-
-
-def _with_exchange(plan: Plan, schedule: Schedule, step: tuple[float, ...]) -> tuple[float, ...]:
-    """Seconds of a step, with the exchange of gradients of weights that several stages read."""
-    if not (schedule.training and plan.differentiated):
-        return step
-    found = list(step) or [0.0] * schedule.stages
-    place = schedule.placement.backward
-    sizes = {i.name: nbytes(s.graph.nodes[i.node]) for s in plan.stages for i in s.graph.inputs}
-    for name, stages in plan.tied().items():
-        readers = [s for s in stages if _trains(plan.stages[s], name)]
-        devices = sorted({d for s in readers for d in place[s]})
-        for s in readers:
-            found[s] += plan.cluster.all_reduce(devices, sizes[name])
-    return tuple(found)
-
-
-def _trains(stage: Stage, weight: str) -> bool:
-    return stage.training is not None and weight in stage.training.trained
-
-
 def _seconds(plan: Plan, schedule: Schedule, number: int, channel: Channel, turn: int) -> float:
     """Transfer time of one message of a channel; stages on one device hand values over."""
     src, dst = _ends(schedule, number, turn)
@@ -171,14 +153,6 @@ def _weight_bytes(stage: Stage) -> float:
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
     nodes = stage.graph.nodes
     return float(sum(nbytes(nodes[i.node]) for i in stage.graph.inputs_of(*kinds)))
-
-
-def _trained_bytes(stage: Stage) -> float:
-    """Of the parameters that get a gradient."""
-    assert stage.training is not None
-    nodes, trained = stage.graph.nodes, set(stage.training.trained)
-    parameters = stage.graph.inputs_of(InputKind.PARAMETER)
-    return float(sum(nbytes(nodes[i.node]) for i in parameters if i.name in trained))
 
 
 def _optimizer_bytes(plan: Plan, stage: Stage, trained: float) -> float:

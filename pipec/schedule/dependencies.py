@@ -16,7 +16,8 @@ FETCH          OFFLOAD of m, and the compute action before it in its row, with w
                OFFLOAD before it in its row
 REDUCE_GRAD@v  the last backward of update v on every replica; all replicas start together.
                Overlapped, it starts with that backward and runs beside it, bucket by bucket
-STEP@v         the last backward of update v here, and REDUCE_GRAD@v where there are replicas
+STEP@v         the last backward of update v here, and REDUCE_GRAD@v where there are replicas;
+               joint: the last backward of every device of its set (`Schedule.joint`)
 SEND_W@v       STEP@v
 ```
 
@@ -277,6 +278,19 @@ class _Rules:
         self.add(_K.STEP, rows, last[where])
         self.add(_K.STEP, rows, np.where(shared, reduced[where], self.at.nothing))
         self._together(reductions, reduced, last)
+        for group in s.joint:
+            self._joint(np.array(group), rows)
+
+    def _joint(self, group: np.ndarray, steps: np.ndarray) -> None:
+        """Steps of some devices wait for the last backward of each of the others."""
+        s = self.schedule
+        backward = np.flatnonzero((s.kind == _K.B) | (s.kind == _K.W))
+        last = np.full(s.devices, self.at.nothing)
+        last[s.device[backward]] = backward  # rows are in order: the last one stays
+        rows = steps[np.isin(s.device[steps], group)]
+        turn = np.searchsorted(group, s.device[rows])
+        for other in range(1, len(group)):
+            self.add(_K.STEP, rows, last[group[(turn + other) % len(group)]])
 
     def _together(self, rows: np.ndarray, reduced: Int32, last: Int32) -> None:
         if not len(rows):

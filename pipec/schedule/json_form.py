@@ -34,6 +34,7 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
         "lanes": {"compute": lanes.compute, "comm": lanes.comm, "reduce": lanes.reduce},
         "inserted": sorted(schedule.inserted),
         "options": dict(schedule.options),
+        **({"joint": [list(d) for d in schedule.joint]} if schedule.joint else {}),
         "channels": [c.to_json() for c in schedule.channels],
         "rows": [" ".join(map(str, row)) for row in schedule.rows()],
     }
@@ -64,6 +65,7 @@ def from_json(data: Mapping[str, Any]) -> Schedule:
             lanes=LanePolicy(**data["lanes"]),
             options=data["options"],
         )
-        return schedule.replace(inserted=frozenset(data["inserted"]))
+        joint = tuple(map(tuple, data.get("joint", ())))
+        return schedule.replace(inserted=frozenset(data["inserted"]), joint=joint)
     except (KeyError, TypeError, ValueError) as error:
         raise ScheduleError("not the JSON form of a schedule", got=repr(error)) from error

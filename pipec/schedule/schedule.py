@@ -103,6 +103,8 @@ class Schedule:
         lanes: Which actions run side by side.
         inserted: The passes that have run: "comm", "offload", "reduce", "steps".
         options: What the generator was told, for the record.
+        joint: Sets of devices whose steps of an update come together, behind the rows of all of
+            them: they add something up first (shared weights, the norm of all gradients).
         device_ptr: Start of each device's row, int64 of length devices + 1.
         kind, stage, microbatch, replica, version, channel: One array each, all of one length.
         memo: What was derived once and holds for this schedule only.
@@ -123,6 +125,7 @@ class Schedule:
     lanes: LanePolicy = LanePolicy()
     inserted: frozenset[str] = frozenset()
     options: Mapping[str, object] = field(default_factory=dict)
+    joint: tuple[tuple[int, ...], ...] = ()
     memo: dict[str, object] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:

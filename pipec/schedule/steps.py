@@ -13,18 +13,29 @@ from pipec.schedule.tables import Tables
 _K = ActionKind
 
 
-def insert_steps(schedule: Schedule) -> Schedule:
+def insert_steps(schedule: Schedule, joint: tuple[tuple[int, ...], ...] = ()) -> Schedule:
     """Add a ``STEP`` behind the last backward of every update of every stage replica.
 
     Where forward and backward of a stage run on different devices, the new weights are sent to
     the forward device (``SEND_W``, ``RECV_W``); the receive stands before the first forward
     that uses this version or a newer one.
 
+    Args:
+        schedule: Without steps.
+        joint: Sets of devices whose steps stand at the end of their rows, as they add something
+            up first (`Schedule.joint`).
+
     Raises:
-        ScheduleError: Steps are there already, or the schedule does not train.
+        ScheduleError: Steps are there already, the schedule does not train, or joint steps would
+            come before the end of a row because there is no flush.
     """
     _refuse(schedule, "steps")
+    if joint and schedule.rule.name != "flush":
+        got = f"rule {schedule.rule.name}"
+        raise ScheduleError("joint steps need a flush", where=schedule.name, got=got)
     anchor, stage, replica, version = _updates(schedule)
+    late = np.isin(schedule.device[anchor], [d for group in joint for d in group])
+    anchor = np.where(late, schedule.device_ptr[1:][schedule.device[anchor]] - 1, anchor)
     step: Values = {
         "kind": int(_K.STEP),
         "stage": stage,
@@ -33,7 +44,7 @@ def insert_steps(schedule: Schedule) -> Schedule:
     }
     inserted = schedule.inserted | {"steps"}
     insertions = [Insertion(anchor, True, step), *_publishing(schedule)]
-    return splice(schedule, insertions, inserted=inserted)
+    return splice(schedule, insertions, inserted=inserted, joint=joint)
 
 
 def insert_reduce(schedule: Schedule, *, overlap: bool = True) -> Schedule:

@@ -1,0 +1,100 @@
+"""What devices add up before they step: counted in the timeline, and the steps that wait for it."""
+
+import pytest
+
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.complete import completed
+from pipec.compiler.sums import summed_bytes, trained_bytes
+from pipec.compiler.timeline import plan_timeline
+from pipec.cost.stage import MessageCost, StageCost
+from pipec.cost.table import CostTable
+from pipec.errors import ScheduleError
+from pipec.passes.time_stages import TimeStages
+from pipec.plan.model import Plan
+from pipec.schedule.action import ActionKind
+from pipec.schedule.json_form import from_json, to_json
+from pipec.schedule.registry import generate
+from pipec.schedule.schedule import Schedule
+from pipec.schedule.steps import insert_steps
+from tests.autodiff.zoo import CASES, seeded
+from tests.runtime.pipelines import scheduled, staged
+
+FREE = MessageCost((0, 1), (0.0,) * 2, (0.0,) * 2, (0.0,) * 2, sums=(100.0, 100.0))
+"""Messages take no time, a sum of two 100 s whatever its size."""
+
+
+def timed(name: str, stages: int) -> Plan:
+    """Stages that take 1, 2 and 5 s for F, B and a step; stage s takes s + 1 times as long."""
+    plan = staged(CASES[name], seeded(CASES[name]), stages)
+    kind = plan.cluster.devices[0].kind
+    found = {
+        s.training.key: StageCost(F=s.index + 1, B=2 * s.index + 2, step=5 * s.index + 5)
+        for s in plan.stages
+        if s.training
+    }
+    assert len(found) == stages
+    costs = CostTable({}, {kind: {}}, {kind: "given"}, {kind: found}, {kind: FREE})
+    place = generate("1f1b", stages, 2).placement
+    return TimeStages().run(plan.replace(costs=costs, placement=place))
+
+
+def ends(plan: Plan, order: Schedule, *, clipped: bool = False) -> dict[str, tuple[float, float]]:
+    """Steps to when they begin and end."""
+    timeline = plan_timeline(plan, order, clipped=clipped)
+    every = (timeline.action(k) for k in range(len(order)))
+    return {str(a): (begin, end) for a, begin, end in every if a.kind is ActionKind.STEP}
+
+
+def test_devices_that_share_a_weight_step_together_after_its_sum() -> None:
+    plan = timed("gpt-2", 3)
+    assert any(len(stages) > 1 for stages in plan.tied().values())
+    order = scheduled(plan, "1f1b", 2)
+    assert order.joint == ((0, 2),)
+    timeline = plan_timeline(plan, order)
+    compute = [timeline.action(k) for k in range(len(order)) if order[k].kind.is_compute]
+    last = {s: max(end for a, _, end in compute if a.stage == s) for s in range(3)}
+    assert last[0] == max(last.values())  # stage 0 is the last to be ready
+    found = ends(plan, order)
+    assert found["0STEP@1"] == (last[0], last[0] + 100 + 5)
+    assert found["1STEP@1"] == (last[1], last[1] + 10)  # shares nothing, waits for nobody
+    assert found["2STEP@1"] == (last[0], last[0] + 100 + 15)
+
+
+def test_clipping_lets_every_step_wait_for_the_norm() -> None:
+    plan = timed("mlp", 3)
+    plain = ends(plan, scheduled(plan, "1f1b", 2))
+    order = completed(generate("1f1b", 3, 2), plan, clipped=True)
+    assert order.joint == ((0, 1, 2),)
+    clipped = ends(plan, order, clipped=True)
+    ready = max(begin for begin, _ in plain.values())
+    step = {"0STEP@1": 5, "1STEP@1": 10, "2STEP@1": 15}
+    ring = 2 * 100  # three devices pass two parts on, twice
+    assert clipped == {name: (ready, ready + ring + step[name]) for name in step}
+
+
+def test_replicas_add_up_their_gradients_before_they_step() -> None:
+    plan = timed("mlp", 2).replace(cluster=parse_cluster("4xh100"))
+    order = scheduled(plan, "1f1b", 4, replicas=2)
+    plan = plan.replace(placement=order.placement)
+    timeline = plan_timeline(plan, order)
+    took = {str(a): end - begin for a, begin, end in map(timeline.action, range(len(order)))}
+    assert [took[f"{s}REDUCE_GRAD@1"] for s in range(2)] == [100, 100]
+    assert [took[f"{s}STEP@1"] for s in range(2)] == [5, 10]
+    assert summed_bytes(plan) == {trained_bytes(s) for s in plan.stages}
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zbv"])
+def test_joint_steps_stand_behind_the_rows(schedule: str) -> None:
+    plan = staged(CASES["gpt-2"], seeded(CASES["gpt-2"]), 4)
+    order = scheduled(plan, schedule, 4)
+    assert order.joint
+    for device in {d for group in order.joint for d in group}:
+        kinds = [a.kind is ActionKind.STEP for a in order.row(device)]
+        assert kinds == sorted(kinds)
+    again = from_json(to_json(order))
+    assert (str(again), again.joint) == (str(order), order.joint)
+
+
+def test_joint_steps_need_a_flush() -> None:
+    with pytest.raises(ScheduleError, match="flush"):
+        insert_steps(generate("pipedream", 2, 4), ((0, 1),))
