@@ -7,24 +7,21 @@ import numpy as np
 
 from pipec.errors import PartitionError
 from pipec.residency.bound import Bound, Cut, bound
-from pipec.residency.play import Played, Slot, play
+from pipec.residency.improve import every, improved
+from pipec.residency.play import Slot
 from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem
+from pipec.residency.tried import CLOSE, Tried, allowed, exactly, tried
 
 ROUNDS = 20
 """Most programs that are solved for one choice."""
 CUTS = 8
 """Most of them that are tightened."""
-SHRINK = (0.99, 0.97, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2)
+SHRINK = (0.99, 0.98, 0.97, 0.96, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2)
 """Relative caps of the next programs where whole copies need more room than the fluid."""
-CLOSE = 1e-3
-"""A choice this near its bound, as a share of the step, is not improved."""
-PARTS = 8
+PARTS = (8, 16, 32)
 """Slots of equal bytes: the more of them, the more the copies are like a fluid."""
 STARTS = 3
 """Most decisions, of unlike depths, that are improved."""
-SWEEPS = 3
-MOVES = 120
-"""Most single changes that one sweep tries."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,32 +63,11 @@ class DoesNotFitError(PartitionError):
         self.least = least
 
 
-@dataclass(frozen=True, eq=False)
-class _Tried:
-    played: Played
-    decision: IntArray
-    slots: tuple[Slot, ...] = ()
-
-    @property
-    def order(self) -> tuple[float, float]:
-        """Fastest first, then least memory."""
-        return self.played.seconds, self.played.peak_bytes
-
-
-def _tried(problem: Problem, decision: IntArray, slots: tuple[Slot, ...] = ()) -> _Tried:
-    """Played with the working bytes that it has at least."""
-    return _Tried(play(problem, decision, slots, exactly=False), decision, slots)
-
-
-def _exactly(problem: Problem, tried: _Tried) -> _Tried:
-    return _Tried(play(problem, tried.decision, tried.slots), tried.decision, tried.slots)
-
-
-def _first_that_fits(problem: Problem, tried: Iterable[_Tried]) -> _Tried:
+def _first_that_fits(problem: Problem, those: Iterable[Tried]) -> Tried:
     """The fastest that fits exactly; what takes the fewest bytes if none does."""
     played = []
-    for t in sorted(tried, key=lambda t: t.order):
-        played.append(_exactly(problem, t))
+    for t in sorted(those, key=lambda t: t.order):
+        played.append(exactly(problem, t))
         if played[-1].played.seconds < np.inf:
             break
     return min(played, key=lambda t: t.order)
@@ -113,140 +89,92 @@ def choose(problem: Problem, *, improve: bool = True) -> Choice:
     best, *others = _starts(problem, first)
     for start in (best, *others):
         if improve and best.played.seconds > near:
-            best = min(best, _improved(problem, start), key=lambda t: t.order)
+            best = min(best, improved(problem, start), key=lambda t: t.order)
+    if improve and best.played.seconds > near:
+        best = _first_that_fits(problem, [best, *every(problem)])
     if best.played.seconds == np.inf:
         raise DoesNotFitError(best.played.peak_bytes, problem.cap)
     return Choice(
         decision=best.decision,
         slots=best.slots,
         seconds=best.played.seconds,
-        added=best.played.seconds / step - 1,
+        added=max(best.played.seconds / step - 1, 0.0),
         bound=first.added_seconds / step,
         peak_bytes=best.played.peak_bytes,
     )
 
 
-def _starts(problem: Problem, first: Bound) -> list[_Tried]:
+def _starts(problem: Problem, first: Bound) -> list[Tried]:
     """The best of the program's decisions, its rows tightened where one did not fit; and others.
 
     A decision may need more working bytes than the program knew: then it, and what recomputes
     more, is told to need them. Else whole copies need more room than a fluid: then the cap shrinks.
     """
-    tried = [_exactly(problem, _tried(problem, problem.keep_all()))]
-    if tried[0].played.seconds < np.inf:
-        return tried
+    found = [exactly(problem, tried(problem, problem.keep_all()))]
+    if found[0].played.seconds < np.inf:
+        return found
     cuts, program, shrinks = list[Cut](), first, iter(SHRINK)
     for _ in range(ROUNDS):
         if program.added_seconds == np.inf:
             break
-        tried.append(_of_program(problem, program))
+        found.append(_of_program(problem, program))
         near = problem.step_seconds * (1 + CLOSE) + program.added_seconds
-        if tried[-1].played.seconds <= near:
+        if found[-1].played.seconds <= near:
             break
-        cut = Cut.of(problem, tried[-1].decision)
+        cut = Cut.of(problem, found[-1].decision)
         shrink = 1.0
         if cut is None or cut in cuts or len(cuts) == CUTS:
             shrink = next(shrinks, 0.0)
         else:
             cuts.append(cut)
         program = bound(problem, problem.cap * shrink, cuts)
-    tried += [
+    found += [
         _first_that_fits(problem, _arranged(problem, decision, (0.0, 0.0, 0.0)))
         for decision in _all_of_one_kind(problem)
     ]
-    by_depth = dict[tuple[int, ...], _Tried]()
-    for t in sorted(tried, key=lambda t: t.order):
+    by_depth = dict[tuple[int, ...], Tried]()
+    for t in sorted(found, key=lambda t: t.order):
         by_depth.setdefault(tuple(sorted({s.depth for s in t.slots})), t)
     return list(by_depth.values())[:STARTS]
 
 
-def _of_program(problem: Problem, program: Bound) -> _Tried:
+def _of_program(problem: Problem, program: Bound) -> Tried:
     rounded = {d.tobytes(): d for d in (program.nearest(), _diffused(problem, program))}
-    every = [t for d in rounded.values() for t in _arranged(problem, d, program.beside)]
-    return _first_that_fits(problem, every)
+    several = [t for d in rounded.values() for t in _arranged(problem, d, program.beside)]
+    return _first_that_fits(problem, several)
 
 
 def _arranged(
     problem: Problem, decision: IntArray, beside: tuple[float, float, float]
-) -> Iterator[_Tried]:
+) -> Iterator[Tried]:
     """A decision with its moved values in slots of several depths."""
     leaving = np.flatnonzero(decision == OFFLOAD)
     if not len(leaving):
-        yield _tried(problem, decision)
+        yield tried(problem, decision)
         return
     in_forward, in_stall, in_backward = beside
-    room, part = problem.bandwidth * problem.forward, problem.nbytes[leaving].sum() / PARTS
+    room, whole = problem.bandwidth * problem.forward, float(problem.nbytes[leaving].sum())
     for share in (
         *([(depth, np.inf)] for depth in range(3)),
-        *([(depth, part)] * PARTS for depth in range(3)),
+        *([(depth, whole / n)] * n for n in PARTS for depth in range(3)),
         [(1, room), (2, np.inf)],
         [(1, room), (0, np.inf)],
         [(1, in_forward), (0, in_stall), (2, in_backward), (1, np.inf)],
         [*[(1, in_forward / 4)] * 4, *[(0, in_stall / 4)] * 4, (2, in_backward), (1, np.inf)],
     ):
         slots = _dealt(problem, leaving, share)
-        yield _tried(problem, decision, slots)
+        yield tried(problem, decision, slots)
 
 
 def _dealt(
     problem: Problem, leaving: IntArray, shares: Sequence[tuple[int, float]]
 ) -> tuple[Slot, ...]:
-    """Values in order into slots (depth, bytes); a value goes where most of it lies."""
-    found, begin, values = [], 0, leaving.tolist()
-    for depth, size in shares:
-        end, held = begin, 0.0
-        while end < len(values) and held + problem.nbytes[values[end]] / 2 <= size:
-            held += float(problem.nbytes[values[end]])
-            end += 1
-        if end > begin:
-            found.append(Slot(depth, tuple(values[begin:end])))
-        begin = end
-    if begin < len(values) and found:  # what rounding has left
-        last = found[-1]
-        found[-1] = Slot(last.depth, (*last.values, *values[begin:]))
-    return tuple(found)
-
-
-def _improved(problem: Problem, best: _Tried) -> _Tried:
-    """Sweeps of single changes until none helps, the values that cost most first."""
-    for _ in range(SWEEPS):
-        before = best
-        cost = np.where(best.decision == RECOMPUTE, problem.recompute, 0.0)
-        cost = np.where(np.isfinite(cost), cost, 0.0) + 1e-12 * problem.nbytes
-        for v in np.argsort(-cost, kind="stable")[:MOVES].tolist():
-            best = _with_best_of(problem, best, v)
-        if best is before:
-            break
-    return best
-
-
-def _with_best_of(problem: Problem, best: _Tried, value: int) -> _Tried:
-    """The best of all that can become of one value."""
-    for kind, depth in ((KEEP, 0), (RECOMPUTE, 0), (OFFLOAD, 1), (OFFLOAD, 2), (OFFLOAD, 0)):
-        if _allowed(problem, value, kind):
-            decision = best.decision.copy()
-            decision[value] = kind
-            slots = _moved(best.slots, value, depth if kind == OFFLOAD else None)
-            other = _tried(problem, decision, slots)
-            if other.order < best.order:
-                best = min(best, _exactly(problem, other), key=lambda t: t.order)
-    return best
-
-
-def _moved(slots: tuple[Slot, ...], value: int, depth: int | None) -> tuple[Slot, ...]:
-    """Slots after one value changed to the slot of a depth, or left all."""
-    found = [Slot(s.depth, tuple(v for v in s.values if v != value)) for s in slots]
-    if depth is not None:
-        at = next((k for k, s in enumerate(found) if s.depth == depth), len(found))
-        there = found[at].values if at < len(found) else ()
-        found[at : at + 1] = [Slot(depth, tuple(sorted((*there, value))))]
-    return tuple(s for s in found if s.values)
-
-
-def _allowed(problem: Problem, value: int, kind: int) -> bool:
-    if kind == RECOMPUTE:
-        return bool(np.isfinite(problem.recompute[value]))
-    return kind == KEEP or problem.moves
+    """Values in order into slots (depth, bytes); a value goes where its middle lies."""
+    size = problem.nbytes[leaving]
+    ends = np.cumsum([share for _, share in shares[:-1]])  # the last takes what is left
+    slot = np.searchsorted(ends, np.cumsum(size) - size / 2)
+    found = [(depth, leaving[slot == k]) for k, (depth, _) in enumerate(shares)]
+    return tuple(Slot(depth, tuple(values.tolist())) for depth, values in found if len(values))
 
 
 def _diffused(problem: Problem, program: Bound) -> IntArray:
@@ -258,7 +186,7 @@ def _diffused(problem: Problem, program: Bound) -> IntArray:
         size = float(problem.nbytes[v])
         for kind, part in parts.items():
             owed[kind] += size * float(part[v])
-        able = [k for k in owed if parts[k][v] > 1e-9 and _allowed(problem, v, k)]
+        able = [k for k in owed if parts[k][v] > 1e-9 and allowed(problem, v, k)]
         kind = max(able, key=owed.__getitem__, default=KEEP)
         if kind != KEEP and owed[kind] >= size / 2:
             decision[v] = kind

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pipec.errors import PartitionError
 from pipec.residency.problem import KEEP, OFFLOAD, IntArray, Problem
 
 PERIODS = 8
@@ -53,9 +54,14 @@ def play(
         decision: KEEP, OFFLOAD or RECOMPUTE per value.
         slots: The values that leave; all in one slot of depth 1 if absent.
         exactly: Whether to ask for the working bytes; else they are what they are at least.
+
+    Raises:
+        PartitionError: The slots do not hold just the values that leave.
     """
     leaving = np.flatnonzero(decision == OFFLOAD).tolist()
     used = [s for s in slots if s.values] or ([Slot(1, tuple(leaving))] if leaving else [])
+    if sorted(v for s in used for v in s.values) != leaving:
+        raise PartitionError("the slots do not hold the values that leave", got=used, want=leaving)
     working = problem.working_bytes if exactly else problem.least_working
     seconds, peak = _Run(problem, decision, used, working(decision)).result()
     keeps = peak <= problem.cap * (1 + 1e-12)
@@ -103,10 +109,18 @@ class _Run:
                 if forward or (True, m) not in place:
                     continue
                 last = place[False, m]
-                at = max(last - s.depth, place[True, m] + 1)
-                older = place.get((False, m - max(s.depth, 1)), -1)
-                found.setdefault(min(max(at, older + 1), last), []).append((slot, m))
+                first = max(last - s.depth, place[True, m] + 1)
+                found.setdefault(min(max(first, self._after(place, s, m)), last), []).append(
+                    (slot, m)
+                )
         return found
+
+    @staticmethod
+    def _after(place: dict[tuple[bool, int], int], slot: Slot, m: int) -> int:
+        """Where a set may come back at the earliest: see `pipec.schedule.offload`."""
+        if slot.depth > 1:
+            return place[False, max(m - slot.depth + 1, 0)]
+        return place.get((False, m - 1), -1) + 1
 
     def _forward(self, m: int) -> None:
         waits = [self.out_end.get((j, m - max(s.depth, 1)), 0.0) for j, s in enumerate(self.slots)]

@@ -13,6 +13,9 @@ depth 0   F4 OFFLOAD4 FETCH0 B0           one set in all: out, then in, nothing 
 depth 1   FETCH0 F4 OFFLOAD4 B0           fetched beside a forward, copied out beside a backward
 depth 2   FETCH1 B0 F5 OFFLOAD5 B1        fetched beside a backward and a forward
 ```
+
+At depth 2 one set comes back while another leaves. In several slots, one behind the other, each
+takes the place of the one before it, and hardly more than two sets are ever there.
 """
 
 from collections.abc import Sequence
@@ -65,7 +68,7 @@ def insert_offload(
             depth = 1 if channel.depth is None else channel.depth
             anchors = _issued(schedule, source, target, depth if ahead is None else ahead)
             if channel.depth is not None:
-                anchors = _behind_older(schedule, target, anchors, max(depth, 1))
+                anchors = _not_too_early(schedule, target, anchors, depth)
             insertions.append(_copies(schedule, number, target, anchors, after=False))
     return splice(schedule, insertions)
 
@@ -99,17 +102,26 @@ def _issued(schedule: Schedule, source: np.ndarray, target: np.ndarray, ahead: i
     return np.where(there, np.minimum(issued, last), count)
 
 
-def _behind_older(
+def _not_too_early(
     schedule: Schedule, target: np.ndarray, anchors: np.ndarray, depth: int
 ) -> np.ndarray:
-    """Fetches moved behind the backward whose set, ``depth`` before, must be gone by then."""
-    back = depth * routes_of(schedule).period
-    older = np.full_like(target, -1)
-    older[back:] = target[: max(len(target) - back, 0)]
+    """Fetches moved so that not more sets wait on the device than the depth says.
+
+    At depths 0 and 1 behind the backward before theirs. At depth n from 2 on in front of the
+    backward n - 1 before theirs, at the first: earlier, where forwards fill the pipeline or
+    backwards drain it, a set would come back before the one that was made last begins to leave.
+    """
+    period = routes_of(schedule).period
+    message = np.arange(len(target))
+    back = message - max(depth - 1, 1) * period
+    older = np.where(back >= 0, target[np.maximum(back, 0)], -1)
+    if depth > 1:
+        older = np.where(back >= 0, older, target[message % period])
     there = (older >= 0) & (older < len(schedule)) & (anchors < len(schedule))
     device = np.append(schedule.device, [-1, -1])
     mine = there & (device[older] == device[np.minimum(target, len(schedule))])
-    return np.where(mine, np.clip(older + 1, anchors, np.maximum(target, anchors)), anchors)
+    first = older + (depth <= 1)
+    return np.where(mine, np.clip(first, anchors, np.maximum(target, anchors)), anchors)
 
 
 def _copies(

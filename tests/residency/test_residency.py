@@ -140,6 +140,22 @@ def test_a_fast_link_hides_the_copies() -> None:
     assert choose(problem).added == 0
 
 
+def test_slots_that_swap_hold_two_sets_and_a_part_in_every_phase() -> None:
+    """One set comes while another leaves; not before that where the pipeline fills or drains."""
+    whole = Problem(np.full(16, 1.0), np.full(16, np.inf), 1.0, 2.0, 33.0, 16 / 2.9, 4)
+    slots = [Slot(2, (v,)) for v in range(16)]
+    played = play(whole, np.full(16, OFFLOAD), slots)  # copies take nearly all of the time
+    assert played.peak_bytes == 33
+    assert played.seconds == pytest.approx(whole.step_seconds)
+    found = choose(whole)
+    assert found.added <= found.bound + 1e-3
+
+
+def test_slots_hold_what_leaves() -> None:
+    with pytest.raises(PartitionError, match="do not hold the values that leave"):
+        play(stage(80, 10), np.full(4, OFFLOAD), [Slot(1, (0, 1))])
+
+
 def test_one_set_on_the_device_stalls_out_and_in() -> None:
     problem = replace(stage(40, 10, flight=2), recompute=np.full(4, np.inf))
     everything = Slot(0, (0, 1, 2, 3))

@@ -97,7 +97,7 @@ def test_weights_are_published_where_passes_lie_apart() -> None:
 def test_offload_copies_beside_compute() -> None:
     slot = Channel(ChannelKind.H, 0, 0, "x", 4, depth=2)
     schedule = insert_offload(generate("gpipe", 1, 2), [slot])
-    assert text(schedule) == ["0F0 0OFFLOAD0:x 0FETCH0:x 0F1 0OFFLOAD1:x 0FETCH1:x 0B0 0B1"]
+    assert text(schedule) == ["0F0 0OFFLOAD0:x 0F1 0OFFLOAD1:x 0FETCH0:x 0FETCH1:x 0B0 0B1"]
     verify(lower(schedule))
     late = insert_offload(generate("gpipe", 1, 2), [slot], ahead=0)
     assert text(late) == ["0F0 0OFFLOAD0:x 0F1 0OFFLOAD1:x 0FETCH0:x 0B0 0FETCH1:x 0B1"]

@@ -73,8 +73,8 @@ def test_offload_trades_device_memory_for_copies() -> None:
     kept = simulate(lower(plain), times, Memory(saved=[10]))
     moved = simulate(schedule, times, Memory(saved=[0]))
     assert list(kept.peak_bytes) == [80]
-    assert list(moved.peak_bytes) == [30]  # one computed, one leaving, the first coming back
-    assert moved.seconds == kept.seconds  # copies hide behind compute
+    assert list(moved.peak_bytes) == [20]  # one computed and one leaving, or one used, one coming
+    assert moved.seconds == kept.seconds + 0.5  # but for the first that comes, they hide
     slow = simulate(schedule, Times(times.compute, host={number: 3.0}), Memory(saved=[0]))
     assert slow.seconds >= 8 * 3  # bound by the copies, out and in at the same time
     assert slow.peak_bytes <= (40,)

@@ -1,0 +1,91 @@
+"""Better decisions near a good one; of few values, the best of all."""
+
+from collections.abc import Iterator
+from itertools import combinations, product
+from math import prod
+
+import numpy as np
+
+from pipec.residency.play import Slot
+from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem
+from pipec.residency.tried import Tried, allowed, exactly, tried
+
+SWEEPS = 3
+MOVES = 120
+"""Most values, and most pairs of them, that one sweep changes."""
+EVERY = 256
+"""Decisions up to which all are played."""
+FATES = ((KEEP, 0), (RECOMPUTE, 0), (OFFLOAD, 1), (OFFLOAD, 2), (OFFLOAD, 0))
+"""What can become of a value: a kind of decision and the depth of its slot."""
+
+_Fate = tuple[int, int]
+
+
+def every(problem: Problem) -> Iterator[Tried]:
+    """All decisions of few values, those of one depth in one slot; none if there are many."""
+    fates = [_fates(problem, v) for v in range(problem.values)]
+    if prod(map(len, fates)) <= EVERY:
+        for each in product(*fates):
+            yield tried(problem, *_decision(each))
+
+
+def improved(problem: Problem, best: Tried) -> Tried:
+    """Sweeps of changes to one value, the most expensive first, and exchanges of two."""
+    for _ in range(SWEEPS):
+        before = best
+        cost = np.where(best.decision == RECOMPUTE, problem.recompute, 0.0)
+        cost = np.where(np.isfinite(cost), cost, 0.0) + 1e-12 * problem.nbytes
+        for v in np.argsort(-cost, kind="stable")[:MOVES].tolist():
+            for fate in _fates(problem, v):
+                best = _better(problem, best, {v: fate})
+        if problem.values * (problem.values - 1) / 2 <= MOVES:
+            for v, w in combinations(range(problem.values), 2):
+                best = _exchanged(problem, best, v, w)
+        if best is before:
+            break
+    return best
+
+
+def _exchanged(problem: Problem, best: Tried, one: int, other: int) -> Tried:
+    """The better of a decision and the same with the fates of two values exchanged."""
+    fate, new = _fate(best, one), _fate(best, other)
+    if fate == new or new not in _fates(problem, one) or fate not in _fates(problem, other):
+        return best
+    return _better(problem, best, {one: new, other: fate})
+
+
+def _fates(problem: Problem, value: int) -> list[_Fate]:
+    return [fate for fate in FATES if allowed(problem, value, fate[0])]
+
+
+def _fate(of: Tried, value: int) -> _Fate:
+    depths = [s.depth for s in of.slots if value in s.values]
+    return int(of.decision[value]), depths[0] if depths else 0
+
+
+def _decision(fates: tuple[_Fate, ...]) -> tuple[IntArray, tuple[Slot, ...]]:
+    leaving = {d: [v for v, f in enumerate(fates) if f == (OFFLOAD, d)] for d in range(3)}
+    slots = tuple(Slot(depth, tuple(values)) for depth, values in leaving.items() if values)
+    return np.array([kind for kind, _ in fates], dtype=np.int64), slots
+
+
+def _better(problem: Problem, best: Tried, change: dict[int, _Fate]) -> Tried:
+    """The better of a decision and the same with some values' fates changed."""
+    decision, slots = best.decision.copy(), best.slots
+    for value, (kind, depth) in change.items():
+        decision[value] = kind
+        slots = _moved(slots, value, depth if kind == OFFLOAD else None)
+    other = tried(problem, decision, slots)
+    if other.order < best.order:
+        return min(best, exactly(problem, other), key=lambda t: t.order)
+    return best
+
+
+def _moved(slots: tuple[Slot, ...], value: int, depth: int | None) -> tuple[Slot, ...]:
+    """Slots after one value changed to the slot of a depth, or left all."""
+    found = [Slot(s.depth, tuple(v for v in s.values if v != value)) for s in slots]
+    if depth is not None:
+        at = next((k for k, s in enumerate(found) if s.depth == depth), len(found))
+        there = found[at].values if at < len(found) else ()
+        found[at : at + 1] = [Slot(depth, tuple(sorted((*there, value))))]
+    return tuple(s for s in found if s.values)
