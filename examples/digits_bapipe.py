@@ -8,7 +8,7 @@ from pipec.runtime.local import LocalPipeline
 ROUNDS, LR = 165, 0.2  # of 8 microbatches: 30 epochs
 
 model = network()
-plan = plan_of(model, "auto", 4, 8)
+plan = plan_of(model, "fastest", 4, 8)
 assert plan.partition is not None
 assert plan.schedule is not None
 print(f"mean/slowest stage {sum(plan.partition.seconds) / 4 / plan.partition.max_load:.0%}, "

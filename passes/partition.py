@@ -1,10 +1,12 @@
 """Pass ``partition``: the cut whose slowest stage is fastest."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import lcm
 from typing import ClassVar, Literal
+
+import numpy as np
 
 from pipec.cluster.cluster import Cluster, slowest_link
 from pipec.compiler.backend import load_backend
@@ -43,10 +45,12 @@ class PartitionPass(Pass):
     Attributes:
         stages: Number of stages; as many as fill the devices if not given.
         schedule: The schedule whose placement is cut for; one stage per device if empty or
-            ``auto``.
+            ``fastest``.
         microbatches: Of that schedule.
         order: Whether devices keep their ``fixed`` order.
         overlap: Transfers hide behind compute: a stage takes the larger of the two.
+        activations: Whether what a microbatch saves counts against the memory; not where a later
+            pass moves or recomputes what does not fit.
         time_limit: Seconds for the proof of optimality.
     """
 
@@ -58,6 +62,7 @@ class PartitionPass(Pass):
     microbatches: int = 8
     order: Literal["fixed", "free"] = "fixed"
     overlap: bool = False
+    activations: bool = True
     time_limit: float = 5.0
 
     def run(self, plan: Plan) -> Plan:
@@ -81,7 +86,7 @@ class PartitionPass(Pass):
         """Where stages run, as the schedule wants it; else stage k on device k."""
         trains = bool(plan.graph.outputs_of(OutputKind.LOSS))
         size = plan.cluster.size
-        if self.schedule in ("", "auto"):
+        if self.schedule in ("", "fastest"):
             count = size if self.stages is None else self.stages
             _check_fit(count, count, plan)
             devices = tuple((k,) for k in range(count))
@@ -105,6 +110,9 @@ class PartitionPass(Pass):
             if own is not None:
                 return own
         cluster, problem = plan.cluster, placement_problem(plan.graph, costs)
+        if not self.activations:
+            nothing = np.zeros_like(problem.activation_bytes)
+            problem = replace(problem, activation_bytes=nothing)
         kinds = [[cluster.devices[d] for d in stage] for stage in place.forward]
         problem, names = shared_work(problem, [[d.kind for d in stage] for stage in kinds])
         memory = [min(d.memory_bytes for d in stage) for stage in kinds]

@@ -17,9 +17,10 @@ from pipec.schedule.schedule import Placement, Schedule
 class SchedulePass(Pass):
     """Orders the compute actions of all stages; adds sends and receives, reductions and steps.
 
-    1. ``auto`` is ``inference`` for a model without a loss. For one with, every synchronous
+    1. ``fastest`` is ``inference`` for a model without a loss. For one with, every synchronous
        schedule is simulated on the plan's own stages, links and memory; the fastest that fits is
-       taken (of equally fast ones that of least memory), and the plan keeps all predictions.
+       taken (of equally fast ones that of least memory), and the plan keeps all predictions. What
+       else could be varied (stages, replicas, microbatches) stays: `pipec.explore` varies it.
     2. Every channel of the plan gets its actions, and in training its gradient's.
 
     Attributes:
@@ -31,16 +32,16 @@ class SchedulePass(Pass):
     name: ClassVar[str] = "schedule"
     requires: ClassVar[frozenset[Fact]] = frozenset({Fact.COMM})
     provides: ClassVar[frozenset[Fact]] = frozenset({Fact.SCHEDULE})
-    generator: str = "auto"
+    generator: str = "fastest"
     microbatches: int = 8
 
     def run(self, plan: Plan) -> Plan:
         """The plan with the order of its actions."""
         if plan.schedule is not None:
             return plan
-        if self.generator == "auto" and plan.trains:
+        if self.generator == "fastest" and plan.trains:
             return self._explored(plan)
-        name = "inference" if self.generator == "auto" else self.generator
+        name = "inference" if self.generator == "fastest" else self.generator
         return plan.replace(schedule=self._made(plan, name))
 
     def _made(self, plan: Plan, name: str) -> Schedule:

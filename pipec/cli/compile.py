@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from pipec.cli.exploring import DEFAULTS, watched
 from pipec.cli.options import assignments, model_options, shapes
 from pipec.cluster.cluster import Cluster, parse_cluster
 from pipec.cluster.file import load_cluster
@@ -18,8 +19,11 @@ from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.cost.table import CostTable
 from pipec.errors import PipecError
+from pipec.explore.rebatch import Rebatched
+from pipec.explore.search import Search
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.load import load
+from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan
 from pipec.report.plan import graph_text, plan_data, print_plan
 
@@ -37,7 +41,9 @@ class _Options:
     force: bool
     costs: Path | None
     schedule: str
-    microbatches: int
+    microbatches: int | None
+    batch: int | None
+    no_cache: bool
     precision: str
     simulate: bool
     rtl: bool
@@ -65,9 +71,22 @@ class _Options:
         """The passes that the options name, the default ones otherwise."""
         if self.passes is not None:
             return parse_pipeline(self.passes)
-        return default_passes(
-            stages=self.stages, schedule=self.schedule, microbatches=self.microbatches
-        )
+        return default_passes(stages=self.stages, schedule=self.schedule, microbatches=self.count)
+
+    @property
+    def count(self) -> int:
+        """Microbatches of one step, where nothing is explored."""
+        return 8 if self.microbatches is None else self.microbatches
+
+    @property
+    def explores(self) -> bool:
+        """Whether all that can be varied is."""
+        return self.schedule == "auto" and self.passes is None
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What passes and the backend must remember."""
+        return {name: getattr(self, name) for name in DEFAULTS}
 
 
 @click.command()
@@ -79,8 +98,16 @@ class _Options:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to write.")
 @click.option("--force", is_flag=True, help="Replace the output directory if pipec wrote it.")
 @click.option("--costs", type=click.Path(path_type=Path), help="Measured costs (pipec profile).")
-@click.option("--schedule", default="auto", show_default=True, help="A schedule, or auto.")
-@click.option("--microbatches", default=8, show_default=True, help="Microbatches of one step.")
+@click.option(
+    "--schedule",
+    default="fastest",
+    show_default=True,
+    help="A schedule; fastest: of those with a flush, one stage per device; auto: what `pipec "
+    "explore` finds, over stages, replicas, microbatches, recompute and offload too.",
+)
+@click.option("--microbatches", type=int, help="Microbatches of one step; 8, with auto any.")
+@click.option("--batch", type=int, help="With auto: samples of one step.")
+@click.option("--no-cache", is_flag=True, help="With auto: explore anew even if nothing changed.")
 @click.option(
     "--precision",
     default="float32",
@@ -116,18 +143,18 @@ def command(**given: Any) -> None:
 
 def _compile(options: _Options, console: Console) -> Plan:
     cluster = options.load_cluster()
-    passes = options.pipeline()
+    if options.batch is not None and not options.explores:
+        raise click.UsageError("--batch goes with --schedule auto")
+    passes = [] if options.explores else options.pipeline()
     load_backend(options.target)
     if options.output is not None and options.output.exists() and not options.force:
         raise PipecError("the output exists", got=options.output, hint="--force replaces it")
     with _doing(console, f"reading {options.model}"):
         loaded = load(options.model, options.load_options())
-    settings: dict[str, object] = {
-        "precision": options.precision,
-        "pt2": options.pt2,
-        "simulate": options.simulate,
-        "rtl": options.rtl,
-    }
+    if options.explores and loaded.graph.outputs_of(OutputKind.LOSS):
+        return _explored(options, cluster, loaded, console)
+    if options.explores:
+        passes = default_passes(stages=options.stages, microbatches=options.count)
     with _doing(console, "compiling") as status:
 
         def observe(done: Pass, before: Plan, plan: Plan, seconds: float) -> None:
@@ -146,9 +173,25 @@ def _compile(options: _Options, console: Console) -> Plan:
             options.target,
             passes=passes,
             costs=_costs(options, loaded),
-            options=settings,
+            options=options.settings,
             observe=observe,
         )
+
+
+def _explored(options: _Options, cluster: Cluster, loaded: Loaded, console: Console) -> Plan:
+    """The plan of the best candidate; what `pipec explore` chooses on the same inputs."""
+    search = Search(
+        Rebatched(loaded.graph, options.model, options.load_options()),
+        cluster,
+        options.target,
+        batch=options.batch,
+        stages=options.stages,
+        microbatches=options.microbatches,
+        costs=_costs(options, loaded),
+        settings=options.settings,
+        cached=not options.no_cache,
+    )
+    return watched(search, console)[1]
 
 
 def _costs(options: _Options, loaded: Loaded) -> CostTable | None:

@@ -16,13 +16,14 @@ from pipec.plan.store import write_plan
 
 
 def default_passes(
-    *, stages: int | None = None, schedule: str = "auto", microbatches: int = 8
+    *, stages: int | None = None, schedule: str = "fastest", microbatches: int = 8
 ) -> list[Pass]:
     """What ``pipec compile`` runs unless it is told otherwise.
 
     Args:
         stages: Number of stages; as many as fill the devices if not given.
-        schedule: Name of a schedule, its options behind it: ``interleaved{chunks=4}``.
+        schedule: Name of a schedule, its options behind it: ``interleaved{chunks=4}``; or
+            ``fastest``, of those with a flush, on one stage per device.
         microbatches: Microbatches of one step.
     """
     count = f"microbatches={microbatches}"

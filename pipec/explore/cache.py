@@ -22,8 +22,13 @@ def cache_directory() -> Path:
     return Path(base) / "pipec" / "explore"
 
 
-def content_key(workload: Workload, candidates: Sequence[Candidate], batch: int) -> str:
-    """Digest of graph, costs, cluster, candidates, batch and pipec's version."""
+def content_key(
+    workload: Workload,
+    candidates: Sequence[Candidate],
+    batch: int,
+    settings: Mapping[str, object] | None = None,
+) -> str:
+    """Digest of graph, costs, cluster, candidates, batch, settings and pipec's version."""
     content = {
         "pipec": version("pipec"),
         "graph": structural_key(workload.graph),
@@ -31,6 +36,7 @@ def content_key(workload: Workload, candidates: Sequence[Candidate], batch: int)
         "cluster": workload.cluster.to_json(),
         "candidates": [str(c) for c in candidates],
         "batch": [batch, workload.traced_batch],
+        "settings": {name: str(value) for name, value in (settings or {}).items()},
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipec.cluster.cluster import Cluster
+from pipec.errors import PartitionError
 from pipec.schedule.registry import STREAMING, SYNCHRONOUS, parsed, plain_name
 from pipec.schedule.replicate import device_of
 
@@ -82,7 +83,12 @@ def candidates(
         cluster: The devices.
         batch: Samples of one step, over all replicas.
         schedules: Which schedules; those of the devices' family if not given.
+
+    Raises:
+        PartitionError: The batch is empty.
     """
+    if batch < 1:
+        raise PartitionError("a step needs samples", got=f"a batch of {batch}", want="1 or more")
     streaming = all(d.family == "fpga" for d in cluster.devices)
     names = schedules or (STREAMING if streaming else SYNCHRONOUS)
     for depth in range(1, cluster.size + 1):
@@ -90,7 +96,7 @@ def candidates(
             if batch % replicas:
                 continue
             layouts = ("stages", "replicas") if depth > 1 < replicas else ("stages",)
-            for schedule in names if depth > 1 else ("gpipe",):
+            for schedule in names if depth > 1 else ("1f1b",):
                 for m in _counts(batch // replicas, depth):
                     for recompute in (False, True):
                         for adjacent in layouts:

@@ -11,6 +11,7 @@ from pipec.explore.pool import Predict, Progress, predicting
 from pipec.explore.predict import Prediction
 from pipec.explore.split import split_boundary
 from pipec.explore.workload import Workload
+from pipec.plan.model import Tried
 
 BASELINES = ("data parallel", "gpipe", "1f1b")
 FITTED = 48
@@ -70,6 +71,8 @@ class Exploration:
         whole = self._whole(p)
         if whole and whole.seconds <= p.seconds:
             return f"{slower}: splitting {p.candidate.split} costs more than it balances"
+        if slower == "0.0% slower":
+            return "as fast"
         causes = {
             f"bubble {p.bubble:.0%} against {best.bubble:.0%}": (p.bubble - best.bubble)
             * p.seconds,
@@ -89,6 +92,19 @@ class Exploration:
         wanted = replace(p.candidate, split="", share=Candidate.share)
         return next((q for q in self.predictions if q.candidate == wanted), None)
 
+    def tried(self) -> tuple[Tried, ...]:
+        """What a plan keeps: one row per candidate, fastest first."""
+        return tuple(
+            Tried(
+                str(p.candidate),
+                p.seconds if p.seconds < inf else None,
+                p.bubble,
+                p.peak_bytes,
+                self.why(p),
+            )
+            for p in self.predictions
+        )
+
     def to_json(self) -> list[dict[str, Any]]:
         """One record per candidate, fastest first."""
         return [
@@ -98,6 +114,7 @@ class Exploration:
                 "samples_per_second": self.batch / p.seconds if p.possible else None,
                 "bubble": p.bubble,
                 "peak_bytes": list(p.peak_bytes),
+                "planned": p.planned,
                 "why": self.why(p) if self.predictions[0].possible else p.problem,
             }
             for p in self.predictions

@@ -52,6 +52,7 @@ class Prediction:
         transfer_share: Busiest link's share of the pipeline's time.
         recomputed: Share of the saved bytes that is computed again, where it is fitted.
         offloaded: Share of the saved bytes that waits in host memory, where it is fitted.
+        planned: Whether the figures are those of a plan that was made of it.
         problem: Why it is impossible; empty if it is possible.
     """
 
@@ -64,6 +65,7 @@ class Prediction:
     transfer_share: float = 0.0
     recomputed: float = 0.0
     offloaded: float = 0.0
+    planned: bool = False
     problem: str = ""
 
     @property

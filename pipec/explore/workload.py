@@ -42,7 +42,7 @@ class Workload:
         """
         key = (samples, recompute)
         if key not in self._problems:
-            table = self._scaled(samples / self.traced_batch)
+            table = self.scaled(samples / self.traced_batch)
             problem = placement_problem(self.graph, table)
             if recompute:
                 problem = replace(problem, work=problem.work * 4 / 3)
@@ -70,7 +70,8 @@ class Workload:
                 found.append((nbytes(nodes[i.node]), readers))
         return found
 
-    def _scaled(self, ratio: float) -> CostTable:
+    def scaled(self, ratio: float) -> CostTable:
+        """The costs of ``ratio`` times as many samples."""
         nodes = {name: _scaled(cost, ratio) for name, cost in self.costs.nodes.items()}
         seconds = {kind: self._seconds(kind, nodes, ratio) for kind in self.costs.seconds}
         return CostTable(nodes, seconds, self.costs.method)
@@ -108,8 +109,17 @@ def make_workload(graph: Graph, costs: CostTable, cluster: Cluster) -> Workload:
             "exploration plans training, and the model has no loss",
             hint="let the factory return a loss too and pass --training",
         )
+    return Workload(graph, costs, cluster, batch_of(graph))
+
+
+def batch_of(graph: Graph) -> int:
+    """Samples of the traced inputs: the first dimension of the first input.
+
+    Raises:
+        PlanError: The first input has no dimension.
+    """
     first = graph.inputs_of(InputKind.INPUT)
     shape = tensors(graph.nodes[first[0].node])[0].shape if first else ()
     if not shape:
         raise PlanError("the first input has no batch dimension", got=list(shape))
-    return Workload(graph, costs, cluster, int(shape[0]))
+    return int(shape[0])

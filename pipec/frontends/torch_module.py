@@ -72,9 +72,12 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
         raise FrontendError("inputs of a module cannot be bound", got=", ".join(options.bind))
     args, kwargs = _arguments(made, options)
     call = Call(module, args, kwargs)
-    call = _reshaped(call, options, where)
-    args, kwargs = call.arguments(list(call.tensors.values()))
     loss = (made.loss or Loss(_own_loss)) if options.training else None
+    targets = loss.inputs if loss else {}
+    _reshape(call.tensors, targets, options, where)
+    args, kwargs = call.arguments(list(call.tensors.values()))
+    if loss and any(options.shapes.get(name) for name in targets):
+        loss = loss.with_inputs(targets)
     flat = Flat(module, call, loss)
     source = Source(
         kind,
@@ -130,16 +133,18 @@ def _arguments(made: Made, options: LoadOptions) -> tuple[tuple[object, ...], Ma
     return (), {k: _random(v, like, options.seed) for k, v in options.shapes.items()}
 
 
-def _reshaped(call: Call, options: LoadOptions, where: str) -> Call:
-    """The call with tensors of the shapes that ``options`` ask for."""
+def _reshape(
+    inputs: dict[str, Tensor], targets: dict[str, Tensor], options: LoadOptions, where: str
+) -> None:
+    """Put tensors of the shapes that ``options`` ask for among the inputs and the targets."""
     for name, shape in options.shapes.items():
-        if name not in call.tensors:
+        home = inputs if name in inputs else targets
+        if name not in home:
             raise FrontendError(
-                "no such input", where=where, got=name, want=", ".join(call.tensors)
+                "no such input", where=where, got=name, want=", ".join([*inputs, *targets])
             )
-        if call.tensors[name].shape != shape:
-            call.tensors[name] = _random(shape, call.tensors[name], options.seed)
-    return call
+        if home[name].shape != shape:
+            home[name] = _random(shape, home[name], options.seed)
 
 
 def _random(shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:

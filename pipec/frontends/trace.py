@@ -57,6 +57,14 @@ class Loss:
             return dict(self.target)
         return {"target": self.target} if isinstance(self.target, Tensor) else {}
 
+    def with_inputs(self, targets: Mapping[str, Tensor]) -> "Loss":
+        """The same loss against other example targets, by the names of `inputs`."""
+        if isinstance(self.target, list | tuple):
+            return Loss(self.fn, tuple(targets.values()))
+        if isinstance(self.target, Mapping):
+            return Loss(self.fn, {**self.target, **targets})
+        return Loss(self.fn, targets["target"]) if targets else self
+
     def __call__(self, outputs: object, targets: Sequence[Tensor]) -> Tensor:
         """The loss of ``outputs`` against the target's tensors, in the order of `inputs`.
 

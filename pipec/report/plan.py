@@ -123,14 +123,19 @@ def _memory(data: Data) -> Table:
     return table
 
 
+SHOWN = 12
+"""Most schedules or candidates that are shown; the plan keeps all."""
+
+
 def _explored(data: Data) -> Table:
-    microbatches = data["schedule"]["microbatches"]
+    microbatches, tried = data["schedule"]["microbatches"], data["explored"]
+    hidden = f"; {SHOWN} of {len(tried)}, all are in plan.json" if len(tried) > SHOWN else ""
     table = _table(
-        f"schedules tried, {microbatches} microbatches",
+        f"schedules tried, {microbatches} microbatches{hidden}",
         "schedule", "why", "step", "bubble", "memory",
         right=2,
     )  # fmt: skip
-    for t in data["explored"]:
+    for t in tried[:SHOWN]:
         played = t["seconds"] is not None
         table.add_row(
             t["schedule"],

@@ -56,6 +56,19 @@ def plain_name(name: str) -> str:
     return parse_one(name, ScheduleError)[0]
 
 
+def with_options(name: str, **options: object) -> str:
+    """A schedule's name with more options behind it.
+
+    Example:
+        >>> with_options("interleaved{chunks=4}", replicas=2)
+        'interleaved{chunks=4 replicas=2}'
+    """
+    plain, given = parse_one(name, ScheduleError)
+    every = {**given, **{k: str(v) for k, v in options.items()}}
+    inner = " ".join(f"{k}={v}" for k, v in every.items())
+    return f"{plain}{{{inner}}}" if inner else plain
+
+
 def parsed(name: str, given: Mapping[str, str]) -> dict[str, object]:
     """Options of a schedule from text, those behind its name and more.
 

@@ -1,4 +1,4 @@
-"""``--schedule auto``: chosen by simulation on the plan, never slower than 1f1b, and kept."""
+"""``--schedule fastest``: chosen by simulation on the plan, never slower than 1f1b, and kept."""
 
 import io
 from dataclasses import replace
@@ -29,7 +29,7 @@ def graph() -> Graph:
     return trained_mlp(5, WIDTH, BATCH)
 
 
-def compiled(graph: Graph, cluster: Cluster, schedule: str = "auto", microbatches: int = 6) -> Plan:
+def compiled(graph: Graph, cluster: Cluster, schedule: str = "fastest", microbatches: int = 6) -> Plan:
     return make_plan(
         graph, cluster, passes=default_passes(schedule=schedule, microbatches=microbatches)
     )

@@ -77,19 +77,19 @@ def test_one_stage_is_compute_plus_all_reduce() -> None:
 def test_memory_decides_and_is_told() -> None:
     work = workload("2xv100")
     small = Cluster(tuple(d for d in work.cluster.devices))
-    tight = Workload(work.graph, work.costs, _shrunk(small, 14e6), work.traced_batch)
+    tight = Workload(work.graph, work.costs, shrunk(small, 14e6), work.traced_batch)
     tried = list(candidates(tight.cluster, 16, ("gpipe", "1f1b")))
     found = explore(tight, tried, 16, workers=1)
     best = found.best
     assert all(p <= m for p, m in zip(best.peak_bytes, best.memory_bytes, strict=True))
     assert any("does not fit: device 0 needs" in p.problem for p in found.predictions)
-    none = Workload(work.graph, work.costs, _shrunk(small, 1e6), work.traced_batch)
+    none = Workload(work.graph, work.costs, shrunk(small, 1e6), work.traced_batch)
     lost = explore(none, tried, 16, workers=1)
     with pytest.raises(PartitionError, match="no candidate fits"):
         _ = lost.best
 
 
-def _shrunk(cluster: Cluster, memory: float) -> Cluster:
+def shrunk(cluster: Cluster, memory: float) -> Cluster:
     import dataclasses
 
     return Cluster(tuple(dataclasses.replace(d, memory_bytes=memory) for d in cluster.devices))
@@ -101,7 +101,7 @@ def test_saved_values_are_fitted_where_memory_binds() -> None:
     tried = [Candidate(2, 1, "1f1b", 4096, 8, again) for again in (False, True)]
     plain, again = (Predictor(work).predict(c) for c in tried)
     room = (max(plain.peak_bytes) + max(again.peak_bytes)) / 2
-    tight = Workload(work.graph, work.costs, _shrunk(work.cluster, room), work.traced_batch)
+    tight = Workload(work.graph, work.costs, shrunk(work.cluster, room), work.traced_batch)
     found = explore(tight, tried, 8 * 4096, workers=1)
     best = found.best
     assert best.candidate.fitted

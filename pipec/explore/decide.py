@@ -1,0 +1,156 @@
+"""The last word of an exploration: its winner as a plan, beside the plans of the baselines.
+
+A prediction knows a stage by the sums of its nodes; a plan knows its graphs, its channels and what
+its backward saves. So the fastest candidate and the fastest of plain data parallelism, GPipe and
+1F1B are made into plans, and the fastest plan that fits wins. What no plan was made of is scaled
+by what making the winner changed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from pipec.errors import PartitionError, PipecError
+from pipec.explore.candidate import Candidate
+from pipec.explore.explore import BASELINES, Exploration, order
+from pipec.explore.make import Maker
+from pipec.explore.predict import Prediction, overflow
+from pipec.plan.model import Plan
+
+MOST = 12
+"""Most plans that are tried, those of the baselines included."""
+
+
+@dataclass
+class _Decision:
+    """What is known while plans are made."""
+
+    maker: Maker
+    batch: int
+    known: dict[Candidate, Prediction]
+    plans: dict[Candidate, Plan] = field(default_factory=dict)
+    attempts: int = 0
+
+    @property
+    def exploration(self) -> Exploration:
+        return Exploration(self.batch, tuple(sorted(self.known.values(), key=order)))
+
+    def make(self, candidate: Candidate) -> None:
+        """Make the plan and put its figures in the place of the prediction's."""
+        guess = self.known[candidate]
+        try:
+            self.maker.model.at(candidate.microbatch)
+        except PipecError as error:
+            self._refuse(candidate.microbatch, error)
+            return
+        self.attempts += 1
+        try:
+            plan = self.maker.make(candidate)
+        except PipecError as error:
+            self.known[candidate] = replace(guess, problem=f"no plan: {_first(error)}")
+            return
+        found = self.known[candidate] = _as_planned(guess, plan)
+        if found.possible:
+            self.plans[candidate] = plan
+        elif not (candidate.fitted or candidate.recompute):
+            fitted = replace(candidate, fitted=True)
+            self.known.setdefault(fitted, replace(guess, candidate=fitted))
+
+    def _refuse(self, microbatch: int, error: PipecError) -> None:
+        """No candidate with this microbatch can be made."""
+        why = f"cannot be traced at {microbatch} samples: {_first(error)}"
+        for c, p in self.known.items():
+            if c.microbatch == microbatch and p.possible:
+                self.known[c] = replace(p, problem=why)
+
+    def scale(self, ratio: float) -> None:
+        """Correct what no plan was made of."""
+        for c, p in self.known.items():
+            if not p.planned and p.possible:
+                self.known[c] = replace(p, seconds=p.seconds * ratio)
+
+
+def decide(exploration: Exploration, maker: Maker) -> tuple[Exploration, Plan]:
+    """Make the winner's plan, and see that no baseline's is faster.
+
+    Args:
+        exploration: Predictions of all candidates.
+        maker: Makes their plans.
+
+    Returns:
+        The exploration with the figures of the plans that were made, its best among them; and the
+        plan of this best, which keeps the exploration.
+
+    Raises:
+        PartitionError: Nothing fits, or no candidate that does can be made into a plan.
+    """
+    known = {p.candidate: p for p in exploration.predictions}
+    state = _Decision(maker, exploration.batch, known)
+    _make_best(state)
+    for candidate in _rivals(state):
+        state.make(candidate)
+    best = _make_best(state)
+    plan = state.plans.get(best.candidate) or maker.make(best.candidate)
+    found = state.exploration
+    return found, plan.replace(explored=found.tried())
+
+
+def recalled(exploration: Exploration, maker: Maker) -> Plan:
+    """The plan of an exploration that was decided before."""
+    return maker.make(exploration.best.candidate).replace(explored=exploration.tried())
+
+
+def _make_best(state: _Decision) -> Prediction:
+    """Make plans until the fastest of all is one; after `MOST` attempts, the fastest made."""
+    while state.attempts < MOST:
+        best = state.exploration.best
+        if best.planned:
+            return best
+        first = not state.plans
+        state.make(best.candidate)
+        made = state.known[best.candidate]
+        if first and made.planned:
+            state.scale(made.seconds / best.seconds)
+    return _fastest_made(state)
+
+
+def _fastest_made(state: _Decision) -> Prediction:
+    """The fastest plan there is; what was predicted to be faster is put behind it."""
+    plans = [p for p in state.exploration.predictions if p.planned and p.possible]
+    if not plans:
+        raise PartitionError(
+            "none of the fastest candidates can be made into a plan",
+            got=next(p.problem for p in state.known.values() if p.problem),
+        )
+    best = plans[0]
+    for c, p in state.known.items():
+        if not p.planned and p.possible and p.seconds <= best.seconds:
+            why = f"predicted to take {p.seconds:.4g} s, but {MOST} like it came to no faster plan"
+            state.known[c] = replace(p, problem=why)
+    return best
+
+
+def _rivals(state: _Decision) -> Iterator[Candidate]:
+    """The fastest of every baseline that no plan was made of."""
+    for name in BASELINES:
+        found = state.exploration.baseline(name)
+        if found is not None and not found.planned:
+            yield found.candidate
+
+
+def _as_planned(guess: Prediction, plan: Plan) -> Prediction:
+    timeline = plan.timeline
+    assert timeline is not None
+    memory = tuple(d.memory_bytes for d in plan.cluster.devices[: len(timeline.peak_bytes)])
+    return replace(
+        guess,
+        seconds=timeline.seconds,
+        bubble=timeline.bubble,
+        peak_bytes=timeline.peak_bytes,
+        memory_bytes=memory,
+        planned=True,
+        problem=overflow(timeline.peak_bytes, memory),
+    )
+
+
+def _first(error: PipecError) -> str:
+    return str(error).splitlines()[0]

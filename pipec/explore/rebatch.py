@@ -1,0 +1,58 @@
+"""A model traced at other batch sizes than the one that its author or file gave."""
+
+from dataclasses import dataclass, field, replace
+
+from pipec.errors import FrontendError, PipecError
+from pipec.explore.workload import batch_of
+from pipec.frontends.base import LoadOptions
+from pipec.frontends.load import load
+from pipec.graph.ir import Graph, InputKind, tensors
+
+
+@dataclass
+class Rebatched:
+    """Traces a model at the microbatch of a candidate; each size once.
+
+    Attributes:
+        graph: The model as it was read first; its batch is the first dimension of its inputs.
+        spec: Where it can be read again; empty for a model in memory, which has one size.
+        options: How it was read.
+    """
+
+    graph: Graph
+    spec: str = ""
+    options: LoadOptions = field(default_factory=LoadOptions)
+    _known: dict[int, Graph | PipecError] = field(default_factory=dict)
+
+    def at(self, samples: int) -> Graph:
+        """The graph of a microbatch of ``samples``.
+
+        Raises:
+            PipecError: It cannot be traced with that many.
+        """
+        if samples not in self._known:
+            try:
+                self._known[samples] = self._traced(samples)
+            except PipecError as error:
+                self._known[samples] = error
+        found = self._known[samples]
+        if isinstance(found, PipecError):
+            raise found
+        return found
+
+    def _traced(self, samples: int) -> Graph:
+        batch = batch_of(self.graph)
+        if samples == batch:
+            return self.graph
+        if not self.spec:
+            raise FrontendError(
+                "a model in memory has one batch size", got=samples, want=f"{batch} samples"
+            )
+        nodes = self.graph.nodes
+        inputs = {
+            i.name: tuple(tensors(nodes[i.node])[0].shape)
+            for i in self.graph.inputs_of(InputKind.INPUT)
+        }
+        shapes = {n: (samples, *s[1:]) for n, s in inputs.items() if s[:1] == (batch,)}
+        told = replace(self.options, shapes={**self.options.shapes, **shapes})
+        return load(self.spec, told).graph

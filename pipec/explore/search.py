@@ -1,0 +1,124 @@
+"""From a model to the fastest plan: what ``explore`` and ``compile --schedule auto`` both run."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pipec.cluster.cluster import Cluster
+from pipec.compiler.pass_manager import parse_pipeline, run_passes
+from pipec.cost.table import CostTable
+from pipec.errors import PartitionError
+from pipec.explore.cache import content_key, recall, remember
+from pipec.explore.candidate import Candidate, candidates
+from pipec.explore.decide import decide, recalled
+from pipec.explore.explore import Exploration, explore
+from pipec.explore.make import Maker
+from pipec.explore.rebatch import Rebatched
+from pipec.explore.workload import Workload, make_workload
+from pipec.plan.model import Plan
+
+SAMPLES = 8
+"""Traced batches of one step and device, where the batch is not given."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is looked for.
+
+    Attributes:
+        model: The model with its loss.
+        cluster: Devices and links.
+        target: Name of the backend.
+        batch: Samples of one step; ``microbatches`` traced batches, or 8 per device, if not given.
+        schedules: Names instead of those of the devices' family.
+        stages: Number of stages, if it is fixed.
+        microbatches: Microbatches of one step over all replicas, if they are fixed.
+        costs: Measured costs at the traced batch, instead of a model's.
+        settings: What passes and the backend must remember.
+        cached: Whether an equal exploration of before is taken, and this one kept.
+        workers: Processes; as many as cores if 0.
+    """
+
+    model: Rebatched
+    cluster: Cluster
+    target: str = "torch"
+    batch: int | None = None
+    schedules: tuple[str, ...] = ()
+    stages: int | None = None
+    microbatches: int | None = None
+    costs: CostTable | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+    cached: bool = True
+    workers: int = 0
+
+    def run(self, watch: Callable[[int, int], None] | None = None) -> tuple[Exploration, Plan]:
+        """The exploration, and the plan of its best candidate, which keeps it.
+
+        Args:
+            watch: Told how many candidates are predicted, of how many.
+
+        Raises:
+            PlanError: The model has no loss.
+            PartitionError: No candidate is as asked for, or none fits.
+        """
+        workload = self._workload()
+        batch = self.batch if self.batch is not None else self._default_batch(workload)
+        tried = self._candidates(workload, batch)
+        maker = Maker(self.model, workload, self.target, self.settings)
+        settings = {**self.settings, "target": self.target, "readable": bool(self.model.spec)}
+        key = content_key(workload, tried, batch, settings)
+        known = recall(key) if self.cached else None
+        if known is not None:
+            return known, recalled(known, maker)
+        done = [0]
+
+        def progress(count: int) -> None:
+            """Count, and tell."""
+            done[0] += count
+            if watch is not None:
+                watch(done[0], max(done[0], len(tried)))
+
+        found = explore(workload, tried, batch, workers=self.workers, progress=progress)
+        found, plan = decide(found, maker)
+        if self.cached:
+            remember(key, found)
+        return found, plan
+
+    def _workload(self) -> Workload:
+        plan = Plan(
+            self.model.graph,
+            self.cluster,
+            self.target,
+            costs=self.costs,
+            options=dict(self.settings),
+        )
+        plan = run_passes(parse_pipeline("simplify,annotate-cost"), plan)
+        assert plan.costs is not None
+        return make_workload(plan.graph, plan.costs, self.cluster)
+
+    def _default_batch(self, workload: Workload) -> int:
+        counted = self.microbatches
+        return workload.traced_batch * (SAMPLES * self.cluster.size if counted is None else counted)
+
+    def _candidates(self, workload: Workload, batch: int) -> list[Candidate]:
+        """Those that are as asked for; a model that cannot be read again keeps its microbatch."""
+        every = list(candidates(self.cluster, batch, self.schedules or None))
+        found = [
+            c
+            for c in every
+            if self.stages in (None, c.stages)
+            and self.microbatches in (None, c.microbatches * c.replicas)
+            and (self.model.spec or c.microbatch == workload.traced_batch)
+        ]
+        if not found:
+            raise PartitionError(
+                "no candidate is as asked for",
+                got=f"stages={_told(self.stages)}, microbatches={_told(self.microbatches)}, "
+                f"a batch of {batch} on {self.cluster}, traced at {workload.traced_batch} samples",
+                want=f"one of {len(every)} ways",
+                hint="leave --stages or --microbatches open, or name another --batch",
+            )
+        return found
+
+
+def _told(count: int | None) -> str:
+    return "any" if count is None else str(count)

@@ -1,0 +1,83 @@
+"""``pipec explore`` and ``compile --schedule auto`` are one road."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Pipec
+
+FACTORY = """
+import torch
+from torch import nn
+
+def net():
+    torch.manual_seed(0)
+    layers = [m for _ in range(3) for m in (nn.Linear(64, 64), nn.ReLU())]
+    return nn.Sequential(*layers), torch.randn(2, 64), (nn.MSELoss(), torch.zeros(2, 64))
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "net.py").write_text(FACTORY)
+    return f"{tmp_path / 'net.py'}:net"
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_auto_compiles_what_explore_chooses(
+    pipec: Pipec, spec: str, tmp_path: Path, cached: bool
+) -> None:
+    asked = ("--devices", "2xv100", "--batch", 8, "--training")
+    explored = pipec("explore", spec, *asked, "--json")
+    assert explored.code == 0, explored.err
+    table = json.loads(explored.out)
+    again = () if cached else ("--no-cache",)
+    out = tmp_path / "out"
+    compiled = pipec("compile", spec, *asked, *again, "--schedule", "auto", "-o", out, "--json")
+    assert compiled.code == 0, compiled.err
+    told = json.loads(compiled.out)
+    kept = told["explored"]
+    assert [t["seconds"] for t in kept] == [t["seconds"] for t in table]
+    assert [t["why"] for t in kept] == [t["why"] for t in table]
+    best = table[0]
+    assert best["why"] == "chosen"
+    assert best["planned"]
+    assert len(told["stages"]) == best["depth"]
+    assert told["schedule"]["microbatches"] == best["microbatches"] * best["replicas"]
+    shown = pipec("inspect", out)
+    assert shown.code == 0
+    assert "all are in plan.json" in shown.out
+    assert pipec("verify", out).code == 0
+
+
+def test_the_table_says_why_each_lost(pipec: Pipec, spec: str) -> None:
+    shown = pipec("explore", spec, "--devices", "2xv100", "--batch", 8)
+    assert "chosen" in shown.out
+    assert "slower" in shown.out
+    assert "speed-up over data parallel: " in shown.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--batch", "0"), "a step needs samples"),
+        (("--stages", "9"), "no candidate is as asked for"),
+        (("--schedules", "1g1b"), "no such schedule"),
+        (("--target", "tpu"), "no such"),
+    ],
+)
+def test_bad_input_is_one_clear_error(
+    pipec: Pipec, spec: str, options: tuple[str, str], message: str
+) -> None:
+    ended = pipec("explore", spec, "--devices", "2xv100", *options)
+    assert ended.code == 1
+    assert message in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_batch_without_auto_is_refused(pipec: Pipec, spec: str) -> None:
+    ended = pipec("compile", spec, "--devices", "2xv100", "--batch", 8)
+    assert ended.code == 2
+    assert "--schedule auto" in ended.err

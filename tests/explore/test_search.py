@@ -1,0 +1,228 @@
+"""Exploring to the end: the plan is what was chosen, and no baseline's plan is faster."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipec.cluster.cluster import Cluster, Link, parse_cluster
+from pipec.compiler.driver import emit
+from pipec.errors import PartitionError, PipecError
+from pipec.explore.candidate import Candidate, candidates
+from pipec.explore.decide import decide
+from pipec.explore.explore import BASELINES, Exploration, explore
+from pipec.explore.make import Maker
+from pipec.explore.predict import Prediction
+from pipec.explore.rebatch import Rebatched
+from pipec.explore.search import Search
+from pipec.frontends.base import LoadOptions
+from pipec.frontends.load import load
+from pipec.graph.ir import InputKind
+from pipec.plan.model import Plan
+from pipec.plan.store import load_plan
+from pipec.schedule.action import ActionKind
+from tests.explore.test_explore import shrunk, workload
+from tests.trained import trained_mlp
+
+FACTORY = """
+import torch
+from torch import nn
+
+def net():
+    torch.manual_seed(0)
+    layers = [m for _ in range(4) for m in (nn.Linear(256, 256), nn.ReLU())]
+    return nn.Sequential(*layers), torch.randn(4, 256), (nn.MSELoss(), torch.zeros(4, 256))
+"""
+
+NAMES = ("gpipe", "1f1b", "zb-h1")
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    (tmp_path / "net.py").write_text(FACTORY)
+    return f"{tmp_path / 'net.py'}:net"
+
+
+def linked(devices: str, link: Link, memory: float | None = None) -> Cluster:
+    kinds = parse_cluster(devices).devices
+    if memory is not None:
+        kinds = tuple(dataclasses.replace(d, memory_bytes=memory) for d in kinds)
+    pairs = [(a, b) for a in range(len(kinds)) for b in range(a + 1, len(kinds))]
+    return Cluster(kinds, dict.fromkeys(pairs, link))
+
+
+def seconds(plan: Plan) -> float:
+    assert plan.timeline
+    return plan.timeline.seconds
+
+
+def fits(plan: Plan) -> bool:
+    assert plan.timeline
+    peak = plan.timeline.peak_bytes
+    return all(p <= d.memory_bytes for p, d in zip(peak, plan.cluster.devices, strict=False))
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    st.sampled_from(["2xv100", "1xv100,1xh100"]),
+    st.sampled_from([Link(1e9, 1e-5), Link(1e12, 0.0)]),
+    st.sampled_from([None, 8e6, 5e6]),
+)
+def test_no_baseline_makes_a_faster_plan(devices: str, link: Link, memory: float | None) -> None:
+    """Each baseline made into a plan by itself, at the microbatch the model in memory has."""
+    cluster = linked(devices, link, memory)
+    graph = trained_mlp(4, 256, 4)
+    search = Search(Rebatched(graph), cluster, batch=16, schedules=NAMES, cached=False, workers=1)
+    try:
+        found, plan = search.run()
+    except PartitionError:
+        return
+    assert fits(plan)
+    assert seconds(plan) == pytest.approx(found.best.seconds)
+    maker = Maker(Rebatched(graph), workload(cluster, 256, 4, 4))
+    alone = [
+        Candidate(1, 1, "1f1b", 4, 4),
+        Candidate(1, 2, "1f1b", 4, 2),
+        Candidate(2, 1, "gpipe", 4, 4),
+        Candidate(2, 1, "1f1b", 4, 4),
+    ]
+    for candidate in alone:
+        baseline = maker.make(candidate)
+        assert not fits(baseline) or seconds(plan) <= seconds(baseline) * (1 + 1e-9)
+
+
+def test_the_plan_is_what_was_chosen(spec: str, tmp_path: Path) -> None:
+    """Replicas, microbatches and their size, recompute and offload; and it is kept and found."""
+    options = LoadOptions(training=True)
+    graph = load(spec, options).graph
+    cluster = linked("4xv100", Link(1e9, 1e-6), 4.4e6)
+    model = Rebatched(graph, spec, options)
+    search = Search(model, cluster, batch=256, schedules=NAMES, cached=False, workers=1)
+    found, plan = search.run()
+    best = found.best.candidate
+    assert plan.schedule
+    assert best.microbatch != 4
+    inputs = [plan.graph.nodes[i.node].meta["val"] for i in plan.graph.inputs_of(InputKind.INPUT)]
+    assert {len(value) for value in inputs} == {best.microbatch}
+    assert len(inputs) == 2
+    assert plan.schedule.microbatches == best.microbatches * best.replicas
+    assert len(plan.stages) == best.stages
+    assert {len(d) for d in plan.schedule.placement.forward} == {best.replicas}
+    assert found.best.planned
+    assert fits(plan)
+    assert plan.explored == found.tried()
+    assert plan.explored[0].why == "chosen"
+    emit(plan, tmp_path / "out")
+    assert load_plan(tmp_path / "out").explored == plan.explored
+
+
+def test_memory_that_binds_is_met_in_the_plan(spec: str) -> None:
+    options = LoadOptions(training=True)
+    model = Rebatched(load(spec, options).graph, spec, options)
+    roomy = Search(
+        model,
+        linked("2xv100", Link(1e12, 0.0)),
+        batch=16384,
+        schedules=("gpipe",),
+        stages=2,
+        microbatches=8,
+        cached=False,
+        workers=1,
+    )
+    loose = roomy.run()[1]
+    assert loose.timeline
+    peak = max(loose.timeline.peak_bytes)
+    tight = dataclasses.replace(roomy, cluster=linked("2xv100", Link(1e12, 0.0), 0.7 * peak))
+    found, plan = tight.run()
+    assert fits(plan)
+    assert found.best.candidate.fitted or found.best.candidate.recompute
+    assert seconds(plan) > seconds(loose)
+    assert plan.schedule
+    kinds = {ActionKind(k) for k in plan.schedule.kind.tolist()}
+    recomputed = any(
+        set(s.training.B.nodes) & {n.name for n in s.training.F.calls}
+        for s in plan.stages
+        if s.training
+    )
+    assert ActionKind.OFFLOAD in kinds or recomputed
+
+
+def test_explored_again_it_is_the_same(
+    spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    options = LoadOptions(training=True)
+    search = Search(
+        Rebatched(load(spec, options).graph, spec, options),
+        parse_cluster("2xv100"),
+        batch=16,
+        schedules=("1f1b",),
+        workers=1,
+    )
+    first, plan = search.run()
+    again, same = search.run()
+    assert again == first
+    assert seconds(same) == seconds(plan)
+    assert same.explored == plan.explored
+
+
+def test_what_cannot_be_made_is_told_and_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = workload("2xv100", 256, 4, 4)
+    tried = [c for c in candidates(work.cluster, 16, ("gpipe", "1f1b")) if c.microbatch == 4]
+    found = explore(work, tried, 16, workers=1)
+    maker = Maker(Rebatched(work.graph), work)
+    refused = found.best.candidate
+    make = Maker.make
+
+    def picky(self: Maker, candidate: Candidate) -> Plan:
+        if candidate == refused:
+            raise PipecError("the backend has no such thing")
+        return make(self, candidate)
+
+    monkeypatch.setattr(Maker, "make", picky)
+    decided, plan = decide(found, maker)
+    assert decided.best.candidate != refused
+    told = next(p for p in decided.predictions if p.candidate == refused)
+    assert told.problem == "no plan: the backend has no such thing"
+    assert seconds(plan) == decided.best.seconds
+    for name in BASELINES:
+        base = decided.baseline(name)
+        assert base is None or base.planned
+
+
+def test_a_model_that_cannot_be_traced_at_a_size_keeps_to_others() -> None:
+    work = workload("2xv100", 256, 4, 4)
+    tried = [c for c in candidates(work.cluster, 16, ("1f1b",)) if not c.recompute]
+    found = explore(work, tried, 16, workers=1)
+    decided, plan = decide(found, Maker(Rebatched(work.graph), work))
+    assert decided.best.candidate.microbatch == 4
+    others = [p for p in decided.predictions if p.candidate.microbatch != 4]
+    assert any("cannot be traced at" in p.problem for p in others)
+    assert plan.explored
+
+
+def test_nothing_as_asked_for_is_told() -> None:
+    work = workload("2xv100", 64, 2, 4)
+    search = Search(Rebatched(work.graph), work.cluster, batch=16, stages=7, cached=False)
+    with pytest.raises(PartitionError, match="no candidate is as asked for"):
+        search.run()
+    with pytest.raises(PartitionError, match="a step needs samples"):
+        dataclasses.replace(search, batch=0).run()
+
+
+def test_nothing_that_can_be_made_is_told() -> None:
+    work = workload("2xv100", 64, 2, 4)
+    lost = Prediction(Candidate(1, 1, "1f1b", 3, 1), 1.0)
+    with pytest.raises(PartitionError, match="no candidate fits"):
+        decide(Exploration(3, (lost,)), Maker(Rebatched(work.graph), work))
+
+
+def test_memory_that_nothing_fits_is_told() -> None:
+    work = workload("2xv100", 256, 4, 4)
+    search = Search(
+        Rebatched(work.graph), shrunk(work.cluster, 1e5), batch=16, cached=False, workers=1
+    )
+    with pytest.raises(PartitionError, match="no candidate fits"):
+        search.run()
