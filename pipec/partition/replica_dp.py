@@ -220,3 +220,27 @@ def _suffixes(
         found.cut.append(cut)
         found.replicas.append(replicas)
     return found
+
+
+def least_memory(cuts: Cuts, levels: Sequence[Level]) -> list[float]:
+    """The smallest limit per device that any pipeline keeps, by outermost components from 1.
+
+    The same recurrences, with the bytes that a stage's devices hold in the place of its time and
+    links that cost nothing.
+    """
+    everyone, only = prod(level.workers for level in levels), len(levels) == 1
+    need = cuts.held
+    for number, level in enumerate(levels[:-1]):
+        counts = range(1, level.workers + 1)
+        stages = [ceil(everyone / q) * need if number == 0 else need for q in counts]
+        need = all_pairs(cuts, stages, Level(level.workers, inf)).seconds[-1]
+    end = np.full(len(need), inf)
+    end[-1] = 0.0
+    found = [end]
+    for m in range(1, levels[-1].workers + 1):
+        ways = [
+            np.maximum(ceil(m / q) * need if only else need, found[m - q]).min(axis=1)
+            for q in range(1, m + 1)
+        ]
+        found.append(np.min(ways, axis=0))
+    return [float(least[0]) for least in found[1:]]

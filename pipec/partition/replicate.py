@@ -26,6 +26,7 @@ from pipec.partition.replica_dp import (
     Level,
     Suffixes,
     all_pairs,
+    least_memory,
     make_cuts,
     stage_seconds,
     suffixes,
@@ -121,7 +122,8 @@ def plan_replicated(
     if fewest:
         workers = 1 + next(m for m, t in enumerate(times) if t <= min(times) * (1 + TOLERANCE))
     if not times[workers - 1] < inf:
-        raise _nothing_fits(cuts, everyone, memory_bytes)
+        least = least_memory(cuts, levels)
+        raise _nothing_fits(cuts, everyone, memory_bytes, min(least) if fewest else least[-1])
     stages_found = _outer_stages(graph, cuts, base, levels, inner, tail, workers)
     return ReplicatedPlan(stages_found, times[workers - 1], workers, tuple(times), cuts.exact)
 
@@ -185,12 +187,20 @@ def _stage(
     )
 
 
-def _nothing_fits(cuts: Cuts, workers: int, limit: float) -> PartitionError:
+def _nothing_fits(cuts: Cuts, workers: int, limit: float, least: float) -> PartitionError:
+    """Says the limit that is there and the one that would do."""
     everything = float(cuts.family.weight[-1] + cuts.family.activation[-1])
     units = cuts.units.weight_bytes + cuts.units.activation_bytes
+    if least < inf:
+        share = f" ({least / limit:.3g} times as much)" if limit > 0 else ""
+        less = "with less none does" if cuts.exact else "in the orders that were tried"
+        want = f"{least:.10g} bytes on each{share}: with that a pipeline fits, {less}"
+    else:
+        want = "fewer workers: there are not as many places to cut"
     return PartitionError(
         "no replicated pipeline fits the memory",
-        got=f"{everything:.6g} bytes of weights and activations, {units.max():.6g} in one unit",
-        want=f"{limit:.6g} bytes on each of {workers} workers, times the minibatches in flight",
+        got=f"{limit:.10g} bytes on each of {workers} workers for {everything:.6g} bytes in all, "
+        f"{units.max():.6g} in one unit, times the minibatches in flight",
+        want=want,
         hint="use more workers or a smaller minibatch",
     )

@@ -92,6 +92,23 @@ def test_memory_by_position(graph: CostGraph, workers: int, limit: int) -> None:
         assert plan.seconds == pytest.approx(want)
 
 
+@settings(max_examples=60, deadline=None)
+@given(chains(5), st.sampled_from([[4], [3], [2, 2], [3, 2]]), st.booleans())
+def test_the_least_memory_is_told(graph: CostGraph, workers: list[int], fewest: bool) -> None:
+    levels = [Level(n, 2.0) for n in workers]
+    try:
+        plan_replicated(graph, levels, memory_bytes=0.5, fewest=fewest)
+    except PartitionError as error:
+        want = str(error.want)
+    else:
+        return  # it weighs nothing
+    least = float(want.split(maxsplit=1)[0])
+    assert "times as much" in want
+    plan_replicated(graph, levels, memory_bytes=least, fewest=fewest)
+    with pytest.raises(PartitionError):
+        plan_replicated(graph, levels, memory_bytes=least * (1 - 1e-9), fewest=fewest)
+
+
 GOLDEN = [
     ("vgg16", [(4, 1e9)], "3-1", 0.205521),
     ("vgg16", [(8, 1.25e9)], "7-1", 0.088874),
