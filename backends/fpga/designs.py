@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipec.backends.fpga.banks import with_banks
-from pipec.backends.fpga.compile import best_design
+from pipec.backends.fpga.compile import best_design, laid_out
 from pipec.backends.fpga.cutting.joint import METHOD
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.fifo import joined
@@ -12,7 +12,7 @@ from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.quantise.plan import calibrated
-from pipec.backends.fpga.search import Board, deep_fifos, fitted
+from pipec.backends.fpga.search import Board, deep_fifos
 from pipec.backends.fpga.shrink import shrunk
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
@@ -132,8 +132,8 @@ def _together(plan: Plan, nets: Sequence[Network], *, simulate: bool) -> tuple[S
 
 
 def _counted(plan: Plan, stage: int, design: StageDesign) -> StageDesign | None:
-    """The design with its memories placed again, as deep as they are; None if they don't fit."""
-    return fitted(design, Board(device_of(plan, stage), precision_of(plan)), deep_fifos(design))
+    """The design counted again, FIFOs as deep as they are; None if it doesn't fit any more."""
+    return laid_out(design, Board(device_of(plan, stage), precision_of(plan)), deep_fifos(design))
 
 
 def _design(plan: Plan, stage: int, network: Network, reserved: Sequence[Item] = ()) -> StageDesign:

@@ -5,7 +5,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipec.backends.fpga.design import DdrPort, Engine, Port, Resources, StageDesign, Stream
+from pipec.backends.fpga.design import (
+    DdrPort,
+    Engine,
+    Floorplan,
+    Port,
+    Resources,
+    StageDesign,
+    Stream,
+)
 from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.fifo import busiest
 from pipec.backends.fpga.nests import Swg
@@ -36,10 +44,14 @@ def stage_record(design: StageDesign) -> Json:
             "bottleneck": {"engine": engine, "cycles": cycles},
         },
         "resources": {"estimate": _rounded(design.resources), "limit": _rounded(design.limits)},
+        "regions": _regions(design.floorplan),
         "inputs": [_port(p, design) for p in design.inputs],
         "outputs": [_port(p, design) for p in design.outputs],
         "ports": {name: port.stream for name, port in port_names(design).items()},
-        "engines": [_engine(e) for e in design.engines],
+        "engines": [
+            {**_engine(e), "regions": list(design.floorplan.regions.get(e.name, ()))}
+            for e in design.engines
+        ],
         "fifos": [_fifo(s) for s in design.streams.values()],
         "ddr": [_ddr(p) for p in design.ddr],
     }
@@ -47,6 +59,23 @@ def stage_record(design: StageDesign) -> Json:
 
 def _rounded(resources: Resources) -> Json:
     return {k: round(v, 1) for k, v in dataclasses.asdict(resources).items()}
+
+
+def _regions(plan: Floorplan) -> Json:
+    """The super logic regions, if the chip has several: what is used of each, what crosses."""
+    pairs = zip(plan.used, plan.limits, strict=True)
+    kinds = ("dsp", "lut", "bram36", "uram")
+    return {
+        "slr": [
+            {
+                "estimate": {k: _rounded(used)[k] for k in kinds},
+                "limit": {k: _rounded(limit)[k] for k in kinds},
+            }
+            for used, limit in pairs
+        ],
+        "wires": list(plan.wires),
+        "wire_limit": plan.wire_limit,
+    }
 
 
 def _port(port: Port, design: StageDesign) -> Json:

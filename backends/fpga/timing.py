@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pipec.backends.fpga.design import Memory, Port, StageDesign
 from pipec.backends.fpga.fifo import busiest
+from pipec.backends.fpga.regions import filled
 from pipec.cluster.device import Device
 from pipec.plan.model import StageTiming
 
@@ -64,6 +65,14 @@ def stage_timing(
         notes.append(
             f"{len(design.ddr)} weight tables are streamed from DDR: {nbytes / 1e6:.1f} MB per "
             f"frame, {traffic / 1e9:.1f} of {device.memory_bandwidth / 1e9:.1f} GB/s"
+        )
+    if design.floorplan.regions:
+        fills = (
+            f"{k} {share:.0%} of {kind}" for k, (share, kind) in filled(design.floorplan).items()
+        )
+        notes.append(
+            f"super logic regions: {', '.join(fills)}; wires between them "
+            f"{', '.join(map(str, design.floorplan.wires))} of {design.floorplan.wire_limit}"
         )
     return StageTiming(
         interval_seconds=max(design.interval, sent) / clock,

@@ -3,8 +3,19 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pipec.errors import ClusterError
+
+
+@dataclass(frozen=True)
+class Region:
+    """A super logic region: one die of a stacked chip, by its shares of the board's fabric."""
+
+    dsp: float
+    lut: float
+    bram36: float
+    uram: float
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,9 @@ class FpgaResources:
         memory_kind: ``DDR`` or ``HBM``, as the vendor's linker calls it.
         memory_ports: Memory ports: DDR controllers, or HBM pseudo-channels.
         link_ports: Cages for links between boards.
+        regions: Super logic regions from bottom to top; none where the chip is one die.
+        memory_regions: Region of every memory port; none where that is not known.
+        crossings: Wires between two neighbouring regions (super long lines).
     """
 
     part: str
@@ -42,6 +56,9 @@ class FpgaResources:
     memory_kind: str = "DDR"
     memory_ports: int = 1
     link_ports: int = 2
+    regions: tuple[Region, ...] = ()
+    memory_regions: tuple[int, ...] = ()
+    crossings: int = 0
 
     @property
     def on_chip_bytes(self) -> int:
@@ -97,7 +114,13 @@ class Device:
         fields = dict(data)
         try:
             fpga = fields.pop("fpga")
-            resources = FpgaResources(**fpga) if isinstance(fpga, dict) else None
+            resources = _fabric(fpga) if isinstance(fpga, dict) else None
             return Device(**fields, fpga=resources)  # type: ignore[arg-type]
         except (TypeError, KeyError) as error:
             raise ClusterError("a device record is malformed", got=error) from error
+
+
+def _fabric(data: Mapping[str, Any]) -> FpgaResources:
+    regions = tuple(Region(**region) for region in data.get("regions", ()))
+    memory = tuple(data.get("memory_regions", ()))
+    return FpgaResources(**{**data, "regions": regions, "memory_regions": memory})

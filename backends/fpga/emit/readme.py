@@ -49,7 +49,7 @@ build/csim . DATA FRAMES      # play DATA/in_*.bin, write DATA/out_*.bin; they m
 ```
 
 {around}
-
+{_regions(design)}
 The host writes the table images once (one file after the other, each at a multiple of 64 bytes, in
 the order of the `load_table` calls), starts the kernel with `load_tables=1`, and after that with
 `load_tables=0`, any number of frames per call.
@@ -71,6 +71,15 @@ Simulated or estimated, not measured on a board: cycles and resources in `stage.
 Only a vendor tool can say: whether synthesis reaches the initiation intervals that the pragmas ask
 for, resource use after synthesis, timing at {design.clock_mhz:g} MHz, FIFO behaviour in
 co-simulation, and whether links and memories come up on the board. None of its steps was run.
+"""
+
+
+def _regions(design: StageDesign) -> str:
+    if not design.floorplan.regions:
+        return ""
+    return """
+The chip has several super logic regions; `floorplan.xdc` assigns every engine to one, within a
+budget per region and with few wires between them (`stage.json` says how many).
 """
 
 

@@ -13,6 +13,7 @@ from pipec.backends.fpga.csim.build import (
 )
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.cpp import comment
+from pipec.backends.fpga.emit.floorplan import FLOORPLAN, floorplan_xdc
 from pipec.backends.fpga.emit.link import around, block_design, link_cfg
 from pipec.backends.fpga.emit.readme import readme
 from pipec.backends.fpga.emit.source import top_name
@@ -36,12 +37,14 @@ def scripts(
         memory: Kind of the board's memory ports, ``DDR`` or ``HBM``.
     """
     found = around(design, crossing, memory)
+    regions = {FLOORPLAN: floorplan_xdc(design)} if design.floorplan.regions else {}
     board = ("link.cfg", link_cfg) if platform else ("block_design.tcl", block_design)
     return {
         "Makefile": makefile(design),
         "hls_config.cfg": hls_config(design, platform=platform),
         "run_hls.tcl": run_hls(design, platform=platform),
         board[0]: board[1](design, found),
+        **regions,
         "README.md": readme(design, tolerance, platform=platform),
     }
 

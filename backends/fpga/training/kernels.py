@@ -105,7 +105,10 @@ def kernels_on(
     Raises:
         BackendError: They do not fit.
     """
-    both = Network(*(tuple(x for n in networks for x in getattr(n, field)) for field in _FIELDS))
+    layers, inputs, outputs = (
+        tuple(x for n in networks for x in getattr(n, field)) for field in _FIELDS
+    )
+    both = Network(layers, inputs, outputs)
     whole = best_design(both, board, name)
     parts = [
         _part(whole, f"{name}_{suffix}", PREFIX[phase])
@@ -132,6 +135,10 @@ def _part(whole: StageDesign, name: str, prefix: str) -> StageDesign:
         inputs=tuple(p for p in whole.inputs if p.node.startswith(prefix)),
         outputs=tuple(p for p in whole.outputs if p.node.startswith(prefix)),
         ddr=tuple(p for p in whole.ddr if p.engine in names),
+        floorplan=dataclasses.replace(
+            whole.floorplan,
+            regions={e: r for e, r in whole.floorplan.regions.items() if e in names},
+        ),
         resources=sum((e.resources for e in engines), Resources()),
     )
     interval, _ = busiest(found)
