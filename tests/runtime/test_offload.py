@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from pipec.compiler.timeline import plan_memory
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
@@ -50,12 +51,13 @@ def predicted(order: Schedule, plan: Plan, moved: dict[int, int]) -> list[list[f
         plan: Whose saved values.
         moved: Stage to those of its bytes that wait in host memory.
     """
-    trained = [s.training for s in plan.stages if s.training]
+    whole, stages = plan_memory(plan), range(len(plan.stages))
+    assert whole.saved_for_w is not None
     memory = Memory(
-        saved=[t.saved_bytes - moved.get(s, 0) for s, t in enumerate(trained)],
-        saved_for_w=[0.0] * len(trained),
+        saved=[whole.saved[s] - moved.get(s, 0) for s in stages],
+        saved_for_w=[0.0 if moved else whole.saved_for_w[s] for s in stages],
     )
-    timeline = simulate(order, Times.uniform(len(trained)), memory)
+    timeline = simulate(order, Times.uniform(len(stages)), memory)
     curves, column = timeline.memory_curves, CATEGORIES.index("activations")
     found: list[list[float]] = [[] for _ in range(order.devices)]
     for k, action in enumerate(order):
@@ -84,7 +86,9 @@ def observed(case: Case, plan: Plan, order: Schedule) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("recompute", ["views", "all"])
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "pipedream"])
+@pytest.mark.parametrize(
+    "name", ["gpipe", "1f1b", "interleaved", "pipedream", "zb-h1", "zbv", "dualpipev"]
+)
 def test_the_device_holds_at_every_moment_what_the_timeline_says(name: str, recompute: str) -> None:
     case = CASES["cnn"]
     plan = staged(case, seeded(case), STAGES, recompute=recompute)
