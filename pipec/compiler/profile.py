@@ -230,22 +230,30 @@ def _pooled(
 def _cost(stage: int, samples: Mapping[str, Samples], workspace: Mapping[str, int]) -> StageCost:
     """One stage on rows with full backwards, with split ones, and with a step per microbatch."""
 
-    def median(name: str, kind: ActionKind, *, first: bool | None = None) -> float:
-        """Of one row."""
-        return statistics.median(_pooled({name: samples[name]}, kind, stage, first=first))
+    def every(name: str, kind: ActionKind, *, first: bool | None = None) -> list[float]:
+        """Of one row, if it was run."""
+        return _pooled({n: s for n, s in samples.items() if n == name}, kind, stage, first=first)
 
     forward = statistics.median(_pooled(samples, _K.F, stage, first=None))
     if "inference" in samples:
         return StageCost(forward, workspace=workspace)
-    alone, step = median("1f1b", _K.B, first=True), median("1f1b", _K.STEP)
+    making = every("1f1b", _K.B, first=True) + every("pipedream", _K.B)
+    adding = every("1f1b", _K.B, first=False)
+    alone, later = statistics.median(making), statistics.median(adding)
+    if later < alone:  # no difference beyond chance
+        alone = later = statistics.median(making + adding)
+    weight_gradients = every("zb-h1", _K.W, first=True)
+    weight_gradients += [max(0.0, s - (later - alone)) for s in every("zb-h1", _K.W, first=False)]
+    step = statistics.median(every("1f1b", _K.STEP))
+    copied = every("pipedream", _K.STEP)
     return StageCost(
         F=forward,
         B=alone,
-        I=median("zb-h1", _K.I),
-        W=median("zb-h1", _K.W, first=True),
-        accumulate=max(0.0, median("1f1b", _K.B, first=False) - alone),
+        I=statistics.median(every("zb-h1", _K.I)),
+        W=statistics.median(weight_gradients),
+        accumulate=later - alone,
         step=step,
-        step_copied=median("pipedream", _K.STEP) if "pipedream" in samples else step,
+        step_copied=statistics.median(copied) if copied else step,
         optimizer_bytes=samples["1f1b"].optimizer_bytes.get(stage, 0),
         workspace=workspace,
     )
