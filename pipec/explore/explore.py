@@ -12,6 +12,7 @@ from pipec.explore.predict import Prediction
 from pipec.explore.split import split_boundary
 from pipec.explore.workload import Workload
 from pipec.plan.model import Tried
+from pipec.schedule.registry import plain_name
 
 BASELINES = ("data parallel", "gpipe", "1f1b")
 FITTED = 48
@@ -54,11 +55,13 @@ class Exploration:
 
     def baseline(self, name: str) -> Prediction | None:
         """The fastest possible candidate of plain data parallelism, GPipe or 1F1B."""
-        for p in self.predictions:
-            kind = "data parallel" if p.candidate.depth == 1 else p.candidate.schedule
-            if p.possible and kind == name:
-                return p
-        return None
+        return next(
+            (p for p in self.predictions if p.possible and _kind(p.candidate) == name), None
+        )
+
+    def tried_at_all(self, name: str) -> bool:
+        """Whether a baseline is among the candidates, possible or not."""
+        return any(_kind(p.candidate) == name for p in self.predictions)
 
     def why(self, p: Prediction) -> str:
         """Why a prediction did not win, in words."""
@@ -160,6 +163,15 @@ def _fitted(predict: Predict, found: Sequence[Prediction]) -> list[Prediction]:
         tried += predict([replace(p.candidate, fitted=True) for p in some])
         best = min([best, *(p.seconds for p in tried if p.possible)])
     return tried
+
+
+def _kind(c: Candidate) -> str:
+    """Which baseline a candidate is an instance of, or the name of its schedule.
+
+    On devices that stream, the order of 1F1B is called ``1f1b-as``.
+    """
+    plain = plain_name(c.schedule)
+    return "data parallel" if c.depth == 1 else {"1f1b-as": "1f1b"}.get(plain, plain)
 
 
 def order(p: Prediction) -> tuple[bool, float, Candidate]:

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+
+from pipec.autodiff.differentiate import differentiate
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.problem import placement_problem
 from pipec.cost.model import Roofline
@@ -24,12 +27,14 @@ class Workload:
         costs: At the traced batch size.
         cluster: The devices.
         traced_batch: Samples in the traced inputs.
+        saved: Bytes of what the backward needs of the traced batch, by the call that makes it.
     """
 
     graph: Graph
     costs: CostTable
     cluster: Cluster
     traced_batch: int
+    saved: Mapping[str, int]
     _problems: dict[tuple[int, bool], CostGraph] = field(default_factory=dict, compare=False)
 
     def problem(self, samples: int, *, recompute: bool) -> CostGraph:
@@ -42,8 +47,10 @@ class Workload:
         """
         key = (samples, recompute)
         if key not in self._problems:
-            table = self.scaled(samples / self.traced_batch)
-            problem = placement_problem(self.graph, table)
+            ratio = samples / self.traced_batch
+            problem = placement_problem(self.graph, self.scaled(ratio))
+            held = [ratio * self.saved.get(name, 0) for name in problem.names]
+            problem = replace(problem, activation_bytes=np.array(held))
             if recompute:
                 problem = replace(problem, work=problem.work * 4 / 3)
             self._problems[key] = problem
@@ -57,7 +64,11 @@ class Workload:
         """
         graph = split_node(self.graph, node, share)
         costs = split_costs(self.costs, graph, node, Roofline(), self.cluster)
-        return Workload(graph, costs, self.cluster, self.traced_batch)
+        new = [n.name for n in graph.calls if n.name not in self.saved]
+        known = {n.name for n in graph.calls}
+        gone = sum(size for name, size in self.saved.items() if name not in known)
+        saved = {**self.saved, **dict.fromkeys(new, 0), new[-1]: gone}
+        return Workload(graph, costs, self.cluster, self.traced_batch, saved)
 
     @cached_property
     def shared_weights(self) -> list[tuple[int, list[int]]]:
@@ -109,7 +120,25 @@ def make_workload(graph: Graph, costs: CostTable, cluster: Cluster) -> Workload:
             "exploration plans training, and the model has no loss",
             hint="let the factory return a loss too and pass --training",
         )
-    return Workload(graph, costs, cluster, batch_of(graph))
+    return Workload(graph, costs, cluster, batch_of(graph), saved_bytes(graph))
+
+
+def saved_bytes(graph: Graph) -> dict[str, int]:
+    """Bytes that the backward of the whole model needs, by the call of the model that makes them.
+
+    What a call is decomposed into counts with it.
+
+    Raises:
+        GraphError: It cannot be differentiated.
+    """
+    training = differentiate(graph, [graph])[0]
+    sizes = {v.name: v.nbytes for v in training.saved}
+    found = {n.name: 0 for n in graph.calls}
+    at = graph.calls[-1].name
+    for name in reversed(list(training.F.nodes)):
+        at = name if name in found else at
+        found[at] += sizes.get(name, 0)
+    return found
 
 
 def batch_of(graph: Graph) -> int:

@@ -34,5 +34,6 @@ def print_exploration(exploration: Exploration, console: Console, top: int = 12)
     )
     for name in BASELINES:
         base = exploration.baseline(name)
-        ratio = f"{base.seconds / best.seconds:.2f}x" if base else "does not fit"
+        lost = "does not fit" if exploration.tried_at_all(name) else "not tried"
+        ratio = f"{base.seconds / best.seconds:.2f}x" if base else lost
         console.print(f"speed-up over {name}: {ratio}")

@@ -1,6 +1,7 @@
 """Exploration on a small training graph: never slower than its baselines, memory kept, cached."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,13 +78,13 @@ def test_one_stage_is_compute_plus_all_reduce() -> None:
 def test_memory_decides_and_is_told() -> None:
     work = workload("2xv100")
     small = Cluster(tuple(d for d in work.cluster.devices))
-    tight = Workload(work.graph, work.costs, shrunk(small, 14e6), work.traced_batch)
+    tight = replace(work, cluster=shrunk(small, 14e6))
     tried = list(candidates(tight.cluster, 16, ("gpipe", "1f1b")))
     found = explore(tight, tried, 16, workers=1)
     best = found.best
     assert all(p <= m for p, m in zip(best.peak_bytes, best.memory_bytes, strict=True))
     assert any("does not fit: device 0 needs" in p.problem for p in found.predictions)
-    none = Workload(work.graph, work.costs, shrunk(small, 1e6), work.traced_batch)
+    none = replace(work, cluster=shrunk(small, 1e6))
     lost = explore(none, tried, 16, workers=1)
     with pytest.raises(PartitionError, match="no candidate fits"):
         _ = lost.best
@@ -101,7 +102,7 @@ def test_saved_values_are_fitted_where_memory_binds() -> None:
     tried = [Candidate(2, 1, "1f1b", 4096, 8, again) for again in (False, True)]
     plain, again = (Predictor(work).predict(c) for c in tried)
     room = (max(plain.peak_bytes) + max(again.peak_bytes)) / 2
-    tight = Workload(work.graph, work.costs, shrunk(work.cluster, room), work.traced_batch)
+    tight = replace(work, cluster=shrunk(work.cluster, room))
     found = explore(tight, tried, 8 * 4096, workers=1)
     best = found.best
     assert best.candidate.fitted
