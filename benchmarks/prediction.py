@@ -178,7 +178,7 @@ def plans(workload: Workload) -> tuple[dict[int, Plan], Batch]:
 
     def batch(k: int) -> dict[str, Tensor]:
         part = slice(k % MICROBATCHES * rows, (k % MICROBATCHES + 1) * rows)
-        return dict(zip(names, (x[part], y[part]), strict=True))
+        return dict(zip(names, (x[part].clone(), y[part].clone()), strict=True))  # as a loader's
 
     costs, passes = node_costs(graph, batch(0)), parse_pipeline(PASSES)
     clusters = {n: parse_cluster(f"{n}xcpu") for n in sorted(set(SCHEDULES.values()))}

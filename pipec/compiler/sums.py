@@ -102,6 +102,8 @@ def _homes(place: Placement, stages: Sequence[int]) -> Devices:
 
 def _all_reduce(plan: Plan, devices: Devices, nbytes: float) -> float:
     """By what was measured between two devices of the first one's kind, else over their links."""
+    if len(devices) < 2:
+        return 0.0
     measured = plan.costs and plan.costs.messages.get(plan.cluster.devices[devices[0]].kind)
     seconds = measured.all_reduce(nbytes, len(devices)) if measured else None
     return plan.cluster.all_reduce(devices, nbytes) if seconds is None else seconds

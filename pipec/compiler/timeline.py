@@ -9,6 +9,7 @@ from pipec.compiler.sums import before_steps, reductions, trained_bytes
 from pipec.errors import PlanError
 from pipec.graph.ir import InputKind, nbytes, tensor, tensor_nbytes
 from pipec.plan.model import Plan, Stage
+from pipec.runtime.process_group import SLOTS
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.routes import routes_of
@@ -64,7 +65,7 @@ def plan_timeline(plan: Plan, schedule: Schedule, *, clipped: bool = False) -> T
         reduce=reductions(plan, schedule),
         step=_steps(plan, schedule, times, clipped=clipped),
     )
-    return simulate(schedule, _with_processors(plan, schedule, times), plan_memory(plan))
+    return simulate(schedule, _with_processors(plan, schedule, times), _with_posts(plan))
 
 
 def _steps(plan: Plan, schedule: Schedule, times: Times, *, clipped: bool) -> tuple[float, ...]:
@@ -107,6 +108,16 @@ def plan_memory(plan: Plan) -> Memory:
         saved_for_w=[w for _, w in saved],
         workspace=_workspace(plan),
     )
+
+
+def _with_posts(plan: Plan) -> Memory:
+    """What stages hold; where messages were measured, as the processes' transport has them."""
+    memory = plan_memory(plan)
+    if not any(measured_messages(plan, stage) for stage in plan.stages):
+        return memory
+    saved = [{v.name for v in s.training.saved} if s.training else set() for s in plan.stages]
+    both = [c.name for c in plan.channels if c.value in saved[c.src]]
+    return replace(memory, slots=SLOTS, saved_too=both)
 
 
 def _workspace(plan: Plan) -> dict[str, list[float]]:

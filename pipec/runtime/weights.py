@@ -148,6 +148,7 @@ class StageWeights:
             in_place: Write to the tensors of the newest version; nothing may read it any more.
             rate: Factor on the learning rate of this update alone.
         """
+        self._let_go(min(oldest, self.newest))
         grads = self.gradients(update)
         for name, p in self.parameters.items():
             p.grad = (grads[name] * scale).to(p.dtype) if scale != 1.0 else grads[name]
@@ -167,7 +168,10 @@ class StageWeights:
     def install(self, version: int, tensors: Tensors, oldest: int) -> None:
         """Hold a version that was made here or received; let go what is older than ``oldest``."""
         self._versions[version] = {**self._versions[self.newest], **tensors}
-        for old in [v for v in self._versions if v < min(oldest, version)]:
+        self._let_go(min(oldest, version))
+
+    def _let_go(self, oldest: int) -> None:
+        for old in [v for v in self._versions if v < oldest]:
             del self._versions[old]
 
     def rebase(self) -> None:

@@ -8,7 +8,7 @@ optimizer    always
 activations  saved by F, released by B (or by I and W); on the host between OFFLOAD and FETCH;
              and the workspace of an action, while it runs
 buffers      of the sender from the producer's end to the send's, of the receiver from the send's
-             start to the consumer's end
+             start to the consumer's end; longer where the transport posts ahead (`Memory.slots`)
 ```
 """
 
@@ -43,6 +43,10 @@ class Memory:
             cut differently; as ``weights`` if absent.
         workspace: One of `WORKSPACES` to what such an action allocates while it runs, beyond all
             that is listed here.
+        slots: Receives of one channel that the transport posts ahead of the row; it also keeps
+            what it sent until an answer comes (`pipec.simulate.posted`). 0: buffers are there
+            from the send's start, values until its end.
+        saved_too: Names of channels whose value the sender saves for its backward anyway.
     """
 
     weights: Sequence[float] = ()
@@ -52,6 +56,8 @@ class Memory:
     saved_for_w: Sequence[float] | None = None
     forward_weights: Sequence[float] | None = None
     workspace: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    slots: int = 0
+    saved_too: Sequence[str] = ()
 
     def of(self, name: str, stages: int) -> Float:
         """One field as an array, 0 if it is empty.
@@ -87,7 +93,9 @@ class Memory:
         given = {n: getattr(self, n) for n in optional}
         lists = {n: None if v is None else list(v) for n, v in given.items()}
         workspace = {kind: list(values) for kind, values in self.workspace.items()}
-        return {n: list(getattr(self, n)) for n in names} | lists | {"workspace": workspace}
+        told = {n: list(getattr(self, n)) for n in names} | lists | {"workspace": workspace}
+        posted = {"slots": self.slots, "saved_too": list(self.saved_too)} if self.slots else {}
+        return told | posted
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

@@ -13,6 +13,7 @@ from pipec.schedule.routes import Routes, routes_of
 from pipec.schedule.schedule import Schedule
 from pipec.schedule.tables import Tables
 from pipec.simulate.memory import Memory, Spans
+from pipec.simulate.posted import Posted
 from pipec.simulate.times import Float
 
 _K, _C = ActionKind, ChannelKind
@@ -53,7 +54,7 @@ class Held:
 
     def all(self, memory: Memory) -> list[Spans]:
         """Everything, with its bytes."""
-        spans = [*self._messages(), self.weights(memory)]
+        spans = [*self._messages(memory), self.weights(memory)]
         if self.schedule.training:
             spans += [*self.saved(memory), self._workspace(memory), *self._gradients(memory)]
         return spans
@@ -127,9 +128,14 @@ class Held:
         there = left < len(self.schedule)
         return np.where(there, left, forward), np.where(there, came, final)
 
-    def _messages(self) -> list[Spans]:
-        """Values on their way: at the sender until sent, at the receiver until consumed."""
+    def _messages(self, memory: Memory) -> list[Spans]:
+        """Values on their way: at the sender until sent, at the receiver until consumed.
+
+        With a transport that posts receives ahead (`Memory.slots`), from the post; and until an
+        answer proves that they came.
+        """
         found = []
+        posted = Posted(self.schedule, self.end, memory.slots) if memory.slots else None
         for kind in (_C.F, _C.B, _C.S, _C.H):
             sends = self._at.rows(kind.send)
             if not len(sends):
@@ -148,8 +154,16 @@ class Held:
             name = "activations" if saved else "buffers"
             leaves = self._from[source] if saved else self._until[source]
             arrives = self._from[arrival] if kind is _C.H else self.begin[sends]
+            left, kept = self.end[sends], size
+            if posted is not None and kind is not _C.H:
+                arrives = np.append(posted.from_post, [0.0, 0.0])[arrival]
+                left = posted.until_proven[sends]
+                kept = (
+                    np.where([c.name in memory.saved_too for c in s.channels], 0.0, 1.0)[number]
+                    * size
+                )
             there = np.append(s.device, [0, 0])[arrival]
-            found.append(Spans(name, s.device[sends], leaves, self.end[sends], size))
+            found.append(Spans(name, s.device[sends], leaves, left, kept))
             found.append(Spans(name, there, arrives, self._until[target], size))
         return found
 

@@ -14,6 +14,7 @@ from pipec.plan.model import Plan
 from pipec.runtime.allocations import Allocations, counting
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.local import LocalPipeline
+from pipec.runtime.weights import StageWeights
 from tests.autodiff.zoo import CASES, seeded
 from tests.runtime.pipelines import batches, scheduled
 
@@ -41,6 +42,16 @@ def test_lists_of_results_count_each() -> None:
         assert found.peak == 120
         assert found.live == 60
     del parts
+
+
+def test_a_step_lets_versions_go_that_nobody_uses_before_it_makes_another() -> None:
+    weights = StageWeights(0, {"w": torch.zeros(1000)}, ("w",), None)
+    for version in (1, 2):
+        weights.accumulate(version, {"w": torch.ones(1000)})
+        with Allocations(t for v in weights.versions for t in weights.at(v).values()) as found:
+            weights.step(version, scale=1.0, oldest=version - 1, in_place=False)
+            assert found.peak == 8000
+    assert weights.versions == (1, 2)
 
 
 def adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -1,5 +1,7 @@
 """Memory over time, by category, against counts made by hand."""
 
+import json
+
 import pytest
 
 from pipec.schedule.channels import Channel, ChannelKind, value
@@ -99,3 +101,24 @@ def test_a_timeline_survives_json() -> None:
     assert data["peak_bytes"] == [514, 1005]
     assert data["critical_path"][0] == "0F0"
     assert sum(data["busy_seconds"]) == pytest.approx(24)
+
+
+def test_receives_posted_ahead_and_values_kept_until_an_answer() -> None:
+    """F and B take a second, messages none; each has 10 bytes, two receives are posted ahead."""
+    schedule = insert_comm(generate("gpipe", 2, 3), value("h", 0, 1, 10, depth=None))
+    memory = Memory(slots=2)
+    first, last = simulate(schedule, Times.uniform(2, B=1), memory).memory_curves
+    # device 1 runs F from 1 to 4, B from 4 to 7. Its row begins with a receive, which frees a slot
+    # for the third post; gradients that it sent stay until the end of all
+    assert changes(last, "buffers") == {
+        0: 30, 2: 20, 3: 10, 4: 0, 5: 10, 6: 20, 7: 30, 8: 0
+    }  # fmt: skip
+    # device 0 runs F from 0 to 3, B from 5 to 8. It posts two receives at once and the third when
+    # its row gets to the first; that comes at 5 and proves that all three values came
+    assert changes(first, "buffers") == {
+        0: 20, 1: 30, 2: 40, 3: 60, 5: 30, 6: 20, 7: 10, 8: 0
+    }  # fmt: skip
+    saved = simulate(schedule, Times.uniform(2, B=1), Memory(slots=2, saved_too=["h"]))
+    assert changes(saved.memory_curves[0], "buffers") == {0: 20, 3: 30, 6: 20, 7: 10, 8: 0}
+    again = from_json(schedule, json.loads(json.dumps(saved.to_json())))
+    assert again.peak_bytes == saved.peak_bytes

@@ -1,0 +1,105 @@
+"""Buffers of a transport that posts receives ahead and keeps what it sent until an answer comes.
+
+```text
+receiver   buffer       from its post, up to ``slots`` of a channel ahead of the row
+sender     kept value   until a message comes back that its receiver sent after taking the value
+```
+
+Receives are posted in the order of the row. They wait for a channel without a free slot, and with
+them all that come later (`pipec.runtime.process_group` does the same).
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from pipec.schedule.action import ActionKind
+from pipec.schedule.channels import ChannelKind
+from pipec.schedule.schedule import Schedule
+from pipec.schedule.tables import Tables
+from pipec.simulate.times import Float
+
+_K = ActionKind
+_VALUES = (ChannelKind.F, ChannelKind.B, ChannelKind.S)
+_BESIDE = (*(c.send for c in ChannelKind), _K.FETCH)
+"""What a device's row does not wait for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Posted:
+    """When buffers of messages are there.
+
+    Attributes:
+        schedule: What ran.
+        end: When each action ended.
+        slots: Receives of one channel that are posted ahead.
+    """
+
+    schedule: Schedule
+    end: Float
+    slots: int
+
+    @cached_property
+    def from_post(self) -> Float:
+        """By position of a receive, when its buffer is posted."""
+        s, found = self.schedule, np.zeros(len(self.schedule))
+        receives = np.isin(s.kind, [c.receive for c in ChannelKind if c is not ChannelKind.H])
+        for device in range(s.devices):
+            begin, end = s.device_ptr[device : device + 2]
+            rows = (begin + np.flatnonzero(receives[begin:end])).tolist()
+            coming, taken = deque(rows), Counter[int]()
+            for now, mine in [(0.0, None), *((float(self._reached[r]), r) for r in rows)]:
+                while coming and mine is not None and coming[0] <= mine:
+                    taken[int(s.channel[coming[0]])] += 1
+                    found[coming.popleft()] = now
+                if mine is not None:
+                    taken[int(s.channel[mine])] -= 1
+                while coming and taken[int(s.channel[coming[0]])] < self.slots:
+                    taken[int(s.channel[coming[0]])] += 1
+                    found[coming.popleft()] = now
+        return found
+
+    @cached_property
+    def until_proven(self) -> Float:
+        """By position of a send, when an answer lets the value go; the end of all without one."""
+        s, other = self.schedule, self._partner
+        found = np.full(len(s), self.end.max(initial=0.0))
+        sends = np.isin(s.kind, [c.send for c in _VALUES])
+        taken = np.maximum(self._reached, self.end)
+        for device in range(s.devices):
+            begin, end = s.device_ptr[device : device + 2]
+            arrived: dict[int, list[int]] = {}
+            for mine in (begin + np.flatnonzero(other[begin:end] >= 0)).tolist():
+                far = int(other[mine])
+                where = int(s.device[far])
+                if sends[mine]:
+                    found[arrived.pop(where, [])] = taken[far]
+                else:
+                    arrived.setdefault(where, []).append(far)
+        return found
+
+    @cached_property
+    def _reached(self) -> Float:
+        """When each device's row gets to an action: all before it but sends and copies are done."""
+        s = self.schedule
+        before = np.where(np.isin(s.kind, _BESIDE), 0.0, self.end)
+        found = np.zeros(len(s))
+        for begin, end in zip(s.device_ptr[:-1], s.device_ptr[1:], strict=True):
+            found[begin + 1 : end] = np.maximum.accumulate(before[begin:end])[:-1]
+        return found
+
+    @cached_property
+    def _partner(self) -> npt.NDArray[np.int64]:
+        """By position of a send or receive of values that of its other end; -1 of all else."""
+        s, at = self.schedule, Tables(self.schedule)
+        found = np.full(len(s), -1)
+        for kind in _VALUES:
+            sends = at.rows(kind.send)
+            received = at.messages(kind, kind.receive)
+            arrival = received[s.channel[sends] - at.first[kind], s.microbatch[sends]]
+            there = arrival < len(s)
+            found[sends[there]], found[arrival[there]] = arrival[there], sends[there]
+        return found
