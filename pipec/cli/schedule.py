@@ -84,6 +84,9 @@ def _listing() -> str:
         options = ", ".join(f"{p.name}={p.default}" for p in known)
         summary = (inspect.getdoc(function) or "").splitlines()[0]
         lines.append(f"{name:<14} {summary}" + (f"\n{'':<14} options: {options}" if known else ""))
+    lines.append(
+        "with a flush, also: replicas=1, adjacent=stages (or replicas): copies of the pipeline"
+    )
     return "\n".join(lines)
 
 
