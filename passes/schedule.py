@@ -7,6 +7,7 @@ from pipec.compiler.backend import load_backend
 from pipec.compiler.choose_schedule import choose_schedule
 from pipec.compiler.complete import completed
 from pipec.compiler.pass_base import Pass
+from pipec.compiler.reside import through_host
 from pipec.errors import PipecError, ScheduleError
 from pipec.plan.model import Fact, Plan
 from pipec.schedule.registry import STREAMING, SYNCHRONOUS, generate
@@ -22,6 +23,8 @@ class SchedulePass(Pass):
        taken (of equally fast ones that of least memory), and the plan keeps all predictions. What
        else could be varied (stages, replicas, microbatches) stays: `pipec.explore` varies it.
     2. Every channel of the plan gets its actions, and in training its gradient's.
+    3. Where forward and backward run on two devices and saved values go through the host, these
+       become host slots, with their nodes in F and B.
 
     Attributes:
         generator: Name of a schedule (`pipec schedule` lists them), its options behind it:
@@ -42,12 +45,10 @@ class SchedulePass(Pass):
         if self.generator == "fastest" and plan.trains:
             return self._explored(plan)
         name = "inference" if self.generator == "fastest" else self.generator
-        return plan.replace(schedule=self._made(plan, name))
-
-    def _made(self, plan: Plan, name: str) -> Schedule:
         made = generate(name, len(plan.stages), self.microbatches)
         check_placement(plan, made)
-        return completed(made, plan)
+        plan = through_host(plan, made)
+        return plan.replace(schedule=completed(made, plan))
 
     def _explored(self, plan: Plan) -> Plan:
         """The plan with the best schedule and what was tried to find it."""

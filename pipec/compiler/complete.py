@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from pipec.compiler.sums import joint_devices
-from pipec.plan.model import Plan, ValueChannel
+from pipec.compiler.sums import joint_devices, trained_bytes
+from pipec.plan.model import Plan, Stage, ValueChannel
 from pipec.schedule.channels import Channel, ChannelKind, value
 from pipec.schedule.comm import insert_comm
 from pipec.schedule.offload import insert_offload
@@ -24,21 +24,34 @@ def completed(compute: Schedule, plan: Plan, *, clipped: bool = False) -> Schedu
         plan: What it will run.
         clipped: Whether the norm of all gradients together is limited.
     """
+    if compute.placement.separate:
+        compute = compute.replace(channels=tuple(_sized(c, plan) for c in compute.channels))
     schedule = insert_comm(compute, _channels(plan, training=compute.training))
     slots = host_channels(plan) if compute.training else []
-    own = [_sized(c, plan) for c in schedule.channels if c.kind is ChannelKind.H]
-    if slots or own:
-        schedule = insert_offload(schedule, slots or own)
+    if slots or any(c.kind is ChannelKind.H for c in schedule.channels):
+        schedule = insert_offload(schedule, slots)
     if schedule.training:
         joint = joint_devices(plan, schedule, clipped=clipped)
         schedule = insert_steps(insert_reduce(schedule, overlap=False), joint)
     return schedule
 
 
-def _sized(slot: Channel, plan: Plan) -> Channel:
-    """A generator's own way through host memory, with the bytes of all that its stage saves."""
-    training = plan.stages[slot.src].training if slot.src < len(plan.stages) else None
-    return slot if training is None else replace(slot, nbytes=training.saved_bytes)
+def _sized(channel: Channel, plan: Plan) -> Channel:
+    """A generator's channel from F to B or back, with the bytes that it moves.
+
+    All that its stage saves, of every microbatch; or the weights that it trains, of every update.
+    """
+    moves = {ChannelKind.S: _saved_bytes, ChannelKind.H: _saved_bytes, ChannelKind.W: trained_bytes}
+    if channel.kind not in moves or channel.src >= len(plan.stages):
+        return channel
+    stage = plan.stages[channel.src]
+    if stage.training is None:
+        return channel
+    return replace(channel, nbytes=moves[channel.kind](stage))
+
+
+def _saved_bytes(stage: Stage) -> int:
+    return 0 if stage.training is None else stage.training.saved_bytes
 
 
 def host_channels(plan: Plan) -> list[Channel]:

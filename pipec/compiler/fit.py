@@ -5,8 +5,11 @@ flight, and what weights, gradients, optimizer and messages leave of its device'
 schedule is simulated. Stages that share a device share that room and the link to the host.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Self
 
 import numpy as np
 
@@ -30,23 +33,40 @@ from pipec.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True)
-class Residency:
+class Fates:
     """What becomes of the saved values of one stage.
 
     Attributes:
         recompute: Values that B computes again.
         slots: The values that wait in host memory: (depth, names) of every slot.
-        choice: The optimiser's answer: added time of the stage alone, and its bound.
     """
 
     recompute: frozenset[str]
     slots: tuple[tuple[int, tuple[str, ...]], ...]
-    choice: Choice
 
     @property
     def changes(self) -> bool:
         """Whether anything leaves or is computed again."""
         return bool(self.recompute or self.slots)
+
+
+@dataclass(frozen=True)
+class Residency(Fates):
+    """What an optimiser made of the saved values of one stage.
+
+    Attributes:
+        choice: Its answer: added time of the stage alone, and its bound.
+    """
+
+    choice: Choice
+
+    @classmethod
+    def of(cls, training: Training, choice: Choice) -> Self:
+        """A choice by the names of the values."""
+        names = saved_in_order(training)
+        again = np.flatnonzero(choice.decision == RECOMPUTE).tolist()
+        slots = tuple((s.depth, tuple(names[v] for v in s.values)) for s in choice.slots)
+        return cls(frozenset(names[v] for v in again), slots, choice)
 
 
 def fit(
@@ -59,6 +79,8 @@ def fit(
 ) -> list[Residency]:
     """Choose for every stage of a plan, so that each device keeps its limit.
 
+    Forward and backward of a stage run on one device; `pipec.compiler.fit_apart` is for others.
+
     Args:
         plan: Differentiated and timed.
         schedule: What it will run, communication included.
@@ -69,29 +91,25 @@ def fit(
     Raises:
         PassError: A device's limit cannot be met; how far it is from that is told.
     """
-    if schedule.placement.separate:
-        raise PassError(
-            "saved values leave a device whose forward and backward lie on two devices anyway",
-            got=f"schedule {schedule.name}",
-            want="a schedule that runs both on one device, such as 1f1b",
-        )
     works, turns = stage_work(plan), in_flight(schedule)
     times = stage_times(plan).compute
     found = []
     for s, room in enumerate(_rooms(plan, schedule, works, turns, limit)):
         whole = times[ActionKind.B][s]
         problem = Problem(
-            *_values(works[s], recompute=recompute),
+            *values_of(works[s], recompute=recompute),
             forward=times[ActionKind.F][s],
             backward=whole,
             cap=max(room.nbytes, 0.0),
             bandwidth=works[s].device.host_bandwidth / room.stages if host else 0.0,
             flight=max(turns[s].most, 1),
             alternates=turns[s].alternates,
-            together=_together(works[s].training),
-            working=_Working(works[s].training, max(turns[s].most, 1)),
+            together=together(works[s].training),
+            working=WorkingBytes(works[s].training, max(turns[s].most, 1)),
         )
-        found.append(_chosen(s, room, problem, works[s].training))
+        with refused(s, room.device, room.limit, room.nbytes):
+            choice = choose(problem)
+        found.append(Residency.of(works[s].training, choice))
     return found
 
 
@@ -175,7 +193,7 @@ def _fixed_bytes(plan: Plan, schedule: Schedule) -> list[float]:
     return list(replace(timeline, memory=memory).peak_bytes)
 
 
-def _values(work: StageWork, *, recompute: bool) -> tuple[FloatArray, FloatArray]:
+def values_of(work: StageWork, *, recompute: bool) -> tuple[FloatArray, FloatArray]:
     """Bytes of every saved value, in the order of `saved_in_order`, and seconds to redo it."""
     names = saved_in_order(work.training)
     sizes = {v.name: float(v.nbytes) for v in work.training.saved}
@@ -183,25 +201,33 @@ def _values(work: StageWork, *, recompute: bool) -> tuple[FloatArray, FloatArray
     return np.array([sizes[n] for n in names]), np.array(again)
 
 
-def _chosen(stage: int, room: _Room, problem: Problem, training: Training) -> Residency:
+@contextmanager
+def refused(stage: int, device: int, limit: float, left: float) -> Iterator[None]:
+    """Say of what does not fit which stage and device it is, and how far it is from fitting.
+
+    Args:
+        stage: The stage.
+        device: Its device.
+        limit: All bytes of the device.
+        left: What weights and so on leave of them to saved values.
+
+    Raises:
+        PassError: Instead of a `DoesNotFitError`.
+    """
     try:
-        choice = choose(problem)
+        yield
     except DoesNotFitError as error:
         raise PassError(
-            f"stage {stage} does not fit device {room.device}, whatever is moved or recomputed",
-            where=f"{room.limit:,.0f} bytes of memory",
+            f"stage {stage} does not fit device {device}, whatever is moved or recomputed",
+            where=f"{limit:,.0f} bytes of memory",
             got=f"{error.least:,.0f} bytes of saved values at least",
-            want=f"{max(room.nbytes, 0):,.0f} bytes, which is what weights and messages leave: "
-            f"{error.least - room.nbytes:,.0f} bytes short",
+            want=f"{max(left, 0):,.0f} bytes, which is what weights and messages leave: "
+            f"{error.least - left:,.0f} bytes short",
             hint=error.hint,
         ) from error
-    names = saved_in_order(training)
-    again = np.flatnonzero(choice.decision == RECOMPUTE).tolist()
-    slots = tuple((s.depth, tuple(names[v] for v in s.values)) for s in choice.slots)
-    return Residency(frozenset(names[v] for v in again), slots, choice)
 
 
-def _together(training: Training) -> list[dict[int, float]]:
+def together(training: Training) -> list[dict[int, float]]:
     """Values that are alive while each saved value is computed again: itself and what it reads."""
     names = saved_in_order(training)
     at, nodes = {n: v for v, n in enumerate(names)}, training.F.nodes
@@ -218,7 +244,7 @@ def _together(training: Training) -> list[dict[int, float]]:
 
 
 @dataclass(frozen=True)
-class _Working:
+class WorkingBytes:
     """Bytes that recomputing costs: values alive in B, and inputs that are saved in their place."""
 
     training: Training
@@ -226,6 +252,7 @@ class _Working:
     known: dict[frozenset[str], Working] = field(default_factory=dict)
 
     def __call__(self, decision: IntArray) -> Working:
+        """See `Problem.working`; decisions that were asked for are remembered."""
         names = saved_in_order(self.training)
         again = frozenset(names[v] for v in np.flatnonzero(decision == RECOMPUTE).tolist())
         if again not in self.known:

@@ -98,8 +98,10 @@ def plan_memory(plan: Plan) -> Memory:
     if not (plan.trains and plan.differentiated):
         return Memory(weights=weights)
     trained = [float(trained_bytes(stage)) for stage in plan.stages]
-    hosted = {slot.stage: set(slot.values) for slot in plan.slots}
-    saved = [_saved_bytes(stage, hosted.get(stage.index, set())) for stage in plan.stages]
+    hosted = {(slot.stage, value) for slot in plan.slots for value in slot.values}
+    saved = [
+        _saved_bytes(stage, {v for s, v in hosted if s == stage.index}) for stage in plan.stages
+    ]
     return Memory(
         weights=weights,
         gradients=trained,

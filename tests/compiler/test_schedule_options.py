@@ -6,10 +6,13 @@ from hypothesis import strategies as st
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
+from pipec.compiler.sums import trained_bytes
 from pipec.errors import ClusterError, PartitionError, PipecError, ScheduleError
 from pipec.graph.ir import Graph
+from pipec.graph.lower import lower
 from pipec.options import parse_list, parse_one, spelled
 from pipec.plan.model import Plan
+from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.registry import generate, parsed, stages_on
 from tests.toys import mlp
@@ -83,12 +86,41 @@ def test_pipefb_copies_all_that_is_saved_through_the_host(graph: Graph) -> None:
     plan = compiled(graph, "4xv100", "pipefb")
     assert plan.schedule
     assert plan.timeline
-    sizes = [s.training.saved_bytes for s in plan.stages if s.training]
+    plain = [s.training for s in compiled(graph, "4xv100", "pipefb{saved=direct}").stages]
+    sizes = [training.saved_bytes for training in plain if training]
     slots = [c for c in plan.schedule.channels if c.kind is ChannelKind.H]
-    assert [c.nbytes for c in slots] == sizes
+    assert [c.nbytes for c in slots] == [s.nbytes for s in plan.slots] == sizes
+    for stage, slot in zip(plan.stages, plan.slots, strict=True):  # as nodes of F and B
+        assert stage.training
+        assert not stage.training.saved
+        assert [t.value for t in lower(stage.training.F).offloads] == list(slot.values)
+        assert [t.value for t in lower(stage.training.B).fetches] == list(slot.values)
     use = plan.timeline.lane_use
     assert [use[f"{d}.d2h"] for d in (0, 1)] == pytest.approx([use[f"{d}.h2d"] for d in (3, 2)])
     assert use["0.d2h"] > 0
+
+
+def test_all_that_pipefb_moves_between_devices_has_its_bytes_and_takes_their_time(
+    graph: Graph,
+) -> None:
+    plan = compiled(graph, "4xv100", "pipefb{saved=direct}")
+    assert plan.schedule
+    assert plan.timeline
+    stages = [s.training for s in plan.stages if s.training]
+    weights = [trained_bytes(s) for s in plan.stages]
+    carried = {k: [c.nbytes for c in plan.schedule.channels if c.kind is k] for k in ChannelKind}
+    assert carried[ChannelKind.S] == [t.saved_bytes for t in stages]
+    assert carried[ChannelKind.W] == weights
+    assert all(c.nbytes > 0 for c in plan.schedule.channels)
+    want = {ActionKind.SEND_S: carried[ChannelKind.S], ActionKind.SEND_W: weights}
+    place, seen = plan.schedule.placement, set[ActionKind]()
+    for action, begin, end in map(plan.timeline.action, range(len(plan.schedule))):
+        if action.kind in want:
+            ends = place.forward[action.stage][0], place.backward[action.stage][0]
+            seconds = plan.cluster.link(*ends).seconds(want[action.kind][action.stage])
+            assert end - begin == pytest.approx(seconds)
+            seen.add(action.kind)
+    assert seen == set(want)
 
 
 @pytest.mark.parametrize(
