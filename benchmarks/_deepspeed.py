@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from benchmarks._models import loss_of, workload
 from benchmarks._ranks import ROOT, pin, say
+from benchmarks._uneven import workload
 
 SITE = ROOT / ".bench" / "deepspeed"
 MICROBATCHES, STEPS, LR = 8, 12, 0.01
@@ -73,7 +73,9 @@ def main(name: str, method: str) -> None:
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
     deepspeed.init_distributed("gloo")
     model, x, y = chosen.seeded(MICROBATCHES)
-    net = PipelineModule(layers_of(model), num_stages=2, loss_fn=loss_of, partition_method=method)
+    net = PipelineModule(
+        layers_of(model), num_stages=2, loss_fn=chosen.loss, partition_method=method
+    )
     config = {
         "train_batch_size": len(x),
         "train_micro_batch_size_per_gpu": chosen.rows,

@@ -175,8 +175,8 @@ def loss_of(out: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(out.flatten(0, -2), target.flatten())
 
 
-def tokens(rows: int) -> tuple[Tensor, Tensor]:
-    ids = torch.randint(0, 1000, (rows, 65))
+def tokens(rows: int, words: int = 1000) -> tuple[Tensor, Tensor]:
+    ids = torch.randint(0, words, (rows, 65))
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
@@ -196,11 +196,13 @@ class Workload:
         make: The model.
         data: Number of samples to inputs and targets.
         rows: Samples of one microbatch.
+        loss: Of its output and the targets.
     """
 
     make: Callable[[], nn.Module]
     data: Callable[[int], tuple[Tensor, Tensor]]
     rows: int = 4
+    loss: Callable[[Tensor, Tensor], Tensor] = loss_of
 
     def seeded(self, microbatches: int) -> tuple[nn.Module, Tensor, Tensor]:
         """The model, and the inputs and targets of a whole step; always the same."""
@@ -210,7 +212,6 @@ class Workload:
 
 
 DOUBLING = (16, 16, "pool", 32, 32, "pool", 64, 64, "pool", 128, 128, 128)
-PYRAMID = (32, 32, 32, 32, "pool", 32, 32, "pool", 32, 32, "pool", 32, 32)
 
 WORKLOADS = {
     "transformer": Workload(Transformer, tokens),
@@ -221,15 +222,3 @@ WORKLOADS = {
     "llama": Workload(Llama, tokens),
 }
 """What is predicted."""
-
-UNEVEN = {
-    "wide_head": Workload(lambda: Transformer(8, 128, 8000), tokens),
-    "pyramid": Workload(lambda: Vgg(PYRAMID), _images, 16),
-}
-"""Layers unlike each other: a head that outweighs eight equal layers, as in small models with real
-vocabularies; convolutions whose pixels halve while channels stay."""
-
-
-def workload(name: str) -> Workload:
-    """A model by name."""
-    return {**WORKLOADS, **UNEVEN}[name]

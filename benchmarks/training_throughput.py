@@ -1,17 +1,18 @@
 """Throughput of training against torch.distributed.pipelining and DeepSpeed, 2 processes on gloo.
 
-    python -m benchmarks.training_throughput                 all cells, about 6 minutes
-    python -m benchmarks.training_throughput --cells cnn:1f1b,pyramid:1f1b:ours --windows 4
+    python -m benchmarks.training_throughput                 all cells, about 12 minutes
+    python -m benchmarks.training_throughput --cells cnn:1f1b,edsr:1f1b:ours --windows 4
 
 Same model, optimizer, threads and, unless a cell says ``ours``, the same cut. Both run in the same
 two processes and take turns, so that a busy machine slows both; a ratio is the median of those of
-neighbouring windows. In cells that say ``ours`` we cut by measured costs, torch by equal numbers of
-layers. The bound is the schedule's own: its makespan with our measured stages, messages for free.
+neighbouring windows. The bound is the schedule's own: its makespan with our measured stages,
+messages for free. In cells that say ``ours`` we cut by measured costs, torch by equal numbers of
+layers; the ideal ratio is that of the bounds of both cuts.
 
-DeepSpeed's PipelineModule runs by itself after its cell, where it is installed (it wants no
-other torch, so keep it apart): ``pip install --target .bench/deepspeed --no-deps deepspeed hjson
-py-cpuinfo msgpack psutil pydantic pydantic-core annotated-types typing-inspection einops tqdm
-packaging``.
+DeepSpeed's PipelineModule runs the models of the other cells by itself, last, where it is installed
+(it wants no other torch, so keep it apart): ``pip install --target .bench/deepspeed --no-deps
+deepspeed hjson py-cpuinfo msgpack psutil pydantic pydantic-core annotated-types typing-inspection
+einops tqdm packaging``.
 """
 
 import argparse
@@ -28,8 +29,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks._deepspeed import deepspeed_speed
-from benchmarks._models import loss_of, workload
 from benchmarks._ranks import keep, launch, launched, pin, say
+from benchmarks._uneven import workload
 from benchmarks.prediction import PASSES, node_costs
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.complete import completed
@@ -43,8 +44,9 @@ from pipec.graph.ir import Graph, InputKind, Source, origin
 from pipec.graph.structure import structural_key
 from pipec.plan.model import Plan, Stage
 from pipec.runtime.distributed import DistributedPipeline, process_group
-from pipec.runtime.executor import Settings
+from pipec.runtime.executor import Batch, Settings
 from pipec.schedule.registry import generate
+from pipec.schedule.schedule import Schedule
 from pipec.simulate.simulate import simulate
 
 MICROBATCHES, LR = 8, 0.01
@@ -52,7 +54,8 @@ SCHEDULES = {"1f1b": 2, "gpipe": 2, "interleaved": 4}
 """Schedule to its stages on two ranks."""
 CELLS = (
     "transformer:1f1b,transformer:gpipe,transformer:interleaved,cnn:1f1b,cnn:gpipe,"
-    "cnn:interleaved,wide_head:1f1b:ours,pyramid:1f1b:ours"
+    "cnn:interleaved,gpt2:1f1b:ours,edsr:1f1b:ours,densenet:1f1b:ours,tiny_yolo:1f1b:ours,"
+    "unet:1f1b:ours"
 )
 Step = Callable[[], float | None]
 
@@ -113,35 +116,56 @@ def make_stages(plan: Plan) -> Plan:
     return plan
 
 
-def ours(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Step, float]:
-    """Our side, and the seconds that the schedule takes at least."""
-    rows = workload(cell.model).rows
-    graph = trace(model, (x[:rows],), loss=Loss(loss_of, y[:rows]), source=Source("memory", ""))
+@dataclass(frozen=True)
+class Ours:
+    """Our side.
+
+    Attributes:
+        step: Trains one step.
+        bound: Seconds that the schedule takes at least.
+        uniform: The same of the cut that torch makes.
+    """
+
+    step: Step
+    bound: float
+    uniform: float
+
+
+def ours(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> Ours:
+    """Our side of a comparison."""
+    chosen, cluster = workload(cell.model), f"{cell.stages}xcpu"
+    rows, source = chosen.rows, Source("memory", "")
+    graph = trace(model, (x[:rows],), loss=Loss(chosen.loss, y[:rows]), source=source)
     names = [i.name for i in graph.inputs_of(InputKind.INPUT)]
 
     def batch(k: int) -> dict[str, Tensor]:
         part = slice(k % MICROBATCHES * rows, (k % MICROBATCHES + 1) * rows)
         return dict(zip(names, (x[part], y[part]), strict=True))
 
-    cluster = f"{cell.stages}xcpu"
+    plan = cut_at(graph, cell.cut(model), cluster)
+    order, bound = bound_of(cell, plan, batch)
+    uniform = bound
     if cell.ours:
         costs = node_costs(graph, batch(0))
         passes = parse_pipeline(PASSES)
         plan = make_plan(graph, parse_cluster(cluster), passes=passes, costs=costs)
-    else:
-        plan = cut_at(graph, cell.cut(model), cluster)
-    order = completed(generate(cell.schedule, cell.stages, MICROBATCHES), plan)
-    measured = profile(plan, batch, Settings(sgd), budget=0.5)
-    assert plan.costs is not None
-    known = plan.replace(costs=measured.added(plan.costs, "cpu"))
-    bound = simulate(order, stage_times(known, order.rule, MICROBATCHES)).seconds
+        order, bound = bound_of(cell, plan, batch)
     pipeline = DistributedPipeline(plan, batch, Settings(sgd), schedule=order, device="cpu")
 
     def step() -> float | None:
         losses = pipeline.round().losses
         return float(sum(losses.values())) / len(losses) if losses else None
 
-    return step, bound
+    return Ours(step, bound, uniform)
+
+
+def bound_of(cell: Cell, plan: Plan, batch: Batch) -> tuple[Schedule, float]:
+    """A plan's schedule, and the seconds that it takes at least with its stages as measured."""
+    order = completed(generate(cell.schedule, cell.stages, MICROBATCHES), plan)
+    measured = profile(plan, batch, Settings(sgd), budget=0.5)
+    assert plan.costs is not None
+    known = plan.replace(costs=measured.added(plan.costs, "cpu"))
+    return order, simulate(order, stage_times(known, order.rule, MICROBATCHES)).seconds
 
 
 def theirs(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> Step:
@@ -154,7 +178,8 @@ def theirs(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> Step:
         pipeline,
     )
 
-    rank, rows = dist.get_rank(), workload(cell.model).rows
+    rank, chosen = dist.get_rank(), workload(cell.model)
+    rows, loss_of = chosen.rows, chosen.loss
     spec = dict.fromkeys(cell.cut(model), SplitPoint.BEGINNING)
     pipe = pipeline(model, mb_args=(x[:rows],), split_spec=spec)
     mine = range(rank, cell.stages, dist.get_world_size())
@@ -194,8 +219,8 @@ def timed(step: Step, repeats: int) -> tuple[float, float | None]:
 def compare(cell: Cell, windows: int, repeats: int) -> dict[str, object]:
     """Medians of both, and of their ratio."""
     model, x, y = workload(cell.model).seeded(MICROBATCHES)
-    mine, bound = ours(cell, copy.deepcopy(model), x, y)
-    steps = [mine, theirs(cell, copy.deepcopy(model), x, y)]
+    mine = ours(cell, copy.deepcopy(model), x, y)
+    steps = [mine.step, theirs(cell, copy.deepcopy(model), x, y)]
     losses = [timed(step, 2)[1] for step in steps]
     took: list[list[float]] = [[], []]
     for window in range(windows):
@@ -211,19 +236,21 @@ def compare(cell: Cell, windows: int, repeats: int) -> dict[str, object]:
         "torch": rows / statistics.median(took[1]),
         "best": [rows / min(t) for t in took],
         "ratio": ratio,
-        "bound": bound / statistics.median(took[0]),
+        "bound": mine.bound / statistics.median(took[0]),
+        "ideal": mine.uniform / mine.bound if cell.ours else None,
         "losses": told[-1],
     }
 
 
 def show(r: dict[str, object]) -> None:
     """One line."""
-    best, losses = r["best"], r["losses"]
+    best, losses, ideal = r["best"], r["losses"], r["ideal"]
     assert isinstance(best, list)
     assert isinstance(losses, list)
     say(
         f"{r['cell']:26} pipec {r['pipec']:7.1f}  torch {r['torch']:7.1f} samples/s  "
-        f"ratio {r['ratio']:.3f}  best {best[0]:.1f} / {best[1]:.1f}  "
+        f"ratio {r['ratio']:.3f}{f' (ideal {ideal:.3f})' if ideal else ''}  "
+        f"best {best[0]:.1f} / {best[1]:.1f}  "
         f"{r['bound']:4.0%} of the schedule's bound  "
         f"loss {losses[0]:.5f} / {losses[1]:.5f}"
     )
@@ -238,7 +265,8 @@ def main() -> int:
     options = parser.parse_args()
     if not launched():
         failed = launch("benchmarks.training_throughput", 2, *sys.argv[1:])
-        for model in dict.fromkeys(Cell.parse(c).model for c in options.cells.split(",")):
+        cells = [Cell.parse(text) for text in options.cells.split(",")]
+        for model in dict.fromkeys(c.model for c in cells if not c.ours):
             print(deepspeed_speed(model), flush=True)
         return failed
     pin()

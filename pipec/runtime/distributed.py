@@ -14,6 +14,7 @@ from pipec.errors import BackendError
 from pipec.plan.model import Plan
 from pipec.runtime.device import backend_for, device_of, local_device
 from pipec.runtime.executor import Batch, Executor, Result, Settings, deadlock
+from pipec.runtime.host_memory import keep_freed_memory
 from pipec.runtime.local import gather
 from pipec.runtime.placing import links
 from pipec.runtime.process_group import ProcessGroupTransport, answered, located
@@ -28,7 +29,8 @@ def process_group(timeout: timedelta = timedelta(minutes=5), device: str = "auto
     Args:
         timeout: How long any rank waits for another.
         device: ``cpu``, ``cuda``, or ``auto`` for ``cuda`` where there is one. GPUs are connected
-            by NCCL where every rank has its own (`pipec.runtime.device`).
+            by NCCL where every rank has its own (`pipec.runtime.device`). On the CPU the process
+            keeps the memory that it frees (`pipec.runtime.host_memory`).
 
     Raises:
         BackendError: The process was not started by ``torchrun``.
@@ -39,7 +41,9 @@ def process_group(timeout: timedelta = timedelta(minutes=5), device: str = "auto
             hint="start it with: torchrun --nproc-per-node <devices> ...",
         )
     mine = local_device(device)
-    if mine != "cpu":
+    if mine == "cpu":
+        keep_freed_memory()
+    else:
         torch.cuda.set_device(mine)
     with answered("all ranks to start"):
         store, rank, world = next(iter(rendezvous("env://", timeout=timeout)))

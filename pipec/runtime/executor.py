@@ -282,7 +282,7 @@ class Executor:
         if action.kind is not _K.I:
             replicas = len(self.program.schedule.placement.backward[action.stage])
             update = self.program.schedule.rule.update_of(m, replicas)
-            weights.accumulate(update, outcome.weight_gradients)
+            weights.accumulate(update, outcome.weight_gradients, outcome.owned)
         return True
 
     def _gradients(self, stage: StageProgram, microbatch: int) -> Tensors:

@@ -1,6 +1,7 @@
 """One stage on one device: runs its graphs and keeps what is saved between them."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from pipec.autodiff.recompute import is_random
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
+from pipec.graph.torch_private import storage_key
 from pipec.runtime.placed import placed
 from pipec.runtime.program import StageProgram
 from pipec.runtime.tensors import TensorType
@@ -30,6 +32,8 @@ class Outcome:
     gradients: Tensors = field(default_factory=dict)
     weight_gradients: Tensors = field(default_factory=dict)
     loss: torch.Tensor | None = None
+    owned: frozenset[str] = frozenset()
+    """Weight gradients that may be written to: nothing else has their memory."""
 
     def put(self, kind: OutputKind, name: str, value: torch.Tensor) -> None:
         """Sort one output in."""
@@ -73,6 +77,7 @@ class StageRunner:
             graphs |= {"B": t.B, "I": t.I, "W": t.W}
         self._graphs = graphs
         self._functions: dict[str, Callables] = {}
+        self._owned: dict[str, frozenset[str]] = {}
         self._compiled = compiled
         nodes = program.forward.nodes
         self._inputs = {
@@ -127,7 +132,23 @@ class StageRunner:
             results = self._function(kind, graph)(*args)
         for o, value in zip(graph.outputs, results, strict=True):
             outcome.put(o.kind, o.name, value)
+        if outcome.weight_gradients:
+            outcome.owned = self._owns(kind, outcome.weight_gradients, args, results)
         return outcome
+
+    def _owns(
+        self,
+        kind: str,
+        gradients: Tensors,
+        args: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+    ) -> frozenset[str]:
+        """Gradients without company in memory: as its first run showed, since graphs stay."""
+        if kind not in self._owned:
+            used = Counter(storage_key(t) for t in (*args, *results))
+            alone = (n for n, g in gradients.items() if used[storage_key(g)] == 1)
+            self._owned[kind] = frozenset(n for n in alone if gradients[n].is_contiguous())
+        return self._owned[kind]
 
     def _function(self, kind: str, graph: Graph) -> Callables:
         if kind not in self._functions:

@@ -21,10 +21,10 @@ SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LR
 
 @dataclass
 class _Sum:
-    """Gradients of one update as they come in, and how many microbatches they are of."""
+    """Gradients of one update as they come in, and those of them that may be written to."""
 
     grads: Tensors
-    count: int = 1
+    owned: frozenset[str]
 
 
 class StageWeights:
@@ -105,24 +105,27 @@ class StageWeights:
         for tensors in self._versions.values():
             tensors.update(updates)
 
-    def accumulate(self, update: int, grads: Tensors) -> None:
+    def accumulate(self, update: int, grads: Tensors, owned: frozenset[str] = frozenset()) -> None:
         """Add the gradients of one microbatch to those of an update.
 
-        The first are kept as they are, the second sum is a new tensor and only that is written
-        to: the first may be under way to another device.
+        Args:
+            update: Which.
+            grads: By name of the parameter; the first ones are kept as they are.
+            owned: Names of those that may be written to. A sum of others, which may be under way
+                to another device, is a new tensor.
         """
         total = self._sums.get(update)
         if total is None:
-            self._sums[update] = _Sum(grads)
+            self._sums[update] = _Sum(dict(grads), owned)
             return
-        if not grads:
-            return
-        old, new = list(total.grads.values()), list(grads.values())
-        if total.count == 1:
-            total.grads = dict(zip(total.grads, add_each(old, new), strict=True))
-        else:
-            add_each_(old, new)
-        total.count += 1
+        mine = [n for n in total.grads if n in total.owned]
+        others = [n for n in total.grads if n not in total.owned]
+        if mine:
+            add_each_([total.grads[n] for n in mine], [grads[n] for n in mine])
+        if others:
+            sums = add_each([total.grads[n] for n in others], [grads[n] for n in others])
+            total.grads |= dict(zip(others, sums, strict=True))
+            total.owned = frozenset(total.grads)
 
     def gradients(self, update: int) -> Tensors:
         """The sums of an update, zeros where no microbatch gave a gradient."""
@@ -134,7 +137,7 @@ class StageWeights:
 
     def replace_gradients(self, update: int, grads: Tensors) -> None:
         """Put other sums in the place of an update's, such as those over all replicas."""
-        self._sums[update] = _Sum(grads, count=2)
+        self._sums[update] = _Sum(grads, frozenset())
 
     def step(
         self, update: int, *, scale: float, oldest: int, in_place: bool, rate: float = 1.0
