@@ -1,7 +1,6 @@
 """``--target fpga``: HLS C++ per stage, cycles from its engines, verified by C simulation."""
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -10,20 +9,22 @@ import torch
 
 from pipec.backends.fpga.boards import cycles_of_boards
 from pipec.backends.fpga.cost import FpgaCost
+from pipec.backends.fpga.csim.accuracy import told
 from pipec.backends.fpga.csim.chain import stream
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.csim.timed import check_timing
 from pipec.backends.fpga.cutting.joint import joint_cut
-from pipec.backends.fpga.designs import designs_of, device_of, precision_of
+from pipec.backends.fpga.designs import designs_of, device_of, lowered, precision_of
 from pipec.backends.fpga.emit.cpp import cpp_type
-from pipec.backends.fpga.emit.golden import golden_chain, random_inputs
-from pipec.backends.fpga.emit.stage import stage_directory, write_stage
+from pipec.backends.fpga.emit.stage import stage_directory
+from pipec.backends.fpga.inference import accuracy_of, emit_inference
 from pipec.backends.fpga.lint import stage as lint
-from pipec.backends.fpga.numbers import tolerance
-from pipec.backends.fpga.rtl.simulate import write_reference
+from pipec.backends.fpga.numbers import MINIMUM
+from pipec.backends.fpga.quantise.plan import error_bounds, tolerance_of
+from pipec.backends.fpga.quantise.samples import source_of
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stage_cycles import cycles_of
-from pipec.backends.fpga.stagejson import read_record, stage_record
+from pipec.backends.fpga.stagejson import read_record
 from pipec.backends.fpga.timing import stage_timing
 from pipec.backends.fpga.training.artifacts import KERNELS, emit_training, load_training
 from pipec.backends.fpga.training.stage import training_designs, training_timing
@@ -32,8 +33,7 @@ from pipec.compiler.backend import Backend, StageRunner
 from pipec.compiler.cycles import StageCycles, TimedCheck
 from pipec.cost.model import CostModel
 from pipec.errors import BackendError
-from pipec.graph.ir import Graph, OutputKind
-from pipec.graph.lower import lower
+from pipec.graph.ir import OutputKind
 from pipec.partition.result import CutResult
 from pipec.plan.model import Plan, StageTiming
 from pipec.plan.weights import all_have_data
@@ -88,36 +88,16 @@ class FpgaBackend(Backend):
                 hint="build the model with its weights, not on the meta device",
             )
         precision = precision_of(plan)
-        if precision == "int8" or (plan.trains and precision != "float32"):
-            raise BackendError(
-                "no C++ is emitted for these numbers, which can only be planned with",
-                got=f"{precision} for {'training' if plan.trains else 'inference'}",
-                want="float32, for inference also bfloat16, float16, ap_fixed<16,I>, ap_fixed<8,I>",
-                hint="choose another --precision",
-            )
-        if plan.trains:
+        if not plan.trains:
+            emit_inference(plan, directory, self.tolerance(plan))
+        elif precision == "float32":
             emit_training(plan, directory)
-            return
-        designs = designs_of(plan)
-        graphs = [lower(stage.graph).graph for stage in plan.stages]
-        golden = golden_chain(graphs, random_inputs(plan.graph, designs))
-        for k, (design, frame) in enumerate(zip(designs, golden, strict=True)):
-            fabric = device_of(plan, k).fpga
-            folder = directory / stage_directory(design.name, design.part)
-            write_stage(
-                design,
-                folder,
-                frame,
-                platform=bool(fabric and fabric.has_platform),
-                tolerance=self.tolerance(plan),
-                crossing=_crossing(plan.stages[k].graph),
-                memory=fabric.memory_kind if fabric else "DDR",
+        else:
+            raise BackendError(
+                "no C++ is emitted for training in these numbers, which can only be planned with",
+                got=precision,
+                want="float32",
             )
-            record = json.dumps(stage_record(design), indent=1) + "\n"
-            (folder / "stage.json").write_text(record, encoding="utf-8")
-            if plan.options.get("rtl"):
-                write_reference(json.loads(record), folder / "rtl")
-            lint.check(folder)
 
     def load(self, plan: Plan, directory: Path) -> Sequence[StageRunner]:
         """Compile every stage's C simulation.
@@ -172,8 +152,35 @@ class FpgaBackend(Backend):
         return [check_timing(folder) for folder in _kernels(plan, directory)]
 
     def tolerance(self, plan: Plan) -> float:
-        """What the element type explains (`numbers.tolerance`); the test benches use it too."""
-        return tolerance(precision_of(plan), len(plan.graph.calls))
+        """What the element type explains; the test benches use it too.
+
+        Raises:
+            BackendError: Weights or samples, which it depends on, are not there.
+        """
+        precision = precision_of(plan)
+        if plan.trains or precision == "float32":
+            return MINIMUM
+        return tolerance_of(error_bounds(plan, lowered(plan), precision))
+
+    def emitted_tolerance(self, plan: Plan, directory: Path) -> float:
+        """What the stages themselves say."""
+        if plan.trains or precision_of(plan) == "float32":
+            return MINIMUM
+        return max(float(read_record(f)["tolerance"]) for f in _folders(plan, directory))
+
+    def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
+        """What narrow numbers lose, as measured when the stages were written."""
+        if plan.trains or precision_of(plan) == "float32":
+            return ()
+        found = accuracy_of(_folders(plan, directory))
+        if not found:
+            return (f"{precision_of(plan)}: what it loses was not measured (no C++ compiler)",)
+        allowed = self.emitted_tolerance(plan, directory)
+        return [
+            f"{precision_of(plan)}, ranges from {source_of(plan)}; {found[0].frames} frames in C "
+            f"simulation against float32, tolerance {100 * allowed:.2g} %",
+            *(f"  stage {a.stage}, {told(a)}" for a in found),
+        ]
 
     def cut(self, plan: Plan, count: int, *, free_order: bool) -> CutResult | None:
         """Fold and cut jointly, unless costs were measured or the graph is one of training."""
@@ -189,12 +196,6 @@ class FpgaBackend(Backend):
     def cost_model(self, cluster: Cluster) -> CostModel | None:
         """A node's share of the interval of a board to itself."""
         return FpgaCost(boards=cluster.size)
-
-
-def _crossing(graph: Graph) -> list[str]:
-    """Values that come from or go to other stages."""
-    ends = lower(graph)
-    return [transfer.value for transfer in (*ends.receives, *ends.sends)]
 
 
 def _folders(plan: Plan, directory: Path) -> list[Path]:

@@ -55,9 +55,19 @@ def device_of(plan: Plan, stage: int) -> Device:
 
 
 def networks(plan: Plan) -> tuple[Network, ...]:
-    """The networks of all stages; a value keeps the axis order in which its producer sends it.
+    """The networks of all stages, of 8-bit integers calibrated if the weights have data.
 
-    For 8-bit integers they are calibrated if the weights have data.
+    Raises:
+        BackendError: As `lowered` does; or a layer can't compute in 8-bit integers.
+    """
+    found = lowered(plan)
+    if precision_of(plan) == "int8" and all_have_data(plan.graph.weights):
+        return calibrated(plan, found)
+    return found
+
+
+def lowered(plan: Plan) -> tuple[Network, ...]:
+    """The networks of all stages; a value keeps the axis order in which its producer sends it.
 
     Raises:
         BackendError: Ops that no engine computes; those of all stages are listed.
@@ -81,8 +91,6 @@ def networks(plan: Plan) -> tuple[Network, ...]:
             got="".join(str(p.got) for p in problems),
             hint=problems[0].hint,
         )
-    if precision_of(plan) == "int8" and all_have_data(plan.graph.weights):
-        return calibrated(plan, found)
     return tuple(found)
 
 

@@ -19,6 +19,8 @@ LOWEST, HIGHEST = -128, 127
 MULTIPLIER_BITS = 17
 """Bits of a multiplier without its sign: with it, the narrow operand of a 27x18 multiplier."""
 _LARGEST_SHIFT = 46
+_SMALLEST_RANGE = 2.0**-100
+"""A range below it is nothing: its scale could be no float32."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def covering(low: float, high: float, *, symmetric: bool = False) -> Int8:
         (Int8(mantissa=8388608, exponent=-23, zero=-128), 0)
     """
     low, high = min(low, 0.0), max(high, 0.0)
-    if low == high:
+    if high - low < _SMALLEST_RANGE:
         return Int8.of(1.0, 0)
     if symmetric:
         return Int8.of(max(-low, high) / HIGHEST, 0)

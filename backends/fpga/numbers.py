@@ -1,6 +1,5 @@
 """How numbers of every element type lie in files, and how far apart they are."""
 
-import math
 import re
 from typing import Any
 
@@ -66,22 +65,8 @@ def decoded(stored: NDArray[Any], dtype: str) -> NDArray[np.generic]:
     return stored if dtype.startswith("int") else stored.astype(np.float32)
 
 
-def tolerance(dtype: str, nodes: int) -> float:
-    """Error of a result, relative to its largest magnitude, that a format explains.
-
-    Every engine rounds its results once; errors of n independent roundings add up to about the
-    root of n of them, and four times that is allowed. For fixed point the largest magnitude is
-    taken as 1.
-
-    Args:
-        dtype: Element type.
-        nodes: Operations of the model.
-
-    Example:
-        >>> tolerance("float32", 100), tolerance("bfloat16", 16)
-        (0.0001, 0.0625)
-    """
-    return max(1e-4, 4 * roundoff(dtype) * math.sqrt(nodes))
+MINIMUM = 1e-4
+"""Relative error that is allowed in any type: sums in another order, other libraries."""
 
 
 def roundoff(dtype: str) -> float:

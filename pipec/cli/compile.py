@@ -45,6 +45,7 @@ class _Options:
     batch: int | None
     no_cache: bool
     precision: str
+    calibrate: str
     simulate: bool
     rtl: bool
     pt2: bool
@@ -114,6 +115,13 @@ class _Options:
     show_default=True,
     help="Numbers on an FPGA: float32, bfloat16, float16, ap_fixed<W,I>, int8.",
 )
+@click.option(
+    "--calibrate",
+    default="random",
+    show_default=True,
+    help="FPGAs: inputs that ranges of values are taken from: random ones like the example "
+    "inputs, or a .npz file with an array of frames per input.",
+)
 @click.option("--simulate", is_flag=True, help="FPGAs: simulate cycles, shrink FIFOs to fit them.")
 @click.option("--rtl", is_flag=True, help="FPGAs: also write SystemVerilog to check cycles with.")
 @click.option("--pt2", is_flag=True, help="torch: also write an exported program per stage.")
@@ -138,6 +146,8 @@ def command(**given: Any) -> None:
     else:
         print_plan(plan, Console())
     if options.output is not None:
+        for remark in load_backend(plan.target).remarks(plan, options.output):
+            console.print(remark, markup=False, highlight=False, soft_wrap=True)
         console.print(f"wrote [bold]{options.output}[/]; check it: pipec verify {options.output}")
 
 
@@ -173,7 +183,7 @@ def _compile(options: _Options, console: Console) -> Plan:
             options.target,
             passes=passes,
             costs=_costs(options, loaded),
-            options=options.settings,
+            options={**options.settings, **_calibration(options, loaded)},
             observe=observe,
         )
 
@@ -192,6 +202,16 @@ def _explored(options: _Options, cluster: Cluster, loaded: Loaded, console: Cons
         cached=not options.no_cache,
     )
     return watched(search, console)[1]
+
+
+def _calibration(options: _Options, loaded: Loaded) -> dict[str, object]:
+    """Where narrow numbers take their ranges from."""
+    if options.precision == "float32":
+        return {}
+    from pipec.backends.fpga.quantise.samples import input_ranges
+
+    ranges = input_ranges(loaded.example_inputs)
+    return {"calibrate": options.calibrate, "input_ranges": ranges}
 
 
 def _costs(options: _Options, loaded: Loaded) -> CostTable | None:

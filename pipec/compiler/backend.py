@@ -105,6 +105,16 @@ class Backend(ABC):
     def tolerance(self, plan: Plan) -> float:
         """Largest error of a boundary value relative to its largest magnitude."""
 
+    def emitted_tolerance(self, plan: Plan, directory: Path) -> float:
+        """The same for what was emitted, which may say so itself."""
+        del directory
+        return self.tolerance(plan)
+
+    def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
+        """What a user should know of what was emitted, a line each."""
+        del plan, directory
+        return ()
+
     def cut(self, plan: Plan, count: int, *, free_order: bool) -> CutResult | None:
         """A cut by this backend's own search; None to cut by the costs of the nodes.
 

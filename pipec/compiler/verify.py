@@ -112,7 +112,7 @@ def verify_artifacts(
     backend = load_backend(plan.target)
     progress("loading the stages")
     runners = backend.load(plan, directory)
-    allowed_error = backend.tolerance(plan) if tolerance is None else tolerance
+    allowed_error = backend.emitted_tolerance(plan, directory) if tolerance is None else tolerance
     return verify_stages(
         plan, runners, reference, tolerance=allowed_error, seed=seed, progress=progress
     )

@@ -53,7 +53,7 @@ def verify_chain(
     plan = load_plan(directory, allowed=allowed)
     check_same_model(plan, reference.graph)
     backend = load_backend(plan.target)
-    error = backend.tolerance(plan) if tolerance is None else tolerance
+    error = backend.emitted_tolerance(plan, directory) if tolerance is None else tolerance
     inputs = [random_inputs(reference.example_inputs, seed + k) for k in range(frames)]
     progress(f"streaming {frames} frames through {len(plan.stages)} stages")
     found = backend.stream(plan, directory, inputs)

@@ -12,7 +12,7 @@ from pipec.backends.fpga.design import Engine
 from pipec.backends.fpga.emit.cpp import cpp_type, identifier
 from pipec.backends.fpga.emit.unit import Unit
 from pipec.backends.fpga.int8 import HIGHEST, LOWEST, Int8, int8_format, multipliers
-from pipec.backends.fpga.lowering.integer import Mode, mode_of
+from pipec.backends.fpga.lowering.integer import AnyStep, Mode, mode_of
 from pipec.backends.fpga.nests import Map, Reduce, Step
 
 _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
@@ -42,9 +42,14 @@ def results(steps: tuple[Step, ...], of: Int8, into: Int8) -> NDArray[np.int8]:
     """
     x = torch.from_numpy(of.real(np.arange(LOWEST, HIGHEST + 1))).double()
     for step in steps:
-        unary = _UNARY.get(step.op)
-        x = unary(x) if unary is not None else _BINARY[step.op](x, step.value)
+        x = function(step)(x)
     return into.raw(np.nan_to_num(x.numpy(), nan=0.0, posinf=np.inf, neginf=-np.inf))
+
+
+def function(step: AnyStep) -> Callable[[Tensor], Tensor]:
+    """A step of one operand as a function of tensors."""
+    unary = _UNARY.get(step.op)
+    return unary if unary is not None else lambda x: _BINARY[step.op](x, step.value)
 
 
 def limits(engine: Engine) -> dict[str, int]:

@@ -7,7 +7,7 @@ from pipec.backends.fpga.emit.cpp import identifier
 from pipec.backends.fpga.lint.source import Block, Finding, pragmas
 from pipec.backends.fpga.stagejson import Json
 
-_STREAM = re.compile(r"hls::stream<vec<([\w ]+), (\d+)>, (\d+)> (\w+)\(\"(\w+)\"\)")
+_STREAM = re.compile(r"hls::stream<vec<(\w+(?:<[-\d, ]+>)?), (\d+)>, (\d+)> (\w+)\(\"(\w+)\"\)")
 _TASK = re.compile(r"TASK\(engine::(\w+)<cfg::(\w+)>\((.*)\)\)")
 
 

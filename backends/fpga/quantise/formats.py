@@ -21,22 +21,22 @@ from pipec.backends.fpga.lowering.layers import (
     RowReduce,
 )
 from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.quantise.calibrate import Seen
 from pipec.errors import BackendError
 
 Edge = tuple[int, str]
 """Stage and edge."""
-Range = tuple[float, float]
 _UNSIGNED = ("softmax",)
 
 
 def formats_of(
-    networks: Sequence[Network], ranges: Sequence[Mapping[str, Range]]
+    networks: Sequence[Network], seen: Sequence[Mapping[str, Seen]]
 ) -> list[dict[str, Int8]]:
     """The format of every edge that carries real numbers, per stage.
 
     Args:
         networks: The stages in order.
-        ranges: Least and largest value seen on edges, per stage.
+        seen: What was seen of the values on edges, per stage.
 
     Raises:
         BackendError: Nothing is known of the values on an edge.
@@ -50,26 +50,26 @@ def formats_of(
     centred = {classes.root(edge) for edge in _operands(networks)}
     found: list[dict[str, Int8]] = [{} for _ in networks]
     for root, edges in members.items():
-        known = [r for k, e in edges if (r := _known(networks[k], e, ranges[k])) is not None]
+        known = [r for k, e in edges if (r := _known(networks[k], e, seen[k])) is not None]
         if not known:
             raise BackendError(
                 "the range of a value is not known, so it can't become 8-bit integers",
                 where=f"{edges[0][1]} of stage {edges[0][0]}",
                 hint="choose another --precision",
             )
-        low, high = min(r[0] for r in known), max(r[1] for r in known)
+        low, high = min(r.low for r in known), max(r.high for r in known)
         chosen = covering(low, high, symmetric=root in centred)
         for stage, name in edges:
             found[stage][name] = chosen
     return found
 
 
-def _known(network: Network, edge: str, ranges: Mapping[str, Range]) -> Range | None:
-    if edge in ranges:
-        return ranges[edge]
+def _known(network: Network, edge: str, seen: Mapping[str, Seen]) -> Seen | None:
+    if edge in seen:
+        return seen[edge]
     layer = next((y for y in network.layers if y.name == edge), None)
     if isinstance(layer, RowNorm) and layer.op in _UNSIGNED:
-        return (0.0, 1.0)
+        return Seen(0.0, 1.0)
     return None
 
 
@@ -92,7 +92,7 @@ class _Classes:
             self._above[b] = a
 
 
-def _moves(layer: Layer) -> bool:
+def moves(layer: Layer) -> bool:
     """Whether a layer writes numbers that it reads."""
     if isinstance(layer, Pool | RowReduce):
         return layer.op != "sum"
@@ -109,7 +109,7 @@ def _ties(networks: Sequence[Network]) -> Iterator[tuple[Edge, Edge]]:
                 yield sources[port.value], (k, port.use.edge)
             sources.setdefault(port.value, (k, port.use.edge))
         for layer in network.layers:
-            if _moves(layer):
+            if moves(layer):
                 for use in layer.inputs:
                     yield (k, layer.name), (k, use.edge)
         for port in network.outputs:

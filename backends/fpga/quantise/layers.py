@@ -33,6 +33,7 @@ from pipec.backends.fpga.lowering.layers import (
     Table,
 )
 from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.quantise.calibrate import HIDDEN
 from pipec.errors import BackendError
 
 _SUM_LIMIT = 2**31 - 1
@@ -206,7 +207,7 @@ def _elementwise(layer: Elementwise) -> Layer:
 
 
 def _refuse_infinity(layer: Layer, table: NDArray[np.float64]) -> None:
-    if not np.isfinite(table).all():
+    if not np.isfinite(table).all() or (table <= HIDDEN).any():
         raise BackendError(
             "8-bit integers hold no infinity, so they can't mask attention",
             where=layer.origin,

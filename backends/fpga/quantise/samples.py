@@ -59,6 +59,12 @@ def samples_of(
     ]
 
 
+def source_of(plan: Plan) -> str:
+    """What values were looked at on, in words."""
+    given = str(plan.options.get("calibrate", RANDOM))
+    return f"random inputs ({COUNT} frames)" if given == RANDOM else f"inputs of {given}"
+
+
 def _inputs(graph: Graph) -> dict[str, Tensor]:
     kinds = (InputKind.INPUT, InputKind.VALUE)
     return {i.name: tensor(graph.nodes[i.node]) for i in graph.inputs if i.kind in kinds}

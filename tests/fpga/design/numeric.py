@@ -4,7 +4,7 @@ Independent of the C++: it follows the docstrings of the nests. Streams are arra
 ``[tokens][lanes]``; padding lanes must be zero, and that is checked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import singledispatch
 from typing import Any
 
@@ -248,15 +248,28 @@ def check_stream(stream: Stream, found: Array) -> Array:
     return np.asarray(padded[:, : stream.channels])
 
 
-def execute(design: StageDesign, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _engine(engine: Engine, args: Sequence[Array]) -> list[Array]:
+    return run(engine.nest, engine, args)
+
+
+def _as_is(x: Array, dtype: str) -> Array:
+    return x
+
+
+def execute(
+    design: StageDesign,
+    inputs: dict[str, torch.Tensor],
+    engine_run: Callable[[Engine, Sequence[Array]], list[Array]] = _engine,
+    enter: Callable[[Array, str], Array] = _as_is,
+) -> dict[str, torch.Tensor]:
     """Inputs by value name to outputs by value name, in the model's shapes (float64)."""
     held: dict[str, Array] = {}
     for port in design.inputs:
         stream = design.streams[port.stream]
         x = inputs[port.value].permute(port.order).reshape(stream.rows, stream.channels)
-        held[port.stream] = tokens(x.double().numpy(), stream.lanes)
+        held[port.stream] = tokens(enter(x.double().numpy(), stream.dtype), stream.lanes)
     for engine in design.engines:
-        results = run(engine.nest, engine, [held[s] for s in engine.inputs])
+        results = engine_run(engine, [held[s] for s in engine.inputs])
         for name, result in zip(engine.outputs, results, strict=True):
             stream = design.streams[name]
             valid = check_stream(stream, result)

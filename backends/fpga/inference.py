@@ -1,0 +1,102 @@
+"""Writing all stages of a plan that infers, and measuring what narrow numbers lose in them."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from pipec.backends.fpga.csim.accuracy import Accuracy, measure
+from pipec.backends.fpga.csim.run import load_stages
+from pipec.backends.fpga.designs import designs_of, device_of, lowered, precision_of
+from pipec.backends.fpga.emit.golden import golden_chain, random_inputs
+from pipec.backends.fpga.emit.stage import stage_directory, write_stage
+from pipec.backends.fpga.lint import stage as lint
+from pipec.backends.fpga.quantise.samples import HELD_OUT, samples_of
+from pipec.backends.fpga.rtl.simulate import write_reference
+from pipec.backends.fpga.stagejson import Json, read_record, stage_record
+from pipec.backends.fpga.toolchain import has_compiler
+from pipec.graph.ir import Graph
+from pipec.graph.lower import lower
+from pipec.plan.model import Plan
+
+_FRAMES = 4
+"""Held-out frames that the loss is measured on: enough to see it, seconds to run."""
+
+
+def emit_inference(plan: Plan, directory: Path, tolerance: float) -> None:
+    """Write a directory per stage; with narrow numbers, run them all and note what they lose.
+
+    Args:
+        plan: A plan with weights that does not train.
+        directory: Where to.
+        tolerance: What the test benches accept.
+
+    Raises:
+        BackendError: Something cannot be emitted, or an emitted stage fails.
+    """
+    designs = designs_of(plan)
+    graphs = [lower(stage.graph).graph for stage in plan.stages]
+    narrow = precision_of(plan) != "float32"
+    frames = (
+        samples_of(plan, lowered(plan), HELD_OUT, _FRAMES)
+        if narrow
+        else [random_inputs(plan.graph, designs)]
+    )
+    golden = golden_chain(graphs, frames[0])
+    folders = []
+    for k, (design, frame) in enumerate(zip(designs, golden, strict=True)):
+        fabric = device_of(plan, k).fpga
+        folder = directory / stage_directory(design.name, design.part)
+        write_stage(
+            design,
+            folder,
+            frame,
+            platform=bool(fabric and fabric.has_platform),
+            tolerance=tolerance,
+            crossing=_crossing(plan.stages[k].graph),
+            memory=fabric.memory_kind if fabric else "DDR",
+        )
+        _write({**stage_record(design), "tolerance": tolerance}, folder)
+        if plan.options.get("rtl"):
+            write_reference(read_record(folder), folder / "rtl")
+        lint.check(folder)
+        folders.append(folder)
+    if narrow and has_compiler():
+        _measure(graphs, folders, frames)
+
+
+def _write(record: Json, folder: Path) -> None:
+    (folder / "stage.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _measure(
+    graphs: Sequence[Graph], folders: Sequence[Path], frames: Sequence[dict[str, Tensor]]
+) -> None:
+    """Run the frames through all stages; ``accuracy`` in every ``stage.json`` is what they lost."""
+    want = []
+    for frame in frames:
+        found: dict[str, Tensor] = {}
+        for stage in golden_chain(graphs, frame):
+            found |= stage.outputs
+        want.append(found)
+    for item in measure(load_stages(folders), frames, want):
+        record = read_record(folders[item.stage])
+        record.setdefault("accuracy", []).append(dataclasses.asdict(item))
+        _write(record, folders[item.stage])
+
+
+def accuracy_of(folders: Sequence[Path]) -> list[Accuracy]:
+    """What was measured when the stages were written; nothing in float32, or without a compiler.
+
+    Raises:
+        BackendError: A ``stage.json`` cannot be read.
+    """
+    return [Accuracy(**item) for f in folders for item in read_record(f).get("accuracy", ())]
+
+
+def _crossing(graph: Graph) -> list[str]:
+    """Values that come from or go to other stages."""
+    ends = lower(graph)
+    return [transfer.value for transfer in (*ends.receives, *ends.sends)]

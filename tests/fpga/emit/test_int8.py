@@ -1,0 +1,170 @@
+"""8-bit integers: the C++ against whole numbers in numpy, formats against onnxruntime, losses."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from pipec.backends.fpga.csim.run import load_stages
+from pipec.backends.fpga.design import Engine, StageDesign
+from pipec.backends.fpga.emit.stage import write_stage
+from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.int8 import Int8, covering, int8_format, multipliers
+from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.nests import Map, Norm
+from pipec.backends.fpga.quantise.calibrate import observed, on_edges
+from pipec.backends.fpga.quantise.formats import formats_of
+from pipec.backends.fpga.quantise.layers import quantised
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.driver import emit, make_plan
+from pipec.errors import BackendError
+from tests.fpga.design.models import graph_of, made
+from tests.fpga.design.numeric import execute
+from tests.fpga.emit.integers import run8, steps_of
+
+scales = st.floats(2.0**-40, 2.0**40)
+
+
+@given(scales, st.integers(-128, 127), st.floats(-1e6, 1e6, width=32))
+def test_a_format_is_its_name_and_rounds_to_the_nearest(
+    scale: float, zero: int, value: float
+) -> None:
+    form = Int8.of(scale, zero)
+    assert int8_format(form.dtype) == form
+    assert form.scale == float(np.float32(scale))
+    raw = int(form.raw(np.array(value)))
+    low, high = form.range
+    best = min(max(value, low), high)
+    assert abs((raw - zero) * form.scale - best) <= form.scale * (0.5 + 2**-16)
+
+
+@given(a=st.floats(-100, 100), b=st.floats(-100, 100), symmetric=st.booleans())
+def test_a_format_covers_the_range_and_zero(a: float, b: float, *, symmetric: bool) -> None:
+    low, high = sorted((a, b))
+    form = covering(low, high, symmetric=symmetric)
+    assert not symmetric or form.zero == 0
+    assert float(form.real(form.raw(np.array(0.0)))) == 0.0
+    at_most = 0.5 * form.scale * 1.001 + 1e-30
+    for value in (low, high, 0.0):
+        assert abs(float(form.real(form.raw(np.array(value)))) - value) <= at_most * 2
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=8))
+def test_multipliers_are_within_half_a_unit(ratios: list[float]) -> None:
+    found, shift = multipliers(np.array(ratios))
+    assert found.max() < 2**17
+    assert found.max() >= 2**16 or shift in (0, 46)
+    assert np.abs(found / 2.0**shift - ratios).max() <= 1.01 * 2.0**-shift
+
+
+def design_of(name: str) -> tuple[StageDesign, dict[str, torch.Tensor], torch.Tensor]:
+    model, x = made(name)
+    graph = graph_of(model, x)
+    network = lower(graph, "int8")
+    key = network.inputs[0].value
+    seen = on_edges(network, observed([graph], [{key: x}])[0])
+    ready = quantised(network, formats_of([network], [seen])[0])
+    with torch.no_grad():
+        want = model(x)
+    return (
+        sized(design_at(ready, 1000, name="s", dtype="int8")),
+        {key: x},
+        want[0] if isinstance(want, tuple) else want,
+    )
+
+
+def _computes_in_float32(engine: Engine) -> bool:
+    """Whether a rounding may fall to either side, functions being those of another library."""
+    real_map = isinstance(engine.nest, Map) and engine.narrowing is None and engine.weights
+    return isinstance(engine.nest, Norm) or bool(real_map)
+
+
+@pytest.mark.parametrize("name", ["resnet", "inception", "dense", "excite"])
+def test_emitted_code_is_the_integers_of_numpy(name: str, tmp_path: Path) -> None:
+    """Bit for bit; a softmax at the end may round to the other side."""
+    design, inputs, want = design_of(name)
+    write_stage(design, tmp_path / "s", None)
+    (simulation,) = load_stages([tmp_path / "s"])
+    found = simulation(inputs)
+    expected = execute(design, inputs, run8, steps_of)
+    slack = int(any(_computes_in_float32(e) for e in design.engines))
+    assert slack == (name == "resnet")
+    for port in design.outputs:
+        form = int8_format(design.streams[port.stream].dtype)
+        assert form is not None
+        steps = found[port.value].double() / form.scale
+        off = (steps - expected[port.value]).abs()
+        assert float(off.max()) <= slack + 1e-3
+        assert float((off > 0.5).double().mean()) <= 0.2 * slack
+    first = found[design.outputs[0].value]
+    assert float((first - want).abs().max() / want.abs().max()) < 0.05
+
+
+def test_convolution_agrees_with_the_one_of_onnxruntime(tmp_path: Path) -> None:
+    """QLinearConv rescales in floating point: at most one step apart, and seldom."""
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(6, 10, 3, padding=1)
+    x = torch.rand(1, 6, 12, 12) * 3 - 1
+    graph = graph_of(conv, x)
+    network = lower(graph, "int8")
+    seen = on_edges(network, observed([graph], [{network.inputs[0].value: x}])[0])
+    formats = formats_of([network], [seen])[0]
+    design = sized(design_at(quantised(network, formats), 1000, name="s", dtype="int8"))
+    write_stage(design, tmp_path / "s", None)
+    (simulation,) = load_stages([tmp_path / "s"])
+    (found,) = simulation({network.inputs[0].value: x}).values()
+    reads, writes = formats[network.inputs[0].use.edge], formats[network.outputs[0].use.edge]
+    weight, bias = conv.weight.detach().numpy(), conv.bias
+    assert bias is not None
+    by = np.abs(weight).max((1, 2, 3)).astype(np.float64) / 127
+    tables = {
+        "xs": np.float32(reads.scale), "xz": np.int8(reads.zero),
+        "w": np.rint(weight / by[:, None, None, None]).astype(np.int8),
+        "ws": by.astype(np.float32), "wz": np.zeros(10, np.int8),
+        "ys": np.float32(writes.scale), "yz": np.int8(writes.zero),
+        "b": np.rint(bias.detach().numpy() / (by * reads.scale)).astype(np.int32),
+    }  # fmt: skip
+    node = helper.make_node("QLinearConv", ["x", *tables], ["y"], pads=[1, 1, 1, 1])
+    model = helper.make_model(
+        helper.make_graph(
+            [node], "one",
+            [helper.make_tensor_value_info("x", TensorProto.INT8, [1, 6, 12, 12])],
+            [helper.make_tensor_value_info("y", TensorProto.INT8, [1, 10, 12, 12])],
+            [numpy_helper.from_array(np.asarray(t), name) for name, t in tables.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 13)],
+    )  # fmt: skip
+    model.ir_version = 8
+    session = onnxruntime.InferenceSession(
+        onnx.ModelProto.SerializeToString(model), providers=["CPUExecutionProvider"]
+    )
+    (theirs,) = session.run(None, {"x": reads.raw(x.numpy())})
+    ours = np.rint(found.numpy() / writes.scale) + writes.zero
+    off = np.abs(ours - np.asarray(theirs).astype(np.float64))
+    assert off.max() <= 1
+    assert (off > 0).mean() < 0.02
+
+
+def test_masks_are_refused() -> None:
+    model, x = made("attention")
+    with pytest.raises(BackendError, match="no infinity"):
+        make_plan(
+            graph_of(model, x), parse_cluster("1xvcu118"), "fpga", options={"precision": "int8"}
+        )
+
+
+def test_without_weights_it_is_planned_with_but_not_emitted(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model, x = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU()), torch.empty(2, 8)
+    graph = graph_of(model, x)
+    plan = make_plan(graph, parse_cluster("1xvcu118"), "fpga", options={"precision": "int8"})
+    assert plan.timing
+    with pytest.raises(BackendError, match="without data"):
+        emit(plan, tmp_path / "out")
