@@ -1,5 +1,6 @@
 """From a simulated schedule to what is held from when to when (see `pipec.simulate.memory`)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,6 +56,8 @@ class Held:
     def all(self, memory: Memory) -> list[Spans]:
         """Everything, with its bytes."""
         spans = [*self._messages(memory), self.weights(memory)]
+        if memory.slots:
+            spans += self._handed_over(memory)
         if self.schedule.training:
             spans += [*self.saved(memory), self._workspace(memory), *self._gradients(memory)]
         return spans
@@ -166,6 +169,21 @@ class Held:
             found.append(Spans(name, s.device[sends], leaves, left, kept))
             found.append(Spans(name, there, arrives, self._until[target], size))
         return found
+
+    def _handed_over(self, memory: Memory) -> Iterator[Spans]:
+        """Values whose two ends lie on one device, from one to the other."""
+        for kind in (_C.F, _C.B):
+            produced, consumed = ends(self._at, kind)
+            for number, c in enumerate(self.schedule.channels):
+                if c.kind is not kind or c.name in memory.saved_too:
+                    continue
+                source, target = produced[c.src], consumed[c.dst]
+                message = np.flatnonzero((source < len(self.end)) & (target < len(self.end)))
+                message = message[~self._routes.explicit[number, message % self._routes.period]]
+                source, target = source[message], target[message]
+                size = np.full(len(message), float(c.nbytes))
+                where = self.schedule.device[source]
+                yield Spans("buffers", where, self.end[source], self.end[target], size)
 
     def _workspace(self, memory: Memory) -> Spans:
         """What each action needs while it runs."""
