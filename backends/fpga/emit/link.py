@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.cpp import comment, identifier
+from pipec.backends.fpga.emit.share import Shared, shared
 from pipec.backends.fpga.emit.source import bundle, memories, port_names, top_name
 
 
@@ -22,6 +23,23 @@ class Around:
     receives: tuple[str, ...]
     sends: tuple[str, ...]
     host: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A cage with a link, and the ports whose values cross it.
+
+    Attributes:
+        cage: 0 for the board before, 1 for the one behind.
+        way: ``rx`` or ``tx``.
+        ports: At least one.
+        mux: The kernel that joins several; None for one.
+    """
+
+    cage: int
+    way: str
+    ports: tuple[str, ...]
+    mux: Shared | None
 
 
 def around(design: StageDesign, crossing: Sequence[str], kind: str = "DDR") -> Around:
@@ -46,31 +64,49 @@ def around(design: StageDesign, crossing: Sequence[str], kind: str = "DDR") -> A
     )
 
 
+def sides(design: StageDesign, found: Around) -> list[Side]:
+    """The sides of a stage that values cross: the board before, then the one behind."""
+    each = ((0, "rx", found.receives), (1, "tx", found.sends))
+    return [
+        Side(cage, way, ports, shared(design, ports, way)) for cage, way, ports in each if ports
+    ]
+
+
 def link_cfg(design: StageDesign, found: Around) -> str:
     """``link.cfg`` for ``v++ --link``: kernels, memories, streams, transceivers.
 
     The board before is behind the first QSFP cage, the one behind it behind the second; each cage
-    has an Aurora kernel. A link carries one stream of beats: where several values cross on one
-    side, the others are named in comments, and need a stream switch in front of the link.
+    has an Aurora kernel. Where several values cross on one side, a kernel of ``link/`` leads them
+    over the link, in packets with credits that come back on its other direction.
     """
     kernel = f"{top_name(design)}_1"
+    used = sides(design, found)
     lines = ["[connectivity]", f"nk={top_name(design)}:1:{kernel}"]
-    sides = [(0, "rx", found.receives), (1, "tx", found.sends)]
-    lines += [f"nk=krnl_aurora:1:krnl_aurora_{cage}" for cage, _, ports in sides if ports]
+    lines += [f"nk=krnl_aurora:1:krnl_aurora_{side.cage}" for side in used]
+    lines += [f"nk={s.mux.name}:1:{s.mux.name}_1" for s in used if s.mux is not None]
     lines += [f"sp={kernel}.m_axi_{name}:{bank}" for name, bank in found.banks.items()]
-    for cage, way, ports in sides:
-        for k, port in enumerate(ports):
-            ends = [f"krnl_aurora_{cage}.{way}_axis", f"{kernel}.{port}"]
-            line = f"stream_connect={':'.join(ends if way == 'rx' else reversed(ends))}"
-            lines.append(line if k == 0 else f"# shares the link through a stream switch: {line}")
-        if ports:
-            lines += [
-                f"connect=io_clk_qsfp_refclka_0{cage}:krnl_aurora_{cage}/gt_refclk",
-                f"connect=krnl_aurora_{cage}/gt_port:io_gt_qsfp_0{cage}",
-            ]
+    for side in used:
+        lines += [f"stream_connect={a}:{b}" for a, b in _streams(side, kernel)]
+        lines += [
+            f"connect=io_clk_qsfp_refclka_0{side.cage}:krnl_aurora_{side.cage}/gt_refclk",
+            f"connect=krnl_aurora_{side.cage}/gt_port:io_gt_qsfp_0{side.cage}",
+        ]
     lines += [f"# to or from the host, by a data mover: {kernel}.{port}" for port in found.host]
     lines += [f"# {text}" for text in port_facts(design)]
     return "\n".join([*lines, ""])
+
+
+def _streams(side: Side, kernel: str) -> list[tuple[str, str]]:
+    """From and to of every stream of a side."""
+    rx, tx = (f"krnl_aurora_{side.cage}.{way}_axis" for way in ("rx", "tx"))
+    if side.mux is None:
+        own = f"{kernel}.{side.ports[0]}"
+        return [(rx, own)] if side.way == "rx" else [(own, tx)]
+    mux = f"{side.mux.name}_1"
+    pairs = [(f"{kernel}.{port}", f"{mux}.{port}") for port in side.mux.ports]
+    if side.way == "rx":
+        pairs = [(b, a) for a, b in pairs]
+    return [*pairs, (rx, f"{mux}.{side.mux.into}"), (f"{mux}.{side.mux.out}", tx)]
 
 
 def port_facts(design: StageDesign) -> list[str]:
@@ -95,7 +131,7 @@ def block_design(design: StageDesign, found: Around) -> str:
         f"# Block design of {design.name} on {comment(design.device)} ({design.part}).",
         "set stage [file normalize [file dirname [info script]]]",
         f"create_project -force {top}_bd $stage/build_bd -part {design.part}",
-        "set_property ip_repo_paths $stage/build_hls [current_project]",
+        "set_property ip_repo_paths [list $stage/build_hls $stage/build_link] [current_project]",
         "update_ip_catalog",
         f"create_bd_design {top}_bd",
         f"create_bd_cell -type ip -vlnv xilinx.com:hls:{top}:1.0 kernel",
@@ -110,8 +146,8 @@ def block_design(design: StageDesign, found: Around) -> str:
     for bank, cell in cells.items():
         users = [name for name, at in found.banks.items() if at == bank]
         lines += _memory(cell, users)
-    for cage, ports, way in ((0, found.receives, "RX"), (1, found.sends, "TX")):
-        lines += _link(cage, ports, way) if ports else []
+    for side in sides(design, found):
+        lines += _link(side)
     lines += [f"make_bd_intf_pins_external [get_bd_intf_pins kernel/{port}]" for port in found.host]
     return "\n".join([*lines, "validate_bd_design", "save_bd_design", ""])
 
@@ -136,18 +172,45 @@ def _memory(cell: str, users: list[str]) -> list[str]:
     ]
 
 
-def _link(cage: int, ports: Sequence[str], way: str) -> list[str]:
-    """An Aurora core of four lanes and the clock crossing to it."""
-    core, (first, *others) = f"aurora_{cage}", ports
-    ends = [f"[get_bd_intf_pins {core}/USER_DATA_M_AXIS_RX]", f"[get_bd_intf_pins kernel/{first}]"]
-    if way == "TX":
-        ends = [ends[1], f"[get_bd_intf_pins {core}/USER_DATA_S_AXIS_TX]"]
-    return [
+def _link(side: Side) -> list[str]:
+    """An Aurora core of four lanes, the clock crossings to it, and who sends and receives."""
+    core = f"aurora_{side.cage}"
+    lines = [
         f"create_bd_cell -type ip -vlnv xilinx.com:ip:aurora_64b66b {core}",
         f"set_property CONFIG.C_AURORA_LANES 4 [get_bd_cells {core}]",
-        f"create_bd_cell -type ip -vlnv xilinx.com:ip:axis_clock_converter {core}_clock",
-        f"connect_bd_intf_net {ends[0]} [get_bd_intf_pins {core}_clock/S_AXIS]",
-        f"connect_bd_intf_net [get_bd_intf_pins {core}_clock/M_AXIS] {ends[1]}",
-        *(f"# shares {core} through an axis_switch: kernel/{port}" for port in others),
-        f"make_bd_intf_pins_external [get_bd_intf_pins {core}/GT_SERIAL_{way}]",
+        f"make_bd_intf_pins_external [get_bd_intf_pins {core}/GT_SERIAL_RX]",
+        f"make_bd_intf_pins_external [get_bd_intf_pins {core}/GT_SERIAL_TX]",
+    ]
+    if side.mux is None:
+        own = f"kernel/{side.ports[0]}"
+        return [*lines, *(_from_link(core, own) if side.way == "rx" else _to_link(core, own))]
+    mux = f"link_{side.way}"
+    lines += [
+        f"create_bd_cell -type ip -vlnv xilinx.com:hls:{side.mux.name}:1.0 {mux}",
+        f"connect_bd_net [get_bd_pins clock/clk_out1] [get_bd_pins {mux}/ap_clk]",
+        f"connect_bd_net [get_bd_pins reset/peripheral_aresetn] [get_bd_pins {mux}/ap_rst_n]",
+        f"make_bd_intf_pins_external [get_bd_intf_pins {mux}/s_axi_control]",
+    ]
+    lines += [
+        f"connect_bd_intf_net [get_bd_intf_pins kernel/{port}] [get_bd_intf_pins {mux}/{port}]"
+        for port in side.mux.ports
+    ]
+    lines += _from_link(core, f"{mux}/{side.mux.into}")
+    return lines + _to_link(core, f"{mux}/{side.mux.out}")
+
+
+def _from_link(core: str, pin: str) -> list[str]:
+    return _crossing(f"{core}_rx_clock", f"{core}/USER_DATA_M_AXIS_RX", pin)
+
+
+def _to_link(core: str, pin: str) -> list[str]:
+    return _crossing(f"{core}_tx_clock", pin, f"{core}/USER_DATA_S_AXIS_TX")
+
+
+def _crossing(cell: str, source: str, sink: str) -> list[str]:
+    """A stream from one clock to another."""
+    return [
+        f"create_bd_cell -type ip -vlnv xilinx.com:ip:axis_clock_converter {cell}",
+        f"connect_bd_intf_net [get_bd_intf_pins {source}] [get_bd_intf_pins {cell}/S_AXIS]",
+        f"connect_bd_intf_net [get_bd_intf_pins {cell}/M_AXIS] [get_bd_intf_pins {sink}]",
     ]

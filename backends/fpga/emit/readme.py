@@ -8,15 +8,28 @@ from pipec.backends.fpga.emit.tables import off_chip, on_chip
 _WITH_PLATFORM = """\
 `link.cfg` is for `v++ --link`: memory banks, and an Aurora kernel (`krnl_aurora`, to be built from
 the vendor's example) in front of each QSFP cage, the board before behind the first one."""
+_SEVERAL = """
+Several values cross a link: the kernels in `link/` (`v++ -c --mode hls --config link/link_tx.cfg
+--work_dir build_link`) lead them over it in packets, with credits that come back on its other
+direction, so that no value waits for another. The host starts them with the number of frames.
+"""
 _WITHOUT_PLATFORM = """\
 This board has no Vitis platform: the kernel is exported as an IP, and `block_design.tcl` puts it
 into a Vivado block design with its memory controllers and Aurora cores; pins, the board's clock and
 the host's access are left to you."""
 
 
-def readme(design: StageDesign, tolerance: float, *, platform: bool) -> str:
-    """The text of ``README.md``."""
+def readme(design: StageDesign, tolerance: float, *, platform: bool, shares: bool = False) -> str:
+    """The text of ``README.md``.
+
+    Args:
+        design: The stage.
+        tolerance: What its test bench accepts.
+        platform: Whether the board has a Vitis platform.
+        shares: Whether several values cross one of its links.
+    """
     around = _WITH_PLATFORM if platform else _WITHOUT_PLATFORM
+    several = _SEVERAL if shares else ""
     product = "kernel .xo" if platform else "IP"
     ports = "\n".join(_row(name, port, design) for name, port in port_names(design).items())
     chip = sum(t.weight.bits for t in on_chip(design)) / 8e6
@@ -49,7 +62,7 @@ build/csim . DATA FRAMES      # play DATA/in_*.bin, write DATA/out_*.bin; they m
 ```
 
 {around}
-{_regions(design)}
+{several}{_regions(design)}
 The host writes the table images once (one file after the other, each at a multiple of 64 bytes, in
 the order of the `load_table` calls), starts the kernel with `load_tables=1`, and after that with
 `load_tables=0`, any number of frames per call.

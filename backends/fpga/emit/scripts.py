@@ -14,8 +14,9 @@ from pipec.backends.fpga.csim.build import (
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.cpp import comment
 from pipec.backends.fpga.emit.floorplan import FLOORPLAN, floorplan_xdc
-from pipec.backends.fpga.emit.link import around, block_design, link_cfg
+from pipec.backends.fpga.emit.link import around, block_design, link_cfg, sides
 from pipec.backends.fpga.emit.readme import readme
+from pipec.backends.fpga.emit.share import link_files
 from pipec.backends.fpga.emit.source import top_name
 
 
@@ -38,6 +39,7 @@ def scripts(
     """
     found = around(design, crossing, memory)
     regions = {FLOORPLAN: floorplan_xdc(design)} if design.floorplan.regions else {}
+    muxes = [side.mux for side in sides(design, found) if side.mux is not None]
     board = ("link.cfg", link_cfg) if platform else ("block_design.tcl", block_design)
     return {
         "Makefile": makefile(design),
@@ -45,7 +47,8 @@ def scripts(
         "run_hls.tcl": run_hls(design, platform=platform),
         board[0]: board[1](design, found),
         **regions,
-        "README.md": readme(design, tolerance, platform=platform),
+        **link_files(design, muxes, period_ns(design), platform=platform),
+        "README.md": readme(design, tolerance, platform=platform, shares=bool(muxes)),
     }
 
 

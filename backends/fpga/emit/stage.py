@@ -4,6 +4,7 @@
 stage0_xcvu9p/
   stage.json  README.md  Makefile  hls_config.cfg  run_hls.tcl  link.cfg or block_design.tcl
   floorplan.xdc                                where the chip has several super logic regions
+  link/                                        kernels that lead several values over one link
   src/   stage_top.cpp  stage_top.h  types.h  engines/*.h  weights/*.bin
   tb/    tb_stage.cpp  testbench.h  port_files.h  ports.json  golden/*.bin
   csim/  hls_stream.h  dataflow.h ...          stand-ins, for plain g++ only

@@ -42,13 +42,41 @@ def test_link_cfg_leads_every_port_somewhere(design: StageDesign) -> None:
     assert text.count("nk=krnl_aurora:") == text.count("gt_refclk") == 1
 
 
-def test_several_values_on_one_side_are_said_to_share_the_link(design: StageDesign) -> None:
+@pytest.fixture(scope="module")
+def several() -> StageDesign:
+    """Two values out, both to the next board."""
     model, x = made("excite")
-    two = sized(design_at(lower(graph_of(model, x)), 1_000))
-    values = [port.value for port in two.outputs]
-    text = link_cfg(two, around(two, values))
-    assert len(re.findall(r"^stream_connect=", text, re.MULTILINE)) == 1
-    assert len(re.findall(r"^# shares the link", text, re.MULTILINE)) == len(values) - 1
+    found = sized(design_at(lower(graph_of(model, x)), 1_000))
+    assert len(found.outputs) > 1
+    return found
+
+
+def test_several_values_share_a_link(several: StageDesign) -> None:
+    values = [port.value for port in several.outputs]
+    found = around(several, values)
+    text = link_cfg(several, found)
+    streams = dict(re.findall(r"^stream_connect=(\S+):(\S+)$", text, re.MULTILINE))
+    for port in found.sends:
+        assert streams[f"stage0_top_1.{port}"] == f"stage0_link_tx_1.{port}"
+    assert streams["stage0_link_tx_1.out"] == "krnl_aurora_1.tx_axis"
+    assert streams["krnl_aurora_1.rx_axis"] == "stage0_link_tx_1.back"
+    assert len(streams) == len(values) + 2
+    assert text.count("nk=stage0_link_tx:1:") == 1
+    emitted = scripts(several, 1e-4, platform=True, crossing=values)
+    assert {"link/link.h", "link/link_tx.cpp", "link/link_tx.cfg"} <= emitted.keys()
+    assert "link_tx.cfg" in emitted["README.md"]
+    assert "syn.top=stage0_link_tx\n" in emitted["link/link_tx.cfg"]
+
+
+def test_a_block_design_has_both_directions_of_a_shared_link(several: StageDesign) -> None:
+    values = [port.value for port in several.outputs]
+    text = block_design(several, around(several, values))
+    for end in ("USER_DATA_M_AXIS_RX", "USER_DATA_S_AXIS_TX", "GT_SERIAL_RX", "GT_SERIAL_TX"):
+        assert text.count(f"aurora_1/{end}]") == 1
+    pins = re.findall(r"link_tx/(\w+)", text)
+    assert sorted(pins) == sorted(
+        [*around(several, values).sends, "ap_clk", "ap_rst_n", "s_axi_control", "out", "back"]
+    )
 
 
 def test_block_design_connects_every_port_once(design: StageDesign) -> None:
