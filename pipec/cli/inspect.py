@@ -11,6 +11,7 @@ from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.compiler.backend import load_backend
 from pipec.compiler.cycles import StageCycles
 from pipec.errors import PlanError
+from pipec.graph.ir import Graph
 from pipec.plan.model import Plan, Stage
 from pipec.plan.store import load_plan
 from pipec.report.cycles import print_cycles
@@ -23,6 +24,11 @@ from pipec.report.plan_data import plan_data, stage_data
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--stage", type=int, help="Show this stage alone.")
 @click.option("--graph", "with_graph", is_flag=True, help="Show the graph as Python.")
+@click.option(
+    "--phase",
+    type=click.Choice(["F", "B", "I", "W"]),
+    help="With --graph or --stage: that training graph of each stage.",
+)
 @click.option("--heaviest", default=10, show_default=True, help="How many nodes to list.")
 @click.option("--cycles", is_flag=True, help="Simulate the stages cycle by cycle (FPGAs).")
 @click.option("--together", is_flag=True, help="With --cycles: also all stages and their links.")
@@ -33,6 +39,7 @@ def command(
     as_json: bool,
     stage: int | None,
     with_graph: bool,
+    phase: str | None,
     heaviest: int,
     cycles: bool,
     together: bool,
@@ -50,14 +57,14 @@ def command(
     if as_json:
         data = plan_data(plan, heaviest) if stage is None else stage_data(plan, chosen[0])
         if with_graph:
-            data["graphs"] = {str(s.index): graph_text(s.graph) for s in chosen}
+            data["graphs"] = {str(s.index): graph_text(_graph(s, phase)) for s in chosen}
         click.echo(json.dumps(data, indent=2))
         return
     if stage is None:
         print_plan(plan, Console(), heaviest)
     if with_graph or stage is not None:
         for s in chosen:
-            click.echo(graph_text(s.graph))
+            click.echo(graph_text(_graph(s, phase)))
 
 
 def _show_cycles(found: Sequence[StageCycles], *, as_json: bool, heaviest: int) -> None:
@@ -65,6 +72,16 @@ def _show_cycles(found: Sequence[StageCycles], *, as_json: bool, heaviest: int) 
         click.echo(json.dumps([c.to_json() for c in found], indent=2))
         return
     print_cycles(found, Console(), heaviest)
+
+
+def _graph(stage: Stage, phase: str | None) -> Graph:
+    """The stage's own graph, or one of its training graphs, with copies and recomputation."""
+    if phase is None:
+        return stage.graph
+    if stage.training is None:
+        raise PlanError("the plan has no training graphs", hint="pipec compile --training")
+    found: Graph = getattr(stage.training, phase)
+    return found
 
 
 def _stage(plan: Plan, index: int) -> Stage:

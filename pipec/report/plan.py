@@ -9,6 +9,7 @@ from pipec.graph.ir import Graph
 from pipec.graph.printer import graph_to_python
 from pipec.plan.model import Plan
 from pipec.report.plan_data import Data, plan_data
+from pipec.report.saved import saved_table
 
 __all__ = ["graph_text", "plan_data", "print_plan"]
 
@@ -36,6 +37,8 @@ def print_plan(plan: Plan, console: Console, heaviest: int = 10) -> None:
     if data["heaviest"]:
         console.print(_heaviest(data))
     console.print(_memory(data))
+    if (saved := saved_table(data["stages"])) is not None:
+        console.print(saved)
     if data["explored"]:
         console.print(_explored(data))
     _print_notes(data, console)

@@ -6,6 +6,7 @@ from typing import Any
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, op_name, origin
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage
+from pipec.report.saved import saved_data
 
 Data = dict[str, Any]
 
@@ -59,6 +60,7 @@ def stage_data(plan: Plan, stage: Stage) -> Data:
         "receives": [vars(t) for t in low.receives],
         "sends": [vars(t) for t in low.sends],
         "seconds": plan.partition.seconds[stage.index] if plan.partition else None,
+        "saved": saved_data(plan, stage),
     }
     if stage.index < len(plan.timing):
         timing = plan.timing[stage.index]
@@ -133,22 +135,30 @@ def heaviest_nodes(plan: Plan, count: int) -> list[Data]:
 
 
 def memory_data(plan: Plan) -> list[Data]:
-    """Per device that holds a stage: bytes needed and bytes there."""
+    """Per device that holds a stage: bytes needed and bytes there.
+
+    In training what is needed is the peak of the simulated schedule, if that was played.
+    """
     held: dict[int, int] = {}
+    if plan.timeline is not None and plan.trains and plan.differentiated:
+        peaks = enumerate(plan.timeline.peak_bytes)
+        return [_memory_of(plan, device, int(peak)) for device, peak in peaks]
     for stage in plan.stages:
         timed = stage.index < len(plan.timing)
         need = plan.timing[stage.index].memory_bytes if timed else weight_bytes(stage.graph)
         for device in _devices(plan, stage.index):
             held[device] = held.get(device, 0) + need
-    return [
-        {
-            "device": d,
-            "kind": plan.cluster.devices[d].kind,
-            "needed_bytes": need,
-            "memory_bytes": plan.cluster.devices[d].memory_bytes,
-        }
-        for d, need in sorted(held.items())
-    ]
+    return [_memory_of(plan, device, need) for device, need in sorted(held.items())]
+
+
+def _memory_of(plan: Plan, device: int, need: int) -> Data:
+    found = plan.cluster.devices[device]
+    return {
+        "device": device,
+        "kind": found.kind,
+        "needed_bytes": need,
+        "memory_bytes": found.memory_bytes,
+    }
 
 
 def _devices(plan: Plan, stage: int) -> tuple[int, ...]:
