@@ -7,10 +7,10 @@ al., Science 1983. A move changes two devices, so a step costs as much as the un
 import random
 from dataclasses import dataclass
 from math import exp, inf, log
-from time import perf_counter
 
 import numpy as np
 
+from pipec.partition import clock
 from pipec.partition.costgraph import IntArray
 from pipec.partition.units import Units
 
@@ -26,13 +26,14 @@ class _Placement:
     """Chunk of every unit and what follows from it, as plain lists: single numbers change."""
 
     units: Units
+    row: int
     devices: int
     chunks: int
     chunk: list[int]
 
     def __post_init__(self) -> None:
         units, k = self.units, self.devices
-        self.work: list[float] = units.work[0].tolist()
+        self.work: list[float] = units.work[self.row].tolist()
         self.held: list[float] = (units.weight_bytes + units.activation_bytes).tolist()
         self.price: list[float] = units.cost[0].tolist()
         self.degree: list[int] = np.diff(units.pin_ptr).tolist()
@@ -77,35 +78,40 @@ class _Placement:
 
 def anneal(
     units: Units,
+    row: int,
     devices: int,
     chunks: int,
     memory_bytes: float,
     starts: list[IntArray],
-    deadline: float,
+    moves: int,
+    deadline: float = inf,
 ) -> IntArray | None:
-    """The best placement found from any start until the deadline, chunk of every unit.
+    """The best placement found from any start, chunk of every unit.
 
     Args:
         units: What is placed.
+        row: Their device class.
         devices: k.
         chunks: Chunks per device; chunk p runs on device p mod k.
         memory_bytes: Limit per device; a start must keep it.
         starts: Chunk of every unit each; chunks never fall along the precedence.
-        deadline: When to stop (``time.perf_counter``).
+        moves: How many moves are tried in all. The same number finds the same placement.
+        deadline: When to stop before that (`pipec.partition.clock.now`).
     """
     best: tuple[float, IntArray | None] = inf, None
     turn = 0
-    while starts and perf_counter() < deadline:
+    while starts and moves > 0 and clock.now() <= deadline:
         rng = random.Random(turn)  # noqa: S311 - reproducible, nothing secret
         cycle, number = divmod(turn, len(starts))
-        start = _Placement(units, devices, chunks, starts[number].tolist())
-        # ever longer runs: most of the time goes to one that ends cold in time
-        steps = STEPS << (cycle // len(HOT))
+        start = _Placement(units, row, devices, chunks, starts[number].tolist())
+        # ever longer runs: most of the moves go to one that ends cold
+        steps = min(STEPS << (cycle // len(HOT)), moves)
         cooling = _Cooling(start, memory_bytes, HOT[cycle % len(HOT)], steps, rng)
         value, found = cooling.run(deadline)
         if value < best[0]:
             best = value, np.array(found, np.int64)
         turn += 1
+        moves -= steps
     return best[1]
 
 
@@ -128,7 +134,7 @@ class _Cooling:
             heat = SHARPNESS * self._hot * (COLD / self._hot) ** (step / self._steps)
             self._total = sum(self._parts)  # free of what rounding has added up
             self._batch(heat)
-            if perf_counter() > deadline:
+            if clock.now() > deadline:
                 break
         return self._best
 

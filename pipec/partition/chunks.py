@@ -225,7 +225,9 @@ class _Problem:
             for start in (self._start(), *others)
             if start is not None and sums(start % k, held, k).max() <= self.memory_bytes
         ]
-        found = anneal(self.units, k, self.chunks, self.memory_bytes, starts, self._until(share))
+        found = anneal(
+            self.units, 0, k, self.chunks, self.memory_bytes, starts, 10**9, self._until(share)
+        )
         self._offer_units(found)
 
 

@@ -18,6 +18,11 @@ def now() -> float:
     return _clock.get()()
 
 
+def real() -> bool:
+    """Whether `now` is in seconds."""
+    return _clock.get() is time.perf_counter
+
+
 @contextmanager
 def counted() -> Iterator[None]:
     """Within, limits of time count looks at the clock."""

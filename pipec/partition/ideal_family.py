@@ -30,7 +30,7 @@ class IdealFamily(Family):
         self._counts = _counts(units, bits)
         self._partly = (self._counts > 0) & (self._counts < self._degree)
         self.cut = units.cost @ self._partly.T
-        self._words = np.packbits(bits, axis=1)
+        self._words = _packed(bits)
 
     def passing(self, sources: IntArray, targets: IntArray) -> FloatArray:
         """Matrix products over the hyperedges partly in some source and partly in some target."""
@@ -53,12 +53,21 @@ class IdealFamily(Family):
 
     def inside(self, sources: IntArray, targets: IntArray) -> BoolArray:
         """No bit of the source is missing in the target."""
-        missing = self._words[sources] & ~self._words[targets]
-        return np.logical_not(missing.any(axis=1))
+        missing = np.zeros(len(sources), np.uint64)
+        for word in self._words:
+            missing |= word[sources] & ~word[targets]
+        return np.asarray(missing == 0)
 
     def members(self, row: int) -> IntArray:
         """Units of one ideal."""
         return np.flatnonzero(self.bits[row])
+
+
+def _packed(bits: BoolArray) -> npt.NDArray[np.uint64]:
+    """64 units to a word, [words, ideals]."""
+    octets = np.packbits(bits, axis=1)
+    octets = np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8)))
+    return np.ascontiguousarray(octets.view(np.uint64).T)
 
 
 def measure_of(bits: BoolArray, ref: FloatArray) -> FloatArray:

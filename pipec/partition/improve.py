@@ -1,9 +1,10 @@
 """A better incumbent where there are too many ideals: search around the cuts that are known.
 
 Ideals are closed under union and intersection. A round collects the prefixes of many orders (the
-first time) and, for every cut of the incumbent, the ideals that one closure step reaches: with one
-more unit and all its ancestors, or without one and all its descendants. The dynamic program then
-picks the best combination of all of these at once.
+first time) and, for every cut of the incumbent, the ideals that one or two closure steps reach:
+with one more unit and all its ancestors, or without one and all its descendants. The dynamic
+program then picks the best combination of all of these at once. A round that finds nothing better
+is followed by one over more of them.
 """
 
 from itertools import islice
@@ -23,7 +24,7 @@ from pipec.partition.reduce import reduce_units
 from pipec.partition.units import Units
 
 ORDERS = 27
-ROWS = 6000
+FEW, MANY = 1_500, 12_000  # neighbours in all: more from round to round that finds nothing
 CELLS = 20_000_000  # prefixes x units
 ROUNDS = 30
 
@@ -37,12 +38,12 @@ def improve(units: Units, machine: Machine, best: Incumbent, deadline: float) ->
         return
     bounds = make_bounds(small, machine)
     above, below = closures(small)
-    pool = _prefixes(small, bounds, best.value)
+    pool, most = _prefixes(small, bounds, best.value), FEW
     for _ in range(ROUNDS):
         around = [
             pool,
             *(
-                _neighbours(cut, above, below, bounds.ref, machine)
+                _neighbours(cut, above, below, bounds.ref, most // len(machine.devices))
                 for cut in _known_cuts(small, best)
             ),
         ]
@@ -54,7 +55,9 @@ def improve(units: Units, machine: Machine, best: Incumbent, deadline: float) ->
         except OutOfTimeError:
             return
         if not best.offer(small, family, path, "search around known cuts"):
-            return
+            if most >= MANY:
+                return
+            most *= 2
         if clock.now() > deadline:
             return
         pool = pool[:0]
@@ -90,20 +93,27 @@ def _known_cuts(units: Units, best: Incumbent) -> list[BoolArray]:
 
 
 def _neighbours(
-    cut: BoolArray, above: BoolArray, below: BoolArray, ref: FloatArray, machine: Machine
+    cut: BoolArray, above: BoolArray, below: BoolArray, ref: FloatArray, most: int
 ) -> BoolArray:
-    """The cut and what one closure step makes of it, the smallest steps first."""
-    more = above & ~cut
-    less = below & cut
-    steps = np.concatenate([more, less])
-    size = steps @ ref
-    changes = steps.any(axis=1)
-    order = np.argsort(np.where(changes, size, np.inf), kind="stable")
-    most = ROWS // max(1, len(machine.devices) - 1)
-    chosen = order[: min(most, int(changes.sum()))]
-    grown = chosen < len(more)
-    near = np.where(grown[:, None], cut | steps[chosen], cut & ~steps[chosen])
-    return np.concatenate([cut[None], near])
+    """The cut and what one or two closure steps make of it, the smallest steps first."""
+    more, less = _steps(above & ~cut, ref, most), _steps(below & cut, ref, most)
+    one = [cut[None], cut | more, cut & ~less]
+    # pairs of as many of the smallest steps as leave room for them
+    few = int((max(0, most - sum(map(len, one))) / 2) ** 0.5)
+    i, j = np.triu_indices(few, 1)
+    for steps, grown in ((more, True), (less, False)):
+        a, b = i[j < len(steps)], j[j < len(steps)]
+        both = steps[a] | steps[b]
+        one.append(cut | both if grown else cut & ~both)
+    out, into = less[:few], more[:few]
+    swapped = (cut & ~out)[:, None] | into[None]
+    return np.concatenate([*one, swapped.reshape(-1, len(cut))])
+
+
+def _steps(steps: BoolArray, ref: FloatArray, most: int) -> BoolArray:
+    """Those that change anything, the smallest first."""
+    steps = steps[steps.any(axis=1)]
+    return steps[np.argsort(steps @ ref, kind="stable")[:most]]
 
 
 def _in_windows(rows: BoolArray, bounds: Bounds, limit: float) -> BoolArray:

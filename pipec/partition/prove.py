@@ -15,10 +15,12 @@ from pipec.partition.improve import improve
 from pipec.partition.incumbent import Incumbent
 from pipec.partition.machine import Machine
 from pipec.partition.reduce import CLOSURE_LIMIT, reduce_units
+from pipec.partition.relax import Programs
 from pipec.partition.units import Units
 
 IDEALS_LIMIT = 60_000
 SHRINKS = 6
+IMPROVE, POLISH, RELAX = 0.4, 0.2, 0.5  # shares of the time that is left
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def prove(units: Units, machine: Machine, best: Incumbent, deadline: float) -> P
         return Proof(lower, f"{best.found}, work bound")
     ceiling = best.value if best.value < inf else highest_load(units, machine)
     trial = ceiling if best.value < inf else bounds.lower * 1.25 + ceiling / 1000
-    shrinks = 0
+    shrinks, programs = 0, Programs(units, machine, best)
     while True:
         outcome = _below(units, machine, trial, deadline, best)
         if outcome is FOUND:
@@ -60,15 +62,41 @@ def prove(units: Units, machine: Machine, best: Incumbent, deadline: float) -> P
                 return Proof(lower, f"{best.found}, optimal: no ideal in the windows beats it")
             shrinks = SHRINKS
             trial = min(ceiling, bounds.lower + 2 * (trial - bounds.lower))
-        elif shrinks >= SHRINKS:
-            return Proof(lower, f"{best.found}, bound by ideals up to a limit")
+        elif shrinks >= SHRINKS or trial <= lower * (1 + TOLERANCE):
+            break
         else:
-            if shrinks == 0 and best.stage is not None:
-                improve(units, machine, best, (clock.now() + deadline) / 2)
+            if not shrinks and best.stage is not None:
+                lower = _without_ideals(units, machine, best, programs, lower, deadline)
                 ceiling = best.value
                 trial = min(trial, ceiling)
             shrinks += 1
             trial = bounds.lower + (trial - bounds.lower) / 8
+    method = f"{best.found}, bound by ideals up to a limit"
+    reached = programs.solve(lower, deadline)
+    if reached > lower:
+        method = f"{best.found}, bound by linear programs"
+    return Proof(reached, method)
+
+
+def _without_ideals(
+    units: Units,
+    machine: Machine,
+    best: Incumbent,
+    programs: Programs,
+    lower: float,
+    deadline: float,
+) -> float:
+    """A better incumbent by local searches, a better bound by relaxation."""
+    improve(units, machine, best, _share(deadline, IMPROVE))
+    if programs.polish(_share(deadline, POLISH)):
+        improve(units, machine, best, _share(deadline, POLISH))
+    return programs.bound(lower, _share(deadline, RELAX))
+
+
+def _share(deadline: float, share: float) -> float:
+    """A deadline after a share of the time that is left."""
+    now = clock.now()
+    return now + share * (deadline - now)
 
 
 class _Outcome(Enum):
