@@ -203,6 +203,8 @@ class Profiler:
             messages = measure_messages(
                 self._transport, self._rank, sizes, device=device, handling=handling
             )
+            if messages is not None:
+                messages = replace(messages, slots=self._transport.slots)
         parts: list[dict[str, StageCost]] = [{} for _ in range(self._world)]
         dist.all_gather_object(parts, mine)
         told: list[MessageCost | None] = [messages]

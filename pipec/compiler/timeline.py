@@ -9,7 +9,6 @@ from pipec.compiler.sums import before_steps, reductions, trained_bytes
 from pipec.errors import PlanError
 from pipec.graph.ir import InputKind, nbytes, tensor, tensor_nbytes
 from pipec.plan.model import Plan, Stage
-from pipec.runtime.process_group import SLOTS
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.routes import routes_of
@@ -113,13 +112,15 @@ def plan_memory(plan: Plan) -> Memory:
 
 
 def _with_posts(plan: Plan) -> Memory:
-    """What stages hold; where messages were measured, as the processes' transport has them."""
+    """What stages hold; where messages were measured, as their transport has them."""
     memory = plan_memory(plan)
-    if not any(measured_messages(plan, stage) for stage in plan.stages):
+    costs = [measured_messages(plan, stage) for stage in plan.stages]
+    slots = max((c.slots for c in costs if c), default=0)
+    if not slots:
         return memory
     saved = [{v.name for v in s.training.saved} if s.training else set() for s in plan.stages]
     both = [c.name for c in plan.channels if c.value in saved[c.src]]
-    return replace(memory, slots=SLOTS, saved_too=both)
+    return replace(memory, slots=slots, saved_too=both)
 
 
 def _workspace(plan: Plan) -> dict[str, list[float]]:

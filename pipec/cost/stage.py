@@ -73,6 +73,7 @@ class MessageCost:
         receive: Of the receiver's processor.
         sums: Of the all-reduce of a tensor of this size between two devices; empty if that was
             not measured.
+        slots: Receives of a channel that wait on the device, posted ahead; 0 if in host memory.
     """
 
     nbytes: tuple[int, ...]
@@ -80,6 +81,7 @@ class MessageCost:
     send: tuple[float, ...]
     receive: tuple[float, ...]
     sums: tuple[float, ...] = ()
+    slots: int = 0
 
     def sending(self, nbytes: int) -> float:
         """Seconds of the sender's processor."""
@@ -121,9 +123,10 @@ class MessageCost:
         slope = (seconds[-1] - seconds[-2]) / (self.nbytes[-1] - self.nbytes[-2])
         return seconds[-1] + max(0.0, slope) * (nbytes - self.nbytes[-1])
 
-    def to_json(self) -> dict[str, list[float]]:
+    def to_json(self) -> dict[str, Any]:
         """As JSON data."""
-        return {name: list(values) for name, values in asdict(self).items()}
+        lists = {n: list(v) for n, v in asdict(self).items() if isinstance(v, tuple)}
+        return {**lists, "slots": self.slots}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -132,9 +135,10 @@ class MessageCost:
         Raises:
             CostError: The lists are empty or of unlike lengths.
         """
-        found = cls(**{name: tuple(values) for name, values in data.items()})
-        lists = (found.one_way, found.send, found.receive, found.sums or found.nbytes)
-        lengths = {len(v) for v in (found.nbytes, *lists)}
+        lists = {n: tuple(values) for n, values in data.items() if n != "slots"}
+        found = cls(**lists, slots=int(data.get("slots", 0)))
+        rows = (found.one_way, found.send, found.receive, found.sums or found.nbytes)
+        lengths = {len(v) for v in (found.nbytes, *rows)}
         if len(lengths) != 1 or 0 in lengths:
             raise CostError("a record of message costs is malformed", got=dict(data))
         return found

@@ -92,6 +92,11 @@ class ProcessGroupTransport:
         self._proves: dict[Message, tuple[Message, ...]] = {}
         self._sent: dict[Message, tuple[dist.Work | None, torch.Tensor]] = {}
 
+    @property
+    def slots(self) -> int:
+        """Receives of a channel whose buffers wait on the device; 0 if in host memory."""
+        return 0 if self._staged else SLOTS
+
     def connect(self, groups: Iterable[tuple[int, ...]], links: Iterable[Link]) -> None:
         """Make the groups that are not there yet; all ranks must call with the same.
 

@@ -16,7 +16,7 @@ from pipec.cost.table import CostTable
 from pipec.errors import CostError
 from pipec.frontends.torch_module import from_module
 
-COST = MessageCost((100, 200), (5.0, 7.0), (1.0, 1.5), (0.5, 1.0))
+COST = MessageCost((100, 200), (5.0, 7.0), (1.0, 1.5), (0.5, 1.0), slots=2)
 
 
 @given(st.integers(0, 1000))
@@ -64,6 +64,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
         {"messages": {"cpu": {**COST.to_json(), "send": [1.0]}}},
         {"messages": {"cpu": {"nbytes": []}}},
         {"messages": {"cpu": {**COST.to_json(), "sums": [1.0]}}},
+        {"messages": {"cpu": {**COST.to_json(), "slots": None}}},
     ],
 )
 def test_a_malformed_record_is_refused(change: dict[str, object]) -> None:
