@@ -19,12 +19,13 @@ import math
 from dataclasses import dataclass
 
 from pipec.backends.fpga.design import DdrPort, Engine, StageDesign
+from pipec.backends.fpga.factors import PORT_BITS
 from pipec.backends.fpga.fifo import busiest
 from pipec.backends.fpga.runs import busy_cycles
 from pipec.cluster.device import Device, FpgaResources
 from pipec.errors import BackendError
 
-BEAT_BITS = 512
+BEAT_BITS = PORT_BITS
 SLOTS = 16
 """Slots of a port's table."""
 READ_LATENCY = 64

@@ -34,8 +34,8 @@ from pipec.backends.fpga.lowering.layers import (
 from pipec.backends.fpga.nests import ceil_div
 
 Whole = int | NDArray[np.int64]
-PORT_BITS = 1024
-"""Widest word that one m_axi port delivers per cycle."""
+PORT_BITS = 512
+"""Bits per cycle of one memory port: of a DDR controller or an HBM channel, as a kernel sees it."""
 GAP = 40
 """Cycles between two passes of a floating-point row unit: its pipeline drains."""
 SMALL_BLOCK = 4096

@@ -15,6 +15,7 @@ from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.choice import streamed_layers
 from pipec.backends.fpga.demand import Demands
 from pipec.backends.fpga.design import Resources, StageDesign
+from pipec.backends.fpga.factors import PORT_BITS
 from pipec.backends.fpga.lowering.layers import Dense, Depthwise, Layer, Product
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import (
@@ -65,6 +66,12 @@ class Board:
     def limits(self) -> Resources:
         """What a design may use."""
         return limits(self.device, self.fabric)
+
+    @property
+    def reading(self) -> float:
+        """Bytes per cycle that engines may read from memory: its bandwidth, or its ports'."""
+        fabric = self.fabric
+        return min(self.limits.ddr / fabric.clock_hz, fabric.memory_ports * PORT_BITS / 8)
 
 
 def macs(layer: Layer) -> int:
@@ -119,9 +126,9 @@ class Search:
         found = fitted(self.unplaced(target, {}), self.board, self.fifos)
         if found is not None or not blocks_of(self.network):
             return found
-        limit, clock, shell = self.board.limits, self.board.fabric.clock_hz, DDR_SHELL
+        limit, shell = self.board.limits, DDR_SHELL
         room = np.array([limit.dsp, limit.lut - shell.lut, limit.bram36 - shell.bram36,
-                         limit.uram, limit.ddr / clock])  # fmt: skip
+                         limit.uram, self.board.reading])  # fmt: skip
         lut = self.board.fabric.lut * LUT_MEMORY_LIMIT
         for streamed in streamed_layers(self._demands.at(target), room, lut):
             found = fitted(self.unplaced(target, streamed), self.board, self.fifos)
@@ -195,7 +202,9 @@ def fitted(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDes
         board: Where.
         fifos: Deep FIFOs that count; those that the design does not have are only reserved.
     """
-    ports, limit = design.ddr or ddr_ports(design), design.limits
+    ports = design.ddr or ddr_ports(design)
+    reading = board.reading * board.fabric.clock_hz
+    limit = dataclasses.replace(design.limits, ddr=min(design.limits.ddr, reading))
     fixed = sum((logic(e) for e in design.engines), shift_registers(design.streams.values()))
     shell = DDR_SHELL if ports else Resources()
     traffic = Resources(ddr=sum(p.bytes_per_second for p in ports))

@@ -228,7 +228,7 @@ class Chain:
             clock, most = board.fabric.clock_hz, board.limits
             demand = self.demands.at(max(math.floor(self.seconds(step) * clock), 1))
             shell = DDR_SHELL
-            alone = np.array([most.dsp, most.lut, most.bram36, most.uram, most.ddr / clock])
+            alone = np.array([most.dsp, most.lut, most.bram36, most.uram, board.reading])
             beside = alone - (0.0, shell.lut, shell.bram36, 0.0, 0.0)
             self._tables[key] = (
                 [
