@@ -26,7 +26,7 @@ from pipec.partition.units import Units
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-INFEASIBLE = 2  # status of scipy's solvers
+OPTIMAL, INFEASIBLE = 0, 2  # status of scipy's solvers
 ACCURACY = 1e-6
 """How far the solver may be from a row or from its optimum, relative to the limit."""
 
@@ -180,9 +180,11 @@ class Program:
             options={"time_limit": max(seconds, 0.01)},
         )
         self.seconds = perf_counter() - began
+        if found.status not in (OPTIMAL, INFEASIBLE):
+            return 0.0
         if found.status == INFEASIBLE:
             return inf
-        return float(found.fun) - ACCURACY * limit if found.status == 0 else 0.0
+        return 0.0 if found.fun is None else max(0.0, float(found.fun) - ACCURACY * limit)
 
     def solved(self, limit: float, seconds: float) -> tuple[float, IntArray | None]:
         """The same for the integer program, and the place of every unit in the best cut found."""
