@@ -3,7 +3,6 @@
 import itertools
 import tempfile
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ from pipec.schedule.schedule import Schedule
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
 from tests.runtime.pipelines import accumulated, batches, scheduled, staged, staged_graph
+from tests.runtime.ranks import PATIENCE
 
 RUNS: dict[int, list[tuple[str, int, str, dict[str, object], float | None]]] = {
     2: [
@@ -75,7 +75,7 @@ def prepared(world: int, directory: Path) -> None:
 def compared(world: int, directory: Path) -> dict[str, float]:
     """On rank 0: run to the largest relative error of its weights."""
     found: dict[str, float] = {}
-    with process_group(timedelta(seconds=120)):
+    with process_group(PATIENCE):
         for k, (name, _, schedule, _, clip) in enumerate(RUNS[world]):
             plan = load_plan(directory / str(k))
             settings, batch = Settings(optimizer, clip=clip), batches(CASES[name], plan.graph)
@@ -92,7 +92,7 @@ def compared(world: int, directory: Path) -> dict[str, float]:
 
 def warmed_up() -> dict[str, float]:
     """On rank 0: a flush for the first rounds, then PipeDream with other groups of ranks."""
-    with process_group(timedelta(seconds=120)):
+    with process_group(PATIENCE):
         case = CASES["long skip"]
         plan = staged(case, seeded(case), 2)
         first, then = (scheduled(plan, name, 4) for name in ("1f1b", "pipedream"))
@@ -111,7 +111,7 @@ def warmed_up() -> dict[str, float]:
 
 def with_a_group_per_link() -> dict[str, float]:
     """The same with the groups that NCCL needs: messages match by their order alone."""
-    with process_group(timedelta(seconds=120)) as rank:
+    with process_group(PATIENCE) as rank:
         case = CASES["long skip"]
         plan = staged(case, seeded(case), 4)
         order = scheduled(plan, "interleaved", 6, chunks=2)
@@ -139,7 +139,7 @@ _DEEP = Case(_deep, _LOSS, floats(4, 16))
 
 def inferred(directory: Path) -> dict[str, torch.Tensor] | None:
     """The outputs of two rounds of an inference plan; None but on rank 0."""
-    with process_group(timedelta(seconds=120)):
+    with process_group(PATIENCE):
         plan = load_plan(directory)
         names = [i.name for i in plan.graph.inputs_of(InputKind.INPUT)]
         pipeline = DistributedPipeline(
@@ -179,7 +179,7 @@ TORCH = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb-h1": 1, "zbv": 2}
 def torchs_own_schedules() -> dict[str, float]:
     """On rank 0: our stages under torch's schedule classes, and under its runtime with our CSV."""
     found: dict[str, float] = {}
-    with process_group(timedelta(seconds=120)) as rank:
+    with process_group(PATIENCE) as rank:
         found["torch's 1f1b"] = _under_torch(
             rank, [rank], 2, lambda stages: Schedule1F1B(stages[0], 4, loss_fn=_LOSS)
         )

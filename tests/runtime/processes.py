@@ -7,7 +7,6 @@ attempt of it, starts in a fraction of a second.
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import threading
 import uuid
@@ -18,10 +17,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-_PATIENCE = 60.0
-"""Seconds in which some rank must end."""
+_PATIENCE = 300.0
+"""Seconds in which some rank must end, however busy the machine."""
 _PRELOADED = ["tests.runtime.ranks", "tests.runtime.jobs"]
 
 
@@ -60,6 +60,9 @@ def elastic(
 def alone(entry: Callable[..., None], *args: object, ranks: int, left: int = 0) -> list[int | None]:
     """Exit codes of ranks that nobody watches; None for those that were still running.
 
+    As under torchrun, another process has the store where they meet. It listens before they start,
+    so that no other process can take the port.
+
     Args:
         entry: Called in every rank.
         args: Its arguments.
@@ -67,10 +70,11 @@ def alone(entry: Callable[..., None], *args: object, ranks: int, left: int = 0) 
         left: As many may still run in the end; they are killed.
     """
     server = _server()
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    names = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": ranks}
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "localhost", 0, is_master=True, wait_for_workers=False
+    )
+    names = {"MASTER_ADDR": "localhost", "MASTER_PORT": store.port, "WORLD_SIZE": ranks}
+    names["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     processes = [
         server.Process(target=_rank, args=(entry, args, {**names, "RANK": r})) for r in range(ranks)
     ]

@@ -1,5 +1,6 @@
 """What ranks of tests do; imported once by the server that they are forked from."""
 
+import itertools
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -14,8 +15,12 @@ from pipec.plan.store import load_plan
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Batch, Settings
+from pipec.runtime.metrics import Step
 from pipec.runtime.train import train
 from tests.runtime.processes import Death
+
+PATIENCE = timedelta(minutes=10)
+"""What ranks wait for others where none is expected to die: longer than any machine is busy."""
 
 torch.set_num_threads(1)
 
@@ -46,55 +51,75 @@ def data(plan: Plan) -> Batch:
 
 
 def trained(
-    directory: Path, rounds: int, timeout: float, death: Death | None = None
+    directory: Path,
+    rounds: int,
+    timeout: timedelta = PATIENCE,
+    death: Death | None = None,
+    living: int = 0,
 ) -> dict[str, torch.Tensor] | None:
     """Train with a checkpoint after every round; all weights on rank 0.
 
     Args:
         directory: Holds the plan and gets the checkpoints.
         rounds: How many.
-        timeout: Seconds to wait for another rank.
-        death: Armed once the group stands.
+        timeout: How long to wait for another rank once all have started.
+        death: Armed once the group stands, or later.
+        living: Rounds before it is armed.
     """
-    plan = load_plan(directory / "out")
-    with process_group(timedelta(seconds=timeout)):
-        if death is not None:
+    plan, lived = load_plan(directory / "out"), itertools.count()
+
+    def arm(_: Step | None = None) -> None:
+        if next(lived) == living and death is not None:
             death.arm()
-        patience = timedelta(seconds=timeout)
-        pipeline = DistributedPipeline(plan, data(plan), settings(), timeout=patience)
-        saved = Checkpoints(directory / "saved", pipeline.executors, timeout=patience)
-        train(pipeline, rounds, checkpoints=saved, every=1)
+
+    with process_group(PATIENCE):
+        arm()
+        pipeline = DistributedPipeline(plan, data(plan), settings(), timeout=timeout)
+        saved = Checkpoints(directory / "saved", pipeline.executors, timeout=timeout)
+        train(pipeline, rounds, [arm], checkpoints=saved, every=1)
         return pipeline.state_dict()
 
 
-def survives(directory: Path, rounds: int, kills: list[tuple[int, bool, int]]) -> None:
+def survives(directory: Path, rounds: int, kills: list[tuple[int, int | None, int]]) -> None:
     """Attempt k dies where ``kills[k]`` says; the last one writes ``end.safetensors``.
 
     Args:
         directory: Holds the plan and gets checkpoints and a log of deaths.
         rounds: How many.
-        kills: Per attempt the rank that dies, whether its calls count from the start of the
-            process or from that of the training, and the number of calls until it dies.
+        kills: Per attempt the rank that dies, the rounds that this attempt lives (None: its calls
+            count from the start of the process), and the number of calls until it dies.
     """
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    death = None
+    death, living = None, 0
     if attempt < len(kills) and kills[attempt][0] == int(os.environ["RANK"]):
-        _, early, calls = kills[attempt]
+        _, lives, calls = kills[attempt]
         death = Death(calls, directory / "deaths")
-        if early:
+        if lives is None:
             death.arm()
             death = None
-    weights = trained(directory, rounds, 60, death)
+        living = lives or 0
+    weights = trained(directory, rounds, death=death, living=living)
     if weights is not None:
         save_file({n: w.clone() for n, w in weights.items()}, directory / "end.safetensors")
 
 
-def left_alone(directory: Path, victim: int, calls: int, number: int, timeout: float) -> None:
-    """One rank gets a signal while it trains; the others write what they say to ``says<rank>``."""
+def left_alone(
+    directory: Path, victim: int, living: int, calls: int, number: int, timeout: timedelta
+) -> None:
+    """One rank gets a signal; the others write what they say to ``says<rank>``.
+
+    Args:
+        directory: Holds the plan.
+        victim: The rank.
+        living: Rounds that it lives; 0 for none.
+        calls: Python calls that it makes after these.
+        number: The signal.
+        timeout: How long the others wait for it.
+    """
     rank = int(os.environ["RANK"])
     death = Death(calls, directory / "deaths", number) if rank == victim else None
     try:
-        trained(directory, 10_000, timeout, death)
+        trained(directory, 10_000, timeout, death, living)
     except PipecError as error:
         (directory / f"says{rank}").write_text(str(error))
         raise SystemExit(1) from error
