@@ -7,6 +7,7 @@ import numpy as np
 
 from pipec.errors import PartitionError
 from pipec.residency.bound import Bound, Cut, bound
+from pipec.residency.exhaust import exhausted
 from pipec.residency.improve import every, improved
 from pipec.residency.play import Slot
 from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem
@@ -92,6 +93,9 @@ def choose(problem: Problem, *, improve: bool = True) -> Choice:
             best = min(best, improved(problem, start), key=lambda t: t.order)
     if improve and best.played.seconds > near:
         best = _first_that_fits(problem, [best, *every(problem)])
+    least = step + first.added_seconds
+    if improve and best.played.seconds > near:
+        best, least = exhausted(problem, best, least)
     if best.played.seconds == np.inf:
         raise DoesNotFitError(best.played.peak_bytes, problem.cap)
     return Choice(
@@ -99,7 +103,7 @@ def choose(problem: Problem, *, improve: bool = True) -> Choice:
         slots=best.slots,
         seconds=best.played.seconds,
         added=max(best.played.seconds / step - 1, 0.0),
-        bound=first.added_seconds / step,
+        bound=least / step - 1,
         peak_bytes=best.played.peak_bytes,
     )
 

@@ -193,6 +193,27 @@ def test_working_bytes_that_only_show_when_asked() -> None:
     assert found.peak_bytes <= 100
 
 
+def test_where_working_bytes_decide_the_bound_is_the_optimum_of_all_decisions() -> None:
+    """Each further value that is recomputed holds more than the program can know."""
+
+    def working(decision: IntArray) -> Working:
+        again = np.flatnonzero(decision == RECOMPUTE).tolist()
+        held = 12.0 * len(again) + 7.0 * (2 in again)
+        return Working(held, held, tuple(again))
+
+    cost = np.array([1.0, 0.5, 0.7, 0.9, 2.0, 0.3, 1.1, 0.4])
+    problem = Problem(np.full(8, 10.0), cost, 4, 8, 230, 0, 4, working=working)
+    fitting = [
+        problem.again_seconds(decision)
+        for each in product((KEEP, RECOMPUTE), repeat=8)
+        if 4 * problem.bytes_of(decision := np.array(each), KEEP) + working(decision).nbytes <= 230
+    ]
+    found = choose(problem)
+    assert found.added * problem.step_seconds == pytest.approx(min(fitting))
+    assert found.bound == pytest.approx(found.added)
+    assert bound(problem).added_seconds < min(fitting) - 0.5  # the program's own is weak here
+
+
 def test_malformed_problems_are_refused() -> None:
     with pytest.raises(PartitionError, match="unlike lengths"):
         Problem(np.ones(2), np.ones(3), 1, 1, 1, 1)
