@@ -1,4 +1,4 @@
-"""Speed and quality of cuts: ``python benchmarks/partition.py [workloads|scaling|chunks|planner]``.
+"""Speed and quality of cuts: ``python -m benchmarks.partition [workloads|scaling|chunks|planner]``.
 
 ``workloads`` times the published problems in PIPEC_DATA beside an exact dynamic program over all
 ideals that runs on the spot (at most 120 s each); ``planner`` times PipeDream's beside published
@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import numpy as np
-from synthetic import FAMILIES
 
+from benchmarks.synthetic import FAMILIES
 from pipec.partition import chunk_model
 from pipec.partition.chunks import solve_chunks
 from pipec.partition.devices import Device
@@ -67,7 +67,12 @@ def workloads() -> None:
         source = Path(__file__).with_name("exact_dp.cpp")
         subprocess.run(["g++", "-O3", "-std=c++17", str(source), "-o", str(program)], check=True)
         for path in sorted((DATA / "dnn-partitioning").glob("*.json")):
-            command = ["pipec", "partition", str(path), "--json"]
+            command = [
+                str(Path(sys.executable).with_name("pipec")),
+                "partition",
+                str(path),
+                "--json",
+            ]
             began = perf_counter()
             run = subprocess.run(command, check=True, capture_output=True)
             whole = perf_counter() - began

@@ -29,7 +29,9 @@ from pipec.partition.costgraph import (
     sums,
     topological_order,
 )
-from pipec.partition.devices import Device
+from pipec.partition.devices import Device, one_of_each
+from pipec.partition.fitting import NOTHING, fit_memory
+from pipec.partition.grain import least_share
 from pipec.partition.machine import Machine, make_machine
 from pipec.partition.orders import linear_orders
 from pipec.partition.reduce import reduce_units
@@ -40,7 +42,10 @@ from pipec.partition.units import Units, make_units
 RESTART = 400
 MODEL_LIMIT = 40_000
 REACH = 8
-SEARCH_UNTIL, ANNEAL_UNTIL, MODEL_UNTIL = 0.2, 0.35, 0.75  # shares of the time limit
+# moves per second of the time limit, so that the same limit finds the same cut on any machine that
+# is not much slower: local search, annealing before and after the 0/1 program
+SEARCHED, ANNEALED, REFINED = 1_500, 60_000, 200_000
+SEARCH_UNTIL, ANNEAL_UNTIL, MODEL_UNTIL = 0.2, 0.35, 0.65  # shares of the limit that stop them
 
 
 @dataclass(eq=False)
@@ -140,12 +145,23 @@ def solve_chunks(
     problem = _Problem(graph, units, machine, chunks, began, time_limit)
     best, lower, method = problem.solve()
     if best is None:
-        raise PartitionError(
-            "no cut into chunks was found that fits the memory",
-            got=f"{float(graph.weight_bytes.sum()):.6g} bytes in all",
-            want=f"{devices[0].memory_bytes:.6g} bytes on each of {len(devices)} devices",
-        )
+        raise _too_small(graph, units, machine)
     return _result(graph, devices, best, lower, method, began)
+
+
+def _too_small(graph: CostGraph, units: Units, machine: Machine) -> PartitionError:
+    """Says what there is, what surely does not do, and what does: the best contiguous cut."""
+    limit, count = machine.devices[0].memory_bytes, len(machine.devices)
+    held = units.weight_bytes + units.activation_bytes
+    least = max(least_share(held, count), float(held.max()))
+    enough = fit_memory(graph, machine, one_of_each).enough * max(limit, NOTHING)
+    return PartitionError(
+        "no cut into chunks was found that fits the memory",
+        got=f"{limit:.10g} bytes on each of {count} devices for {held.sum():.6g} bytes in all",
+        want=f"{enough:.10g} bytes on each: with that one chunk per device fits; "
+        f"with less than {least:.10g} nothing does",
+        hint="use more devices, or larger ones",
+    )
 
 
 @dataclass(eq=False)
@@ -171,11 +187,16 @@ class _Problem:
         k = len(self.devices)
         self._offer(_contiguous(self.graph, self.devices))
         found = _local_search(
-            self.units, k, self.chunks, self.memory_bytes, self._until(SEARCH_UNTIL)
+            self.units,
+            k,
+            self.chunks,
+            self.memory_bytes,
+            self._moves(SEARCHED),
+            self._until(SEARCH_UNTIL),
         )
         self._offer_units(found)
         method = "contiguous start, local search, annealing"
-        self._anneal([found], ANNEAL_UNTIL)
+        self._anneal([found], ANNEALED, ANNEAL_UNTIL)
         if self._proven(lower):
             return self.best, lower, method
         if self.units.size * k * self.chunks <= MODEL_LIMIT:
@@ -186,11 +207,14 @@ class _Problem:
             lower, method = max(lower, bound), f"{method}, {solver}"
             self._offer_units(better)
         if not self._proven(lower):
-            self._anneal([found], 1.0)
+            self._anneal([found], REFINED, 1.0)
         return self.best, lower, method
 
     def _until(self, share: float) -> float:
         return self.began + share * self.time_limit
+
+    def _moves(self, rate: int) -> int:
+        return int(rate * self.time_limit)
 
     def _proven(self, lower: float) -> bool:
         return self.largest <= lower * (1 + TOLERANCE)
@@ -216,7 +240,7 @@ class _Problem:
                 chunk[v] = max(chunk[v], chunk[u])
         return chunk
 
-    def _anneal(self, others: list[IntArray | None], share: float) -> None:
+    def _anneal(self, others: list[IntArray | None], rate: int, share: float) -> None:
         """Cools from the best placement and from others, if they fit the memory."""
         k = len(self.devices)
         held = self.units.weight_bytes + self.units.activation_bytes
@@ -240,9 +264,9 @@ def _contiguous(graph: CostGraph, devices: Sequence[Device]) -> IntArray | None:
 
 
 def _local_search(
-    units: Units, devices: int, chunks: int, memory_bytes: float, deadline: float
+    units: Units, devices: int, chunks: int, memory_bytes: float, moves: int, deadline: float
 ) -> IntArray | None:
-    """Best of restarts over several orders until the deadline: chunk of every unit."""
+    """Best of restarts over several orders, of so many moves in all: chunk of every unit."""
     rng = random.Random(0)  # noqa: S311 - reproducible, nothing secret
     orders = [
         _Search(units, order, devices, chunks, memory_bytes)
@@ -250,14 +274,15 @@ def _local_search(
     ]
     best, places = (inf, inf), np.zeros(units.size, np.int64)
     turn = 0
-    while turn < len(orders) or time.perf_counter() < deadline:
+    while turn < len(orders) or (moves > 0 and time.perf_counter() < deadline):
         search = orders[turn % len(orders)]
         turn += 1
         cuts = search.start(rng)
         if not len(cuts):
             return search.places(cuts) if search.score(cuts)[0] < inf else None
         score, failures = search.score(cuts), 0
-        while failures < RESTART and time.perf_counter() < deadline:
+        while failures < RESTART and moves > 0 and time.perf_counter() < deadline:
+            moves -= 1
             trial = search.move(cuts, rng)
             reached = search.score(trial)
             failures = failures + 1 if reached >= score else 0

@@ -20,7 +20,7 @@ from pipec.partition.prove import prove
 from pipec.partition.units import make_units
 
 SECONDS = 3.0
-_NOTHING = 1e-6
+NOTHING = 1e-6
 """Bytes that a limit of nothing counts as, so that needs can be told as multiples of it."""
 
 
@@ -91,7 +91,7 @@ def _needed(graph: CostGraph, machine: Machine, held: FloatArray) -> Fit:
     kinds = tuple(Device(f"kind {n}", inf, pays=False) for n in range(len(machine.kinds)))
     rows = []
     for kind, row in zip(machine.kinds, machine.rows, strict=True):
-        share = held / max(kind.memory_bytes, _NOTHING)
+        share = held / max(kind.memory_bytes, NOTHING)
         rows.append(np.where(np.isfinite(graph.work[row]), share, inf))
     shares = replace(
         graph,
@@ -121,7 +121,7 @@ def _too_small(graph: CostGraph, machine: Machine, fit: Fit) -> PartitionError:
     heaviest = int(np.argmax(held))
     totals = f"{held.sum():.6g} bytes in all, {held[heaviest]:.6g} in {graph.names[heaviest]}"
     if np.ptp(limits) == 0:
-        unit, name = max(float(limits[0]), _NOTHING), "bytes on each"
+        unit, name = max(float(limits[0]), NOTHING), "bytes on each"
         got = f"{limits[0]:.10g} bytes on each of {len(limits)} devices for {totals}"
     else:
         unit, name = 1.0, "times every limit"

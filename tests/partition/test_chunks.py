@@ -3,16 +3,20 @@
 from itertools import product
 from math import inf
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipec.errors import PartitionError
 from pipec.partition import chunk_model
-from pipec.partition.chunks import solve_chunks
+from pipec.partition.anneal import anneal
+from pipec.partition.chunks import _local_search, solve_chunks
 from pipec.partition.costgraph import CostGraph, Value, cost_graph
 from pipec.partition.devices import Device
+from pipec.partition.units import make_units
 from tests.partition.brute import legal, loads
+from tests.partition.families import branches, priced
 from tests.partition.strategies import graphs
 
 
@@ -36,6 +40,51 @@ def test_equals_brute_force(graph: CostGraph, installed: bool) -> None:
     assert cut.lower_bound <= cut.max_load
     assert legal(graph, cut.stage.tolist())
     assert not cut.contiguous
+
+
+def _held(graph: CostGraph, device: tuple[int, ...], count: int) -> float:
+    held = graph.weight_bytes + graph.activation_bytes
+    return max(float(held[np.array(device) == d].sum()) for d in range(count))
+
+
+@settings(max_examples=20, deadline=None)
+@given(graphs(most=5), st.integers(4, 30))
+def test_chunks_of_one_device_add_up_in_memory(graph: CostGraph, limit: int) -> None:
+    devices, count = [Device("fast", float(limit))] * 2, 2
+    best = inf
+    for chunk in product(range(4), repeat=graph.size):
+        device = tuple(c % count for c in chunk)
+        if _held(graph, device, count) <= limit and legal(graph, list(chunk)):
+            best = min(best, max(loads(graph, list(device), devices)))
+    if best == inf:
+        with pytest.raises(PartitionError, match="with less than"):
+            solve_chunks(graph, devices, 2, time_limit=0.5)
+        return
+    try:
+        cut = solve_chunks(graph, devices, 2, time_limit=0.5)
+    except PartitionError:
+        return  # a search may miss what fits; what it finds must fit
+    assert max(cut.memory_bytes) <= limit + 1e-6
+    assert _held(graph, tuple(cut.assignment.tolist()), count) <= limit + 1e-6
+    assert cut.lower_bound <= best + 1e-6 <= cut.max_load + 2e-6
+
+
+def test_as_many_moves_find_the_same_chunks() -> None:
+    graph = priced(branches(6, 3, 4, 0), 0.5, 1)
+    units = make_units(graph, graph.seconds[None])
+    found = [_local_search(units, 3, 2, inf, 500, inf) for _ in range(2)]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[0].tolist() == found[1].tolist()
+    cold = [anneal(units, 0, 3, 2, inf, [found[0]], 5_000) for _ in range(2)]
+    assert cold[0] is not None
+    assert cold[1] is not None
+    assert cold[0].tolist() == cold[1].tolist()
+    before, after = (
+        max(loads(graph, (chunk[units.of_node] % 3).tolist(), [Device("gpu")] * 3))
+        for chunk in (found[0], cold[0])
+    )
+    assert after <= before
 
 
 def test_a_value_between_chunks_of_one_device_is_free() -> None:
