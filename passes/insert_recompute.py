@@ -16,6 +16,8 @@ class InsertRecompute(Pass):
        residency problem; a program over whole values bounds the added time from below.
     2. The recomputed nodes stand in B, each right before its first reader.
     3. What was received and what draws random numbers is never recomputed.
+    4. Where forward and backward run on two devices (``generator=pipefb``) a value that is computed
+       again does not cross either; weights are versions, so that it comes out the same.
 
     Attributes:
         memory_limit: Bytes per device; its cluster's figure if not given.

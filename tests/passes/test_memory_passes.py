@@ -1,5 +1,6 @@
 """Recompute and offload: the same bits, fewer bytes, nodes that carry weight, honest limits."""
 
+import copy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from pipec.autodiff.model import Training
+from pipec.autodiff.rewrite import recomputed
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
 from pipec.compiler.fit import fit, in_flight
@@ -19,7 +22,7 @@ from pipec.compiler.timeline import plan_timeline
 from pipec.errors import PassError, PlanError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.comm import FETCH, OFFLOAD
-from pipec.graph.ir import Source
+from pipec.graph.ir import GraphOutput, OutputKind, Source
 from pipec.graph.lower import lower
 from pipec.passes.insert_offload import InsertOffload
 from pipec.passes.insert_recompute import InsertRecompute
@@ -179,15 +182,28 @@ def test_copies_are_nodes_actions_and_channels() -> None:
     assert use[f"{slot.stage}.d2h"] > 0
 
 
+def with_training(plan: Plan, index: int, training: Training) -> Plan:
+    """The plan with other training graphs of one stage."""
+    stages = list(plan.stages)
+    stages[index] = replace(stages[index], training=training)
+    return plan.replace(stages=tuple(stages))
+
+
 def without_offload(plan: Plan) -> Plan:
     """The plan with one offload node taken out of F: its value is saved on the device again."""
-    stage = hosted(plan)
-    assert stage.training
-    plain = plan_of().stages[stage.index].training
-    assert plain
-    stages = list(plan.stages)
-    stages[stage.index] = replace(stage, training=replace(stage.training, F=plain.F))
-    return plan.replace(stages=tuple(stages))
+    training = hosted(plan).training
+    assert training
+    module, value = copy.deepcopy(training.F.module), plan.slots[0].values[0]
+    (node,) = (n for n in module.graph.nodes if n.name == f"offload_{value}")
+    end = module.graph.output_node()
+    yielded = end.args[0]
+    assert isinstance(yielded, tuple)
+    end.args = ((*yielded, node.args[0]),)
+    module.graph.erase_node(node)
+    outputs = (*training.F.outputs, GraphOutput(value, OutputKind.SAVED, value))
+    forward = training.F.replace(module=module, outputs=outputs)
+    assert len(lower(forward).offloads) == len(lower(training.F).offloads) - 1
+    return with_training(plan, plan.slots[0].stage, replace(training, F=forward))
 
 
 def test_a_missing_offload_node_is_caught_and_raises_the_peak() -> None:
@@ -196,12 +212,25 @@ def test_a_missing_offload_node_is_caught_and_raises_the_peak() -> None:
     with pytest.raises(PlanError, match="does not offload") as told:
         verify(broken)
     assert plan.slots[0].name in str(told.value)
-    again = run_passes(parse_pipeline("simulate"), plan)
-    heavier = parse_pipeline("simulate")[0].run(broken)
-    assert again.timeline
-    assert heavier.timeline
+    assert plan.schedule
     device = plan.slots[0].stage
-    assert heavier.timeline.peak_bytes[device] > again.timeline.peak_bytes[device]
+    peaks = [plan_timeline(p, plan.schedule).peak_bytes[device] for p in (plan, broken)]
+    assert peaks[1] > peaks[0]
+
+
+def test_a_value_less_that_is_recomputed_raises_the_peak() -> None:
+    """Each of the chosen values, taken out of B and saved instead, at the fullest device."""
+    plan = limited("insert-recompute", 0.65)
+    assert plan.schedule
+    before, after = plan_of().stages[0].training, plan.stages[0].training
+    assert before
+    assert after
+    again = {v.name for v in before.saved} - {v.name for v in after.saved}
+    peak = plan_timeline(plan, plan.schedule).peak_bytes[0]
+    assert again
+    for value in sorted(again):
+        kept = with_training(plan, 0, recomputed(before, again - {value}))
+        assert plan_timeline(kept, plan.schedule).peak_bytes[0] > peak
 
 
 def test_a_schedule_that_does_not_copy_a_slot_is_caught() -> None:

@@ -173,6 +173,19 @@ def test_a_slow_link_recomputes_instead() -> None:
     assert found.seconds == pytest.approx(13)
 
 
+@settings(max_examples=25, deadline=None)
+@given(problems(), st.data())
+def test_with_one_in_flight_every_copied_value_is_there_at_the_end_of_its_forward(
+    problem: Problem, data: st.DataObject
+) -> None:
+    """So no copy lowers the peak: it is at least all that is not recomputed."""
+    alone = replace(problem, flight=1, bandwidth=max(problem.bandwidth, 1.0), cap=np.inf)
+    decision = np.array([data.draw(st.sampled_from([KEEP, OFFLOAD])) for _ in range(alone.values)])
+    moved = np.flatnonzero(decision == OFFLOAD).tolist()
+    slots = [Slot(data.draw(st.integers(0, 3)), (v,)) for v in moved]
+    assert play(alone, decision, slots).peak_bytes >= problem.nbytes.sum()
+
+
 def test_one_microbatch_in_flight_gains_nothing_by_copies() -> None:
     with pytest.raises(PartitionError, match="40 bytes at least") as told:
         choose(replace(stage(30, 10, flight=1), recompute=np.full(4, np.inf)))
