@@ -10,6 +10,7 @@ from torch import fx
 from pipec.backends.fpga.lowering.layers import Array, Table
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, tensors
+from pipec.graph.tensor_type import has_data
 from pipec.graph.torch_private import FakeTensor
 
 
@@ -33,6 +34,11 @@ class Constants:
             ):
                 names = [s for n in node.all_input_nodes for s in self._sources[n]]
                 self._sources[node] = tuple(dict.fromkeys(names))
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the weights have numbers."""
+        return all(has_data(weight) for weight in self._weights.values())
 
     def __contains__(self, node: object) -> bool:
         return node in self._sources

@@ -10,6 +10,7 @@ from torch import fx
 from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its handlers)
     dense,
     elementwise,
+    formats,
     local_response,
     norms,
     pooling,
@@ -28,6 +29,7 @@ from pipec.backends.fpga.lowering.network import (
     Value,
 )
 from pipec.backends.fpga.lowering.view import standard_order
+from pipec.backends.fpga.lowering.written import gathered
 from pipec.backends.fpga.training import lowering  # noqa: F401  (registers its handlers)
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor
@@ -51,7 +53,7 @@ def lower(
     Raises:
         BackendError: Ops that no engine computes; all of them are listed.
     """
-    graph = decomposed(graph)
+    graph = decomposed(gathered(graph))
     builder = Builder(graph, precision, pace)
     inputs = [
         _input(builder, i.name, builder.graph.node(i.node), orders or {})
@@ -66,7 +68,7 @@ def lower(
             own = {i.name for i in graph.inputs_of(InputKind.INPUT)}
             ports = (_widened(p, layers) if p.value in own else p for p in inputs)
             nodes = {value.edge: node.name for node, value in builder.values.items()}
-            return Network(layers, tuple(ports), tuple(outputs), nodes)
+            return Network(layers, tuple(ports), tuple(outputs), nodes, builder.named)
     shown = "".join(f"\n    {p}" for p in problems[:20])
     raise BackendError(
         f"{len(problems)} node(s) have no FPGA engine",
@@ -101,20 +103,23 @@ def _walk(b: Builder) -> list[str]:
     tuples: dict[fx.Node, tuple[Value | None, ...]] = {}
     lost: set[fx.Node] = set()
     composites = local_response.find(b.graph)
-    covered = {inner for found in composites.values() for inner in found.inner}
+    named = formats.find(b.graph) if b.precision == "int8" else {}
+    covered = {n for found in (composites, named) for one in found.values() for n in one.inner}
     for node in b.graph.calls:
         if node in b.constants or node in covered:
             continue
         if any(n in lost for n in node.all_input_nodes):
             lost.add(node)
             continue
+        found: Value | tuple[Value | None, ...]
         try:
             lrn = composites.get(node)
-            found = (
-                _node(b, node, tuples)
-                if lrn is None
-                else local_response.lower_local_response(b, node, lrn)
-            )
+            if lrn is not None:
+                found = local_response.lower_local_response(b, node, lrn)
+            elif node in named:
+                found = formats.lower_named(b, node, named[node])
+            else:
+                found = _node(b, node, tuples)
         except UnsupportedError as error:
             lost.add(node)
             hint = f" ({error.hint})" if error.hint else ""

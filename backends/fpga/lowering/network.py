@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pipec.backends.fpga.int8 import Int8
 from pipec.backends.fpga.lowering.constants import Constants, shape_of
 from pipec.backends.fpga.lowering.layers import Layer, Reorder, Use
 from pipec.backends.fpga.lowering.view import View, permutation, standard_order
@@ -89,12 +90,14 @@ class Network:
 
     Attributes:
         nodes: Edge to the graph node whose values it carries, where there is one.
+        named: Edge to the format that the model itself names for it.
     """
 
     layers: tuple[Layer, ...]
     inputs: tuple[NetPort, ...]
     outputs: tuple[NetPort, ...]
     nodes: Mapping[str, str] = field(default_factory=dict)
+    named: Mapping[str, Int8] = field(default_factory=dict)
 
 
 @dataclass
@@ -109,6 +112,7 @@ class Builder:
         values: What the nodes so far yield.
         pace: Cycles per frame that are aimed at; 0 if not known. An input of more pixels is read
             by two at a time.
+        named: Edge to the format that the model itself names for it.
     """
 
     graph: Graph
@@ -116,6 +120,7 @@ class Builder:
     pace: int = 0
     layers: dict[str, Layer] = field(default_factory=dict)
     values: dict[fx.Node, Value] = field(default_factory=dict)
+    named: dict[str, Int8] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.constants = Constants(self.graph)

@@ -91,4 +91,6 @@ def _errors(network: Network, about: Numerics, known: Mapping[str, Error]) -> di
             errors[layer.name] = (
                 spread_here if moves(layer) else about.rounded(layer.name, spread_here)
             )
+            if layer.name in network.named:  # the model itself rounds too
+                errors[layer.name] = about.rounded(layer.name, errors[layer.name])
     return errors

@@ -34,6 +34,8 @@ def formats_of(
 ) -> list[dict[str, Int8]]:
     """The format of every edge that carries real numbers, per stage.
 
+    Where the model names formats itself they are taken: of a class the coarsest.
+
     Args:
         networks: The stages in order.
         seen: What was seen of the values on edges, per stage.
@@ -50,6 +52,12 @@ def formats_of(
     centred = {classes.root(edge) for edge in _operands(networks)}
     found: list[dict[str, Int8]] = [{} for _ in networks]
     for root, edges in members.items():
+        named = [f for k, e in edges if (f := networks[k].named.get(e)) is not None]
+        if named:
+            coarsest = max(named, key=lambda f: f.scale)
+            for stage, name in edges:
+                found[stage][name] = coarsest
+            continue
         known = [r for k, e in edges if (r := _known(networks[k], e, seen[k])) is not None]
         if not known:
             raise BackendError(

@@ -1,6 +1,7 @@
 """8-bit integers: the C++ against whole numbers in numpy, formats against onnxruntime, losses."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,18 +14,22 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.design import Engine, StageDesign
+from pipec.backends.fpga.designs import networks
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.int8 import Int8, covering, int8_format, multipliers
+from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.nests import Map, Norm
 from pipec.backends.fpga.quantise.calibrate import observed, on_edges
 from pipec.backends.fpga.quantise.formats import formats_of
 from pipec.backends.fpga.quantise.layers import quantised
 from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import emit, make_plan
 from pipec.errors import BackendError
+from pipec.frontends.load import load
 from tests.fpga.design.models import graph_of, made
 from tests.fpga.design.numeric import execute
 from tests.fpga.emit.integers import run8, steps_of
@@ -107,6 +112,29 @@ def test_emitted_code_is_the_integers_of_numpy(name: str, tmp_path: Path) -> Non
     assert float((first - want).abs().max() / want.abs().max()) < 0.05
 
 
+def save(
+    path: Path,
+    nodes: list[onnx.NodeProto],
+    tables: dict[str, Any],
+    kind: int,
+    reads: tuple[int, ...],
+    writes: tuple[int, ...],
+) -> onnxruntime.InferenceSession:
+    """A model from ``x`` to ``y``, one frame each, written and loaded."""
+    model = helper.make_model(
+        helper.make_graph(
+            nodes, "net",
+            [helper.make_tensor_value_info("x", kind, [1, *reads])],
+            [helper.make_tensor_value_info("y", kind, [1, *writes])],
+            [numpy_helper.from_array(np.asarray(t), name) for name, t in tables.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 13)],
+    )  # fmt: skip
+    model.ir_version = 8
+    onnx.save(model, path)
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
 def test_convolution_agrees_with_the_one_of_onnxruntime(tmp_path: Path) -> None:
     """QLinearConv rescales in floating point: at most one step apart, and seldom."""
     torch.manual_seed(0)
@@ -132,24 +160,51 @@ def test_convolution_agrees_with_the_one_of_onnxruntime(tmp_path: Path) -> None:
         "b": np.rint(bias.detach().numpy() / (by * reads.scale)).astype(np.int32),
     }  # fmt: skip
     node = helper.make_node("QLinearConv", ["x", *tables], ["y"], pads=[1, 1, 1, 1])
-    model = helper.make_model(
-        helper.make_graph(
-            [node], "one",
-            [helper.make_tensor_value_info("x", TensorProto.INT8, [1, 6, 12, 12])],
-            [helper.make_tensor_value_info("y", TensorProto.INT8, [1, 10, 12, 12])],
-            [numpy_helper.from_array(np.asarray(t), name) for name, t in tables.items()],
-        ),
-        opset_imports=[helper.make_opsetid("", 13)],
-    )  # fmt: skip
-    model.ir_version = 8
-    session = onnxruntime.InferenceSession(
-        onnx.ModelProto.SerializeToString(model), providers=["CPUExecutionProvider"]
+    session = save(
+        tmp_path / "one.onnx", [node], tables, TensorProto.INT8, (6, 12, 12), (10, 12, 12)
     )
     (theirs,) = session.run(None, {"x": reads.raw(x.numpy())})
     ours = np.rint(found.numpy() / writes.scale) + writes.zero
     off = np.abs(ours - np.asarray(theirs).astype(np.float64))
     assert off.max() <= 1
     assert (off > 0).mean() < 0.02
+
+
+def test_formats_of_the_file_are_kept(tmp_path: Path) -> None:
+    """QuantizeLinear and DequantizeLinear around a convolution, unsigned: onnxruntime's results."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(8, 3, 3, 3)).astype(np.float32)
+    by = np.abs(weight).max((1, 2, 3)) / np.float32(127)
+    bias = np.rint(rng.normal(size=8) / (by * 0.02)).astype(np.int32)
+    tables = {
+        "xs": np.float32(0.02), "xz": np.uint8(120), "ys": np.float32(0.05), "yz": np.uint8(0),
+        "w": np.rint(weight / by[:, None, None, None]).astype(np.int8), "ws": by,
+        "wz": np.zeros(8, np.int8), "b": bias, "bs": by * np.float32(0.02),
+        "bz": np.zeros(8, np.int32),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "xs", "xz"], ["xq"]),
+        helper.make_node("DequantizeLinear", ["xq", "xs", "xz"], ["xd"]),
+        helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["wd"], axis=0),
+        helper.make_node("DequantizeLinear", ["b", "bs", "bz"], ["bd"], axis=0),
+        helper.make_node("Conv", ["xd", "wd", "bd"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("QuantizeLinear", ["r", "ys", "yz"], ["yq"]),
+        helper.make_node("DequantizeLinear", ["yq", "ys", "yz"], ["y"]),
+    ]
+    session = save(tmp_path / "net.onnx", nodes, tables, TensorProto.FLOAT, (3, 8, 8), (8, 8, 8))
+    loaded = load(str(tmp_path / "net.onnx"))
+    plan = make_plan(loaded.graph, parse_cluster("1xvcu118"), "fpga", options={"precision": "int8"})
+    (network,) = networks(plan)
+    assert [type(layer) for layer in network.layers] == [Dense]
+    assert network.outputs[0].use.dtype == Int8.of(0.05, -128).dtype
+    emit(plan, tmp_path / "out")
+    (runner,) = load_backend("fpga").load(plan, tmp_path / "out")
+    x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    (want,) = session.run(None, {"x": x.numpy()})
+    off = np.abs(runner({"x": x})["y"].numpy() - np.asarray(want)) / 0.05
+    assert off.max() < 1.01
+    assert (off > 0.5).mean() < 0.02
 
 
 def test_masks_are_refused() -> None:
