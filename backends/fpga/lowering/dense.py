@@ -62,8 +62,23 @@ def conv(b: Builder, node: fx.Node) -> Value:
 def convolution(b: Builder, node: fx.Node) -> Value:
     """``convolution(x, w, b, stride, padding, dilation, transposed, output_padding, groups)``."""
     if argument(node, 6, "transposed"):
-        raise UnsupportedError("a transposed convolution has no engine")
+        raise _no_transposed()
     return _conv(b, node, node.args[3], node.args[4], node.args[5], cast("int", node.args[8]))
+
+
+@lowers(
+    "aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input"
+)
+def conv_transpose(b: Builder, node: fx.Node) -> Value:
+    """What `written.gathered` leaves."""
+    raise _no_transposed()
+
+
+def _no_transposed() -> UnsupportedError:
+    return UnsupportedError(
+        "a transposed convolution over other than two axes, of a stride larger than its kernel, or "
+        "with both stride and dilation"
+    )
 
 
 def _conv(
