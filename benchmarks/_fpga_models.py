@@ -30,7 +30,13 @@ def mobilenet() -> Made:
     body = [nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6()]
     body += [separable(*pair) for pair in pairs]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1000)]
-    return nn.Sequential(*body, *head), (torch.randn(1, 3, 128, 128),)
+    model, x = nn.Sequential(*body, *head), torch.randn(1, 3, 128, 128)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = None  # the statistics of one image, or its signal dies out
+    with torch.no_grad():
+        model.train()(x)
+    return model, (x,)
 
 
 def mlp() -> Made:
