@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from pipec.compiler.sums import joint_devices, trained_bytes
 from pipec.plan.model import Plan, Stage, ValueChannel
+from pipec.runtime.program import check_paired
 from pipec.schedule.channels import Channel, ChannelKind, value
 from pipec.schedule.comm import insert_comm
 from pipec.schedule.offload import insert_offload
@@ -23,7 +24,11 @@ def completed(compute: Schedule, plan: Plan, *, clipped: bool = False) -> Schedu
         compute: What a generator made.
         plan: What it will run.
         clipped: Whether the norm of all gradients together is limited.
+
+    Raises:
+        PlanError: The backward has other stages than the forward.
     """
+    check_paired(compute)
     if compute.placement.separate:
         compute = compute.replace(channels=tuple(_sized(c, plan) for c in compute.channels))
     schedule = insert_comm(compute, _channels(plan, training=compute.training))

@@ -222,13 +222,25 @@ def _tied(stages: tuple[StageProgram, ...]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(sorted(found)) for name, found in readers.items() if len(found) > 1}
 
 
-def _check(program: Program) -> None:
-    schedule, place = program.schedule, program.schedule.placement
+def check_paired(schedule: Schedule) -> None:
+    """Refuse a schedule whose backward has other stages than its forward: no plan has both.
+
+    Raises:
+        PlanError: It is such a schedule.
+    """
+    place = schedule.placement
     if place.separate and len(place.backward) != len(place.forward):
         raise PlanError(
             "forward and backward are cut differently; stages can be run only if they are paired",
+            where=f"schedule {schedule.name}",
             got=f"{len(place.forward)} forward and {len(place.backward)} backward stages",
+            hint="leave out backward_stages; `pipec schedule` shows and times such schedules",
         )
+
+
+def _check(program: Program) -> None:
+    schedule = program.schedule
+    check_paired(schedule)
     if program.tied and schedule.training and not program.flush:
         name, stages = next(iter(program.tied.items()))
         raise PlanError(

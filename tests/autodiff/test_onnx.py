@@ -14,7 +14,10 @@ from torch import nn
 from pipec.frontends.onnx.frontend import graph_for_training
 from pipec.frontends.trace import Loss
 from pipec.graph.ir import Graph, InputKind, OutputKind
-from tests.autodiff.chain import backward, chained, forward, worst
+from pipec.runtime.executor import Settings
+from pipec.runtime.local import LocalPipeline
+from tests.autodiff.chain import backward, chained, cut, forward, worst
+from tests.runtime.pipelines import scheduled, staged_graph
 
 
 def attention_file(path: Path) -> nn.Module:
@@ -103,3 +106,27 @@ def test_gradients_of_a_file_are_those_of_the_same_module(
     expected = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
     assert expected.keys() == grads.keys() - {"zero"}
     assert worst(grads, expected) < 1e-5
+
+
+def test_a_file_is_trained_like_the_same_module(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = cnn_file(tmp_path / "model.onnx")
+    xs, targets = torch.randn(8, 2, 3, 8, 8), torch.randint(0, 3, (8, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = graph_for_training(tmp_path / "model.onnx", Loss(F.cross_entropy, targets[0]))
+    plan = staged_graph(graph, cut(graph, 3))
+    pipeline = LocalPipeline(
+        plan, lambda k: {"x": xs[k], "target": targets[k]},
+        Settings(lambda p: torch.optim.Adam(p, lr=0.01)), schedule=scheduled(plan, "1f1b", 4),
+    )  # fmt: skip
+    losses = pipeline.run(2)
+    update = torch.optim.Adam(module.parameters(), lr=0.01)
+    for step in range(2):
+        update.zero_grad()
+        for k in range(4 * step, 4 * step + 4):
+            loss = F.cross_entropy(module(xs[k]), targets[k])
+            (loss / 4).backward()
+            assert losses[k] == pytest.approx(float(loss.detach()), abs=1e-5)
+        update.step()
+    assert worst(pipeline.state_dict(), module.state_dict()) < 1e-4

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipec.compiler.complete import completed
 from pipec.errors import PipecError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.extract import extract
@@ -16,6 +17,7 @@ from pipec.plan.model import Plan
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.rules import Correction, delays
+from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
@@ -119,6 +121,15 @@ def test_pipefb_forwards_and_backwards_of_a_microbatch_use_one_version() -> None
             used.setdefault((action.stage, action.microbatch), set()).add(version)
     assert all(len(v) == 1 for v in used.values())
     assert {v for found in used.values() for v in found} != {0}
+
+
+def test_pipefb_with_other_cuts_for_the_backward_is_refused_before_it_runs() -> None:
+    case, _, plan = mlp()
+    order = generate("pipefb", STAGES, MICROBATCHES, backward_stages=2)
+    with pytest.raises(PipecError, match=r"cut differently(.|\n)*4 forward and 2 backward"):
+        completed(order, plan)
+    with pytest.raises(PipecError, match=r"cut differently(.|\n)*leave out backward_stages"):
+        LocalPipeline(plan, batches(case, plan.graph), Settings(sgd), schedule=order)
 
 
 def test_replicas_take_turns_and_average_their_gradients() -> None:
