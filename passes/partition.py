@@ -1,5 +1,6 @@
 """Pass ``partition``: the cut whose slowest stage is fastest."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,6 +18,7 @@ from pipec.errors import PartitionError
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, OutputKind
 from pipec.graph.structure import structural_key
+from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
 from pipec.partition.devices import Device, Link
 from pipec.partition.result import CutResult
 from pipec.partition.solve import solve_contiguous
@@ -37,9 +39,10 @@ class PartitionPass(Pass):
     2. Nodes that must stay together do (`pipec.graph.units`).
     3. A value that skips stages pays at every boundary that it crosses.
     4. A training graph counts backward work and gradients on the links too.
-    5. No stage holds more than its device's memory.
+    5. No stage holds more than its device's memory; where a device has several stages, nor do they
+       together.
     6. A backend may have a better way: FPGA stages are folded while they are cut.
-    6. A schedule that gives devices several stages, stages replicas, or the backward pass
+    7. A schedule that gives devices several stages, stages replicas, or the backward pass
        devices of its own says where stages are; a stage with r replicas takes an r-th of its work.
 
     Attributes:
@@ -115,15 +118,48 @@ class PartitionPass(Pass):
             problem = replace(problem, activation_bytes=nothing)
         kinds = [[cluster.devices[d] for d in stage] for stage in place.forward]
         problem, names = shared_work(problem, [[d.kind for d in stage] for stage in kinds])
-        memory = [min(d.memory_bytes for d in stage) for stage in kinds]
+        memory = np.array([min(d.memory_bytes for d in stage) for stage in kinds])
+        cut = self._solved(plan, problem, names, place, memory)
+        if _holds(cluster, place, cut):
+            return cut
+        # the stages of one device add up: give each an equal part of it, where that can be done
+        try:
+            return self._solved(plan, problem, names, place, memory / _beside(place))
+        except PartitionError:
+            return cut
+
+    def _solved(
+        self,
+        plan: Plan,
+        problem: CostGraph,
+        names: Sequence[str],
+        place: Placement,
+        memory: FloatArray,
+    ) -> CutResult:
         return solve_contiguous(
             problem,
-            [Device(name, bytes_) for name, bytes_ in zip(names, memory, strict=True)],
+            [Device(name, bytes_) for name, bytes_ in zip(names, memory.tolist(), strict=True)],
             free_order=self.order == "free",
-            links=[_link(cluster, a, b) for a, b in pairwise(place.forward)],
+            links=[_link(plan.cluster, a, b) for a, b in pairwise(place.forward)],
             overlap=self.overlap,
             time_limit=self.time_limit,
         )
+
+
+def _holds(cluster: Cluster, place: Placement, cut: CutResult) -> bool:
+    """Whether every device that has several stages has memory for all of them."""
+    held = np.zeros(cluster.size)
+    for stage, bytes_ in zip(place.forward, cut.memory_bytes, strict=True):
+        held[list(stage)] += bytes_
+    several = np.bincount([d for stage in place.forward for d in stage], minlength=len(held)) > 1
+    limit = np.array([d.memory_bytes for d in cluster.devices])
+    return bool((held <= limit)[several].all())
+
+
+def _beside(place: Placement) -> IntArray:
+    """Most stages on any device of each stage."""
+    count = Counter(d for stage in place.forward for d in stage)
+    return np.array([max(count[d] for d in stage) for stage in place.forward])
 
 
 def _check_fit(stages: int, devices: int, plan: Plan) -> None:

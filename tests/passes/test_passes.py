@@ -1,5 +1,6 @@
 """The built-in passes on a small graph: what they promise, twice, and what the verifier catches."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
 from pipec.compiler.pass_manager import check_pipeline, parse_pipeline, run_passes
+from pipec.compiler.problem import placement_problem
 from pipec.errors import PartitionError, PassError, PipecError, PlanError
 from pipec.graph.ir import Graph, InputKind
 from pipec.graph.lower import lower
@@ -178,3 +180,28 @@ def test_the_default_pipeline_ends_in_a_timeline() -> None:
     assert plan.timeline is not None
     slowest = max(t.compute_seconds for t in plan.timing)
     assert plan.timeline.seconds >= 8 * slowest
+
+
+def test_stages_of_one_device_add_up_in_memory() -> None:
+    """Eight equal layers in two rounds over two devices: any stage fits, five layers do not."""
+
+    def held(memory_bytes: float | None) -> list[float]:
+        cluster = parse_cluster("2xh100")
+        if memory_bytes is not None:
+            devices = tuple(replace(d, memory_bytes=memory_bytes) for d in cluster.devices)
+            cluster = replace(cluster, devices=devices)
+        passes = parse_pipeline("simplify,annotate-cost,partition{schedule=interleaved}")
+        plan = run_passes(passes, Plan(mlp(layers=8), cluster))
+        assert plan.costs is not None
+        assert plan.partition is not None
+        assert plan.placement is not None
+        problem = placement_problem(plan.graph, plan.costs)
+        bytes_ = dict(zip(problem.names, problem.weight_bytes.tolist(), strict=True))
+        total = [0.0, 0.0]
+        for name, stage in plan.partition.stage_of.items():
+            total[plan.placement.forward[stage][0]] += bytes_[name]
+        return total
+
+    free = held(None)
+    assert max(free) == 5 * 256
+    assert held(max(free) - 1) == [4 * 256] * 2
