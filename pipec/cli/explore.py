@@ -31,7 +31,13 @@ from pipec.report.exploration import print_exploration
 @click.option("--microbatches", type=int, help="Microbatches of one step; any if not given.")
 @click.option("--schedules", help="Comma-separated names instead of those of the devices' family.")
 @click.option("--costs", type=click.Path(path_type=Path), help="Measured costs (pipec profile).")
-@click.option("--top", default=12, show_default=True, help="How many candidates to show.")
+@click.option(
+    "--top",
+    type=click.IntRange(0),
+    default=12,
+    show_default=True,
+    help="How many candidates to show.",
+)
 @click.option("--no-cache", is_flag=True, help="Predict anew even if nothing changed.")
 @click.option("--json", "as_json", is_flag=True, help="Print all candidates as JSON.")
 @model_options

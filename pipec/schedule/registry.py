@@ -13,7 +13,7 @@ from itertools import chain
 from typing import cast
 
 from pipec.errors import ScheduleError
-from pipec.options import parse_one, value_of
+from pipec.options import parse_one, spelled, value_of
 from pipec.registry import entries, load
 from pipec.schedule.build import check_counts
 from pipec.schedule.replicate import OPTIONS, replicated
@@ -64,9 +64,7 @@ def with_options(name: str, **options: object) -> str:
         'interleaved{chunks=4 replicas=2}'
     """
     plain, given = parse_one(name, ScheduleError)
-    every = {**given, **{k: str(v) for k, v in options.items()}}
-    inner = " ".join(f"{k}={v}" for k, v in every.items())
-    return f"{plain}{{{inner}}}" if inner else plain
+    return spelled(plain, {**given, **options})
 
 
 def parsed(name: str, given: Mapping[str, str]) -> dict[str, object]:

@@ -29,7 +29,9 @@ def graph() -> Graph:
     return trained_mlp(5, WIDTH, BATCH)
 
 
-def compiled(graph: Graph, cluster: Cluster, schedule: str = "fastest", microbatches: int = 6) -> Plan:
+def compiled(
+    graph: Graph, cluster: Cluster, schedule: str = "fastest", microbatches: int = 6
+) -> Plan:
     return make_plan(
         graph, cluster, passes=default_passes(schedule=schedule, microbatches=microbatches)
     )
