@@ -1,8 +1,9 @@
-"""Speed and quality of cuts: ``python -m benchmarks.partition [workloads|scaling|chunks|planner]``.
+"""Speed and quality of cuts: ``python -m benchmarks.partition [PART ...]``.
 
 ``workloads`` times the published problems in PIPEC_DATA beside an exact dynamic program over all
 ideals that runs on the spot (at most 120 s each); ``planner`` times PipeDream's beside published
-seconds; ``scaling`` cuts synthetic graphs of up to 100,000 nodes against the work bound; ``chunks``
+seconds; ``generated`` cuts graphs like the published ones and random DAGs, beside the same
+program; ``scaling`` cuts synthetic graphs of up to 100,000 nodes against the work bound; ``chunks``
 compares one and two chunks per device, with and without OR-tools. Every line states the bound next
 to the value.
 """
@@ -11,7 +12,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -21,21 +23,24 @@ import numpy as np
 from benchmarks.synthetic import FAMILIES
 from pipec.partition import chunk_model
 from pipec.partition.chunks import solve_chunks
+from pipec.partition.costgraph import CostGraph
 from pipec.partition.devices import Device
 from pipec.partition.replica_dp import Level
 from pipec.partition.replicate import plan_replicated
 from pipec.partition.solve import solve_contiguous
 from pipec.partition.units import make_units
 from pipec.partition.workload import Workload, read_workload
+from tests.partition.families import branches, priced, scattered, trained
 
 DATA = Path(os.environ.get("PIPEC_DATA", Path(__file__).parents[2] / "shared" / "data"))
+DEVICES, GENERATED_SECONDS = 4, 20
 EXACT_SECONDS = 120  # the exact dynamic program does not end on layer_inceptionv3_inference
 # published figures, not of this run: seconds of PipeDream's optimizer (Narayanan et al., SOSP'19,
 # its Python program) on four workers, read once on a two-core machine
 OPTIMIZER = {"vgg16": 0.36, "alexnet": 0.28, "resnet50": 0.74, "gnmt": 0.35}
 
 
-def exact_dp(workload: Workload, program: Path) -> tuple[float, float]:
+def exact_dp(workload: Workload, program: Path, most: float = EXACT_SECONDS) -> tuple[float, float]:
     """Optimum and seconds of the peer, ``exact_dp.cpp``, as a whole process."""
     graph = workload.graph
     units = make_units(graph, graph.seconds[None])
@@ -55,17 +60,22 @@ def exact_dp(workload: Workload, program: Path) -> tuple[float, float]:
         check=True,
         capture_output=True,
         text=True,
-        timeout=EXACT_SECONDS,
+        timeout=most,
     )
     return float(run.stdout.split()[0]), perf_counter() - began
+
+
+def _compiled(folder: str) -> Path:
+    program = Path(folder, "exact_dp")
+    source = Path(__file__).with_name("exact_dp.cpp")
+    subprocess.run(["g++", "-O3", "-std=c++17", str(source), "-o", str(program)], check=True)
+    return program
 
 
 def workloads() -> None:
     """Whole command, start of the interpreter included, beside the exact dynamic program."""
     with TemporaryDirectory() as folder:
-        program = Path(folder, "exact_dp")
-        source = Path(__file__).with_name("exact_dp.cpp")
-        subprocess.run(["g++", "-O3", "-std=c++17", str(source), "-o", str(program)], check=True)
+        program = _compiled(folder)
         for path in sorted((DATA / "dnn-partitioning").glob("*.json")):
             command = [
                 str(Path(sys.executable).with_name("pipec")),
@@ -106,6 +116,37 @@ def scaling() -> None:
                     )
 
 
+def _generated() -> Iterator[tuple[str, CostGraph]]:
+    for modules, communication in ((4, 0.3), (8, 0.3), (8, 1.0), (20, 0.3)):
+        shape = branches(modules, 4, 4, modules)
+        for kind, make in (("inference", priced), ("training", trained)):
+            yield f"{modules} modules, {kind}, {communication}", make(shape, communication, 1)
+    for size, degree in ((24, 3), (40, 4), (60, 4), (100, 6)):
+        for communication in (0.1, 0.5):
+            shape = scattered(size, degree, size)
+            yield f"random DAG, {communication}", priced(shape, communication, 1)
+
+
+def generated() -> None:
+    """Inception-like graphs, their training, and random DAGs, beside the exact dynamic program."""
+    with TemporaryDirectory() as folder:
+        program = _compiled(folder)
+        for name, graph in _generated():
+            cut = solve_contiguous(graph, [Device("gpu")] * DEVICES, exactly=False, time_limit=20)
+            line = (
+                f"{name:32} nodes {graph.size:4}  load {cut.max_load:8.4f}  bound "
+                f"{cut.lower_bound:8.4f}  gap {cut.gap:7.3%}  {cut.seconds:6.2f} s"
+            )
+            both = replace(graph, classes=("gpu", "cpu"), work=np.repeat(graph.work, 2, axis=0))
+            workload = Workload(both, priced=True, accelerators=DEVICES)
+            try:
+                optimum, slow = exact_dp(workload, program, GENERATED_SECONDS)
+                line += f"  exact DP {optimum:8.4f} in {slow:.2f} s"
+            except subprocess.TimeoutExpired:
+                line += f"  exact DP not done in {GENERATED_SECONDS} s"
+            print(line, flush=True)
+
+
 def chunks() -> None:
     """Two chunks per device on the published workloads, 25 s each."""
     find = chunk_model.find_spec
@@ -140,6 +181,6 @@ def planner() -> None:
 
 
 if __name__ == "__main__":
-    parts = {f.__name__: f for f in (workloads, scaling, chunks, planner)}
+    parts = {f.__name__: f for f in (workloads, generated, scaling, chunks, planner)}
     for part in sys.argv[1:] or list(parts):
         parts[part]()
