@@ -19,8 +19,8 @@ class InsertOffload(Pass):
     3. The values of a stage wait in one or more host slots. The schedule gets an OFFLOAD of each
        slot behind every F, and its FETCH as many compute actions before the backward as the slot
        is deep.
-    4. Where forward and backward run on two devices (``generator=pipefb``) all that is saved leaves;
-       chosen is the part of it that leaves before the next forward, for want of room.
+    4. Where forward and backward run on two devices (``generator=pipefb``) all that is saved
+       leaves; chosen is the part that leaves before the next forward, for want of room.
 
     Attributes:
         memory_limit: Bytes per device; its cluster's figure if not given.

@@ -124,7 +124,7 @@ def _bandwidth(plan: Plan, schedule: Schedule, ahead: int, behind: int) -> float
     """Bytes per second of what is saved, from the device of F to that of B."""
     if any(c.kind is ChannelKind.S for c in schedule.channels):
         return plan.cluster.link(ahead, behind).bytes_per_second
-    return plan.cluster.devices[ahead].host_bandwidth
+    return min(plan.cluster.devices[d].host_bandwidth for d in (ahead, behind))
 
 
 def _fixed_bytes(plan: Plan, schedule: Schedule) -> list[float]:

@@ -137,13 +137,16 @@ def _workspace(plan: Plan) -> dict[str, list[float]]:
 
 
 def _copies(plan: Plan, schedule: Schedule) -> dict[int, float]:
-    """Seconds of one copy of each host slot, by channel number."""
-    place, devices = schedule.placement.forward, plan.cluster.devices
-    return {
-        k: c.nbytes / devices[place[c.src][0]].host_bandwidth
-        for k, c in enumerate(schedule.channels)
-        if c.kind is ChannelKind.H and c.nbytes
-    }
+    """Seconds of one copy of each host slot, by channel number.
+
+    Between unlike devices either copy takes as long as the slower.
+    """
+    found = {}
+    for k, c in enumerate(schedule.channels):
+        if c.kind is ChannelKind.H and c.nbytes:
+            ends = [plan.cluster.devices[d] for d in _ends(schedule, k)]
+            found[k] = c.nbytes / min(d.host_bandwidth for d in ends)
+    return found
 
 
 def _seconds(plan: Plan, schedule: Schedule, number: int, channel: Channel, turn: int) -> float:
