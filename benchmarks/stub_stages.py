@@ -138,6 +138,8 @@ class Stubs:
         """Stages of a tower, measured on all ranks."""
         plan, batch = plan_of(stages)
         settings = sleepers(plan, seconds)
+        devices = max(stages, dist.get_world_size())  # PipeFB runs a stage on two
+        plan = plan.replace(cluster=parse_cluster(f"{devices}xcpu"))
         return cls(profile(plan, batch, settings, budget=0.0).on(plan, "cpu"), batch, settings)
 
 
