@@ -85,6 +85,7 @@ def anneal(
     starts: list[IntArray],
     moves: int,
     deadline: float = inf,
+    seed: int = 0,
 ) -> IntArray | None:
     """The best placement found from any start, chunk of every unit.
 
@@ -97,11 +98,12 @@ def anneal(
         starts: Chunk of every unit each; chunks never fall along the precedence.
         moves: How many moves are tried in all. The same number finds the same placement.
         deadline: When to stop before that (`pipec.partition.clock.now`).
+        seed: Of the moves; another one finds other placements.
     """
     best: tuple[float, IntArray | None] = inf, None
     turn = 0
     while starts and moves > 0 and clock.now() <= deadline:
-        rng = random.Random(turn)  # noqa: S311 - reproducible, nothing secret
+        rng = random.Random(seed + turn)  # noqa: S311 - reproducible, nothing secret
         cycle, number = divmod(turn, len(starts))
         start = _Placement(units, row, devices, chunks, starts[number].tolist())
         # ever longer runs: most of the moves go to one that ends cold

@@ -44,8 +44,8 @@ MODEL_LIMIT = 40_000
 REACH = 8
 # moves per second of the time limit, so that the same limit finds the same cut on any machine that
 # is not much slower: local search, annealing before and after the 0/1 program
-SEARCHED, ANNEALED, REFINED = 1_500, 60_000, 200_000
-SEARCH_UNTIL, ANNEAL_UNTIL, MODEL_UNTIL = 0.2, 0.35, 0.65  # shares of the limit that stop them
+SEARCHED, ANNEALED, REFINED = 3_000, 120_000, 250_000
+SEARCH_UNTIL, ANNEAL_UNTIL, MODEL_UNTIL = 0.2, 0.4, 0.75  # shares of the limit that stop them
 
 
 @dataclass(eq=False)
@@ -250,7 +250,15 @@ class _Problem:
             if start is not None and sums(start % k, held, k).max() <= self.memory_bytes
         ]
         found = anneal(
-            self.units, 0, k, self.chunks, self.memory_bytes, starts, 10**9, self._until(share)
+            self.units,
+            0,
+            k,
+            self.chunks,
+            self.memory_bytes,
+            starts,
+            self._moves(rate),
+            self._until(share),
+            seed=rate,  # each phase makes other moves
         )
         self._offer_units(found)
 
