@@ -151,7 +151,7 @@ def markdown(rows: Cells, devices: str) -> str:
         "silence. *equal handshakes* are those of the",
         "timed build (bounded streams, two frames) that have the very cycle of the simulator.",
         "*interval* is that of the slowest stage in cycles, simulated.",
-        "Rows may come from several runs (`--table MODEL ...`).",
+        "Rows may come from several runs (`--table MODEL ...`); a dash is what a run left out.",
         "",
         f"| {' | '.join(HEAD)} |",
         f"|---|{'---:|' * (len(HEAD) - 1)}",
