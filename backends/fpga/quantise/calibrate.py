@@ -1,5 +1,6 @@
 """What values do on sample inputs: their ranges, magnitudes and zeros."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -86,7 +87,8 @@ def observed(
                 graph.weights[i.name] if i.kind.is_weight else known[i.name] for i in graph.inputs
             ]
             with torch.no_grad():
-                results = _Watch(graph.module, seen, ends).run(*arguments)
+                weights = frozenset(i.node for i in graph.inputs if i.kind.is_weight)
+                results = _Watch(graph.module, seen, ends, weights).run(*arguments)
             known |= {o.name: v for o, v in zip(graph.outputs, results, strict=True)}
     return found
 
@@ -99,14 +101,15 @@ class _Watch(fx.Interpreter):
         module: fx.GraphModule,
         seen: dict[str, Seen],
         limits: Mapping[str, tuple[float, float]],
+        weights: frozenset[str],
     ) -> None:
         super().__init__(module)
-        self._seen, self._limits = seen, limits
+        self._seen, self._limits, self._weights = seen, limits, weights
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a node and note its result."""
         result = super().run_node(n)
-        if isinstance(result, Tensor):
+        if isinstance(result, Tensor) and n.name not in self._weights:
             self._note(n.name, result)
         if op_name(n) == "aten.scaled_dot_product_attention.default":
             q, k = (cast("Tensor", self.env[cast("fx.Node", a)]) for a in n.args[:2])
@@ -120,20 +123,26 @@ class _Watch(fx.Interpreter):
         return result
 
     def _note(self, name: str, value: Tensor) -> None:
-        if not value.dtype.is_floating_point:
+        if not value.dtype.is_floating_point or value.numel() == 0:
             return
-        value = value[value.isfinite() & (value > HIDDEN)].double()
-        if value.numel() == 0:
-            return
-        low, high = self._limits.get(name, (None, None))
-        kept = value if low is None else value.clamp(low, high)
+        flat = value.float().reshape(-1)
+        low, high = (float(end) for end in flat.aminmax())
+        if not (low > HIDDEN and high < math.inf):  # also where one is no number
+            flat = flat[flat.isfinite() & (flat > HIDDEN)]
+            if flat.numel() == 0:
+                return
+            low, high = (float(end) for end in flat.aminmax())
+        least, most = self._limits.get(name, (low, high))
+        cut = 0.0
+        if low < least or high > most:
+            cut = float((flat - flat.clamp(least, most)).square().mean())
         seen = Seen(
-            float(value.min()),
-            float(value.max()),
-            float(value.square().mean()),
-            float((value != 0).double().mean()),
-            float(value.abs().max()),
-            float((value - kept).square().mean()),
+            low,
+            high,
+            float(flat.dot(flat)) / flat.numel(),
+            int(flat.count_nonzero()) / flat.numel(),
+            max(abs(low), abs(high)),
+            cut,
         )
         before = self._seen.get(name)
         self._seen[name] = seen if before is None else before.with_(seen)
