@@ -31,6 +31,8 @@ _ROUNDS = 8
 """Most programs that are solved because working bytes were more than the program knew."""
 _TIE = 1e-6
 """Weight of recomputed seconds beside T: what does not lower T is not recomputed."""
+_FEW = 12
+"""Values of which all sets are looked at."""
 _SOME = 1e-6
 """A fraction of a value from which on all of it is recomputed."""
 _T, _A_F, _A_B, _W = (np.eye(4)[k] for k in range(4))
@@ -81,7 +83,7 @@ def bound(
 
     Args:
         apart: The stage.
-        common: Whether both devices have one first part, as choices do.
+        common: Whether both devices have one first part, as choices do, and none without parts.
         working: Working bytes that every decision has at least.
         whole: Whether values are whole, where they are few enough.
 
@@ -93,7 +95,8 @@ def bound(
     able = np.isfinite(p.recompute)
     again = np.where(able, p.recompute, 0.0) / second
     table, low = _rows(apart, unit, second, again, common=common)
-    parts, integral = [np.inf if apart.parts else 0.0] * 2, whole and n <= WHOLE_UP_TO
+    integral = whole and n <= WHOLE_UP_TO
+    parts = [0.0 if common and not apart.parts else np.inf] * 2
     found = milp(
         np.concatenate([_TIE * again, _T]),
         integrality=(np.arange(n + 4) < n * integral).astype(np.int64),
@@ -142,7 +145,7 @@ def choose_apart(apart: Apart) -> Choice:
         DoesNotFitError: Not even one set fits, whatever is recomputed.
     """
     p = apart.problem
-    tried = [*_programs(apart), *(_nothing_kept(p, everything=yes) for yes in (False, True))]
+    tried = [*_programs(apart), *_all_of_few(p)]
     fitting = [d for d in tried if _fits(apart, d)]
     if not fitting:
         needs = [max(a, p.cap + b - apart.cap_behind) for a, b in map(apart.needs, tried)]
@@ -174,9 +177,15 @@ def _programs(apart: Apart) -> Iterator[IntArray]:
         working = max(apart.problem.working_bytes(decision), working * 1.02)
 
 
-def _nothing_kept(problem: Problem, *, everything: bool) -> IntArray:
-    again = np.isfinite(problem.recompute) & everything
-    return np.where(again, RECOMPUTE, OFFLOAD).astype(np.int64)
+def _all_of_few(problem: Problem) -> Iterator[IntArray]:
+    """All decisions of few values that can be recomputed; of more, all and nothing."""
+    able = np.flatnonzero(np.isfinite(problem.recompute))
+    few = len(able) <= _FEW // 2
+    for number in range(2 ** len(able)) if few else (0, -1):
+        decision = np.full(problem.values, OFFLOAD, dtype=np.int64)
+        bits = (number >> np.arange(len(able))) & 1
+        decision[able[bits > 0]] = RECOMPUTE
+        yield decision
 
 
 def _fits(apart: Apart, decision: IntArray) -> bool:
@@ -189,20 +198,32 @@ def _fits(apart: Apart, decision: IntArray) -> bool:
 def _dealt(apart: Apart, decision: IntArray) -> tuple[tuple[Slot, ...], float]:
     """The values that leave in two slots, the first of at least the bytes that must be; its bytes.
 
-    Largest values first, then the smallest that is enough for what is left.
+    The fewest bytes that are enough, of few values; else the largest first, then the smallest that
+    is enough for what is left.
     """
     p, want = apart.problem, apart.first_part(decision)
     leaving = np.flatnonzero(decision == OFFLOAD)
-    first, held = list[int](), 0.0
-    for v in leaving[np.argsort(-p.nbytes[leaving], kind="stable")].tolist():
-        if held + p.nbytes[v] <= want:
-            first.append(v)
-            held += float(p.nbytes[v])
-    left = [v for v in leaving.tolist() if v not in first and p.nbytes[v] > 0]
-    if held < want and left:
-        more = min(left, key=lambda v: (p.nbytes[v] < want - held, p.nbytes[v]))
-        first.append(more)
-        held += float(p.nbytes[more])
+    first = _least_sum(p, leaving, want)
+    held = float(p.nbytes[first].sum())
     rest = tuple(v for v in leaving.tolist() if v not in first)
     slots = (Slot(1, tuple(sorted(first))), Slot(2, rest))
     return tuple(s for s in slots if s.values), held
+
+
+def _least_sum(problem: Problem, values: IntArray, want: float) -> list[int]:
+    """Values of few bytes in all, but at least so many."""
+    if len(values) <= _FEW:
+        sets = (np.arange(2 ** len(values))[:, None] >> np.arange(len(values))) & 1
+        sums = sets @ problem.nbytes[values]
+        best = sets[np.where(sums >= want * (1 - 1e-12), sums, np.inf).argmin()]
+        found: list[int] = values[best > 0].tolist()
+        return found
+    first, held = list[int](), 0.0
+    for v in values[np.argsort(-problem.nbytes[values], kind="stable")].tolist():
+        if held + problem.nbytes[v] <= want:
+            first.append(v)
+            held += float(problem.nbytes[v])
+    left = [v for v in values.tolist() if v not in first and problem.nbytes[v] > 0]
+    if held < want and left:
+        first.append(min(left, key=lambda v: (problem.nbytes[v] < want - held, problem.nbytes[v])))
+    return first
