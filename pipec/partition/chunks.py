@@ -27,7 +27,6 @@ from pipec.partition.costgraph import (
     IntArray,
     check_acyclic,
     sums,
-    topological_order,
 )
 from pipec.partition.devices import Device, one_of_each
 from pipec.partition.fitting import NOTHING, fit_memory
@@ -231,14 +230,10 @@ class _Problem:
             self.best, self.largest = chunk, value
 
     def _start(self) -> IntArray:
-        """The best placement on units, each late enough for all its nodes and producers."""
-        chunk = np.zeros(self.units.size, np.int64)
-        if self.best is not None:
-            np.maximum.at(chunk, self.units.of_node, self.best)
-        for v in topological_order(self.units.size, self.units.succ):
-            for u in self.units.pred[v]:
-                chunk[v] = max(chunk[v], chunk[u])
-        return chunk
+        """The best placement on units."""
+        if self.best is None:
+            return np.zeros(self.units.size, np.int64)
+        return self.units.stages(self.best)
 
     def _anneal(self, others: list[IntArray | None], rate: int, share: float) -> None:
         """Cools from the best placement and from others, if they fit the memory."""

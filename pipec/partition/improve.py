@@ -87,8 +87,7 @@ def _known_cuts(units: Units, best: Incumbent) -> list[BoolArray]:
     """The cuts of the incumbent, on these units (fewer if it parts some of them)."""
     if best.stage is None:
         return []
-    late = np.zeros(units.size, np.int64)
-    np.maximum.at(late, units.of_node, best.stage)
+    late = units.stages(best.stage)
     return [late <= s for s in range(int(late.max()))]
 
 
@@ -96,7 +95,8 @@ def _neighbours(
     cut: BoolArray, above: BoolArray, below: BoolArray, ref: FloatArray, most: int
 ) -> BoolArray:
     """The cut and what one or two closure steps make of it, the smallest steps first."""
-    more, less = _steps(above & ~cut, ref, most), _steps(below & cut, ref, most)
+    grows, shrinks = _steps(above & ~cut, ref, most), _steps(below & cut, ref, most)
+    more, less = above[grows] & ~cut, below[shrinks] & cut
     one = [cut[None], cut | more, cut & ~less]
     # pairs of as many of the smallest steps as leave room for them
     few = int((max(0, most - sum(map(len, one))) / 2) ** 0.5)
@@ -105,15 +105,17 @@ def _neighbours(
         a, b = i[j < len(steps)], j[j < len(steps)]
         both = steps[a] | steps[b]
         one.append(cut | both if grown else cut & ~both)
-    out, into = less[:few], more[:few]
-    swapped = (cut & ~out)[:, None] | into[None]
-    return np.concatenate([*one, swapped.reshape(-1, len(cut))])
+    out, into = less[:few], above[grows[:few]]
+    # one goes and one comes, unless the one needs the other
+    i, j = np.nonzero(np.asarray(out @ into.T) == 0)
+    return np.concatenate([*one, (cut & ~out[i]) | into[j]])
 
 
-def _steps(steps: BoolArray, ref: FloatArray, most: int) -> BoolArray:
-    """Those that change anything, the smallest first."""
-    steps = steps[steps.any(axis=1)]
-    return steps[np.argsort(steps @ ref, kind="stable")[:most]]
+def _steps(steps: BoolArray, ref: FloatArray, most: int) -> IntArray:
+    """Indices of those that change anything, the smallest first."""
+    order = np.argsort(steps @ ref, kind="stable")
+    changes = np.asarray(steps.any(axis=1))
+    return order[changes[order]][:most]
 
 
 def _in_windows(rows: BoolArray, bounds: Bounds, limit: float) -> BoolArray:

@@ -35,6 +35,7 @@ class Incumbent:
         stage = np.zeros(units.size, np.int64)
         for place in reversed(range(len(path.rows))):
             stage[family.members(path.rows[place])] = place
+        assert (stage[units.edges[:, 0]] <= stage[units.edges[:, 1]]).all(), found
         self.value, self.steps, self.found = path.value, path.steps, found
         self.stage = stage[units.of_node]
         return True

@@ -78,8 +78,7 @@ def _mix(
     """Offers the best cut near the incumbent's that takes each of its cuts from any order."""
     if best.stage is None:
         return False
-    stage = np.zeros(units.size, np.int64)
-    np.maximum.at(stage, units.of_node, best.stage)
+    stage = units.stages(best.stage)
     ends = np.cumsum(np.bincount(stage))[:-1]
     borders = np.unique([(a + b) // 2 for a, b in pairwise(ends.tolist())]).astype(np.int64)
     place = np.empty(units.size, np.int64)

@@ -98,9 +98,7 @@ class Programs:
             return False
         if best.stage is None or np.isinf(units.work[row]).any():
             return False
-        stage = np.zeros(units.size, np.int64)
-        np.maximum.at(stage, units.of_node, best.stage)
-        found = anneal(units, row, k, 1, inf, [stage], MOVES, deadline)
+        found = anneal(units, row, k, 1, inf, [units.stages(best.stage)], MOVES, deadline)
         return found is not None and self.offer(found, "annealing")
 
     def offer(self, places: IntArray, found: str) -> bool:

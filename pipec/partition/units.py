@@ -56,6 +56,21 @@ class Units:
         """The hyperedge of every entry of ``pin``."""
         return np.repeat(np.arange(len(self.pin_ptr) - 1), np.diff(self.pin_ptr))
 
+    def stages(self, of_nodes: IntArray) -> IntArray:
+        """The first stage of every unit that is late enough for all its nodes and producers.
+
+        A cut that was found before nodes became one unit may lead right through it.
+
+        Args:
+            of_nodes: Stage of every node of the cost graph, [nodes].
+        """
+        stage = np.zeros(self.size, np.int64)
+        np.maximum.at(stage, self.of_node, of_nodes)
+        for v in topological_order(self.size, self.succ):
+            for u in self.pred[v]:
+                stage[v] = max(stage[v], stage[u])
+        return stage
+
 
 def make_units(graph: CostGraph, cost: FloatArray) -> Units:
     """Contracts groups, mirrors backward-only groups, fuses what is then cyclic.
