@@ -72,7 +72,7 @@ def trained(
         if next(lived) == living and death is not None:
             death.arm()
 
-    with process_group(PATIENCE):
+    with process_group(max(timeout, timedelta(minutes=1))):
         arm()
         pipeline = DistributedPipeline(plan, data(plan), settings(), timeout=timeout)
         saved = Checkpoints(directory / "saved", pipeline.executors, timeout=timeout)

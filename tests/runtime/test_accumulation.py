@@ -76,18 +76,21 @@ def test_only_sums_of_gradients_that_others_hold_take_new_memory() -> None:
     assert torch.equal(grads[0]["w"], torch.ones(1000))
 
 
-def pages(kept: bool) -> int:
+TENSORS = 400
+
+
+def pages() -> int:
     """Pages that the system gives for what was allocated and freed once before; 0 if not ours."""
-    if kept and not keep_freed_memory():
+    if not keep_freed_memory():
         return 0
     taken = [resource.getrusage(resource.RUSAGE_SELF).ru_minflt]
     for _ in range(3):
-        held = [torch.ones(100_000) for _ in range(400)]
+        held = [torch.ones(100_000) for _ in range(TENSORS)]
         del held
         taken.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
     return taken[-1] - taken[-2]
 
 
 def test_freed_memory_is_kept_where_the_allocator_can() -> None:
-    kept, given_back = (elastic(pages, keep, ranks=1)[0] for keep in (True, False))
-    assert 10 * kept <= given_back
+    # what is given back without it depends on what else lies in the heap
+    assert elastic(pages, ranks=1)[0] < TENSORS * 400_000 / resource.getpagesize() / 10
