@@ -45,6 +45,11 @@ def banks_of(fabric: FpgaResources) -> tuple[str, ...]:
     return tuple(f"{fabric.memory_kind}[{k}]" for k in range(fabric.memory_ports))
 
 
+def most_clients(fabric: FpgaResources) -> int:
+    """Engines that can read a board's memory: each needs a time slot."""
+    return SLOTS * fabric.memory_ports
+
+
 def period(design: StageDesign, device: Device) -> int:
     """Cycles of one round of a port's slot table."""
     assert device.fpga is not None
@@ -71,12 +76,13 @@ def with_banks(design: StageDesign, device: Device) -> StageDesign:
     banks = [_Bank(name) for name in banks_of(device.fpga)]
     rounds, engines = period(design, device), {e.name: e for e in design.engines}
     ports: dict[str, DdrPort] = {}
-    if len(design.ddr) > SLOTS * len(banks):
+    most = most_clients(device.fpga)
+    if len(design.ddr) > most:
         raise BackendError(
             "more engines read memory than its ports have time slots",
             where=design.name,
             got=len(design.ddr),
-            want=f"at most {SLOTS * len(banks)}",
+            want=f"at most {most}",
         )
     behind = len(design.ddr)
     for port in sorted(design.ddr, key=lambda p: -p.bytes_per_second):

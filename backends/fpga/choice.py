@@ -18,26 +18,29 @@ _LARGE = 0.03
 """Memories below this share of every kind may be thought of as divisible."""
 
 
-def streamed_layers(demand: Demand, limit: Numbers, lut_memory: float) -> Iterator[dict[str, int]]:
+def streamed_layers(
+    demand: Demand, limit: Numbers, lut_memory: float, most: int
+) -> Iterator[dict[str, int]]:
     """Layers to stream such that a board holds the rest, with little traffic; the best first.
 
     Args:
         demand: What a stage takes at a target.
         limit: What the board offers, [resources].
         lut_memory: LUTs that may serve as memory.
+        most: Layers that may stream.
 
     Yields:
         Layer name to vectors per pass over its weights.
     """
     for margin, whole in _TRIES:
-        chosen = _chosen(demand, margin * limit, margin * lut_memory, whole=whole)
+        chosen = _chosen(demand, margin * limit, margin * lut_memory, most, whole=whole)
         if chosen is None:
             return
         yield chosen
 
 
 def _chosen(
-    demand: Demand, limit: Numbers, lut_memory: float, *, whole: bool
+    demand: Demand, limit: Numbers, lut_memory: float, most: int, *, whole: bool
 ) -> dict[str, int] | None:
     """The option of each layer that streams, least traffic in all; None if nothing fits.
 
@@ -47,7 +50,10 @@ def _chosen(
     items = [(k, item) for k, o in enumerate(options) for item in o.items]
     room = np.append(np.maximum(limit, 1e-6), max(lut_memory, 1e-6))
     use = _use(options, items, room)
-    count, rows = len(options), len(room)
+    count, rows = len(options), len(room) + 1
+    streams = np.zeros(use.shape[1])
+    streams[:count] = [bool(o.block) / most for o in options]
+    use = np.vstack([use, streams])
     free = np.array([len(g.options) > 1 for g in demand.groups for _ in g.options])
     large = (use[STORES, count:] > _LARGE).reshape(-1, len(items), 3).any(axis=(0, 2))
     integral = np.concatenate([free, np.repeat(large, 3)]).astype(np.int64)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.banks import most_clients
 from pipec.backends.fpga.choice import streamed_layers
 from pipec.backends.fpga.demand import Demands
 from pipec.backends.fpga.design import Resources, StageDesign
@@ -130,9 +131,10 @@ class Search:
         room = np.array([limit.dsp, limit.lut - shell.lut, limit.bram36 - shell.bram36,
                          limit.uram, self.board.reading])  # fmt: skip
         lut = self.board.fabric.lut * LUT_MEMORY_LIMIT
-        for streamed in streamed_layers(self._demands.at(target), room, lut):
+        most = most_clients(self.board.fabric)
+        for streamed in streamed_layers(self._demands.at(target), room, lut, most):
             found = fitted(self.unplaced(target, streamed), self.board, self.fifos)
-            if found is not None:
+            if found is not None and len(found.ddr) <= most:
                 return found
         return None
 
