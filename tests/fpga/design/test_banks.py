@@ -1,9 +1,12 @@
 """Memory ports: who gets which, how many slots, and that nothing is slowed down without need."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+import torch
 
+from pipec.backends.fpga import banks
 from pipec.backends.fpga.banks import READ_LATENCY, SLOTS, banks_of, period, with_banks
 from pipec.backends.fpga.cycles import depths_of, processes_of, steady_state
 from pipec.backends.fpga.design import StageDesign
@@ -13,6 +16,7 @@ from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.routing import Load
 from pipec.backends.fpga.runs import busy_cycles
+from pipec.backends.fpga.search import Board, Search
 from pipec.backends.fpga.streaming import ddr_ports
 from pipec.cluster.device import Device
 from pipec.cluster.presets import preset
@@ -76,3 +80,18 @@ def test_too_little_bandwidth_slows_the_stage_down_as_predicted() -> None:
     assert design.interval == max(words.values()) > before.interval
     trace = steady_state(processes_of(design), depths_of(design))
     assert trace.interval == pytest.approx(design.interval, rel=0.02)
+
+
+@pytest.mark.parametrize(("slots", "streamed"), [(16, 2), (1, 1)])
+def test_no_more_layers_stream_than_ports_have_slots(
+    slots: int, streamed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two small layers stream rather than a large one, where there are slots for two."""
+    monkeypatch.setattr(banks, "SLOTS", slots)
+    sizes = [64, 512, 512, 512, 512, 1024, 1024, 64]
+    model = torch.nn.Sequential(*(torch.nn.Linear(a, b) for a, b in pairwise(sizes)))
+    board = narrow(1)
+    assert board.fpga is not None
+    board = replace(board, fpga=replace(board.fpga, bram36=1_800, uram=0, lut=600_000))
+    network = lower(graph_of(model, torch.randn(1, 64)))
+    assert len(Search("stage", network, Board(board, "float32")).best().ddr) == streamed
