@@ -120,9 +120,11 @@ class _Layout:
 
     @property
     def regions(self) -> int:
+        """How many there are."""
         return len(self.limits)
 
     def add(self, engine: Engine) -> None:
+        """Add an engine, in as many equal parts as it needs to fit regions."""
         use = np.array([getattr(engine.resources, k) for k in _KINDS])
         room = np.maximum(self.limits.min(axis=0), 1e-9)
         count = max(1, min(math.ceil((use / room).max() / self.grain), _PARTS))
@@ -134,6 +136,7 @@ class _Layout:
             self.uses.append(use / count / np.maximum(self.limits, 1e-9))
 
     def join(self, producer: str, consumer: str, wires: int) -> None:
+        """Lead a stream from the last part of an engine to the first one of another."""
         self._wire(self._parts_of[producer][-1], self._parts_of[consumer][0], wires)
         for name in (producer, consumer):  # what an engine of several parts hands on inside
             for a, b in itertools.pairwise(self._parts_of[name]):
@@ -144,6 +147,7 @@ class _Layout:
         self.wires[b].append((a, wires))
 
     def tie(self, engine: str, region: int, wires: int) -> None:
+        """Lead wires from an engine to something that has a fixed region, such as a memory port."""
         self.ties[self._parts_of[engine][0]].append((region, wires))
 
     def solved(self) -> Floorplan | None:

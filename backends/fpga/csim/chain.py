@@ -66,9 +66,15 @@ class _Wiring:
     ends: list[tuple[int, Wire]] = field(default_factory=list)
 
     def folder(self, stage: int) -> Path:
+        """Where a stage finds its inputs and leaves its outputs."""
         return self.root / str(stage)
 
     def connect(self, channels: Sequence[ValueChannel]) -> None:
+        """Make a pipe for every value between stages, and files of all frames for the others.
+
+        Raises:
+            BackendError: Two stages read one value.
+        """
         senders = {(c.dst, c.value): c.src for c in channels}
         pipes: dict[tuple[int, str], Path] = {}
         for k, stage in enumerate(self.stages):
@@ -99,6 +105,7 @@ class _Wiring:
                     self.ends.append((k, wire))
 
     def outputs(self) -> list[dict[str, torch.Tensor]]:
+        """What left the chain: for each frame, value name to tensor."""
         count, found = len(self.frames), [dict[str, torch.Tensor]() for _ in self.frames]
         for k, wire in self.ends:
             values = self.stages[k].read(self.folder(k), wire, count)

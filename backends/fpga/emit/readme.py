@@ -17,6 +17,25 @@ _WITHOUT_PLATFORM = """\
 This board has no Vitis platform: the kernel is exported as an IP, and `block_design.tcl` puts it
 into a Vivado block design with its memory controllers and Aurora cores; pins, the board's clock and
 the host's access are left to you."""
+_CHECKED = """\
+## What is checked, and what is not
+
+`make csim` checks, without a vendor tool, and `pipec verify` does for all stages in a chain: the
+C++ compiles with g++; its C simulation agrees with torch within the tolerance (`tb/golden` holds
+what torch computed for this stage); every stream is read to its last token and never beyond; TLAST
+marks the frames. `src/types.h`, the FIFO depths in `src/stage_top.cpp` and `stage.json` come from
+one design. Streams are unbounded in this build;
+`make bounded` gives them their declared depths and names a deadlock, and `make timed` notes the
+cycle of every handshake: `pipec verify --timed` compares them with the simulator's, one by one. The
+pragmas were linted: names, targets, partitions, canonical dataflow, one writer and one reader per
+stream, bounds equal to `stage.json`.
+
+Simulated or estimated, not measured on a board: cycles and resources in `stage.json`.
+
+Only a vendor tool can say: whether synthesis reaches the initiation intervals that the pragmas ask
+for, resource use after synthesis, timing at {clock:g} MHz, FIFO behaviour in
+co-simulation, and whether links and memories come up on the board. None of its steps was run.
+"""
 
 
 def readme(design: StageDesign, tolerance: float, *, platform: bool, shares: bool = False) -> str:
@@ -67,24 +86,7 @@ The host writes the table images once (one file after the other, each at a multi
 the order of the `load_table` calls), starts the kernel with `load_tables=1`, and after that with
 `load_tables=0`, any number of frames per call.
 
-## What is checked, and what is not
-
-`make csim` checks, without a vendor tool, and `pipec verify` does for all stages in a chain: the
-C++ compiles with g++; its C simulation agrees with torch within the tolerance (`tb/golden` holds
-what torch computed for this stage); every stream is read to its last token and never beyond; TLAST
-marks the frames. `src/types.h`, the FIFO depths in `src/stage_top.cpp` and `stage.json` come from
-one design. Streams are unbounded in this build;
-`make bounded` gives them their declared depths and names a deadlock, and `make timed` notes the
-cycle of every handshake: `pipec verify --timed` compares them with the simulator's, one by one. The
-pragmas were linted: names, targets, partitions, canonical dataflow, one writer and one reader per
-stream, bounds equal to `stage.json`.
-
-Simulated or estimated, not measured on a board: cycles and resources in `stage.json`.
-
-Only a vendor tool can say: whether synthesis reaches the initiation intervals that the pragmas ask
-for, resource use after synthesis, timing at {design.clock_mhz:g} MHz, FIFO behaviour in
-co-simulation, and whether links and memories come up on the board. None of its steps was run.
-"""
+{_CHECKED.format(clock=design.clock_mhz)}"""
 
 
 def _regions(design: StageDesign) -> str:
