@@ -1,8 +1,9 @@
 """A schedule on a plan: the plan's stage times, links and memory, simulated."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from pipec.cluster.device import Device
 from pipec.compiler.residency import stage_times, working_bytes
 from pipec.compiler.stage_timing import measured_messages, measured_stage
 from pipec.compiler.sums import before_steps, reductions, trained_bytes
@@ -60,7 +61,7 @@ def plan_timeline(plan: Plan, schedule: Schedule, *, clipped: bool = False) -> T
             tuple(_seconds(plan, schedule, k, c, turn) for turn in turns)
             for k, c in enumerate(schedule.channels)
         ),
-        host=_copies(plan, schedule),
+        host=copies(schedule, plan.cluster.devices),
         reduce=reductions(plan, schedule),
         step=_steps(plan, schedule, times, clipped=clipped),
     )
@@ -136,17 +137,20 @@ def _workspace(plan: Plan) -> dict[str, list[float]]:
     return {kind: values for kind, values in found.items() if any(values)}
 
 
-def _copies(plan: Plan, schedule: Schedule) -> dict[int, float]:
+def copies(schedule: Schedule, devices: Sequence[Device]) -> dict[int, float]:
     """Seconds of one copy of each host slot, by channel number.
 
     Between unlike devices either copy takes as long as the slower.
+
+    Args:
+        schedule: With offloads inserted.
+        devices: What its rows run on.
     """
-    found = {}
-    for k, c in enumerate(schedule.channels):
-        if c.kind is ChannelKind.H and c.nbytes:
-            ends = [plan.cluster.devices[d] for d in _ends(schedule, k)]
-            found[k] = c.nbytes / min(d.host_bandwidth for d in ends)
-    return found
+    return {
+        k: c.nbytes / min(devices[d].host_bandwidth for d in _ends(schedule, k))
+        for k, c in enumerate(schedule.channels)
+        if c.kind is ChannelKind.H and c.nbytes
+    }
 
 
 def _seconds(plan: Plan, schedule: Schedule, number: int, channel: Channel, turn: int) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipec.compiler.fit import in_flight
+from pipec.compiler.timeline import copies
 from pipec.explore.layout import Layout
 from pipec.partition.costgraph import CostGraph
 from pipec.partition.result import CutResult
@@ -158,14 +159,9 @@ class Fitting:
         known = {
             (c.kind, c.src, c.dst): row for c, row in zip(before, self.times.transfer, strict=True)
         }
-        place, devices = schedule.placement.forward, self.layout.devices
         return replace(
             self.times,
             compute=compute,
             transfer=tuple(known.get((c.kind, c.src, c.dst), (0.0,)) for c in schedule.channels),
-            host={
-                k: c.nbytes / devices[place[c.src][0]].host_bandwidth
-                for k, c in enumerate(schedule.channels)
-                if c.kind is ChannelKind.H and c.nbytes
-            },
+            host=copies(schedule, self.layout.devices),
         )
