@@ -6,8 +6,8 @@ B    saved values, gradients, inputs    ─► gradients of values and of weight
 ```
 
 The gradient of the loss is the number 1; what divides it by microbatches is the update's. Saved
-values that no engine of B reads (statistics that it computes again) are not saved, and what F only
-passes on is taken from where F takes it. Counters of batches stay with the host.
+values that no engine of B reads (statistics that it computes again) are not saved. Counters of
+batches stay with the host.
 """
 
 from collections.abc import Mapping
@@ -33,9 +33,6 @@ from pipec.graph.ir import (
     tensor,
 )
 
-_RENAMED = (OutputKind.GRADIENT, OutputKind.WEIGHT_GRADIENT)
-
-
 @dataclass(frozen=True)
 class Phases:
     """The graphs of a stage's two kernels.
@@ -43,7 +40,7 @@ class Phases:
     Attributes:
         F: Forward.
         B: Backward, weight gradients included.
-        saved: Names of the values that B reads and F yields or reads.
+        saved: Names of the values that F yields and B reads.
         counters: Names of the counters of batches, which the host keeps.
     """
 
@@ -58,6 +55,11 @@ def gradient_name(name: str) -> str:
     return f"grad_{name}"
 
 
+def saved_name(name: str) -> str:
+    """What a value is called on its way from F to B."""
+    return f"saved_{name}"
+
+
 def phases_of(training: Training) -> Phases:
     """The graphs of a stage's kernels.
 
@@ -69,8 +71,7 @@ def phases_of(training: Training) -> Phases:
     backward = _pruned(rewritten(_seeded(low), rules))
     read = {i.name for i in backward.inputs_of(InputKind.SAVED)}
     forward = _pruned(rewritten(_forward(_stateful(low.F), read), rules))
-    passed = {i.node: i.name for i in low.F.inputs}
-    named = _named(backward, passed)
+    named = _named(backward)
     saved = tuple(i.name for i in named.inputs_of(InputKind.SAVED))
     nodes, updated = low.F.nodes, low.F.outputs_of(OutputKind.BUFFER_UPDATE)
     counters = tuple(o.name for o in updated if not _floating(nodes[o.node]))
@@ -101,16 +102,14 @@ def _stateful(graph: Graph) -> Graph:
 
 
 def _forward(graph: Graph, read: set[str]) -> Graph:
-    """F without what nobody reads: unread saved values, values passed on, counters."""
-    nodes, names = graph.nodes, set[str]()
-    kept = []
+    """F without what nobody reads: saved values that B does not read, counters."""
+    nodes, kept = graph.nodes, list[GraphOutput]()
     for o in graph.outputs:
         counter = o.kind is OutputKind.BUFFER_UPDATE and not _floating(nodes[o.node])
-        passed = o.kind is OutputKind.SAVED and nodes[o.node].op == "placeholder"
-        unread = o.kind is OutputKind.SAVED and o.name not in read
-        if not (counter or passed or unread or o.name in names):
+        if o.kind is OutputKind.SAVED and o.name in read:
+            kept.append(GraphOutput(o.node, o.kind, saved_name(o.name)))
+        elif o.kind is not OutputKind.SAVED and not counter:
             kept.append(o)
-            names.add(o.name)
     return _pruned(with_outputs(graph, kept))
 
 
@@ -155,17 +154,11 @@ def _pruned(graph: Graph) -> Graph:
     )
 
 
-def _named(graph: Graph, passed: Mapping[str, str]) -> Graph:
-    """B with its gradients under names of their own; what F reads is called as F calls it."""
-
-    def name(i: GraphInput) -> str:
-        if i.kind is InputKind.GRADIENT:
-            return gradient_name(i.name)
-        return passed.get(i.name, i.name) if i.kind is InputKind.SAVED else i.name
-
-    inputs = tuple(GraphInput(i.node, i.kind, name(i)) for i in graph.inputs)
-    outputs = tuple(
-        GraphOutput(o.node, o.kind, gradient_name(o.name)) if o.kind in _RENAMED else o
-        for o in graph.outputs
+def _named(graph: Graph) -> Graph:
+    """B with its gradients and what F saved under names of their own."""
+    renamed = {InputKind.GRADIENT: gradient_name, InputKind.SAVED: saved_name}
+    inputs = tuple(
+        GraphInput(i.node, i.kind, renamed.get(i.kind, str)(i.name)) for i in graph.inputs
     )
+    outputs = tuple(GraphOutput(o.node, o.kind, gradient_name(o.name)) for o in graph.outputs)
     return graph.replace(inputs=inputs, outputs=outputs)

@@ -119,7 +119,5 @@ def test_c_simulation_computes_the_same_in_the_cycles_simulated(name: str, tmp_p
 @pytest.mark.parametrize("name", MODELS)
 def test_saved_values_are_those_that_backward_reads(name: str) -> None:
     phases = truth(name).phases
-    known = {o.name for o in phases.F.outputs} | {i.name for i in phases.F.inputs}
-    assert set(phases.saved) <= known
-    saved = {o.name for o in phases.F.outputs_of(OutputKind.SAVED)}
-    assert saved <= set(phases.saved)
+    assert {o.name for o in phases.F.outputs_of(OutputKind.SAVED)} == set(phases.saved)
+    assert set(phases.saved) == {i.name for i in phases.B.inputs_of(InputKind.SAVED)}
