@@ -8,6 +8,7 @@ from pipec.runtime.program import Program, gradient_of
 from pipec.runtime.tensors import TensorType, packed_bytes
 from pipec.runtime.transport import Coming, Message
 from pipec.schedule.action import Action
+from pipec.schedule.answers import NONE, answers
 from pipec.schedule.channels import Channel, ChannelKind
 
 _LAST = -1
@@ -74,13 +75,14 @@ class Messages:
             return self._types[action.channel]
         stage = self._program.stages[action.stage]
         moved = tuple(stage.moved(action.channel).values())
-        types = self.weight_types(stage.index) if kind is ChannelKind.W else moved
+        types = self.version_types(stage.index) if kind is ChannelKind.W else moved
         return TensorType((packed_bytes(types),), "uint8")
 
-    def weight_types(self, stage: int) -> tuple[TensorType, ...]:
-        """Types of the trained parameters of a stage."""
+    def version_types(self, stage: int) -> tuple[TensorType, ...]:
+        """Types of what is sent of a version: the trained parameters, and their updates' count."""
         program = self._program.stages[stage]
-        return tuple(program.type_of(name) for name in self._program.trained(stage))
+        weights = (program.type_of(name) for name in self._program.trained(stage))
+        return (*weights, TensorType((), "int64"))
 
     def settling(self) -> list[tuple[int, Message]]:
         """(stage, message) of the weights that end a round where F and B are apart.
@@ -101,19 +103,13 @@ class Messages:
     @cached_property
     def _proves(self) -> dict[Message, tuple[Message, ...]]:
         """What each message to this device proves to have arrived, since the one before it."""
-        found, schedule = {}, self._program.schedule
-        for device in set(range(schedule.devices)) - {self._device}:
-            arrived: list[Message] = []
-            for action in schedule.row(device):
-                kind = _KIND.get(action.kind)
-                message = self.of(action) if kind is not None else None
-                if kind is None or message is None:
-                    continue
-                if message.src == self._device and action.kind is kind.receive:
-                    arrived.append(message)
-                elif message.dst == self._device and action.kind is kind.send:
-                    found[message] = tuple(arrived)
-                    arrived = []
+        schedule = self._program.schedule
+        begin, end = schedule.device_ptr[self._device : self._device + 2].tolist()
+        found: dict[Message, tuple[Message, ...]] = {}
+        for sent, answer in enumerate(answers(schedule)[begin:end].tolist(), begin):
+            if answer != NONE:
+                by, proved = self.of(schedule[answer]), self.of(schedule[sent])
+                found[by] = (*found.get(by, ()), proved)
         return found
 
     def expected(self, row: list[Action]) -> Iterator[Coming]:
@@ -127,7 +123,7 @@ class Messages:
         for stage, message in self.settling():
             if message.dst == self._device:
                 yield Coming(
-                    message, TensorType((packed_bytes(self.weight_types(stage)),), "uint8")
+                    message, TensorType((packed_bytes(self.version_types(stage)),), "uint8")
                 )
 
 

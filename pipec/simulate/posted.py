@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from pipec.schedule.action import ActionKind
+from pipec.schedule.answers import NONE, answers
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.schedule import Schedule
-from pipec.schedule.tables import Tables
 from pipec.simulate.times import Float
 
 _K = ActionKind
-_VALUES = (ChannelKind.F, ChannelKind.B, ChannelKind.S)
 _BESIDE = (*(c.send for c in ChannelKind), _K.FETCH)
 """What a device's row does not wait for."""
 
@@ -65,21 +63,9 @@ class Posted:
     @cached_property
     def until_proven(self) -> Float:
         """By position of a send, when an answer lets the value go; the end of all without one."""
-        s, other = self.schedule, self._partner
-        found = np.full(len(s), self.end.max(initial=0.0))
-        sends = np.isin(s.kind, [c.send for c in _VALUES])
+        answer = answers(self.schedule)
         taken = np.maximum(self._reached, self.end)
-        for device in range(s.devices):
-            begin, end = s.device_ptr[device : device + 2]
-            arrived: dict[int, list[int]] = {}
-            for mine in (begin + np.flatnonzero(other[begin:end] >= 0)).tolist():
-                far = int(other[mine])
-                where = int(s.device[far])
-                if sends[mine]:
-                    found[arrived.pop(where, [])] = taken[far]
-                else:
-                    arrived.setdefault(where, []).append(far)
-        return found
+        return np.where(answer == NONE, self.end.max(initial=0.0), taken[answer])
 
     @cached_property
     def _reached(self) -> Float:
@@ -89,17 +75,4 @@ class Posted:
         found = np.zeros(len(s))
         for begin, end in zip(s.device_ptr[:-1], s.device_ptr[1:], strict=True):
             found[begin + 1 : end] = np.maximum.accumulate(before[begin:end])[:-1]
-        return found
-
-    @cached_property
-    def _partner(self) -> npt.NDArray[np.int64]:
-        """By position of a send or receive of values that of its other end; -1 of all else."""
-        s, at = self.schedule, Tables(self.schedule)
-        found = np.full(len(s), -1)
-        for kind in _VALUES:
-            sends = at.rows(kind.send)
-            received = at.messages(kind, kind.receive)
-            arrival = received[s.channel[sends] - at.first[kind], s.microbatch[sends]]
-            there = arrival < len(s)
-            found[sends[there]], found[arrival[there]] = arrival[there], sends[there]
         return found

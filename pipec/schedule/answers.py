@@ -1,0 +1,63 @@
+"""Which message proves that another has arrived: whoever keeps what it sent can then let it go.
+
+```text
+device 0   SEND_F m0   SEND_F m1                 RECV_B m0    proves m0 and m1: device 1 had
+device 1            RECV_F m0   RECV_F m1   SEND_B m0         received both when it sent this
+```
+
+The simulator's memory and the transport that sends read this one table.
+"""
+
+import numpy as np
+
+from pipec.schedule.channels import ChannelKind
+from pipec.schedule.schedule import Int64, Schedule
+from pipec.schedule.tables import Tables
+
+NONE = -1
+_SENDS = [c.send for c in ChannelKind]
+
+
+def other_ends(schedule: Schedule) -> Int64:
+    """By position of a send, receive or copy that of its other end; `NONE` of all else."""
+    found, at = np.full(len(schedule), NONE, dtype=np.int64), Tables(schedule)
+    for kind in ChannelKind:
+        sends = at.rows(kind.send)
+        number, replica = schedule.channel[sends] - at.first[kind], schedule.replica[sends]
+        if kind is ChannelKind.W:
+            arrival = at.weights(kind.receive)[number, replica, schedule.version[sends]]
+        else:
+            arrival = at.messages(kind, kind.receive)[number, schedule.microbatch[sends]]
+        there = arrival < len(schedule)
+        found[sends[there]], found[arrival[there]] = arrival[there], sends[there]
+    return found
+
+
+def answers(schedule: Schedule) -> Int64:
+    """By position of a send that of the receive, on the same device, that proves its arrival.
+
+    It is the first message that the receiver sends back after it has received. `NONE` where none
+    comes, of copies that stay on their device, and of all that does not send.
+    """
+    if "answers" not in schedule.memo:
+        schedule.memo["answers"] = _answers(schedule)
+    found = schedule.memo["answers"]
+    assert isinstance(found, np.ndarray)
+    return found
+
+
+def _answers(schedule: Schedule) -> Int64:
+    other, found = other_ends(schedule), np.full(len(schedule), NONE, dtype=np.int64)
+    there = schedule.device[other] != schedule.device
+    sends = np.isin(schedule.kind, _SENDS)
+    for begin, end in zip(schedule.device_ptr[:-1], schedule.device_ptr[1:], strict=True):
+        arrived: dict[int, list[int]] = {}
+        between = (other[begin:end] != NONE) & there[begin:end]
+        for mine in (begin + np.flatnonzero(between)).tolist():
+            far = int(other[mine])
+            where = int(schedule.device[far])
+            if sends[mine]:
+                found[arrived.pop(where, [])] = far
+            else:
+                arrived.setdefault(where, []).append(far)
+    return found
