@@ -33,7 +33,7 @@ def counting(executor: Executor) -> Iterator[Counter]:
     if executor.compute.torch.type == "cuda":
         yield CudaAllocator(executor.compute.torch)
         return
-    held = (w.at(v).values() for w in executor.weights.values() for v in w.versions)
+    held = (w.at(v).tensors.values() for w in executor.weights.values() for v in w.versions)
     with Allocations(t for tensors in held for t in tensors) as found:
         yield found
 

@@ -1,30 +1,34 @@
 """Checkpoints between rounds: asynchronous, complete or not there, readable by any cut.
 
 ```text
-<directory>/round-20/        written as round-20.part by torch.distributed.checkpoint, then renamed
+<directory>/round-20/            written as round-20.part, then renamed
+<directory>/round-20/.metadata   of all ranks together: one torch.distributed.checkpoint
+<directory>/round-20/1/          what rank 1 wrote
 <directory>/round-40/
 ```
 
 Between rounds no microbatch is under way and every stage has one version: all ranks together are
-a consistent cut. Reading goes through torch.distributed.checkpoint, which unpickles its metadata:
-read only checkpoints that you trust.
+a consistent cut. In the background every rank writes to a folder of its own and waits for nobody,
+so that no death can hold a survivor there; ranks meet in `Checkpoints.wait` alone. Reading goes
+through torch.distributed.checkpoint, which unpickles its metadata: read only checkpoints that you
+trust.
 """
 
+import dataclasses
+import pickle
 import shutil
 import warnings
-from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from pipec.errors import PlanError
 from pipec.runtime.executor import Executor
@@ -54,7 +58,8 @@ class Checkpoints:
         self._directory, self._executors, self._keep = directory, executors, keep
         self._distributed = dist.is_available() and dist.is_initialized()
         self._group = new_group(None, timeout) if self._distributed else None
-        self._pending: tuple[Future[Any], Path] | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: tuple[Future[None], Path] | None = None
         directory.mkdir(parents=True, exist_ok=True)
 
     def save(self) -> None:
@@ -62,6 +67,7 @@ class Checkpoints:
 
         Raises:
             BackendError: Another rank did not answer.
+            PlanError: The checkpoint before cannot be written.
         """
         self.wait()
         entries = {
@@ -73,34 +79,27 @@ class Checkpoints:
         if self._leads and place.exists():
             shutil.rmtree(place)
         self._barrier()
-        with _quiet(), self._answered("all ranks to begin a checkpoint"):
-            if self._distributed:
-                future: Any = state_dict_saver.async_save(
-                    entries, checkpoint_id=place, process_group=self._group
-                )
-                self._pending = future, place
-            else:
-                state_dict_saver.save(entries, checkpoint_id=place, no_dist=True)
-                self._complete(place)
+        self._pending = self._writer.submit(_write, entries, place / str(self._rank)), place
 
     def wait(self) -> None:
         """Wait for the last `save` and give it its name; all ranks must call.
 
         Raises:
             BackendError: Another rank did not answer.
+            PlanError: It cannot be written.
         """
         if self._pending is None:
             return
         future, place = self._pending
         self._pending = None
-        with _quiet(), self._answered("the checkpoint of all ranks"):
-            _result(future)
+        future.result()
         self._barrier()
         if self._leads:
             self._complete(place)
         self._barrier()
 
     def _complete(self, place: Path) -> None:
+        _merge(place)
         final = place.with_name(place.name.removesuffix(_PART))
         if final.exists():
             shutil.rmtree(final)
@@ -133,28 +132,53 @@ class Checkpoints:
         self._barrier()
         return rounds[-1]
 
-    @contextmanager
-    def _answered(self, what: str) -> Iterator[None]:
-        number = self._executors[0].round
-        with located(lambda: f"round {number}, at the checkpoint before it"), answered(what):
-            yield
+    @property
+    def _rank(self) -> int:
+        return dist.get_rank() if self._distributed else 0
 
     @property
     def _leads(self) -> bool:
-        return not self._distributed or dist.get_rank() == 0
+        return self._rank == 0
 
     def _barrier(self) -> None:
         if self._distributed:
-            with self._answered("all ranks at a checkpoint"):
+            number = self._executors[0].round
+            where = f"round {number}, at the checkpoint before it"
+            with located(lambda: where), answered("all ranks at a checkpoint"):
                 dist.barrier(self._group)
 
 
-def _result(future: Future[Any]) -> None:
-    """Wait; torch tells the failure of any rank by an exception that is none of `Exception`."""
+def _write(entries: dict[str, torch.Tensor], place: Path) -> None:
+    """What `torch.distributed.checkpoint.save` does, of this process alone and without a warning.
+
+    Filters of warnings belong to all threads: one in the background must not set them.
+    """
+    planner, writer = DefaultSavePlanner(), FileSystemWriter(place)
+    planner.set_up_planner(entries, is_coordinator=True)
+    writer.set_up_storage_writer(is_coordinator=True)
     try:
-        future.result()
-    except CheckpointException as error:
-        raise RuntimeError(str(error)) from error
+        plans, metadata = planner.create_global_plan([planner.create_local_plan()])
+        (plan,) = writer.prepare_global_plan([writer.prepare_local_plan(plan) for plan in plans])
+        results = writer.write_data(planner.finish_plan(plan), planner)
+        results.wait()
+        writer.finish(metadata, [results.value()])
+    except (OSError, RuntimeError) as error:
+        raise PlanError("a checkpoint cannot be written", where=place, got=error) from error
+
+
+def _merge(place: Path) -> None:
+    """Make what the ranks wrote, each into its folder, one checkpoint."""
+    whole = Metadata({}, planner_data={}, storage_data={})
+    for part in sorted(place.iterdir()):
+        mine = FileSystemReader(part).read_metadata()
+        whole.version = mine.version
+        whole.state_dict_metadata |= mine.state_dict_metadata
+        whole.planner_data |= mine.planner_data
+        whole.storage_data |= {
+            index: dataclasses.replace(found, relative_path=f"{part.name}/{found.relative_path}")
+            for index, found in mine.storage_data.items()
+        }
+    (place / ".metadata").write_bytes(pickle.dumps(whole))
 
 
 def _read(place: Path, executors: list[Executor]) -> dict[str, torch.Tensor]:
@@ -165,16 +189,8 @@ def _read(place: Path, executors: list[Executor]) -> dict[str, torch.Tensor]:
             for name, found in listed.items()
             if isinstance(found, TensorStorageMetadata) and any(wanted(e, name) for e in executors)
         }
-        with _quiet():
+        with warnings.catch_warnings(action="ignore"):  # that one process reads alone is meant
             state_dict_loader.load(entries, checkpoint_id=place, no_dist=True)
     except (OSError, RuntimeError, AttributeError, CheckpointException) as error:
         raise PlanError("the checkpoint cannot be read", where=place, got=error) from error
     return entries
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Mute that a checkpoint is written or read by one process alone, which is meant."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

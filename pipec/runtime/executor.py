@@ -61,7 +61,7 @@ class Result:
     Attributes:
         losses: Microbatch to loss, on the device that computes it.
         outputs: (microbatch, name) to an output of the model.
-        versions: Every action with the weight version that it really used.
+        versions: Every action with the updates that were in the weights it really used, or made.
         busy: Seconds spent computing, over all devices that this result is of.
     """
 
@@ -230,7 +230,7 @@ class Executor:
         names = {i.name for i in self.program.plan.graph.inputs_of(*kinds)}
         found: Tensors = {}
         for weights in reversed(list(self.weights.values())):
-            found |= {n: w for n, w in weights.at(weights.newest).items() if n in names}
+            found |= {n: w for n, w in weights.at(weights.newest).tensors.items() if n in names}
         return found
 
     def _global(self, microbatch: int) -> int:
@@ -246,8 +246,9 @@ class Executor:
         number = self._global(m)
         values = {v: self._moves.take(c.name, m) for v, c in stage.incoming.items()}
         inputs = self._batch(number) if runner.input_names else {}
-        tensors = weights.at(action.version)
-        self.result.versions.append((action, action.version))
+        held = weights.at(action.version)
+        tensors = held.tensors
+        self.result.versions.append((action, held.updates.count))
         if runner.random:
             with self.compute.seeded(stream(self._settings.seed, number, action.stage)):
                 outcome = runner.forward(m, tensors, values, inputs)
@@ -271,8 +272,9 @@ class Executor:
         stage, runner, weights, m = self._stage(action)
         assert stage.training is not None
         kind = action.kind.name
-        tensors = self.rules[action.stage].backward_weights(weights.at(action.version))
-        self.result.versions.append((action, action.version))
+        held = weights.at(action.version)
+        tensors = self.rules[action.stage].backward_weights(held.tensors)
+        self.result.versions.append((action, held.updates.count))
         self._moves.unpack(action.stage, m)
         gradients = {} if action.kind is _K.W else self._gradients(stage, m)
         outcome = runner.backward(kind, m, tensors, gradients)
@@ -333,7 +335,7 @@ class Executor:
         """
         weights, rule = self.weights[action.stage], self.rules[action.stage]
         count = self.program.counts[action.stage, action.version]
-        before = weights.at(weights.newest)
+        before = weights.at(weights.newest).tensors
         old = {n: before[n] for n in weights.trained} if rule.corrects else {}
         weights.step(
             action.version,
@@ -343,8 +345,8 @@ class Executor:
             in_place=self.program.flush and oldest >= action.version,
         )
         new = weights.at(action.version)
-        rule.observe(old, {n: new[n] for n in old})
-        self.result.versions.append((action, action.version))
+        rule.observe(old, {n: new.tensors[n] for n in old})
+        self.result.versions.append((action, new.updates.count))
 
 
 def stream(seed: int, microbatch: int, stage: int) -> int:

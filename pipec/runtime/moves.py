@@ -17,7 +17,7 @@ from pipec.runtime.program import Program
 from pipec.runtime.stage import StageRunner
 from pipec.runtime.tensors import pack, unpack
 from pipec.runtime.transport import Message, Transport
-from pipec.runtime.weights import StageWeights
+from pipec.runtime.weights import StageWeights, Updates, Version
 from pipec.schedule.action import Action
 
 Key = tuple[str, int]
@@ -168,8 +168,8 @@ class Moves:
         if not self._transport.ready(message):
             return False
         weights = self._weights[action.stage]
-        named = self._received_version(message, weights, action.stage)
-        weights.install(action.version, named, oldest)
+        received = self._received_version(message, weights, action.stage)
+        weights.install(action.version, received, oldest)
         return True
 
     def settle(self) -> bool:
@@ -187,8 +187,8 @@ class Moves:
         if message.src == self._rank:
             self._send_version(message, weights, stage, weights.newest)
         elif self._transport.ready(message):
-            named = self._received_version(message, weights, stage)
-            weights.install(weights.newest + 1, named, weights.newest + 1)
+            received = self._received_version(message, weights, stage)
+            weights.install(weights.newest + 1, received, weights.newest + 1)
         else:
             return False
         self._settling.pop(0)
@@ -197,12 +197,12 @@ class Moves:
     def _send_version(
         self, message: Message, weights: StageWeights, stage: int, version: int
     ) -> None:
-        tensors = weights.at(version)
-        parts = [tensors[n] for n in weights.trained]
-        self._transport.send(message, pack(parts, self._messages.weight_types(stage)))
+        held = weights.at(version)
+        parts = [held.tensors[n] for n in weights.trained]
+        count = torch.tensor(held.updates.count, device=self._device.torch)
+        self._transport.send(message, pack([*parts, count], self._messages.version_types(stage)))
 
-    def _received_version(
-        self, message: Message, weights: StageWeights, stage: int
-    ) -> dict[str, torch.Tensor]:
-        tensors = unpack(self._transport.receive(message), self._messages.weight_types(stage))
-        return dict(zip(weights.trained, tensors, strict=True))
+    def _received_version(self, message: Message, weights: StageWeights, stage: int) -> Version:
+        types = self._messages.version_types(stage)
+        *tensors, count = unpack(self._transport.receive(message), types)
+        return Version(dict(zip(weights.trained, tensors, strict=True)), Updates(int(count)))

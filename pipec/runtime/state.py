@@ -88,7 +88,7 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
 def _stored(executor: Executor, weights: StageWeights) -> Tensors:
     kinds = (InputKind.PARAMETER, InputKind.BUFFER)
     names = {i.name for i in executor.program.plan.graph.inputs_of(*kinds)}
-    return {n: w for n, w in weights.at(weights.newest).items() if n in names}
+    return {n: w for n, w in weights.at(weights.newest).tensors.items() if n in names}
 
 
 def _optimizer_state(weights: StageWeights) -> Tensors:

@@ -5,7 +5,7 @@ to. So an optimizer step writes in place only when no microbatch will use an old
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -17,6 +17,27 @@ Tensors = dict[str, torch.Tensor]
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes the optimizer of one stage from its parameters: ``lambda p: SGD(p, lr=0.1)``."""
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+@dataclass
+class Updates:
+    """How many updates made the tensors that it comes with: written in place where they are."""
+
+    count: int = 0
+
+
+@dataclass
+class Version:
+    """One version of a stage's weights.
+
+    Attributes:
+        tensors: Parameters, buffers and constants by name.
+        updates: Those of this round that are in them. They equal the version's number, unless
+            an older version is bound, or was written to.
+    """
+
+    tensors: Tensors
+    updates: Updates = field(default_factory=Updates)
 
 
 @dataclass
@@ -51,7 +72,7 @@ class StageWeights:
         self.parameters = {n: nn.Parameter(weights[n]) for n in trained}
         current = {n: w.detach() for n, w in weights.items()}
         current |= {n: p.data for n, p in self.parameters.items()}
-        self._versions: dict[int, Tensors] = {0: current}
+        self._versions = {0: Version(current)}
         self._sums: dict[int, _Sum] = {}
         held = list(self.parameters.values())
         self.optimizer = optimizer(held) if optimizer and held else None
@@ -73,7 +94,7 @@ class StageWeights:
         storages = {
             t.untyped_storage().data_ptr(): t.nbytes
             for v in self._versions.values()
-            for t in v.values()
+            for t in v.tensors.values()
         }
         return sum(storages.values())
 
@@ -85,8 +106,8 @@ class StageWeights:
         kept = (v for state in self.optimizer.state.values() for v in state.values())
         return sum(v.nbytes for v in kept if isinstance(v, torch.Tensor))
 
-    def at(self, version: int) -> Tensors:
-        """The tensors of one version.
+    def at(self, version: int) -> Version:
+        """One version: its tensors, and what was done to them.
 
         Raises:
             ScheduleError: It is not there yet, or not any more.
@@ -102,8 +123,8 @@ class StageWeights:
 
     def update_buffers(self, updates: Tensors) -> None:
         """Let every held version see new buffers: running statistics are not versioned."""
-        for tensors in self._versions.values():
-            tensors.update(updates)
+        for held in self._versions.values():
+            held.tensors.update(updates)
 
     def accumulate(self, update: int, grads: Tensors, owned: frozenset[str] = frozenset()) -> None:
         """Add the gradients of one microbatch to those of an update.
@@ -163,14 +184,23 @@ class StageWeights:
             self.scheduler.step()
         for p in self.parameters.values():
             p.grad = None
-        tensors = dict(self._versions[self.newest])
-        tensors |= {n: p.data for n, p in self.parameters.items()}
-        self.install(update, tensors, oldest)
+        before = self._versions[self.newest].updates
+        updates = before if in_place else Updates(before.count)
+        updates.count += 1
+        made = {n: p.data for n, p in self.parameters.items()}
+        self.install(update, Version(made, updates), oldest)
         self._sums.pop(update, None)
 
-    def install(self, version: int, tensors: Tensors, oldest: int) -> None:
-        """Hold a version that was made here or received; let go what is older than ``oldest``."""
-        self._versions[version] = {**self._versions[self.newest], **tensors}
+    def install(self, version: int, made: Version, oldest: int) -> None:
+        """Hold a version that was made here or received; let go what is older than ``oldest``.
+
+        Args:
+            version: Its number.
+            made: What is new in it; all else is the newest version's.
+            oldest: No action that comes later uses a version older than this.
+        """
+        tensors = {**self._versions[self.newest].tensors, **made.tensors}
+        self._versions[version] = Version(tensors, made.updates)
         self._let_go(min(oldest, version))
 
     def _let_go(self, oldest: int) -> None:
@@ -179,7 +209,7 @@ class StageWeights:
 
     def rebase(self) -> None:
         """Call the newest version 0 and forget the others: the next round counts from there."""
-        self._versions = {0: self._versions[self.newest]}
+        self._versions = {0: Version(self._versions[self.newest].tensors)}
         self._sums.clear()
 
 

@@ -48,7 +48,9 @@ def test_a_step_lets_versions_go_that_nobody_uses_before_it_makes_another() -> N
     weights = StageWeights(0, {"w": torch.zeros(1000)}, ("w",), None)
     for version in (1, 2):
         weights.accumulate(version, {"w": torch.ones(1000)})
-        with Allocations(t for v in weights.versions for t in weights.at(v).values()) as found:
+        with Allocations(
+            t for v in weights.versions for t in weights.at(v).tensors.values()
+        ) as found:
             weights.step(version, scale=1.0, oldest=version - 1, in_place=False)
             assert found.peak == 8000
     assert weights.versions == (1, 2)
