@@ -7,7 +7,7 @@ on top of the memory's own latency:
 
 ```text
 II = max(beats of a word, ceil(b * period / a))     D = READ_LATENCY + period
-period = A / min(1, bandwidth of the port / (64 bytes * clock))
+period = A / min(1, usable bandwidth of the port / (64 bytes * clock))
 ```
 
 Unlike first-come arbitration this keeps every time a maximum of sums, so the simulator, the C++
@@ -16,14 +16,13 @@ and the hardware agree whatever the order of requests.
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
-from pipec.backends.fpga.design import DdrPort, Engine, StageDesign
+from pipec.backends.fpga.design import DdrPort, Engine, StageDesign, bits_of
 from pipec.backends.fpga.factors import PORT_BITS
-from pipec.backends.fpga.fifo import busiest
+from pipec.backends.fpga.routing import Gather, Load
 from pipec.backends.fpga.runs import busy_cycles
 from pipec.cluster.device import Device, FpgaResources
-from pipec.errors import BackendError
 
 BEAT_BITS = PORT_BITS
 SLOTS = 16
@@ -32,89 +31,108 @@ READ_LATENCY = 64
 """Cycles from a read request to its first beat, about, DDR4 and HBM2 at 200-300 MHz."""
 
 
-@dataclass
-class _Bank:
-    """A memory port under assignment."""
-
-    name: str
-    free: int = SLOTS
-
-
 def banks_of(fabric: FpgaResources) -> tuple[str, ...]:
     """Names of a board's memory ports, as ``v++`` knows them: ``DDR[0]``, ``HBM[31]``."""
     return tuple(f"{fabric.memory_kind}[{k}]" for k in range(fabric.memory_ports))
 
 
-def most_clients(fabric: FpgaResources) -> int:
-    """Engines that can read a board's memory: each needs a time slot."""
+def time_slots(fabric: FpgaResources) -> int:
+    """Time slots of all memory ports of a board together."""
     return SLOTS * fabric.memory_ports
 
 
-def period(design: StageDesign, device: Device) -> int:
+def period(device: Device) -> int:
     """Cycles of one round of a port's slot table."""
     assert device.fpga is not None
-    rate = device.memory_bandwidth / device.fpga.memory_ports
-    share = min(1.0, rate / (BEAT_BITS // 8 * design.clock_mhz * 1e6))
+    rate = device.memory_bandwidth * device.fpga.memory_limit / device.fpga.memory_ports
+    share = min(1.0, rate / (BEAT_BITS // 8 * device.fpga.clock_hz))
     return math.ceil(SLOTS / share)
 
 
-def with_banks(design: StageDesign, device: Device) -> StageDesign:
+def beats(engine: Engine, cycles: int) -> float:
+    """Beats per cycle that an engine must read to be done within some cycles, or as fast as it is.
+
+    Times the `period` and rounded up these are the fewest slots at which it keeps up.
+    """
+    assert isinstance(engine.nest, Load | Gather)
+    firings = busy_cycles(engine) // engine.ii
+    word = engine.nest.lanes * bits_of(engine.dtype) / BEAT_BITS
+    return word / (max(cycles, busy_cycles(engine)) // firings)
+
+
+def slots_for(rate: float, rounds: int) -> int:
+    """Slots in rounds of so many cycles that move so many beats per cycle.
+
+    Example:
+        >>> slots_for(1 / 3, 16)
+        6
+    """
+    return max(1, math.ceil(rate * rounds - 1e-9))
+
+
+def with_banks(design: StageDesign, device: Device) -> StageDesign | None:
     """The design with every memory client on a port, its interval and depth those of its slots.
 
-    The most demanding client chooses first, and takes the emptiest port; where slots run out, a
-    client gets what is left and its engine slows down.
-
     Args:
-        design: A stage with its FIFOs sized.
+        design: A stage with memory ports.
         device: Its board.
 
-    Raises:
-        BackendError: There are more clients than slots.
+    Returns:
+        None if there are not slots enough for every engine to keep up with the one that it feeds.
     """
     if device.fpga is None or not design.ddr:
         return design
-    banks = [_Bank(name) for name in banks_of(device.fpga)]
-    rounds, engines = period(design, device), {e.name: e for e in design.engines}
-    ports: dict[str, DdrPort] = {}
-    most = most_clients(device.fpga)
-    if len(design.ddr) > most:
-        raise BackendError(
-            "more engines read memory than its ports have time slots",
-            where=design.name,
-            got=len(design.ddr),
-            want=f"at most {most}",
-        )
-    behind = len(design.ddr)
-    for port in sorted(design.ddr, key=lambda p: -p.bytes_per_second):
+    rounds, engines = period(device), {e.name: e for e in design.engines}
+    slots = {p.name: slots_for(_rate(p, engines, design), rounds) for p in design.ddr}
+    banks = assigned(slots, banks_of(device.fpga))
+    if banks is None:
+        return None
+    for port in design.ddr:
         engine = engines[port.engine]
-        bank = max(banks, key=lambda b: b.free)
-        behind -= 1  # each of those gets a slot at least
-        left = sum(b.free for b in banks) - behind
-        slots = min(_wanted(port, engine, design, rounds), bank.free, left)
-        bank.free -= slots
-        ports[port.name] = dataclasses.replace(port, bank=bank.name, slots=slots, period=rounds)
+        ii = math.ceil(port.word_bits / BEAT_BITS * rounds / slots[port.name])
         engines[engine.name] = dataclasses.replace(
-            engine, ii=interval(port, engine, slots, rounds), depth=READ_LATENCY + rounds
+            engine, ii=max(engine.ii, ii), depth=READ_LATENCY + rounds
         )
-    found = dataclasses.replace(
+    return dataclasses.replace(
         design,
         engines=tuple(engines[e.name] for e in design.engines),
-        ddr=tuple(ports[p.name] for p in design.ddr),
+        ddr=tuple(
+            dataclasses.replace(p, bank=banks[p.name], slots=slots[p.name], period=rounds)
+            for p in design.ddr
+        ),
     )
-    return dataclasses.replace(found, interval=max(design.interval, busiest(found)[0]))
 
 
-def interval(port: DdrPort, engine: Engine, slots: int, rounds: int) -> int:
-    """Initiation interval of an engine that reads a port in so many slots of a round."""
-    return max(engine.ii, math.ceil(port.word_bits / BEAT_BITS * rounds / slots))
-
-
-def _wanted(port: DdrPort, engine: Engine, design: StageDesign, rounds: int) -> int:
-    """Fewest slots at which the engine keeps up with the engine that it feeds."""
+def _rate(port: DdrPort, engines: Mapping[str, Engine], design: StageDesign) -> float:
+    engine = engines[port.engine]
     user = design.streams[engine.outputs[0]].consumer
-    budget = busy_cycles(design.engine(user) if user is not None else engine)
-    firings = busy_cycles(engine) // engine.ii
-    for slots in range(1, SLOTS):
-        if firings * interval(port, engine, slots, rounds) <= max(budget, busy_cycles(engine)):
-            return slots
-    return SLOTS
+    return beats(engine, busy_cycles(engines[user or engine.name]))
+
+
+def assigned(slots: Mapping[str, int], banks: Sequence[str]) -> dict[str, str] | None:
+    """A bank for every client, the most demanding first.
+
+    Each takes the emptiest bank; where slots run out in that way, the fullest that has enough.
+
+    Args:
+        slots: Client to the slots that it needs.
+        banks: Memory ports.
+
+    Returns:
+        None if a client finds no bank.
+    """
+    return _filled(slots, banks, packed=False) or _filled(slots, banks, packed=True)
+
+
+def _filled(
+    slots: Mapping[str, int], banks: Sequence[str], *, packed: bool
+) -> dict[str, str] | None:
+    free, found = dict.fromkeys(banks, SLOTS), {}
+    for name, wanted in sorted(slots.items(), key=lambda item: -item[1]):
+        fitting = [b for b in banks if free[b] >= wanted]
+        if not fitting:
+            return None
+        bank = min(fitting, key=lambda b: free[b] if packed else -free[b])
+        free[bank] -= wanted
+        found[name] = bank
+    return found

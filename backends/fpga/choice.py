@@ -1,13 +1,23 @@
-"""Which layers of a stage stream their weights: a multiple-choice knapsack over five resources."""
+"""Whether a board holds a stage, and which layers then stream their weights.
 
-from collections.abc import Iterator
+A multiple-choice knapsack over five resources.
+"""
+
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import csr_array, vstack
 
-from pipec.backends.fpga.demand import RESOURCES, STORES, Demand, Numbers, Option
-from pipec.backends.fpga.memory import Item
+from pipec.backends.fpga.demand import (
+    RESOURCES,
+    STORES,
+    Demand,
+    Numbers,
+    Option,
+    Room,
+)
+from pipec.backends.fpga.memory import Item, place
 
 _DDR = RESOURCES.index("ddr")
 _TRIES = ((1.0, False), (0.97, False), (1.0, True))
@@ -18,42 +28,52 @@ _LARGE = 0.03
 """Memories below this share of every kind may be thought of as divisible."""
 
 
-def streamed_layers(
-    demand: Demand, limit: Numbers, lut_memory: float, most: int
-) -> Iterator[dict[str, int]]:
-    """Layers to stream such that a board holds the rest, with little traffic; the best first.
+def choices(demand: Demand, room: Room) -> Iterator[dict[str, int]]:
+    """Layers to stream such that a board holds the stage: none; then those with little traffic.
 
     Args:
         demand: What a stage takes at a target.
-        limit: What the board offers, [resources].
-        lut_memory: LUTs that may serve as memory.
-        most: Layers that may stream.
+        room: What the board offers.
 
     Yields:
         Layer name to vectors per pass over its weights.
     """
+    if _holds([g.options[0] for g in demand.groups], room.most, room):
+        yield {}
+    if all(len(g.options) == 1 for g in demand.groups):
+        return
+    limit = room.most - room.shell
     for margin, whole in _TRIES:
-        chosen = _chosen(demand, margin * limit, margin * lut_memory, most, whole=whole)
+        chosen = _chosen(demand, margin * limit, margin * room.lut_memory, room, whole=whole)
         if chosen is None:
             return
-        yield chosen
+        if _holds(chosen, limit, room):
+            taken = zip(demand.groups, chosen, strict=True)
+            yield {g.layer: option.block for g, option in taken if option.block}
+
+
+def _holds(options: Sequence[Option], limit: Numbers, room: Room) -> bool:
+    """Whether all of these fit a board together, memories whole."""
+    left = limit - np.sum([o.fixed(room.period) for o in options], axis=0)
+    if (left < 0).any():
+        return False
+    lut, *others = left[STORES]
+    items = [item for o in options for item in o.items]
+    return place(items, (min(lut, room.lut_memory), *others)) is not None
 
 
 def _chosen(
-    demand: Demand, limit: Numbers, lut_memory: float, most: int, *, whole: bool
-) -> dict[str, int] | None:
-    """The option of each layer that streams, least traffic in all; None if nothing fits.
+    demand: Demand, limit: Numbers, lut_memory: float, room: Room, *, whole: bool
+) -> list[Option] | None:
+    """The option of each group, least traffic in all; None if nothing fits.
 
-    Not whole: options are split, and each layer takes the one with the largest share.
+    Not whole: options are split, and each group takes the one with the largest share.
     """
     options = [o for g in demand.groups for o in g.options]
     items = [(k, item) for k, o in enumerate(options) for item in o.items]
-    room = np.append(np.maximum(limit, 1e-6), max(lut_memory, 1e-6))
-    use = _use(options, items, room)
-    count, rows = len(options), len(room) + 1
-    streams = np.zeros(use.shape[1])
-    streams[:count] = [bool(o.block) / most for o in options]
-    use = np.vstack([use, streams])
+    fixed = np.array([o.fixed(room.period) for o in options])
+    use = _use(fixed, items, np.append(np.maximum(limit, 1e-6), max(lut_memory, 1e-6)))
+    count, rows = len(options), len(use)
     free = np.array([len(g.options) > 1 for g in demand.groups for _ in g.options])
     large = (use[STORES, count:] > _LARGE).reshape(-1, len(items), 3).any(axis=(0, 2))
     integral = np.concatenate([free, np.repeat(large, 3)]).astype(np.int64)
@@ -75,15 +95,14 @@ def _chosen(
         return None
     ends = np.cumsum([len(g.options) for g in demand.groups])[:-1]
     shares = zip(demand.groups, np.split(found.x[:count], ends), strict=True)
-    best = {g.layer: g.options[int(share.argmax())].block for g, share in shares}
-    return {layer: block for layer, block in best.items() if block}
+    return [g.options[int(share.argmax())] for g, share in shares]
 
 
-def _use(options: list[Option], items: list[tuple[int, Item]], room: Numbers) -> Numbers:
+def _use(fixed: Numbers, items: list[tuple[int, Item]], room: Numbers) -> Numbers:
     """Shares of a board that options, then items in each kind of memory, take; last LUT memory."""
-    count, rows = len(options), len(room)
+    count, rows = len(fixed), len(room)
     use = np.zeros((rows, count + 3 * len(items)))
-    use[: rows - 1, :count] = np.array([o.fixed for o in options]).T
+    use[: rows - 1, :count] = fixed.T
     costs = np.array([item.costs for _, item in items]).reshape(-1, 3)
     at = count + 3 * np.arange(len(items))
     for kind in range(3):

@@ -14,22 +14,41 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from pipec.backends.fpga.banks import beats, slots_for
 from pipec.backends.fpga.build import Built, build
-from pipec.backends.fpga.design import Engine, Memory, StageDesign
+from pipec.backends.fpga.design import Engine, StageDesign
 from pipec.backends.fpga.factors import Factors, fold
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item, fifo_item, items_of, shift_registers
 from pipec.backends.fpga.resources import logic
+from pipec.backends.fpga.routing import Load
 from pipec.backends.fpga.runs import busy_cycles
 from pipec.backends.fpga.streaming import blocks_of, ddr_ports
 
 Numbers = NDArray[np.float64]
 RESOURCES = ("dsp", "lut", "bram36", "uram", "ddr")
-"""Order of the resources in every array here; ``ddr`` in bytes per cycle."""
+"""Order of the resources in every array here; ``ddr`` in time slots of memory ports."""
 STORES = slice(1, 4)
 """Those of them in which a memory may lie, in the order of `Item.costs`."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a board offers a stage.
+
+    Attributes:
+        most: Without memory controllers, [resources].
+        shell: What these take where weights are streamed, [resources].
+        lut_memory: LUTs that may serve as memory.
+        period: Cycles of one round of the memory ports' time slots.
+    """
+
+    most: Numbers
+    shell: Numbers
+    lut_memory: float
+    period: int
 
 
 @dataclass
@@ -38,18 +57,25 @@ class Option:
 
     Attributes:
         block: Vectors per pass over streamed weights; 0 if weights are on chip.
-        fixed: [resources].
+        dsp: Slices; ``lut`` without memories.
+        rates: Beats per cycle of every client of a memory port.
         items: Memories.
     """
 
     block: int = 0
-    fixed: Numbers = field(default_factory=lambda: np.zeros(len(RESOURCES)))
+    dsp: float = 0.0
+    lut: float = 0.0
+    rates: list[float] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
+
+    def fixed(self, period: int) -> tuple[float, ...]:
+        """What it takes besides memories, [resources], slots in rounds of so many cycles."""
+        return (self.dsp, self.lut, 0.0, 0.0, sum(slots_for(rate, period) for rate in self.rates))
 
     def add(self, engine: Engine) -> None:
         """Count an engine."""
         used = logic(engine)
-        self.fixed[:2] += (used.dsp, used.lut)
+        self.dsp, self.lut = self.dsp + used.dsp, self.lut + used.lut
         self.items += items_of(engine)
 
 
@@ -82,7 +108,11 @@ class Demand:
     groups: tuple[Group, ...]
     late: NDArray[np.bool_]
 
-    def weighed(self, weights: Numbers, limit: Numbers, *, streams: bool) -> Numbers:
+    def part(self, units: NDArray[np.bool_]) -> "Demand":
+        """Of some units only, [units]."""
+        return dataclasses.replace(self, groups=tuple(g for g in self.groups if units[g.unit]))
+
+    def weighed(self, weights: Numbers, room: Room, *, streams: bool) -> Numbers:
         """Least use of every unit per weighting of the resources.
 
         If the sum over a run of units exceeds 1 for any weighting, the run does not fit, whatever
@@ -91,19 +121,20 @@ class Demand:
 
         Args:
             weights: Non-negative, each row sums to 1, [weightings, resources].
-            limit: What the board offers, [resources].
+            room: What the board offers.
             streams: Whether weights may be streamed.
 
         Returns:
             Shares of the board, [weightings, units].
         """
+        limit = room.most - room.shell if streams else room.most
         price = weights / np.maximum(limit, 1e-9)
-        least = _priced([g.options[0] for g in self.groups], price)
+        least = _priced([g.options[0] for g in self.groups], price, room.period)
         if streams:
             most = max((len(g.options) for g in self.groups), default=1)
             for k in range(1, most):
                 at = np.array([n for n, g in enumerate(self.groups) if k < len(g.options)])
-                cost = _priced([self.groups[n].options[k] for n in at], price)
+                cost = _priced([self.groups[n].options[k] for n in at], price, room.period)
                 least[:, at] = np.minimum(least[:, at], cost)
         at = np.array([g.unit for g in self.groups], dtype=np.int64)
         order = np.argsort(at, kind="stable")
@@ -113,11 +144,11 @@ class Demand:
         return found
 
 
-def _priced(options: Sequence[Option], price: Numbers) -> Numbers:
+def _priced(options: Sequence[Option], price: Numbers, period: int) -> Numbers:
     """Cost of options under prices, every memory in its cheapest kind, [weightings, options]."""
     if not options:
         return np.zeros((len(price), 0))
-    total: Numbers = price @ np.array([o.fixed for o in options]).T
+    total: Numbers = price @ np.array([o.fixed(period) for o in options]).T
     owner = np.array([k for k, o in enumerate(options) for _ in o.items], dtype=np.int64)
     if len(owner):
         costs = np.array([item.costs for o in options for item in o.items])
@@ -199,8 +230,7 @@ class Demands:
     def _demand(self, target: int) -> Demand:
         design = self.design(target)
         engines = {e.name: e for e in design.engines}
-        clock = design.clock_mhz * 1e6
-        rates = {p.engine: p.bytes_per_second / clock for p in ddr_ports(design)}
+        readers = {p.engine for p in ddr_ports(design)}
         late = np.zeros(self.units, dtype=bool)
         plain: dict[int, Option] = {}
         chips = {name: Option() for name in self._blocks}
@@ -210,8 +240,10 @@ class Demands:
             late[unit] |= busy_cycles(engine) > target
             option = plain.setdefault(unit, Option()) if name is None else chips[name]
             option.add(engine)
-            option.fixed[1] += shift_registers(design.streams[s] for s in engine.outputs).lut
-            option.fixed[4] += rates.get(engine.name, 0.0)
+            option.lut += shift_registers(design.streams[s] for s in engine.outputs).lut
+            if engine.name in readers:
+                user = engines[design.streams[engine.outputs[0]].consumer or engine.name]
+                option.rates.append(beats(engine, busy_cycles(user)))
         groups = [Group(unit, "", (option,)) for unit, option in plain.items()]
         for name, chip in chips.items():
             unit = self.unit_of.get(self._dense[name].node, 0)
@@ -244,15 +276,6 @@ class Demands:
         option = Option(block)
         for engine in engines:
             option.add(engine)
-        option.fixed[4] = _traffic(engines) / busy_cycles(engines[-1])
+            if isinstance(engine.nest, Load):
+                option.rates.append(beats(engine, busy_cycles(engines[-1])))
         return max(busy_cycles(e) for e in engines), option
-
-
-def _traffic(engines: Sequence[Engine]) -> float:
-    """Bytes that the engines read from DDR per frame."""
-    return sum(
-        w.bits / 8 * getattr(e.nest, "repeat", 1)
-        for e in engines
-        for w in e.weights
-        if w.memory is Memory.DDR
-    )

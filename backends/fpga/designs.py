@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipec.backends.fpga.banks import with_banks
 from pipec.backends.fpga.compile import best_design, laid_out
 from pipec.backends.fpga.cutting.joint import METHOD
 from pipec.backends.fpga.design import StageDesign
@@ -126,7 +125,10 @@ def _together(plan: Plan, nets: Sequence[Network], *, simulate: bool) -> tuple[S
     designs, late = [_design(plan, k, network) for k, network in enumerate(nets)], list[int]()
     for _ in range(_ROUNDS):
         deep = joined([shrunk(design) if simulate else design for design in designs])
-        counted = [_counted(plan, k, design) for k, design in enumerate(deep)]
+        counted = [
+            design if design is designs[k] else _counted(plan, k, design)
+            for k, design in enumerate(deep)
+        ]
         late = [k for k, design in enumerate(counted) if design is None]
         if not late:
             return tuple(design for design in counted if design is not None)
@@ -147,8 +149,7 @@ def _counted(plan: Plan, stage: int, design: StageDesign) -> StageDesign | None:
 def _design(plan: Plan, stage: int, network: Network, reserved: Sequence[Item] = ()) -> StageDesign:
     """The design of one stage, no faster than the interval that the plan was cut for."""
     board = Board(device_of(plan, stage), precision_of(plan))
-    found = best_design(network, board, f"stage{stage}", _pace(plan, stage), reserved)
-    return with_banks(found, board.device)
+    return best_design(network, board, f"stage{stage}", _pace(plan, stage), reserved)
 
 
 def _pace(plan: Plan, stage: int) -> int:

@@ -36,26 +36,36 @@ def joined(designs: Sequence[StageDesign]) -> tuple[StageDesign, ...]:
 
     Args:
         designs: The stages in order, FIFOs sized.
+
+    Returns:
+        The designs; those in which nothing changes are the same objects.
     """
     interval = max((design.interval for design in designs), default=0)
     found, arrivals = [], dict[str, Transfers]()
     for design in designs:
         steady = schedule(design, float(interval), arrivals)
-        alone = _needed(design, schedule(design, float(interval)), interval)
-        needed = _needed(design, steady, interval)
-        streams = {
-            name: dataclasses.replace(s, depth=max(s.depth, needed[name]))
-            if needed.get(name, 0) > alone.get(name, 0)
-            else s
-            for name, s in design.streams.items()
-        }
-        found.append(dataclasses.replace(design, streams=streams))
+        if arrivals:
+            found.append(_deepened(design, steady, interval))
+        else:
+            found.append(design)
         arrivals |= {
             port.value: steady.written[port.stream]
             for port in design.outputs
             if port.stream in steady.written
         }
     return tuple(found)
+
+
+def _deepened(design: StageDesign, fed: Schedule, interval: int) -> StageDesign:
+    """The design with streams that hold more than if it ran alone as deep as that."""
+    alone = _needed(design, schedule(design, float(interval)), interval)
+    needed = _needed(design, fed, interval)
+    streams = {
+        name: dataclasses.replace(stream, depth=needed[name])
+        for name, stream in design.streams.items()
+        if needed.get(name, 0) > max(alone.get(name, 0), stream.depth)
+    }
+    return dataclasses.replace(design, streams={**design.streams, **streams}) if streams else design
 
 
 def sized(design: StageDesign) -> StageDesign:

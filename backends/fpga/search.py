@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipec.backends.fpga.arithmetic import arithmetic
-from pipec.backends.fpga.banks import most_clients
-from pipec.backends.fpga.choice import streamed_layers
-from pipec.backends.fpga.demand import Demands
+from pipec.backends.fpga.banks import period, time_slots, with_banks
+from pipec.backends.fpga.choice import choices
+from pipec.backends.fpga.demand import Demands, Room
 from pipec.backends.fpga.design import Resources, StageDesign
-from pipec.backends.fpga.factors import PORT_BITS
 from pipec.backends.fpga.lowering.layers import Dense, Depthwise, Layer, Product
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import (
@@ -69,10 +68,15 @@ class Board:
         return limits(self.device, self.fabric)
 
     @property
-    def reading(self) -> float:
-        """Bytes per cycle that engines may read from memory: its bandwidth, or its ports'."""
-        fabric = self.fabric
-        return min(self.limits.ddr / fabric.clock_hz, fabric.memory_ports * PORT_BITS / 8)
+    def room(self) -> Room:
+        """The same as numbers."""
+        most = self.limits
+        return Room(
+            np.array([most.dsp, most.lut, most.bram36, most.uram, time_slots(self.fabric)]),
+            np.array([0.0, DDR_SHELL.lut, DDR_SHELL.bram36, 0.0, 0.0]),
+            self.fabric.lut * LUT_MEMORY_LIMIT,
+            period(self.device),
+        )
 
 
 def macs(layer: Layer) -> int:
@@ -119,22 +123,10 @@ class Search:
         self._demands.count([(0, item) for item in fifos])
 
     def at(self, target: int) -> StageDesign | None:
-        """The design for a target interval; None if none fits.
-
-        All weights on chip if they fit; else the layers are streamed that
-        `choice.streamed_layers` proposes.
-        """
-        found = fitted(self.unplaced(target, {}), self.board, self.fifos)
-        if found is not None or not blocks_of(self.network):
-            return found
-        limit, shell = self.board.limits, DDR_SHELL
-        room = np.array([limit.dsp, limit.lut - shell.lut, limit.bram36 - shell.bram36,
-                         limit.uram, self.board.reading])  # fmt: skip
-        lut = self.board.fabric.lut * LUT_MEMORY_LIMIT
-        most = most_clients(self.board.fabric)
-        for streamed in streamed_layers(self._demands.at(target), room, lut, most):
+        """The design for a target interval; None if none fits."""
+        for streamed in choices(self._demands.at(target), self.board.room):
             found = fitted(self.unplaced(target, streamed), self.board, self.fifos)
-            if found is not None and len(found.ddr) <= most:
+            if found is not None:
                 return found
         return None
 
@@ -160,12 +152,12 @@ class Search:
             BackendError: Not even the slowest design fits.
         """
         low = high = max(start, bound(self.network, self.board))
-        found, factor = self.at(low), 1.1
+        found, factor = self.at(low), _RATIO
         while found is None:
             if high >= _SLOWEST:
                 raise self.too_large()
             low, high = high, int(high * factor) + 1
-            found, factor = self.at(high), factor**1.5
+            found, factor = self.at(high), factor**2
         while high > low * _RATIO and high - low > 1:
             middle = (low + high) // 2
             better = self.at(middle)
@@ -197,19 +189,21 @@ def deep_fifos(design: StageDesign) -> tuple[Item, ...]:
 
 
 def fitted(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDesign | None:
-    """The design with its memories placed and counted; None if it does not fit the board.
+    """The design with memories and memory ports placed and counted; None if it does not fit.
 
     Args:
         design: Engines and streams; where its memories lie so far does not matter.
         board: Where.
         fifos: Deep FIFOs that count; those that the design does not have are only reserved.
     """
-    ports = design.ddr or ddr_ports(design)
-    reading = board.reading * board.fabric.clock_hz
-    limit = dataclasses.replace(design.limits, ddr=min(design.limits.ddr, reading))
+    ported = dataclasses.replace(design, ddr=design.ddr or ddr_ports(design))
+    banked = ported if design.ddr else with_banks(ported, board.device)
+    if banked is None:
+        return None
+    limit, design = design.limits, banked
     fixed = sum((logic(e) for e in design.engines), shift_registers(design.streams.values()))
-    shell = DDR_SHELL if ports else Resources()
-    traffic = Resources(ddr=sum(p.bytes_per_second for p in ports))
+    shell = DDR_SHELL if design.ddr else Resources()
+    traffic = Resources(ddr=sum(p.bytes_per_second for p in design.ddr))
     if not (fixed + shell + traffic).fits(limit):
         return None
     items = [*(item for e in design.engines for item in items_of(e)), *fifos]
@@ -218,9 +212,7 @@ def fitted(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDes
     if kinds is None:
         return None
     known = [(i, k) for i, k in zip(items, kinds, strict=True) if _is_in(i, design)]
-    found = placed(
-        dataclasses.replace(design, ddr=ports), [k for _, k in known], [i for i, _ in known]
-    )
+    found = placed(design, [k for _, k in known], [i for i, _ in known])
     return dataclasses.replace(found, resources=found.resources + shell + traffic)
 
 

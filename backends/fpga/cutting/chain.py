@@ -5,18 +5,23 @@ boundary whose values the link cannot carry within the target is no place to cut
 never hurts, as every part of what fits a board fits it too, so this answers the target exactly
 for this order, as far as the fit test is exact. Where boards may stand in any order, a state is
 how many of each kind are used, and the furthest reach of every state is kept.
+
+There are two fit tests. By *shares*, a run fits unless a weighting of the resources excludes it:
+quick and never wrong in excluding. By *choice*, layers to stream are chosen and memories placed
+(`pipec.backends.fpga.choice`). The least target is searched for by shares, then confirmed, or
+raised, by choice.
 """
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipec.backends.fpga.choice import choices
 from pipec.backends.fpga.demand import RESOURCES, Demands, Numbers
-from pipec.backends.fpga.resources import DDR_SHELL
 from pipec.backends.fpga.search import Board
 
 RATIO = 1.0025
@@ -24,6 +29,8 @@ RATIO = 1.0025
 _STEPS = 6
 _MOST = 8_000
 """Exponent at which a frame takes a year: nothing fits."""
+_RAISED = 256
+"""Steps by which a target may be raised until boards hold the stages."""
 
 Order = NDArray[np.int64]
 
@@ -62,12 +69,28 @@ class Reach:
         totals: Shares of a board up to each position, one array per way of using it,
             [weightings, positions + 1].
         stops: Positions of units that no board can hold, and the end.
+        holds: Whether a board holds the run between two positions; None to go by shares alone.
     """
 
     totals: tuple[Numbers, ...]
     stops: Order
+    holds: Callable[[int, int], bool] | None = None
 
     def end(self, start: int) -> int:
+        """The furthest end of a run from ``start`` that fits."""
+        furthest = self._by_shares(start)
+        if self.holds is None or self.holds(start, furthest):
+            return furthest
+        high, step = furthest, 1
+        while high - step > start and not self.holds(start, high - step):
+            high, step = high - step, 2 * step
+        low = max(high - step, start)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.holds(start, middle) else (low, middle)
+        return low
+
+    def _by_shares(self, start: int) -> int:
         """The furthest end of a run from ``start`` that no weighting excludes."""
         stop = int(self.stops[np.searchsorted(self.stops, start)])
         furthest = start
@@ -149,10 +172,34 @@ class Chain:
             low, size = low + size, 2 * size
         return low, high, cut
 
-    def at(self, step: int, order: Order, crossing: Numbers) -> Cut | None:
+    def confirmed(self, step: int, cut: Cut, crossing: Numbers) -> tuple[int, Cut]:
+        """The least step, from a given one, at which boards hold a cut by choice, and the cut.
+
+        Args:
+            step: Below it there is no cut.
+            cut: Of that step, by shares; the answer where nothing is found above it.
+            crossing: Bytes alive behind every position of the cut's order.
+        """
+        size, low = 1, step - 1
+        found = self.at(step, cut.order, crossing, by_choice=True)
+        while found is None:
+            low, size = low + size, 2 * size
+            if low > step + _RAISED:
+                return step, cut
+            found = self.at(low + size, cut.order, crossing, by_choice=True)
+        high, cut = low + size, found
+        while high - low > 1:
+            middle = (low + high) // 2
+            better = self.at(middle, cut.order, crossing, by_choice=True)
+            low, high, cut = (middle, high, cut) if better is None else (low, middle, better)
+        return high, cut
+
+    def at(
+        self, step: int, order: Order, crossing: Numbers, *, by_choice: bool = False
+    ) -> Cut | None:
         """A cut that keeps the target of a step; None if there is none."""
         kinds = sorted({b.device.kind for b in self.boards})
-        reach = {kind: self._reach(step, kind, order) for kind in kinds}
+        reach = {kind: self._reach(step, kind, order, by_choice=by_choice) for kind in kinds}
         allowed = [crossing <= self.seconds(step) * link for link in self._joints()]
         if not self.free or len(kinds) == 1:
             return self._walk(reach, allowed, order)
@@ -215,26 +262,30 @@ class Chain:
         found = best.get(tuple(len(f) for f in of_kind))
         return None if found is None else Cut(found[2], found[1], order)
 
-    def _reach(self, step: int, kind: str, order: Order) -> "Reach":
+    def _reach(self, step: int, kind: str, order: Order, *, by_choice: bool) -> Reach:
         tables, late = self._table(step, kind)
         ahead = [np.pad(np.cumsum(t[:, order], axis=1), ((0, 0), (1, 0))) for t in tables]
-        return Reach(tuple(ahead), np.append(np.flatnonzero(late[order]), len(order)))
+
+        def holds(start: int, end: int) -> bool:
+            run = np.zeros(self.demands.units, dtype=bool)
+            run[order[start:end]] = True
+            demand = self.demands.at(self._cycles(step, kind)).part(run)
+            return next(choices(demand, self._board(kind).room), None) is not None
+
+        stops = np.append(np.flatnonzero(late[order]), len(order))
+        return Reach(tuple(ahead), stops, holds if by_choice else None)
+
+    def _board(self, kind: str) -> Board:
+        return next(b for b in self.boards if b.device.kind == kind)
+
+    def _cycles(self, step: int, kind: str) -> int:
+        return max(math.floor(self.seconds(step) * self._board(kind).fabric.clock_hz), 1)
 
     def _table(self, step: int, kind: str) -> tuple[list[Numbers], NDArray[np.bool_]]:
         """Least shares of a board per unit, without and with streaming; and units that are late."""
         key = (step, kind)
         if key not in self._tables:
-            board = next(b for b in self.boards if b.device.kind == kind)
-            clock, most = board.fabric.clock_hz, board.limits
-            demand = self.demands.at(max(math.floor(self.seconds(step) * clock), 1))
-            shell = DDR_SHELL
-            alone = np.array([most.dsp, most.lut, most.bram36, most.uram, board.reading])
-            beside = alone - (0.0, shell.lut, shell.bram36, 0.0, 0.0)
-            self._tables[key] = (
-                [
-                    demand.weighed(self.weights, alone, streams=False),
-                    demand.weighed(self.weights, beside, streams=True),
-                ],
-                demand.late,
-            )
+            demand, room = self.demands.at(self._cycles(step, kind)), self._board(kind).room
+            shares = [demand.weighed(self.weights, room, streams=s) for s in (False, True)]
+            self._tables[key] = (shares, demand.late)
         return self._tables[key]

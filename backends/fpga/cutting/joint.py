@@ -87,6 +87,7 @@ def joint_cut(
     demands.reserve(sized(demands.design(target)))
     chain = dataclasses.replace(chain)
     step, cut = chain.best(orders, floor=found[0]) or found
+    step, cut = chain.confirmed(step, cut, crossing(units, cut.order))
     return _result(problem, units, chain, step, cut, time.perf_counter() - began)
 
 

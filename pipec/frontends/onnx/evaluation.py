@@ -22,7 +22,7 @@ from pipec.frontends.onnx.ways import ALL_WAYS, Way, worst
 from pipec.frontends.onnx.weights import Weights
 from pipec.graph.arrays import Array, has_torch_type
 from pipec.graph.ir import InputKind
-from pipec.graph.torch_private import FakeTensorMode, unset_fake_temporarily
+from pipec.graph.torch_private import FakeTensorMode, fake_like, unset_fake_temporarily
 
 LOWERING_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError),
@@ -160,8 +160,9 @@ class _Run:
         return value
 
     def _fake_of(self, t: Tensor) -> Tensor:
-        with self.mode:
-            return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
+        with unset_fake_temporarily():
+            like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+        return fake_like(like, torch.device("cpu"), self.mode)
 
     def _node(self, frame: Frame, index: int, node: NodeProto) -> None:
         if self.missing.intersection(node.input):

@@ -85,13 +85,11 @@ def test_a_stage_that_fits_is_excluded_by_no_weighting() -> None:
     board = Board(device("small", 500))
     design = best_design(network, board)
     demands = Demands(network, "float32", {layer.node: 0 for layer in network.layers})
-    most = board.limits
-    limit = np.array([most.dsp, most.lut, most.bram36, most.uram, most.ddr / 200e6])
     demand = demands.at(design.interval)
     assert not demand.late.any()
-    assert demand.weighed(weightings(), limit, streams=True).sum(axis=1).max() <= 1.0
+    assert demand.weighed(weightings(), board.room, streams=True).sum(axis=1).max() <= 1.0
     faster = demands.at(int(interval_bound(network, [board]) * 200e6 * 0.95))
-    assert faster.weighed(weightings(), limit, streams=True).sum(axis=1).max() > 1.0
+    assert faster.weighed(weightings(), board.room, streams=True).sum(axis=1).max() > 1.0
 
 
 def test_streaming_is_an_option_of_layers_with_large_matrices() -> None:
@@ -103,8 +101,8 @@ def test_streaming_is_an_option_of_layers_with_large_matrices() -> None:
     for group in groups.values():
         chip, *streamed = group.options
         assert chip.block == 0
-        assert chip.fixed[4] == 0
-        assert all(o.block > 0 and o.fixed[4] > 0 for o in streamed)
+        assert not chip.rates
+        assert all(o.block > 0 and o.rates for o in streamed)
 
 
 def test_boards_in_the_best_order_are_no_slower() -> None:

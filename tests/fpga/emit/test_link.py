@@ -26,7 +26,9 @@ def design() -> StageDesign:
     network = lower(graph_of(model, x))
     streamed = {layer.name: 1 for layer in network.layers if isinstance(layer, Dense)}
     found = sized(design_at(network, 1_000, streamed=streamed))
-    return with_banks(replace(found, ddr=ddr_ports(found)), preset("u280"))
+    banked = with_banks(replace(found, ddr=ddr_ports(found)), preset("u280"))
+    assert banked is not None
+    return banked
 
 
 def test_link_cfg_leads_every_port_somewhere(design: StageDesign) -> None:
