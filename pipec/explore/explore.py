@@ -8,7 +8,7 @@ from typing import Any
 from pipec.errors import PartitionError
 from pipec.explore.candidate import Candidate
 from pipec.explore.pool import Predict, Progress, predicting
-from pipec.explore.predict import Prediction
+from pipec.explore.predict import CAREFULLY, QUICKLY, Prediction
 from pipec.explore.split import split_boundary
 from pipec.explore.workload import Workload
 from pipec.plan.model import Tried
@@ -17,6 +17,8 @@ from pipec.schedule.registry import plain_name
 BASELINES = ("data parallel", "gpipe", "1f1b")
 FITTED = 48
 """Most candidates whose saved values are fitted."""
+NEAR = 1.1
+"""How much longer than the fastest a candidate may take for a careful cut to be worth it."""
 TOGETHER = 8
 """Candidates that are fitted before it is looked whether those behind them can still win."""
 
@@ -134,6 +136,8 @@ def explore(
 ) -> Exploration:
     """Predict every candidate, and the fastest pipelined one with a boundary layer split.
 
+    All are cut quickly; those that may win are cut with care.
+
     Args:
         workload: The model on its cluster.
         candidates: What to predict.
@@ -142,8 +146,9 @@ def explore(
         progress: Told how far it is.
     """
     with predicting(workload, workers, progress or (lambda _: None)) as predict:
-        found = predict(candidates)
+        found = predict(candidates, QUICKLY)
         found += _fitted(predict, found)
+        found = _carefully(predict, found)
     found += split_boundary(workload, min(found, key=_pipelined_first, default=None))
     return Exploration(batch, tuple(sorted(found, key=order)))
 
@@ -160,9 +165,19 @@ def _fitted(predict: Predict, found: Sequence[Prediction]) -> list[Prediction]:
     tried = list[Prediction]()
     for k in range(0, len(over), TOGETHER):
         some = [p for p in over[k : k + TOGETHER] if p.seconds < best]
-        tried += predict([replace(p.candidate, fitted=True) for p in some])
+        tried += predict([replace(p.candidate, fitted=True) for p in some], QUICKLY)
         best = min([best, *(p.seconds for p in tried if p.possible)])
     return tried
+
+
+def _carefully(predict: Predict, found: Sequence[Prediction]) -> list[Prediction]:
+    """The predictions, with more work for the cuts of those that are nearly the fastest."""
+    near = NEAR * min((p.seconds for p in found if p.possible), default=0.0)
+    cut = [
+        p.candidate for p in found if p.possible and p.seconds <= near and p.candidate.stages > 1
+    ]
+    again = {p.candidate: p for p in predict(cut, CAREFULLY)}
+    return [min(p, again.get(p.candidate, p), key=order) for p in found]
 
 
 def _kind(c: Candidate) -> str:
