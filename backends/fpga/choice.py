@@ -38,6 +38,7 @@ def choices(demand: Demand, room: Room) -> Iterator[dict[str, int]]:
     Yields:
         Layer name to vectors per pass over its weights.
     """
+    demand = demand.on(room)
     if _holds([g.options[0] for g in demand.groups], room.most, room):
         yield {}
     if all(len(g.options) == 1 for g in demand.groups):

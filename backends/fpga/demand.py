@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.banks import beats, slots_for
+from pipec.backends.fpga.banks import SLOTS, beats, slots_for
 from pipec.backends.fpga.build import Built, build
 from pipec.backends.fpga.design import Engine, StageDesign
 from pipec.backends.fpga.factors import Factors, fold
@@ -72,6 +72,10 @@ class Option:
         """What it takes besides memories, [resources], slots in rounds of so many cycles."""
         return (self.dsp, self.lut, 0.0, 0.0, sum(slots_for(rate, period) for rate in self.rates))
 
+    def carried(self, period: int) -> bool:
+        """Whether a memory port alone is quick enough for each client."""
+        return all(slots_for(rate, period) <= SLOTS for rate in self.rates)
+
     def add(self, engine: Engine) -> None:
         """Count an engine."""
         used = logic(engine)
@@ -107,6 +111,16 @@ class Demand:
     units: int
     groups: tuple[Group, ...]
     late: NDArray[np.bool_]
+
+    def on(self, room: Room) -> "Demand":
+        """Without ways of streaming for which a memory port is too slow."""
+        groups = [
+            dataclasses.replace(
+                g, options=(g.options[0], *(o for o in g.options[1:] if o.carried(room.period)))
+            )
+            for g in self.groups
+        ]
+        return dataclasses.replace(self, groups=tuple(groups))
 
     def part(self, units: NDArray[np.bool_]) -> "Demand":
         """Of some units only, [units]."""

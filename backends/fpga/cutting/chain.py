@@ -285,7 +285,8 @@ class Chain:
         """Least shares of a board per unit, without and with streaming; and units that are late."""
         key = (step, kind)
         if key not in self._tables:
-            demand, room = self.demands.at(self._cycles(step, kind)), self._board(kind).room
+            room = self._board(kind).room
+            demand = self.demands.at(self._cycles(step, kind)).on(room)
             shares = [demand.weighed(self.weights, room, streams=s) for s in (False, True)]
             self._tables[key] = (shares, demand.late)
         return self._tables[key]

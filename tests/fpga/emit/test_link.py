@@ -25,7 +25,7 @@ def design() -> StageDesign:
     model, x = made("vgg")
     network = lower(graph_of(model, x))
     streamed = {layer.name: 1 for layer in network.layers if isinstance(layer, Dense)}
-    found = sized(design_at(network, 1_000, streamed=streamed))
+    found = sized(design_at(network, 4_000, streamed=streamed))
     banked = with_banks(replace(found, ddr=ddr_ports(found)), preset("u280"))
     assert banked is not None
     return banked
