@@ -67,10 +67,9 @@ class Device:
         self._seconds = 0.0
 
     @contextmanager
-    def seeded(self, seed: int) -> Iterator[None]:
-        """Random numbers of one stream inside, those of before afterwards."""
+    def own_random(self) -> Iterator[None]:
+        """What is drawn or seeded inside is not seen afterwards."""
         with torch.random.fork_rng(devices=self._generators):
-            torch.manual_seed(seed)
             yield
 
     @property

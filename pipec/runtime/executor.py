@@ -10,13 +10,16 @@ which weight version and which channel are data on the action.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from pipec.errors import PlanError, ScheduleError
 from pipec.graph.ir import InputKind
 from pipec.runtime.device import Device
+from pipec.runtime.draws import stream
 from pipec.runtime.moves import Moves
 from pipec.runtime.program import Program, StageProgram, gradient_of
 from pipec.runtime.rules import Correction, DelayRule, delays
@@ -41,7 +44,7 @@ class Settings:
         optimizer: Makes the optimizer of a stage.
         scheduler: Makes its learning-rate schedule, stepped after every update.
         clip: Largest norm of all gradients together; None for no limit. Needs a flush.
-        seed: Of the random numbers of every forward: one stream per (microbatch, stage).
+        seed: Of the random numbers of every forward: one stream per microbatch and random op.
         correction: PipeMare's T1 and T2.
         compiled: Makes a graph fast, such as ``torch.compile``.
     """
@@ -170,7 +173,7 @@ class Executor:
     def _rule(self, stage: int) -> None:
         schedule = self.program.schedule
         late = delays(schedule, stage) if schedule.training else (0.0, 0.0)
-        rule = DelayRule(self._settings.correction, *late)
+        rule = DelayRule(self._settings.correction, *late, counts=not self.program.flush)
         if stage in self.rules:
             rule.updates, rule.velocity = self.rules[stage].updates, self.rules[stage].velocity
         self.rules[stage] = rule
@@ -249,11 +252,9 @@ class Executor:
         held = weights.at(action.version)
         tensors = held.tensors
         self.result.versions.append((action, held.updates.count))
-        if runner.random:
-            with self.compute.seeded(stream(self._settings.seed, number, action.stage)):
-                outcome = runner.forward(m, tensors, values, inputs)
-        else:
-            outcome = runner.forward(m, tensors, values, inputs)
+        with self.compute.own_random() if runner.random else nullcontext():
+            seeds = partial(stream, self._settings.seed, number)
+            outcome = runner.forward(m, tensors, values, inputs, seeds)
         for value, channels in stage.outgoing.items():
             for c in channels:
                 self._moves.put(c.name, m, outcome.values[value])
@@ -347,15 +348,6 @@ class Executor:
         new = weights.at(action.version)
         rule.observe(old, {n: new.tensors[n] for n in old})
         self.result.versions.append((action, new.updates.count))
-
-
-def stream(seed: int, microbatch: int, stage: int) -> int:
-    """Seed of the random numbers of one forward, whatever order forwards run in.
-
-    This is not the stream of the model run eagerly: there, one stage follows the other.
-    """
-    mixed = (seed * 1_000_003 + microbatch) * 1_000_003 + stage
-    return mixed & 0x7FFF_FFFF_FFFF_FFFF
 
 
 def _oldest_used_later(row: list[Action]) -> list[int]:

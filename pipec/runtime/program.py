@@ -4,9 +4,11 @@ A value has one name everywhere, and one channel per reader; a gradient travels 
 its value, called ``<channel>.grad``.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
@@ -15,6 +17,7 @@ from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage, ValueChannel
+from pipec.runtime.draws import draws
 from pipec.runtime.tensors import TensorType
 from pipec.schedule.action import ActionKind
 from pipec.schedule.schedule import Schedule
@@ -38,6 +41,7 @@ class StageProgram:
         gradients_in: Value that it yields, to those channels whose reader returns a gradient.
         gradients_out: Value that it reads, to the channel on which it returns the gradient.
         loss: Name of the loss if the stage computes it.
+        first_draw: Number of its first random op in the whole model.
         hosted: Host slot to the saved values that wait in it.
     """
 
@@ -49,6 +53,7 @@ class StageProgram:
     gradients_in: dict[str, list[ValueChannel]] = field(default_factory=dict)
     gradients_out: dict[str, ValueChannel] = field(default_factory=dict)
     loss: str | None = None
+    first_draw: int = 0
     hosted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -129,7 +134,7 @@ class Program:
                 want=len(plan.stages),
             )
         training = schedule.training
-        stages = tuple(_stage(plan, s, training=training) for s in plan.stages)
+        stages = _numbered([_stage(plan, s, training=training) for s in plan.stages])
         program = cls(
             plan,
             schedule,
@@ -196,6 +201,12 @@ def _stage(plan: Plan, stage: Stage, *, training: bool) -> StageProgram:
         loss=losses[0] if losses else None,
         hosted=hosted,
     )
+
+
+def _numbered(stages: list[StageProgram]) -> tuple[StageProgram, ...]:
+    """The stages with their random ops numbered through."""
+    firsts = accumulate((draws(s.forward) for s in stages), initial=0)
+    return tuple(dataclasses.replace(s, first_draw=k) for s, k in zip(stages, firsts, strict=False))
 
 
 def _counts(schedule: Schedule) -> Counter[tuple[int, int]]:

@@ -67,10 +67,14 @@ class DelayRule:
         correction: What is on.
         forward: Delay of the stage's forward in updates.
         backward: Delay of its backward.
+        counts: Whether its updates count for T1, as those of a synchronous warm-up do not.
     """
 
-    def __init__(self, correction: Correction, forward: float, backward: float) -> None:
+    def __init__(
+        self, correction: Correction, forward: float, backward: float, *, counts: bool
+    ) -> None:
         self._correction, self._forward, self._between = correction, forward, forward - backward
+        self._counts = counts
         self.velocity: Tensors = {}
         self.updates = 0
 
@@ -87,8 +91,8 @@ class DelayRule:
         return self._correction.t2_decay > 0 and self._between > 0
 
     def observe(self, old: Tensors, new: Tensors) -> None:
-        """Note one update of the weights; those of a synchronous warm-up do not count for T1."""
-        self.updates += self._forward > 0
+        """Note one update of the weights."""
+        self.updates += self._counts
         if not self.corrects:
             return
         gamma = self._correction.t2_decay ** (1 / self._between)

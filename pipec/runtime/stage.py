@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pipec.autodiff.recompute import is_random
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
 from pipec.graph.torch_private import storage_key
+from pipec.runtime.draws import Reseeding, Stream, draws
 from pipec.runtime.placed import placed
 from pipec.runtime.program import StageProgram
 from pipec.runtime.tensors import TensorType
@@ -70,7 +70,8 @@ class StageRunner:
     ) -> None:
         self.program, self._device = program, device
         self.saved: dict[int, Tensors] = {}
-        self.random = any(is_random(n) for n in program.forward.calls)
+        self.random = draws(program.forward) > 0
+        self._reseeding = Reseeding(program.first_draw)
         graphs = {"F": program.forward}
         if program.training:
             t = program.training
@@ -92,9 +93,14 @@ class StageRunner:
         return tuple(self._inputs)
 
     def forward(
-        self, microbatch: int, weights: Tensors, values: Tensors, inputs: Mapping[str, torch.Tensor]
+        self,
+        microbatch: int,
+        weights: Tensors,
+        values: Tensors,
+        inputs: Mapping[str, torch.Tensor],
+        stream: Stream = int,
     ) -> Outcome:
-        """Run F; its saved values are kept under ``microbatch``.
+        """Run F; its saved values are kept under ``microbatch``, its random ops seed torch.
 
         Raises:
             PlanError: An input of the user is missing or has another shape than the graph's.
@@ -103,6 +109,7 @@ class StageRunner:
             _check_input(name, kind, inputs, microbatch)
         here = {n: inputs[n].to(self._device, non_blocking=True) for n in self._inputs}
         given = {InputKind.VALUE: values, InputKind.INPUT: here}
+        self._reseeding.stream = stream
         outcome = self._run("F", weights, given)
         if self.program.training:
             self.saved[microbatch] = outcome.saved
@@ -153,6 +160,8 @@ class StageRunner:
     def _function(self, kind: str, graph: Graph) -> Callables:
         if kind not in self._functions:
             module = placed(graph.module, self._device)
+            if kind == "F" and self.random:
+                module = self._reseeding.put_into(module)
             self._functions[kind] = self._compiled(module) if self._compiled else module
         return self._functions[kind]
 

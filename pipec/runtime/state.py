@@ -4,12 +4,14 @@
 weights/<name>              parameter or buffer (of a further replica: <name>#<device>)
 optimizer/<name>/<key>      the optimizer's state of a parameter
 velocity/<name>             PipeMare's estimate of a weight's velocity
-stage/<k>                   learning-rate schedule and counts of a stage, JSON as bytes
+stage/<k>                   learning-rate schedule and counts of a stage, and which weights it
+                            trains, JSON as bytes
 run                         round and number of the next microbatch, JSON as bytes
 ```
 
-Named like this, a checkpoint can be read back onto another number of stages. Random numbers need
-no state: every forward's stream follows from the seed, the microbatch and the stage.
+Named like this, a checkpoint can be read back onto another number of stages: without a flush too,
+since between rounds every stage has one version. Random numbers need no state: every stream follows
+from the seed, the microbatch and the place in the model.
 """
 
 import json
@@ -39,10 +41,7 @@ def state_of(executor: Executor) -> Tensors:
         found |= {f"velocity/{n}": v for n, v in rule.velocity.items()}
         if weights.optimizer is not None:
             found |= _optimizer_state(weights)
-            facts = {"updates": rule.updates, "groups": _groups(weights)}
-            if weights.scheduler is not None:
-                facts["scheduler"] = _plain(weights.scheduler.state_dict())
-            found[f"stage/{stage}"] = _bytes(facts)
+            found[f"stage/{stage}"] = _bytes(_facts_of(weights, rule.updates))
     return found
 
 
@@ -77,10 +76,10 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
         rule.velocity = {n: v.clone() for n, v in saved.items() if v is not None}
         if weights.optimizer is not None:
             _restore_optimizer(weights, entries)
-            facts = _json(entries, f"stage/{stage}", "stage/0")
+            facts = _facts(entries, weights.trained[0])
             rule.updates = int(facts["updates"])
-            for group, saved in zip(weights.optimizer.param_groups, facts["groups"], strict=True):
-                group.update(saved)
+            for group, kept in zip(weights.optimizer.param_groups, facts["groups"], strict=True):
+                group.update({n: tuple(v) if isinstance(v, list) else v for n, v in kept.items()})
             if weights.scheduler is not None and "scheduler" in facts:
                 weights.scheduler.load_state_dict(facts["scheduler"])
 
@@ -112,25 +111,33 @@ def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor
             weights.optimizer.state[parameter] = state
 
 
-def _groups(weights: StageWeights) -> list[dict[str, object]]:
+def _facts_of(weights: StageWeights, updates: int) -> dict[str, object]:
     assert weights.optimizer is not None
-    return [
-        {k: v for k, v in group.items() if k != "params" and isinstance(v, _PLAIN)}
+    groups = [
+        {k: v for k, v in group.items() if k != "params" and isinstance(v, (tuple, *_PLAIN))}
         for group in weights.optimizer.param_groups
     ]
-
-
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    simple = (list, *_PLAIN)
-    return {k: v for k, v in state.items() if isinstance(v, simple)}
+    facts: dict[str, object] = {"updates": updates, "trained": weights.trained, "groups": groups}
+    if weights.scheduler is not None:
+        state = weights.scheduler.state_dict()
+        facts["scheduler"] = {k: v for k, v in state.items() if isinstance(v, (list, *_PLAIN))}
+    return facts
 
 
 def _bytes(data: object) -> torch.Tensor:
     return torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
 
 
-def _json(entries: Mapping[str, torch.Tensor], *names: str) -> Any:
-    for name in names:
-        if name in entries:
-            return json.loads(bytes(entries[name].tolist()).decode())
-    raise PlanError("the checkpoint is not one of a pipeline", want=names[0])
+def _facts(entries: Mapping[str, torch.Tensor], weight: str) -> Any:
+    """Those of the stage that trained a weight."""
+    stages = (_json(entries, name) for name in entries if name.startswith("stage/"))
+    found = next((facts for facts in stages if weight in facts["trained"]), None)
+    if found is None:
+        raise PlanError("the checkpoint is of a run that did not train a weight", got=weight)
+    return found
+
+
+def _json(entries: Mapping[str, torch.Tensor], name: str) -> Any:
+    if name not in entries:
+        raise PlanError("the checkpoint is not one of a pipeline", want=name)
+    return json.loads(bytes(entries[name].tolist()).decode())

@@ -81,25 +81,33 @@ class Deferred:
         return True
 
     def _find_norm(self, executor: "Executor") -> bool:
-        squares = torch.zeros((), dtype=torch.float64)
-        for stage, gradient, count in self._own_gradients(executor):
-            squares += (gradient.double() / count).square().sum() / self._replicas(stage)
+        names = sorted({n for s in self._program.stages for n in self._program.trained(s.index)})
+        place = {n: k for k, n in enumerate(names)}
+        squares = torch.zeros(len(names), dtype=torch.float64)
+        for name, gradient, count in self._own_gradients(executor):
+            squares[place[name]] = (gradient.double() / count).square().sum()
         key = f"norm {executor.round}"
         total = executor.transport.reduce(key, [squares], self._device, self._program.steppers)
         if total is None:
             return False
         assert self._clip is not None
-        norm = float(total[0].sqrt())
+        norm = float(total[0].sum().sqrt())
         self._factor = min(1.0, self._clip / (norm + 1e-6))
         return True
 
-    def _own_gradients(self, executor: "Executor") -> Iterator[tuple[int, torch.Tensor, int]]:
-        """(stage, gradient, microbatches) of every weight; a shared one for its first stage."""
+    def _own_gradients(self, executor: "Executor") -> Iterator[tuple[str, torch.Tensor, int]]:
+        """(name, gradient, microbatches) of every weight that no earlier stage or replica counts.
+
+        So each slot of the sum of squares has one summand, and the norm the same bits however the
+        model is cut.
+        """
+        backward = self._program.schedule.placement.backward
         for stage, weights in executor.weights.items():
             count = self._program.counts[stage, _UPDATE]
             for name, gradient in weights.gradients(_UPDATE).items():
-                if self._program.tied.get(name, (stage,))[0] == stage:
-                    yield stage, gradient, count
+                first = self._program.tied.get(name, (stage,))[0] == stage
+                if first and backward[stage][0] == self._device:
+                    yield name, gradient, count
 
     def _replicas(self, stage: int) -> int:
         return len(self._program.schedule.placement.backward[stage])

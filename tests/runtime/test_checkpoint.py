@@ -1,5 +1,6 @@
 """A run that is interrupted and continued ends with the bits of one that was not."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,11 @@ SETTINGS = Settings(
 )
 
 
-def pipeline(case: Case, plan: Plan, schedule: str, seed: int = 0) -> LocalPipeline:
+def pipeline(
+    case: Case, plan: Plan, schedule: str, seed: int = 0, clip: float | None = None
+) -> LocalPipeline:
     order = scheduled(plan, schedule, 4)
-    settings = Settings(SETTINGS.optimizer, SETTINGS.scheduler, seed=seed)
+    settings = Settings(SETTINGS.optimizer, SETTINGS.scheduler, seed=seed, clip=clip)
     if schedule == "pipemare":
         settings = SETTINGS
     return LocalPipeline(plan, batches(case, plan.graph), settings, schedule=order)
@@ -48,20 +51,67 @@ def test_continuing_is_bit_identical(name: str, schedule: str, tmp_path: Path) -
     assert worst(second.state_dict(), whole.state_dict()) == 0
 
 
+@pytest.mark.parametrize("name", ["cnn", "dropout"])
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4)])
 def test_a_checkpoint_fits_another_number_of_stages(
-    before: int, after: int, tmp_path: Path
+    before: int, after: int, name: str, tmp_path: Path
 ) -> None:
-    case = CASES["cnn"]
+    case = CASES[name]
     module: nn.Module = seeded(case)
     plans = [staged(case, module, n) for n in (before, after)]
-    whole = pipeline(case, plans[0], "1f1b")
+    whole = pipeline(case, plans[0], "1f1b", clip=0.1)
     train(whole, 4)
-    first = pipeline(case, plans[0], "1f1b")
+    first = pipeline(case, plans[0], "1f1b", clip=0.1)
     train(first, 2, checkpoints=Checkpoints(tmp_path, first.executors))
-    second = pipeline(case, plans[1], "1f1b")
+    second = pipeline(case, plans[1], "1f1b", clip=0.1)
     train(second, 4, checkpoints=Checkpoints(tmp_path, second.executors))
     assert worst(second.state_dict(), whole.state_dict()) == 0
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw", "pipemare", "pipefb"])
+def test_without_a_flush_nothing_is_lost_on_another_number_of_stages(
+    schedule: str, tmp_path: Path
+) -> None:
+    case = CASES["dropout"]
+    module: nn.Module = seeded(case)
+    plans = [staged(case, module, n) for n in (4, 2)]
+    whole = pipeline(case, plans[0], schedule)
+    train(whole, 4)
+    first = pipeline(case, plans[0], schedule)
+    train(first, 2, checkpoints=Checkpoints(tmp_path, first.executors))
+    between = pipeline(case, plans[1], schedule)
+    checkpoints = Checkpoints(tmp_path, between.executors)
+    assert checkpoints.resume() == 2
+    (tmp_path / "round-2").rename(tmp_path / "not read again")
+    checkpoints.save()
+    checkpoints.wait()
+    last = pipeline(case, plans[0], schedule)
+    train(last, 4, checkpoints=Checkpoints(tmp_path, last.executors))
+    assert worst(last.state_dict(), whole.state_dict()) == 0
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw", "pipefb"])
+def test_without_a_flush_other_stages_go_on_with_their_own_delays(
+    schedule: str, tmp_path: Path
+) -> None:
+    case = CASES["dropout"]
+    module: nn.Module = seeded(case)
+    settings = Settings(lambda p: torch.optim.SGD(p, lr=0.05))
+
+    def run(plan: Plan, weights: Mapping[str, torch.Tensor] | None = None) -> LocalPipeline:
+        order, batch = scheduled(plan, schedule, 8), batches(case, plan.graph)
+        return LocalPipeline(plan, batch, settings, schedule=order, weights=weights)
+
+    plans = [staged(case, module, n) for n in (4, 2)]
+    first = run(plans[0])
+    train(first, 1, checkpoints=Checkpoints(tmp_path, first.executors))
+    second = run(plans[1])
+    losses = train(second, 2, checkpoints=Checkpoints(tmp_path, second.executors))
+    begun = run(plans[1], {**plans[1].graph.weights, **first.state_dict()})
+    for e in begun.executors:
+        e.resume(1, 8)
+    assert losses == train(begun, 1)
+    assert worst(second.state_dict(), begun.state_dict()) == 0
 
 
 def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:

@@ -163,20 +163,24 @@ def test_learning_rate_schedules_step_with_the_optimizer() -> None:
     assert worst(pipeline.state_dict(), once) == 0  # the rate is 0 from the second step on
 
 
-def test_dropout_masks_depend_on_microbatch_and_stage_but_not_on_the_schedule() -> None:
-    case = CASES["dropout"]
-    plan = staged(case, seeded(case), 4)
-    found = []
-    for name in ("gpipe", "1f1b", "zbv"):
-        order = scheduled(plan, name, 4)
-        settings = Settings(momentum, seed=3)
-        found.append(
-            LocalPipeline(plan, batches(case, plan.graph), settings, schedule=order).run(3)
-        )
-    assert found[0] == found[1] == found[2]
-    order = scheduled(plan, "gpipe", 4)
-    other = Settings(momentum, seed=4)
-    assert LocalPipeline(plan, batches(case, plan.graph), other, schedule=order).run(3) != found[0]
+@pytest.mark.parametrize(
+    ("name", "others"), [("dropout", [("1f1b", 4), ("zbv", 4), ("gpipe", 1)]), ("bert", [])]
+)
+def test_dropout_masks_depend_on_seed_and_microbatch_but_not_on_schedule_or_cut(
+    name: str, others: list[tuple[str, int]]
+) -> None:
+    case, module = CASES[name], seeded(CASES[name])
+
+    def losses(schedule: str, stages: int, seed: int = 3) -> list[float]:
+        plan = staged(case, module, stages)
+        order, settings = scheduled(plan, schedule, 4), Settings(momentum, seed=seed)
+        batch = batches(case, plan.graph)
+        return LocalPipeline(plan, batch, settings, schedule=order).run(1)
+
+    want = losses("gpipe", 4)
+    for schedule, stages in [("1f1b", 2), *others]:
+        assert losses(schedule, stages) == want
+    assert losses("1f1b", 2, seed=4) != want
 
 
 @pytest.mark.parametrize("name", ["cnn", "dropout"])
