@@ -11,6 +11,7 @@ Neither changes what F and B compute, bit for bit.
 
 import hashlib
 from collections.abc import Collection, Mapping
+from functools import cached_property
 
 from torch import fx
 from torch.fx.node import Argument
@@ -81,7 +82,7 @@ def recomputed(training: Training, values: Collection[str]) -> Training:
                     "a random value cannot be computed again", where=name, got=node.name
                 )
     backward = {
-        kind: _replayed(getattr(training, kind), training.F, again) for kind in ("B", "I", "W")
+        kind: Replay(getattr(training, kind), training.F, again).graph() for kind in ("B", "I", "W")
     }
     read = {i.name for g in backward.values() for i in g.inputs_of(InputKind.SAVED)}
     F = _yielding(training.F, read)
@@ -124,28 +125,37 @@ def _saved_names(graph: Graph) -> set[str]:
     return {i.name for i in graph.inputs_of(InputKind.SAVED)}
 
 
-def _replayed(graph: Graph, forward: Graph, again: frozenset[str]) -> Graph:
-    """B, I or W with what it read of ``again`` computed in its place."""
-    replay = _Replay(graph, forward, again)
-    for node in graph.calls:
-        if node.name not in replay.lazy:
-            replay.need(node.name)
-    results = [replay.need(o.node) for o in graph.outputs]
-    return replay.finished(results)
+class Replay:
+    """B, I or W with what it read of some saved values computed in its place, node by node.
 
+    Forward nodes stand as late as possible.
 
-class _Replay:
-    """A backward graph that is written anew, forward nodes in it as late as possible."""
+    Args:
+        graph: B, I or W.
+        forward: F.
+        again: Names of saved values.
 
-    def __init__(self, graph: Graph, forward: Graph, again: frozenset[str]) -> None:
+    Attributes:
+        nodes: Those of F and of ``graph`` in their new order, inputs first where they are read.
+        results: Names of what is yielded.
+    """
+
+    def __init__(self, graph: Graph, forward: Graph, again: Collection[str]) -> None:
         self._graph, self._forward = graph, forward
-        there = {n: node for n, node in graph.nodes.items() if n not in again or _calls(node)}
+        mine = graph.nodes
+        there = {n: node for n, node in mine.items() if n not in again or _calls(node)}
         self._sources: dict[str, fx.Node] = {**forward.nodes, **there}
-        self.lazy = {n.name for n in forward.calls}
-        self._order: list[str] = []
+        lazy = {n.name for n in forward.calls}
+        self.nodes: list[fx.Node] = []
         self._done: set[str] = set()
+        for node in graph.calls:
+            if node.name not in lazy:
+                self._need(node.name)
+        self.results = [o.node for o in graph.outputs]
+        for name in self.results:
+            self._need(name)
 
-    def need(self, name: str) -> str:
+    def _need(self, name: str) -> None:
         """Put a node and what it needs into the order."""
         stack = [(name, False)]
         while stack:
@@ -154,35 +164,37 @@ class _Replay:
                 continue
             if ready:
                 self._done.add(at)
-                self._order.append(at)
+                self.nodes.append(self._sources[at])
                 continue
             stack.append((at, True))
-            inputs = self._sources[at].all_input_nodes
-            stack += [(n.name, False) for n in reversed(inputs)]
-        return name
+            stack += [(n.name, False) for n in reversed(self._sources[at].all_input_nodes)]
 
-    def finished(self, results: list[str]) -> Graph:
-        """The graph with these results."""
+    @cached_property
+    def inputs(self) -> list[GraphInput]:
+        """What it reads, in the order of the kinds."""
         known = {i.node: i for i in self._graph.inputs}
         known |= {i.node: i for i in self._forward.inputs_of(*_WEIGHTS) if i.node not in known}
-        read = [n for n in self._order if not _calls(self._sources[n])]
+        read = [n.name for n in self.nodes if not _calls(n)]
         entries = [known.get(n, GraphInput(n, InputKind.SAVED, n)) for n in read]
         places = {n: k for k, n in enumerate(self._sources)}
         kinds = list(InputKind)
-        entries.sort(key=lambda i: (kinds.index(i.kind), places[i.node]))
+        return sorted(entries, key=lambda i: (kinds.index(i.kind), places[i.node]))
+
+    def graph(self) -> Graph:
+        """As a graph."""
         new, env = fx.Graph(), dict[str, fx.Node]()
-        for i in entries:
+        for i in self.inputs:
             env[i.node] = new.placeholder(i.node)
             env[i.node].meta = dict(self._sources[i.node].meta)
-        for name in self._order:
-            if name not in env:
-                env[name] = new.node_copy(self._sources[name], lambda n: env[n.name])
-        new.output(tuple(env[n] for n in results))
-        weights = {i.name for i in entries if i.kind.is_weight}
+        for node in self.nodes:
+            if node.name not in env:
+                env[node.name] = new.node_copy(node, lambda n: env[n.name])
+        new.output(tuple(env[n] for n in self.results))
+        weights = {i.name for i in self.inputs if i.kind.is_weight}
         forward = self._forward
         return self._graph.replace(
             module=fx.GraphModule({}, new, type(self._graph.module).__name__),
-            inputs=tuple(entries),
+            inputs=tuple(self.inputs),
             weights={n: w for n, w in forward.weights.items() if n in weights},
             tied={n: t for n, t in forward.tied.items() if n in weights},
         )

@@ -5,26 +5,29 @@ flight, and what weights, gradients, optimizer and messages leave of its device'
 schedule is simulated. Stages that share a device share that room and the link to the host.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from typing import Self
 
 import numpy as np
+from torch import fx
 
 from pipec.autodiff.model import Training
-from pipec.autodiff.rewrite import recomputed
+from pipec.autodiff.rewrite import Replay
 from pipec.compiler.residency import (
     StageWork,
     saved_in_order,
     stage_times,
     stage_work,
-    working_set,
 )
-from pipec.compiler.stage_timing import holder, own_bytes
+from pipec.compiler.stage_timing import holder, own_bytes, peak_of
 from pipec.compiler.timeline import plan_timeline
 from pipec.errors import PassError
+from pipec.graph.comm import is_comm
+from pipec.graph.ir import InputKind, nbytes
 from pipec.plan.model import Plan
 from pipec.residency.choose import Choice, DoesNotFitError, choose
 from pipec.residency.problem import RECOMPUTE, FloatArray, IntArray, Problem, Working
@@ -253,13 +256,37 @@ class WorkingBytes:
 
     def __call__(self, decision: IntArray) -> Working:
         """See `Problem.working`; decisions that were asked for are remembered."""
-        names = saved_in_order(self.training)
-        again = frozenset(names[v] for v in np.flatnonzero(decision == RECOMPUTE).tolist())
+        again = frozenset(self._names[v] for v in np.flatnonzero(decision == RECOMPUTE).tolist())
         if again not in self.known:
-            replayed = recomputed(self.training, again)
-            dropped = sum(v.nbytes for v in self.training.saved if v.name in again)
-            more = replayed.saved_bytes - (self.training.saved_bytes - dropped)
-            alive, nodes = working_set(replayed)
-            values = [v for v, name in enumerate(names) if name in again & nodes]
-            self.known[again] = Working(alive + self.flight * float(more), alive, tuple(values))
+            self.known[again] = self._working(again)
         return self.known[again]
+
+    def _working(self, again: frozenset[str]) -> Working:
+        """As of `recomputed`, from the order of its nodes alone."""
+        t = self.training
+        replays = [Replay(graph, t.F, again) for graph in (t.B, t.I, t.W)]
+        read = {i.name for r in replays for i in r.inputs if i.kind is InputKind.SAVED}
+        new, old = self._bytes(read), self._bytes({*self._names} - again)
+        alive, nodes = max(map(self._peak, replays), key=lambda p: p[0])
+        values = tuple(v for v, name in enumerate(self._names) if name in again & nodes)
+        return Working(alive + self.flight * (new - old), alive, values)
+
+    def _peak(self, replay: Replay) -> tuple[int, frozenset[str]]:
+        calls = {n.name for n in replay.nodes if n.op == "call_function"}
+        return peak_of(replay.nodes, replay.results, calls & self._calls)
+
+    def _bytes(self, names: Collection[str]) -> float:
+        """Bytes that these values of F take if they are saved."""
+        return float(sum(nbytes(n) for name, n in self._nodes.items() if name in names))
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return saved_in_order(self.training)
+
+    @cached_property
+    def _nodes(self) -> dict[str, fx.Node]:
+        return self.training.F.nodes
+
+    @cached_property
+    def _calls(self) -> set[str]:
+        return {n.name for n in self.training.F.calls if not is_comm(n)}

@@ -19,6 +19,7 @@ from pipec.compiler.stage_timing import device_of, measured_stage, peak_live
 from pipec.cost.count import count
 from pipec.cost.model import Roofline
 from pipec.cost.stage import StageCost
+from pipec.graph.comm import is_comm
 from pipec.graph.ir import Graph, nbytes
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan
@@ -137,15 +138,8 @@ def _estimated(plan: Plan, stage: int) -> StageCost:
 
 def working_bytes(training: Training) -> int:
     """Most bytes of recomputed values that are alive at a time while B, I or W runs."""
-    return working_set(training)[0]
-
-
-def working_set(training: Training) -> tuple[int, frozenset[str]]:
-    """Most bytes of recomputed values that are alive at a time, and the nodes that are it."""
     mine = {n.name for n in training.F.calls}
-    graphs = (training.B, training.I, training.W)
-    return max((peak_live(g, counted=_calls_among(g, mine)) for g in graphs), key=lambda p: p[0])
-
-
-def _calls_among(graph: Graph, names: set[str]) -> set[str]:
-    return {n.name for n in lower(graph).graph.calls if n.name in names}
+    return max(
+        peak_live(g, counted={n.name for n in g.calls if n.name in mine and not is_comm(n)})[0]
+        for g in (training.B, training.I, training.W)
+    )

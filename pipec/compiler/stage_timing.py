@@ -3,7 +3,7 @@
 Where the table knows the whole stage (``pipec profile DIRECTORY``), that counts; else its nodes.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from torch import fx
 
@@ -113,31 +113,38 @@ def peak_live(graph: Graph, counted: Collection[str] | None = None) -> tuple[int
     """
     order = [n for n in graph.module.graph.nodes if n.op != "output"]
     weights = {i.node for i in graph.inputs if i.kind.is_weight}
-    own = {
-        n: 0
-        if n.name in weights or (counted is not None and n.name not in counted)
-        else own_bytes(n)
-        for n in order
-    }
-    home = {n: holder(n) for n in order}
-    last = {home[n]: k for k, n in enumerate(order)}
+    among = {n.name for n in order} - weights if counted is None else counted
+    return peak_of(order, [o.node for o in graph.outputs], among)
+
+
+def peak_of(
+    order: Sequence[fx.Node], results: Collection[str], counted: Collection[str]
+) -> tuple[int, frozenset[str]]:
+    """As `peak_live`, of nodes that read each other by their names.
+
+    Args:
+        order: The nodes as they run.
+        results: Names of those that live to the end.
+        counted: Names of those whose bytes count.
+    """
+    home, last = dict[str, str](), dict[str, int]()
     for k, n in enumerate(order):
-        for read in n.all_input_nodes:
-            last[home[read]] = max(last[home[read]], k)
-    nodes = graph.nodes
-    for o in graph.outputs:
-        last[home[nodes[o.node]]] = len(order)
-    ends: dict[int, list[fx.Node]] = {}
-    for n, k in last.items():
-        ends.setdefault(k, []).append(n)
+        reads = [home[read.name] for read in n.all_input_nodes]
+        home[n.name] = reads[0] if reads and _is_view(n) else n.name
+        last |= dict.fromkeys([*reads, home[n.name]], k)
+    last |= dict.fromkeys([home[name] for name in results], len(order))
+    ends: dict[int, list[str]] = {}
+    for name, k in last.items():
+        ends.setdefault(k, []).append(name)
     live, peak = dict[str, int](), (0, frozenset[str]())
     held = 0
     for k, n in enumerate(order):
-        live[n.name], held = own[n], held + own[n]
+        live[n.name] = own_bytes(n) if n.name in counted else 0
+        held += live[n.name]
         if held > peak[0]:
             peak = held, frozenset(name for name, size in live.items() if size)
         for done in ends.get(k, ()):
-            held -= live.pop(done.name)
+            held -= live.pop(done)
     return peak
 
 

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,10 +15,10 @@ from pipec.autodiff.model import Training
 from pipec.autodiff.rewrite import recomputed
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
-from pipec.compiler.fit import fit, in_flight
+from pipec.compiler.fit import WorkingBytes, fit, in_flight
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
-from pipec.compiler.residency import stage_work
+from pipec.compiler.residency import saved_in_order, stage_work, working_bytes
 from pipec.compiler.timeline import plan_timeline
 from pipec.errors import PassError, PlanError
 from pipec.frontends.trace import Loss, trace
@@ -29,6 +30,7 @@ from pipec.passes.insert_recompute import InsertRecompute
 from pipec.plan.model import Plan, Stage
 from pipec.plan.rules import verify
 from pipec.plan.store import load_plan, write_plan
+from pipec.residency.problem import KEEP, RECOMPUTE
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.schedule.action import ActionKind
@@ -303,3 +305,18 @@ def test_two_microbatches_in_flight_gain_by_slots_that_swap() -> None:
     assert pipeline.run(1) == plain.run(1)
     got, same = pipeline.state_dict(), plain.state_dict()
     assert all(torch.equal(got[n], same[n]) for n in got)
+
+
+def test_working_bytes_are_those_of_the_rewritten_graphs() -> None:
+    """Told from the order of nodes alone, for any values."""
+    training = plan_of().stages[1].training
+    assert training
+    names, rng = saved_in_order(training), np.random.default_rng(0)
+    told = WorkingBytes(training, 3)
+    for share in np.linspace(0, 1, 8):
+        decision = np.where(rng.random(len(names)) < share, RECOMPUTE, KEEP)
+        again = {names[v] for v in np.flatnonzero(decision)}
+        rewritten = recomputed(training, again)
+        more = rewritten.saved_bytes - sum(v.nbytes for v in training.saved if v.name not in again)
+        assert told(decision).alive == working_bytes(rewritten)
+        assert told(decision).nbytes == working_bytes(rewritten) + 3 * more
