@@ -2,13 +2,12 @@
 
 import importlib.util
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
 
 from pipec.errors import PipecError
 from pipec.runtime.executor import Batch
@@ -16,22 +15,18 @@ from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
 
 
 def optimizer_from_text(text: str) -> OptimizerFactory:
-    """An optimizer of `torch.optim` from ``name:option=value,...``.
+    """An optimizer of `torch.optim` from ``name:option=value,...``; ``betas=0.9/0.95`` is a tuple.
 
     Raises:
-        PipecError: There is no such optimizer, or it has no such option.
+        PipecError: There is no such optimizer, or it has no such option; later, that it takes no
+            such value.
 
     Example:
         >>> make = optimizer_from_text("sgd:lr=0.1,momentum=0.9")
-        >>> type(make([nn.Parameter(torch.ones(1))])).__name__
+        >>> type(make([torch.nn.Parameter(torch.ones(1))])).__name__
         'SGD'
     """
-    found, options = _named(text, "optimizer", torch.optim, torch.optim.Optimizer)
-
-    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = found(parameters, **options)
-        return optimizer
-
+    make: OptimizerFactory = _made_as_told(text, "optimizer", torch.optim, torch.optim.Optimizer)
     return make
 
 
@@ -39,19 +34,29 @@ def scheduler_from_text(text: str) -> SchedulerFactory:
     """A learning-rate schedule of `torch.optim.lr_scheduler` from ``name:option=value,...``.
 
     Raises:
-        PipecError: There is no such schedule, or it has no such option.
+        PipecError: There is no such schedule, or it has no such option; later, that it takes no
+            such value.
 
     Example:
-        >>> optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
         >>> type(scheduler_from_text("steplr:step_size=10")(optimizer)).__name__
         'StepLR'
     """
     rates = torch.optim.lr_scheduler
-    found, options = _named(text, "learning-rate schedule", rates, rates.LRScheduler)
+    make: SchedulerFactory = _made_as_told(text, "learning-rate schedule", rates, rates.LRScheduler)
+    return make
 
-    def make(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        scheduler: torch.optim.lr_scheduler.LRScheduler = found(optimizer, **options)
-        return scheduler
+
+def _made_as_told(text: str, what: str, module: ModuleType, base: type) -> Callable[[Any], Any]:
+    """What makes an instance of the class that ``text`` names, with its options."""
+    found, options = _named(text, what, module, base)
+
+    def make(given: Any) -> Any:
+        """Call the class; what it does not accept is the user's."""
+        try:
+            return found(given, **options)
+        except (TypeError, ValueError) as error:
+            raise PipecError(f"the {what} cannot be made", where=text, got=error) from error
 
     return make
 
@@ -60,7 +65,10 @@ def _named(text: str, what: str, module: ModuleType, base: type) -> tuple[Any, d
     """The class of a module that ``text`` names, and its options."""
     name, _, rest = text.partition(":")
     classes = {n.lower(): c for n, c in vars(module).items() if inspect.isclass(c)}
-    known = {n: c for n, c in classes.items() if issubclass(c, base) and c is not base}
+    known = {
+        n: c for n, c in classes.items()
+        if issubclass(c, base) and c is not base and not n.startswith("_")
+    }  # fmt: skip
     if name.lower() not in known:
         raise PipecError(f"no such {what}", got=name, want=", ".join(sorted(known)))
     options = dict(_option(part, text, what) for part in rest.split(",") if part)
@@ -71,18 +79,19 @@ def _named(text: str, what: str, module: ModuleType, base: type) -> tuple[Any, d
     return found, options
 
 
-def _option(text: str, where: str, what: str) -> tuple[str, float | int | bool]:
+def _option(text: str, where: str, what: str) -> tuple[str, bool | float | tuple[float, ...]]:
     key, equals, value = text.partition("=")
     if value.lower() in ("true", "false"):
         return key, value.lower() == "true"
     try:
-        return key, int(value) if value.strip("-").isdigit() else float(value)
+        numbers = [int(v) if v.strip("-").isdigit() else float(v) for v in value.split("/")]
+        return key, tuple(numbers) if len(numbers) > 1 else numbers[0]
     except ValueError as error:
         raise PipecError(
             f"an option of the {what} cannot be read",
             where=where,
             got=text if equals else f"{text} (no value)",
-            want="name=number, or name=true",
+            want="name=number, name=number/number, or name=true",
         ) from error
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from pipec.errors import ScheduleError
+from pipec.errors import PlanError, ScheduleError
 from pipec.graph.torch_private import add_each, add_each_
 
 Tensors = dict[str, torch.Tensor]
@@ -171,6 +171,9 @@ class StageWeights:
             oldest: No action that comes later uses a version older than this.
             in_place: Write to the tensors of the newest version; nothing may read it any more.
             rate: Factor on the learning rate of this update alone.
+
+        Raises:
+            PlanError: The optimizer or its schedule needs more than gradients, such as a closure.
         """
         self._let_go(min(oldest, self.newest))
         grads = self.gradients(update)
@@ -178,10 +181,14 @@ class StageWeights:
             p.grad = (grads[name] * scale).to(p.dtype) if scale != 1.0 else grads[name]
             if not in_place:
                 p.data = p.data.clone()
-        if self.optimizer is not None:
-            _step(self.optimizer, rate)
-        if self.scheduler is not None:
-            self.scheduler.step()
+        try:
+            if self.optimizer is not None:
+                _step(self.optimizer, rate)
+            if self.scheduler is not None:
+                self.scheduler.step()
+        except (RuntimeError, TypeError) as error:
+            place = f"stage {self._stage}"
+            raise PlanError("the optimizer cannot make a step", where=place, got=error) from error
         for p in self.parameters.values():
             p.grad = None
         before = self._versions[self.newest].updates
