@@ -76,7 +76,10 @@ def lowered(plan: Plan) -> tuple[Network, ...]:
     for stage in plan.stages:
         try:
             graph = without_transfers(stage.graph).graph
-            network = lower(graph, precision_of(plan), orders, _pace(plan, stage.index))
+            board = device_of(plan, stage.index).fpga
+            ports = 1 if board is None else board.memory_ports
+            pace = _pace(plan, stage.index, bound=True)
+            network = lower(graph, precision_of(plan), orders, pace, ports)
         except BackendError as error:
             problems.append(error)
             continue
@@ -152,9 +155,9 @@ def _design(plan: Plan, stage: int, network: Network, reserved: Sequence[Item] =
     return best_design(network, board, f"stage{stage}", _pace(plan, stage), reserved)
 
 
-def _pace(plan: Plan, stage: int) -> int:
-    """Cycles per frame that the plan was cut for; 0 if it was cut without folding."""
+def _pace(plan: Plan, stage: int, *, bound: bool = False) -> int:
+    """Cycles per frame that the plan was cut for, or their bound; 0 if it was cut otherwise."""
     cut, fabric = plan.partition, device_of(plan, stage).fpga
     if cut is None or cut.method != METHOD or fabric is None:
         return 0
-    return int(cut.max_load * fabric.clock_hz)
+    return int((cut.lower_bound if bound else cut.max_load) * fabric.clock_hz)

@@ -75,7 +75,9 @@ def joint_cut(
         return None
     network = lower(graph, precision)
     bound = interval_bound(network, boards)
-    network = lower(graph, precision, pace=int(bound * boards[0].fabric.clock_hz))
+    pace = int(bound * boards[0].fabric.clock_hz)
+    ports = min(board.fabric.memory_ports for board in boards)
+    network = lower(graph, precision, pace=pace, memory_ports=ports)
     unit_of = dict(zip(problem.names, units.of_node.tolist(), strict=True))
     demands = Demands(network, precision, unit_of, units.size)
     chain = Chain(boards, links, demands, bound, free_order)

@@ -1,14 +1,25 @@
 """Convolutions and linear layers: products with a constant matrix."""
 
 import dataclasses
+import math
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
+from pipec.backends.fpga.design import bits_of
+from pipec.backends.fpga.factors import PORT_BITS, divisors
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.layers import Array, Dense, Depthwise, Table, Window
+from pipec.backends.fpga.lowering.layers import (
+    Array,
+    Dense,
+    Depthwise,
+    Join,
+    Table,
+    Use,
+    Window,
+)
 from pipec.backends.fpga.lowering.maps import (
     Maps,
     as_maps,
@@ -319,7 +330,50 @@ def dense(
     assert split is not None
     atoms = [(size, stride // k * out) for size, stride in split[0]]
     view = View(shape_of(node), merged([*atoms, (out, 1)]))
-    return Value(b.add(layer), rows, out, view, value.dtype)
+    return Value(_in_parts(b, node, layer), rows, out, view, value.dtype)
+
+
+def _in_parts(b: Builder, node: fx.Node, layer: Dense) -> str:
+    """Append a layer, in parts that memory ports could read side by side at the pace; its edge.
+
+    A port reads one beat per cycle. A matrix of more beats than the pace has cycles is parted by
+    outputs, into as many parts as there are ports at most; each lies on chip or in memory of its
+    own. In 8-bit integers every layer has one scale, so matrices stay whole.
+    """
+    bits = layer.out * layer.taps * layer.cin * bits_of(b.precision)
+    wanted = math.ceil(bits / PORT_BITS / b.pace) if b.pace else 1
+    counts = [p for p in divisors(layer.out) if p <= min(b.ports, wanted)]
+    count = 1 if b.precision == "int8" else counts[-1]
+    if count == 1:
+        return b.add(layer)
+    size = layer.out // count
+    parts = [b.add(_outputs(layer, k * size, (k + 1) * size, k)) for k in range(count)]
+    joined = Join(
+        **b.facts(node),
+        inputs=tuple(Use(part, layer.rows, size, b.precision) for part in parts),
+        rows=layer.rows,
+        channels=layer.out,
+        outer=layer.rows,
+        sizes=(size,) * count,
+    )
+    return b.add(joined)
+
+
+def _outputs(layer: Dense, start: int, end: int, number: int) -> Dense:
+    """Some of the outputs of a layer in one group."""
+
+    def part(table: Table) -> Table:
+        """The same outputs of one of its tables."""
+        return Table(lambda: np.asarray(table.values())[:, start:end], table.sources)
+
+    return dataclasses.replace(
+        layer,
+        name=f"{layer.name}_part{number}",
+        channels=end - start,
+        out=end - start,
+        weight=part(layer.weight),
+        bias=layer.bias and part(layer.bias),
+    )
 
 
 def _vector(b: Builder, bias: object, out: int) -> Table | None:

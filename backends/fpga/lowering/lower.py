@@ -40,6 +40,7 @@ def lower(
     precision: str = "float32",
     orders: Mapping[str, tuple[int, ...]] | None = None,
     pace: int = 0,
+    memory_ports: int = 1,
 ) -> Network:
     """The network of layers that computes a stage.
 
@@ -49,12 +50,13 @@ def lower(
         orders: Axis order in which values arrive, by input name; the standard order (channels
             last) where nothing is said. Pass the `NetPort.order` of the producer's outputs.
         pace: Cycles per frame that are aimed at, if known; see `Builder.pace`.
+        memory_ports: Memory ports of the board.
 
     Raises:
         BackendError: Ops that no engine computes; all of them are listed.
     """
     graph = decomposed(gathered(graph))
-    builder = Builder(graph, precision, pace)
+    builder = Builder(graph, precision, pace, memory_ports)
     inputs = [
         _input(builder, i.name, builder.graph.node(i.node), orders or {})
         for i in graph.inputs

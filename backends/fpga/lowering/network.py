@@ -111,13 +111,15 @@ class Builder:
         layers: Layers so far, by name.
         values: What the nodes so far yield.
         pace: Cycles per frame that are aimed at; 0 if not known. An input of more pixels is read
-            by two at a time.
+            by two at a time, a matrix of more beats of memory by several ports.
+        ports: Memory ports of the board.
         named: Edge to the format that the model itself names for it.
     """
 
     graph: Graph
     precision: str = "float32"
     pace: int = 0
+    ports: int = 1
     layers: dict[str, Layer] = field(default_factory=dict)
     values: dict[fx.Node, Value] = field(default_factory=dict)
     named: dict[str, Int8] = field(default_factory=dict)

@@ -1,5 +1,6 @@
 """Lowered designs compute what the model computes, whatever the factors; and views are permutes."""
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.lowering.view import View, indices, permutation
@@ -188,3 +190,26 @@ def test_inputs_with_two_readers_or_odd_rows_stay_as_they_are() -> None:
     assert torch.allclose(got[design.outputs[1].value].float(), want)
     odd = lower(graph_of(nn.Conv2d(3, 4, 3, 2), torch.randn(1, 3, 8, 9)), pace=10)
     assert odd.inputs[0].use.channels == 3
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 60), st.integers(1, 5), st.sampled_from([1, 3, 10, 10**6]),
+    st.sampled_from([1, 60, 10**6]),
+)  # fmt: skip
+def test_matrices_that_are_too_large_for_a_memory_port_are_parted(
+    rows: int, out: int, ports: int, pace: int, target: int
+) -> None:
+    """The parts compute the same, no more of them than ports, nor than the pace wants."""
+    torch.manual_seed(out)
+    model, x = nn.Linear(12, out), torch.randn(rows, 12)
+    network = lower(graph_of(model, x), pace=pace, memory_ports=ports)
+    parts = [layer for layer in network.layers if isinstance(layer, Dense)]
+    beats = 12 * out * 32 / 512
+    wanted = math.ceil(beats / pace)
+    assert len(parts) == max(d for d in range(1, min(ports, wanted) + 1) if out % d == 0)
+    assert len({layer.name for layer in network.layers}) == len(network.layers)
+    assert sum(map(macs, network.layers)) == rows * 12 * out
+    design = design_at(network, target, streamed={parts[0].name: 1})
+    got = execute(design, {design.inputs[0].value: x})[design.outputs[0].value]
+    assert torch.allclose(got.float(), model(x), atol=2e-5)
