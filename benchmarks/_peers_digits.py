@@ -1,0 +1,104 @@
+"""Networks trained on digits, the same ONNX file through hls4ml, FINN+ and pipec."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks._digits import images, write_onnx
+from benchmarks._fpga_site import Unavailable, ask, cpu_seconds
+from benchmarks.fpga_accuracy import compiled, reference, simulated
+from pipec.backends.fpga.designs import designs_of
+from pipec.backends.fpga.lowering.layers import Dense
+from pipec.backends.fpga.lowering.lower import lower
+from pipec.frontends.load import load
+
+NETWORKS = ("mlp", "cnn")
+PRECISION = "ap_fixed<16,6>"
+REUSE = (1, 16)
+HEAD = "network   by              numbers         interval    units   right  largest error   time"
+
+Units = Callable[[list[Dense], int, str], int | None]
+"""Units of pipec's factors for an interval in a precision."""
+
+
+def row(
+    who: tuple[str, str, str], interval: int, units: int, found: tuple[Tensor, Tensor] | None,
+    seconds: float | None,
+) -> str:  # fmt: skip
+    """One line; ``found`` is logits and those of onnxruntime."""
+    network, tool, numbers = who
+    text = f"{network:<9} {tool:<15} {numbers:<15} {interval:>8,} {units:>8,}"
+    if found is not None:
+        got, want = found
+        right = (got.argmax(1) == images(network)[3]).double().mean()
+        error = (got - want).abs().max() / want.abs().max()
+        text += f" {float(right):>7.2%} {float(error):>14.1e}"
+    return text if seconds is None else f"{text:<80} {seconds:>5.1f} s"
+
+
+def digits(units_of_design: Callable[..., int], our_units: Units) -> Iterator[tuple[str, bool]]:
+    """Rows, and whether pipec is no worse than what it stands beside.
+
+    Args:
+        units_of_design: Units of a design.
+        our_units: Units that pipec takes for an interval.
+    """
+    for network in NETWORKS:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            model = write_onnx(network, folder / f"{network}.onnx")
+            np.save(folder / "images.npy", images(network)[2].numpy())
+            want = reference(model)
+            dense = [y for y in lower(load(str(model)).graph).layers if isinstance(y, Dense)]
+            began = cpu_seconds()
+            plan = compiled(model, PRECISION, folder)
+            got = simulated(network, plan, folder / "out")
+            seconds, design = cpu_seconds() - began, designs_of(plan)[0]
+            who = (network, "pipec, VCU118", PRECISION)
+            yield row(who, design.interval, units_of_design(design), (got, want), seconds), True
+            ours = float((got - want).abs().max())
+            yield from _beside_hls4ml(network, folder, (dense, our_units), (ours, want))
+            yield from _beside_finn(network, dense, our_units)
+
+
+def _beside_hls4ml(
+    network: str, folder: Path, folded: tuple[list[Dense], Units], numeric: tuple[float, Tensor]
+) -> Iterator[tuple[str, bool]]:
+    (dense, our_units), (error, want) = folded, numeric
+    question = {
+        "model": str(folder / f"{network}.onnx"), "images": str(folder / "images.npy"),
+        "precision": PRECISION,
+    }  # fmt: skip
+    for reuse in REUSE:
+        out = str(folder / f"hls4ml{reuse}")
+        try:
+            found = ask("benchmarks._hls4ml", {**question, "reuse": reuse, "folder": out})
+        except Unavailable as why:
+            yield f"{network:<9} hls4ml: {why}", True
+            return
+        got = torch.tensor(found["logits"])
+        interval, units = found["interval"], found["units"]
+        who = (network, f"hls4ml, RF {reuse}", PRECISION)
+        yield row(who, interval, units, (got, want), found["seconds"]), True
+        ours = our_units(dense, interval, PRECISION)
+        good = ours is not None and ours <= units and error <= float((got - want).abs().max())
+        yield row((network, "  pipec as fast", PRECISION), interval, ours or 0, None, None), good
+
+
+def _beside_finn(network: str, dense: list[Dense], our_units: Units) -> Iterator[tuple[str, bool]]:
+    layers = [[y.n, y.taps * y.cin, y.out] for y in dense]
+    targets = [[t, 36] for t in (10, 100, 1_000, 10_000)]
+    try:
+        found = ask("benchmarks._finn", {"layers": layers, "targets": targets})
+    except Unavailable as why:
+        yield f"{network:<9} FINN+: {why}", True
+        return
+    for interval, units, seconds in {tuple(f[:2]): f for f in found}.values():
+        yield row((network, "FINN+", "int8"), interval, units, None, seconds), True
+        ours = our_units(dense, interval, "int8")
+        good = ours is not None and ours <= units
+        yield row((network, "  pipec as fast", "int8"), interval, ours or 0, None, None), good

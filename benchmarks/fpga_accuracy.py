@@ -1,0 +1,136 @@
+"""What narrow numbers cost on an FPGA: top-1 accuracy of trained networks in C simulation.
+
+    python -m benchmarks.fpga_accuracy                 all networks, all precisions
+    python -m benchmarks.fpga_accuracy cnn             these networks
+
+Networks of `benchmarks._digits`, trained here in float32, are compiled for a VCU118 in every
+precision, int8 with scales calibrated on training images; all images of the test are streamed
+through the C simulation of the emitted sources. Printed: right answers in float32 (onnxruntime)
+and in C simulation, answers that are the same, largest and mean error of the logits (relative to
+the largest, to the mean magnitude), and the tolerance that ``stage.json`` says follows from the
+numbers.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor
+
+from benchmarks._digits import NETWORKS, images, write_onnx
+from benchmarks._fpga_site import cpu_seconds
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.backend import Backend, load_backend
+from pipec.compiler.driver import emit, make_plan
+from pipec.frontends.load import load
+from pipec.plan.model import Plan
+
+BACKEND: Backend = load_backend("fpga")
+PRECISIONS = (
+    "float32", "bfloat16", "float16", "ap_fixed<16,6>", "ap_fixed<16,8>", "ap_fixed<8,4>", "int8",
+)  # fmt: skip
+CALIBRATED = 256
+"""Training images that int8 is calibrated on."""
+LOST = {"ap_fixed<8,4>": 1.0}
+"""Accuracy that a precision may lose; 1 % for others."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One network in one precision.
+
+    Attributes:
+        right: Share of right answers; ``same`` of answers as in float32.
+        largest: Error of a logit over the largest logit; ``mean`` of mean magnitudes.
+        tolerance: What follows from the formats.
+        seconds: Processor time of compilation and simulation.
+    """
+
+    right: float
+    same: float
+    largest: float
+    mean: float
+    tolerance: float
+    seconds: float
+
+
+def reference(model: Path) -> Tensor:
+    """Logits of the test images by onnxruntime, ``[images, classes]``.
+
+    Args:
+        model: ``NAME.onnx`` of one of `NETWORKS`.
+    """
+    session = onnxruntime.InferenceSession(model)
+    found = [session.run(None, {"x": x[None].numpy()})[0] for x in images(model.stem)[2]]
+    return torch.from_numpy(np.concatenate(found))
+
+
+def compiled(model: Path, precision: str, folder: Path) -> Plan:
+    """The network for one VCU118, emitted to ``folder / "out"``."""
+    options = {"precision": precision}
+    if precision != "float32":
+        options["calibrate"] = str(folder / "calibrate.npz")
+        np.savez(folder / "calibrate.npz", x=images(model.stem)[0][:CALIBRATED, None].numpy())
+    plan = make_plan(load(str(model)).graph, parse_cluster("1xvcu118"), "fpga", options=options)
+    emit(plan, folder / "out")
+    return plan
+
+
+def simulated(name: str, plan: Plan, out: Path) -> Tensor:
+    """Logits of the test images in C simulation."""
+    frames = [{"x": x[None]} for x in images(name)[2]]
+    return torch.cat([next(iter(y.values())) for y in BACKEND.stream(plan, out, frames)])
+
+
+def measure(model: Path, precision: str, want: Tensor) -> Loss:
+    """One network in one precision."""
+    labels, began = images(model.stem)[3], cpu_seconds()
+    with tempfile.TemporaryDirectory() as folder:
+        plan, out = compiled(model, precision, Path(folder)), Path(folder) / "out"
+        found, tolerance = simulated(model.stem, plan, out), BACKEND.emitted_tolerance(plan, out)
+    error = (found - want).abs()
+    return Loss(
+        float((found.argmax(1) == labels).double().mean()),
+        float((found.argmax(1) == want.argmax(1)).double().mean()),
+        float(error.max() / want.abs().max()),
+        float(error.mean() / want.abs().mean()),
+        tolerance,
+        cpu_seconds() - began,
+    )
+
+
+def rows(name: str) -> Iterator[tuple[str, bool]]:
+    """A line per precision, and whether no more than a percent is lost."""
+    labels = images(name)[3]
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_onnx(name, Path(folder) / f"{name}.onnx")
+        want = reference(model)
+        right = float((want.argmax(1) == labels).double().mean())
+        for precision in PRECISIONS:
+            found = measure(model, precision, want)
+            line = (
+                f"{name:<9} {precision:<15} {right:>7.2%} {found.right:>7.2%} {found.same:>7.2%} "
+                f"{found.largest:>8.1e} {found.mean:>8.1e} {found.tolerance:>9.1e} "
+                f"{found.seconds:>5.1f} s"
+            )
+            yield line, found.right >= right - LOST.get(precision, 0.01)
+
+
+def main(names: list[str]) -> int:
+    """Print the table; 1 if a precision loses more than a percent of the answers."""
+    print("network   precision         float   C sim    same  largest     mean tolerance   time")
+    lost = 0
+    for name in names or list(NETWORKS):
+        for line, good in rows(name):
+            print(line, flush=True)
+            lost += not good
+    return int(lost > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
