@@ -12,7 +12,7 @@ from pipec.plan.model import Fact, Plan
 class Simulate(Pass):
     """Plays the schedule with the backend's stage times and the cluster's links.
 
-    1. A forward takes the stage's interval, a backward twice as long.
+    1. A forward takes the stage's interval, a backward what the backend's timing says.
     2. A transfer takes its channel's bytes over the link of the two devices.
     3. A deadlock at the channels' depths is an error that shows the shortest cycle of waits.
     """

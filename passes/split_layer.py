@@ -114,14 +114,18 @@ def split_costs(
     calls = {n.name: n for n in graph.calls}
     new = [n for n in calls.values() if n.name not in costs.nodes or n.name == name]
     nodes = {n: counted[n] if calls[n] in new else costs.nodes[n] for n in calls}
-    seconds = {}
+    seconds, backward = {}, {}
     for kind, row in costs.seconds.items():
         device = next(d for d in cluster.devices if d.kind == kind)
         found = {n.name: model.seconds(n, counted[n.name], device) for n in new}
         if costs.method[kind] != model.name:
             found |= _shares(calls[name], row[name])
         seconds[kind] = {n: found.get(n, row.get(n, 0.0)) for n in calls}
-    return CostTable(nodes, seconds, costs.method)
+        if kind in costs.backward:
+            back = costs.backward[kind]
+            shares = _shares(calls[name], back[name])
+            backward[kind] = {n: shares.get(n, back.get(n, 0.0)) for n in calls}
+    return CostTable(nodes, seconds, costs.method, backward=backward)
 
 
 def _shares(cat: fx.Node, seconds: float) -> dict[str, float]:

@@ -12,9 +12,8 @@ from pipec.cli.options import assignments, model_options, shapes
 from pipec.cli.profile_stages import StageOptions, profile_stages
 from pipec.cluster.presets import PRESETS
 from pipec.cluster.units import show
-from pipec.cost.count import count
 from pipec.cost.file import save_costs
-from pipec.cost.measure import Measuring, measure
+from pipec.cost.measure import Measuring, measured_costs
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
 from pipec.frontends.base import Loaded, LoadOptions
@@ -79,10 +78,9 @@ def command(
             model,
             LoadOptions(shapes(shape), assignments(bind, "--bind"), training, trust, seed),
         )
-    found = _measured(loaded, how, console)
-    table = CostTable(count(loaded.graph), {kind: found}, {kind: "measured"})
+    table = _measured(loaded, kind, how, console)
     save_costs(output, table, loaded.graph, _machine(device))
-    _summary(loaded, found, heaviest)
+    _summary(loaded, table, kind, heaviest)
     console.print(f"wrote [bold]{output}[/], times for devices of kind [bold]{kind}[/]")
 
 
@@ -112,14 +110,15 @@ def this_kind(device: str) -> str:
     return found
 
 
-def _measured(loaded: Loaded, how: Measuring, console: Console) -> dict[str, float]:
+def _measured(loaded: Loaded, kind: str, how: Measuring, console: Console) -> CostTable:
     columns = (TextColumn("measuring {task.fields[node]}"), BarColumn(), MofNCompleteColumn(),
                TimeElapsedColumn())  # fmt: skip
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("measure", total=len(loaded.graph.calls), node="")
-        return measure(
+        return measured_costs(
             loaded.graph,
             loaded.example_inputs,
+            kind,
             how,
             lambda name: progress.update(task, advance=1, node=name),
         )
@@ -131,9 +130,12 @@ def _machine(device: str) -> str:
     return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
-def _summary(loaded: Loaded, seconds: dict[str, float], heaviest: int) -> None:
-    total = sum(seconds.values())
-    click.echo(f"{len(seconds)} nodes, {show(total, 's')} in all")
+def _summary(loaded: Loaded, table: CostTable, kind: str, heaviest: int) -> None:
+    forward, backward = table.of(kind), table.backward.get(kind, {})
+    seconds = {name: s + backward.get(name, 0.0) for name, s in forward.items()}
+    total, back = sum(seconds.values()), sum(backward.values())
+    told = f", {show(back, 's')} of it backward" if backward else ""
+    click.echo(f"{len(seconds)} nodes, {show(total, 's')} in all{told}")
     nodes = loaded.graph.nodes
     for name in sorted(seconds, key=lambda n: -seconds[n])[:heaviest]:
         share = seconds[name] / total if total else 0.0

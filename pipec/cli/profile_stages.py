@@ -12,9 +12,8 @@ import torch.distributed as dist
 from pipec.cli.ranks import start_ranks
 from pipec.cluster.units import show
 from pipec.compiler.profile import Profile, profile
-from pipec.cost.count import count
 from pipec.cost.file import load_costs, save_costs
-from pipec.cost.measure import Measuring, measure
+from pipec.cost.measure import Measuring, measured_costs
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
 from pipec.frontends.base import Loaded
@@ -113,8 +112,7 @@ def _measure(options: StageOptions, plan: Plan, kind: str, machine: str) -> None
 def _nodes(options: StageOptions, loaded: Loaded, kind: str) -> CostTable:
     if options.costs is not None:
         return load_costs(options.costs, loaded.graph)
-    seconds = measure(loaded.graph, loaded.example_inputs, options.how)
-    return CostTable(count(loaded.graph), {kind: seconds}, {kind: "measured"})
+    return measured_costs(loaded.graph, loaded.example_inputs, kind, options.how)
 
 
 def _tell(plan: Plan, found: Profile) -> None:

@@ -8,10 +8,7 @@ import numpy as np
 from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph, OutputKind, nbytes, tensors
 from pipec.graph.units import placement_units
-from pipec.partition.costgraph import CostGraph, Value, cost_graph
-
-BACKWARD_OVER_FORWARD = 2.0
-"""Backward work in units of forward work: one product for each of the two gradients."""
+from pipec.partition.costgraph import CostGraph, FloatArray, Value, cost_graph
 
 TRAINING_COPIES = 4.0
 """Weight-sized tensors in training: weights, gradients, two moments of Adam."""
@@ -22,13 +19,12 @@ def placement_problem(graph: Graph, costs: CostTable) -> CostGraph:
 
     Args:
         graph: The whole model; with a loss among its outputs it is trained.
-        costs: Forward seconds and bytes of one microbatch.
+        costs: Seconds and bytes of one microbatch.
     """
     training = bool(graph.outputs_of(OutputKind.LOSS))
     calls = graph.calls
     at = {n.name: k for k, n in enumerate(calls)}
     units = placement_units(graph)
-    factor = 1 + BACKWARD_OVER_FORWARD if training else 1.0
     values = []
     for n in calls:
         readers = [at[u.name] for u in n.users if u.op == "call_function"]
@@ -38,12 +34,26 @@ def placement_problem(graph: Graph, costs: CostTable) -> CostGraph:
         values.append(Value(at[n.name], readers, bytes=size, gradient_bytes=gradient))
     return cost_graph(
         [n.name for n in calls],
-        {k: factor * np.array([row[n.name] for n in calls]) for k, row in costs.seconds.items()},
+        {kind: _work(graph, costs, kind, training=training) for kind in costs.seconds},
         values,
         weight_bytes=_weight_bytes(graph, at, TRAINING_COPIES if training else 1.0),
         activation_bytes=[costs.nodes[n.name].output_bytes if training else 0 for n in calls],
         group=[units[n.name] for n in calls],
     )
+
+
+def forward_work(graph: Graph, costs: CostTable, kind: str) -> FloatArray:
+    """Forward seconds of every call on a kind of device, [calls]."""
+    row = costs.of(kind)
+    return np.array([row[n.name] for n in graph.calls])
+
+
+def _work(graph: Graph, costs: CostTable, kind: str, *, training: bool) -> FloatArray:
+    forward = forward_work(graph, costs, kind)
+    if not training:
+        return forward
+    backward = costs.backward_of(kind)
+    return forward + [backward[n.name] for n in graph.calls]
 
 
 def shared_work(problem: CostGraph, kinds: Sequence[Sequence[str]]) -> tuple[CostGraph, list[str]]:

@@ -14,7 +14,6 @@ from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import everything
 from pipec.autodiff.rewrite import lineage
 from pipec.cluster.device import Device
-from pipec.compiler.problem import BACKWARD_OVER_FORWARD
 from pipec.compiler.stage_timing import device_of, measured_stage, peak_live
 from pipec.cost.count import count
 from pipec.cost.model import Roofline
@@ -91,8 +90,8 @@ def stage_work(plan: Plan) -> list[StageWork]:
 def stage_times(plan: Plan, rule: VersionRule = _FLUSH, microbatches: int = 1) -> Times:
     """Seconds of F, B, I, W and a step per stage.
 
-    Those of the costs where the whole stage was measured. Else B takes twice F, I and W once,
-    plus what each recomputes, and a step takes no time.
+    Those of the costs where the whole stage was measured. Else B takes what the plan's timing says,
+    I and W half of it, plus what each recomputes; so does a step.
 
     Args:
         plan: With stages and timing.
@@ -118,21 +117,18 @@ def stage_times(plan: Plan, rule: VersionRule = _FLUSH, microbatches: int = 1) -
 
 
 def _estimated(plan: Plan, stage: int) -> StageCost:
-    forward = plan.timing[stage].compute_seconds
-    training = plan.stages[stage].training
+    timing, training = plan.timing[stage], plan.stages[stage].training
+    forward, half = timing.compute_seconds, timing.backward_seconds / 2
     if training is None:
         return StageCost(forward)
-    if backward := plan.timing[stage].backward_seconds:
-        step = plan.timing[stage].step_seconds
-        return StageCost(
-            forward, B=backward, I=backward / 2, W=backward / 2, step=step, step_copied=step
-        )
-    work, half = stage_work(plan)[stage], BACKWARD_OVER_FORWARD / 2
+    work, step = stage_work(plan)[stage], timing.step_seconds
     return StageCost(
         forward,
-        B=2 * half * forward + work.again(training.B),
-        I=half * forward + work.again(training.I),
-        W=half * forward + work.again(training.W),
+        B=2 * half + work.again(training.B),
+        I=half + work.again(training.I),
+        W=half + work.again(training.W),
+        step=step,
+        step_copied=step,
     )
 
 

@@ -21,7 +21,7 @@ def sequential_timing(plan: Plan) -> tuple[StageTiming, ...]:
     """Every stage's time as the sum over its nodes plus its transfers.
 
     Args:
-        plan: A plan with costs, placement and channels. A training graph's figures are those of
+        plan: A plan with costs, placement and channels. A training graph's interval is that of
             the forward pass.
 
     Raises:
@@ -56,9 +56,11 @@ def device_of(plan: Plan, stage: Stage) -> Device:
 def _stage(plan: Plan, stage: Stage) -> StageTiming:
     if plan.costs is None or plan.placement is None:
         raise PlanError("stages cannot be timed yet", want="costs and a placement")
-    table, whole = plan.costs.of(_kind(plan, stage)), measured_stage(plan, stage)
-    graph = lower(stage.graph).graph
+    kind = _kind(plan, stage)
+    table, whole = plan.costs.of(kind), measured_stage(plan, stage)
+    graph, training = lower(stage.graph).graph, bool(plan.graph.outputs_of(OutputKind.LOSS))
     seconds = {n: table.get(n.name, 0.0) for n in graph.calls}
+    backward = plan.costs.backward_of(kind) if training else {}
     compute, transfers = sum(seconds.values()), _transfers(plan, stage.index)
     heaviest = max(seconds, key=lambda n: seconds[n])
     share = seconds[heaviest] / compute if compute else 0.0
@@ -71,7 +73,8 @@ def _stage(plan: Plan, stage: Stage) -> StageTiming:
         transfer_seconds=transfers,
         latency_seconds=compute + transfers,
         bottleneck=bottleneck,
-        memory_bytes=memory_bytes(graph, training=bool(plan.graph.outputs_of(OutputKind.LOSS))),
+        memory_bytes=memory_bytes(graph, training=training),
+        backward_seconds=sum(backward.get(n.name, 0.0) for n in graph.calls),
     )
 
 

@@ -5,6 +5,7 @@ import operator
 import torch
 from torch import Tensor, fx
 
+from pipec.cost.backward import backward_ratio, needing_gradients
 from pipec.cost.flops import FlopCounter
 from pipec.cost.table import NodeCost
 from pipec.graph.ir import Graph, nbytes, tensors
@@ -28,6 +29,7 @@ def count(graph: Graph) -> dict[str, NodeCost]:
     Views move nothing; a reshape that has to copy does. Broadcast dimensions are read once.
     """
     counter, found = FlopCounter(), dict[str, NodeCost]()
+    needing = needing_gradients(graph)
     owners = {i.node for i in graph.inputs if i.kind.is_weight}
     weights: set[fx.Node] = {
         n for n in graph.module.graph.nodes if n.op == "placeholder" and n.name in owners
@@ -36,7 +38,9 @@ def count(graph: Graph) -> dict[str, NodeCost]:
         moves = moves_data(node)
         if not moves and node.all_input_nodes and node.all_input_nodes[0] in weights:
             weights.add(node)  # a view of a weight is that weight
-        found[node.name] = _node_cost(node, weights, counter.flops(node), moves=moves)
+        table = node.all_input_nodes[0] if node.target in _GATHERS else None
+        ratio = backward_ratio(node, needing, counter, table)
+        found[node.name] = _node_cost(node, weights, counter.flops(node), ratio, moves=moves)
     return found
 
 
@@ -49,7 +53,9 @@ def moves_data(node: fx.Node) -> bool:
     return not is_view(node.target)
 
 
-def _node_cost(node: fx.Node, weights: set[fx.Node], flops: float, *, moves: bool) -> NodeCost:
+def _node_cost(
+    node: fx.Node, weights: set[fx.Node], flops: float, backward: float, *, moves: bool
+) -> NodeCost:
     size = nbytes(node)
     reads = {n: sum(map(_touched, tensors(n))) for n in node.all_input_nodes} if moves else {}
     if node.target in _GATHERS and reads:
@@ -61,6 +67,7 @@ def _node_cost(node: fx.Node, weights: set[fx.Node], flops: float, *, moves: boo
         bytes_written=size if moves else 0,
         parameter_bytes=sum(b for n, b in reads.items() if n in weights),
         output_bytes=size,
+        backward=backward,
     )
 
 

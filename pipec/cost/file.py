@@ -61,7 +61,7 @@ def load_costs(path: Path, graph: Graph) -> CostTable:
     table = CostTable.from_json(data)
     _same_graph(data.get("ops"), graph, path)
     wanted = {n.name for n in graph.calls}
-    for kind, row in table.seconds.items():
+    for kind, row in [*table.seconds.items(), *table.backward.items()]:
         missing = wanted - row.keys()
         if missing or not all(s >= 0 for s in row.values()):
             raise CostError(

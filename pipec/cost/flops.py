@@ -61,10 +61,14 @@ class FlopCounter:
             return 0.0
         if is_view(node.target) or node.target in _MOVES or is_comm(node):
             return 0.0
-        own = _FORMULAS.get(str(node.target.overloadpacket).removeprefix("aten."))
+        own = _formula(node)
         if own is not None:
             return own(node)
         return float(self.known(node)) or float(_largest(node))
+
+    def is_product(self, node: fx.Node) -> bool:
+        """Whether the node multiplies matrices: its FLOPs are no count of elements."""
+        return _formula(node) is _grouped or self.known(node) > 0
 
     def known(self, node: fx.Node) -> int:
         """What `FlopCounterMode` counts for the node on meta tensors; 0 where it counts nothing."""
@@ -214,3 +218,9 @@ _FORMULAS: dict[str, Formula] = {
     "transformers.grouped_mm_fallback": _grouped,
 }
 """Packet name to formula, for what torch counts as nothing."""
+
+
+def _formula(node: fx.Node) -> Formula | None:
+    if not isinstance(node.target, OpOverload):
+        return None
+    return _FORMULAS.get(str(node.target.overloadpacket).removeprefix("aten."))

@@ -1,6 +1,7 @@
 """Measuring nodes: the graph is run once, and every distinct node some more times.
 
 Two nodes with the same op on arguments of the same types take the same time and are measured once.
+Where the graph has a loss, so are their backwards, by autograd; its own time is taken off.
 """
 
 import operator
@@ -8,14 +9,16 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-from pipec.cost.count import moves_data
+from pipec.cost.backward import needing_gradients
+from pipec.cost.count import count, moves_data
+from pipec.cost.table import CostTable
 from pipec.errors import CostError
-from pipec.graph.ir import Graph, op_name, origin
+from pipec.graph.ir import Graph, OutputKind, op_name, origin
 from pipec.graph.torch_private import FakeTensor
 
 Progress = Callable[[str], None]
@@ -37,12 +40,48 @@ class Measuring:
     repeats: int = 7
 
 
+class Both(NamedTuple):
+    """Seconds of a node's forward and of its backward."""
+
+    forward: float
+    backward: float
+
+
+def measured_costs(
+    graph: Graph,
+    inputs: Mapping[str, Tensor],
+    kind: str,
+    how: Measuring | None = None,
+    progress: Progress = lambda _: None,
+) -> CostTable:
+    """The cost table of one kind of device, with the seconds that `measure` finds.
+
+    Args:
+        graph: What to run.
+        inputs: Example inputs by name.
+        kind: What the table calls the device.
+        how: Device and number of runs.
+        progress: Told every node.
+
+    Raises:
+        CostError: As `measure`.
+    """
+    found = measure(graph, inputs, how, progress)
+    backward = {kind: {name: s.backward for name, s in found.items()}}
+    return CostTable(
+        count(graph),
+        {kind: {name: s.forward for name, s in found.items()}},
+        {kind: "measured"},
+        backward=backward if graph.outputs_of(OutputKind.LOSS) else {},
+    )
+
+
 def measure(
     graph: Graph,
     inputs: Mapping[str, Tensor],
     how: Measuring | None = None,
     progress: Progress = lambda _: None,
-) -> dict[str, float]:
+) -> dict[str, Both]:
     """Seconds of every call node, by name.
 
     Args:
@@ -52,7 +91,8 @@ def measure(
         progress: Told every node.
 
     Returns:
-        Node name to the median seconds of one run; 0 for nodes that only relabel memory.
+        Node name to the median seconds of one run; 0 for nodes that only relabel memory. Backwards
+        are 0 where nothing is trained.
 
     Raises:
         CostError: There is no such device, an input is missing, or a node cannot be run.
@@ -61,31 +101,85 @@ def measure(
     if how.device == "cuda" and not torch.cuda.is_available():
         raise CostError("this machine has no usable GPU", got=how.device, want="cpu")
     env = _placeholders(graph, inputs, how.device)
+    trains = bool(graph.outputs_of(OutputKind.LOSS))
+    needing = needing_gradients(graph) if trains else frozenset[fx.Node]()
+    bare = _bare_backward(how) if trains else 0.0
     last = {r: n for n in graph.module.graph.nodes for r in n.all_input_nodes}
-    known: dict[object, float] = {}
-    seconds: dict[str, float] = {}
-    with torch.no_grad():
-        for node in graph.calls:
-            run = _call(node, env, how.device)
-            key = (op_name(node), repr(_types(node, env)))
-            try:
-                if not moves_data(node):
-                    known[key] = 0.0
-                if key not in known:
-                    known[key] = _median(run, how)
-                env[node] = run()
-            except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-                raise CostError(
-                    "a node cannot be run",
-                    where=f"{node.name}: {origin(node)}",
-                    got=str(error).split("\n")[0],
-                ) from error
-            seconds[node.name] = known[key]
-            for read in [*node.all_input_nodes, node]:
-                if last.get(read) in (node, None):
-                    env.pop(read, None)
-            progress(node.name)
+    known: dict[object, Both] = {}
+    seconds: dict[str, Both] = {}
+    for node in graph.calls:
+        wanted = tuple(n in needing for n in node.all_input_nodes)
+        key = (op_name(node), repr(_types(node, env)), wanted)
+        try:
+            if key not in known:
+                known[key] = _both(node, env, how, needing, bare)
+            with torch.no_grad():
+                env[node] = _call(node, env, how.device)()
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            raise CostError(
+                "a node cannot be run",
+                where=f"{node.name}: {origin(node)}",
+                got=str(error).split("\n")[0],
+            ) from error
+        seconds[node.name] = known[key]
+        for read in [*node.all_input_nodes, node]:
+            if last.get(read) in (node, None):
+                env.pop(read, None)
+        progress(node.name)
     return seconds
+
+
+def _both(
+    node: fx.Node,
+    env: Mapping[fx.Node, Any],
+    how: Measuring,
+    needing: frozenset[fx.Node],
+    bare: float,
+) -> Both:
+    with torch.no_grad():
+        run = _call(node, env, how.device)
+        forward = _median(run, how) if moves_data(node) else 0.0
+    if node not in needing:
+        return Both(forward, 0.0)
+    backward = _backward(node, env, how.device, needing)
+    return Both(forward, max(0.0, _median(backward, how) - bare) if backward else 0.0)
+
+
+def _backward(
+    node: fx.Node, env: Mapping[fx.Node, Any], device: str, needing: frozenset[fx.Node]
+) -> Callable[[], Any] | None:
+    """The gradients of the node's inputs as a function of nothing; None if it passes none on."""
+    wanted = {n: _tracked(env[n]) for n in node.all_input_nodes if n in needing}
+    with torch.enable_grad():
+        result = _call(node, {**env, **wanted}, device)()
+    outputs = [t for t in _flat(result) if t.requires_grad]
+    if not outputs:
+        return None
+    leaves = [t for value in wanted.values() for t in _flat(value) if t.requires_grad]
+    given = [torch.ones_like(t) for t in outputs]
+    return lambda: torch.autograd.grad(outputs, leaves, given, retain_graph=True, allow_unused=True)
+
+
+def _bare_backward(how: Measuring) -> float:
+    """Seconds that autograd takes for a backward without work."""
+    x = torch.ones(1, device=how.device, requires_grad=True)
+    y, given = x.view_as(x), torch.ones(1, device=how.device)
+    return _median(lambda: torch.autograd.grad(y, x, given, retain_graph=True), how)
+
+
+def _tracked(value: Any) -> Any:
+    """The value as leaves of a graph of autograd's."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_tracked, value))
+    if not (isinstance(value, Tensor) and value.is_floating_point()):
+        return value
+    return value.detach().requires_grad_()
+
+
+def _flat(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for part in value for t in _flat(part)] if isinstance(value, list | tuple) else []
 
 
 def _call(node: fx.Node, env: Mapping[fx.Node, Any], device: str) -> Callable[[], Any]:

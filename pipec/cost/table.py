@@ -18,6 +18,7 @@ class NodeCost:
         bytes_written: Bytes of all tensors it yields that are not views.
         parameter_bytes: Bytes of the weights among what it reads.
         output_bytes: Bytes of its results, views included.
+        backward: Seconds of its backward in units of its forward (`pipec.cost.backward`).
     """
 
     flops: float
@@ -25,6 +26,7 @@ class NodeCost:
     bytes_written: int
     parameter_bytes: int
     output_bytes: int
+    backward: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class CostTable:
             of a backend's model.
         stages: Device kind to a stage's key to what was measured of the whole stage.
         messages: Device kind to what a message between two such devices takes.
+        backward: Device kind to node name to backward seconds, where these were measured.
     """
 
     nodes: Mapping[str, NodeCost]
@@ -45,6 +48,7 @@ class CostTable:
     method: Mapping[str, str]
     stages: Mapping[str, Mapping[str, StageCost]] = field(default_factory=dict)
     messages: Mapping[str, MessageCost] = field(default_factory=dict)
+    backward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def of(self, kind: str) -> Mapping[str, float]:
         """Seconds per node on devices of ``kind``.
@@ -58,16 +62,28 @@ class CostTable:
             )
         return self.seconds[kind]
 
+    def backward_of(self, kind: str) -> Mapping[str, float]:
+        """Backward seconds per node on devices of ``kind``: measured, else in units of the forward.
+
+        Raises:
+            CostError: The table has no figures for this kind.
+        """
+        if kind in self.backward:
+            return self.backward[kind]
+        return {name: self.nodes[name].backward * s for name, s in self.of(kind).items()}
+
     def to_json(self) -> dict[str, object]:
         """The table as plain data; what was not measured is left out."""
         stages = {k: {n: c.to_json() for n, c in row.items()} for k, row in self.stages.items()}
         messages = {kind: cost.to_json() for kind, cost in self.messages.items()}
+        backward = {kind: dict(row) for kind, row in self.backward.items()}
         return {
             "nodes": {name: list(asdict(cost).values()) for name, cost in self.nodes.items()},
             "seconds": {kind: dict(row) for kind, row in self.seconds.items()},
             "method": dict(self.method),
             **({"stages": stages} if stages else {}),
             **({"messages": messages} if messages else {}),
+            **({"backward": backward} if backward else {}),
         }
 
     @staticmethod
@@ -84,6 +100,7 @@ class CostTable:
                 for kind, row in data.get("stages", {}).items()
             }
             messages = {k: MessageCost.from_json(c) for k, c in data.get("messages", {}).items()}
-            return CostTable(nodes, data["seconds"], data["method"], stages, messages)
+            backward = data.get("backward", {})
+            return CostTable(nodes, data["seconds"], data["method"], stages, messages, backward)
         except (KeyError, TypeError, AttributeError) as error:
             raise CostError("a cost record is malformed", got=repr(error)) from error

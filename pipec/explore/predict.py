@@ -7,14 +7,14 @@ from itertools import pairwise
 import numpy as np
 
 from pipec.cluster.cluster import Link, all_reduce_seconds
-from pipec.compiler.problem import BACKWARD_OVER_FORWARD, TRAINING_COPIES
+from pipec.compiler.problem import TRAINING_COPIES
 from pipec.errors import PipecError
 from pipec.explore.candidate import Candidate
 from pipec.explore.layout import Layout, lay_out
 from pipec.explore.reside import Fitting
 from pipec.explore.workload import Workload
 from pipec.partition.clock import counted
-from pipec.partition.costgraph import CostGraph
+from pipec.partition.costgraph import CostGraph, FloatArray
 from pipec.partition.devices import Device
 from pipec.partition.devices import Link as CutLink
 from pipec.partition.result import CutResult
@@ -142,12 +142,16 @@ class Predictor:
         home = [d[0] for d in schedule.placement.forward]
         crossing = _crossing(problem, cut)
         weights = np.bincount(cut.stage, problem.weight_bytes, c.stages) / TRAINING_COPIES
-        times = _times(c, _stage_sums(problem, cut, layout, home), schedule, layout, crossing)
+        seconds = self.workload.forward(c.microbatch)
+        forward = _stage_sums(problem, seconds, cut, layout, home)
+        both = _stage_sums(problem, problem.work, cut, layout, home)
+        backward = np.maximum(both - forward, 0.0)  # not a rounding error below
+        times = _times(forward, backward, schedule, layout, crossing)
         memory = _memory(c, problem, cut, weights, crossing[0])
         fitted = None
         if c.fitted:
             try:
-                fitted = Fitting(prepared, layout, problem, cut, times, memory).best()
+                fitted = Fitting(prepared, layout, problem, cut, seconds, times, memory).best()
             except DoesNotFitError as error:
                 return Prediction(c, np.inf, problem=f"does not fit: {error.got}")
         timeline = fitted.timeline if fitted else simulate(prepared, times, memory)
@@ -172,16 +176,14 @@ class Predictor:
 
 
 def _times(
-    c: Candidate,
-    seconds: Sequence[float],
+    forward: FloatArray,
+    backward: FloatArray,
     schedule: Schedule,
     layout: Layout,
     crossing: tuple[list[float], list[float]],
 ) -> Times:
-    """Seconds of every action; ``seconds`` are of a stage's forward and backward together."""
-    ratio = BACKWARD_OVER_FORWARD + c.recompute
-    forward = [s / (1 + ratio) for s in seconds]
-    compute = Times.of_stages(forward, [ratio * f for f in forward]).compute
+    """Seconds of every action; ``forward`` and ``backward`` are those of the stages."""
+    compute = Times.of_stages(forward.tolist(), backward.tolist()).compute
     return Times(compute, transfer=tuple((s,) for s in _transfers(schedule, layout, crossing)))
 
 
@@ -194,11 +196,12 @@ def _joint(layout: Layout, a: int, b: int) -> Link:
 
 
 def _stage_sums(
-    problem: CostGraph, cut: CutResult, layout: Layout, home: Sequence[int]
-) -> list[float]:
+    problem: CostGraph, work: FloatArray, cut: CutResult, layout: Layout, home: Sequence[int]
+) -> FloatArray:
+    """Every stage's part of ``work``, [classes of devices, nodes], on its device."""
     rows = np.array([problem.classes.index(layout.devices[p].kind) for p in home])
-    work = problem.work[rows[cut.stage], np.arange(problem.size)]
-    return [float(s) for s in np.bincount(cut.stage, work, len(home))]
+    mine = work[rows[cut.stage], np.arange(problem.size)]
+    return np.asarray(np.bincount(cut.stage, mine, len(home)), np.float64)
 
 
 def _crossing(problem: CostGraph, cut: CutResult) -> tuple[list[float], list[float]]:

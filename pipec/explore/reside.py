@@ -54,6 +54,7 @@ class Fitting:
         layout: Its devices.
         problem: The model at the candidate's microbatch.
         cut: Its stages.
+        seconds: Forward seconds, [classes of devices, nodes].
         times: Seconds without offload and recompute.
         memory: Bytes with everything kept.
     """
@@ -62,6 +63,7 @@ class Fitting:
     layout: Layout
     problem: CostGraph
     cut: CutResult
+    seconds: FloatArray
     times: Times
     memory: Memory
 
@@ -96,12 +98,11 @@ class Fitting:
         held = np.bincount(home, wanted, len(room))
         found = []
         for s, at in enumerate(home):
-            forward = self.times.compute[ActionKind.F][s]
-            sizes, again = self._values(s, at, forward)
+            sizes, again = self._values(s, at)
             problem = Problem(
                 nbytes=sizes,
                 recompute=again,
-                forward=forward,
+                forward=self.times.compute[ActionKind.F][s],
                 backward=self.times.compute[ActionKind.B][s],
                 cap=max(room[at] * wanted[s] / max(held[at], 1.0), 0.0),
                 bandwidth=self.layout.devices[at].host_bandwidth / list(home).count(at),
@@ -111,17 +112,15 @@ class Fitting:
             found.append((problem, choose(problem, improve=False)))
         return found
 
-    def _values(self, stage: int, at: int, forward: float) -> tuple[FloatArray, FloatArray]:
+    def _values(self, stage: int, at: int) -> tuple[FloatArray, FloatArray]:
         """Bytes of every value that a stage saves, and seconds to compute it again.
 
-        A node's output is a value; computing it again takes its share of the forward.
+        A node's output is a value; computing it again takes its forward.
         """
-        mine = self.cut.stage == stage
-        nodes = np.flatnonzero(mine & (self.problem.activation_bytes > 0))
-        work = self.problem.work[self.problem.classes.index(self.layout.devices[at].kind)]
-        whole = float(work[mine].sum())
-        share = forward / whole if whole else 0.0
-        return self.problem.activation_bytes[nodes], work[nodes] * share
+        saved = self.problem.activation_bytes
+        nodes = np.flatnonzero((self.cut.stage == stage) & (saved > 0))
+        row = self.problem.classes.index(self.layout.devices[at].kind)
+        return saved[nodes], self.seconds[row, nodes]
 
     def _play(self, choices: Sequence[tuple[Problem, Choice]]) -> Fitted:
         slots, again, kept, working = list[Channel](), [], [], []

@@ -8,13 +8,13 @@ import numpy as np
 
 from pipec.autodiff.differentiate import differentiate
 from pipec.cluster.cluster import Cluster
-from pipec.compiler.problem import placement_problem
+from pipec.compiler.problem import forward_work, placement_problem
 from pipec.cost.model import Roofline
 from pipec.cost.table import CostTable, NodeCost
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, tensors
 from pipec.graph.split_node import split_node
-from pipec.partition.costgraph import CostGraph
+from pipec.partition.costgraph import CostGraph, FloatArray
 from pipec.passes.split_layer import split_costs
 
 
@@ -36,6 +36,7 @@ class Workload:
     traced_batch: int
     saved: Mapping[str, int]
     _problems: dict[tuple[int, bool], CostGraph] = field(default_factory=dict, compare=False)
+    _forward: dict[int, FloatArray] = field(default_factory=dict, compare=False)
 
     def problem(self, samples: int, *, recompute: bool) -> CostGraph:
         """The placement problem for microbatches of ``samples``.
@@ -52,9 +53,17 @@ class Workload:
             held = [ratio * self.saved.get(name, 0) for name in problem.names]
             problem = replace(problem, activation_bytes=np.array(held))
             if recompute:
-                problem = replace(problem, work=problem.work * 4 / 3)
+                problem = replace(problem, work=problem.work + self.forward(samples))
             self._problems[key] = problem
         return self._problems[key]
+
+    def forward(self, samples: int) -> FloatArray:
+        """Forward seconds of microbatches of ``samples``, [kinds of devices, calls]."""
+        if samples not in self._forward:
+            costs = self.scaled(samples / self.traced_batch)
+            rows = [forward_work(self.graph, costs, kind) for kind in costs.seconds]
+            self._forward[samples] = np.stack(rows)
+        return self._forward[samples]
 
     def split(self, node: str, share: float) -> "Workload":
         """The same model with one layer in two halves; see `pipec.graph.split_node`.
@@ -85,7 +94,11 @@ class Workload:
         """The costs of ``ratio`` times as many samples."""
         nodes = {name: _scaled(cost, ratio) for name, cost in self.costs.nodes.items()}
         seconds = {kind: self._seconds(kind, nodes, ratio) for kind in self.costs.seconds}
-        return CostTable(nodes, seconds, self.costs.method)
+        backward = {
+            kind: {name: s * ratio for name, s in row.items()}
+            for kind, row in self.costs.backward.items()
+        }
+        return CostTable(nodes, seconds, self.costs.method, backward=backward)
 
     def _seconds(
         self, kind: str, nodes: Mapping[str, NodeCost], ratio: float
@@ -100,11 +113,11 @@ class Workload:
 
 def _scaled(cost: NodeCost, ratio: float) -> NodeCost:
     data = cost.bytes_read - cost.parameter_bytes
-    return NodeCost(
+    return replace(
+        cost,
         flops=cost.flops * ratio,
         bytes_read=int(data * ratio) + cost.parameter_bytes,
         bytes_written=int(cost.bytes_written * ratio),
-        parameter_bytes=cost.parameter_bytes,
         output_bytes=int(cost.output_bytes * ratio),
     )
 

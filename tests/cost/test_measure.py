@@ -11,11 +11,12 @@ from torch import nn
 from pipec.cli.profile import command
 from pipec.cost.count import count
 from pipec.cost.file import load_costs, save_costs
-from pipec.cost.measure import Measuring, measure
+from pipec.cost.measure import Measuring, measure, measured_costs
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
 from pipec.frontends.torch_module import from_module
-from pipec.graph.ir import Graph
+from pipec.frontends.trace import Loss, trace
+from pipec.graph.ir import Graph, Source
 from tests.frontends.torch.zoo import make
 
 FACTORY = "tests.frontends.torch.factories:classifier"
@@ -33,9 +34,26 @@ def test_every_node_of_a_model_is_measured(name: str) -> None:
     seconds = measure(loaded.graph, loaded.example_inputs, QUICK, seen.append)
     calls = loaded.graph.calls
     assert list(seconds) == seen == [n.name for n in calls]
-    assert all(s >= 0 for s in seconds.values())
-    assert all(seconds[n.name] > 0 for n in calls if "linear" in n.name or "conv" in n.name)
-    assert all(seconds[n.name] == 0 for n in calls if n.name.startswith("transpose"))
+    assert all(s.forward >= 0 and s.backward == 0 for s in seconds.values())
+    assert all(seconds[n.name].forward > 0 for n in calls if "linear" in n.name or "conv" in n.name)
+    assert all(seconds[n.name].forward == 0 for n in calls if n.name.startswith("transpose"))
+
+
+def test_backwards_are_measured_where_a_model_trains() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 8, 3))
+    loss = Loss(lambda out: out.square().mean() + out.argmax(1).to(out.dtype).mean())
+    graph = trace(
+        module.train(), (torch.randn(4, 3, 32, 32),), loss=loss, source=Source("memory", "")
+    )
+    table = measured_costs(graph, {graph.inputs[-1].name: torch.randn(4, 3, 32, 32)}, "cpu", QUICK)
+    backward = table.backward_of("cpu")
+    assert backward == table.backward["cpu"]
+    assert all(backward[n.name] > 0 for n in graph.calls if "conv" in n.name or "relu" in n.name)
+    assert all(backward[n.name] == 0 for n in graph.calls if "argmax" in n.name)
+    first, second = (n.name for n in graph.calls if "conv" in n.name)
+    assert table.nodes[first].backward == 1
+    assert table.nodes[second].backward == 2
+    assert CostTable.from_json(json.loads(json.dumps(table.to_json()))) == table
 
 
 def test_weights_without_data_are_made_up() -> None:

@@ -69,7 +69,8 @@ def test_a_busy_machine_predicts_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 def test_one_stage_is_compute_plus_all_reduce() -> None:
     work = workload("2xv100")
     found = Predictor(work).predict(Candidate(1, 2, "gpipe", 32, 1))
-    compute = 3 * sum(work.costs.of("v100").values())
+    rows = work.costs.of("v100"), work.costs.backward_of("v100")
+    compute = sum(sum(row.values()) for row in rows)
     weights = 4 * (512 * 512 + 512) * 4
     reduce = work.cluster.link(0, 1).seconds(weights)
     assert found.seconds == pytest.approx(compute + reduce)
