@@ -2,6 +2,7 @@
 
     python -m benchmarks.prediction             all 30 cells, about 10 minutes on a calm machine
     python -m benchmarks.prediction --models transformer,cnn --windows 3
+    python -m benchmarks.prediction --processor
 
 Per model, windows of less than a minute each: the stages, steps and messages of its plans are
 measured on the two ranks (as ``pipec profile DIRECTORY`` does), then every schedule is predicted by
@@ -10,6 +11,10 @@ within a window, prediction comes first. A cell's error is the median over windo
 measured, so a machine that is slower in one window than in another is so on both sides; the columns
 ``apart`` tell by how much predictions and runs of one cell differed between windows. Where they are
 above some 5 %, the machine was doing something else and the figures are no better than that.
+
+With ``--processor`` all is processor time, which other processes lengthen much less: predicted are
+the seconds that both ranks compute and handle messages, measured those of all their threads. It
+tells nothing of order and waiting; `benchmarks.stub_stages` does.
 """
 
 import argparse
@@ -31,8 +36,7 @@ from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.compiler.profile import Profiler
 from pipec.compiler.timeline import plan_timeline
-from pipec.cost.count import count
-from pipec.cost.measure import Measuring, measure
+from pipec.cost.measure import Measuring, measured_costs
 from pipec.cost.table import CostTable
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, InputKind, Source
@@ -55,11 +59,12 @@ def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 def node_costs(graph: Graph, inputs: Mapping[str, Tensor]) -> CostTable:
     """What every node takes on rank 0, told to all ranks."""
-    told: list[dict[str, float]] = [{}]
+    told: list[CostTable] = []
     if dist.get_rank() == 0:
-        told = [measure(graph, inputs, Measuring(warmup=1, repeats=5))]
+        told = [measured_costs(graph, inputs, "cpu", Measuring(warmup=1, repeats=5))]
+    told = told or [CostTable({}, {}, {})]
     dist.broadcast_object_list(told, src=0)
-    return CostTable(count(graph), {"cpu": told[0]}, {"cpu": "measured"})
+    return told[0]
 
 
 HEAD = (
@@ -122,6 +127,7 @@ class Cell:
         bound: Seconds of the busiest device, by window.
         peaks: Predicted bytes, by rank.
         held: Counted bytes of this rank.
+        processor: Whether seconds are those of both processors, without waiting.
     """
 
     model: str
@@ -133,11 +139,14 @@ class Cell:
     bound: list[float] = field(default_factory=list)
     peaks: tuple[float, ...] = ()
     held: float = 0.0
+    processor: bool = False
 
     def predict(self, plan: Plan) -> None:
         """By a plan with the costs of this window."""
         timeline = plan_timeline(plan, self.order)
-        self.predicted.append(timeline.seconds)
+        use = timeline.lane_use
+        shares = sum(use[f"{rank}.compute"] for rank in range(RANKS))  # steps too
+        self.predicted.append(timeline.seconds * (shares if self.processor else 1.0))
         self.bound.append(float(timeline.busy.max()))
         self.peaks = timeline.peak_bytes
 
@@ -154,10 +163,12 @@ class Cell:
         seconds = []
         for _ in range(rounds):
             dist.barrier()
-            begin = time.perf_counter()
+            begin, computed = time.perf_counter(), time.process_time()
             self.pipeline.round()
-            dist.barrier()
-            seconds.append(time.perf_counter() - begin)
+            both = torch.tensor(time.process_time() - computed)
+            dist.all_reduce(both)
+            wall = time.perf_counter() - begin
+            seconds.append(float(both) if self.processor else wall)
         self.measured.append(statistics.median(seconds))
 
     def row(self) -> Row:
@@ -185,25 +196,28 @@ def plans(workload: Workload) -> tuple[dict[int, Plan], Batch]:
     return {n: make_plan(graph, c, passes=passes, costs=costs) for n, c in clusters.items()}, batch
 
 
-def cells(name: str, by_stages: dict[int, Plan], batch: Batch) -> list[Cell]:
+def cells(name: str, by_stages: dict[int, Plan], batch: Batch, *, processor: bool) -> list[Cell]:
     """All schedules of one model, ready to run; their bytes counted."""
     made = []
     for schedule, stages in SCHEDULES.items():
         plan = by_stages[stages]
         order = completed(generate(schedule, stages, MICROBATCHES), plan)
         pipeline = DistributedPipeline(plan, batch, Settings(adam), schedule=order, device="cpu")
-        made.append(Cell(name, stages, order, pipeline))
+        made.append(Cell(name, stages, order, pipeline, processor=processor))
         made[-1].count()
     return made
 
 
-def measured(name: str, windows: int, rounds: int) -> list[Row]:
+def measured(name: str, windows: int, rounds: int, *, processor: bool) -> list[Row]:
     """Windows of profile, prediction and run, in turn."""
     began = time.perf_counter()
     by_stages, batch = plans(WORKLOADS[name])
-    made = cells(name, by_stages, batch)
+    made = cells(name, by_stages, batch, processor=processor)
     say(f"{name}: compiled in {time.perf_counter() - began:.0f} s", end="")
-    profilers = {n: Profiler(p, batch, Settings(adam), keep=True) for n, p in by_stages.items()}
+    clock = time.thread_time if processor else time.perf_counter
+    profilers = {
+        n: Profiler(p, batch, Settings(adam), keep=True, clock=clock) for n, p in by_stages.items()
+    }
     for window in range(windows):
         began = time.perf_counter()
         costs = {n: profiler.measure(0.3) for n, profiler in profilers.items()}
@@ -217,15 +231,15 @@ def measured(name: str, windows: int, rounds: int) -> list[Row]:
     return [cell.row() for cell in made]
 
 
-def summary(rows: list[Row]) -> None:
+def summary(rows: list[Row], what: str) -> None:
     """Median and worst of the two errors, and how steady the machine was."""
     steady = [apart(r.measured) for r in rows]
-    for what, errors in (
-        ("step time", [abs(r.error) for r in rows]),
+    for title, errors in (
+        (what, [abs(r.error) for r in rows]),
         ("peak bytes", [abs(e) for r in rows for e in r.byte_errors]),
     ):
         worst = max(errors)
-        say(f"{what}: error {statistics.median(errors):.1%} in the median, {worst:.1%} at worst")
+        say(f"{title}: error {statistics.median(errors):.1%} in the median, {worst:.1%} at worst")
     middle = statistics.median(steady)
     say(f"runs of one cell were {middle:.1%} apart in the median, {max(steady):.1%} at worst")
 
@@ -235,6 +249,7 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(WORKLOADS))
     parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=2, help="of one window")
+    parser.add_argument("--processor", action="store_true", help="processor time alone")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     if not launched():
@@ -243,12 +258,12 @@ def main() -> int:
     rows: list[Row] = []
     with process_group(device="cpu"):
         for name in options.models.split(","):
-            found = measured(name, options.windows, options.rounds)
+            found = measured(name, options.windows, options.rounds, processor=options.processor)
             say(HEAD)
             for row in found:
                 say(row)
             rows += found
-        summary(rows)
+        summary(rows, "processor time" if options.processor else "step time")
     keep(options.json, [asdict(row) | {"error": row.error} for row in rows])
     return 0
 

@@ -9,6 +9,7 @@ Ranks measure at the same time, since that is how they will compute: they share 
 """
 
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -26,7 +27,7 @@ from pipec.plan.model import Plan
 from pipec.runtime.device import Device
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.process_group import ProcessGroupTransport
-from pipec.runtime.profile import Row, Samples, measure_messages
+from pipec.runtime.profile import Clock, Row, Samples, measure_messages
 from pipec.runtime.program import Program
 from pipec.schedule.action import ActionKind
 from pipec.schedule.registry import generate
@@ -114,6 +115,8 @@ class Profiler:
         settings: With the optimizer whose steps count.
         compute: Where this rank computes; the CPU if absent.
         keep: Whether executors, and so weights and optimizers, stay from one time to the next.
+        clock: Of what a rank computes: ``time.thread_time`` where the machine does other things too
+            and a rank has one thread.
     """
 
     def __init__(
@@ -124,8 +127,9 @@ class Profiler:
         *,
         compute: Device | None = None,
         keep: bool = False,
+        clock: Clock = time.perf_counter,
     ) -> None:
-        self._plan, self._batch, self._settings = plan, batch, settings
+        self._plan, self._batch, self._settings, self._clock = plan, batch, settings, clock
         self._device = compute or Device(torch.device("cpu"))
         self._grouped = dist.is_available() and dist.is_initialized()
         self._rank, self._world = (
@@ -182,7 +186,8 @@ class Profiler:
     def _row(self, index: int, name: str) -> Row:
         if self._rows is not None and (index, name) in self._rows:
             return self._rows[index, name]
-        row = Row(self._programs[name], index, self._batch, self._settings, self._device)
+        program = self._programs[name]
+        row = Row(program, index, self._batch, self._settings, self._device, self._clock)
         if self._rows is not None:
             self._rows[index, name] = row
         return row

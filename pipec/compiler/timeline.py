@@ -9,7 +9,7 @@ from pipec.compiler.stage_timing import measured_messages, measured_stage
 from pipec.compiler.sums import before_steps, reductions, trained_bytes
 from pipec.errors import PlanError
 from pipec.graph.ir import InputKind, nbytes, tensor, tensor_nbytes
-from pipec.plan.model import Plan, Stage
+from pipec.plan.model import HostSlot, Plan, Stage
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.routes import routes_of
@@ -22,15 +22,16 @@ from pipec.simulate.times import Times
 OPTIMIZER_COPIES = 2.0
 """Weight-sized tensors of the optimizer's state where it was not measured: Adam's two moments."""
 _K, _C = ActionKind, ChannelKind
-_READER = {_C.F: (_K.F,), _C.B: (_K.B, _K.I), _C.S: (_K.B, _K.I)}
-_WRITER = {_C.F: (_K.F,), _C.B: (_K.B, _K.I), _C.S: (_K.F,)}
+_BACKWARD = (_K.B, _K.I)
+_READER = {_C.F: (_K.F,), _C.B: _BACKWARD, _C.S: _BACKWARD, _C.H: _BACKWARD, _C.W: (_K.F,)}
+_WRITER = {_C.F: (_K.F,), _C.B: _BACKWARD, _C.S: (_K.F,), _C.H: (_K.F,), _C.W: (_K.STEP,)}
 
 
 def plan_timeline(plan: Plan, schedule: Schedule, *, clipped: bool = False) -> Timeline:
     """Play ``schedule`` with the backend's stage times and the cluster's links.
 
     1. Every action of a measured stage takes what was measured. Else a forward takes the stage's
-       interval, a backward twice as long and what it recomputes, a step no time.
+       interval, a backward and a step what the plan's timing says, and what is recomputed.
     2. A transfer takes its channel's bytes over the link of the two devices, a copy to the host
        or back the slot's bytes at the device's host bandwidth.
     3. Where messages were measured, these take what they took, and the time of the sending and
@@ -79,17 +80,19 @@ def _steps(plan: Plan, schedule: Schedule, times: Times, *, clipped: bool) -> tu
 
 def _with_processors(plan: Plan, schedule: Schedule, times: Times) -> Times:
     """What sending and receiving takes of the processors, added to what computes the values."""
-    compute = {kind: list(seconds) for kind, seconds in times.compute.items()}
+    own = {**times.compute, _K.STEP: times.step or (0.0,) * schedule.stages}
+    taken = {kind: list(seconds) for kind, seconds in own.items()}
     for number, c in enumerate(schedule.channels):
         src, dst = _ends(schedule, number)
         cost = measured_messages(plan, plan.stages[c.src])
-        if cost is None or src == dst or c.kind not in _READER:
+        if cost is None or src == dst:
             continue
         for kind in _WRITER[c.kind]:
-            compute[kind][c.src] += cost.sending(c.nbytes)
+            taken[kind][c.src] += cost.sending(c.nbytes)
         for kind in _READER[c.kind]:
-            compute[kind][c.dst] += cost.receiving(c.nbytes)
-    return replace(times, compute={kind: tuple(s) for kind, s in compute.items()})
+            taken[kind][c.dst] += cost.receiving(c.nbytes)
+    step = tuple(taken.pop(_K.STEP))
+    return replace(times, compute={kind: tuple(s) for kind, s in taken.items()}, step=step)
 
 
 def plan_memory(plan: Plan) -> Memory:
@@ -108,6 +111,7 @@ def plan_memory(plan: Plan) -> Memory:
         optimizer=[_optimizer_bytes(plan, s, b) for s, b in zip(plan.stages, trained, strict=True)],
         saved=[s for s, _ in saved],
         saved_for_w=[w for _, w in saved],
+        moved_for_w={slot.name: _moved_for_w(plan, slot) for slot in plan.slots},
         workspace=_workspace(plan),
     )
 
@@ -179,6 +183,16 @@ def _weight_bytes(stage: Stage) -> float:
 def _optimizer_bytes(plan: Plan, stage: Stage, trained: float) -> float:
     whole = measured_stage(plan, stage)
     return float(whole.optimizer_bytes) if whole else OPTIMIZER_COPIES * trained
+
+
+def _moved_for_w(plan: Plan, slot: HostSlot) -> float:
+    """Bytes of a slot that W reads too."""
+    training = plan.stages[slot.stage].training
+    assert training is not None
+    W = training.W
+    read = {i.name: i.node for i in W.inputs_of(InputKind.SAVED)}
+    nodes = W.nodes
+    return float(sum(tensor_nbytes(tensor(nodes[read[v]])) for v in slot.values if v in read))
 
 
 def _saved_bytes(stage: Stage, hosted: Collection[str]) -> tuple[float, float]:

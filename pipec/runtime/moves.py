@@ -3,6 +3,7 @@
 ```text
 values    (channel, microbatch) -> tensor      from F or B to SEND, from RECV to F or B
 host      message -> copy in host memory       from OFFLOAD to FETCH
+fetched   (stage, microbatch) -> messages      from a FETCH that does not wait to the backward
 coming    (stage, microbatch) -> buffers       from FETCH to the backward that reads them
 ```
 """
@@ -45,6 +46,7 @@ class Moves:
         self._values: dict[Key, torch.Tensor] = {}
         self._host: dict[Message, HostCopy] = {}
         self._coming: dict[tuple[int, int], list[tuple[str, Arriving]]] = {}
+        self._fetched: dict[tuple[int, int], list[tuple[str, Message]]] = {}
         self._leaving: deque[tuple[Message, HostCopy]] = deque()
         self._settling: list[tuple[int, Message]] = []
 
@@ -133,6 +135,10 @@ class Moves:
         message, at = self._messages.of(action), (action.stage, action.microbatch)
         if message.src == message.dst:
             coming = self._device.from_host(self._host.pop(message))
+        elif message.host and self._transport.waits and self._device.torch.type == "cpu":
+            # a fetch runs beside compute; no copy to a device can begin before the backward
+            self._fetched.setdefault(at, []).append((action.channel, message))
+            return True
         elif self._transport.ready(message):
             packed = self._transport.receive(message)
             host = message.host
@@ -144,10 +150,12 @@ class Moves:
 
     def unpack(self, stage: int, microbatch: int) -> None:
         """Put what came back where the backward looks for it."""
-        runner = self._runners[stage]
-        for channel, arriving in self._coming.pop((stage, microbatch), []):
+        runner, at = self._runners[stage], (stage, microbatch)
+        arrived = [(c, self._device.wait(arriving)) for c, arriving in self._coming.pop(at, [])]
+        arrived += [(c, self._transport.receive(m)) for c, m in self._fetched.pop(at, [])]
+        for channel, packed in arrived:
             moved = runner.program.moved(channel)
-            tensors = unpack(self._device.wait(arriving), tuple(moved.values()))
+            tensors = unpack(packed, tuple(moved.values()))
             saved = runner.saved.setdefault(microbatch, {})
             saved.update(zip(moved, tensors, strict=True))
 

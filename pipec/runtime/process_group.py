@@ -74,6 +74,8 @@ class ProcessGroupTransport:
         links: Links that get a group of their own; all ranks must name the same.
     """
 
+    waits = True
+
     def __init__(
         self,
         device: torch.device,

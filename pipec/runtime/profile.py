@@ -16,6 +16,7 @@ from pipec.runtime.tensors import TensorType
 from pipec.runtime.transport import Coming, Message, Transport
 from pipec.schedule.action import COMPUTE, Action, ActionKind
 
+Clock = Callable[[], float]
 _TIMED = (*COMPUTE, ActionKind.SEND_F, ActionKind.SEND_B)
 
 
@@ -25,6 +26,8 @@ class Echo:
     Args:
         device: Where received tensors lie.
     """
+
+    waits = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -84,6 +87,7 @@ class Row:
         batch: Inputs of a microbatch.
         settings: With the optimizer.
         compute: Where; the CPU if absent.
+        clock: Seconds since some moment.
     """
 
     def __init__(
@@ -93,10 +97,11 @@ class Row:
         batch: Batch,
         settings: Settings,
         compute: Device | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
         where = compute or Device(torch.device("cpu"))
         transport, weights = Echo(where.torch), program.plan.graph.weights
-        self._program = program
+        self._program, self._clock = program, clock
         self._executor = Executor(program, device, transport, batch, settings, weights, where)
 
     def round(self) -> list[tuple[ActionKind, int, float]]:
@@ -111,7 +116,7 @@ class Row:
         steps: list[tuple[ActionKind, int, float]] = []
         while not executor.finished:
             action = executor.next_action
-            seconds = _seconds(executor)
+            seconds = _seconds(executor, self._clock)
             if action is None:
                 if steps:
                     steps[-1] = (*steps[-1][:2], steps[-1][2] + seconds)
@@ -169,15 +174,15 @@ class Row:
         return found
 
 
-def _seconds(executor: Executor) -> float:
+def _seconds(executor: Executor, clock: Clock) -> float:
     wait: Callable[[], object] = (
         torch.cuda.synchronize if executor.compute.torch.type == "cuda" else int
     )
     wait()
-    begin = time.perf_counter()
+    begin = clock()
     executor.advance()
     wait()
-    return time.perf_counter() - begin
+    return clock() - begin
 
 
 def _stays(program: Program, action: Action | None, updates: set[int]) -> tuple[str, int]:

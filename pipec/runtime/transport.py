@@ -42,7 +42,13 @@ class Coming(NamedTuple):
 
 
 class Transport(Protocol):
-    """Moves tensors between devices. Sending never waits for the receiver."""
+    """Moves tensors between devices. Sending never waits for the receiver.
+
+    Attributes:
+        waits: Whether `receive` waits for what is not there yet.
+    """
+
+    waits: bool
 
     def expect(self, messages: Iterable[Coming]) -> None:
         """Tell which messages will be received, in which order, before they are."""
@@ -70,6 +76,8 @@ class Transport(Protocol):
 
 class Loopback:
     """All devices in one process: messages are references, kept until they are received."""
+
+    waits = False
 
     def __init__(self) -> None:
         self._waiting: dict[Message, torch.Tensor] = {}
