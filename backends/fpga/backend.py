@@ -21,7 +21,7 @@ from pipec.backends.fpga.inference import accuracy_of, emit_inference
 from pipec.backends.fpga.lint import stage as lint
 from pipec.backends.fpga.numbers import MINIMUM
 from pipec.backends.fpga.quantise.plan import error_bounds, tolerance_of
-from pipec.backends.fpga.quantise.samples import source_of
+from pipec.backends.fpga.quantise.samples import kept_frame, source_of
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stage_cycles import cycles_of
 from pipec.backends.fpga.stagejson import read_record
@@ -167,6 +167,12 @@ class FpgaBackend(Backend):
         if plan.trains or precision_of(plan) == "float32":
             return MINIMUM
         return max(float(read_record(f)["tolerance"]) for f in _folders(plan, directory))
+
+    def sample_inputs(
+        self, plan: Plan, directory: Path, seed: int
+    ) -> dict[str, torch.Tensor] | None:
+        """One of the calibration file's frames that the scales were not chosen on."""
+        return kept_frame(directory, seed)
 
     def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
         """What narrow numbers lose, as measured when the stages were written."""

@@ -13,7 +13,7 @@ from pipec.backends.fpga.designs import designs_of, device_of, lowered, precisio
 from pipec.backends.fpga.emit.golden import golden_chain, random_inputs
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage
 from pipec.backends.fpga.lint import stage as lint
-from pipec.backends.fpga.quantise.samples import HELD_OUT, samples_of
+from pipec.backends.fpga.quantise.samples import HELD_OUT, keep, samples_of
 from pipec.backends.fpga.rtl.simulate import write_reference
 from pipec.backends.fpga.stagejson import Json, read_record, stage_record
 from pipec.backends.fpga.toolchain import has_compiler
@@ -63,6 +63,8 @@ def emit_inference(plan: Plan, directory: Path, tolerance: float) -> None:
             write_reference(read_record(folder), folder / "rtl")
         lint.check(folder)
         folders.append(folder)
+    if narrow:
+        keep(frames, plan, directory)
     if narrow and has_compiler():
         _measure(graphs, folders, frames)
 

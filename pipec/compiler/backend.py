@@ -110,6 +110,22 @@ class Backend(ABC):
         del directory
         return self.tolerance(plan)
 
+    def sample_inputs(
+        self, plan: Plan, directory: Path, seed: int
+    ) -> dict[str, torch.Tensor] | None:
+        """Inputs of the kind that what was emitted is made for, which keeps some of them.
+
+        Args:
+            plan: The plan that was emitted.
+            directory: Where to.
+            seed: Which ones.
+
+        Returns:
+            The model's inputs by name; None where any will do.
+        """
+        del plan, directory, seed
+        return None
+
     def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
         """What a user should know of what was emitted, a line each."""
         del plan, directory

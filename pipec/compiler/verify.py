@@ -114,8 +114,9 @@ def verify_artifacts(
     runners = backend.load(plan, directory)
     allowed_error = backend.emitted_tolerance(plan, directory) if tolerance is None else tolerance
     return verify_stages(
-        plan, runners, reference, tolerance=allowed_error, seed=seed, progress=progress
-    )
+        plan, runners, reference, tolerance=allowed_error, seed=seed, progress=progress,
+        inputs=backend.sample_inputs(plan, directory, seed),
+    )  # fmt: skip
 
 
 def verify_stages(
@@ -126,6 +127,7 @@ def verify_stages(
     tolerance: float,
     seed: int = 0,
     progress: Progress = lambda _: None,
+    inputs: Mapping[str, Tensor] | None = None,
 ) -> VerifyReport:
     """Run the stages on random inputs and compare every boundary value, in training the gradients.
 
@@ -136,12 +138,14 @@ def verify_stages(
         tolerance: Largest relative error of a floating point value.
         seed: Seed of the inputs and of random ops.
         progress: Told what is being done.
+        inputs: The model's inputs by name; random ones if not given.
 
     Raises:
         PlanError: The plan was made of another model.
     """
     check_same_model(plan, reference.graph)
-    inputs = random_inputs(reference.example_inputs, seed)
+    if inputs is None:
+        inputs = random_inputs(reference.example_inputs, seed)
     progress("running the original model")
     torch.manual_seed(seed)
     originals = reference.original(inputs)

@@ -34,7 +34,7 @@ def verify_chain(
     allowed: Collection[str] = (),
     progress: Progress = lambda _: None,
 ) -> VerifyReport:
-    """Stream random frames through all stages of a directory and compare the model's outputs.
+    """Stream frames through all stages of a directory and compare the model's outputs.
 
     Args:
         directory: The output of a compilation.
@@ -54,7 +54,11 @@ def verify_chain(
     check_same_model(plan, reference.graph)
     backend = load_backend(plan.target)
     error = backend.emitted_tolerance(plan, directory) if tolerance is None else tolerance
-    inputs = [random_inputs(reference.example_inputs, seed + k) for k in range(frames)]
+    inputs = [
+        backend.sample_inputs(plan, directory, seed + k)
+        or random_inputs(reference.example_inputs, seed + k)
+        for k in range(frames)
+    ]
     progress(f"streaming {frames} frames through {len(plan.stages)} stages")
     found = backend.stream(plan, directory, inputs)
     homes = {

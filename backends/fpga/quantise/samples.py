@@ -22,6 +22,8 @@ COUNT = 8
 """Sets of inputs that are drawn for calibration, and held out to measure with."""
 CALIBRATION, HELD_OUT = 1, 2
 """Seeds of both."""
+KEPT = "held_out.npz"
+"""Frames that were held out, as emitted: an array per input."""
 
 
 def samples_of(
@@ -57,6 +59,28 @@ def samples_of(
         }
         for _ in range(count)
     ]
+
+
+def keep(frames: Sequence[Mapping[str, Tensor]], plan: Plan, directory: Path) -> None:
+    """Keep frames of the plan's file beside what is emitted; nothing where it has none.
+
+    Args:
+        frames: Sets of the model's inputs.
+        plan: Its options say where they are from.
+        directory: Of what is emitted.
+    """
+    if str(plan.options.get("calibrate", RANDOM)) != RANDOM:
+        columns = {name: np.stack([f[name].numpy() for f in frames]) for name in frames[0]}
+        np.savez(directory / KEPT, allow_pickle=False, **columns)
+
+
+def kept_frame(directory: Path, number: int) -> dict[str, Tensor] | None:
+    """One of the frames that `keep` has kept, counted round and round; None if none were."""
+    if not (directory / KEPT).is_file():
+        return None
+    with np.load(directory / KEPT) as file:
+        columns = {name: file[name] for name in file.files}
+    return {name: torch.from_numpy(a[number % len(a)].copy()) for name, a in columns.items()}
 
 
 def source_of(plan: Plan) -> str:
