@@ -41,7 +41,7 @@ from pipec.backends.fpga.resources import logic
 from pipec.backends.fpga.runs import busy_cycles
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.training.kernels import networks_of
-from pipec.backends.fpga.training.phases import Phases, phases_of
+from pipec.backends.fpga.training.phases import Phases, phases_of, saved_name
 from pipec.cluster.cluster import parse_cluster
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, op_name, origin, tensor, tensors
 
@@ -144,7 +144,7 @@ class Model:
         found = [0.0] * len(self.units)
         nodes = self.phases.F.nodes
         for i in self.phases.B.inputs_of(InputKind.SAVED):
-            source = nodes.get(i.name)
+            source = nodes.get(i.name.removeprefix(saved_name("")))
             unit = self.place.get(str(origin(source)), 0) if source is not None else 0
             found[unit] += 2 * _bytes(self.phases.B, i.node)
         for where, elements in self.normalised:

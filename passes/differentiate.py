@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from pipec.autodiff.differentiate import differentiate
 from pipec.autodiff.recompute import POLICIES, Policy
+from pipec.compiler.backend import load_backend
 from pipec.compiler.pass_base import Pass
 from pipec.errors import PassError
 from pipec.graph.ir import InputKind
@@ -29,7 +30,8 @@ class Differentiate(Pass):
         frozen: Glob pattern of parameters that are not trained, such as ``encoder.*``.
         recompute: What B computes again: ``views`` or ``all``.
         attention: ``kernel``, the fused one of the device that traces, or ``math``, matrix
-            products that every device has: for a plan that is made on a CPU and runs on a GPU.
+            products that every device has: for a plan that is made on a CPU and runs on a GPU, and
+            for targets that have no such kernel.
     """
 
     name: ClassVar[str] = "differentiate"
@@ -48,7 +50,7 @@ class Differentiate(Pass):
             [lower(s.graph).graph for s in plan.stages],
             frozen=self._frozen(plan),
             recompute=POLICIES[self.recompute],
-            portable=self.attention == "math",
+            portable=self.attention == "math" or not load_backend(plan.target).fused_attention,
         )
         stages = tuple(
             dataclasses.replace(stage, training=training)

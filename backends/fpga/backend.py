@@ -26,7 +26,8 @@ from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stage_cycles import cycles_of
 from pipec.backends.fpga.stagejson import read_record
 from pipec.backends.fpga.timing import stage_timing
-from pipec.backends.fpga.training.artifacts import KERNELS, emit_training, load_training
+from pipec.backends.fpga.training.artifacts import KERNELS, emit_training
+from pipec.backends.fpga.training.run import load_training
 from pipec.backends.fpga.training.stage import training_designs, training_timing
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, StageRunner
@@ -53,6 +54,7 @@ class FpgaBackend(Backend):
 
     name: ClassVar[str] = "fpga"
     route: ClassVar[str] = "relay"
+    fused_attention: ClassVar[bool] = False
 
     def check(self, plan: Plan) -> None:
         """See whether every stage can be emitted: its ops, its numbers, its board.

@@ -238,7 +238,7 @@ class DdrPort:
 
     Attributes:
         name: Bundle name (``gmem0``).
-        engine: `Load` or `Gather` engine that owns it.
+        engine: Engine that owns it.
         word_bits: Bits per beat as the engine reads it.
         bytes_per_frame: Traffic of one frame.
         bytes_per_second: Traffic while the engine runs at its initiation interval: what it needs
@@ -246,6 +246,8 @@ class DdrPort:
         bank: Memory port of the board that it is led to (``DDR[0]``, ``HBM[5]``); empty if unknown.
         slots: Time slots of a round of ``period`` cycles that are this engine's
             (`pipec.backends.fpga.banks`); 0 if the port is its own.
+        carries: The value that moves through it, as on its stream; None for tables.
+        group: Ports of one group lead to one bank: they reach the same memory.
     """
 
     name: str
@@ -256,6 +258,8 @@ class DdrPort:
     bank: str = ""
     slots: int = 0
     period: int = 0
+    carries: Port | None = None
+    group: str = ""
 
 
 @dataclass(frozen=True)

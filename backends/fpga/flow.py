@@ -31,6 +31,7 @@ from pipec.backends.fpga.nests import Mvu, Swg
 from pipec.backends.fpga.routing import Const, Load, Nest
 from pipec.backends.fpga.runs import Loop, Run, Table, nest_table
 from pipec.backends.fpga.swg import Row, image_rows
+from pipec.backends.fpga.training.nests import Fetch
 
 Numbers = NDArray[np.float64]
 CHUNKS = 6144
@@ -193,13 +194,17 @@ def schedule(
     end = 0.0
     for port in design.inputs:
         if port.stream:
-            counts = _ends(design.streams[port.stream].tokens, CHUNKS).astype(np.float64)
-            times = counts * ((interval or counts[-1]) / counts[-1])
-            written[port.stream] = (arrivals or {}).get(port.value, Transfers(times, times, counts))
+            tokens = design.streams[port.stream].tokens
+            evenly = _evenly(tokens, interval or tokens)
+            written[port.stream] = (arrivals or {}).get(port.value, evenly)
     users = {s: e for e in design.engines for s in e.inputs}
     depths = {s: e.depth for e in design.engines for s in e.outputs}
     for engine in design.engines:
         if isinstance(engine.nest, Load | Const):
+            continue
+        if isinstance(engine.nest, Fetch):
+            tokens = engine.nest.tokens
+            written[engine.outputs[0]] = _evenly(tokens, interval or tokens * engine.ii)
             continue
         chunks = chunks_of(engine)
         ready = _ready(engine, chunks, written, depths)
@@ -210,6 +215,13 @@ def schedule(
             written[name] = Transfers(starts, ends, chunks.writes(k))
         end = max(end, float(ends[-1]) + engine.depth)
     return Schedule(written, read, end)
+
+
+def _evenly(tokens: int, cycles: float) -> Transfers:
+    """Tokens that arrive at one rate throughout so many cycles."""
+    counts = _ends(tokens, CHUNKS).astype(np.float64)
+    times = counts * (cycles / counts[-1])
+    return Transfers(times, times, counts)
 
 
 def _busy(engine: Engine, chunks: Chunks, users: Mapping[str, Engine]) -> Numbers:

@@ -105,7 +105,7 @@ def _fifo(stream: Stream) -> Json:
 def _ddr(port: DdrPort) -> Json:
     found = dataclasses.asdict(port)
     found["bytes_per_second"] = round(port.bytes_per_second)
-    return found
+    return {k: v for k, v in found.items() if v or k not in ("carries", "group")}
 
 
 def _engine(engine: Engine) -> Json:

@@ -59,11 +59,12 @@ def stage_timing(
         bottleneck = f"link, {sent:,} cycles for {sum(v.bytes_per_frame for v in links):,} bytes"
     tables = [t for e in design.engines for t in e.weights]
     notes = []
-    if design.ddr:
-        nbytes = sum(p.bytes_per_frame for p in design.ddr)
-        traffic = sum(p.bytes_per_second for p in design.ddr)
+    streamed = [p for p in design.ddr if p.carries is None]
+    if streamed:
+        nbytes = sum(p.bytes_per_frame for p in streamed)
+        traffic = sum(p.bytes_per_second for p in streamed)
         notes.append(
-            f"{len(design.ddr)} weight tables are streamed from DDR: {nbytes / 1e6:.1f} MB per "
+            f"{len(streamed)} weight tables are streamed from DDR: {nbytes / 1e6:.1f} MB per "
             f"frame, {traffic / 1e9:.1f} of {device.memory_bandwidth / 1e9:.1f} GB/s"
         )
     if design.floorplan.regions:

@@ -22,24 +22,48 @@ values by the node of the whole model) to tensors."""
 
 @runtime_checkable
 class TrainingRunner(Protocol):
-    """A `StageRunner` that has emitted code for the backward pass too."""
+    """A `StageRunner` that has emitted code for the backward pass and the update too."""
 
     def __call__(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """F of one microbatch, whose saved values are kept."""
+        """F of one microbatch by itself."""
+        ...
+
+    def begin(self, microbatches: int) -> None:
+        """Start anew with updates of so many microbatches."""
+        ...
+
+    def forward(
+        self, microbatch: int, values: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """F of a microbatch, whose saved values are kept."""
         ...
 
     def backward(
-        self, gradients: Mapping[str, torch.Tensor]
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """B of the same microbatch.
+        self, microbatch: int, gradients: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """B of a microbatch whose F has run; the gradients of the parameters are added up.
 
         Args:
+            microbatch: Its number.
             gradients: Of the values that F yielded and that later stages used, by name; the
                 gradient of the loss is 1.
 
         Returns:
-            Gradients of the values that F received, and of the parameters, by name.
+            Gradients of the values that F received, by name.
         """
+        ...
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The sums of the gradients over the microbatches of the update, by parameter."""
+        ...
+
+    def update(self) -> dict[str, torch.Tensor]:
+        """One update with these sums; the new parameters by name."""
+        ...
+
+    @property
+    def settings(self) -> Mapping[str, float]:
+        """Of the update, SGD: ``rate``, ``momentum``, ``decay``, ``scale`` on the sums."""
         ...
 
 
@@ -50,10 +74,12 @@ class Backend(ABC):
         name: What ``--target`` calls it.
         route: How a value that skips stages travels: ``direct``, or ``relay`` from stage to stage
             where devices form a chain.
+        fused_attention: Whether its stages can train with torch's fused kernels of attention.
     """
 
     name: ClassVar[str]
     route: ClassVar[str] = "direct"
+    fused_attention: ClassVar[bool] = True
 
     @abstractmethod
     def check(self, plan: Plan) -> None:

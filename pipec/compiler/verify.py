@@ -16,14 +16,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from pipec.compiler.backend import StageRunner, load_backend
+from pipec.compiler.backend import StageRunner, TrainingRunner, load_backend
 from pipec.compiler.comparison import Comparison, compare
 from pipec.compiler.verify_training import compare_gradients
+from pipec.compiler.verify_update import compare_emitted
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.graph.lower import Lowered, lower
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
+
+MICROBATCHES = 3
+"""Microbatches that emitted kernels of training are run on."""
 
 Progress = Callable[[str], None]
 """Told what is being done."""
@@ -161,7 +165,13 @@ def verify_stages(
         found.append(compare(got, expected, tolerance, name=name, kind=kind, stage=stage))
     if plan.schedule is not None and plan.schedule.training:
         progress("comparing gradients")
-        found += compare_gradients(plan, reference.graph, inputs, tolerance, seed, runners)
+        ready = [r for r in runners if isinstance(r, TrainingRunner)]
+        if len(ready) == len(runners):
+            count = min(MICROBATCHES, plan.schedule.microbatches)
+            batches = [random_inputs(reference.example_inputs, seed + k) for k in range(count)]
+            found += compare_emitted(plan, reference.graph, batches, tolerance, seed, ready)
+        else:
+            found += compare_gradients(plan, reference.graph, inputs, tolerance, seed)
     return VerifyReport(tolerance, seed, tuple(found))
 
 

@@ -6,12 +6,11 @@ B of stage 0 ◄─ B of stage 1 ◄─ B of stage 2 ◄─ 1        gradients o
 ```
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from pipec.compiler.backend import TrainingRunner
 from pipec.compiler.comparison import Comparison, compare
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.plan.model import Plan
@@ -31,11 +30,8 @@ def compare_gradients(
     inputs: Mapping[str, Tensor],
     tolerance: float,
     seed: int,
-    emitted: Sequence[object] = (),
 ) -> list[Comparison]:
     """Run F of all stages, then B of all, and compare every parameter's gradient.
-
-    Where the stages' backward passes were emitted, these are run; else the plan's own graphs.
 
     Args:
         plan: A plan with a training schedule, as loaded from its directory.
@@ -43,18 +39,31 @@ def compare_gradients(
         inputs: The model's inputs and targets by name.
         tolerance: Largest error relative to a gradient's largest magnitude.
         seed: Of random ops.
-        emitted: The stages as their backend loaded them, F of all just run on these inputs.
 
     Returns:
         One comparison per trained parameter, of kind ``gradient``, in the order of the stages.
     """
-    program = Program.of(plan)
-    ready = [r for r in emitted if isinstance(r, TrainingRunner)]
-    if len(ready) == len(program.stages):
-        found, stage_of = _emitted(program.stages, ready)
-    else:
-        found, stage_of = _chained(program.stages, plan.graph.weights, inputs, seed)
-    want = _whole(source, inputs, set(found), seed)
+    found, stage_of = _chained(Program.of(plan).stages, plan.graph.weights, inputs, seed)
+    want = gradients_of(source, inputs, set(found), seed)
+    return compared(found, want, stage_of, tolerance)
+
+
+def compared(
+    found: Mapping[str, Tensor],
+    want: Mapping[str, Tensor],
+    stage_of: Mapping[str, int],
+    tolerance: float,
+    kind: str = "gradient",
+) -> list[Comparison]:
+    """One comparison per parameter.
+
+    Args:
+        found: By parameter.
+        want: Likewise.
+        stage_of: Parameter to the stage that is named.
+        tolerance: Largest relative error.
+        kind: What is compared.
+    """
     largest = max((float(g.abs().max()) for g in want.values() if g.numel()), default=0.0)
     return [
         compare(
@@ -62,7 +71,7 @@ def compare_gradients(
             want[name],
             tolerance,
             name=name,
-            kind="gradient",
+            kind=kind,
             stage=stage_of[name],
             floor=NOISE * largest,
         )
@@ -70,7 +79,9 @@ def compare_gradients(
     ]
 
 
-def _whole(source: Graph, inputs: Mapping[str, Tensor], names: set[str], seed: int) -> Tensors:
+def gradients_of(
+    source: Graph, inputs: Mapping[str, Tensor], names: set[str], seed: int
+) -> Tensors:
     """The gradients by autograd; zeros where the loss does not depend on a parameter."""
     held = {
         i.name: source.weights[i.name].detach().clone().requires_grad_(i.name in names)
@@ -103,24 +114,6 @@ def _chained(
         arrived = {v: values[v] for v in stage.incoming}
         values |= runner.forward(0, held, arrived, inputs).values
 
-    def backward(k: int, given: Tensors) -> tuple[Tensors, Tensors]:
-        outcome = runners[k].backward("B", 0, mine[k], given)
-        return dict(outcome.gradients), dict(outcome.weight_gradients)
-
-    return _backwards(stages, backward)
-
-
-def _emitted(
-    stages: Sequence[StageProgram], runners: Sequence[TrainingRunner]
-) -> tuple[Tensors, dict[str, int]]:
-    """The same of emitted stages, whose F has run."""
-    return _backwards(stages, lambda k, given: runners[k].backward(given))
-
-
-def _backwards(
-    stages: Sequence[StageProgram], backward: Callable[[int, Tensors], tuple[Tensors, Tensors]]
-) -> tuple[Tensors, dict[str, int]]:
-    """B of all stages, from the last to the first; gradients from several stages are summed."""
     back: Tensors = {}
     grads: Tensors = {}
     stage_of: dict[str, int] = {}
@@ -129,10 +122,15 @@ def _backwards(
         if stage.loss is not None:
             back[stage.loss] = torch.ones((), dtype=stage.loss_dtype)
         given = {n: back[n] for n in stage.training.gradients_in()}
-        for into, part in zip((back, grads), backward(k, given), strict=True):
-            for name, g in part.items():
-                into[name] = into[name] + g if name in into else g
-            if into is grads:
-                stage_of |= dict.fromkeys(part, stage.index)
+        outcome = runners[k].backward("B", 0, mine[k], given)
+        add(back, outcome.gradients)
+        add(grads, outcome.weight_gradients)
+        stage_of |= dict.fromkeys(outcome.weight_gradients, stage.index)
     order = [i.name for s in stages for i in s.forward.inputs_of(InputKind.PARAMETER)]
     return {n: grads[n] for n in dict.fromkeys(order) if n in grads}, stage_of
+
+
+def add(sums: Tensors, parts: Mapping[str, Tensor]) -> None:
+    """Add tensors by name."""
+    for name, part in parts.items():
+        sums[name] = sums[name] + part if name in sums else part

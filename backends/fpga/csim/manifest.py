@@ -1,11 +1,14 @@
 """``tb/ports.json``: what the ``.bin`` files of a test bench hold."""
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.source import port_names
+from pipec.backends.fpga.emit.cpp import identifier
+from pipec.backends.fpga.emit.source import moving, port_names
+from pipec.backends.fpga.training.nests import Accumulate, Fetch
 from pipec.errors import BackendError
 
 PORTS = "tb/ports.json"
@@ -13,42 +16,60 @@ PORTS = "tb/ports.json"
 
 @dataclass(frozen=True)
 class Wire:
-    """One stage port with its stream.
+    """One value that a stage reads or writes, on a port or in memory.
 
     Attributes:
         file: Name of the data file.
         is_input: Whether the stage reads it.
         port: What is on it.
         stream: In which tokens.
+        in_memory: Whether it lies in memory that kernels share: a ring of frames, or a sum.
     """
 
     file: str
     is_input: bool
     port: Port
     stream: Stream
+    in_memory: bool = False
+
+
+def wires_of(design: StageDesign) -> tuple[Wire, ...]:
+    """What a stage reads and writes: ports, inputs first, then what moves through memory."""
+    found = [
+        Wire(f"{name}.bin", name.startswith("in_"), port, design.streams[port.stream])
+        for name, port in port_names(design).items()
+    ]
+    for moved in moving(design):
+        nest, port = design.engine(moved.engine).nest, moved.carries
+        assert port is not None
+        stream = design.streams[port.stream]
+        if isinstance(nest, Accumulate):
+            stream = dataclasses.replace(stream, dtype="float32")
+        file = f"{identifier(moved.name)}.bin"
+        found.append(Wire(file, isinstance(nest, Fetch), port, stream, in_memory=True))
+    return tuple(found)
 
 
 def ports_json(design: StageDesign) -> str:
-    """The text of ``tb/ports.json``: one entry per port, inputs first."""
-    entries = []
-    for name, port in port_names(design).items():
-        stream = design.streams[port.stream]
-        entries.append(
-            {
-                "file": f"{name}.bin",
-                "direction": "in" if name.startswith("in_") else "out",
-                "value": port.value,
-                "node": port.node,
-                "shape": list(port.shape),
-                "order": list(port.order),
-                "dtype": port.dtype,
-                "stream": stream.name,
-                "rows": stream.rows,
-                "channels": stream.channels,
-                "lanes": stream.lanes,
-                "element": stream.dtype,
-            }
-        )
+    """The text of ``tb/ports.json``: one entry per wire."""
+    entries = [
+        {
+            "file": wire.file,
+            "direction": "in" if wire.is_input else "out",
+            **({"in_memory": True} if wire.in_memory else {}),
+            "value": wire.port.value,
+            "node": wire.port.node,
+            "shape": list(wire.port.shape),
+            "order": list(wire.port.order),
+            "dtype": wire.port.dtype,
+            "stream": wire.stream.name,
+            "rows": wire.stream.rows,
+            "channels": wire.stream.channels,
+            "lanes": wire.stream.lanes,
+            "element": wire.stream.dtype,
+        }
+        for wire in wires_of(design)
+    ]
     return json.dumps(entries, indent=1) + "\n"
 
 
@@ -71,7 +92,8 @@ def _wire(entry: dict[str, object]) -> Wire:
     stream = Stream(str(entry["stream"]), rows, channels, lanes, str(entry["element"]))
     value, node, dtype = (str(entry[key]) for key in ("value", "node", "dtype"))
     port = Port(value, node, stream.name, shape, order, dtype)
-    return Wire(Path(str(entry["file"])).name, entry["direction"] == "in", port, stream)
+    file, reads = Path(str(entry["file"])).name, entry["direction"] == "in"
+    return Wire(file, reads, port, stream, in_memory=bool(entry.get("in_memory", False)))
 
 
 def _integers(values: object) -> tuple[int, ...]:

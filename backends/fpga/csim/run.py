@@ -27,11 +27,13 @@ class CSimulation:
         stage: Directory of the emitted stage.
         binary: Its compiled test bench.
         wires: Its inputs and outputs.
+        memories: What it reads and writes in memory that kernels share.
     """
 
     stage: Path
     binary: Path
     wires: tuple[Wire, ...]
+    memories: tuple[Wire, ...] = ()
 
     def __call__(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run one frame.
@@ -46,25 +48,48 @@ class CSimulation:
             BackendError: An input is missing or misshapen, or the simulation fails.
         """
         with tempfile.TemporaryDirectory(prefix="pipec-frame-") as name:
-            folder = Path(name)
-            for wire in self.wires:
-                if wire.is_input:
-                    self.tokens(values, wire).tofile(folder / wire.file)
-            self.play(folder)
-            outputs = [w for w in self.wires if not w.is_input]
-            return {w.port.value: self.read(folder, w)[0] for w in outputs}
+            return self.frame(Path(name), values)
+
+    def frame(
+        self, data: Path, values: Mapping[str, torch.Tensor], numbering: Sequence[int] = ()
+    ) -> dict[str, torch.Tensor]:
+        """Run one frame in a directory that also holds the memory that kernels share.
+
+        Args:
+            data: The directory.
+            values: Value of every stage input, by name.
+            numbering: Number of the microbatch, and how many an update has.
+
+        Returns:
+            Value of every stage output, by name.
+
+        Raises:
+            BackendError: An input is missing or misshapen, or the simulation fails.
+        """
+        for wire in self.wires:
+            if wire.is_input:
+                self.tokens(values, wire).tofile(data / wire.file)
+        self.play(data, numbering=numbering)
+        outputs = [w for w in self.wires if not w.is_input]
+        return {w.port.value: self.read(data, w)[0] for w in outputs}
 
     def command(self, data: Path, frames: int) -> list[str | Path]:
         """The command line that plays frames; the data files may be pipes."""
         return [self.binary, self.stage, data, str(frames)]
 
-    def play(self, data: Path, frames: int = 1, timeout: float | None = None) -> None:
+    def play(
+        self,
+        data: Path,
+        frames: int = 1,
+        timeout: float | None = None,
+        numbering: Sequence[int] = (),
+    ) -> None:
         """Run the test bench on data files.
 
         Raises:
             BackendError: It fails, or takes longer than ``timeout`` seconds.
         """
-        command = self.command(data, frames)
+        command = [*self.command(data, frames), *map(str, numbering)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, timeout=timeout
@@ -120,6 +145,11 @@ def load_stages(stages: Sequence[Path], jobs: int = 2) -> list[CSimulation]:
     with ThreadPoolExecutor(max_workers=jobs) as pool:
         binaries = list(pool.map(build, stages))
     return [
-        CSimulation(stage, binary, w)
+        CSimulation(
+            stage,
+            binary,
+            tuple(wire for wire in w if not wire.in_memory),
+            tuple(wire for wire in w if wire.in_memory),
+        )
         for stage, binary, w in zip(stages, binaries, wires, strict=True)
     ]

@@ -1,16 +1,21 @@
 """The test bench: runs the kernel on files, and compares it with golden data."""
 
-from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.design import DdrPort, StageDesign
 from pipec.backends.fpga.emit.cpp import cpp_type, identifier
 from pipec.backends.fpga.emit.source import (
     arguments,
     memories,
     memory_words,
+    moved_tokens,
+    moved_type,
+    moving,
+    numbering,
     port_names,
     stream_type,
     top_name,
 )
 from pipec.backends.fpga.emit.tables import off_chip, on_chip
+from pipec.backends.fpga.training.nests import Fetch
 
 
 def tb_stage_cpp(design: StageDesign, *, frames: int, tolerance: float) -> str:
@@ -19,7 +24,9 @@ def tb_stage_cpp(design: StageDesign, *, frames: int, tolerance: float) -> str:
     Run as ``tb [stage directory [frames]]`` it plays the golden frames (over and over, if more
     are asked for) and compares; as ``tb <stage directory> <data directory> <frames>`` it reads
     inputs from and writes outputs to the data directory, one frame at a time: its files may be
-    pipes, so that the test benches of all stages run at once.
+    pipes, so that the test benches of all stages run at once. Two further arguments are the number
+    of the first microbatch and how many an update has. Memory that kernels share lies in files of
+    the data directory, zero where there is none yet.
 
     Args:
         design: The stage.
@@ -30,11 +37,13 @@ def tb_stage_cpp(design: StageDesign, *, frames: int, tolerance: float) -> str:
     call = ", ".join(_argument(name, design) for _, name in arguments(design))
     turn = [*_inputs(design), f"{top_name(design)}({call});", *_results(design)]
     body = "\n".join(f"    {line}" for line in turn)
+    after = "\n".join(f"  {line}" for line in _left_in_memory(design))
     return f"""\
 // Test bench of {design.name}: golden frames in, kernel, comparison.
 //
 //   tb [stage directory [frames]]                         play golden/, compare
-//   tb <stage directory> <data directory> <frames>        play other data, write the outputs;
+//   tb <stage directory> <data directory> <frames> [first microbatch [microbatches]]
+//                                                         play other data, write the outputs;
 //                                                         its files may be pipes between stages
 #include <memory>
 #include <string>
@@ -46,7 +55,8 @@ def tb_stage_cpp(design: StageDesign, *, frames: int, tolerance: float) -> str:
 static const int GOLDEN_FRAMES = {frames};
 static const double TOLERANCE = {tolerance!r};
 
-static int run(const std::string &stage, const std::string &data, int frames, bool compare) {{
+static int run(const std::string &stage, const std::string &data, int frames, bool compare,
+               int first, int microbatches) {{
   const std::string weights = stage + "/src/weights/";
 {setup}
   bool ok = true;
@@ -54,14 +64,19 @@ static int run(const std::string &stage, const std::string &data, int frames, bo
   for (int done = 0; done < frames; done += each) {{
 {body}
   }}
+{after}
+  (void)first, (void)microbatches;
   return ok ? 0 : 1;
 }}
 
 int main(int argc, char **argv) {{
   const std::string stage = argc > 1 ? argv[1] : ".";
   const int frames = argc > 2 ? std::atoi(argv[argc > 3 ? 3 : 2]) : GOLDEN_FRAMES;
-  const int status = argc > 3 ? run(stage, argv[2], frames, false)
-                              : run(stage, stage + "/tb/golden", frames, true);
+  const int first = argc > 4 ? std::atoi(argv[4]) : 0;
+  const int microbatches = argc > 5 ? std::atoi(argv[5]) : 1;
+  const int status = argc > 3
+                         ? run(stage, argv[2], frames, false, first, microbatches)
+                         : run(stage, stage + "/tb/golden", frames, true, first, microbatches);
   return status != 0 ? status : tb::status();
 }}
 """
@@ -86,6 +101,29 @@ def _weights(design: StageDesign) -> list[str]:
             f"const std::vector<{words[name]}> {name} =\n"
             f"      tb::read_file<{words[name]}>({path}, {count});"
         )
+    for moved in moving(design):
+        name, (tokens, slots) = identifier(moved.name), moved_tokens(design, moved)
+        lines.append(
+            f"std::vector<{moved_type(design, moved)}> {name} =\n"
+            f'      tb::memory<{moved_type(design, moved)}>(data, "{name}", {tokens}, {slots}, '
+            f"{str(_reads(design, moved)).lower()}, compare);"
+        )
+    return lines
+
+
+def _reads(design: StageDesign, port: DdrPort) -> bool:
+    return isinstance(design.engine(port.engine).nest, Fetch)
+
+
+def _left_in_memory(design: StageDesign) -> list[str]:
+    """What kernels have written to memory: compared, or left to other kernels."""
+    lines = []
+    for port in moving(design):
+        if not _reads(design, port):
+            name, (tokens, _) = identifier(port.name), moved_tokens(design, port)
+            lines.append(
+                f'ok = tb::leave({name}, data, "{name}", {tokens}, compare, TOLERANCE) && ok;'
+            )
     return lines
 
 
@@ -100,6 +138,8 @@ def _ports(design: StageDesign) -> list[str]:
             lines.append(f'tb::inlet {name}_file(data + "/{name}.bin", {size});')
         else:
             outputs.append(f'"{name}"')
+    if not outputs:
+        return lines
     return [
         *lines,
         "std::vector<std::unique_ptr<tb::outlet>> files;",
@@ -118,6 +158,7 @@ def _inputs(design: StageDesign) -> list[str]:
 
 def _argument(name: str, design: StageDesign) -> str:
     known = {"load_tables": "done == 0", "frames": "each"}
+    known |= dict(zip(numbering(design), ("first + done", "microbatches"), strict=False))
     return known.get(name, f"{name}.data()" if name in memories(design) else name)
 
 

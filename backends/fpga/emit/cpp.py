@@ -18,7 +18,8 @@ export extern false float for friend goto if inline int long mutable namespace n
 not_eq nullptr operator or or_eq private protected public register return short signed sizeof
 static static_assert static_cast struct switch template this throw true try typedef typeid typename
 union unsigned using virtual void volatile wchar_t while xor xor_eq
-cfg dataflow engine frames hls int32_t int8_t least load_tables main ops table tb vec zeros
+cfg dataflow engine frames hls int32_t int8_t least load_tables main microbatch microbatches ops
+table tb vec zeros
 """
 KEYWORDS = frozenset(_WORDS.split())
 """Words that no name may be: the language's and the emitted code's own."""

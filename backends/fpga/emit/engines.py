@@ -37,6 +37,9 @@ WRITERS: dict[type, Writer] = {
     gradients.Spread: gradient.spread,
     gradients.OneHot: gradient.one_hot,
     gradients.RowGradient: gradient.row_gradient,
+    gradients.Store: gradient.store,
+    gradients.Fetch: gradient.fetch,
+    gradients.Accumulate: gradient.accumulate,
 }
 """Nest class to the function that writes it."""
 
@@ -94,6 +97,7 @@ def call_of(engine: Engine, memory: str | None = None) -> str:
     else:
         streams = [*inputs, *outputs]
     tables = [_table(engine, role, memory) for role in unit.tables]
+    tables += [memory] if unit.in_memory and memory is not None else []
     arguments = ", ".join(["frames", *streams, *tables, *unit.arguments])
     name = f"engine::{unit.function}<cfg::{identifier(engine.name)}>"
     return f"  TASK({name}({arguments}));  // {comment(engine.origin or engine.name)}"

@@ -1,8 +1,9 @@
 """The kernel itself: ``types.h`` (configurations), ``stage_top.h``, ``stage_top.cpp``."""
 
+import math
 from collections.abc import Sequence
 
-from pipec.backends.fpga.design import Port, StageDesign, Stream
+from pipec.backends.fpga.design import DdrPort, Port, StageDesign, Stream
 from pipec.backends.fpga.emit.cpp import Struct, comment, cpp_type, identifier
 from pipec.backends.fpga.emit.engines import call_of, struct_of, unit_of, word_type
 from pipec.backends.fpga.emit.tables import (
@@ -13,6 +14,8 @@ from pipec.backends.fpga.emit.tables import (
     on_chip,
 )
 from pipec.backends.fpga.nests import ceil_div
+from pipec.backends.fpga.training.emit import MICROBATCH, MICROBATCHES
+from pipec.backends.fpga.training.nests import Accumulate, Fetch, Store
 
 HEADERS_OF = {
     "vvu.h": ("mvu.h",),
@@ -103,8 +106,29 @@ def arguments(design: StageDesign) -> list[tuple[str, str]]:
         (f"engine::axis_stream<{stream_type(design.streams[port.stream])}> &", name)
         for name, port in port_names(design).items()
     ]
-    found += [(f"const {word} *", name) for name, word in memories(design).items()]
+    written = {identifier(port.name) for port in design.ddr if _writes(design, port)}
+    found += [
+        (f"{word} *" if name in written else f"const {word} *", name)
+        for name, word in memories(design).items()
+    ]
+    found += [("int ", name) for name in numbering(design)]
     return [*found, ("int ", "frames"), ("int ", "load_tables")]
+
+
+def _writes(design: StageDesign, port: DdrPort) -> bool:
+    return isinstance(design.engine(port.engine).nest, Store | Accumulate)
+
+
+def numbering(design: StageDesign) -> list[str]:
+    """The scalar arguments that tell a kernel which microbatch it works on."""
+    nests = [design.engine(port.engine).nest for port in moving(design)]
+    counted = [MICROBATCHES] if any(isinstance(n, Accumulate) for n in nests) else []
+    return [MICROBATCH, *counted] if nests else []
+
+
+def moving(design: StageDesign) -> list[DdrPort]:
+    """The memory ports through which values move."""
+    return [port for port in design.ddr if port.carries is not None]
 
 
 def memories(design: StageDesign) -> dict[str, str]:
@@ -115,7 +139,28 @@ def memories(design: StageDesign) -> dict[str, str]:
     }
     for port, engine, weight in off_chip(design):
         found[identifier(port)] = word_type(engine, weight)
+    for moved in moving(design):
+        found[identifier(moved.name)] = moved_type(design, moved)
     return found
+
+
+def moved_type(design: StageDesign, port: DdrPort) -> str:
+    """C++ type of a token in memory; sums are in float32."""
+    stream = design.streams[_carried(port).stream]
+    sums = isinstance(design.engine(port.engine).nest, Accumulate)
+    return f"vec<{'float' if sums else cpp_type(stream.dtype)}, {stream.lanes}>"
+
+
+def moved_tokens(design: StageDesign, port: DdrPort) -> tuple[int, int]:
+    """Tokens of a frame in memory, and frames."""
+    nest = design.engine(port.engine).nest
+    assert isinstance(nest, Store | Fetch | Accumulate)
+    return nest.tokens, 1 if isinstance(nest, Accumulate) else nest.slots
+
+
+def _carried(port: DdrPort) -> Port:
+    assert port.carries is not None
+    return port.carries
 
 
 def stage_top_h(design: StageDesign) -> str:
@@ -167,6 +212,7 @@ def _tables(tables: Sequence[OnChip]) -> str:
 def _dataflow(design: StageDesign) -> str:
     ports = port_names(design)
     pointers = {engine.name: identifier(port) for port, engine, _ in off_chip(design)}
+    pointers |= {port.engine: identifier(port.name) for port in moving(design)}
     inputs = [
         f"  TASK(engine::axis_in<cfg::{name}>(frames, {name}, {identifier(port.stream)}));"
         for name, port in ports.items()
@@ -220,7 +266,7 @@ def _top(design: StageDesign, tables: Sequence[OnChip]) -> str:
             f"depth = {_beats(design, name)} max_read_burst_length = 64",
             f"#pragma HLS INTERFACE s_axilite port = {name}",
         ]
-    for name in ("frames", "load_tables", "return"):
+    for name in (*numbering(design), "frames", "load_tables", "return"):
         lines.append(f"#pragma HLS INTERFACE s_axilite port = {name}")
     lines += [line for t in tables for line in _storage(t)]
     if tables:
@@ -245,6 +291,9 @@ def _beats(design: StageDesign, memory: str) -> int:
     for port, engine, weight in off_chip(design):
         if identifier(port) == memory:
             return memory_words(engine.kind, weight.bits, weight.shape[-1])
+    for moved in moving(design):
+        if identifier(moved.name) == memory:
+            return math.prod(moved_tokens(design, moved))
     last = [t for t in on_chip(design) if f"tables_{identifier(t.weight.dtype)}" == memory][-1]
     return last.first_beat + last.beats
 

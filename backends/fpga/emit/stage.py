@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from pipec.backends.fpga.csim.manifest import PORTS, ports_json
+from pipec.backends.fpga.csim.manifest import PORTS, ports_json, wires_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.bench import tb_stage_cpp
 from pipec.backends.fpga.emit.cpp import identifier
@@ -24,7 +24,6 @@ from pipec.backends.fpga.emit.golden import Golden
 from pipec.backends.fpga.emit.scripts import scripts
 from pipec.backends.fpga.emit.source import (
     headers,
-    port_names,
     stage_top_cpp,
     stage_top_h,
     types_h,
@@ -111,8 +110,6 @@ def _write_tables(design: StageDesign, directory: Path) -> None:
 
 def _write_golden(design: StageDesign, golden: Golden, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    for name, port in port_names(design).items():
-        values = golden.inputs if name.startswith("in_") else golden.outputs
-        to_tokens(values[port.value], port, design.streams[port.stream]).tofile(
-            directory / f"{name}.bin"
-        )
+    for wire in wires_of(design):
+        values = golden.inputs if wire.is_input else golden.outputs
+        to_tokens(values[wire.port.value], wire.port, wire.stream).tofile(directory / wire.file)

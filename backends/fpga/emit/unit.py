@@ -19,6 +19,7 @@ class Unit:
         arguments: Further arguments, as C++.
         outputs_first: Whether the outputs come before the inputs (engines with many inputs).
         extra_inputs_last: Whether inputs after the first follow the outputs.
+        in_memory: Whether the pointer of its memory port follows the streams.
     """
 
     header: str
@@ -29,6 +30,7 @@ class Unit:
     arguments: tuple[str, ...] = ()
     outputs_first: bool = False
     extra_inputs_last: bool = False
+    in_memory: bool = False
 
 
 def in_memory(engine: Engine, role: str) -> bool:

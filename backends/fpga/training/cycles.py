@@ -6,12 +6,15 @@ from pipec.backends.fpga.nests import ceil_div
 from pipec.backends.fpga.resources import units
 from pipec.backends.fpga.runs import Loop, Run, Table, runs
 from pipec.backends.fpga.training.nests import (
+    Accumulate,
     ArgMax,
+    Fetch,
     OneHot,
     Outer,
     RowGradient,
     Scatter,
     Spread,
+    Store,
 )
 
 
@@ -72,6 +75,16 @@ def _spread(nest: Spread, ii: int, inputs: int) -> Table:
     return (Loop(nest.batch, tuple(image)),)
 
 
+@runs.register
+def _store(nest: Store | Accumulate, ii: int, inputs: int) -> Table:
+    return (Run(nest.tokens, ii, 1),)
+
+
+@runs.register
+def _fetch(nest: Fetch, ii: int, inputs: int) -> Table:
+    return (Run(nest.tokens, ii, 0, 1),)
+
+
 @buffer.register
 def _outer_buffer(nest: Outer, bits: int) -> tuple[int, int]:
     words = nest.partial * nest.groups * nest.nf * nest.sf
@@ -104,6 +117,21 @@ def _scatter_units(nest: Scatter, dtype: str) -> tuple[float, float]:
 @units.register
 def _compare_units(nest: ArgMax | OneHot, dtype: str) -> tuple[float, float]:
     return (0.0, 120.0 * nest.lanes)
+
+
+MOVER_LUT = 1_500.0
+"""An m_axi adapter; as of weights that are streamed."""
+
+
+@units.register
+def _mover_units(nest: Store | Fetch, dtype: str) -> tuple[float, float]:
+    return (0.0, MOVER_LUT)
+
+
+@units.register
+def _accumulate_units(nest: Accumulate, dtype: str) -> tuple[float, float]:
+    dsp, lut, _ = step_cost("add", "float32")
+    return (nest.lanes * dsp, 2 * MOVER_LUT + nest.lanes * lut)
 
 
 _STEPS = {

@@ -6,13 +6,19 @@ from pipec.backends.fpga.design import Engine
 from pipec.backends.fpga.emit.cpp import literal
 from pipec.backends.fpga.emit.unit import Unit
 from pipec.backends.fpga.training.nests import (
+    Accumulate,
     ArgMax,
+    Fetch,
     OneHot,
     Outer,
     RowGradient,
     Scatter,
     Spread,
+    Store,
 )
+
+MICROBATCH, MICROBATCHES = "microbatch", "microbatches"
+"""Arguments of a kernel with movers: number of the first frame, frames of an update."""
 
 
 def outer(engine: Engine, nest: Outer) -> Unit:
@@ -68,3 +74,25 @@ def row_gradient(engine: Engine, nest: RowGradient) -> Unit:
         return Unit("rowgrad.h", "softmax_gradient", {**constants, "LOG": nest.op == "log_softmax"})
     eps = {"T eps()": [f"return {literal(nest.eps, engine.dtype)};"]}
     return Unit("rowgrad.h", "layer_norm_gradient", constants, eps, tables=("scale?no_table",))
+
+
+def store(engine: Engine, nest: Store) -> Unit:
+    """Frames into a ring in memory."""
+    return _ring("store", nest)
+
+
+def fetch(engine: Engine, nest: Fetch) -> Unit:
+    """Frames from a ring in memory."""
+    return _ring("fetch", nest)
+
+
+def _ring(function: str, nest: Store | Fetch) -> Unit:
+    constants = {"TOKENS": nest.tokens, "LANES": nest.lanes, "SLOTS": nest.slots}
+    return Unit("mover.h", function, constants, arguments=(MICROBATCH,), in_memory=True)
+
+
+def accumulate(engine: Engine, nest: Accumulate) -> Unit:
+    """Sums of frames in memory."""
+    constants = {"TOKENS": nest.tokens, "LANES": nest.lanes}
+    arguments = (MICROBATCH, MICROBATCHES)
+    return Unit("mover.h", "accumulate", constants, arguments=arguments, in_memory=True)

@@ -1,8 +1,9 @@
 """Where the values wait that F saves and B reads: on chip as far as there is room, else in DDR.
 
-A value of b bytes per microbatch, n microbatches in flight, takes n*b bytes; in DDR it also moves
-2*b bytes per interval, in and out. Every byte kept on chip saves the same traffic, so the room is
-filled with the largest values first.
+A value of b bytes per microbatch, n microbatches in flight, takes n*b bytes: on chip it waits in a
+FIFO between the two kernels, in DDR in a ring, where it also moves 2*b bytes per interval, in and
+out. Every byte kept on chip saves the same traffic, so the room is filled with the largest values
+first.
 """
 
 from collections.abc import Iterable, Mapping
@@ -61,14 +62,27 @@ def placed_features(sizes: Mapping[str, int], sets: int, room: Resources) -> tup
     left = {Memory.URAM: room.uram, Memory.BRAM: room.bram36}
     found = {}
     for value in sorted(sizes, key=lambda v: (-sizes[v], v)):
-        item = Item(value, "feature", WORD, -(-8 * sizes[value] * sets // WORD))
-        _, bram, uram = item.costs
+        _, bram, uram = _item(value, sizes[value] * sets).costs
         cost = {Memory.URAM: uram, Memory.BRAM: bram}
         kind = next((k for k in left if cost[k] <= left[k]), Memory.DDR)
         if kind is not Memory.DDR:
             left[kind] -= cost[kind]
         found[value] = Feature(value, sizes[value], sets, kind)
     return tuple(found[v] for v in sizes)
+
+
+def _item(value: str, nbytes: int) -> Item:
+    return Item(value, "fifo", WORD, -(-8 * nbytes // WORD))
+
+
+def memories_of(features: Iterable[Feature]) -> list[Item]:
+    """The memories of the values that stay on chip."""
+    return [_item(f.value, f.held_bytes) for f in features if f.memory is not Memory.DDR]
+
+
+def in_ddr(features: Iterable[Feature]) -> list[Feature]:
+    """The values that wait in DDR."""
+    return [f for f in features if f.memory is Memory.DDR]
 
 
 def traffic(features: Iterable[Feature]) -> int:

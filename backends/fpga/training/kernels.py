@@ -4,23 +4,32 @@ Both stand on the board at once, so they are one network of engines to the searc
 either keeps one interval T, and the least T at which all of them fit is the best division of the
 board between forward and backward for schedules that run both at the same time (BaPipe's FBP-AS).
 F then takes about a third of the multipliers, B, with two products for each of F's, the rest.
+What memory moves meanwhile (saved values, gradient sums) has time slots of its own, and counts for
+the interval like an engine.
 """
 
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipec.backends.fpga.compile import best_design
-from pipec.backends.fpga.design import Resources, StageDesign
-from pipec.backends.fpga.fifo import busiest
+from pipec.backends.fpga.assemble import wire_lanes
+from pipec.backends.fpga.compile import best_design, laid_out
+from pipec.backends.fpga.design import Engine, Resources, StageDesign
+from pipec.backends.fpga.fifo import busiest, sized
 from pipec.backends.fpga.flow import schedule
 from pipec.backends.fpga.lowering.layers import Layer, Use
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import NetPort, Network
-from pipec.backends.fpga.search import Board
-from pipec.backends.fpga.training.phases import Phases
+from pipec.backends.fpga.resources import DDR_SHELL, logic
+from pipec.backends.fpga.search import Board, deep_fifos
+from pipec.backends.fpga.training.features import Feature, in_ddr, memories_of, placed_features
+from pipec.backends.fpga.training.movers import Place, gradient_sum, ring, with_movers
+from pipec.backends.fpga.training.nests import Accumulate, Mover
+from pipec.backends.fpga.training.phases import Phases, gradient_name
+from pipec.backends.fpga.training.slots import with_slots
+from pipec.errors import BackendError
 from pipec.graph.ir import Graph, OutputKind
 
 PREFIX = {"F": "f_", "B": "b_"}
@@ -35,13 +44,13 @@ class Kernels:
         F: Forward.
         B: Backward, weight gradients included.
         interval: Cycles per microbatch when both run at the same time.
-        saved: Names of the values that B reads and that F yields or reads.
+        features: Saved values and their places.
     """
 
     F: StageDesign
     B: StageDesign
     interval: int
-    saved: tuple[str, ...]
+    features: tuple[Feature, ...]
 
 
 def networks_of(
@@ -97,10 +106,23 @@ def prefixed(network: Network, prefix: str) -> Network:
     )
 
 
+_ROUNDS = 6
+_GROWTH = 1.05
+"""How much slower the next round is where what is added to the engines did not fit. The last round
+keeps no saved value on chip."""
+
+
 def kernels_on(
-    networks: tuple[Network, Network], board: Board, name: str, saved: tuple[str, ...]
+    networks: tuple[Network, Network], board: Board, name: str, phases: Phases, sets: int
 ) -> Kernels:
     """F and B folded onto one board such that both keep the least interval.
+
+    Args:
+        networks: Of F and B (`networks_of`).
+        board: Where.
+        name: Of the stage.
+        phases: Their graphs.
+        sets: Microbatches in flight, whose saved values are held.
 
     Raises:
         BackendError: They do not fit.
@@ -109,12 +131,72 @@ def kernels_on(
         tuple(x for n in networks for x in getattr(n, field)) for field in _FIELDS
     )
     both = Network(layers, inputs, outputs)
-    whole = best_design(both, board, name)
-    parts = [
-        _part(whole, f"{name}_{suffix}", PREFIX[phase])
-        for phase, suffix in (("F", "forward"), ("B", "backward"))
-    ]
-    return Kernels(parts[0], parts[1], whole.interval, saved)
+    sums = {gradient_name(n): gradient_sum(n) for n in phases.trained}
+    reserved, start = _adding(networks[1], sums), 0
+    for k in range(_ROUNDS):
+        whole = best_design(both, without(board, reserved), name, start)
+        room = _room(whole, board, 1.0 - k / (_ROUNDS - 1))
+        features = placed_features(phases.saved_bytes, sets, room)
+        rings = {f.value: ring(f.value, sets) for f in in_ddr(features)}
+        found = _complete(whole, sums | rings, features, board)
+        if isinstance(found, StageDesign):
+            parts = [
+                _part(found, f"{name}_{suffix}", PREFIX[phase])
+                for phase, suffix in (("F", "forward"), ("B", "backward"))
+            ]
+            return Kernels(parts[0], parts[1], found.interval, features)
+        reserved, start = found, round(whole.interval * _GROWTH)
+    raise BackendError(
+        "the kernels of a stage and what moves their values do not fit the board together",
+        where=name,
+        hint="use more boards, larger ones, or smaller microbatches",
+    )
+
+
+def _adding(backward: Network, sums: Mapping[str, Place]) -> Resources:
+    """What adding up gradients in memory takes."""
+    found = Resources()
+    for port in backward.outputs:
+        if port.value in sums:
+            lanes = wire_lanes(port.use.channels, port.use.dtype)
+            found = found + logic(Engine("", Accumulate(port.use.rows, lanes), (), ()))
+    return found + dataclasses.replace(DDR_SHELL, ff=0.0) if sums else found
+
+
+def _room(whole: StageDesign, board: Board, share: float) -> Resources:
+    """A share of the on-chip memory that engines leave."""
+    limit, used = board.limits, whole.resources
+    return Resources(
+        bram36=share * max(limit.bram36 - used.bram36, 0),
+        uram=share * max(limit.uram - used.uram, 0),
+    )
+
+
+def _complete(
+    whole: StageDesign, places: Mapping[str, Place], features: Sequence[Feature], board: Board
+) -> StageDesign | Resources:
+    """F and B with movers, laid out; if that does not fit the board what the movers take."""
+    moving = with_movers(whole, places, tuple(PREFIX.values()))
+    slotted = sized(with_slots(moving, board.device))
+    slotted = dataclasses.replace(slotted, interval=max(slotted.interval, whole.interval))
+    held = [*deep_fifos(slotted), *memories_of(features)]
+    found = laid_out(slotted, board, held)
+    if found is not None:
+        return found
+    movers = (logic(e) for e in slotted.engines if isinstance(e.nest, Mover))
+    return sum(movers, dataclasses.replace(DDR_SHELL, ff=0.0))
+
+
+def without(board: Board, used: Resources) -> Board:
+    """The board with what a kernel takes gone."""
+    fabric = board.fabric
+    left = dataclasses.replace(
+        fabric,
+        dsp=int(fabric.dsp - used.dsp / fabric.logic_limit),
+        lut=int(fabric.lut - used.lut / fabric.logic_limit),
+        bram36=int(fabric.bram36 - used.bram36 / fabric.memory_limit),
+    )
+    return dataclasses.replace(board, device=dataclasses.replace(board.device, fpga=left))
 
 
 _OUTPUT = re.compile(r"^out_[0-9]+_")

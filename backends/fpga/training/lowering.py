@@ -240,24 +240,46 @@ def max_pool_backward(b: Builder, node: fx.Node) -> Value:
 def avg_pool_backward(b: Builder, node: fx.Node) -> Value:
     """``(dy, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)``.
 
-    Windows that tile the maps: pixels repeated. Stride 1: an average pooling of dy.
+    Windows that tile the maps: pixels repeated. Others: a pooling of dy with stride 1, its pixels
+    put a stride apart first.
     """
     kernel = integers(node.args[2], 2)
     stride, padding = integers(node.args[3] or kernel, 2), integers(node.args[4], 2)
-    count = cast("int | None", argument(node, 7, "divisor_override")) or math.prod(kernel)
+    divisor = cast("int | None", argument(node, 7, "divisor_override"))
+    scale = 1.0 / (divisor or math.prod(kernel))
     dy, shape = as_maps(b, node, node.args[0]), shape_of(node)
     if stride == kernel and padding == (0, 0) and shape[2:] == (
         dy.h * kernel[0], dy.w * kernel[1]
     ):  # fmt: skip
-        return _repeated(b, node, dy, kernel, 1.0 / count)
-    if stride == (1, 1) and (argument(node, 6, "count_include_pad", True) or padding == (0, 0)):
-        border = (kernel[0] - 1 - padding[0], kernel[1] - 1 - padding[1])
-        window = window_of(dy, kernel, (1, 1), (1, 1), border, shape[2:])
-        return pool(b, node, dy, window, "sum", 1.0 / count)
-    raise UnsupportedError(
-        f"the gradient of an average pooling of {kernel} pixels with stride {stride} and padding "
-        f"{padding}: windows must tile the maps or have stride 1"
+        return _repeated(b, node, dy, kernel, scale)
+    ends = [(n - 1) * s + k for n, s, k in zip((dy.h, dy.w), stride, kernel, strict=True)]
+    over = any(e > h + 2 * p for e, h, p in zip(ends, shape[2:], padding, strict=True))
+    borders = padding != (0, 0) and not argument(node, 6, "count_include_pad", True)
+    if divisor is None and (over or borders):
+        raise UnsupportedError(
+            "the gradient of an average pooling whose windows at the borders have other divisors"
+        )
+    if stride != (1, 1):
+        dy = _apart(b, node, _maps(b, node, node.args[0]), stride)
+    border = (kernel[0] - 1 - padding[0], kernel[1] - 1 - padding[1])
+    window = window_of(dy, kernel, (1, 1), (1, 1), border, shape[2:])
+    return pool(b, node, dy, window, "sum", scale)
+
+
+def _apart(b: Builder, node: fx.Node, maps: Maps, stride: tuple[int, ...]) -> Maps:
+    """Pixels put a stride apart, zeros in between."""
+    size = ((maps.h - 1) * stride[0] + 1, (maps.w - 1) * stride[1] + 1)
+    shape = (maps.batch, maps.channels, *size)
+    layer = ZeroInsert(
+        **b.facts(node, "_spread"),
+        inputs=(maps.value.use(maps.channels),),
+        rows=maps.batch * math.prod(size),
+        channels=maps.channels,
+        window=_written(maps, shape, ((1, 1), stride, (0, 0))),
     )
+    view = View.of(shape, (0, 2, 3, 1))
+    value = Value(b.add(layer), layer.rows, maps.channels, view, maps.value.dtype)
+    return as_maps_value(b, node, value)
 
 
 @lowers("aten._adaptive_avg_pool2d_backward.default")

@@ -191,5 +191,41 @@ class Spread:
     sw: int
 
 
-GradientNest = Outer | Scatter | ArgMax | OneHot | RowGradient | Spread
+@dataclass(frozen=True)
+class Store:
+    """Writes frames into a ring in DDR: ``for i in tokens: memory[n % slots][i] = read in0``.
+
+    Of microbatch n. `Fetch` reads the ring in the same way, in another kernel.
+    """
+
+    tokens: int
+    lanes: int
+    slots: int
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Reads frames from a ring in DDR: ``for i in tokens: write memory[n % slots][i]``."""
+
+    tokens: int
+    lanes: int
+    slots: int
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """Adds frames in DDR, in float32, anew for every update of so many microbatches.
+
+    ```text
+    for i in tokens: memory[i] = (n % microbatches == 0 ? 0 : memory[i]) + read in0
+    ```
+    """
+
+    tokens: int
+    lanes: int
+
+
+Mover = Store | Fetch | Accumulate
+"""Engines between a stream and DDR."""
+GradientNest = Outer | Scatter | ArgMax | OneHot | RowGradient | Spread | Mover
 """Any nest of this module."""

@@ -29,9 +29,11 @@ from pipec.graph.ir import (
     GraphOutput,
     InputKind,
     OutputKind,
+    nbytes,
     op_name,
     tensor,
 )
+
 
 @dataclass(frozen=True)
 class Phases:
@@ -48,6 +50,18 @@ class Phases:
     B: Graph
     saved: tuple[str, ...]
     counters: tuple[str, ...]
+
+    @property
+    def saved_bytes(self) -> dict[str, int]:
+        """Saved values with the bytes of one microbatch."""
+        nodes = self.B.nodes
+        return {i.name: nbytes(nodes[i.node]) for i in self.B.inputs_of(InputKind.SAVED)}
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Parameters that get a gradient, in the order of the update."""
+        outputs = self.B.outputs_of(OutputKind.WEIGHT_GRADIENT)
+        return tuple(o.name.removeprefix(gradient_name("")) for o in outputs)
 
 
 def gradient_name(name: str) -> str:

@@ -236,7 +236,51 @@ def _phases(
     return whole
 
 
+def safe_softmax(emit: Emit, old: fx.Node, args: Args) -> Found | None:
+    """``(x, dim)``: a softmax; where a row is minus infinity throughout torch yields zeros."""
+    return emit(aten._softmax.default, args[0], args[1], False)
+
+
+def embedding_backward(emit: Emit, old: fx.Node, args: Args) -> Found | None:
+    """``(dy, indices, rows, padding row, by frequency)``: ``one_hot(indices)^T dy``."""
+    dy, indices, rows, padding, by_frequency = args
+    if padding >= 0 or by_frequency:
+        return None
+    count, width = math.prod(shape_of(indices)), shape_of(dy)[-1]
+    flat = emit(aten.reshape.default, indices, [count])
+    hot = emit(ops.one_hot.default, flat, rows)
+    turned = emit(aten.permute.default, hot, [1, 0])
+    return emit(aten.mm.default, turned, emit(aten.reshape.default, dy, [count, width]))
+
+
+def joined_selects(emit: Emit, old: fx.Node, args: Args) -> Found | None:
+    """The sum of the gradients of all ``x.select(dim, k)``: stacked, not padded and added."""
+    if old.kwargs or not all(isinstance(a, fx.Node) for a in args):
+        return None
+    parts = [part for a in args for part in _selected(a)]
+    if None in parts:
+        return None
+    found = {part.args[3]: part for part in parts if part is not None}
+    sizes, dim = next(iter(found.values())).args[1:3]
+    alike = all(part.args[1:3] == (sizes, dim) for part in found.values())
+    if not alike or len(found) != len(parts) or sorted(found) != list(range(sizes[dim])):
+        return None
+    return emit(aten.stack.default, [found[k].args[0] for k in range(len(found))], dim)
+
+
+def _selected(node: fx.Node) -> list[Any]:
+    """The gradients of selections that a sum is made of; None for what is none."""
+    if node.target is aten.select_backward.default:
+        return [node]
+    if node.target is aten.add.Tensor and not node.kwargs:
+        return [part for a in node.all_input_nodes for part in _selected(a)]
+    return [None]
+
+
 RULES: dict[str, Rule] = {
+    "aten.add.Tensor": joined_selects,
+    "aten._safe_softmax.default": safe_softmax,
+    "aten.embedding_dense_backward.default": embedding_backward,
     "aten._native_batch_norm_legit_functional.default": batch_norm,
     "aten.native_batch_norm_backward.default": batch_norm_backward,
     "aten.nll_loss_forward.default": nll_loss,

@@ -3,43 +3,46 @@
 import dataclasses
 from dataclasses import dataclass
 
-from pipec.backends.fpga.design import Memory, Resources, StageDesign
+from pipec.backends.fpga.design import Memory, StageDesign
 from pipec.backends.fpga.designs import device_of, precision_of
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import items_of, placed
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.timing import stage_timing
-from pipec.backends.fpga.training.features import Feature, in_flight, placed_features, traffic
-from pipec.backends.fpga.training.kernels import Kernels, kernels_on, networks_of
-from pipec.backends.fpga.training.phases import Phases, gradient_name, phases_of
-from pipec.backends.fpga.training.update import Sgd, update_kernel, update_seconds
+from pipec.backends.fpga.training.features import in_ddr, in_flight
+from pipec.backends.fpga.training.kernels import Kernels, kernels_on, networks_of, without
+from pipec.backends.fpga.training.movers import SUMS, with_movers
+from pipec.backends.fpga.training.phases import Phases, phases_of
+from pipec.backends.fpga.training.slots import with_slots
+from pipec.backends.fpga.training.update import ROW, UPDATED, Sgd, Slice, layout, update_kernel
 from pipec.cluster.device import Device
 from pipec.errors import PlanError
-from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, tensor
+from pipec.graph.ir import Graph, OutputKind
 from pipec.plan.model import Plan, StageTiming
 
 
 @dataclass(frozen=True)
 class TrainedStage:
-    """The kernels of one stage and where its saved values wait.
+    """The kernels of one stage and where its values wait.
 
     Attributes:
         phases: The graphs.
         kernels: F and B.
         update: The update kernel; None where nothing is trained.
-        parameters: Names of the trained parameters, in the update's order.
-        count: Trained numbers.
-        features: Saved values.
-        slot_seconds: Of one microbatch when F and B run at the same time.
+        parameters: The trained parameters as they lie in memory.
+        sets: Microbatches in flight.
     """
 
     phases: Phases
     kernels: Kernels
     update: StageDesign | None
-    parameters: tuple[str, ...]
-    count: int
-    features: tuple[Feature, ...]
-    slot_seconds: float
+    parameters: tuple[Slice, ...]
+    sets: int
+
+    @property
+    def slot_seconds(self) -> float:
+        """Of one microbatch when F and B run at the same time, memory traffic included."""
+        return self.kernels.interval / (self.kernels.F.clock_mhz * 1e6)
 
 
 _last: list[tuple[Plan, tuple[TrainedStage, ...]]] = []
@@ -69,32 +72,17 @@ def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
 
 def _stage(plan: Plan, k: int, phases: Phases, networks: tuple[Network, Network]) -> TrainedStage:
     board = Board(device_of(plan, k), precision_of(plan))
-    name, clock = f"stage{k}", board.fabric.clock_hz
-    parameters, count = _trained(phases.B)
-    update = None
-    if parameters:
-        made = update_kernel(count, board.limits.ddr / clock, Sgd(), f"{name}_update")
-        update = on_board(made, board)
-        board = _less(board, update.resources)
-    kernels = kernels_on(networks, board, name, phases.saved)
-    limit, used = board.limits, kernels.F.resources + kernels.B.resources
-    room = Resources(bram36=max(limit.bram36 - used.bram36, 0), uram=max(limit.uram - used.uram, 0))
-    sets = in_flight(k, len(plan.stages))
-    features = placed_features(_sizes(phases.B), sets, room)
-    moved = traffic(features) / (limit.ddr - used.ddr)
-    slot = max(kernels.interval / clock, moved)
-    return TrainedStage(phases, kernels, update, parameters, count, features, slot)
-
-
-def _trained(backward: Graph) -> tuple[tuple[str, ...], int]:
-    outputs, nodes = backward.outputs_of(OutputKind.WEIGHT_GRADIENT), backward.nodes
-    names = tuple(o.name.removeprefix(gradient_name("")) for o in outputs)
-    return names, sum(tensor(nodes[o.node]).numel() for o in outputs)
-
-
-def _sizes(backward: Graph) -> dict[str, int]:
-    nodes = backward.nodes
-    return {i.name: nbytes(nodes[i.node]) for i in backward.inputs_of(InputKind.SAVED)}
+    name, sets = f"stage{k}", in_flight(k, len(plan.stages))
+    parameters = layout(networks[1], phases.trained)
+    if not parameters:
+        kernels = kernels_on(networks, board, name, phases, sets)
+        return TrainedStage(phases, kernels, None, (), sets)
+    count, clock = ROW * (parameters[-1].first + parameters[-1].rows), board.fabric.clock_hz
+    made = update_kernel(count, board.limits.ddr / clock, Sgd(), f"{name}_update")
+    update = on_board(with_movers(made, UPDATED), board)
+    kernels = kernels_on(networks, without(board, update.resources), name, phases, sets)
+    banks = {p.group: p.bank for p in kernels.B.ddr if p.group == SUMS}
+    return TrainedStage(phases, kernels, with_slots(update, board.device, banks), parameters, sets)
 
 
 def on_board(design: StageDesign, board: Board) -> StageDesign:
@@ -115,17 +103,6 @@ def on_board(design: StageDesign, board: Board) -> StageDesign:
     return placed(named, [Memory.LUT] * len(items), items)
 
 
-def _less(board: Board, used: Resources) -> Board:
-    """The board with what a kernel takes gone."""
-    fabric = board.fabric
-    left = dataclasses.replace(
-        fabric,
-        dsp=int(fabric.dsp - used.dsp / fabric.logic_limit),
-        lut=int(fabric.lut - used.lut / fabric.logic_limit),
-    )
-    return dataclasses.replace(board, device=dataclasses.replace(board.device, fpga=left))
-
-
 def training_timing(plan: Plan) -> tuple[StageTiming, ...]:
     """Every stage: F alone, B alone, both at the same time, one update."""
     return tuple(_timing(plan, k, stage) for k, stage in enumerate(trained_stages(plan)))
@@ -142,13 +119,13 @@ def _timing(plan: Plan, k: int, stage: TrainedStage) -> StageTiming:
     )
     slower = max(forward, backward, key=lambda t: t.interval_seconds)
     slot, bottleneck = stage.slot_seconds, slower.bottleneck
-    if slot > kernels.interval / (kernels.F.clock_mhz * 1e6):
-        bottleneck = "saved values to and from DDR"
+    if kernels.interval > max(kernels.F.interval, kernels.B.interval):
+        bottleneck = "values in memory between F, B and the update"
     if slower.interval_seconds > slot:
         slot, bottleneck = slower.interval_seconds, slower.bottleneck
     update = 0.0
     if stage.update is not None:
-        update = update_seconds(stage.count, stage.update, device.memory_bandwidth)
+        update = stage.update.interval_seconds
     return StageTiming(
         interval_seconds=forward.interval_seconds,
         latency_seconds=forward.latency_seconds,
@@ -168,13 +145,15 @@ def _sending(design: StageDesign, graph: Graph, kind: OutputKind) -> StageDesign
 
 
 def _notes(stage: TrainedStage, device: Device) -> tuple[str, ...]:
-    spilled = [f for f in stage.features if f.memory is Memory.DDR]
-    if not spilled:
+    """What moves through memory."""
+    features, spilled = stage.kernels.features, in_ddr(stage.kernels.features)
+    moved = sum(p.bytes_per_frame for k in (stage.kernels.F, stage.kernels.B) for p in k.ddr
+                if p.carries is not None)  # fmt: skip
+    if not moved:
         return ()
-    moved = traffic(stage.features)
     return (
-        f"{len(spilled)} of {len(stage.features)} saved values wait in DDR: {moved / 1e6:.1f} MB "
-        f"per microbatch, {moved / stage.slot_seconds / 1e9:.1f} of "
+        f"{len(spilled)} of {len(features)} saved values wait in DDR; with the sums of gradients "
+        f"{moved / 1e6:.1f} MB per microbatch, {moved / stage.slot_seconds / 1e9:.1f} of "
         f"{device.memory_bandwidth / 1e9:.1f} GB/s",
     )
 

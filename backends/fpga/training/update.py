@@ -6,21 +6,30 @@ m' = momentum * m + g
 w' = w - rate * m'
 ```
 
-All parameters of a stage lie one after the other; a row is 16 of them. Rates are tables of the
-engines, so that the host can change them between steps. As in torch.optim.SGD, nesterov and
-dampening aside.
+All parameters of a stage lie one after the other, each from a new row of 16 numbers on, in the
+order of their gradients' tokens (`layout`); the gradients are the sums that the backward kernel
+leaves in memory. Rates are tables of the engines, so that the host can change them between steps.
+As in torch.optim.SGD, nesterov and dampening aside.
 """
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from pipec.backends.fpga.assemble import wire_lanes
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.layers import Elementwise, MapStep, Table, Use
 from pipec.backends.fpga.lowering.network import NetPort, Network
 from pipec.backends.fpga.nests import ceil_div
+from pipec.backends.fpga.training.movers import SUMS, Place
+from pipec.backends.fpga.training.phases import gradient_name
 
 ROW = 16
 """Parameters of a row: one beat of 512 bits in float32."""
@@ -43,6 +52,52 @@ class Sgd:
     momentum: float = 0.9
     decay: float = 0.0
     scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Where a parameter lies among those of its stage.
+
+    Attributes:
+        parameter: Its name.
+        first: Its first row; ``rows`` rows.
+    """
+
+    parameter: str
+    first: int
+    rows: int
+
+
+def layout(backward: Network, trained: Sequence[str]) -> tuple[Slice, ...]:
+    """The parameters of a stage in memory.
+
+    Args:
+        backward: The network of B, whose outputs are their gradients.
+        trained: Names of the parameters in order.
+    """
+    uses, found, first = {p.value: p.use for p in backward.outputs}, list[Slice](), 0
+    for name in trained:
+        use = uses[gradient_name(name)]
+        lanes = wire_lanes(use.channels, use.dtype)
+        rows = ceil_div(use.rows * ceil_div(use.channels, lanes) * lanes, ROW)
+        found.append(Slice(name, first, rows))
+        first += rows
+    return tuple(found)
+
+
+def put(image: NDArray[np.float32], part: Slice, tokens: NDArray[Any]) -> None:
+    """Write a parameter, as tokens of its gradient's stream, into ``[rows, 16]`` of the stage."""
+    image[part.first : part.first + part.rows].reshape(-1)[: tokens.size] = tokens.reshape(-1)
+
+
+UPDATED = {
+    "w": Place("w", 1, "w"),
+    "gradient": Place(SUMS, 1, SUMS),
+    "m": Place("m", 1, "m"),
+    "new_w": Place("new_w", 1, "w"),
+    "new_m": Place("new_m", 1, "m"),
+}
+"""Ports of the update to the buffers in memory; the new values may overwrite the old ones."""
 
 
 def update_network(parameters: int, sgd: Sgd) -> Network:
@@ -94,7 +149,23 @@ def update_kernel(
     return sized(design_at(update_network(parameters, sgd), target, name=name))
 
 
-def update_seconds(parameters: int, kernel: StageDesign, bytes_per_second: float) -> float:
-    """Seconds of one update: the kernel's cycles, or its traffic."""
-    traffic = 4 * WORDS_MOVED * parameters / bytes_per_second
-    return max(kernel.interval / (kernel.clock_mhz * 1e6), traffic)
+RATES = {
+    "rate": ("new_w_map", -1.0),
+    "momentum": ("new_m_map", 1.0),
+    "decay": ("decayed_map", 1.0),
+    "scale": ("total_map", 1.0),
+}
+"""Setting to the engine that multiplies by it, and the sign."""
+
+
+def rated(kernel: StageDesign, sgd: Sgd) -> StageDesign:
+    """The update with other settings: the same engines with other tables."""
+    engines = {e.name: e for e in kernel.engines}
+    for setting, (name, sign) in RATES.items():
+        engine, value = engines[name], sign * getattr(sgd, setting)
+        (table,) = engine.weights
+        values = partial(np.full, table.shape, value)
+        engines[name] = dataclasses.replace(
+            engine, weights=(dataclasses.replace(table, values=values),)
+        )
+    return dataclasses.replace(kernel, engines=tuple(engines.values()))

@@ -39,6 +39,40 @@ class Block(nn.Module):
         return x + torch.softmax(y, -1) * torch.sigmoid(y) + torch.tanh(x)
 
 
+class Encoder(nn.Module):
+    """Token embeddings and an encoder layer: attention of two heads, written by torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(5, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(self.tokens(x))
+        return found
+
+
+class Causal(nn.Module):
+    """Attention with a causal mask behind an average pooling whose windows overlap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 12, 3)
+        self.pool = nn.AvgPool2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.pool(self.conv(x)).flatten(2).transpose(1, 2)
+        q, k, v = y.chunk(3, -1)
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def example(like: Tensor) -> Tensor:
+    """A random tensor of the same kind: normal, or classes from 0 to 4."""
+    if like.dtype.is_floating_point:
+        return torch.randn(tuple(like.shape))
+    return torch.randint(0, 5, tuple(like.shape))
+
+
 def mlp() -> Graph:
     """Linear, ReLU, squared error."""
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -82,13 +116,31 @@ def rows() -> Graph:
     return _traced(Block(), torch.randn(2, 3, 6), functional.mse_loss, torch.randn(2, 3, 6))
 
 
+def encoder() -> Graph:
+    """An encoder layer over embedded tokens."""
+    classes = torch.tensor([[1, 4, 0], [2, 2, 3]])
+    return _traced(Encoder(), classes, functional.mse_loss, torch.randn(2, 3, 8))
+
+
+def causal() -> Graph:
+    """Causal attention over pooled maps."""
+    return _traced(Causal(), torch.randn(2, 3, 7, 9), functional.mse_loss, torch.randn(2, 12, 4))
+
+
 def dropout() -> Graph:
     """What boards do not train with."""
     net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
     return _traced(net, torch.randn(2, 8), functional.mse_loss, torch.randn(2, 8))
 
 
-MODELS: dict[str, Callable[[], Graph]] = {"mlp": mlp, "cnn": cnn, "resnet": resnet, "rows": rows}
+MODELS: dict[str, Callable[[], Graph]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "resnet": resnet,
+    "rows": rows,
+    "encoder": encoder,
+    "causal": causal,
+}
 
 
 def _traced(

@@ -22,7 +22,7 @@ from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.training.phases import Phases, phases_of
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
-from tests.fpga.training.models import MODELS
+from tests.fpga.training.models import MODELS, example
 
 TARGET = 2_000
 """Cycles per microbatch to fold for: engines of several lanes, tiles that overhang."""
@@ -43,8 +43,8 @@ class Truth:
 def truth(name: str) -> Truth:
     torch.manual_seed(len(name))
     graph = MODELS[name]()
-    phases = phases_of(differentiate(graph, [graph])[0])
-    inputs = {i.name: _example(graph, i.node) for i in graph.inputs_of(InputKind.INPUT)}
+    phases = phases_of(differentiate(graph, [graph], portable=True)[0])
+    inputs = {i.name: example(tensor(graph.node(i.node))) for i in graph.inputs_of(InputKind.INPUT)}
     names = [i.name for i in graph.inputs_of(InputKind.PARAMETER)]
     weights = {n: w.detach().clone() for n, w in graph.weights.items()}
     for n in names:
@@ -55,13 +55,6 @@ def truth(name: str) -> Truth:
     return Truth(
         graph, phases, inputs, found[at].detach(), dict(zip(names, gradients, strict=True))
     )
-
-
-def _example(graph: Graph, node: str) -> Tensor:
-    like = tensor(graph.node(node))
-    if like.dtype.is_floating_point:
-        return torch.randn(tuple(like.shape))
-    return torch.randint(0, 5, tuple(like.shape))
 
 
 def read_by(graph: Graph, known: Mapping[str, Tensor], whole: Graph) -> dict[str, Tensor]:
@@ -101,7 +94,7 @@ def kernel(graph: Graph, orders: dict[str, tuple[int, ...]]) -> StageDesign:
     return dataclasses.replace(design, device="vcu118", part="xcvu9p-flga2104-2L-e")
 
 
-@pytest.mark.parametrize("name", ["cnn", "resnet", "rows"])
+@pytest.mark.parametrize("name", ["cnn", "resnet", "rows", "encoder", "causal"])
 def test_c_simulation_computes_the_same_in_the_cycles_simulated(name: str, tmp_path: Path) -> None:
     want, orders = truth(name), dict[str, tuple[int, ...]]()
     known = dict(want.inputs)

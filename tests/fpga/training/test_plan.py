@@ -1,34 +1,39 @@
 """Training plans for boards, end to end: planned, written, run in C simulation, verified."""
 
 import dataclasses
-import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga.csim.run import load_stages
+from pipec.backends.fpga.csim.timed import check_timing
 from pipec.backends.fpga.design import Memory, Resources
 from pipec.backends.fpga.resources import uram
+from pipec.backends.fpga.runs import busy_cycles
 from pipec.backends.fpga.search import Board
-from pipec.backends.fpga.training.artifacts import TrainedRunner
+from pipec.backends.fpga.training import kernels
 from pipec.backends.fpga.training.features import in_flight, placed_features, traffic
 from pipec.backends.fpga.training.kernels import kernels_on, networks_of
+from pipec.backends.fpga.training.nests import Mover
 from pipec.backends.fpga.training.phases import phases_of
+from pipec.backends.fpga.training.run import TrainedRunner, read_training
 from pipec.backends.fpga.training.stage import trained_stages
 from pipec.backends.fpga.training.update import Sgd, update_kernel
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.backend import load_backend
+from pipec.compiler.backend import TrainingRunner, load_backend
 from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.compiler.residency import stage_times
-from pipec.compiler.verify_training import compare_gradients
+from pipec.compiler.verify_update import compare_emitted
 from pipec.errors import BackendError
-from pipec.graph.ir import InputKind, tensor
+from pipec.graph.ir import Graph, InputKind, tensor
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.schedule.action import ActionKind
-from tests.fpga.training.models import cnn, dropout, resnet
+from tests.fpga.training.models import cnn, dropout, example, mlp, resnet
 from tests.trained import trained_mlp
 
 
@@ -39,46 +44,110 @@ def planned(schedule: str, microbatches: int = 8) -> Plan:
     )
 
 
-def test_emitted_stages_give_autograds_gradients(tmp_path: Path) -> None:
+def compiled(folder: Path) -> tuple[Plan, list[TrainingRunner]]:
+    """An emitted plan and its stages, from its directory alone."""
+    stored = load_plan(folder)
+    runners = load_backend("fpga").load(stored, folder)
+    return stored, [r for r in runners if isinstance(r, TrainingRunner)]
+
+
+def batches(graph: Graph, count: int) -> list[dict[str, Tensor]]:
+    nodes = graph.nodes
+    kinds = {i.name: tensor(nodes[i.node]) for i in graph.inputs_of(InputKind.INPUT)}
+    return [{n: example(like) for n, like in kinds.items()} for _ in range(count)]
+
+
+@pytest.mark.parametrize("schedule", ["fbp-as", "1f1b-as"])
+def test_emitted_stages_train_as_autograd_and_sgd_do(schedule: str, tmp_path: Path) -> None:
+    """Three microbatches in the schedule's order through two stages, then two updates."""
     torch.manual_seed(0)
-    plan = planned("fbp-as")
+    plan = planned(schedule, 3)
     emit(plan, tmp_path / "out")
-    stored, backend = load_plan(tmp_path / "out"), load_backend("fpga")
-    runners = backend.load(stored, tmp_path / "out")
-    nodes = plan.graph.nodes
-    inputs = {
-        i.name: torch.randn(tuple(tensor(nodes[i.node]).shape))
-        for i in plan.graph.inputs_of(InputKind.INPUT)
-    }
-    known = dict(inputs)
-    for run in runners:
-        known |= run(known)
-    found = compare_gradients(stored, plan.graph, inputs, 1e-5, 0, runners)
-    assert len(found) == 8
+    stored, runners = compiled(tmp_path / "out")
+    inputs = batches(plan.graph, 3)
+    found = compare_emitted(stored, plan.graph, inputs, 1e-5, 0, runners)
+    assert [c.kind for c in found].count("gradient") == 8
+    assert [c.kind for c in found].count("parameter") == 16
     assert all(c.ok for c in found)
+    assert max(c.scale for c in found) > 0
     ready = [r for r in runners if isinstance(r, TrainedRunner)]
     wrong = [dataclasses.replace(r, backward_kernel=ready[0].backward_kernel) for r in ready]
-    with pytest.raises(BackendError):
-        compare_gradients(stored, plan.graph, inputs, 1e-5, 0, wrong)
+    with pytest.raises((BackendError, KeyError)):
+        compare_emitted(stored, plan.graph, inputs, 1e-5, 0, wrong)
+
+
+@pytest.fixture(scope="module")
+def spilled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+    """A plan of a board whose chip has no room for saved values, and where it was written."""
+    torch.manual_seed(1)
+    passes = default_passes(schedule="fbp-as", microbatches=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_room", lambda *_: Resources())
+        plan = make_plan(mlp(), parse_cluster("1xvcu118"), "fpga", passes=passes)
+    folder = tmp_path_factory.mktemp("spilled") / "out"
+    emit(plan, folder)
+    return plan, folder
+
+
+def test_saved_values_wait_in_rings_in_memory(spilled: tuple[Plan, Path]) -> None:
+    """More microbatches than slots: the ring goes round."""
+    plan, folder = spilled
+    (stage,) = trained_stages(plan)
+    waiting = [f for f in stage.kernels.features if f.memory is Memory.DDR]
+    assert len(waiting) == 4
+    assert stage.sets < 5
+    stored, runners = compiled(folder)
+    found = compare_emitted(stored, plan.graph, batches(plan.graph, 5), 1e-4, 0, runners)
+    assert all(c.ok for c in found)
+    (runner,) = (r for r in runners if isinstance(r, TrainedRunner))
+    runner.begin(5)
+    for n in range(stage.sets):
+        runner.forward(n, batches(plan.graph, 1)[0])
+    with pytest.raises(BackendError, match="in flight"):
+        runner.forward(stage.sets, batches(plan.graph, 1)[0])
+
+
+def test_memory_traffic_is_simulated_as_the_emitted_code_runs_it(
+    spilled: tuple[Plan, Path],
+) -> None:
+    plan, folder = spilled
+    (stage,) = trained_stages(plan)
+    (written,) = folder.glob("stage0*")
+    for name, design in (("forward", stage.kernels.F), ("backward", stage.kernels.B)):
+        movers = [e for e in design.engines if isinstance(e.nest, Mover)]
+        assert movers
+        assert {p.engine for p in design.ddr if p.carries} == {e.name for e in movers}
+        assert all(busy_cycles(e) <= stage.kernels.interval for e in movers)
+        check = check_timing(written / name, 2)
+        assert check.differing == ()
+        assert check.ends[1] - check.ends[0] <= 1.1 * stage.kernels.interval
+
+
+def test_a_schedule_with_more_in_flight_than_a_ring_holds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="in flight"):
+        emit(planned("gpipe", 8), tmp_path / "out")
 
 
 def test_update_is_that_of_torch(tmp_path: Path) -> None:
-    plan = planned("fbp-as")
-    emit(plan, tmp_path / "out")
-    (folder,) = sorted(tmp_path.glob("out/stage0*/update"))
-    record = json.loads((folder.parent / "training.json").read_text())
-    (run,) = load_stages([folder])
-    shape = (-(-record["numbers"] // 16), 16)
-    w, gradient = torch.randn(shape), torch.randn(shape)
+    emit(planned("fbp-as"), tmp_path / "out")
+    stage, _ = sorted((tmp_path / "out").glob("stage*"))
+    record = read_training(stage)
+    rows = record.parameters[-1].first + record.parameters[-1].rows
+    (kernel,) = load_stages([stage / "update"])
+    w, gradient, m = torch.randn(rows, 16), torch.randn(rows, 16), torch.zeros(rows, 16)
     parameter = torch.nn.Parameter(w.clone())
     optimizer = torch.optim.SGD([parameter], lr=Sgd().rate, momentum=Sgd().momentum)
-    m = torch.zeros(shape)
+    gradient.numpy().tofile(tmp_path / "sums.bin")
+    for name, start in (("w", w), ("m", m)):
+        start.numpy().tofile(tmp_path / f"{name}.bin")
     for _ in range(2):
-        parameter.grad = gradient.clone()
+        parameter.grad = gradient / 8
         optimizer.step()
-        found = run({"w": w, "gradient": gradient, "m": m})
-        w, m = found["new_w"], found["new_m"]
-    assert torch.allclose(w, parameter.detach(), atol=1e-6)
+        kernel.play(tmp_path)
+        for name in ("w", "m"):
+            (tmp_path / f"new_{name}.bin").replace(tmp_path / f"{name}.bin")
+    found = torch.from_numpy(np.fromfile(tmp_path / "w.bin", dtype=np.float32))
+    assert torch.allclose(found.reshape(rows, 16), parameter.detach(), atol=1e-6)
 
 
 def test_forward_and_backward_run_side_by_side() -> None:
@@ -113,7 +182,7 @@ def test_kernels_share_the_board() -> None:
         used = stage.kernels.F.resources + stage.kernels.B.resources
         assert stage.update is not None
         assert (used + stage.update.resources).fits(stage.kernels.F.limits)
-        assert stage.kernels.interval == max(stage.kernels.F.interval, stage.kernels.B.interval)
+        assert stage.kernels.interval >= max(stage.kernels.F.interval, stage.kernels.B.interval)
 
 
 def test_features_fill_the_chip_before_they_go_to_memory() -> None:
@@ -134,8 +203,8 @@ def test_every_engine_belongs_to_one_kernel() -> None:
     board = Board(parse_cluster("1xvcu118").devices[0])
     for p in phases:
         (networks,) = networks_of([p])
-        kernels = kernels_on(networks, board, "stage0", p.saved)
-        for design in (kernels.F, kernels.B):
+        made = kernels_on(networks, board, "stage0", p, 2)
+        for design in (made.F, made.B):
             names = {e.name for e in design.engines}
             for stream in design.streams.values():
                 assert {stream.producer, stream.consumer} - {None} <= names

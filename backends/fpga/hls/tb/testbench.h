@@ -120,6 +120,30 @@ bool agree(const std::vector<vec<T, P>> &found, const std::string &path, const c
   return ok;
 }
 
+// Memory that kernels share: a ring of frames, as another kernel left it, zero if none did. Where
+// golden data is played, every slot that a kernel reads holds the golden frame.
+template <typename V>
+std::vector<V> memory(const std::string &data, const char *name, std::size_t frame,
+                      std::size_t slots, bool reads, bool golden) {
+  const std::string path = data + "/" + name + ".bin";
+  if (golden && reads) return read_frames<V>(path, slots, frame);
+  if (golden || ::access(path.c_str(), F_OK) != 0) return std::vector<V>(slots * frame, V());
+  return read_file<V>(path, slots * frame);
+}
+
+// What a kernel left in memory: the first frame is compared, or all of it is kept in a file.
+template <typename T, int P>
+bool leave(const std::vector<vec<T, P>> &memory, const std::string &data, const char *name,
+           std::size_t frame, bool compare, double tolerance) {
+  const std::string path = data + "/" + name + ".bin";
+  if (!compare) {
+    outlet(path).put(memory);
+    return true;
+  }
+  const std::vector<vec<T, P>> first(memory.begin(), memory.begin() + std::ptrdiff_t(frame));
+  return agree(first, path, name, 1, tolerance);
+}
+
 // In a build with time: the cycle at which each frame of an output is out, and what lies between.
 template <typename T, int P>
 void print_cycles(const engine::axis_stream<T, P> &stream, const char *name, std::size_t frames) {

@@ -1,0 +1,228 @@
+"""Running the emitted kernels of training stages in C simulation.
+
+What the kernels of a stage share in memory (rings of saved values, gradient sums, weights,
+momentum) lies in the files of one directory; what waits on chip between F and B is kept here.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipec.backends.fpga.csim.manifest import Wire
+from pipec.backends.fpga.csim.run import CSimulation, load_stages
+from pipec.backends.fpga.lint import stage as lint
+from pipec.backends.fpga.numbers import file_type
+from pipec.backends.fpga.toolchain import workspace
+from pipec.backends.fpga.training.artifacts import KERNELS, RECORD
+from pipec.backends.fpga.training.phases import gradient_name
+from pipec.backends.fpga.training.update import ROW, Slice, put
+from pipec.backends.fpga.wire import from_tokens
+from pipec.errors import BackendError
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """What ``training.json`` tells the host.
+
+    Attributes:
+        parameters: As they lie in memory.
+        update: Settings of the update, by name.
+        counters: Counters of batches.
+        in_flight: Microbatches that rings have room for.
+    """
+
+    parameters: tuple[Slice, ...]
+    update: Mapping[str, float]
+    counters: Mapping[str, int]
+    in_flight: int
+
+
+def read_training(folder: Path) -> TrainingRecord:
+    """The record of a stage.
+
+    Raises:
+        BackendError: It is missing or damaged.
+    """
+    path = folder / RECORD
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return TrainingRecord(
+            tuple(
+                Slice(str(p["name"]), int(p["first_row"]), int(p["rows"]))
+                for p in found["parameters"]
+            ),
+            {str(k): float(v) for k, v in found["update"].items()},
+            {str(k): int(v) for k, v in found["counters"].items()},
+            int(found["microbatches_in_flight"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BackendError("a stage's record cannot be read", where=path, got=error) from error
+
+
+@dataclass
+class TrainedRunner:
+    """The kernels of one stage in C simulation.
+
+    Attributes:
+        folder: Where they were written.
+        record: Its ``training.json``.
+        forward_kernel: F; ``backward_kernel`` B.
+        memory: Directory of what the kernels share in memory.
+        microbatches: Of an update.
+        state: Running statistics.
+        waiting: Microbatch to what F has left on chip for B.
+    """
+
+    folder: Path
+    record: TrainingRecord
+    forward_kernel: CSimulation
+    backward_kernel: CSimulation
+    memory: Path
+    microbatches: int = 1
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    waiting: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+
+    def __call__(self, values: Tensors) -> dict[str, torch.Tensor]:
+        """F of one microbatch, from the beginning."""
+        self.begin(1)
+        return self.forward(0, values)
+
+    def begin(self, microbatches: int) -> None:
+        """Everything as it was written; updates have so many microbatches."""
+        shutil.rmtree(self.memory)
+        self.memory.mkdir()
+        self.microbatches, self.waiting = microbatches, {}
+        self.state = _state(self.forward_kernel)
+
+    def forward(self, microbatch: int, values: Tensors) -> dict[str, torch.Tensor]:
+        """F of a microbatch.
+
+        Raises:
+            BackendError: More microbatches are in flight than rings have room for.
+        """
+        if len(self.waiting) >= self.record.in_flight:
+            raise BackendError(
+                "more microbatches are in flight than a stage has room for",
+                where=self.folder.name,
+                got=len(self.waiting) + 1,
+                want=f"at most {self.record.in_flight}",
+            )
+        read = {**self.state, **values}
+        found = self.forward_kernel.frame(self.memory, read, (microbatch, self.microbatches))
+        self.state |= {n: found[n] for n in self.state if n in found}
+        self.waiting[microbatch] = found
+        return found | {n: torch.tensor(c + 1) for n, c in self.record.counters.items()}
+
+    def backward(self, microbatch: int, gradients: Tensors) -> dict[str, torch.Tensor]:
+        """B of a microbatch whose F has run.
+
+        Args:
+            microbatch: Its number.
+            gradients: Of the values that F yielded, by name; the loss's is 1.
+
+        Returns:
+            Gradients of the values that F received, by name.
+        """
+        named = {gradient_name(k): v for k, v in gradients.items()}
+        read = {**self.waiting.pop(microbatch), **named}
+        found = self.backward_kernel.frame(self.memory, read, (microbatch, self.microbatches))
+        return {k.removeprefix(gradient_name("")): v for k, v in found.items()}
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The sums of the gradients of all microbatches since the last update, by parameter."""
+        return {
+            wire.port.value.removeprefix(gradient_name("")): self._read(wire)
+            for wire in self._sums.values()
+        }
+
+    def update(self) -> dict[str, torch.Tensor]:
+        """Run the update kernel on the sums.
+
+        Returns:
+            The new parameters, by name; the momentum stays in memory.
+        """
+        if not self.record.parameters:
+            return {}
+        last = self.record.parameters[-1]
+        image = np.zeros((last.first + last.rows, ROW), dtype=np.float32)
+        for part in self.record.parameters:
+            put(image, part, self._tokens(self._sums[part.parameter]))
+        image.tofile(self.memory / "sums.bin")
+        if not (self.memory / "w.bin").exists():
+            shutil.copy(self.folder / "update/state/w.bin", self.memory / "w.bin")
+        (kernel,) = load_stages([self.folder / "update"])
+        kernel.play(self.memory)
+        for name in ("w", "m"):
+            shutil.copy(self.memory / f"new_{name}.bin", self.memory / f"{name}.bin")
+        new = np.fromfile(self.memory / "w.bin", dtype=np.float32).reshape(image.shape)
+        return {p.parameter: self._parameter(new, p) for p in self.record.parameters}
+
+    def _parameter(self, image: Any, part: Slice) -> torch.Tensor:
+        wire = self._sums[part.parameter]
+        count = wire.stream.tokens * wire.stream.lanes
+        tokens = image[part.first : part.first + part.rows].reshape(-1)[:count]
+        return from_tokens(tokens, wire.port, wire.stream)
+
+    @property
+    def settings(self) -> Mapping[str, float]:
+        """Of the update."""
+        return self.record.update
+
+    @property
+    def _sums(self) -> dict[str, Wire]:
+        """Parameter to where its gradients are added up."""
+        return {
+            w.port.value.removeprefix(gradient_name("")): w
+            for w in self.backward_kernel.memories
+            if not w.is_input
+        }
+
+    def _tokens(self, wire: Wire) -> Any:
+        return np.fromfile(self.memory / wire.file, dtype=file_type(wire.stream.dtype))
+
+    def _read(self, wire: Wire) -> torch.Tensor:
+        return from_tokens(self._tokens(wire), wire.port, wire.stream)
+
+
+def load_training(folders: Sequence[Path]) -> list[TrainedRunner]:
+    """Compile F and B of every stage.
+
+    Raises:
+        BackendError: No compiler, damaged files, or code that does not compile.
+    """
+    for folder in folders:
+        for name in KERNELS:
+            if (folder / name).is_dir():
+                lint.check(folder / name)
+    kernels = load_stages([folder / name for folder in folders for name in KERNELS[:2]])
+    return [
+        TrainedRunner(
+            folder,
+            read_training(folder),
+            forward,
+            backward,
+            Path(tempfile.mkdtemp(dir=workspace(), prefix="memory-")),
+        )
+        for folder, forward, backward in zip(folders, kernels[::2], kernels[1::2], strict=True)
+    ]
+
+
+def _state(forward: CSimulation) -> dict[str, torch.Tensor]:
+    found = {}
+    for wire in forward.wires:
+        path = forward.stage / "state" / wire.file
+        if wire.is_input and path.exists():
+            tokens = np.fromfile(path, dtype=file_type(wire.stream.dtype))
+            if tokens.size != wire.stream.tokens * wire.stream.lanes:
+                raise BackendError("a file of running statistics is damaged", where=path)
+            found[wire.port.value] = from_tokens(tokens, wire.port, wire.stream)
+    return found
