@@ -2,12 +2,12 @@
 
 A prediction knows a stage by the sums of its nodes; a plan knows its graphs, its channels and what
 its backward saves. So the fastest candidate and the fastest of plain data parallelism, GPipe and
-1F1B are made into plans, and the fastest plan that fits wins. What no plan was made of is scaled
-by what making the winner changed.
+1F1B, unless they are much slower, are made into plans, and the fastest plan that fits wins. What no
+plan was made of is scaled by what making the winner changed.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from pipec.errors import PartitionError, PipecError
 from pipec.explore.candidate import Candidate
@@ -17,7 +17,10 @@ from pipec.explore.predict import Prediction, overflow
 from pipec.plan.model import Plan
 
 MOST = 12
-"""Most plans that are tried, those of the baselines included."""
+"""Most plans that are tried for the fastest of all, and for the fastest of each baseline."""
+MUCH = 1.25
+"""How much slower than the best plan a prediction is that no plan is made of: more than plans and
+predictions, scaled by the winner's, differ from each other."""
 
 
 @dataclass
@@ -85,10 +88,11 @@ def decide(exploration: Exploration, maker: Maker) -> tuple[Exploration, Plan]:
     """
     known = {p.candidate: p for p in exploration.predictions}
     state = _Decision(maker, exploration.batch, known)
-    _make_best(state)
-    for candidate in _rivals(state):
-        state.make(candidate)
-    best = _make_best(state)
+    _make_fastest(state)
+    for name in BASELINES:
+        _make_baseline(state, name)
+    _make_fastest(state)
+    best = _settled(state)
     plan = state.plans.get(best.candidate) or maker.make(best.candidate)
     found = state.exploration
     return found, plan.replace(explored=found.tried())
@@ -99,21 +103,33 @@ def recalled(exploration: Exploration, maker: Maker) -> Plan:
     return maker.make(exploration.best.candidate).replace(explored=exploration.tried())
 
 
-def _make_best(state: _Decision) -> Prediction:
-    """Make plans until the fastest of all is one; after `MOST` attempts, the fastest made."""
+def _make_fastest(state: _Decision) -> None:
+    """Make plans until the fastest of all is one, `MOST` attempts in all."""
     while state.attempts < MOST:
         best = state.exploration.best
         if best.planned:
-            return best
+            return
         first = not state.plans
         state.make(best.candidate)
         made = state.known[best.candidate]
         if first and made.planned:
             state.scale(made.seconds / best.seconds)
-    return _fastest_made(state)
 
 
-def _fastest_made(state: _Decision) -> Prediction:
+def _make_baseline(state: _Decision, name: str) -> None:
+    """Make plans until the fastest of a baseline is one, or is much slower than the fastest plan.
+
+    `MOST` attempts, whatever was tried before.
+    """
+    for _ in range(MOST):
+        found = state.exploration.baseline(name)
+        least = min((state.known[c].seconds for c in state.plans), default=inf)
+        if found is None or found.planned or found.seconds > MUCH * least:
+            return
+        state.make(found.candidate)
+
+
+def _settled(state: _Decision) -> Prediction:
     """The fastest plan there is; what was predicted to be faster is put behind it."""
     plans = [p for p in state.exploration.predictions if p.planned and p.possible]
     if not plans:
@@ -127,14 +143,6 @@ def _fastest_made(state: _Decision) -> Prediction:
             why = f"predicted to take {p.seconds:.4g} s, but {MOST} like it came to no faster plan"
             state.known[c] = replace(p, problem=why)
     return best
-
-
-def _rivals(state: _Decision) -> Iterator[Candidate]:
-    """The fastest of every baseline that no plan was made of."""
-    for name in BASELINES:
-        found = state.exploration.baseline(name)
-        if found is not None and not found.planned:
-            yield found.candidate
 
 
 def _as_planned(guess: Prediction, plan: Plan) -> Prediction:

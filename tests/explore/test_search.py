@@ -11,7 +11,7 @@ from pipec.cluster.cluster import Cluster, Link, parse_cluster
 from pipec.compiler.driver import emit
 from pipec.errors import PartitionError, PipecError
 from pipec.explore.candidate import Candidate, candidates
-from pipec.explore.decide import decide
+from pipec.explore.decide import MUCH, decide
 from pipec.explore.explore import BASELINES, Exploration, explore
 from pipec.explore.make import Maker
 from pipec.explore.predict import Prediction
@@ -189,7 +189,29 @@ def test_what_cannot_be_made_is_told_and_the_next_is_taken(monkeypatch: pytest.M
     assert seconds(plan) == decided.best.seconds
     for name in BASELINES:
         base = decided.baseline(name)
-        assert base is None or base.planned
+        assert base is None or base.planned or base.seconds > MUCH * seconds(plan)
+
+
+def test_a_baseline_is_made_however_much_was_tried_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but 1F1B and GPipe can be made, and the fastest of all is tried just once."""
+    work = workload("2xv100", 256, 4, 4)
+    tried = [c for c in candidates(work.cluster, 16, NAMES) if c.microbatch == 4 and c.depth == 2]
+    found = explore(work, tried, 16, workers=1)
+    assert found.best.candidate.schedule == "zb-h1"
+    make = Maker.make
+
+    def picky(self: Maker, candidate: Candidate) -> Plan:
+        if candidate.schedule == "zb-h1":
+            raise PipecError("the backend has no such thing")
+        return make(self, candidate)
+
+    monkeypatch.setattr(Maker, "make", picky)
+    monkeypatch.setattr("pipec.explore.decide.MOST", 1)
+    decided, plan = decide(found, Maker(Rebatched(work.graph), work))
+    assert decided.best.candidate.schedule in ("1f1b", "gpipe")
+    bases = [b for b in map(decided.baseline, BASELINES) if b]
+    assert {b.candidate.schedule for b in bases} == {"1f1b", "gpipe"}
+    assert all(b.planned and b.seconds >= seconds(plan) for b in bases)
 
 
 def test_a_model_that_cannot_be_traced_at_a_size_keeps_to_others() -> None:
