@@ -32,14 +32,22 @@ class Side:
     Attributes:
         cage: 0 for the board before, 1 for the one behind.
         way: ``rx`` or ``tx``.
-        ports: At least one.
-        mux: The kernel that joins several; None for one.
+        packets: The kernel that leads their values over the link in packets.
     """
 
     cage: int
     way: str
-    ports: tuple[str, ...]
-    mux: Shared | None
+    packets: Shared
+
+    @property
+    def ports(self) -> tuple[str, ...]:
+        """At least one."""
+        return self.packets.ports
+
+    @property
+    def mux(self) -> Shared | None:
+        """The same kernel where a link that drops nothing needs it: where several values cross."""
+        return self.packets if len(self.ports) > 1 else None
 
 
 def around(design: StageDesign, crossing: Sequence[str], kind: str = "DDR") -> Around:
@@ -67,9 +75,7 @@ def around(design: StageDesign, crossing: Sequence[str], kind: str = "DDR") -> A
 def sides(design: StageDesign, found: Around) -> list[Side]:
     """The sides of a stage that values cross: the board before, then the one behind."""
     each = ((0, "rx", found.receives), (1, "tx", found.sends))
-    return [
-        Side(cage, way, ports, shared(design, ports, way)) for cage, way, ports in each if ports
-    ]
+    return [Side(cage, way, shared(design, ports, way)) for cage, way, ports in each if ports]
 
 
 def link_cfg(design: StageDesign, found: Around) -> str:
@@ -79,34 +85,73 @@ def link_cfg(design: StageDesign, found: Around) -> str:
     has an Aurora kernel. Where several values cross on one side, a kernel of ``link/`` leads them
     over the link, in packets with credits that come back on its other direction.
     """
-    kernel = f"{top_name(design)}_1"
     used = sides(design, found)
-    lines = ["[connectivity]", f"nk={top_name(design)}:1:{kernel}"]
-    lines += [f"nk=krnl_aurora:1:krnl_aurora_{side.cage}" for side in used]
-    lines += [f"nk={s.mux.name}:1:{s.mux.name}_1" for s in used if s.mux is not None]
-    lines += [f"sp={kernel}.m_axi_{name}:{bank}" for name, bank in found.banks.items()]
+    kernels = [f"nk=krnl_aurora:1:krnl_aurora_{side.cage}" for side in used]
+    kernels += [f"nk={s.mux.name}:1:{s.mux.name}_1" for s in used if s.mux is not None]
+    lines = []
     for side in used:
-        lines += [f"stream_connect={a}:{b}" for a, b in _streams(side, kernel)]
+        core = f"krnl_aurora_{side.cage}"
+        lines += _streams(design, side, side.mux, (f"{core}.rx_axis", f"{core}.tx_axis"))
         lines += [
-            f"connect=io_clk_qsfp_refclka_0{side.cage}:krnl_aurora_{side.cage}/gt_refclk",
-            f"connect=krnl_aurora_{side.cage}/gt_port:io_gt_qsfp_0{side.cage}",
+            f"connect=io_clk_qsfp_refclka_0{side.cage}:{core}/gt_refclk",
+            f"connect={core}/gt_port:io_gt_qsfp_0{side.cage}",
         ]
+    return _connectivity(design, found, kernels, lines)
+
+
+def link_udp_cfg(design: StageDesign, found: Around) -> str:
+    """The same with UDP network kernels (``networklayer`` and ``cmac`` of VNx) behind each cage.
+
+    Every value travels in the packets of the kernels in ``link/``, one datagram each, so that what
+    is under way always has room where it arrives, as UDP holds nothing back. Socket 0 of each
+    network layer is the board on the other side. The transceivers are connected by VNx's script,
+    which finds the board's names for them.
+    """
+    used = sides(design, found)
+    kernels, lines = list[str](), list[str]()
+    for side in used:
+        net, core = f"networklayer_{side.cage}", f"cmac_{side.cage}"
+        kernels += [f"nk={core}:1:{core}", f"nk=networklayer:1:{net}"]
+        kernels.append(f"nk={side.packets.name}:1:{side.packets.name}_1")
+        lines += [
+            f"stream_connect={core}.M_AXIS:{net}.S_AXIS_eth2nl",
+            f"stream_connect={net}.M_AXIS_nl2eth:{core}.S_AXIS",
+        ]
+        ends = (f"{net}.M_AXIS_nl2sk", f"{net}.S_AXIS_sk2nl")
+        lines += _streams(design, side, side.packets, ends)
+    script = "userPostSysLinkOverlayTcl=<xup_vitis_network_example>/Ethernet/post_sys_link.tcl"
+    advanced = ["", "[advanced]", f"param=compiler.{script}"] if used else []
+    return _connectivity(design, found, kernels, [*lines, *advanced])
+
+
+def _connectivity(
+    design: StageDesign, found: Around, kernels: Sequence[str], links: Sequence[str]
+) -> str:
+    """A file for ``v++ --link``: kernels, memory banks, then what connects them to links."""
+    kernel = f"{top_name(design)}_1"
+    lines = ["[connectivity]", f"nk={top_name(design)}:1:{kernel}", *kernels]
+    lines += [f"sp={kernel}.m_axi_{name}:{bank}" for name, bank in found.banks.items()]
+    lines += links
     lines += [f"# to or from the host, by a data mover: {kernel}.{port}" for port in found.host]
     lines += [f"# {text}" for text in port_facts(design)]
     return "\n".join([*lines, ""])
 
 
-def _streams(side: Side, kernel: str) -> list[tuple[str, str]]:
-    """From and to of every stream of a side."""
-    rx, tx = (f"krnl_aurora_{side.cage}.{way}_axis" for way in ("rx", "tx"))
-    if side.mux is None:
+def _streams(
+    design: StageDesign, side: Side, packets: Shared | None, ends: tuple[str, str]
+) -> list[str]:
+    """The streams of a side, through a kernel or without, to where a link receives and sends."""
+    (rx, tx), kernel = ends, f"{top_name(design)}_1"
+    if packets is None:
         own = f"{kernel}.{side.ports[0]}"
-        return [(rx, own)] if side.way == "rx" else [(own, tx)]
-    mux = f"{side.mux.name}_1"
-    pairs = [(f"{kernel}.{port}", f"{mux}.{port}") for port in side.mux.ports]
-    if side.way == "rx":
-        pairs = [(b, a) for a, b in pairs]
-    return [*pairs, (rx, f"{mux}.{side.mux.into}"), (f"{mux}.{side.mux.out}", tx)]
+        pairs = [(rx, own)] if side.way == "rx" else [(own, tx)]
+    else:
+        middle = f"{packets.name}_1"
+        pairs = [(f"{kernel}.{port}", f"{middle}.{port}") for port in packets.ports]
+        if side.way == "rx":
+            pairs = [(b, a) for a, b in pairs]
+        pairs += [(rx, f"{middle}.{packets.into}"), (f"{middle}.{packets.out}", tx)]
+    return [f"stream_connect={a}:{b}" for a, b in pairs]
 
 
 def port_facts(design: StageDesign) -> list[str]:

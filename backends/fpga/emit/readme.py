@@ -7,11 +7,15 @@ from pipec.backends.fpga.emit.tables import off_chip, on_chip
 
 _WITH_PLATFORM = """\
 `link.cfg` is for `v++ --link`: memory banks, and an Aurora kernel (`krnl_aurora`, to be built from
-the vendor's example) in front of each QSFP cage, the board before behind the first one."""
+the vendor's example) in front of each QSFP cage, the board before behind the first one.
+`link_udp.cfg` is the same with the UDP network kernels of xup_vitis_network_example (`cmac_0`,
+`cmac_1`, `networklayer`): socket 0 of each network layer is the board on that side, every packet is
+one datagram of at most 1,088 bytes, and nothing is sent again that a switch has dropped."""
 _SEVERAL = """
-Several values cross a link: the kernels in `link/` (`v++ -c --mode hls --config link/link_tx.cfg
---work_dir build_link`) lead them over it in packets, with credits that come back on its other
-direction, so that no value waits for another. The host starts them with the number of frames.
+Where several values cross a link, and over UDP always, the kernels in `link/` (`v++ -c --mode hls
+--config link/link_tx.cfg --work_dir build_link`) lead them over it in packets, with credits that
+come back on its other direction, so that no value waits for another. The host starts them with the
+number of frames.
 """
 _WITHOUT_PLATFORM = """\
 This board has no Vitis platform: the kernel is exported as an IP, and `block_design.tcl` puts it
@@ -45,7 +49,7 @@ def readme(design: StageDesign, tolerance: float, *, platform: bool, shares: boo
         design: The stage.
         tolerance: What its test bench accepts.
         platform: Whether the board has a Vitis platform.
-        shares: Whether several values cross one of its links.
+        shares: Whether kernels in ``link/`` lead values over its links.
     """
     around = _WITH_PLATFORM if platform else _WITHOUT_PLATFORM
     several = _SEVERAL if shares else ""

@@ -14,7 +14,7 @@ from pipec.backends.fpga.csim.build import (
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.cpp import comment
 from pipec.backends.fpga.emit.floorplan import FLOORPLAN, floorplan_xdc
-from pipec.backends.fpga.emit.link import around, block_design, link_cfg, sides
+from pipec.backends.fpga.emit.link import around, block_design, link_cfg, link_udp_cfg, sides
 from pipec.backends.fpga.emit.readme import readme
 from pipec.backends.fpga.emit.share import link_files
 from pipec.backends.fpga.emit.source import top_name
@@ -39,13 +39,18 @@ def scripts(
     """
     found = around(design, crossing, memory)
     regions = {FLOORPLAN: floorplan_xdc(design)} if design.floorplan.regions else {}
-    muxes = [side.mux for side in sides(design, found) if side.mux is not None]
-    board = ("link.cfg", link_cfg) if platform else ("block_design.tcl", block_design)
+    used = sides(design, found)
+    muxes = [side.packets for side in used if platform or side.mux is not None]
+    board = (
+        {"link.cfg": link_cfg(design, found), "link_udp.cfg": link_udp_cfg(design, found)}
+        if platform
+        else {"block_design.tcl": block_design(design, found)}
+    )
     return {
         "Makefile": makefile(design),
         "hls_config.cfg": hls_config(design, platform=platform),
         "run_hls.tcl": run_hls(design, platform=platform),
-        board[0]: board[1](design, found),
+        **board,
         **regions,
         **link_files(design, muxes, period_ns(design), platform=platform),
         "README.md": readme(design, tolerance, platform=platform, shares=bool(muxes)),

@@ -1,4 +1,4 @@
-"""Kernels that lead several values over one link: ``link/link_tx.cpp`` and ``link/link_rx.cpp``.
+"""Kernels that lead values over one link in packets: ``link/link_tx.cpp`` and ``link_rx.cpp``.
 
 Both ends number the values in the order of their names, so that they agree. What crosses is
 explained in ``hls/link/link.h``.
@@ -19,7 +19,7 @@ PACKET, WINDOW = 16, 4
 
 @dataclass(frozen=True)
 class Shared:
-    """A kernel that joins several ports of a stage to one link.
+    """A kernel that joins the ports of one side of a stage to its link.
 
     Attributes:
         name: Its top function.
@@ -42,10 +42,8 @@ class Shared:
         return "back" if self.way == "tx" else "in"
 
 
-def shared(design: StageDesign, ports: Sequence[str], way: str) -> Shared | None:
-    """The kernel for one side of a stage; None where a single value crosses."""
-    if len(ports) < 2:
-        return None
+def shared(design: StageDesign, ports: Sequence[str], way: str) -> Shared:
+    """The kernel for one side of a stage."""
     values = port_names(design)
     order = sorted(ports, key=lambda p: (values[p].value, p))
     return Shared(identifier(f"{design.name}_link_{way}"), way, tuple(order))

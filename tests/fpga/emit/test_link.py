@@ -7,7 +7,7 @@ import pytest
 
 from pipec.backends.fpga.banks import with_banks
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.link import around, block_design, link_cfg
+from pipec.backends.fpga.emit.link import around, block_design, link_cfg, link_udp_cfg
 from pipec.backends.fpga.emit.scripts import scripts
 from pipec.backends.fpga.emit.source import bundle, memories, port_names
 from pipec.backends.fpga.fifo import sized
@@ -68,6 +68,29 @@ def test_several_values_share_a_link(several: StageDesign) -> None:
     assert {"link/link.h", "link/link_tx.cpp", "link/link_tx.cfg"} <= emitted.keys()
     assert "link_tx.cfg" in emitted["README.md"]
     assert "syn.top=stage0_link_tx\n" in emitted["link/link_tx.cfg"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_udp_takes_every_value_in_packets(several: StageDesign, count: int) -> None:
+    values = [port.value for port in several.outputs][:count]
+    found = around(several, values)
+    text = link_udp_cfg(several, found)
+    streams = dict(re.findall(r"^stream_connect=(\S+):(\S+)$", text, re.MULTILINE))
+    for port in found.sends:
+        assert streams[f"stage0_top_1.{port}"] == f"stage0_link_tx_1.{port}"
+    assert streams["stage0_link_tx_1.out"] == "networklayer_1.S_AXIS_sk2nl"
+    assert streams["networklayer_1.M_AXIS_nl2sk"] == "stage0_link_tx_1.back"
+    assert streams["networklayer_1.M_AXIS_nl2eth"] == "cmac_1.S_AXIS"
+    assert streams["cmac_1.M_AXIS"] == "networklayer_1.S_AXIS_eth2nl"
+    assert len(streams) == count + 4
+    ends = {end.split(".")[0] for pair in streams.items() for end in pair}
+    assert ends == set(re.findall(r"^nk=\w+:1:(\w+)$", text, re.MULTILINE))
+    emitted = scripts(several, 1e-4, platform=True, crossing=values)
+    assert emitted["link_udp.cfg"] == text
+    assert "link/link_tx.cpp" in emitted
+    assert ("link/link_tx.cpp" in scripts(several, 1e-4, platform=False, crossing=values)) == (
+        count > 1
+    )
 
 
 def test_a_block_design_has_both_directions_of_a_shared_link(several: StageDesign) -> None:

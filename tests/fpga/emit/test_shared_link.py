@@ -126,7 +126,6 @@ def program(values: dict[str, tuple[int, int]], frames: int, folder: Path) -> Pa
     texts = dict[str, str]()
     for design, way, prefix in ((sender, "tx", "out"), (receiver, "rx", "in")):
         kernel = shared(design, [f"{prefix}_{v}" for v in values], way)
-        assert kernel is not None
         texts |= link_files(design, [kernel], "5", platform=True)
     for name, text in texts.items():
         path = folder / name
@@ -165,6 +164,7 @@ def program(values: dict[str, tuple[int, int]], frames: int, folder: Path) -> Pa
     "values",
     [
         {"x": (16, 700), "y": (3, 41)},
+        {"alone": (16, 300)},
         {"late": (1, 1), "early": (16, 1_000), "middle": (8, PACKET * WINDOW)},
     ],
 )
@@ -177,7 +177,8 @@ def test_values_cross_whole_and_none_waits_for_another(
     assert (done.returncode, done.stdout) == (0, "0 wrong\n")
 
 
-def test_one_value_needs_no_kernel() -> None:
+def test_a_packet_is_one_datagram() -> None:
+    """A network layer takes payloads of up to 1,408 bytes."""
+    assert (PACKET + 1) * 64 <= 1408
     sender, _ = ends({"x": (16, 8)})
-    assert shared(sender, ["out_x"], "tx") is None
     assert link_files(sender, [], "5", platform=True) == {}
