@@ -1,10 +1,5 @@
 """Emitted training stages over several microbatches and two updates, against autograd and SGD.
 
-```text
-stage 0:  F0  F1  B0  F2  B1  B2  update     in the schedule's order, its first microbatches
-stage 1:      F0  B0  F1  B1  F2  B2  update
-```
-
 Two updates with the same gradients show the momentum too.
 """
 
@@ -15,13 +10,11 @@ from torch import Tensor
 
 from pipec.compiler.backend import TrainingRunner
 from pipec.compiler.comparison import Comparison
-from pipec.compiler.verify_training import add, compared, gradients_of
-from pipec.errors import PlanError
+from pipec.compiler.emitted import EmittedPipeline, add
+from pipec.compiler.verify_training import compared, gradients_of
 from pipec.graph.ir import Graph
 from pipec.plan.model import Plan
 from pipec.runtime.program import Program, StageProgram
-from pipec.schedule.action import ActionKind
-from pipec.schedule.schedule import Schedule
 
 Tensors = dict[str, Tensor]
 
@@ -52,8 +45,7 @@ def compare_emitted(
         ``parameter`` per update (of parameters that only one stage trains).
     """
     program = Program.of(plan)
-    pipeline = _Pipeline(program.stages, runners, batches)
-    pipeline.run(_orders(program.schedule, len(batches)))
+    EmittedPipeline(program, runners, len(batches)).run(batches)
     found: Tensors = {}
     for runner in runners:
         add(found, runner.gradients())
@@ -94,71 +86,3 @@ def _updated(source: Graph, sums: Tensors, settings: Mapping[str, float]) -> lis
         optimizer.step()
         found.append({n: p.detach().clone() for n, p in held.items()})
     return found
-
-
-def _orders(schedule: Schedule, microbatches: int) -> list[list[tuple[int, ActionKind, int]]]:
-    """Per device the stages, kinds and microbatches of its compute, of the first microbatches."""
-    return [
-        [
-            (a.stage, a.kind, a.microbatch)
-            for a in row
-            if a.microbatch is not None
-            and a.microbatch < microbatches
-            and a.kind in (ActionKind.F, ActionKind.B)
-        ]
-        for row in schedule.rows()
-    ]
-
-
-class _Pipeline:
-    """Stages that run what their devices' orders say, as soon as what they need is there."""
-
-    def __init__(
-        self,
-        stages: Sequence[StageProgram],
-        runners: Sequence[TrainingRunner],
-        batches: Sequence[Mapping[str, Tensor]],
-    ) -> None:
-        self.stages = stages
-        self.runners = runners
-        self.batches = batches
-        self.values: list[Tensors] = [dict(b) for b in batches]
-        self.gradients: list[Tensors] = [{} for _ in batches]
-        self.done: set[tuple[int, ActionKind, int]] = set()
-
-    def run(self, orders: list[list[tuple[int, ActionKind, int]]]) -> None:
-        """Run everything.
-
-        Raises:
-            PlanError: The orders wait for each other.
-        """
-        for runner in self.runners:
-            runner.begin(len(self.batches))
-        queues = [list(order) for order in orders]
-        while any(queues):
-            ready = [q for q in queues if q and self._ready(*q[0])]
-            if not ready:
-                raise PlanError("the schedule's orders wait for each other")
-            for queue in ready:
-                self._do(*queue.pop(0))
-
-    def _ready(self, stage: int, kind: ActionKind, microbatch: int) -> bool:
-        if kind is ActionKind.F:
-            return stage == 0 or (stage - 1, kind, microbatch) in self.done
-        last = stage == len(self.stages) - 1
-        behind = last or (stage + 1, kind, microbatch) in self.done
-        return behind and (stage, ActionKind.F, microbatch) in self.done
-
-    def _do(self, stage: int, kind: ActionKind, microbatch: int) -> None:
-        program, runner = self.stages[stage], self.runners[stage]
-        if kind is ActionKind.F:
-            values = self.values[microbatch]
-            values |= runner.forward(microbatch, values)
-        else:
-            assert program.training is not None
-            back = self.gradients[microbatch]
-            if program.loss is not None:
-                back[program.loss] = torch.ones((), dtype=program.loss_dtype)
-            given = {n: back[n] for n in program.training.gradients_in()}
-            add(back, runner.backward(microbatch, given))
-        self.done.add((stage, kind, microbatch))

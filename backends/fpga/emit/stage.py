@@ -86,7 +86,7 @@ def write_stage(
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    _write_tables(design, directory / "src/weights")
+    write_tables(design, directory / "src/weights")
     if golden is not None:
         _write_golden(design, golden, directory / "tb/golden")
 
@@ -100,7 +100,8 @@ def own_header(name: str) -> str:
     return (OWN_HEADERS / name).read_text(encoding="utf-8")
 
 
-def _write_tables(design: StageDesign, directory: Path) -> None:
+def write_tables(design: StageDesign, directory: Path) -> None:
+    """Write the images of all tables, as the model's weights are now."""
     directory.mkdir(parents=True, exist_ok=True)
     for table in on_chip(design):
         stored(table.weight).tofile(directory / f"{table.name}.bin")

@@ -24,7 +24,7 @@ from pipec.backends.fpga.csim.manifest import wires_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import device_of
 from pipec.backends.fpga.emit.golden import Golden, random_inputs, run_graph
-from pipec.backends.fpga.emit.stage import stage_directory, write_stage
+from pipec.backends.fpga.emit.stage import stage_directory, write_stage, write_tables
 from pipec.backends.fpga.lint import stage as lint
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.training.phases import gradient_name
@@ -65,6 +65,19 @@ def emit_training(plan: Plan, directory: Path) -> None:
         settings = dataclasses.asdict(settings_of(plan))
         record = {**training_record(stage), "update": settings, "counters": counters}
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def reload_tables(plan: Plan, directory: Path) -> None:
+    """Write the tables of F and B anew after an update: what a host sends to the boards.
+
+    Args:
+        plan: The plan that was emitted; its weights have new values, in the same tensors.
+        directory: Where it was emitted to.
+    """
+    for k, stage in enumerate(trained_stages(plan)):
+        folder = directory / stage_directory(f"stage{k}", stage.kernels.F.part)
+        for name, design in zip(KERNELS, (stage.kernels.F, stage.kernels.B), strict=False):
+            write_tables(design, folder / name / "src/weights")
 
 
 def settings_of(plan: Plan) -> Sgd:

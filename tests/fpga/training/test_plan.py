@@ -16,6 +16,7 @@ from pipec.backends.fpga.resources import uram
 from pipec.backends.fpga.runs import busy_cycles
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.training import kernels
+from pipec.backends.fpga.training.artifacts import reload_tables
 from pipec.backends.fpga.training.features import in_flight, placed_features, traffic
 from pipec.backends.fpga.training.kernels import kernels_on, networks_of
 from pipec.backends.fpga.training.nests import Mover
@@ -26,12 +27,15 @@ from pipec.backends.fpga.training.update import Sgd, update_kernel
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import TrainingRunner, load_backend
 from pipec.compiler.driver import default_passes, emit, make_plan
+from pipec.compiler.emitted import EmittedPipeline
 from pipec.compiler.residency import stage_times
+from pipec.compiler.verify_training import gradients_of
 from pipec.compiler.verify_update import compare_emitted
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, InputKind, tensor
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
+from pipec.runtime.program import Program
 from pipec.schedule.action import ActionKind
 from tests.fpga.training.models import cnn, dropout, example, mlp, resnet
 from tests.trained import trained_mlp
@@ -74,6 +78,30 @@ def test_emitted_stages_train_as_autograd_and_sgd_do(schedule: str, tmp_path: Pa
     wrong = [dataclasses.replace(r, backward_kernel=ready[0].backward_kernel) for r in ready]
     with pytest.raises((BackendError, KeyError)):
         compare_emitted(stored, plan.graph, inputs, 1e-5, 0, wrong)
+
+
+def test_boards_train_on_with_reloaded_tables(tmp_path: Path) -> None:
+    """Two updates of two microbatches: the second one with the weights of the first."""
+    plan = planned("fbp-as", 3)
+    emit(plan, tmp_path / "out")
+    stored, runners = compiled(tmp_path / "out")
+    boards = EmittedPipeline(Program.of(stored), runners, 2)
+    names = [i.name for i in plan.graph.inputs_of(InputKind.PARAMETER)]
+    held = {n: torch.nn.Parameter(plan.graph.weights[n].detach().clone()) for n in names}
+    optimizer = torch.optim.SGD(held.values(), lr=Sgd().rate, momentum=Sgd().momentum)
+    for _ in range(2):
+        inputs = batches(plan.graph, 2)
+        boards.run(inputs)
+        new = boards.update()
+        weights = {**plan.graph.weights, **held}
+        sums = [gradients_of(plan.graph.replace(weights=weights), b, set(names), 0) for b in inputs]
+        for n, parameter in held.items():
+            parameter.grad = (sums[0][n] + sums[1][n]) / 3
+        optimizer.step()
+        for n, parameter in held.items():
+            assert torch.allclose(new[n], parameter.detach(), atol=1e-6)
+            plan.graph.weights[n].detach().copy_(new[n])
+        reload_tables(plan, tmp_path / "out")
 
 
 @pytest.fixture(scope="module")
