@@ -37,7 +37,13 @@ if TYPE_CHECKING:
 )
 @click.option("--latency", type=float, default=0.0, show_default=True, help="Seconds.")
 @click.option("--overlap", is_flag=True, help="Transfers hide behind compute (profiles only).")
-@click.option("--time-limit", type=float, default=20.0, show_default=True, help="Of the proof.")
+@click.option(
+    "--time-limit",
+    type=float,
+    default=20.0,
+    show_default=True,
+    help="Seconds of processor time for the proof.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 def command(
     file: Path,

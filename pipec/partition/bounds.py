@@ -11,12 +11,15 @@ capacities say how much may lie left of a cut.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import numpy as np
 
-from pipec.partition.costgraph import FloatArray
+from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
+from pipec.partition.devices import cut_peak, cut_seconds
 from pipec.partition.grain import least_share
+from pipec.partition.ideals import Window
 from pipec.partition.machine import Machine
 from pipec.partition.units import Units
 
@@ -44,13 +47,67 @@ class Bounds:
     left_pays: FloatArray
     right_pays: FloatArray
 
-    def windows(self, limit: float) -> tuple[FloatArray, FloatArray]:
-        """Least and largest ref left of a cut, per state, if every load is below ``limit``."""
-        total = float(self.ref.sum())
+
+class Reach:
+    """What may lie left of a cut, state by state, if every load is below a limit.
+
+    The devices on either side hold less than their capacity times the limit; of that the values
+    that cross take their part, where all devices on that side pay.
+
+    Args:
+        bounds: The work measure.
+        machine: The devices.
+        limit: Every load is below.
+
+    Attributes:
+        low: Least work left of the cut, per state.
+        high: Most work.
+    """
+
+    def __init__(self, bounds: Bounds, machine: Machine, limit: float) -> None:
+        total = float(bounds.ref.sum())
         slack = TOLERANCE * total
-        high = self.used * limit + slack
-        low = total - (self.used[-1] - self.used) * limit - slack
-        return low, high
+        self.high = bounds.used * limit + slack
+        self.low = total - (bounds.used[-1] - bounds.used) * limit - slack
+        self._bounds, self._machine, self._limit = bounds, machine, limit
+
+    def may_hold(
+        self, states: IntArray, least: FloatArray, most: FloatArray, cut: FloatArray
+    ) -> BoolArray:
+        """Whether one of some states may have a cut there, [sets].
+
+        Args:
+            states: Which.
+            least: Work of the set, or of a part of it, [sets].
+            most: Work of the set, or of more than that, [sets].
+            cut: What crosses, or a part of it, [kinds, sets].
+        """
+        bounds, machine = self._bounds, self._machine
+        seconds = cut_seconds(cut, machine.link, priced=machine.priced)
+        found = np.zeros(len(least), bool)
+        for s in states.tolist():
+            here = least + bounds.left_pays[s] * seconds <= self.high[s]
+            found |= here & (most - bounds.right_pays[s] * seconds >= self.low[s])
+        if machine.overlap and machine.link is not None:
+            found &= cut_peak(cut, machine.link) < self._limit
+        return found
+
+    def windows(self) -> list[Window]:
+        """States whose windows overlap, together; not the first and the last, which are no cuts."""
+        inner = np.arange(1, len(self.low) - 1)
+        inner = inner[self.low[inner] <= self.high[inner]]
+        inner = inner[np.argsort(self.low[inner], kind="stable")]
+        # a window begins where all before have ended
+        ended = np.maximum.accumulate(self.high[inner])[:-1] < self.low[inner][1:]
+        groups = np.split(inner, np.flatnonzero(ended) + 1) if len(inner) else []
+        return [
+            Window(
+                float(self.low[states].min()),
+                float(self.high[states].max()),
+                partial(self.may_hold, states),
+            )
+            for states in groups
+        ]
 
 
 def make_bounds(units: Units, machine: Machine) -> Bounds:

@@ -1,7 +1,8 @@
-"""What the limits of searches are measured with: seconds, or checks of the clock.
+"""What the limits of searches are measured with: seconds of work, or checks of the clock.
 
-A search looks at the clock once per block of bounded work. Counting these looks instead of seconds
-makes its result the same on every machine and under every load.
+A second is one that this thread works: on a machine that others load, a search takes longer but
+finds the same. A search looks at the clock once per block of bounded work. Counting these looks
+instead of seconds makes its result the same on every machine too.
 """
 
 import itertools
@@ -10,17 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_clock: ContextVar[Callable[[], float]] = ContextVar("clock", default=time.perf_counter)
+_clock: ContextVar[Callable[[], float]] = ContextVar("clock", default=time.thread_time)
 
 
 def now() -> float:
-    """The time, in seconds, or in looks at the clock within `counted`."""
+    """The time, in seconds of work of this thread, or in looks at the clock within `counted`."""
     return _clock.get()()
 
 
 def real() -> bool:
     """Whether `now` is in seconds."""
-    return _clock.get() is time.perf_counter
+    return _clock.get() is time.thread_time
 
 
 @contextmanager

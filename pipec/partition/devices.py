@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import FloatArray
 
@@ -60,3 +62,24 @@ def one_of_each(stage: int, stages: int) -> tuple[float, float]:
     """Memory rule of a forward pass: one weight version, one microbatch."""
     del stage, stages
     return 1.0, 1.0
+
+
+def cut_seconds(cut: FloatArray, link: Link | None, *, priced: bool) -> FloatArray:
+    """Transfer time of boundaries, both directions one after the other, [cuts].
+
+    Args:
+        cut: What crosses, [kinds, cuts]: seconds, or bytes forward and back.
+        link: What carries the bytes.
+        priced: Values are priced in seconds.
+    """
+    if priced:
+        seconds: FloatArray = cut[0]
+        return seconds
+    if link is None:
+        return np.zeros(cut.shape[1])
+    return link.seconds(cut[0]) + link.seconds(cut[1])
+
+
+def cut_peak(cut: FloatArray, link: Link) -> FloatArray:
+    """Transfer time of boundaries, both directions at once, [cuts]."""
+    return np.maximum(link.seconds(cut[0]), link.seconds(cut[1]))

@@ -11,21 +11,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipec.errors import PartitionError
-from pipec.partition.bounds import TOLERANCE, Bounds, highest_load, make_bounds
+from pipec.partition.bounds import TOLERANCE, Bounds, Reach, highest_load, make_bounds
 from pipec.partition.costgraph import FloatArray
 from pipec.partition.family import Family, PrefixFamily
 from pipec.partition.frontier import OutOfTimeError, Path, loads, search
 from pipec.partition.ideal_family import IdealFamily
-from pipec.partition.ideals import enumerate_ideals, merge_windows
+from pipec.partition.ideals import enumerate_ideals
 from pipec.partition.incumbent import Incumbent
 from pipec.partition.machine import Machine
 from pipec.partition.orders import linear_orders
-from pipec.partition.prove import IDEALS_LIMIT, Proof
+from pipec.partition.prove import Proof
 from pipec.partition.reduce import CLOSURE_LIMIT, reduce_units
 from pipec.partition.scan import scan
 from pipec.partition.units import Units
 
 SMALL = 800
+IDEALS_LIMIT = 60_000
 ROWS = 500
 SPREAD = 1.1  # on a large graph, largest loads up to this much above a good one are tried
 
@@ -83,9 +84,7 @@ def cut_for_fill(
     limit = highest
     if objective.microbatches > 1 and best.stage is not None:
         limit = min(highest, (best.value - fastest) / (objective.microbatches - 1))
-    low, high = bounds.windows(limit)
-    ends = float(bounds.ref.sum())
-    windows = merge_windows(np.append(low, [0.0, ends]), np.append(high, [0.0, ends]))
+    windows = Reach(bounds, machine, limit).windows()
     bits = enumerate_ideals(small, bounds.ref, windows, IDEALS_LIMIT, deadline)
     if bits is None:
         return best, unproven
@@ -156,7 +155,7 @@ def path_loads(family: Family, machine: Machine, path: Path) -> FloatArray:
     result: list[float] = []
     before = 0
     for row, step in zip(path.rows, path.steps, strict=True):
-        source, target = np.array([before]), np.array([row])
+        source, target = np.array([[before]]), np.array([row])
         result.append(float(loads(family, machine, step, source, target)[0, 0]))
         before = row
     return np.array(result)

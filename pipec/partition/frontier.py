@@ -16,14 +16,14 @@ from math import inf
 import numpy as np
 
 from pipec.partition import clock
-from pipec.partition.bounds import TOLERANCE, Bounds
+from pipec.partition.bounds import TOLERANCE, Bounds, Reach
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
-from pipec.partition.devices import Link
+from pipec.partition.devices import cut_peak, cut_seconds
 from pipec.partition.family import Family
 from pipec.partition.machine import Machine, Step
 
 BLOCK = 512
-ROUNDS = 6
+SPARSE = 0.05  # share of the pairs below which they are looked at one by one
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class _Caps:
     best: float
     total: bool
     deadline: float
-    reach: FloatArray  # work measure that one device of each kind can hold
+    held: FloatArray  # work measure that one device of each kind can hold
 
 
 def search(
@@ -94,11 +94,11 @@ def search(
     total = sum_below is not None
     best = limit if sum_below is None else sum_below
     states: list[_State] = []
-    reach = bounds.capacity * limit + TOLERANCE * float(bounds.ref.sum())
-    caps = _Caps(limit, best, total, deadline, reach)
-    low, high = bounds.windows(limit)
+    held = bounds.capacity * limit + TOLERANCE * float(bounds.ref.sum())
+    caps = _Caps(limit, best, total, deadline, held)
+    reach = Reach(bounds, machine, limit)
     for s in range(len(machine.used)):
-        rows = _candidates(family, machine, bounds, s, (low[s], high[s]), limit)
+        rows = _candidates(family, machine, s, reach)
         if most_rows and len(rows) > most_rows:
             rows = _thinned(family, rows, most_rows)
         state = _State(
@@ -114,27 +114,17 @@ def search(
     return _trace(family, machine, states)
 
 
-def _candidates(
-    family: Family,
-    machine: Machine,
-    bounds: Bounds,
-    state: int,
-    window: tuple[float, float],
-    limit: float,
-) -> IntArray:
-    """Cuts that may lie behind the devices used in a state (see ``Bounds``)."""
+def _candidates(family: Family, machine: Machine, state: int, reach: Reach) -> IntArray:
+    """Cuts that may lie behind the devices used in a state."""
     last = len(family.ref) - 1
     if state == 0:
         return np.zeros(1, np.int64)
     if state == len(machine.used) - 1:
         return np.array([last])
-    a = int(np.searchsorted(family.ref, window[0], "left"))
-    b = int(np.searchsorted(family.ref, window[1], "right"))
-    seconds = cut_seconds(family.cut[:, a:b], machine.link, priced=machine.priced)
-    keep = family.ref[a:b] + bounds.left_pays[state] * seconds <= window[1]
-    keep &= family.ref[a:b] - bounds.right_pays[state] * seconds >= window[0]
-    if machine.overlap and machine.link is not None:
-        keep &= cut_peak(family.cut[:, a:b], machine.link) < limit
+    a = int(np.searchsorted(family.ref, reach.low[state], "left"))
+    b = int(np.searchsorted(family.ref, reach.high[state], "right"))
+    ref = family.ref[a:b]
+    keep = reach.may_hold(np.array([state]), ref, ref, family.cut[:, a:b])
     if machine.exactly:
         used = int(machine.used[state].sum())
         left = int(machine.total.sum()) - used
@@ -149,21 +139,6 @@ def _thinned(family: Family, rows: IntArray, most: int) -> IntArray:
     best = family.cut[:, groups].sum(axis=0).argmin(axis=1)
     chosen: IntArray = groups[np.arange(len(groups)), best]
     return chosen
-
-
-def cut_seconds(cut: FloatArray, link: Link | None, *, priced: bool) -> FloatArray:
-    """Transfer time of boundaries, both directions one after the other, [cuts]."""
-    if priced:
-        seconds: FloatArray = cut[0]
-        return seconds
-    if link is None:
-        return np.zeros(cut.shape[1])
-    return link.seconds(cut[0]) + link.seconds(cut[1])
-
-
-def cut_peak(cut: FloatArray, link: Link) -> FloatArray:
-    """Transfer time of boundaries, both directions at once, [cuts]."""
-    return np.maximum(link.seconds(cut[0]), link.seconds(cut[1]))
 
 
 def _skip(source: _State, target: _State, number: int) -> None:
@@ -197,7 +172,7 @@ def _advance(
     for begin in range(0, len(target.rows), BLOCK):
         ends = target.rows[begin : begin + BLOCK]
         # a stage holds less than the capacity of its device, and no source is beyond its target
-        least = family.ref[ends[0]] - caps.reach[step.kind]
+        least = family.ref[ends[0]] - caps.held[step.kind]
         first = int(np.searchsorted(ref, least, "left"))
         last = int(np.searchsorted(ref, family.ref[ends[-1]] * (1 + TOLERANCE), "right"))
         # blocks that stay in cache; near ones first, as they are more often the answer
@@ -207,14 +182,66 @@ def _advance(
             part = live[max(first, high - BLOCK) : high]
             near, behind = source.rows[part], source.value[part, None]
             bound = np.minimum(target.value[begin : begin + BLOCK], caps.best)
-            if behind.min() >= bound.max():
+            found = _best(family, machine, step, near, behind, ends, bound, caps)
+            if found is None:
                 continue
-            reached = _reached(family, machine, step, near, behind, ends, bound, caps)
-            i, j = _nearest_inside(family, near, ends, reached)
-            at = begin + i
-            target.value[at] = reached[j, i]
-            target.from_row[at] = part[j]
-            target.from_step[at] = number
+            j, i, reached = found
+            target.value[begin + i] = reached
+            target.from_row[begin + i] = part[j]
+            target.from_step[begin + i] = number
+
+
+def _best(
+    family: Family,
+    machine: Machine,
+    step: Step,
+    sources: IntArray,
+    behind: FloatArray,
+    targets: IntArray,
+    bound: FloatArray,
+    caps: _Caps,
+) -> tuple[IntArray, IntArray, FloatArray] | None:
+    """For targets that beat their bound: place of the best source, place, and objective.
+
+    What is cheap to tell goes first: work, then subsets. Few pairs that are left are looked at one
+    by one.
+    """
+    least = _least_loads(family, machine, step, sources, targets)
+    ok = (least + behind if caps.total else np.maximum(least, behind)) < bound
+    if not ok.any():
+        return None
+    ok &= family.inside(sources[:, None], targets)
+    count = np.count_nonzero(ok)
+    if not count:
+        return None
+    if family.pairwise and count < SPARSE * ok.size:
+        j, i = np.nonzero(ok)
+        reached = _reached(
+            family, machine, step, sources[j], behind[j, 0], targets[i], bound[i], caps
+        )
+        order = np.argsort(reached, kind="stable")[::-1]
+        order = order[np.searchsorted(-reached[order], -inf, "right") :]
+        best = np.full(len(targets), -1)
+        best[i[order]] = order  # the last one stays, which is the least
+        best = best[best >= 0]
+        return j[best], i[best], reached[best]
+    reached = _reached(family, machine, step, sources[:, None], behind, targets, bound, caps)
+    reached[~ok] = inf
+    j = reached.argmin(axis=0)
+    i = np.flatnonzero(reached[j, np.arange(len(targets))] < inf)
+    return j[i], i, reached[j[i], i]
+
+
+def _least_loads(
+    family: Family, machine: Machine, step: Step, sources: IntArray, targets: IntArray
+) -> FloatArray:
+    """What no load is below, [sources, targets]: values that pass over are in both cuts."""
+    work = family.work[machine.rows[step.kind]]
+    least: FloatArray = work[targets] - work[sources][:, None]
+    if machine.priced and machine.kinds[step.kind].pays:
+        least += np.abs(family.cut[0, targets] - family.cut[0, sources][:, None])
+        least -= TOLERANCE * family.cut[0].max()  # rounding
+    return least
 
 
 def _reached(
@@ -227,7 +254,7 @@ def _reached(
     bound: FloatArray,
     caps: _Caps,
 ) -> FloatArray:
-    """Objective of every pair; infinite if it does not beat the bound or is not allowed."""
+    """Objective of pairs; infinite if it does not beat the bound or is not allowed."""
     load = loads(family, machine, step, sources, targets)
     reached = load + behind if caps.total else np.maximum(load, behind)
     ok = (reached < bound) & allowed(family, machine, step, sources, targets)
@@ -237,50 +264,18 @@ def _reached(
     return reached
 
 
-def _nearest_inside(
-    family: Family, sources: IntArray, targets: IntArray, reached: FloatArray
-) -> tuple[IntArray, IntArray]:
-    """Per target the best source that is a subset of it: places of targets, places of sources.
-
-    Nearly always one of the first few candidates is a subset; only then are all pairs looked at.
-    """
-    found_i: list[IntArray] = []
-    found_j: list[IntArray] = []
-    columns = np.arange(len(targets))
-    for _ in range(ROUNDS):
-        part = reached[:, columns]
-        j = part.argmin(axis=0)
-        open_ = part[j, np.arange(len(columns))] < inf
-        columns, j = columns[open_], j[open_]
-        good = family.inside(sources[j], targets[columns])
-        found_i.append(columns[good])
-        found_j.append(j[good])
-        columns, j = columns[~good], j[~good]
-        if not len(columns):
-            return np.concatenate(found_i), np.concatenate(found_j)
-        reached[j, columns] = inf
-    j, i = np.nonzero(reached[:, columns] < inf)
-    good = family.inside(sources[j], targets[columns[i]])
-    j, i = j[good], i[good]
-    order = np.lexsort((reached[j, columns[i]], i))
-    first = order[np.unique(i[order], return_index=True)[1]]
-    found_i.append(columns[i[first]])
-    found_j.append(j[first])
-    return np.concatenate(found_i), np.concatenate(found_j)
-
-
 def allowed(
     family: Family, machine: Machine, step: Step, sources: IntArray, targets: IntArray
 ) -> BoolArray:
-    """Not empty, within memory, and only units that the device can run, [sources, targets]."""
+    """Not empty, within memory, and only units that the device can run; see ``loads``."""
     kind, row = machine.kinds[step.kind], machine.rows[step.kind]
-    ok: BoolArray = family.size[targets] > family.size[sources][:, None]
+    ok: BoolArray = family.size[targets] > family.size[sources]
     if family.blocked[row, -1]:
-        ok &= family.blocked[row, targets] == family.blocked[row, sources][:, None]
+        ok &= family.blocked[row, targets] == family.blocked[row, sources]
     if np.isfinite(kind.memory_bytes):
         held = step.versions * family.weight + step.in_flight * family.activation
         slack = TOLERANCE * max(held[-1], 1.0)
-        ok &= held[targets] - held[sources][:, None] <= kind.memory_bytes + slack
+        ok &= held[targets] - held[sources] <= kind.memory_bytes + slack
     return ok
 
 
@@ -293,25 +288,30 @@ def loads(
     *,
     rough: bool = False,
 ) -> FloatArray:
-    """Load of the stage between every source and target, [sources, targets].
+    """Load of the stages between sources and targets.
 
+    All pairs if the shapes are [sources, 1] and [targets]; else the shapes are [pairs] both.
     ``rough`` also charges values that pass over the stage: never too little.
     """
     work = family.work[machine.rows[step.kind]]
-    load: FloatArray = work[targets] - work[sources][:, None]
+    load: FloatArray = work[targets] - work[sources]
     if not machine.kinds[step.kind].pays:
         return load
     if machine.priced:
         cut = family.cut[0]
-        load += cut[targets] + cut[sources][:, None]
-        return load if rough else load - family.passing(sources, targets)
+        load += cut[targets] + cut[sources]
+        if rough:
+            return load
+        if sources.ndim == targets.ndim:
+            return load - family.passing_pairs(sources, targets)
+        return load - family.passing(sources[:, 0], targets)
     assert step.link_in is not None
     assert step.link_out is not None
     into, out = family.cut[:, sources], family.cut[:, targets]
     if machine.overlap:
-        transfer = np.maximum(cut_peak(into, step.link_in)[:, None], cut_peak(out, step.link_out))
+        transfer = np.maximum(cut_peak(into, step.link_in), cut_peak(out, step.link_out))
         return np.maximum(load, transfer)
-    load += cut_seconds(into, step.link_in, priced=False)[:, None]
+    load += cut_seconds(into, step.link_in, priced=False)
     load += cut_seconds(out, step.link_out, priced=False)
     return load
 

@@ -13,6 +13,8 @@ BLOCK = 4096
 class IdealFamily(Family):
     """Any set of ideals, given by the units they hold, [ideals, units]."""
 
+    pairwise = True
+
     def __init__(self, units: Units, ref: FloatArray, bits: BoolArray) -> None:
         measure = measure_of(bits, ref)
         order = np.lexsort((bits.sum(axis=1), measure))
@@ -51,11 +53,17 @@ class IdealFamily(Family):
             result += _shared(left[:, edge] == count, right[:, edge] == count, price[edge])
         return result
 
+    def passing_pairs(self, sources: IntArray, targets: IntArray) -> FloatArray:
+        """Pair by pair."""
+        both = self._partly[sources] & self._partly[targets]
+        same = both & (self._counts[sources] == self._counts[targets])
+        return np.asarray(both @ self._price + same @ self._price)
+
     def inside(self, sources: IntArray, targets: IntArray) -> BoolArray:
         """No bit of the source is missing in the target."""
-        missing = np.zeros(len(sources), np.uint64)
+        missing = np.zeros((), np.uint64)
         for word in self._words:
-            missing |= word[sources] & ~word[targets]
+            missing = missing | (word[sources] & ~word[targets])
         return np.asarray(missing == 0)
 
     def members(self, row: int) -> IntArray:

@@ -1,5 +1,11 @@
-"""All ideals of a DAG whose work lies in given windows, level by level in numpy."""
+"""All ideals of a DAG that may be cuts under a limit, level by level in numpy.
 
+One unit after the other is put in or, with all its descendants, out. A row of such decisions lives
+while some completion may still be a cut: the work that is in or not yet out is in a window, and the
+values that are cut already, with a unit in and another out, leave the loads on both sides room.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -20,89 +26,59 @@ def closures(units: Units) -> tuple[BoolArray, BoolArray]:
     return below.T.copy(), below
 
 
-def merge_windows(low: FloatArray, high: FloatArray) -> list[tuple[float, float]]:
-    """Overlapping intervals become one; empty ones vanish."""
-    merged: list[tuple[float, float]] = []
-    for a, b in sorted(zip(low.tolist(), high.tolist(), strict=True)):
-        if a > b:
-            continue
-        if merged and a <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
-        else:
-            merged.append((a, b))
-    return merged
+MayHold = Callable[[FloatArray, FloatArray, FloatArray], BoolArray]
+"""(least work, most work, cost of the values cut for sure [kinds, rows]) -> rows to keep."""
+
+BLOCK = 4_096
+VISITS = 40  # partial sets looked at, per ideal that is wanted at most
+
+
+@dataclass(frozen=True)
+class Window:
+    """A range of work that cuts may have on their left.
+
+    Attributes:
+        low: Least work.
+        high: Most work.
+        may_hold: Tells sets that cannot become a cut; None: all may.
+    """
+
+    low: float
+    high: float
+    may_hold: MayHold | None = None
 
 
 def enumerate_ideals(
     units: Units,
     ref: FloatArray,
-    windows: list[tuple[float, float]],
+    windows: Sequence[Window],
     most: int,
     deadline: float = inf,
 ) -> BoolArray | None:
-    """Ideals whose ref lies in one of the windows, [ideals, units].
+    """The two ends, and all ideals that lie in one of the windows, [ideals, units].
 
     Args:
         units: The DAG.
         ref: Work measure, [units].
-        windows: Disjoint closed intervals.
+        windows: Disjoint.
         most: Gives up beyond this many.
         deadline: Gives up at this time (`pipec.partition.clock.now`).
 
     Returns:
         One row per ideal, or None if there are more than ``most`` or time is up.
     """
-    above, below = closures(units)
+    closed = closures(units)
     order = np.array(topological_order(units.size, units.succ), np.int64)
-    found: list[BoolArray] = []
+    found = [np.zeros((1, units.size), bool), np.ones((1, units.size), bool)]
     for window in windows:
-        rows = _in_window(order, above, below, ref, window, most, deadline)
+        search = _Search(units, ref, closed, order, window)
+        rows = search.run(most, deadline)
         if rows is None:
             return None
-        found.append(rows)
+        size = rows.sum(axis=1)
+        found.append(rows[(size > 0) & (size < units.size)])
         most -= len(rows)
-    return np.concatenate(found) if found else np.zeros((0, units.size), bool)
-
-
-def _in_window(
-    order: IntArray,
-    above: BoolArray,
-    below: BoolArray,
-    ref: FloatArray,
-    window: tuple[float, float],
-    most: int,
-    deadline: float,
-) -> BoolArray | None:
-    """Decides one free unit per level; a row lives while some completion may hit the window."""
-    low, high = window
-    total = float(ref.sum())
-    # without v at most the rest outside its descendants; with v at least all its ancestors
-    must = total - below @ ref < low
-    never = above @ ref > high
-    if (must & never).any():
-        return np.zeros((0, len(ref)), bool)
-    free = order[~must[order] & ~never[order]]
-    start = float(ref[must].sum())
-    active = _start(start, ref[free])
-    down = below[np.ix_(free, free)]
-    done: list[BoolArray] = []
-    count = 0
-    for k in range(len(free)):
-        active = active.decide(k, np.flatnonzero(down[k]), ref[free], low, high)
-        finished = active.undecided == 0
-        hit = finished & (active.least >= low) & (active.least <= high)
-        done.append(active.inside[hit])
-        count += int(hit.sum())
-        active = active.take(~finished)
-        if count + len(active.inside) > most or clock.now() > deadline:
-            return None
-    if not len(free) and low <= start <= high:
-        done.append(active.inside)
-    inside = np.concatenate(done) if done else np.zeros((0, len(free)), bool)
-    rows = np.zeros((len(inside), len(ref)), bool)
-    rows[:, must] = True
-    rows[:, free] = inside
-    return rows
+    return np.concatenate(found)
 
 
 @dataclass(eq=False)
@@ -112,60 +88,146 @@ class _Partial:
     Attributes:
         inside: Units that are in, [rows, free units].
         outside: Units that are out, with all descendants, [rows, free units].
+        begun: Hyperedges with a unit in, [rows, hyperedges].
+        ended: Hyperedges with a unit out, [rows, hyperedges].
         least: Work of what is in, [rows].
         most: Work of what is not out, [rows].
-        undecided: Units neither in nor out, [rows].
+        cut: Cost of the hyperedges with a unit in and another out, [kinds, rows].
     """
 
     inside: BoolArray
     outside: BoolArray
+    begun: BoolArray
+    ended: BoolArray
     least: FloatArray
     most: FloatArray
-    undecided: IntArray
+    cut: FloatArray
 
-    def take(self, rows: BoolArray) -> "_Partial":
+    def take(self, rows: BoolArray | slice) -> "_Partial":
         """Only some rows."""
         return _Partial(
             self.inside[rows],
             self.outside[rows],
+            self.begun[rows],
+            self.ended[rows],
             self.least[rows],
             self.most[rows],
-            self.undecided[rows],
+            self.cut[:, rows],
         )
 
-    def decide(
-        self, k: int, below: IntArray, weight: FloatArray, low: float, high: float
-    ) -> "_Partial":
-        """Rows in which unit k is out already, is put in, or is put out with its descendants."""
-        open_ = ~self.outside[:, k]
+
+def _joined(parts: Sequence[_Partial]) -> _Partial:
+    return _Partial(
+        np.concatenate([p.inside for p in parts]),
+        np.concatenate([p.outside for p in parts]),
+        np.concatenate([p.begun for p in parts]),
+        np.concatenate([p.ended for p in parts]),
+        np.concatenate([p.least for p in parts]),
+        np.concatenate([p.most for p in parts]),
+        np.concatenate([p.cut for p in parts], axis=1),
+    )
+
+
+class _Search:
+    """The decisions that a window leaves free, and what follows from each."""
+
+    def __init__(
+        self,
+        units: Units,
+        ref: FloatArray,
+        closed: tuple[BoolArray, BoolArray],
+        order: IntArray,
+        window: Window,
+    ) -> None:
+        above, below = closed
+        self._window = window
+        # without v at most the rest outside its descendants; with v at least all its ancestors
+        self._must = float(ref.sum()) - below @ ref < window.low
+        never = above @ ref > window.high
+        self.empty = bool((self._must & never).any())
+        self._free = order[~self._must[order] & ~never[order]]
+        self._ref = ref[self._free]
+        self._down = below[np.ix_(self._free, self._free)]
+        pins = np.zeros((units.size, len(units.pin_ptr) - 1), bool)
+        pins[units.pin, units.pin_edge()] = True
+        begun = np.asarray(pins[self._must].any(axis=0))
+        ended = np.asarray(pins[never].any(axis=0))
+        # what is decided from the start is cut everywhere or nowhere
+        open_ = pins[self._free].any(axis=0)
+        self._cut = units.cost[:, begun & ended].sum(axis=1)
+        open_ &= ~(begun & ended)
+        self._cost = units.cost[:, open_]
+        self._pins = pins[np.ix_(self._free, open_)]
+        self._begun, self._ended = begun[open_], ended[open_]
+        self._start = float(ref[self._must].sum())
+
+    def run(self, most: int, deadline: float) -> BoolArray | None:
+        """Depth first in blocks of rows; None if there are too many or time is up."""
+        if self.empty:
+            return np.zeros((0, len(self._must)), bool)
+        visits, count = VISITS * most, 0
+        done: list[BoolArray] = []
+        stack = [(0, self._kept(self._first()))]
+        while stack:
+            k, rows = stack.pop()
+            while k < len(self._free) and len(rows.least):
+                if len(rows.least) > BLOCK:
+                    half = len(rows.least) // 2
+                    stack.append((k, rows.take(slice(half, None))))
+                    rows = rows.take(slice(half))
+                visits -= len(rows.least)
+                if visits < 0 or clock.now() > deadline:
+                    return None
+                rows, k = self._decide(rows, k), k + 1
+            done.append(rows.inside)
+            count += len(rows.inside)
+            if count > most:
+                return None
+        inside = np.concatenate(done)
+        found = np.zeros((len(inside), len(self._must)), bool)
+        found[:, self._must] = True
+        found[:, self._free] = inside
+        return found
+
+    def _first(self) -> _Partial:
+        """Nothing free decided."""
+        none = np.zeros((1, len(self._free)), bool)
+        return _Partial(
+            none,
+            none,
+            self._begun[None],
+            self._ended[None],
+            np.array([self._start]),
+            np.array([self._start + float(self._ref.sum())]),
+            self._cut[:, None],
+        )
+
+    def _kept(self, rows: _Partial) -> _Partial:
+        """Rows of which some completion may be a cut."""
+        window = self._window
+        keep = (rows.least <= window.high) & (rows.most >= window.low)
+        if window.may_hold is not None:
+            keep &= window.may_hold(rows.least, rows.most, rows.cut)
+        return rows if keep.all() else rows.take(keep)
+
+    def _decide(self, rows: _Partial, k: int) -> _Partial:
+        """Unit k is out already, is put in, or is put out with its descendants."""
+        open_ = ~rows.outside[:, k]
         if not open_.any():
-            return self
-        rest, grown, dropped = self.take(~open_), self.take(open_), self.take(open_)
+            return rows
+        rest, grown, dropped = rows.take(~open_), rows.take(open_), rows.take(open_)
         grown.inside[:, k] = True
-        grown.least += weight[k]
-        grown.undecided -= 1
+        grown.least += self._ref[k]
+        pins = np.flatnonzero(self._pins[k])
+        fresh = grown.ended[:, pins] & ~grown.begun[:, pins]
+        grown.cut += self._cost[:, pins] @ fresh.T
+        grown.begun[:, pins] = True
+        below = np.flatnonzero(self._down[k])
         gone = ~dropped.outside[:, below]
         dropped.outside[:, below] = True
-        dropped.most -= gone @ weight[below]
-        dropped.undecided -= gone.sum(axis=1)
-        grown, dropped = grown.take(grown.least <= high), dropped.take(dropped.most >= low)
-        parts = (rest, grown, dropped)
-        return _Partial(
-            np.concatenate([p.inside for p in parts]),
-            np.concatenate([p.outside for p in parts]),
-            np.concatenate([p.least for p in parts]),
-            np.concatenate([p.most for p in parts]),
-            np.concatenate([p.undecided for p in parts]),
-        )
-
-
-def _start(work: float, weight: FloatArray) -> _Partial:
-    """Nothing decided."""
-    n = len(weight)
-    return _Partial(
-        np.zeros((1, n), bool),
-        np.zeros((1, n), bool),
-        np.array([work]),
-        np.array([work + float(weight.sum())]),
-        np.array([n]),
-    )
+        dropped.most -= gone @ self._ref[below]
+        pins = np.flatnonzero(self._pins[below].any(axis=0))
+        fresh = dropped.begun[:, pins] & ~dropped.ended[:, pins]
+        dropped.cut += self._cost[:, pins] @ fresh.T
+        dropped.ended[:, pins] = True
+        return _joined([rest, self._kept(grown), self._kept(dropped)])

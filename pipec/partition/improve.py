@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 
 from pipec.partition import clock
-from pipec.partition.bounds import TOLERANCE, Bounds, make_bounds
+from pipec.partition.bounds import TOLERANCE, Reach, make_bounds
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
 from pipec.partition.frontier import OutOfTimeError, search
 from pipec.partition.ideal_family import IdealFamily, measure_of
@@ -38,7 +38,7 @@ def improve(units: Units, machine: Machine, best: Incumbent, deadline: float) ->
         return
     bounds = make_bounds(small, machine)
     above, below = closures(small)
-    pool, most = _prefixes(small, bounds, best.value), FEW
+    pool, most = _prefixes(small, bounds.ref, Reach(bounds, machine, best.value)), FEW
     for _ in range(ROUNDS):
         around = [
             pool,
@@ -47,7 +47,7 @@ def improve(units: Units, machine: Machine, best: Incumbent, deadline: float) ->
                 for cut in _known_cuts(small, best)
             ),
         ]
-        rows = _in_windows(np.concatenate(around), bounds, best.value)
+        rows = _in_windows(np.concatenate(around), bounds.ref, Reach(bounds, machine, best.value))
         family = IdealFamily(small, bounds.ref, rows)
         try:
             limit = best.value * (1 - TOLERANCE)
@@ -63,23 +63,22 @@ def improve(units: Units, machine: Machine, best: Incumbent, deadline: float) ->
         pool = pool[:0]
 
 
-def _prefixes(units: Units, bounds: Bounds, limit: float) -> BoolArray:
+def _prefixes(units: Units, ref: FloatArray, reach: Reach) -> BoolArray:
     """Prefixes of many orders in the windows; on large graphs only every few of them."""
     steps = np.arange(units.size + 1)
     found: list[tuple[IntArray, IntArray]] = []
-    for order in islice(linear_orders(units, bounds.ref, ORDERS), ORDERS):
+    for order in islice(linear_orders(units, ref, ORDERS), ORDERS):
         place = np.empty(units.size, np.int64)
         place[order] = np.arange(units.size)
-        measure = np.concatenate([[0.0], np.cumsum(bounds.ref[order])])
-        found.append((place, steps[_wanted(measure, bounds, limit)]))
+        measure = np.concatenate([[0.0], np.cumsum(ref[order])])
+        found.append((place, steps[_wanted(measure, reach)]))
     stride = -(-sum(len(kept) for _, kept in found) * units.size // CELLS)
     return np.concatenate([place[None, :] < kept[::stride, None] for place, kept in found])
 
 
-def _wanted(measure: FloatArray, bounds: Bounds, limit: float) -> BoolArray:
+def _wanted(measure: FloatArray, reach: Reach) -> BoolArray:
     """Whether some state may use a cut with this much work on its left."""
-    low, high = bounds.windows(limit)
-    inside = (measure[:, None] >= low) & (measure[:, None] <= high)
+    inside = (measure[:, None] >= reach.low) & (measure[:, None] <= reach.high)
     return np.asarray(inside.any(axis=1))
 
 
@@ -118,9 +117,9 @@ def _steps(steps: BoolArray, ref: FloatArray, most: int) -> IntArray:
     return order[changes[order]][:most]
 
 
-def _in_windows(rows: BoolArray, bounds: Bounds, limit: float) -> BoolArray:
+def _in_windows(rows: BoolArray, ref: FloatArray, reach: Reach) -> BoolArray:
     """Distinct rows that some state may use, and the two ends."""
-    keep = _wanted(measure_of(rows, bounds.ref), bounds, limit)
+    keep = _wanted(measure_of(rows, ref), reach)
     ends = np.stack([np.zeros(rows.shape[1], bool), np.ones(rows.shape[1], bool)])
     rows = np.concatenate([rows[keep], ends])
     _, first = np.unique(np.packbits(rows, axis=1), axis=0, return_index=True)

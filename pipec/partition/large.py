@@ -6,7 +6,7 @@ from math import inf
 
 import numpy as np
 
-from pipec.partition.bounds import TOLERANCE, Bounds, highest_load, make_bounds
+from pipec.partition.bounds import TOLERANCE, Bounds, Reach, highest_load, make_bounds
 from pipec.partition.costgraph import FloatArray, IntArray
 from pipec.partition.decompose import BRANCH_RULES, Decomposition
 from pipec.partition.family import PrefixFamily
@@ -85,7 +85,8 @@ def _mix(
     place[orders[0]] = np.arange(units.size)
     base = np.lexsort((place, stage))
     mixed = zoned([base, *orders], borders)
-    windows = list(zip(*bounds.windows(best.value), strict=True))
+    reach = Reach(bounds, machine, best.value)
+    windows = list(zip(reach.low, reach.high, strict=True))
     family = MixedFamily(units, bounds.ref, mixed, borders, windows)
     path = search(
         family,

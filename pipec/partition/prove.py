@@ -4,13 +4,11 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from math import inf
 
-import numpy as np
-
 from pipec.partition import clock
-from pipec.partition.bounds import TOLERANCE, highest_load, make_bounds
+from pipec.partition.bounds import TOLERANCE, Reach, highest_load, make_bounds
 from pipec.partition.frontier import OutOfTimeError, search
 from pipec.partition.ideal_family import IdealFamily
-from pipec.partition.ideals import enumerate_ideals, merge_windows
+from pipec.partition.ideals import enumerate_ideals
 from pipec.partition.improve import improve
 from pipec.partition.incumbent import Incumbent
 from pipec.partition.machine import Machine
@@ -18,9 +16,10 @@ from pipec.partition.reduce import CLOSURE_LIMIT, reduce_units
 from pipec.partition.relax import Programs
 from pipec.partition.units import Units
 
-IDEALS_LIMIT = 60_000
-SHRINKS = 6
-IMPROVE, POLISH, RELAX = 0.4, 0.2, 0.5  # shares of the time that is left
+QUICK, IDEALS_LIMIT = 20_000, 400_000  # ideals looked at: at first, and if the cut is good
+CELLS = 200_000_000  # ideals x (units + 3 x hyperedges) in memory
+IMPROVE, POLISH, RELAX, TRIAL = 0.3, 0.2, 0.4, 0.5  # shares of the time that is left
+CLOSE = 2e-3  # trial limits nearer than this to what is known are not worth their time
 
 
 @dataclass(frozen=True)
@@ -40,42 +39,73 @@ def prove(units: Units, machine: Machine, best: Incumbent, deadline: float) -> P
     """Improves the incumbent to an optimum, or says how far the bound got.
 
     A run below a trial limit that finds nothing proves that the optimum is no smaller; one that
-    finds something gives the optimum. If the incumbent as limit leaves too many ideals, the
-    trial limit starts near the bound and moves up.
+    finds something gives the optimum. If the incumbent as limit leaves too many ideals, it is
+    improved first; then the trial limit is bisected between what is proven and what is too many.
     """
-    bounds = make_bounds(units, machine)
-    lower = bounds.lower
+    lower = make_bounds(units, machine).lower
     if best.value <= lower * (1 + TOLERANCE):
         return Proof(best.value, f"{best.found}, meets the work bound")
     if units.size > CLOSURE_LIMIT:
         return Proof(lower, f"{best.found}, work bound")
-    ceiling = best.value if best.value < inf else highest_load(units, machine)
-    trial = ceiling if best.value < inf else bounds.lower * 1.25 + ceiling / 1000
-    shrinks, programs = 0, Programs(units, machine, best)
-    while True:
-        outcome = _below(units, machine, trial, deadline, best)
+    known = best.stage is not None
+    trials = _Trials(lower, best.value if known else highest_load(units, machine), known=known)
+    programs, most = Programs(units, machine, best), QUICK
+    while not trials.done and clock.now() <= deadline:
+        outcome = _below(units, machine, trials.limit, _share(deadline, TRIAL), best, most)
         if outcome is FOUND:
             return Proof(best.value, "optimal over all ideals in the windows")
         if outcome is NONE:
-            lower = max(lower, trial)
-            if trial >= ceiling:
-                return Proof(lower, f"{best.found}, optimal: no ideal in the windows beats it")
-            shrinks = SHRINKS
-            trial = min(ceiling, bounds.lower + 2 * (trial - bounds.lower))
-        elif shrinks >= SHRINKS or trial <= lower * (1 + TOLERANCE):
-            break
-        else:
-            if not shrinks and best.stage is not None:
+            trials.nothing()
+        elif most < IDEALS_LIMIT:
+            most = IDEALS_LIMIT
+            lower = max(lower, programs.heaviest())
+            if known and best.value > lower * (1 + TOLERANCE):
                 lower = _without_ideals(units, machine, best, programs, lower, deadline)
-                ceiling = best.value
-                trial = min(trial, ceiling)
-            shrinks += 1
-            trial = bounds.lower + (trial - bounds.lower) / 8
-    method = f"{best.found}, bound by ideals up to a limit"
-    reached = programs.solve(lower, deadline)
-    if reached > lower:
-        method = f"{best.found}, bound by linear programs"
-    return Proof(reached, method)
+                trials = _Trials(max(lower, trials.lower), best.value, known=True)
+        else:
+            trials.too_many()
+    if trials.lower >= trials.ceiling:
+        return Proof(trials.lower, f"{best.found}, optimal: no ideal in the windows beats it")
+    reached = programs.solve(trials.lower, deadline)
+    if reached > trials.lower:
+        return Proof(reached, f"{best.found}, bound by linear programs")
+    return Proof(reached, f"{best.found}, bound by ideals up to a limit")
+
+
+class _Trials:
+    """Limits to try, between what is proven and what leaves too many ideals.
+
+    Args:
+        lower: No cut is better.
+        ceiling: The limit that is wanted: nothing below it is the proof.
+        known: The ceiling is a cut and worth a try before all.
+    """
+
+    def __init__(self, lower: float, ceiling: float, *, known: bool) -> None:
+        self.lower, self.ceiling, self._failed = lower, ceiling, inf
+        self._step = lower / 4 + ceiling / 1000
+        self.limit = ceiling if known else lower + self._step
+
+    @property
+    def done(self) -> bool:
+        """Proven, or no trial in between is worth its time."""
+        near = self._failed < inf and self._failed - self.lower <= CLOSE * self._failed
+        return self.lower >= self.ceiling or near
+
+    def nothing(self) -> None:
+        """No cut is below the limit."""
+        self.lower = max(self.lower, self.limit)
+        self._step *= 2
+        self._next()
+
+    def too_many(self) -> None:
+        """The limit leaves too many ideals."""
+        self._failed = self.limit
+        self._next()
+
+    def _next(self) -> None:
+        middle = (self.lower + self._failed) / 2
+        self.limit = min(self.ceiling, middle, self.lower + self._step)
 
 
 def _without_ideals(
@@ -109,7 +139,7 @@ FOUND, NONE, TOO_MANY = _Outcome.FOUND, _Outcome.NONE, _Outcome.TOO_MANY
 
 
 def _below(
-    units: Units, machine: Machine, limit: float, deadline: float, best: Incumbent
+    units: Units, machine: Machine, limit: float, deadline: float, best: Incumbent, most: int
 ) -> _Outcome:
     """Looks for any cut below a limit; the best one is offered to the incumbent.
 
@@ -118,9 +148,9 @@ def _below(
     """
     need = len(machine.devices) if machine.exactly else 0
     relaxed = replace(machine, exactly=False)
-    outcome, stages = _exhaust(units, relaxed, limit, deadline, best, need, idle=True)
+    outcome, stages = _exhaust(units, relaxed, limit, deadline, best, most, need, idle=True)
     if outcome is FOUND and stages < need:
-        return _exhaust(units, machine, limit, deadline, best, need, idle=False)[0]
+        return _exhaust(units, machine, limit, deadline, best, most, need, idle=False)[0]
     return outcome
 
 
@@ -130,6 +160,7 @@ def _exhaust(
     limit: float,
     deadline: float,
     best: Incumbent,
+    most: int,
     need: int,
     *,
     idle: bool,
@@ -137,10 +168,11 @@ def _exhaust(
     """Outcome and number of stages found; a cut with fewer stages than needed is not offered."""
     small = reduce_units(units, machine, limit, idle=idle)
     bounds = make_bounds(small, machine)
-    low, high = bounds.windows(limit)
-    ends = float(bounds.ref.sum())
-    windows = merge_windows(np.append(low, [0.0, ends]), np.append(high, [0.0, ends]))
-    bits = enumerate_ideals(small, bounds.ref, windows, IDEALS_LIMIT, deadline)
+    if bounds.lower >= limit * (1 - TOLERANCE):
+        return NONE, 0
+    windows = Reach(bounds, machine, limit).windows()
+    most = min(most, CELLS // (small.size + 3 * len(small.pin_ptr)))
+    bits = enumerate_ideals(small, bounds.ref, windows, most, deadline)
     if bits is None:
         return TOO_MANY, 0
     family = IdealFamily(small, bounds.ref, bits)

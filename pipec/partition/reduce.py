@@ -5,7 +5,8 @@
    it also has that neighbour: moving it there cannot raise any load.
 3. Two units whose hyperedge costs more than all loads below the limit can spare are never apart:
    sum of loads < devices * limit, of which the work takes its part, and every value that is cut is
-   paid for on both sides (on one, if the other may be a device that does not pay).
+   paid for on both sides (on one, if the other may be a device that does not pay). Nor are they
+   if the hyperedge alone costs as much as the limit, for a device that has a part of it.
 4. Units that only one single device can run share it, with all that lies between them.
 """
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from pipec.partition.bounds import TOLERANCE, make_bounds
 from pipec.partition.costgraph import BoolArray, IntArray, topological_order
-from pipec.partition.frontier import cut_peak, cut_seconds
+from pipec.partition.devices import cut_peak, cut_seconds
 from pipec.partition.machine import Machine
 from pipec.partition.units import Units, merge
 
@@ -66,7 +67,7 @@ def _threshold(units: Units, machine: Machine, limit: float) -> BoolArray:
     total = float(bounds.ref.sum())
     spare = float(bounds.used[-1]) * limit - total + TOLERANCE * total
     seconds = cut_seconds(units.cost, machine.link, priced=machine.priced)
-    return np.asarray(seconds * min(paying) * (2 - free) > spare)
+    return np.asarray((seconds * min(paying) * (2 - free) > spare) | (seconds >= limit))
 
 
 def _only_here(units: Units, machine: Machine) -> IntArray:

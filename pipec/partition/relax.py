@@ -10,6 +10,7 @@ import numpy as np
 from pipec.partition import clock
 from pipec.partition.anneal import anneal
 from pipec.partition.bounds import TOLERANCE, Bounds, make_bounds
+from pipec.partition.closure import least_loads
 from pipec.partition.costgraph import IntArray
 from pipec.partition.frontier import search
 from pipec.partition.ideal_family import IdealFamily
@@ -25,6 +26,7 @@ ORDERS = 8  # of unlike devices that may stand in any order
 ROUNDS = 8
 CLOSE = 1e-3
 MOVES = 1_000_000
+HEAVY = 12  # units looked at one by one
 LONG = 3  # an integer program is not begun if less than so many relaxations would fit
 
 
@@ -74,6 +76,19 @@ class Programs:
                 high = limit
             limit = (lower + high) / 2
         return lower
+
+    def heaviest(self) -> float:
+        """A load that a device with one of the units with most work has at least."""
+        units, machine = self._units, self._machine
+        if not machine.priced or not clock.real() or not units.size:
+            return 0.0
+        work = units.work[list(machine.rows)]
+        which = np.argsort(-work.min(axis=0), kind="stable")[:HEAVY]
+        loads = [
+            least_loads(units, row, which) if kind.pays and np.isfinite(row).all() else row[which]
+            for kind, row in zip(machine.kinds, work, strict=True)
+        ]
+        return min(float(np.min(loads, axis=0).max()), self._best.value)
 
     def solve(self, lower: float, deadline: float) -> float:
         """A bound by the integer programs; what they find is offered."""

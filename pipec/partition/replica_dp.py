@@ -11,7 +11,7 @@ from pipec.partition.bounds import TOLERANCE
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
 from pipec.partition.devices import Link
 from pipec.partition.ideal_family import IdealFamily
-from pipec.partition.ideals import enumerate_ideals
+from pipec.partition.ideals import Window, enumerate_ideals
 from pipec.partition.orders import linear_orders
 from pipec.partition.reduce import join_idle
 from pipec.partition.units import Units, make_units, merge
@@ -72,7 +72,7 @@ def make_cuts(graph: CostGraph, *, limited: bool) -> Cuts:
             break
     ref = units.work[0]
     total = float(ref.sum())
-    bits = enumerate_ideals(units, ref, [(-1.0, 2 * total + 1.0)], IDEALS_LIMIT)
+    bits = enumerate_ideals(units, ref, [Window(-1.0, 2 * total + 1.0)], IDEALS_LIMIT)
     exact = bits is not None
     if bits is None:
         orders = [o for o, _ in zip(linear_orders(units, ref, 0), range(2), strict=False)]

@@ -75,7 +75,7 @@ def _farthest(
     """The last prefix that the device reaches from ``at``; ``at`` if none."""
     work = family.work[machine.rows[step.kind]]
     end = min(most, int(np.searchsorted(work, work[at] + limit, "right")) - 1)
-    source = np.array([at])
+    source = np.array([[at]])
     while end > at:
         strip = np.arange(max(at + 1, end - STRIP + 1), end + 1)
         good = loads(family, machine, step, source, strip, rough=True)[0] <= limit

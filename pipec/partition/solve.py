@@ -56,8 +56,8 @@ def solve_contiguous(
         memory: Weight versions and microbatches in flight per stage, for memory limits.
         microbatches: If given, minimise the time of one pipeline flush instead,
             (microbatches - 1) * largest load + sum of loads.
-        time_limit: Seconds for the proof (within `pipec.partition.clock.counted`: looks at the
-            clock); the cut itself is not interrupted.
+        time_limit: Seconds of work for the proof (see `pipec.partition.clock`); the cut itself is
+            not interrupted.
 
     Returns:
         The cut, its bound, and whether they meet.

@@ -9,10 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pipec.partition import prove
-from pipec.partition.bounds import make_bounds
-from pipec.partition.closure import cheapest_ideals
+from pipec.partition.bounds import Reach, make_bounds
+from pipec.partition.closure import cheapest_ideals, least_loads
 from pipec.partition.costgraph import CostGraph
 from pipec.partition.devices import Device
+from pipec.partition.ideals import enumerate_ideals
 from pipec.partition.linear import Program
 from pipec.partition.machine import make_machine
 from pipec.partition.solve import solve_contiguous
@@ -42,22 +43,50 @@ def _closed(units: Units, inside: tuple[bool, ...], *, right: bool) -> bool:
     return all(inside[v] <= inside[u] for u, v in (units.edges[:, ::-1] if right else units.edges))
 
 
+def _paid(units: Units, here: np.ndarray) -> float:
+    """Cost of the hyperedges that are partly in a set."""
+    return sum(
+        float(cost)
+        for cost, a, b in zip(units.cost[0], units.pin_ptr[:-1], units.pin_ptr[1:], strict=True)
+        if here[units.pin[a:b]].any() and not here[units.pin[a:b]].all()
+    )
+
+
 @given(graphs(most=6), st.booleans())
-def test_cheapest_ideals_are_minimum_cuts(graph: CostGraph, right: bool) -> None:
+def test_cheapest_ideals_and_devices_are_minimum_cuts(graph: CostGraph, right: bool) -> None:
     units = _units(graph)
-    best = np.full(units.size, inf)
+    work = units.work[0]
+    ideal, device = np.full(units.size, inf), np.full(units.size, inf)
     for inside in product((False, True), repeat=units.size):
-        if not _closed(units, inside, right=right):
-            continue
         here = np.array(inside)
-        paid = sum(
-            float(cost)
-            for cost, a, b in zip(units.cost[0], units.pin_ptr[:-1], units.pin_ptr[1:], strict=True)
-            if here[units.pin[a:b]].any() and not here[units.pin[a:b]].all()
-        )
-        best[here] = np.minimum(best[here], units.work[0] @ here + 2 * paid)
-    found = cheapest_ideals(units, units.work[0], 2.0, right=right)
-    assert found == pytest.approx(best, abs=1e-6)
+        paid = _paid(units, here)
+        device[here] = np.minimum(device[here], work @ here + paid)
+        if _closed(units, inside, right=right):
+            ideal[here] = np.minimum(ideal[here], work @ here + 2 * paid)
+    found = cheapest_ideals(units, work, 2.0, right=right)
+    assert found == pytest.approx(ideal, abs=1e-6)
+    found = least_loads(units, work, np.arange(units.size))
+    assert found == pytest.approx(device, abs=1e-6)
+
+
+@given(graphs(most=7), st.integers(2, 4), st.booleans(), st.integers(0, 40))
+def test_ideals_are_those_that_loads_below_a_limit_allow(
+    graph: CostGraph, count: int, hosted: bool, limit: int
+) -> None:
+    devices = [Device("fast")] * count + [Device("slow", pays=False)] * hosted
+    machine, units = make_machine(graph, devices, free_order=True), _units(graph)
+    bounds = make_bounds(units, machine)
+    reach = Reach(bounds, machine, limit / 2)
+    states = np.arange(1, len(machine.used) - 1)
+    want = {(False,) * units.size, (True,) * units.size}
+    for inside in product((False, True), repeat=units.size):
+        here = np.array(inside)
+        work, cut = np.array([bounds.ref @ here]), np.array([[_paid(units, here)]])
+        if _closed(units, inside, right=False) and reach.may_hold(states, work, work, cut)[0]:
+            want.add(inside)
+    found = enumerate_ideals(units, bounds.ref, reach.windows(), 1_000)
+    assert found is not None
+    assert sorted(map(tuple, found.tolist())) == sorted(want)
 
 
 @settings(max_examples=40, deadline=None)
