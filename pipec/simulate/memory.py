@@ -39,6 +39,8 @@ class Memory:
         saved: What one microbatch's F keeps for the backward on the device, without what is
             offloaded (the H channels say how much that is).
         saved_for_w: The part of ``saved`` that I leaves for W; all of it if absent.
+        moved_for_w: Names of H channels to the part of what came back that I leaves for W; all of
+            it if absent.
         forward_weights: Of one version on devices that run forward, where the two passes are
             cut differently; as ``weights`` if absent.
         workspace: One of `WORKSPACES` to what such an action allocates while it runs, beyond all
@@ -54,6 +56,7 @@ class Memory:
     optimizer: Sequence[float] = ()
     saved: Sequence[float] = ()
     saved_for_w: Sequence[float] | None = None
+    moved_for_w: Mapping[str, float] = field(default_factory=dict)
     forward_weights: Sequence[float] | None = None
     workspace: Mapping[str, Sequence[float]] = field(default_factory=dict)
     slots: int = 0
@@ -95,7 +98,8 @@ class Memory:
         workspace = {kind: list(values) for kind, values in self.workspace.items()}
         told = {n: list(getattr(self, n)) for n in names} | lists | {"workspace": workspace}
         posted = {"slots": self.slots, "saved_too": list(self.saved_too)} if self.slots else {}
-        return told | posted
+        moved = {"moved_for_w": dict(self.moved_for_w)} if self.moved_for_w else {}
+        return told | posted | moved
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

@@ -58,8 +58,9 @@ class Held:
         spans = [*self._messages(memory), self.weights(memory)]
         if memory.slots:
             spans += self._handed_over(memory)
+        spans.append(self._workspace(memory))
         if self.schedule.training:
-            spans += [*self.saved(memory), self._workspace(memory), *self._gradients(memory)]
+            spans += [*self.saved(memory), *self._gradients(memory)]
         return spans
 
     def saved(self, memory: Memory) -> list[Spans]:
@@ -167,6 +168,12 @@ class Held:
                 )
             there = np.append(s.device, [0, 0])[arrival]
             found.append(Spans(name, s.device[sends], leaves, left, kept))
+            if kind is _C.H:
+                for_w = [memory.moved_for_w.get(c.name, c.nbytes) for c in s.channels]
+                first = self._until[self._at.backward[self._at.target[number], message]]
+                let_go = size - np.array(for_w, dtype=np.float64)[number]
+                found.append(Spans(name, there, arrives, first, let_go))
+                size = size - let_go
             found.append(Spans(name, there, arrives, self._until[target], size))
         return found
 

@@ -1,12 +1,17 @@
 """Saved values that wait in host memory: same bits, fewer bytes on the device."""
 
+from dataclasses import replace
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from pipec.autodiff.rewrite import offloaded
+from pipec.compiler.reside import through_host
 from pipec.compiler.timeline import plan_memory
-from pipec.plan.model import Plan
+from pipec.plan.model import HostSlot, Plan
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.tensors import TensorType, pack, packed_bytes, unpack
@@ -14,7 +19,7 @@ from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.offload import insert_offload
 from pipec.schedule.schedule import Schedule
-from pipec.simulate.memory import CATEGORIES, Memory
+from pipec.simulate.memory import CATEGORIES
 from pipec.simulate.simulate import simulate
 from pipec.simulate.times import Times
 from tests.autodiff.chain import Case, worst
@@ -43,21 +48,28 @@ def measured(case: Case, plan: Plan, order: Schedule) -> tuple[dict[str, torch.T
     return pipeline.state_dict(), peaks
 
 
-def predicted(order: Schedule, plan: Plan, moved: dict[int, int]) -> list[list[float]]:
-    """Per device the saved bytes in the middle of each F and B, by the timeline.
+@cache
+def cnn(recompute: str = "views") -> tuple[Case, Plan]:
+    case = CASES["cnn"]
+    return case, staged(case, seeded(case), STAGES, recompute=recompute)
 
-    Args:
-        order: The schedule.
-        plan: Whose saved values.
-        moved: Stage to those of its bytes that wait in host memory.
-    """
-    whole, stages = plan_memory(plan), range(len(plan.stages))
-    assert whole.saved_for_w is not None
-    memory = Memory(
-        saved=[whole.saved[s] - moved.get(s, 0) for s in stages],
-        saved_for_w=[0.0 if moved else whole.saved_for_w[s] for s in stages],
-    )
-    timeline = simulate(order, Times.uniform(len(stages)), memory)
+
+def hosted(plan: Plan, every: int, depth: int) -> Plan:
+    """The plan with one in ``every`` saved values of each stage in a host slot."""
+    slots, stages = [], []
+    for stage in plan.stages:
+        assert stage.training is not None
+        mine = stage.training.saved[::every]
+        names, size = tuple(v.name for v in mine), sum(v.nbytes for v in mine)
+        slots.append(HostSlot(f"s{stage.index}.host0", stage.index, names, size, depth))
+        stages.append(replace(stage, training=offloaded(stage.training, {slots[-1].name: names})))
+    return plan.replace(stages=tuple(stages), slots=tuple(slots))
+
+
+def predicted(order: Schedule, plan: Plan) -> list[list[float]]:
+    """Per device the saved bytes in the middle of each F and B, by the timeline."""
+    memory = replace(plan_memory(plan), workspace={})  # what B computes again is not saved
+    timeline = simulate(order, Times.uniform(len(plan.stages)), memory)
     curves, column = timeline.memory_curves, CATEGORIES.index("activations")
     found: list[list[float]] = [[] for _ in range(order.devices)]
     for k, action in enumerate(order):
@@ -85,30 +97,60 @@ def observed(case: Case, plan: Plan, order: Schedule) -> list[list[float]]:
     return found
 
 
+SCHEDULES: dict[str, dict[str, object]] = {
+    "gpipe": {},
+    "1f1b": {},
+    "1f1b-so": {},
+    "interleaved": {"chunks": 2},
+    "zb-h1": {},
+    "zbv": {},
+    "dualpipev": {},
+    "pipedream": {},
+    "pipedream-2bw": {"update_every": 4},
+    "pipemare": {},
+}
+
+
 @pytest.mark.parametrize("recompute", ["views", "all"])
-@pytest.mark.parametrize(
-    "name", ["gpipe", "1f1b", "interleaved", "pipedream", "zb-h1", "zbv", "dualpipev"]
-)
+@pytest.mark.parametrize("name", [*SCHEDULES, "fbp-as"])
 def test_the_device_holds_at_every_moment_what_the_timeline_says(name: str, recompute: str) -> None:
-    case = CASES["cnn"]
-    plan = staged(case, seeded(case), STAGES, recompute=recompute)
-    options = {"chunks": 2} if name == "interleaved" else {}
+    case, plan = cnn(recompute)
+    order = scheduled(plan, name, MICROBATCHES, **SCHEDULES.get(name, {}))
+    assert observed(case, plan, order) == predicted(order, plan)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_with_offload_the_device_holds_what_the_timeline_says(name: str) -> None:
+    case, whole = cnn()
+    for every, depth in ((1, 0), (2, 1), (1, 2)):
+        plan = hosted(whole, every, depth)
+        order = scheduled(plan, name, MICROBATCHES, **SCHEDULES[name])
+        assert observed(case, plan, order) == predicted(order, plan)
+
+
+def test_through_host_memory_both_sides_hold_what_the_timeline_says() -> None:
+    case, whole = cnn()
+    plan = through_host(whole, scheduled(whole, "pipefb", MICROBATCHES))
+    assert plan.slots
+    order = scheduled(plan, "pipefb", MICROBATCHES)
+    assert observed(case, plan, order) == predicted(order, plan)
+
+
+@pytest.mark.parametrize(("name", "every"), [("fbp-as", 1), ("fbp-as", 2), ("pipefb", 0)])
+def test_where_copies_or_messages_take_time_the_timeline_says_no_less(
+    name: str, every: int
+) -> None:
+    """Here, where all is one process, a copy and a message take none."""
+    case, whole = cnn()
+    plan = hosted(whole, every, 1) if every else whole
+    options = {} if every else {"saved": "direct"}
     order = scheduled(plan, name, MICROBATCHES, **options)
-    assert observed(case, plan, order) == predicted(order, plan, {})
-
-
-def test_with_offload_the_device_holds_what_the_timeline_says() -> None:
-    case = CASES["cnn"]
-    plan = staged(case, seeded(case), STAGES)
-    one = {s.index: s.training.saved_bytes for s in plan.stages if s.training}
-    slots = [Channel(ChannelKind.H, s, s, f"slot{s}", n, 1) for s, n in one.items()]
-    order = insert_offload(scheduled(plan, "1f1b", MICROBATCHES), slots)
-    assert observed(case, plan, order) == predicted(order, plan, one)
+    pairs = zip(observed(case, plan, order), predicted(order, plan), strict=True)
+    assert all(a <= b for mine, told in pairs for a, b in zip(mine, told, strict=True))
 
 
 def test_offload_changes_no_bit_and_keeps_two_sets_on_the_device() -> None:
-    case = CASES["cnn"]
-    plan = staged(case, seeded(case), STAGES)
+    case, plan = cnn()
     one = [s.training.saved_bytes for s in plan.stages if s.training]
     plain = scheduled(plan, "1f1b", MICROBATCHES)
     slots = [Channel(ChannelKind.H, s, s, f"slot{s}", one[s], 1) for s in range(STAGES)]
@@ -121,8 +163,7 @@ def test_offload_changes_no_bit_and_keeps_two_sets_on_the_device() -> None:
 
 
 def test_deleting_the_copies_of_one_stage_raises_its_peak() -> None:
-    case = CASES["cnn"]
-    plan = staged(case, seeded(case), STAGES)
+    case, plan = cnn()
     one = [s.training.saved_bytes for s in plan.stages if s.training]
     slots = [Channel(ChannelKind.H, s, s, f"slot{s}", one[s], 1) for s in (1, 2, 3)]
     order = insert_offload(scheduled(plan, "1f1b", MICROBATCHES), slots)
