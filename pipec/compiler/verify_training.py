@@ -54,16 +54,14 @@ def compared(
     want: Mapping[str, Tensor],
     stage_of: Mapping[str, int],
     tolerance: float,
-    kind: str = "gradient",
 ) -> list[Comparison]:
-    """One comparison per parameter.
+    """One comparison of kind ``gradient`` per parameter.
 
     Args:
         found: By parameter.
         want: Likewise.
         stage_of: Parameter to the stage that is named.
         tolerance: Largest relative error.
-        kind: What is compared.
     """
     largest = max((float(g.abs().max()) for g in want.values() if g.numel()), default=0.0)
     return [
@@ -72,7 +70,7 @@ def compared(
             want[name],
             tolerance,
             name=name,
-            kind=kind,
+            kind="gradient",
             stage=stage_of[name],
             floor=NOISE * largest,
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pipec.compiler.backend import TrainingRunner
-from pipec.compiler.comparison import Comparison
+from pipec.compiler.comparison import Comparison, compare
 from pipec.compiler.emitted import EmittedPipeline, add
 from pipec.compiler.verify_training import compared, gradients_of
 from pipec.graph.ir import Graph
@@ -41,8 +41,8 @@ def compare_emitted(
         runners: The stages as their backend loaded them.
 
     Returns:
-        For every trained parameter one comparison of kind ``gradient`` and one of kind
-        ``parameter`` per update (of parameters that only one stage trains).
+        For every trained parameter one comparison of kind ``gradient``, and one of kind ``update``
+        of what each update adds to it (of parameters that only one stage trains).
     """
     program = Program.of(plan)
     EmittedPipeline(program, runners, len(batches)).run(batches)
@@ -56,11 +56,22 @@ def compare_emitted(
     comparisons = compared(found, want, stage_of, tolerance)
     for stage, runner in zip(program.stages, runners, strict=True):
         own = [n for n in _trained(stage) if n not in program.tied]
-        expected = _updated(source, {n: want[n] for n in own}, runner.settings)
-        for step in expected:
+        before = {n: source.weights[n].detach() for n in own}
+        for step in _updated(source, {n: want[n] for n in own}, runner.settings):
             new = runner.update()
-            kind = "parameter"
-            comparisons += compared({n: new[n] for n in own}, step, stage_of, tolerance, kind)
+            for n in own:
+                rounding = 2 * torch.finfo(step[n].dtype).eps * float(step[n].abs().max())
+                added = compare(
+                    new[n] - before[n],
+                    step[n] - before[n],
+                    tolerance,
+                    name=n,
+                    kind="update",
+                    stage=stage.index,
+                    floor=rounding / tolerance,
+                )
+                comparisons.append(added)
+            before = step
     return comparisons
 
 

@@ -71,10 +71,14 @@ def test_emitted_stages_train_as_autograd_and_sgd_do(schedule: str, tmp_path: Pa
     inputs = batches(plan.graph, 3)
     found = compare_emitted(stored, plan.graph, inputs, 1e-5, 0, runners)
     assert [c.kind for c in found].count("gradient") == 8
-    assert [c.kind for c in found].count("parameter") == 16
+    assert [c.kind for c in found].count("update") == 16
     assert all(c.ok for c in found)
     assert max(c.scale for c in found) > 0
     ready = [r for r in runners if isinstance(r, TrainedRunner)]
+    for r in ready:
+        r.record = dataclasses.replace(r.record, update={**r.settings, "rate": 0.0101})
+    late = compare_emitted(stored, plan.graph, inputs, 1e-5, 0, ready)
+    assert {c.kind for c in late if not c.ok} == {"update"}
     wrong = [dataclasses.replace(r, backward_kernel=ready[0].backward_kernel) for r in ready]
     with pytest.raises((BackendError, KeyError)):
         compare_emitted(stored, plan.graph, inputs, 1e-5, 0, wrong)
