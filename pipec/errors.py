@@ -46,6 +46,10 @@ class FrontendError(PipecError):
     """A model that cannot be read or traced."""
 
 
+class NoLossError(FrontendError):
+    """A model that is to be trained and has no loss."""
+
+
 class GraphError(PipecError):
     """A graph that breaks a rule of the IR."""
 

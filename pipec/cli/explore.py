@@ -1,6 +1,7 @@
 """``pipec explore``: what is the fastest way to train this model on this cluster?"""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from pipec.cluster.cluster import Cluster, parse_cluster
 from pipec.cluster.file import load_cluster
 from pipec.compiler.backend import load_backend
 from pipec.cost.file import load_costs
+from pipec.errors import NoLossError
 from pipec.explore.rebatch import Rebatched
 from pipec.explore.search import Search
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load
+from pipec.graph.ir import Graph
 from pipec.report.exploration import print_exploration
 
 
@@ -42,10 +45,11 @@ from pipec.report.exploration import print_exploration
 @click.option("--json", "as_json", is_flag=True, help="Print all candidates as JSON.")
 @model_options
 def command(**given: Any) -> None:
-    """Predict every schedule, depth, replication and microbatch size for training MODEL.
+    """Predict every schedule, depth, replication and microbatch size for MODEL on a cluster.
 
-    MODEL must have a loss. The fastest candidate that fits the memory is chosen; plain data
-    parallelism, GPipe and 1F1B are among the candidates, so it is never slower than these.
+    A MODEL with a loss is trained; one without is run forward, for the most samples per second. The
+    fastest candidate that fits the memory is chosen; plain data parallelism, GPipe and 1F1B are
+    among those of training, so it is never slower than these.
     `pipec compile --schedule auto` writes the plan that is chosen here.
     """
     console = Console(stderr=True)
@@ -67,7 +71,7 @@ def _search(given: dict[str, Any], console: Console) -> Search:
         seed=given["seed"],
     )
     with console.status(f"reading {given['model']}"):
-        graph = load(given["model"], options).graph
+        graph, options = _read(given["model"], options, console)
     return Search(
         Rebatched(graph, given["model"], options),
         cluster,
@@ -80,6 +84,16 @@ def _search(given: dict[str, Any], console: Console) -> Search:
         settings={**DEFAULTS, "precision": given["precision"]},
         cached=not given["no_cache"],
     )
+
+
+def _read(model: str, options: LoadOptions, console: Console) -> tuple[Graph, LoadOptions]:
+    """The graph that is trained, or that of the forward pass where there is no loss."""
+    try:
+        return load(model, options).graph, options
+    except NoLossError:
+        console.print(f"{model} has no loss: its forward pass is explored")
+        forward = replace(options, training=False)
+        return load(model, forward).graph, forward
 
 
 def _cluster(devices: str | None, file: Path | None) -> Cluster:

@@ -126,13 +126,13 @@ def peak_of(
     """As `peak_live`, of nodes that read each other by their names.
 
     Args:
-        order: The nodes as they run.
+        order: The nodes as they run; what they read from elsewhere does not count.
         results: Names of those that live to the end.
         counted: Names of those whose bytes count.
     """
     home, last = dict[str, str](), dict[str, int]()
     for k, n in enumerate(order):
-        reads = [home[read.name] for read in n.all_input_nodes]
+        reads = [home[read.name] for read in n.all_input_nodes if read.name in home]
         home[n.name] = reads[0] if reads and _is_view(n) else n.name
         last |= dict.fromkeys([*reads, home[n.name]], k)
     last |= dict.fromkeys([home[name] for name in results], len(order))

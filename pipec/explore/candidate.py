@@ -8,6 +8,8 @@ from pipec.errors import PartitionError
 from pipec.schedule.registry import STREAMING, SYNCHRONOUS, parsed, plain_name
 from pipec.schedule.replicate import device_of
 
+INFERENCE = "inference"
+"""The schedule of models without a loss."""
 CHUNKS = {"interleaved": 2, "zbv": 2, "dualpipev": 2}
 """Schedules that give every device several stages, and how many if they are not told."""
 
@@ -42,6 +44,11 @@ class Candidate:
     fitted: bool = False
 
     @property
+    def trains(self) -> bool:
+        """Whether its schedule has a backward pass."""
+        return self.schedule != INFERENCE
+
+    @property
     def chunks(self) -> int:
         """Stages per device."""
         chunks = parsed(self.schedule, {}).get("chunks", CHUNKS.get(plain_name(self.schedule), 1))
@@ -72,7 +79,7 @@ class Candidate:
 
 
 def candidates(
-    cluster: Cluster, batch: int, schedules: Sequence[str] | None = None
+    cluster: Cluster, batch: int, schedules: Sequence[str] | None = None, *, trains: bool = True
 ) -> Iterator[Candidate]:
     """Every candidate for one batch, plain data parallelism, GPipe and 1F1B among them.
 
@@ -83,6 +90,7 @@ def candidates(
         cluster: The devices.
         batch: Samples of one step, over all replicas.
         schedules: Which schedules; those of the devices' family if not given.
+        trains: Whether there is a backward pass; else there is one schedule.
 
     Raises:
         PartitionError: The batch is empty.
@@ -90,15 +98,16 @@ def candidates(
     if batch < 1:
         raise PartitionError("a step needs samples", got=f"a batch of {batch}", want="1 or more")
     streaming = all(d.family == "fpga" for d in cluster.devices)
-    names = schedules or (STREAMING if streaming else SYNCHRONOUS)
+    names = schedules or (STREAMING if streaming else SYNCHRONOUS) if trains else (INFERENCE,)
+    alone = "1f1b" if trains else INFERENCE
     for depth in range(1, cluster.size + 1):
         for replicas in sorted({cluster.size // depth, 1}):
             if batch % replicas:
                 continue
             layouts = ("stages", "replicas") if depth > 1 < replicas else ("stages",)
-            for schedule in names if depth > 1 else ("1f1b",):
+            for schedule in names if depth > 1 else (alone,):
                 for m in _counts(batch // replicas, depth):
-                    for recompute in (False, True):
+                    for recompute in (False, True) if trains else (False,):
                         for adjacent in layouts:
                             yield Candidate(
                                 depth, replicas, schedule, batch // replicas // m, m,

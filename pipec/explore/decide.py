@@ -148,15 +148,18 @@ def _settled(state: _Decision) -> Prediction:
 def _as_planned(guess: Prediction, plan: Plan) -> Prediction:
     timeline = plan.timeline
     assert timeline is not None
-    memory = tuple(d.memory_bytes for d in plan.cluster.devices[: len(timeline.peak_bytes)])
+    peak = timeline.peak_bytes
+    memory = tuple(d.memory_bytes for d in plan.cluster.devices[: len(peak)])
+    if not plan.trains:  # its timeline counts weights, not what is alive in a forward
+        peak, memory = guess.peak_bytes, guess.memory_bytes
     return replace(
         guess,
         seconds=timeline.seconds,
         bubble=timeline.bubble,
-        peak_bytes=timeline.peak_bytes,
+        peak_bytes=peak,
         memory_bytes=memory,
         planned=True,
-        problem=overflow(timeline.peak_bytes, memory),
+        problem=overflow(peak, memory),
     )
 
 

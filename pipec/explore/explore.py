@@ -159,7 +159,8 @@ def _fitted(predict: Predict, found: Sequence[Prediction]) -> list[Prediction]:
     Fitting adds time, so those that would be fastest come first, some at a time on all cores, and
     those that are slower as they stand than what fits are not tried; nor are more than `FITTED`.
     """
-    over = [p for p in found if p.peak_bytes and not p.possible and not p.candidate.recompute]
+    trained = [p for p in found if p.candidate.trains and not p.candidate.recompute]
+    over = [p for p in trained if p.peak_bytes and not p.possible]
     over = sorted(over, key=lambda p: (p.seconds, p.candidate))[:FITTED]
     best = min((p.seconds for p in found if p.possible), default=inf)
     tried = list[Prediction]()

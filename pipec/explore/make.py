@@ -23,6 +23,11 @@ def passes_of(c: Candidate) -> list[Pass]:
     order = f"generator={name} {count}"
     split = f"split-layer{{node={c.split} share={c.share}}}," if c.split else ""
     fit = f"insert-offload{{recompute=true {order}}}," if c.fitted else ""
+    if not c.trains:
+        return parse_pipeline(
+            f"simplify,annotate-cost,{split}partition{{stages={c.stages} schedule={name} {count}}},"
+            f"insert-comm,time-stages,schedule{{{order}}},simulate"
+        )
     again = "all" if c.recompute else "views"
     held = str(not (c.fitted or c.recompute)).lower()
     return parse_pipeline(

@@ -141,13 +141,14 @@ class Predictor:
         problem = self.workload.problem(c.microbatch, recompute=c.recompute)
         home = [d[0] for d in schedule.placement.forward]
         crossing = _crossing(problem, cut)
-        weights = np.bincount(cut.stage, problem.weight_bytes, c.stages) / TRAINING_COPIES
+        copies = TRAINING_COPIES if c.trains else 1.0
+        weights = np.bincount(cut.stage, problem.weight_bytes, c.stages) / copies
         seconds = self.workload.forward(c.microbatch)
         forward = _stage_sums(problem, seconds, cut, layout, home)
         both = _stage_sums(problem, problem.work, cut, layout, home)
         backward = np.maximum(both - forward, 0.0)  # not a rounding error below
         times = _times(forward, backward, schedule, layout, crossing)
-        memory = _memory(c, problem, cut, weights, crossing[0])
+        memory = self._memory(c, problem, cut, weights, crossing[0])
         fitted = None
         if c.fitted:
             try:
@@ -155,8 +156,10 @@ class Predictor:
             except DoesNotFitError as error:
                 return Prediction(c, np.inf, problem=f"does not fit: {error.got}")
         timeline = fitted.timeline if fitted else simulate(prepared, times, memory)
-        reduce = _exposed_reduction(c, layout, timeline, weights, home)
-        reduce += _tied_seconds(self.workload, layout, cut, home)
+        reduce = 0.0
+        if c.trains:
+            reduce += _exposed_reduction(c, layout, timeline, weights, home)
+            reduce += _tied_seconds(self.workload, layout, cut, home)
         peak = np.array(timeline.peak_bytes)
         if c.recompute:  # one microbatch at a time is whole again while its backward runs
             np.maximum.at(working := np.zeros(c.depth), home, _saved(problem, cut))
@@ -172,6 +175,26 @@ class Predictor:
             recomputed=fitted.recomputed if fitted else 0.0,
             offloaded=fitted.offloaded if fitted else 0.0,
             problem=overflow(peak.tolist(), layout.memory_bytes),
+        )
+
+    def _memory(
+        self,
+        c: Candidate,
+        problem: CostGraph,
+        cut: CutResult,
+        weights: FloatArray,
+        crossing: list[float],
+    ) -> Memory:
+        """Bytes per stage; under recompute a microbatch keeps its stage's input alone."""
+        if not c.trains:
+            live = self.workload.live_bytes(cut.stage.tolist(), c.stages, c.microbatch)
+            return Memory(weights=weights.tolist(), workspace={"F": live})
+        saved = np.array([0.0, *crossing]) if c.recompute else _saved(problem, cut)
+        return Memory(
+            weights=weights.tolist(),
+            gradients=weights.tolist(),
+            optimizer=(2 * weights).tolist(),
+            saved=saved.tolist(),
         )
 
 
@@ -233,21 +256,6 @@ def _transfers(
         else:
             found.append(0.0)
     return found
-
-
-def _memory(
-    c: Candidate, problem: CostGraph, cut: CutResult, weights: np.ndarray, crossing: list[float]
-) -> Memory:
-    """Bytes per stage; under recompute a microbatch keeps its stage's input alone."""
-    saved = _saved(problem, cut)
-    if c.recompute:
-        saved = np.array([0.0, *crossing])
-    return Memory(
-        weights=weights.tolist(),
-        gradients=weights.tolist(),
-        optimizer=(2 * weights).tolist(),
-        saved=saved.tolist(),
-    )
 
 
 def _saved(problem: CostGraph, cut: CutResult) -> np.ndarray:

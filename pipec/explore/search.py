@@ -8,7 +8,7 @@ from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.cost.table import CostTable
 from pipec.errors import PartitionError
 from pipec.explore.cache import content_key, recall, remember
-from pipec.explore.candidate import Candidate, candidates
+from pipec.explore.candidate import INFERENCE, Candidate, candidates
 from pipec.explore.decide import decide, recalled
 from pipec.explore.explore import Exploration, explore
 from pipec.explore.make import Maker
@@ -25,7 +25,7 @@ class Search:
     """What is looked for.
 
     Attributes:
-        model: The model with its loss.
+        model: The model, with its loss if it is trained.
         cluster: Devices and links.
         target: Name of the backend.
         batch: Samples of one step; ``microbatches`` traced batches, or 8 per device, if not given.
@@ -57,8 +57,9 @@ class Search:
             watch: Told how many candidates are predicted, of how many.
 
         Raises:
-            PlanError: The model has no loss.
-            PartitionError: No candidate is as asked for, or none fits.
+            PlanError: The model's first input has no batch dimension.
+            PartitionError: No candidate is as asked for, or none fits; or schedules are named for a
+                model without a loss, which has one.
         """
         workload = self._workload()
         batch = self.batch if self.batch is not None else self._default_batch(workload)
@@ -101,7 +102,15 @@ class Search:
 
     def _candidates(self, workload: Workload, batch: int) -> list[Candidate]:
         """Those that are as asked for; a model that cannot be read again keeps its microbatch."""
-        every = list(candidates(self.cluster, batch, self.schedules or None))
+        names = self.schedules or None
+        if names and not workload.trains:
+            raise PartitionError(
+                "a model without a loss has one schedule",
+                got=", ".join(names),
+                want=INFERENCE,
+                hint="let the factory return a loss too",
+            )
+        every = list(candidates(self.cluster, batch, names, trains=workload.trains))
         found = [
             c
             for c in every

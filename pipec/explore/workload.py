@@ -1,14 +1,16 @@
 """A model as exploration sees it: its costs at any microbatch size."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+from torch import fx
 
 from pipec.autodiff.differentiate import differentiate
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.problem import forward_work, placement_problem
+from pipec.compiler.stage_timing import peak_of
 from pipec.cost.model import Roofline
 from pipec.cost.table import CostTable, NodeCost
 from pipec.errors import PlanError
@@ -20,10 +22,10 @@ from pipec.passes.split_layer import split_costs
 
 @dataclass(frozen=True)
 class Workload:
-    """One training graph with its costs, traced at one batch size.
+    """One graph with its costs, traced at one batch size.
 
     Attributes:
-        graph: The model with its loss.
+        graph: The model; with its loss if it is trained.
         costs: At the traced batch size.
         cluster: The devices.
         traced_batch: Samples in the traced inputs.
@@ -37,6 +39,27 @@ class Workload:
     saved: Mapping[str, int]
     _problems: dict[tuple[int, bool], CostGraph] = field(default_factory=dict, compare=False)
     _forward: dict[int, FloatArray] = field(default_factory=dict, compare=False)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the model has a loss, so that there is a backward pass."""
+        return bool(self.graph.outputs_of(OutputKind.LOSS))
+
+    def live_bytes(self, stage: Sequence[int], stages: int, samples: int) -> list[float]:
+        """Most bytes of values alive in a forward of every stage, given the stage of every call."""
+        calls = list(zip(self.graph.calls, stage, strict=True))
+        at = {n.name: s for n, s in calls}
+        rows: list[list[fx.Node]] = [[] for _ in range(stages)]
+        leave: list[set[str]] = [set() for _ in range(stages)]
+        for n, s in calls:
+            rows[s].append(n)
+            for read in n.all_input_nodes:
+                if at.get(read.name, s) != s:
+                    leave[at[read.name]].add(read.name)
+        peaks = [
+            peak_of(row, out, {n.name for n in row}) for row, out in zip(rows, leave, strict=True)
+        ]
+        return [peak * samples / self.traced_batch for peak, _ in peaks]
 
     def problem(self, samples: int, *, recompute: bool) -> CostGraph:
         """The placement problem for microbatches of ``samples``.
@@ -126,14 +149,10 @@ def make_workload(graph: Graph, costs: CostTable, cluster: Cluster) -> Workload:
     """A workload whose batch is the first dimension of the first input.
 
     Raises:
-        PlanError: The graph has no loss, or its first input has no dimension.
+        PlanError: The first input has no dimension.
     """
-    if not graph.outputs_of(OutputKind.LOSS):
-        raise PlanError(
-            "exploration plans training, and the model has no loss",
-            hint="let the factory return a loss too and pass --training",
-        )
-    return Workload(graph, costs, cluster, batch_of(graph), saved_bytes(graph))
+    saved = saved_bytes(graph) if graph.outputs_of(OutputKind.LOSS) else {}
+    return Workload(graph, costs, cluster, batch_of(graph), saved)
 
 
 def saved_bytes(graph: Graph) -> dict[str, int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export import graph_signature as export
 
-from pipec.errors import FrontendError
+from pipec.errors import FrontendError, NoLossError
 from pipec.frontends.base import Frontend, Loaded, LoadOptions, quiet, user_code
 from pipec.frontends.digest import file_digest
 from pipec.frontends.hygiene import Naming, cleaned
@@ -110,7 +110,7 @@ def _loss(program: ExportedProgram, outputs: list[str], where: str) -> str:
     found = _named_outputs(program)
     if len(outputs) == 1 and found[outputs[0]].numel() == 1:
         return outputs[0]
-    raise FrontendError(
+    raise NoLossError(
         "an exported program can be trained only if its one output is the loss",
         where=where,
         got=", ".join(f"{k}{list(v.shape)}" for k, v in found.items()),

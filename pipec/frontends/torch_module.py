@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pipec.errors import FrontendError
+from pipec.errors import FrontendError, NoLossError
 from pipec.frontends.base import Frontend, Loaded, LoadOptions, user_code
 from pipec.frontends.digest import weights_digest
 from pipec.frontends.factory import Made, as_loss, call_factory, is_factory
@@ -102,10 +102,21 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
 
 
 def _own_loss(outputs: object) -> object:
-    """The loss of a model that computes its own: ``outputs.loss``, or all that it returns."""
+    """The loss of a model that computes its own: ``outputs.loss``, or all that it returns.
+
+    Raises:
+        NoLossError: That is not one floating point number.
+    """
+    loss = getattr(outputs, "loss", outputs)
     if isinstance(outputs, Mapping) and "loss" in outputs:
-        return outputs["loss"]
-    return getattr(outputs, "loss", outputs)
+        loss = outputs["loss"]
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        raise NoLossError(
+            "the loss is not one floating point number",
+            got=f"{loss.dtype}{list(loss.shape)}" if isinstance(loss, Tensor) else type(loss),
+            hint="let the factory return a loss as its third part",
+        )
+    return loss
 
 
 def _arguments(made: Made, options: LoadOptions) -> tuple[tuple[object, ...], Mapping[str, object]]:

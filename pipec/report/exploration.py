@@ -32,7 +32,7 @@ def print_exploration(exploration: Exploration, console: Console, top: int = 12)
         f"{len(exploration.predictions)} candidates, {refused} impossible; "
         f"chosen: [bold]{best.candidate}[/]"
     )
-    for name in BASELINES:
+    for name in BASELINES if best.candidate.trains else BASELINES[:1]:
         base = exploration.baseline(name)
         lost = "does not fit" if exploration.tried_at_all(name) else "not tried"
         ratio = f"{base.seconds / best.seconds:.2f}x" if base else lost

@@ -17,6 +17,25 @@ def net():
     return nn.Sequential(*layers), torch.randn(2, 64), (nn.MSELoss(), torch.zeros(2, 64))
 """
 
+CLUSTER = """
+[[device]]
+kind = "v100"
+count = 2
+
+[[device]]
+kind = "h100"
+count = 2
+
+[[level]]
+size = 2
+bandwidth = "100 GB/s"
+
+[[level]]
+size = 2
+bandwidth = "1 GB/s"
+latency = "5 us"
+"""
+
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -75,6 +94,19 @@ def test_bad_input_is_one_clear_error(
     assert ended.code == 1
     assert message in ended.err
     assert "Traceback" not in ended.err
+
+
+def test_a_model_without_loss_is_explored_for_inference(pipec: Pipec, tmp_path: Path) -> None:
+    """Also on devices and links that a file describes."""
+    text = FACTORY.replace(", (nn.MSELoss(), torch.zeros(2, 64))", "")
+    (tmp_path / "bare.py").write_text(text)
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    asked = ("--cluster", tmp_path / "cluster.toml", "--no-cache", "--batch", 32)
+    shown = pipec("explore", f"{tmp_path / 'bare.py'}:net", *asked)
+    assert shown.code == 0, shown.err
+    assert "forward pass is explored" in shown.err.replace("\n", "")
+    assert "chosen" in shown.out
+    assert "speed-up over gpipe" not in shown.out
 
 
 def test_batch_without_auto_is_refused(pipec: Pipec, spec: str) -> None:

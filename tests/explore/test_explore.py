@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from torch import nn
 
 from pipec.cluster.cluster import Cluster, Level, Link, parse_cluster
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
-from pipec.errors import PartitionError, PlanError
+from pipec.errors import PartitionError
 from pipec.explore.cache import content_key, recall, remember
 from pipec.explore.candidate import Candidate, candidates
 from pipec.explore.explore import BASELINES, explore
@@ -207,8 +208,36 @@ def test_cache_returns_what_was_stored(tmp_path: Path, monkeypatch: pytest.Monke
     assert content_key(work, tried, 64) != key
 
 
-def test_a_model_without_loss_is_refused() -> None:
-    plan = run_passes(parse_pipeline("annotate-cost"), Plan(mlp(), parse_cluster("2xv100")))
+def forward_workload(devices: str) -> Workload:
+    cluster = parse_cluster(devices)
+    plan = run_passes(parse_pipeline("simplify,annotate-cost"), Plan(mlp(), cluster))
     assert plan.costs is not None
-    with pytest.raises(PlanError, match="no loss"):
-        make_workload(plan.graph, plan.costs, plan.cluster)
+    return make_workload(plan.graph, plan.costs, cluster)
+
+
+def test_a_model_without_loss_is_run_forward() -> None:
+    """No backward, no gradients: compute alone on one device, weights and live values in memory."""
+    work = forward_workload("2xv100")
+    batch = 8 * work.traced_batch
+    tried = list(candidates(work.cluster, batch, trains=work.trains))
+    assert {(c.schedule, c.recompute) for c in tried} == {("inference", False)}
+    found = explore(work, tried, batch, workers=1)
+    alone = Predictor(work).predict(Candidate(1, 1, "inference", work.traced_batch, 8))
+    assert alone.seconds == pytest.approx(8 * sum(work.costs.of("v100").values()))
+    weights = sum(work.problem(work.traced_batch, recompute=False).weight_bytes)
+    outputs = sum(c.output_bytes for c in work.costs.nodes.values())
+    assert weights < alone.peak_bytes[0] <= weights + outputs
+    assert alone.reduce_seconds == 0
+    assert found.best.seconds <= alone.seconds
+    two = next(p for p in found.predictions if p.candidate.replicas == 2)
+    assert two.reduce_seconds == 0
+
+
+def test_an_inference_pipeline_is_as_fast_as_its_slowest_stage() -> None:
+    work = forward_workload("2xv100")
+    many = Predictor(work).predict(Candidate(2, 1, "inference", work.traced_batch, 64))
+    cut = Predictor(work).cut(many.candidate)
+    assert cut
+    slowest = max(cut.loads)
+    assert 64 * max(np.bincount(cut.stage, work.forward(work.traced_batch)[0])) <= many.seconds
+    assert many.seconds <= 66 * slowest

@@ -24,6 +24,7 @@ from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.schedule.action import ActionKind
 from tests.explore.test_explore import shrunk, workload
+from tests.toys import mlp
 from tests.trained import trained_mlp
 
 FACTORY = """
@@ -248,3 +249,17 @@ def test_memory_that_nothing_fits_is_told() -> None:
     )
     with pytest.raises(PartitionError, match="no candidate fits"):
         search.run()
+
+
+def test_a_model_without_loss_is_planned_for_inference(tmp_path: Path) -> None:
+    graph = mlp()
+    search = Search(Rebatched(graph), parse_cluster("2xv100"), cached=False, workers=1)
+    found, plan = search.run()
+    assert plan.schedule
+    assert plan.schedule.name == "inference"
+    assert seconds(plan) == found.best.seconds
+    assert {p.candidate.schedule for p in found.predictions} == {"inference"}
+    emit(plan, tmp_path / "out")
+    assert load_plan(tmp_path / "out").explored == found.tried()
+    with pytest.raises(PartitionError, match="has one schedule"):
+        dataclasses.replace(search, schedules=("gpipe",)).run()

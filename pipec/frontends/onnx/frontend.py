@@ -11,7 +11,7 @@ import onnx
 import torch
 from torch import Tensor, fx
 
-from pipec.errors import FrontendError
+from pipec.errors import FrontendError, NoLossError
 from pipec.frontends.base import Frontend, Loaded, LoadOptions
 from pipec.frontends.onnx.evaluation import Evaluation, evaluate
 from pipec.frontends.onnx.inputs import bound_inputs, examples, input_types
@@ -129,11 +129,11 @@ def _with_loss(graph: Graph, where: str) -> Graph:
     """The graph with its only output, one floating point number, taken for the loss.
 
     Raises:
-        FrontendError: The file ends in something else.
+        NoLossError: The file ends in something else.
     """
     ends = [tensor(graph.node(o.node)) for o in graph.outputs]
     if len(ends) != 1 or ends[0].numel() != 1 or not ends[0].is_floating_point():
-        raise FrontendError(
+        raise NoLossError(
             "an ONNX file is trained by the loss that it ends in",
             where=where,
             got=", ".join(o.name for o in graph.outputs),
