@@ -18,8 +18,9 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from pipec.backends.fpga.design import DdrPort, Engine, StageDesign, bits_of
+from pipec.backends.fpga.design import DdrPort, Engine, Memory, StageDesign, bits_of
 from pipec.backends.fpga.factors import PORT_BITS
+from pipec.backends.fpga.lowering.network import MemoryPorts
 from pipec.backends.fpga.routing import Gather, Load
 from pipec.backends.fpga.runs import busy_cycles
 from pipec.cluster.device import Device, FpgaResources
@@ -34,6 +35,13 @@ READ_LATENCY = 64
 def banks_of(fabric: FpgaResources) -> tuple[str, ...]:
     """Names of a board's memory ports, as ``v++`` knows them: ``DDR[0]``, ``HBM[31]``."""
     return tuple(f"{fabric.memory_kind}[{k}]" for k in range(fabric.memory_ports))
+
+
+def memory_ports(device: Device) -> MemoryPorts:
+    """The memory ports of a device; one of any size if it is no FPGA."""
+    if device.fpga is None:
+        return MemoryPorts()
+    return MemoryPorts(device.fpga.memory_ports, device.memory_bytes / device.fpga.memory_ports)
 
 
 def time_slots(fabric: FpgaResources) -> int:
@@ -78,13 +86,15 @@ def with_banks(design: StageDesign, device: Device) -> StageDesign | None:
         device: Its board.
 
     Returns:
-        None if there are not slots enough for every engine to keep up with the one that it feeds.
+        None if there are not slots enough for every engine to keep up with the one that it feeds,
+        or a table is larger than the memory behind a port.
     """
     if device.fpga is None or not design.ddr:
         return design
     rounds, engines = period(device), {e.name: e for e in design.engines}
     slots = {p.name: slots_for(_rate(p, engines, design), rounds) for p in design.ddr}
-    banks = assigned(slots, banks_of(device.fpga))
+    sizes = {p.name: _table_bytes(engines[p.engine]) for p in design.ddr}
+    banks = assigned(slots, banks_of(device.fpga), sizes, memory_ports(device).room)
     if banks is None:
         return None
     for port in design.ddr:
@@ -109,7 +119,17 @@ def _rate(port: DdrPort, engines: Mapping[str, Engine], design: StageDesign) -> 
     return beats(engine, busy_cycles(engines[user or engine.name]))
 
 
-def assigned(slots: Mapping[str, int], banks: Sequence[str]) -> dict[str, str] | None:
+def _table_bytes(engine: Engine) -> int:
+    """Bytes of the tables that an engine reads from memory."""
+    return sum(w.bits // 8 for w in engine.weights if w.memory is Memory.DDR)
+
+
+def assigned(
+    slots: Mapping[str, int],
+    banks: Sequence[str],
+    sizes: Mapping[str, int] | None = None,
+    room: float = math.inf,
+) -> dict[str, str] | None:
     """A bank for every client, the most demanding first.
 
     Each takes the emptiest bank; where slots run out in that way, the fullest that has enough.
@@ -117,22 +137,24 @@ def assigned(slots: Mapping[str, int], banks: Sequence[str]) -> dict[str, str] |
     Args:
         slots: Client to the slots that it needs.
         banks: Memory ports.
+        sizes: Client to the bytes that it keeps there; nothing if not given.
+        room: Bytes behind a port.
 
     Returns:
         None if a client finds no bank.
     """
-    return _filled(slots, banks, packed=False) or _filled(slots, banks, packed=True)
-
-
-def _filled(
-    slots: Mapping[str, int], banks: Sequence[str], *, packed: bool
-) -> dict[str, str] | None:
-    free, found = dict.fromkeys(banks, SLOTS), {}
-    for name, wanted in sorted(slots.items(), key=lambda item: -item[1]):
-        fitting = [b for b in banks if free[b] >= wanted]
-        if not fitting:
-            return None
-        bank = min(fitting, key=lambda b: free[b] if packed else -free[b])
-        free[bank] -= wanted
-        found[name] = bank
-    return found
+    sizes = dict.fromkeys(slots, 0) if sizes is None else sizes
+    order = sorted(slots, key=lambda name: (-slots[name], -sizes[name]))
+    for packed in (False, True):
+        free, left, found = dict.fromkeys(banks, SLOTS), dict.fromkeys(banks, room), {}
+        for name in order:
+            fitting = [b for b in banks if free[b] >= slots[name] and left[b] >= sizes[name]]
+            if not fitting:
+                break
+            bank = min(fitting, key=lambda b: free[b] if packed else -free[b])
+            free[bank] -= slots[name]
+            left[bank] -= sizes[name]
+            found[name] = bank
+        else:
+            return found
+    return None

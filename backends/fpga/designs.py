@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipec.backends.fpga.banks import memory_ports
 from pipec.backends.fpga.compile import best_design, laid_out
 from pipec.backends.fpga.cutting.joint import METHOD
 from pipec.backends.fpga.design import StageDesign
@@ -76,10 +77,9 @@ def lowered(plan: Plan) -> tuple[Network, ...]:
     for stage in plan.stages:
         try:
             graph = without_transfers(stage.graph).graph
-            board = device_of(plan, stage.index).fpga
-            ports = 1 if board is None else board.memory_ports
+            memory = memory_ports(device_of(plan, stage.index))
             pace = _pace(plan, stage.index, bound=True)
-            network = lower(graph, precision_of(plan), orders, pace, ports)
+            network = lower(graph, precision_of(plan), orders, pace, memory)
         except BackendError as error:
             problems.append(error)
             continue

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.banks import memory_ports
 from pipec.backends.fpga.cutting.chain import Chain, Cut, Order
 from pipec.backends.fpga.demand import Demands, Numbers
 from pipec.backends.fpga.design import bits_of
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.lowering.network import MemoryPorts, Network
 from pipec.backends.fpga.search import Board, macs
 from pipec.compiler.problem import placement_problem
 from pipec.cost.table import CostTable
@@ -76,8 +77,9 @@ def joint_cut(
     network = lower(graph, precision)
     bound = interval_bound(network, boards)
     pace = int(bound * boards[0].fabric.clock_hz)
-    ports = min(board.fabric.memory_ports for board in boards)
-    network = lower(graph, precision, pace=pace, memory_ports=ports)
+    each = [memory_ports(board.device) for board in boards]
+    least = MemoryPorts(min(m.count for m in each), min(m.room for m in each))
+    network = lower(graph, precision, pace=pace, memory=least)
     unit_of = dict(zip(problem.names, units.of_node.tolist(), strict=True))
     demands = Demands(network, precision, unit_of, units.size)
     chain = Chain(boards, links, demands, bound, free_order)

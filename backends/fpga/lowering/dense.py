@@ -337,13 +337,19 @@ def _in_parts(b: Builder, node: fx.Node, layer: Dense) -> str:
     """Append a layer, in parts that memory ports could read side by side at the pace; its edge.
 
     A port reads one beat per cycle. A matrix of more beats than the pace has cycles is parted by
-    outputs, into as many parts as there are ports at most; each lies on chip or in memory of its
-    own. In 8-bit integers every layer has one scale, so matrices stay whole.
+    outputs, and one that is larger than the memory behind a port; into as many parts as there are
+    ports at most. Each lies on chip or in memory of its own. In 8-bit integers every layer has one
+    scale, so matrices stay whole.
     """
     bits = layer.out * layer.taps * layer.cin * bits_of(b.precision)
     wanted = math.ceil(bits / PORT_BITS / b.pace) if b.pace else 1
-    counts = [p for p in divisors(layer.out) if p <= min(b.ports, wanted)]
-    count = 1 if b.precision == "int8" else counts[-1]
+    least = math.ceil(bits / 8 / b.memory.room)
+    counts = [p for p in divisors(layer.out) if p <= b.memory.count]
+    count = max((p for p in counts if p <= wanted), default=1)
+    if count < least:
+        count = next((p for p in counts if p >= least), count)
+    if b.precision == "int8":
+        count = 1
     if count == 1:
         return b.add(layer)
     size = layer.out // count

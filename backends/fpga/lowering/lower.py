@@ -23,6 +23,7 @@ from pipec.backends.fpga.lowering.layers import Elementwise, Layer
 from pipec.backends.fpga.lowering.network import (
     HANDLERS,
     Builder,
+    MemoryPorts,
     NetPort,
     Network,
     UnsupportedError,
@@ -40,7 +41,7 @@ def lower(
     precision: str = "float32",
     orders: Mapping[str, tuple[int, ...]] | None = None,
     pace: int = 0,
-    memory_ports: int = 1,
+    memory: MemoryPorts | None = None,
 ) -> Network:
     """The network of layers that computes a stage.
 
@@ -50,13 +51,13 @@ def lower(
         orders: Axis order in which values arrive, by input name; the standard order (channels
             last) where nothing is said. Pass the `NetPort.order` of the producer's outputs.
         pace: Cycles per frame that are aimed at, if known; see `Builder.pace`.
-        memory_ports: Memory ports of the board.
+        memory: Memory ports of the board; one of any size if not given.
 
     Raises:
         BackendError: Ops that no engine computes; all of them are listed.
     """
     graph = decomposed(gathered(graph))
-    builder = Builder(graph, precision, pace, memory_ports)
+    builder = Builder(graph, precision, pace, memory or MemoryPorts())
     inputs = [
         _input(builder, i.name, builder.graph.node(i.node), orders or {})
         for i in graph.inputs

@@ -33,6 +33,19 @@ class UnsupportedError(Exception):
 
 
 @dataclass(frozen=True)
+class MemoryPorts:
+    """Memory ports of a board, each a DDR controller or an HBM channel.
+
+    Attributes:
+        count: How many.
+        room: Bytes behind each.
+    """
+
+    count: int = 1
+    room: float = math.inf
+
+
+@dataclass(frozen=True)
 class Padding:
     """Padding around maps that the next window generator is to make: top, left, bottom, right."""
 
@@ -112,14 +125,14 @@ class Builder:
         values: What the nodes so far yield.
         pace: Cycles per frame that are aimed at; 0 if not known. An input of more pixels is read
             by two at a time, a matrix of more beats of memory by several ports.
-        ports: Memory ports of the board.
+        memory: Memory ports of the board.
         named: Edge to the format that the model itself names for it.
     """
 
     graph: Graph
     precision: str = "float32"
     pace: int = 0
-    ports: int = 1
+    memory: MemoryPorts = MemoryPorts()
     layers: dict[str, Layer] = field(default_factory=dict)
     values: dict[fx.Node, Value] = field(default_factory=dict)
     named: dict[str, Int8] = field(default_factory=dict)

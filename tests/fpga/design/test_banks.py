@@ -109,6 +109,23 @@ def test_two_banks_are_filled_wherever_clients_can_be_parted(slots: list[int]) -
         assert max(held) <= SLOTS
 
 
+def test_no_bank_holds_more_than_there_is_room() -> None:
+    slots, sizes = {"a": 1, "b": 1, "c": 1}, {"a": 60, "b": 50, "c": 40}
+    found = assigned(slots, ("HBM[0]", "HBM[1]"), sizes, 100)
+    assert found is not None
+    assert sorted(sum(sizes[n] for n in sizes if found[n] == b) for b in set(found.values())) in (
+        [50, 100],
+        [60, 90],
+    )
+    assert assigned(slots, ("HBM[0]", "HBM[1]"), sizes, 80) is None
+    board = narrow(4)
+    assert with_banks(streaming(3_000), board) is not None
+    tables = [w.bits // 8 for e in streaming(3_000).engines if isinstance(e.nest, Load)
+              for w in e.weights]  # fmt: skip
+    assert with_banks(streaming(3_000), replace(board, memory_bytes=4 * max(tables))) is not None
+    assert with_banks(streaming(3_000), replace(board, memory_bytes=4 * max(tables) - 4)) is None
+
+
 @given(st.floats(1e-6, 1.0), st.integers(SLOTS, 20 * SLOTS))
 def test_slots_are_the_fewest_that_keep_up(rate: float, rounds: int) -> None:
     slots = slots_for(rate, rounds)

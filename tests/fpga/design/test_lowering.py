@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.lowering.network import MemoryPorts, Network
 from pipec.backends.fpga.lowering.view import View, indices, permutation
 from pipec.backends.fpga.runs import run_table, tokens
 from pipec.backends.fpga.search import macs
@@ -195,19 +195,23 @@ def test_inputs_with_two_readers_or_odd_rows_stay_as_they_are() -> None:
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 3), st.integers(1, 60), st.integers(1, 5), st.sampled_from([1, 3, 10, 10**6]),
-    st.sampled_from([1, 60, 10**6]),
+    st.sampled_from([1, 60, 10**6]), st.sampled_from([40, 400, 10**6]),
 )  # fmt: skip
 def test_matrices_that_are_too_large_for_a_memory_port_are_parted(
-    rows: int, out: int, ports: int, pace: int, target: int
+    rows: int, out: int, ports: int, pace: int, target: int, room: int
 ) -> None:
-    """The parts compute the same, no more of them than ports, nor than the pace wants."""
+    """The parts compute the same, no more of them than ports, nor than pace and room want."""
     torch.manual_seed(out)
     model, x = nn.Linear(12, out), torch.randn(rows, 12)
-    network = lower(graph_of(model, x), pace=pace, memory_ports=ports)
+    network = lower(graph_of(model, x), pace=pace, memory=MemoryPorts(ports, room))
     parts = [layer for layer in network.layers if isinstance(layer, Dense)]
     beats = 12 * out * 32 / 512
     wanted = math.ceil(beats / pace)
-    assert len(parts) == max(d for d in range(1, min(ports, wanted) + 1) if out % d == 0)
+    counts = [d for d in range(1, ports + 1) if out % d == 0]
+    least = math.ceil(12 * out * 4 / room)
+    fewest = max(d for d in counts if d <= wanted)
+    enough = [d for d in counts if d >= max(fewest, least)]
+    assert len(parts) == (enough[0] if enough else fewest)
     assert len({layer.name for layer in network.layers}) == len(network.layers)
     assert sum(map(macs, network.layers)) == rows * 12 * out
     design = design_at(network, target, streamed={parts[0].name: 1})
