@@ -101,6 +101,8 @@ SCHEDULES: dict[str, dict[str, object]] = {
     "gpipe": {},
     "1f1b": {},
     "1f1b-so": {},
+    "1f1b-as": {},
+    "1f1b-sno": {},
     "interleaved": {"chunks": 2},
     "zb-h1": {},
     "zbv": {},

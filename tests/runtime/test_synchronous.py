@@ -20,6 +20,8 @@ SCHEDULES = {
     "gpipe": {},
     "1f1b": {},
     "1f1b-so": {},
+    "1f1b-as": {},
+    "1f1b-sno": {},
     "fbp-as": {},
     "interleaved": {"chunks": 2},
     "zb-h1": {},
