@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipec.backends.fpga.lowering.layers import RowNorm
+from pipec.backends.fpga.lowering.layers import Join, RowNorm
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.quantise.calibrate import Seen
 from pipec.backends.fpga.quantise.errors import DEVIATIONS, Error, Numerics
@@ -65,6 +65,9 @@ def bounds_of(networks: Sequence[Network], about: Sequence[Numerics]) -> list[Bo
 def _completed(network: Network, seen: Mapping[str, Seen]) -> dict[str, Seen]:
     """What was seen, also of edges that no node stands for but that carry the same values."""
     found = dict(seen)
+    for layer in network.layers:  # the parts of one product are within the range of the whole
+        if isinstance(layer, Join) and layer.name in found:
+            found |= {u.edge: found[layer.name] for u in layer.inputs if u.edge not in found}
     for layer in network.layers:
         if layer.name in found:
             continue

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pipec.backends.fpga.csim.accuracy import measure
 from pipec.backends.fpga.csim.run import load_stages
+from pipec.backends.fpga.designs import lowered
 from pipec.backends.fpga.emit.golden import run_graph
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.fifo import sized
@@ -199,6 +200,16 @@ def test_compiled_in_float16_and_verified(tmp_path: Path) -> None:
     report = verify_stages(plan, runners, load(model), tolerance=allowed)
     assert report.ok, report
     assert max(b.relative_error for b in report.boundaries) > 1e-5
+
+
+def test_parts_of_a_product_are_bounded_as_the_whole_is() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    graph = graph_of(model, torch.randn(1, 64))
+    options = {"precision": "bfloat16"}
+    plan = make_plan(graph, parse_cluster("1xvcu118"), "fpga", options=options)
+    assert any("_part" in layer.name for layer in lowered(plan)[0].layers)
+    assert 1e-3 < load_backend("fpga").tolerance(plan) < 0.1
 
 
 def test_odd_widths_are_refused() -> None:
