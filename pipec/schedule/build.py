@@ -22,11 +22,23 @@ FLUSH = VersionRule()
 
 @dataclass(frozen=True)
 class Ops:
-    """The compute actions of one device as three arrays of one length."""
+    """The compute actions of one device as three arrays of one length.
+
+    Raises:
+        ScheduleError: A number is too large for a schedule.
+    """
 
     kind: np.ndarray
     stage: np.ndarray
     microbatch: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("kind", "stage", "microbatch"):  # narrow, before rows are put together
+            values = np.asarray(getattr(self, name))
+            narrow = values.astype(DTYPES[name])
+            if (narrow != values).any():
+                raise ScheduleError(f"a {name} is too large", got=int(values.max()))
+            object.__setattr__(self, name, narrow)
 
     @classmethod
     def of(cls, row: Sequence[Action] | Sequence[tuple[int, int, int]]) -> "Ops":
@@ -72,18 +84,16 @@ def build(
     forward, backward = len(placement.forward), len(placement.backward)
     flows = tuple(chain(forward, backward)) if channels is None else tuple(channels)
     check_channels(flows, forward, backward)
-    empty = np.zeros(0, dtype=np.int64)
-    stage = np.concatenate([empty, *(o.stage for o in ops)])
-    kind = np.concatenate([empty, *(o.kind for o in ops)])
-    microbatch = np.concatenate([empty, *(o.microbatch for o in ops)])
-    count = len(stage)
+    kind, stage, microbatch = (
+        np.concatenate([getattr(o, name) for o in ops]) for name in ("kind", "stage", "microbatch")
+    )
     columns = {
         "kind": kind,
         "stage": stage,
         "microbatch": microbatch,
         "replica": _replicas(placement, kind, stage, microbatch),
-        "version": _given(rows) if rule.name == "given" else np.zeros(count),
-        "channel": np.full(count, -1),
+        "version": _given(rows) if rule.name == "given" else np.zeros(len(kind), np.int32),
+        "channel": np.full(len(kind), -1, np.int32),
     }
     schedule = Schedule(
         name=name,
@@ -94,7 +104,7 @@ def build(
         device_ptr=np.cumsum([0, *(len(o.kind) for o in ops)]),
         lanes=lanes or LanePolicy(),
         options=dict(options or {}),
-        **{key: values.astype(DTYPES[key]) for key, values in columns.items()},  # type: ignore[arg-type]
+        **{key: v.astype(DTYPES[key], copy=False) for key, v in columns.items()},  # type: ignore[arg-type]
     )
     return schedule.replace(version=expected_versions(schedule))
 
@@ -159,6 +169,8 @@ def _replicas(
             got=f"stage {stage.max()}",
             want=f"0 .. {stages - 1}",
         )
+    if max(*forward, *backward) == 1:
+        return np.zeros(len(stage), DTYPES["replica"])
     f, b = (np.resize(r, stages) for r in (forward, backward))
     replica: np.ndarray = microbatch % np.where(kind == ActionKind.F, f[stage], b[stage])
     return replica
