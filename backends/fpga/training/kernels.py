@@ -133,6 +133,7 @@ def kernels_on(
     both = Network(layers, inputs, outputs)
     sums = {gradient_name(n): gradient_sum(n) for n in phases.trained}
     reserved, start = _adding(networks[1], sums), 0
+    growth = _GROWTH
     for k in range(_ROUNDS):
         whole = best_design(both, without(board, reserved), name, start)
         room = _room(whole, board, 1.0 - k / (_ROUNDS - 1))
@@ -145,7 +146,8 @@ def kernels_on(
                 for phase, suffix in (("F", "forward"), ("B", "backward"))
             ]
             return Kernels(parts[0], parts[1], found.interval, features)
-        reserved, start = found, round(whole.interval * _GROWTH)
+        reserved, paced = found
+        start, growth = round(max(start, whole.interval, paced / growth) * growth), growth**1.5
     raise BackendError(
         "the kernels of a stage and what moves their values do not fit the board together",
         where=name,
@@ -174,8 +176,11 @@ def _room(whole: StageDesign, board: Board, share: float) -> Resources:
 
 def _complete(
     whole: StageDesign, places: Mapping[str, Place], features: Sequence[Feature], board: Board
-) -> StageDesign | Resources:
-    """F and B with movers, laid out; if that does not fit the board what the movers take."""
+) -> StageDesign | tuple[Resources, int]:
+    """F and B with movers, laid out.
+
+    If that does not fit the board: what the movers take, and the interval that memory keeps.
+    """
     moving = with_movers(whole, places, tuple(PREFIX.values()))
     slotted = sized(with_slots(moving, board.device))
     slotted = dataclasses.replace(slotted, interval=max(slotted.interval, whole.interval))
@@ -184,7 +189,7 @@ def _complete(
     if found is not None:
         return found
     movers = (logic(e) for e in slotted.engines if isinstance(e.nest, Mover))
-    return sum(movers, dataclasses.replace(DDR_SHELL, ff=0.0))
+    return sum(movers, dataclasses.replace(DDR_SHELL, ff=0.0)), slotted.interval
 
 
 def without(board: Board, used: Resources) -> Board:

@@ -253,6 +253,19 @@ def embedding_backward(emit: Emit, old: fx.Node, args: Args) -> Found | None:
     return emit(aten.mm.default, turned, emit(aten.reshape.default, dy, [count, width]))
 
 
+def slice_backward(emit: Emit, old: fx.Node, args: Args) -> Found | None:
+    """``(dy, sizes, dim, start, stop, step)``: dy between zeros (a part of a split layer)."""
+    dy, sizes, dim, start, _, step = args
+    if step != 1:
+        return None
+    count = shape_of(dy)[dim]
+    parts = []
+    for zeros in (start, sizes[dim] - start - count):
+        shape = [zeros if axis == dim else size for axis, size in enumerate(sizes)]
+        parts.append([emit(aten.full.default, shape, 0.0)] if zeros else [])
+    return emit(aten.cat.default, [*parts[0], dy, *parts[1]], dim)
+
+
 def joined_selects(emit: Emit, old: fx.Node, args: Args) -> Found | None:
     """The sum of the gradients of all ``x.select(dim, k)``: stacked, not padded and added."""
     if old.kwargs or not all(isinstance(a, fx.Node) for a in args):
@@ -279,6 +292,7 @@ def _selected(node: fx.Node) -> list[Any]:
 
 RULES: dict[str, Rule] = {
     "aten.add.Tensor": joined_selects,
+    "aten.slice_backward.default": slice_backward,
     "aten._safe_softmax.default": safe_softmax,
     "aten.embedding_dense_backward.default": embedding_backward,
     "aten._native_batch_norm_legit_functional.default": batch_norm,

@@ -52,6 +52,18 @@ class Encoder(nn.Module):
         return found
 
 
+class Halves(nn.Module):
+    """A layer in two parts by output channels, as `split-layer` leaves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [functional.linear(x, w) for w in (self.weight[:2], self.weight[2:])]
+        return torch.relu(torch.cat(parts, -1))
+
+
 class Causal(nn.Module):
     """Attention with a causal mask behind an average pooling whose windows overlap."""
 
@@ -122,6 +134,11 @@ def encoder() -> Graph:
     return _traced(Encoder(), classes, functional.mse_loss, torch.randn(2, 3, 8))
 
 
+def halves() -> Graph:
+    """A layer in two parts."""
+    return _traced(Halves(), torch.randn(4, 8), functional.mse_loss, torch.randn(4, 6))
+
+
 def causal() -> Graph:
     """Causal attention over pooled maps."""
     return _traced(Causal(), torch.randn(2, 3, 7, 9), functional.mse_loss, torch.randn(2, 12, 4))
@@ -140,6 +157,7 @@ MODELS: dict[str, Callable[[], Graph]] = {
     "rows": rows,
     "encoder": encoder,
     "causal": causal,
+    "halves": halves,
 }
 
 
