@@ -66,6 +66,10 @@ def rows() -> list[Row]:
             "a pipeline of N stages holds an N-th of the weights and min(M, N) small microbatches; "
             "the paper's models and batches behind its 4x are not published"),
     ]  # fmt: skip
+    head += [_mixed_pair(m) for m in MODELS] + [
+        Row("FPDeep: linear to 60 and 100 FPGAs, 3.4x the energy efficiency of a K80", "FPGAs", "-",
+            "another system, named for its place in the line; power is not modelled"),
+    ]  # fmt: skip
     return head + [
         Row(f"{b.model}", b.setting,
             f"{b.schedule}, M={b.microbatches}: {b.over_data_parallel:.2f}x over data parallelism, "
@@ -73,6 +77,23 @@ def rows() -> list[Row]:
             f"all-reduce is {b.reduce_share:.0%} of a step of data parallelism")
         for b in found
     ]  # fmt: skip
+
+
+def _mixed_pair(model: str) -> Row:
+    """What of a model's work the larger of two boards gets, if links are no bound."""
+    graph = profile(model)
+    assert graph is not None
+    kinds = ["vcu129", "vcu118"]
+    pair = _on(graph, kinds, 1.0)
+    cut = solve_contiguous(pair, [Device(k) for k in kinds], links=Link(1e15), time_limit=1.0)
+    work = np.bincount(cut.stage, graph.work[0])
+    fast, slow = (_speed(k) for k in kinds)
+    return Row(
+        "64.2 % of the work for the VU29P of a mixed pair",
+        f"{model}, VCU129 + VCU118",
+        f"{work[0] / work.sum():.1%}, {fast / (fast + slow):.1%} by DSP slices",
+        "whole layers",
+    )
 
 
 def _explore(model: str, setting: str) -> Best | None:
