@@ -4,7 +4,8 @@
 
 One process runs both devices of a small plan whose graphs do nothing: what is left is the
 interpreter, messages by reference, and the sums of small gradients. Processor time, so that a busy
-machine hardly matters. The bound beside it is what a compute action of a benchmark's model takes.
+machine matters little; every size is measured over as many actions. The bound beside it is what a
+compute action of a benchmark's model takes.
 """
 
 import argparse
@@ -48,15 +49,16 @@ def plan_of(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Plan, Batch]:
     return plan, lambda _: given
 
 
-def seconds(pipeline: LocalPipeline, budget: float) -> float:
-    """Fewest processor seconds of one round."""
+def seconds(pipeline: LocalPipeline, samples: int, rounds: int = 1) -> float:
+    """Fewest processor seconds of one round, over samples of so many rounds."""
     pipeline.round()
-    best, begin = float("inf"), time.process_time()
-    while best == float("inf") or time.process_time() - begin < budget:
+    found = []
+    for _ in range(samples):
         start = time.process_time()
-        pipeline.round()
-        best = min(best, time.process_time() - start)
-    return best
+        for _ in range(rounds):
+            pipeline.round()
+        found.append((time.process_time() - start) / rounds)
+    return min(found)
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -71,16 +73,18 @@ def main() -> int:
     pin()
     plan, batch = plan_of(*WORKLOADS[options.model].seeded(1))
     order = completed(generate("1f1b", 2, 8), plan)
-    real = seconds(LocalPipeline(plan, batch, Settings(sgd), schedule=order), 1.0)
+    real = seconds(LocalPipeline(plan, batch, Settings(sgd), schedule=order), 3)
     per_compute = real / sum(a.kind.is_compute for a in order) * 1e6
     print(f"{options.model}: {per_compute:.0f} us of processor per compute action, all included")
     plan, batch = plan_of(Mlp(6, 8), torch.randn(2, 8), torch.randint(0, 10, (2,)))
     print("microbatches  actions   us per action   growth   share of a compute action")
     first = None
-    for size in map(int, options.sizes.split(",")):
+    sizes = [int(size) for size in options.sizes.split(",")]
+    for size in sizes:
         order = completed(generate("1f1b", 2, size), plan)
         settings = Settings(None, compiled=nothing)
-        took = seconds(LocalPipeline(plan, batch, settings, schedule=order), 0.5)
+        rounds = max(1, max(sizes) // size)  # every sample has as many actions
+        took = seconds(LocalPipeline(plan, batch, settings, schedule=order), 5, rounds)
         each = took / len(order) * 1e6
         first = first or each
         share = each / per_compute

@@ -5,9 +5,9 @@
 
 Same model, optimizer, threads and, unless a cell says ``ours``, the same cut. Both run in the same
 two processes and take turns, so that a busy machine slows both; a ratio is the median of those of
-neighbouring windows. The bound is the schedule's own: its makespan with our measured stages,
-messages for free. In cells that say ``ours`` we cut by measured costs, torch by equal numbers of
-layers; the ideal ratio is that of the bounds of both cuts.
+neighbouring windows. The bound is the schedule's own: its makespan with the processor time of our
+stages, messages for free. In cells that say ``ours`` we cut by measured costs, torch by equal
+numbers of layers; the ideal ratio is that of the bounds of both cuts.
 
 DeepSpeed's PipelineModule runs the models of the other cells by itself, last, where it is installed
 (it wants no other torch, so keep it apart): ``pip install --target .bench/deepspeed --no-deps
@@ -36,7 +36,7 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.complete import completed
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
-from pipec.compiler.profile import profile
+from pipec.compiler.profile import Profiler
 from pipec.compiler.residency import stage_times
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.extract import extract
@@ -162,7 +162,7 @@ def ours(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> Ours:
 def bound_of(cell: Cell, plan: Plan, batch: Batch) -> tuple[Schedule, float]:
     """A plan's schedule, and the seconds that it takes at least with its stages as measured."""
     order = completed(generate(cell.schedule, cell.stages, MICROBATCHES), plan)
-    measured = profile(plan, batch, Settings(sgd), budget=0.5)
+    measured = Profiler(plan, batch, Settings(sgd), clock=time.thread_time).measure(0.5)
     assert plan.costs is not None
     known = plan.replace(costs=measured.added(plan.costs, "cpu"))
     return order, simulate(order, stage_times(known, order.rule, MICROBATCHES)).seconds

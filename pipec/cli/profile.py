@@ -28,7 +28,7 @@ from pipec.graph.ir import origin
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("costs.json"),
               show_default=True, help="Cost file to write.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1), default=7, show_default=True,
-              help="Runs of each node; the median counts.")  # fmt: skip
+              help="Runs of the model; of each node the median counts.")  # fmt: skip
 @click.option("--warmup", type=click.IntRange(0), default=2, show_default=True,
               help="Runs before these.")  # fmt: skip
 @click.option("--costs", type=click.Path(path_type=Path),
@@ -59,7 +59,7 @@ def command(
 ) -> None:
     """Run every node of MODEL on this machine and write a cost file for --costs.
 
-    Nodes with the same op on the same types are measured once. Where MODEL is a DIRECTORY that
+    Nodes with the same op on the same types share a median. Where MODEL is a DIRECTORY that
     `pipec compile` wrote, its stages' graphs, optimizer steps and messages are measured too, one
     process per device: compile again with the cost file, and the predictions are of this machine.
     """

@@ -1,13 +1,13 @@
-"""Measuring nodes: the graph is run once, and every distinct node some more times.
+"""Measuring nodes: the graph is run some times, and every node's seconds are noted.
 
-Two nodes with the same op on arguments of the same types take the same time and are measured once.
-Where the graph has a loss, so are their backwards, by autograd; its own time is taken off.
+Two nodes with the same op on arguments of the same types take the same time and share a median.
+Where the graph has a loss, their backwards are timed too, by autograd; its own time is taken off.
 """
 
 import operator
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,13 +31,16 @@ class Measuring:
 
     Attributes:
         device: ``cpu`` or ``cuda``.
-        warmup: Runs that are not counted.
-        repeats: Runs of which the median counts.
+        warmup: Runs of the graph that are not counted.
+        repeats: Runs of the graph of which the median counts.
+        clock: ``time.thread_time`` where the machine does other things too and torch has one
+            thread.
     """
 
     device: str = "cpu"
     warmup: int = 2
     repeats: int = 7
+    clock: Callable[[], float] = time.perf_counter
 
 
 class Both(NamedTuple):
@@ -100,49 +103,55 @@ def measure(
     how = how or Measuring()
     if how.device == "cuda" and not torch.cuda.is_available():
         raise CostError("this machine has no usable GPU", got=how.device, want="cpu")
-    env = _placeholders(graph, inputs, how.device)
+    given = _placeholders(graph, inputs, how.device)
     trains = bool(graph.outputs_of(OutputKind.LOSS))
     needing = needing_gradients(graph) if trains else frozenset[fx.Node]()
     bare = _bare_backward(how) if trains else 0.0
+    key_of: dict[str, object] = {}
+    samples: dict[object, list[Both]] = {}
+    for turn in range(how.warmup + how.repeats):
+        for node, key, took in _pass(graph, dict(given), how, needing):
+            if turn >= how.warmup:
+                samples.setdefault(key, []).append(took)
+            if not turn:
+                key_of[node.name] = key
+                progress(node.name)
+    median = {key: _median(found, bare) for key, found in samples.items()}
+    return {name: median[key] for name, key in key_of.items()}
+
+
+def _pass(
+    graph: Graph, env: dict[fx.Node, Any], how: Measuring, needing: frozenset[fx.Node]
+) -> Iterator[tuple[fx.Node, object, Both]]:
+    """Run the graph once: every node with what makes it equal to others, and what it took.
+
+    Nodes follow each other as in a stage, so that each finds its weights where they were left.
+    """
     last = {r: n for n in graph.module.graph.nodes for r in n.all_input_nodes}
-    known: dict[object, Both] = {}
-    seconds: dict[str, Both] = {}
     for node in graph.calls:
         wanted = tuple(n in needing for n in node.all_input_nodes)
         key = (op_name(node), repr(_types(node, env)), wanted)
         try:
-            if key not in known:
-                known[key] = _both(node, env, how, needing, bare)
             with torch.no_grad():
-                env[node] = _call(node, env, how.device)()
+                forward, result = _timed(_call(node, env, how.device), how)
+            run = _backward(node, env, how.device, needing) if node in needing else None
+            backward = _timed(run, how)[0] if run else 0.0
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             raise CostError(
                 "a node cannot be run",
                 where=f"{node.name}: {origin(node)}",
                 got=str(error).split("\n")[0],
             ) from error
-        seconds[node.name] = known[key]
+        env[node] = result
+        yield node, key, Both(forward if moves_data(node) else 0.0, backward)
         for read in [*node.all_input_nodes, node]:
             if last.get(read) in (node, None):
                 env.pop(read, None)
-        progress(node.name)
-    return seconds
 
 
-def _both(
-    node: fx.Node,
-    env: Mapping[fx.Node, Any],
-    how: Measuring,
-    needing: frozenset[fx.Node],
-    bare: float,
-) -> Both:
-    with torch.no_grad():
-        run = _call(node, env, how.device)
-        forward = _median(run, how) if moves_data(node) else 0.0
-    if node not in needing:
-        return Both(forward, 0.0)
-    backward = _backward(node, env, how.device, needing)
-    return Both(forward, max(0.0, _median(backward, how) - bare) if backward else 0.0)
+def _median(found: Sequence[Both], bare: float) -> Both:
+    backward = statistics.median(b.backward for b in found)
+    return Both(statistics.median(b.forward for b in found), max(0.0, backward - bare))
 
 
 def _backward(
@@ -157,14 +166,15 @@ def _backward(
         return None
     leaves = [t for value in wanted.values() for t in _flat(value) if t.requires_grad]
     given = [torch.ones_like(t) for t in outputs]
-    return lambda: torch.autograd.grad(outputs, leaves, given, retain_graph=True, allow_unused=True)
+    return lambda: torch.autograd.grad(outputs, leaves, given, allow_unused=True)
 
 
 def _bare_backward(how: Measuring) -> float:
     """Seconds that autograd takes for a backward without work."""
     x = torch.ones(1, device=how.device, requires_grad=True)
     y, given = x.view_as(x), torch.ones(1, device=how.device)
-    return _median(lambda: torch.autograd.grad(y, x, given, retain_graph=True), how)
+    run = lambda: torch.autograd.grad(y, x, given, retain_graph=True)  # noqa: E731
+    return statistics.median(_timed(run, how)[0] for _ in range(9))
 
 
 def _tracked(value: Any) -> Any:
@@ -194,17 +204,14 @@ def _call(node: fx.Node, env: Mapping[fx.Node, Any], device: str) -> Callable[[]
     return lambda: target(*args, **kwargs)
 
 
-def _median(run: Callable[[], object], how: Measuring) -> float:
+def _timed(run: Callable[[], Any], how: Measuring) -> tuple[float, Any]:
+    """Seconds, and the result."""
     wait: Callable[[], object] = torch.cuda.synchronize if how.device == "cuda" else int
-    samples = []
-    for k in range(how.warmup + how.repeats):
-        wait()
-        start = time.perf_counter()
-        run()
-        wait()
-        if k >= how.warmup:
-            samples.append(time.perf_counter() - start)
-    return statistics.median(samples)
+    wait()
+    start = how.clock()
+    result = run()
+    wait()
+    return how.clock() - start, result
 
 
 def _types(node: fx.Node, env: Mapping[fx.Node, Any]) -> Any:
