@@ -153,10 +153,10 @@ def _write(entries: dict[str, torch.Tensor], place: Path) -> None:
 
     Filters of warnings belong to all threads: one in the background must not set them.
     """
-    planner, writer = DefaultSavePlanner(), FileSystemWriter(place)
-    planner.set_up_planner(entries, is_coordinator=True)
-    writer.set_up_storage_writer(is_coordinator=True)
     try:
+        planner, writer = DefaultSavePlanner(), FileSystemWriter(place)
+        planner.set_up_planner(entries, is_coordinator=True)
+        writer.set_up_storage_writer(is_coordinator=True)
         plans, metadata = planner.create_global_plan([planner.create_local_plan()])
         (plan,) = writer.prepare_global_plan([writer.prepare_local_plan(plan) for plan in plans])
         results = writer.write_data(planner.finish_plan(plan), planner)

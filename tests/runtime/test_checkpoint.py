@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from pipec.errors import PipecError
 from pipec.plan.model import Plan
@@ -112,6 +113,27 @@ def test_without_a_flush_other_stages_go_on_with_their_own_delays(
         e.resume(1, 8)
     assert losses == train(begun, 1)
     assert worst(second.state_dict(), begun.state_dict()) == 0
+
+
+def test_a_checkpoint_is_one_of_torchs_own(tmp_path: Path) -> None:
+    case = CASES["mlp"]
+    run = pipeline(case, staged(case, seeded(case), 3), "1f1b")
+    train(run, 2, checkpoints=Checkpoints(tmp_path, run.executors))
+    found = {n: torch.empty_like(w) for n, w in run.state_dict().items()}
+    with pytest.warns(UserWarning, match="single process"):
+        load({f"weights/{n}": w for n, w in found.items()}, checkpoint_id=tmp_path / "round-2")
+    assert worst(found, run.state_dict()) == 0
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
+    case = CASES["mlp"]
+    run = pipeline(case, staged(case, seeded(case), 3), "1f1b")
+    checkpoints = Checkpoints(tmp_path / "saved", run.executors)
+    (tmp_path / "saved").rmdir()
+    (tmp_path / "saved").touch()
+    checkpoints.save()
+    with pytest.raises(PipecError, match=r"cannot be written(.|\n)*round-0.part"):
+        checkpoints.wait()
 
 
 def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:
