@@ -1,8 +1,14 @@
 """The README of a stage: what it is, how it is run, what was checked and what was not."""
 
 from pipec.backends.fpga.design import Port, StageDesign
-from pipec.backends.fpga.emit.cpp import comment
-from pipec.backends.fpga.emit.source import port_names, top_name
+from pipec.backends.fpga.emit.cpp import comment, identifier
+from pipec.backends.fpga.emit.source import (
+    moved_tokens,
+    moved_type,
+    moving,
+    port_names,
+    top_name,
+)
 from pipec.backends.fpga.emit.tables import off_chip, on_chip
 
 _WITH_PLATFORM = """\
@@ -89,7 +95,7 @@ build/csim . DATA FRAMES      # play DATA/in_*.bin, write DATA/out_*.bin; they m
 The host writes the table images once (one file after the other, each at a multiple of 64 bytes, in
 the order of the `load_table` calls), starts the kernel with `load_tables=1`, and after that with
 `load_tables=0`, any number of frames per call.
-
+{_memory(design)}
 {_CHECKED.format(clock=design.clock_mhz)}"""
 
 
@@ -99,6 +105,32 @@ def _regions(design: StageDesign) -> str:
     return """
 The chip has several super logic regions; `floorplan.xdc` assigns every engine to one, within a
 budget per region and with few wires between them (`stage.json` says how many).
+"""
+
+
+def _memory(design: StageDesign) -> str:
+    """What the host must know of values that move through memory."""
+    ports = moving(design)
+    if not ports:
+        return ""
+    rows = []
+    for port in ports:
+        tokens, slots = moved_tokens(design, port)
+        kind = design.engine(port.engine).kind
+        word = moved_type(design, port)
+        rows.append(
+            f"| `{identifier(port.name)}` | {kind} | {word} | {tokens} | {slots} | {port.bank} |"
+        )
+    lines = "\n".join(rows)
+    return f"""
+Buffers in memory, which kernels of this board share by their names:
+
+| pointer | engine | token | tokens | slots | bank |
+| --- | --- | --- | --- | --- | --- |
+{lines}
+
+`microbatch` is the number of the first frame of a call; frame n uses slot n mod slots. Where there
+is an argument `microbatches`, sums begin anew with every n that it divides.
 """
 
 
