@@ -19,7 +19,8 @@ from pipec.partition.units import Units
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-SCALE = 2.0**30
+SCALE = 2.0**40
+"""Of whole numbers to the largest load: what is rounded off is less than counts as equal."""
 
 
 @dataclass(eq=False)

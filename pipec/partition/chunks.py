@@ -18,6 +18,7 @@ from math import inf
 import numpy as np
 
 from pipec.errors import PartitionError
+from pipec.partition import clock
 from pipec.partition.anneal import anneal
 from pipec.partition.bounds import TOLERANCE, highest_load, make_bounds
 from pipec.partition.chunk_model import ChunkModel, solve_model
@@ -44,7 +45,7 @@ REACH = 8
 # moves per second of the time limit, so that the same limit finds the same cut on any machine that
 # is not much slower: local search, annealing before and after the 0/1 program
 SEARCHED, ANNEALED, REFINED = 3_000, 120_000, 250_000
-SEARCH_UNTIL, ANNEAL_UNTIL, MODEL_UNTIL = 0.2, 0.4, 0.75  # shares of the limit that stop them
+SEARCH_UNTIL, ANNEAL_UNTIL, MODEL_UNTIL = 0.15, 0.3, 0.8  # shares of the limit that stop them
 
 
 @dataclass(eq=False)
@@ -119,7 +120,7 @@ def solve_chunks(
         graph: The problem; values are priced in seconds.
         devices: Equal devices that pay for communication, at most 62.
         chunks: Chunks per device, in cyclic order along the pipeline; some may be empty.
-        time_limit: Seconds.
+        time_limit: Seconds of work (`pipec.partition.clock`).
 
     Returns:
         The cut; ``stage`` is the chunk, ``assignment`` the device, ``loads`` are per device.
@@ -141,7 +142,7 @@ def solve_chunks(
     if np.isinf(units.work[row]).any():
         raise PartitionError("some nodes cannot run on these devices", got=devices[0].kind)
     units.work[0] = units.work[row]
-    problem = _Problem(graph, units, machine, chunks, began, time_limit)
+    problem = _Problem(graph, units, machine, chunks, time_limit)
     best, lower, method = problem.solve()
     if best is None:
         raise _too_small(graph, units, machine)
@@ -171,10 +172,10 @@ class _Problem:
     units: Units
     machine: Machine
     chunks: int
-    began: float
     time_limit: float
 
     def __post_init__(self) -> None:
+        self._began, self._pace = clock.now(), clock.Pace()
         self.devices = self.machine.devices
         self.memory_bytes = self.devices[0].memory_bytes
         self.best: IntArray | None = None
@@ -201,7 +202,7 @@ class _Problem:
         if self.units.size * k * self.chunks <= MODEL_LIMIT:
             upper = min(self.largest, highest_load(self.units, self.machine))
             model = ChunkModel(self.units, k, self.chunks, self.memory_bytes, upper)
-            left = max(self._until(MODEL_UNTIL) - time.perf_counter(), 1.0)
+            left = self._pace.wall(max(self._until(MODEL_UNTIL) - clock.now(), 1.0))
             better, bound, solver = solve_model(model, self._start(), upper, left)
             lower, method = max(lower, bound), f"{method}, {solver}"
             self._offer_units(better)
@@ -210,7 +211,7 @@ class _Problem:
         return self.best, lower, method
 
     def _until(self, share: float) -> float:
-        return self.began + share * self.time_limit
+        return self._began + share * self.time_limit
 
     def _moves(self, rate: int) -> int:
         return int(rate * self.time_limit)
@@ -277,14 +278,14 @@ def _local_search(
     ]
     best, places = (inf, inf), np.zeros(units.size, np.int64)
     turn = 0
-    while turn < len(orders) or (moves > 0 and time.perf_counter() < deadline):
+    while turn < len(orders) or (moves > 0 and clock.now() < deadline):
         search = orders[turn % len(orders)]
         turn += 1
         cuts = search.start(rng)
         if not len(cuts):
             return search.places(cuts) if search.score(cuts)[0] < inf else None
         score, failures = search.score(cuts), 0
-        while failures < RESTART and moves > 0 and time.perf_counter() < deadline:
+        while failures < RESTART and moves > 0 and clock.now() < deadline:
             moves -= 1
             trial = search.move(cuts, rng)
             reached = search.score(trial)

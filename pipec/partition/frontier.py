@@ -94,7 +94,7 @@ def search(
     total = sum_below is not None
     best = limit if sum_below is None else sum_below
     states: list[_State] = []
-    held = bounds.capacity * limit + TOLERANCE * float(bounds.ref.sum())
+    held = bounds.capacity * limit + bounds.room + TOLERANCE * float(bounds.ref.sum())
     caps = _Caps(limit, best, total, deadline, held)
     reach = Reach(bounds, machine, limit)
     for s in range(len(machine.used)):

@@ -42,6 +42,7 @@ class Program:
         ref: Work measure, [units].
         held: Work measure that the devices up to a place hold per second of load, [places].
         price: Work measure that a second of transfer takes from every device.
+        room: Work measure that the memory of the devices up to a place adds, [places].
         seconds: What the last relaxation took.
     """
 
@@ -51,6 +52,7 @@ class Program:
     ref: FloatArray
     held: FloatArray
     price: float
+    room: FloatArray | None = None
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -148,8 +150,9 @@ class Program:
         """Least and most of every variable if every load is below a limit; None if none is."""
         total, k = float(self.ref.sum()), len(self.work)
         slack = TOLERANCE * total
-        most = self.held * limit + slack
-        least = total - (self.held[-1] - self.held) * limit - slack
+        left = self.held * limit + (0.0 if self.room is None else self.room)
+        most = left + slack
+        least = total - (left[-1] - left) - slack
         low, high = np.zeros(self.columns), np.ones(self.columns)
         never = self._above[:, None] > most
         must = (total - self._below)[:, None] < least

@@ -7,12 +7,13 @@
    sum of loads < devices * limit, of which the work takes its part, and every value that is cut is
    paid for on both sides (on one, if the other may be a device that does not pay). Nor are they
    if the hyperedge alone costs as much as the limit, for a device that has a part of it.
-4. Units that only one single device can run share it, with all that lies between them.
+4. Units that only one single device can run, as no other has the memory or the kind, share it, with
+   all that lies between them.
 """
 
 import numpy as np
 
-from pipec.partition.bounds import TOLERANCE, make_bounds
+from pipec.partition.bounds import TOLERANCE, make_bounds, memory_shares
 from pipec.partition.costgraph import BoolArray, IntArray, topological_order
 from pipec.partition.devices import cut_peak, cut_seconds
 from pipec.partition.machine import Machine
@@ -65,7 +66,8 @@ def _threshold(units: Units, machine: Machine, limit: float) -> BoolArray:
     if free > 1 or not paying or (not machine.priced and machine.link is None):
         return np.zeros(units.cost.shape[1], bool)
     total = float(bounds.ref.sum())
-    spare = float(bounds.used[-1]) * limit - total + TOLERANCE * total
+    spare = float(bounds.used[-1]) * limit + float(bounds.used_room[-1]) - total
+    spare += TOLERANCE * total
     seconds = cut_seconds(units.cost, machine.link, priced=machine.priced)
     return np.asarray((seconds * min(paying) * (2 - free) > spare) | (seconds >= limit))
 
@@ -74,6 +76,7 @@ def _only_here(units: Units, machine: Machine) -> IntArray:
     """Rule 4."""
     label = np.arange(units.size)
     runs = np.isfinite(units.work[list(machine.rows)])
+    runs &= memory_shares(units, machine) <= 1 + TOLERANCE
     for kind in np.flatnonzero(machine.total == 1).tolist():
         only = np.flatnonzero(runs[kind] & (runs.sum(axis=0) == 1))
         label[only] = only[0] if len(only) else 0

@@ -135,6 +135,7 @@ class Programs:
             ref=bounds.ref,
             held=np.cumsum(bounds.capacity[list(order)]),
             price=_price(bounds, pays),
+            room=np.cumsum(bounds.room[list(order)]),
         )
 
 

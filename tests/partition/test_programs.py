@@ -89,6 +89,19 @@ def test_ideals_are_those_that_loads_below_a_limit_allow(
     assert sorted(map(tuple, found.tolist())) == sorted(want)
 
 
+@settings(max_examples=60, deadline=None)
+@given(graphs(most=6, blocked=True), st.integers(1, 2), st.integers(1, 20))
+def test_bytes_weigh_where_memory_is_short(graph: CostGraph, count: int, limit: int) -> None:
+    devices = [Device("fast", float(limit))] * count + [Device("slow", pays=False)]
+    optimum = best_cut(graph, devices, exactly=False)
+    assume(optimum < inf)
+    machine = make_machine(graph, devices, exactly=False)
+    assert make_bounds(_units(graph), machine).lower <= optimum + 1e-6
+    cut = solve_contiguous(graph, devices, exactly=False)
+    assert cut.max_load == pytest.approx(optimum)
+    assert cut.proven
+
+
 @settings(max_examples=40, deadline=None)
 @given(graphs(most=6, blocked=True), st.integers(1, 3), st.booleans())
 def test_programs_bound_what_brute_force_finds(graph: CostGraph, count: int, hosted: bool) -> None:
