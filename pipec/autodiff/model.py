@@ -84,13 +84,6 @@ class Training:
         return sum(v.nbytes for v in self.saved)
 
     @property
-    def weights_read(self) -> dict[str, int]:
-        """Parameters and constants that B reads, with their bytes: its part of a weight version."""
-        nodes = self.B.nodes
-        kinds = (InputKind.PARAMETER, InputKind.CONSTANT)
-        return {i.name: tensor_nbytes(tensor(nodes[i.node])) for i in self.B.inputs_of(*kinds)}
-
-    @property
     def trained(self) -> tuple[str, ...]:
         """Parameters that get a gradient, in the order of B's outputs."""
         return tuple(o.name for o in self.B.outputs_of(OutputKind.WEIGHT_GRADIENT))

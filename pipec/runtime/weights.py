@@ -89,16 +89,6 @@ class StageWeights:
         return tuple(sorted(self._versions))
 
     @property
-    def bytes_held(self) -> int:
-        """Bytes of all held versions; a tensor that two versions share counts once."""
-        storages = {
-            t.untyped_storage().data_ptr(): t.nbytes
-            for v in self._versions.values()
-            for t in v.tensors.values()
-        }
-        return sum(storages.values())
-
-    @property
     def optimizer_bytes(self) -> int:
         """Bytes that the optimizer keeps between steps."""
         if self.optimizer is None:

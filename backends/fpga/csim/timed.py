@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from pipec.backends.fpga.csim.build import BOUNDED, TIMED, build
+from pipec.backends.fpga.csim.build import TIMED, build
 from pipec.backends.fpga.cycles import simulate
 from pipec.backends.fpga.emit.cpp import identifier
 from pipec.backends.fpga.simulator.process import Trace
@@ -37,15 +37,6 @@ def handshakes(stage: Path, frames: int, *, keep: bool = False) -> dict[str, lis
         _play(build(stage, TIMED), stage, frames, told)
         rows = [line.split() for line in log.read_text().splitlines()]
     return {name: rest for name, *rest in rows}
-
-
-def play_bounded(stage: Path, frames: int = 2) -> None:
-    """Run the bounded build on the golden frame: outputs right, no deadlock at declared depths.
-
-    Raises:
-        BackendError: It deadlocks (the streams are named), or its outputs are wrong.
-    """
-    _play(build(stage, BOUNDED), stage, frames, {})
 
 
 def _play(binary: Path, stage: Path, frames: int, told: dict[str, str]) -> None:
