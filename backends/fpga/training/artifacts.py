@@ -24,9 +24,10 @@ from pipec.backends.fpga.csim.manifest import wires_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import device_of
 from pipec.backends.fpga.emit.golden import Golden, random_inputs, run_graph
+from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage, write_tables
 from pipec.backends.fpga.lint import stage as lint
-from pipec.backends.fpga.stagejson import stage_record
+from pipec.backends.fpga.stagejson import Json, stage_record
 from pipec.backends.fpga.training.phases import gradient_name
 from pipec.backends.fpga.training.stage import TrainedStage, trained_stages
 from pipec.backends.fpga.training.update import ROW, Sgd, put, rated
@@ -146,6 +147,7 @@ def _rows(stage: TrainedStage) -> int:
 
 def training_record(stage: TrainedStage) -> dict[str, Any]:
     """What ``training.json`` says."""
+    fifos = _fifos(stage)
     return {
         "schema": 1,
         "interval": stage.kernels.interval,
@@ -167,10 +169,27 @@ def training_record(stage: TrainedStage) -> dict[str, Any]:
                 "microbatches": f.sets,
                 "memory": f.memory.value,
                 "ddr_bytes_per_microbatch": f.traffic,
+                **fifos.get(f.value, {}),
             }
             for f in stage.kernels.features
         ],
     }
+
+
+def _fifos(stage: TrainedStage) -> dict[str, Json]:
+    """Saved values that stay on chip: the ports of both kernels, and the FIFO in between."""
+    reads = {p.value: name for name, p in port_names(stage.kernels.B).items()}
+    found: dict[str, Json] = {}
+    for name, port in port_names(stage.kernels.F).items():
+        if port.value in reads and name.startswith("out_"):
+            stream = stage.kernels.F.streams[port.stream]
+            found[port.value] = {
+                "from": name,
+                "to": reads[port.value],
+                "fifo_depth": stage.sets * stream.tokens,
+                "fifo_width_bits": stream.token_bits,
+            }
+    return found
 
 
 def golden_training(

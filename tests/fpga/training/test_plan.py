@@ -12,11 +12,12 @@ from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.csim.timed import check_timing
 from pipec.backends.fpga.design import Memory, Resources
+from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.resources import uram
 from pipec.backends.fpga.runs import busy_cycles
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.training import kernels
-from pipec.backends.fpga.training.artifacts import reload_tables
+from pipec.backends.fpga.training.artifacts import reload_tables, training_record
 from pipec.backends.fpga.training.features import in_flight, placed_features, traffic
 from pipec.backends.fpga.training.kernels import kernels_on, networks_of
 from pipec.backends.fpga.training.nests import Mover
@@ -180,6 +181,22 @@ def test_update_is_that_of_torch(tmp_path: Path) -> None:
             (tmp_path / f"new_{name}.bin").replace(tmp_path / f"{name}.bin")
     found = torch.from_numpy(np.fromfile(tmp_path / "w.bin", dtype=np.float32))
     assert torch.allclose(found.reshape(rows, 16), parameter.detach(), atol=1e-6)
+
+
+def test_fifos_between_the_kernels_are_listed() -> None:
+    """Saved values on chip: both ports have the same tokens, the FIFO holds all in flight."""
+    for stage in trained_stages(planned("fbp-as")):
+        record = training_record(stage)["saved"]
+        assert [s["memory"] == "ddr" for s in record] == ["from" not in s for s in record]
+        for saved in (s for s in record if "from" in s):
+            ends = [
+                design.streams[port_names(design)[saved[end]].stream]
+                for design, end in ((stage.kernels.F, "from"), (stage.kernels.B, "to"))
+            ]
+            shapes = {(s.rows, s.channels, s.lanes, s.dtype) for s in ends}
+            assert len(shapes) == 1
+            bits = saved["fifo_depth"] * saved["fifo_width_bits"]
+            assert bits >= 8 * saved["bytes"] * saved["microbatches"]
 
 
 def test_forward_and_backward_run_side_by_side() -> None:
