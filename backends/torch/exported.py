@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pipec.graph.ir import Graph, InputKind, tensor
+from pipec.graph.ir import Graph, tensor
+from pipec.runtime.module import hold
 
 
-class StageModule(nn.Module):
+class _FlatStage(nn.Module):
     """A stage graph as a module: weights under their original names, inputs as arguments.
 
     Args:
@@ -21,20 +22,7 @@ class StageModule(nn.Module):
         self._graph = graph
         for i in graph.inputs:
             if i.kind.is_weight:
-                self._place(i.name, i.kind, graph.weights[i.name])
-
-    def _place(self, name: str, kind: InputKind, weight: Tensor) -> None:
-        *path, last = name.split(".")
-        owner: nn.Module = self
-        for part in path:
-            if part not in dict(owner.named_children()):
-                owner.add_module(part, nn.Module())
-            owner = owner.get_submodule(part)
-        if kind is InputKind.PARAMETER:
-            grad = weight.dtype.is_floating_point or weight.dtype.is_complex
-            owner.register_parameter(last, nn.Parameter(weight.detach(), requires_grad=grad))
-        else:
-            owner.register_buffer(last, weight.detach())
+                hold(self, i.name, graph.weights[i.name].detach(), i.kind)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Outputs in the order of the graph."""
@@ -60,7 +48,7 @@ def export_stage(graph: Graph) -> torch.export.ExportedProgram:
         for t in (tensor(nodes[i.node]) for i in graph.inputs if not i.kind.is_weight)
     )
     with torch.no_grad():
-        return torch.export.export(StageModule(graph), inputs, strict=False)
+        return torch.export.export(_FlatStage(graph), inputs, strict=False)
 
 
 def write_exported(graph: Graph, path: Path) -> None:

@@ -35,7 +35,7 @@ class StageModule(nn.Module):
             if i.kind.is_weight:
                 if i.name not in weights:
                     raise PlanError("a weight is missing", where=i.name)
-                _hold(self, i.name, weights[i.name].detach().clone(), i.kind)
+                hold(self, i.name, weights[i.name].detach().clone(), i.kind)
 
     @property
     def inputs(self) -> list[str]:
@@ -74,8 +74,8 @@ class StageModule(nn.Module):
         setattr(self.get_submodule(path), last, value)
 
 
-def _hold(module: nn.Module, name: str, tensor: torch.Tensor, kind: InputKind) -> None:
-    """Register a weight under a dotted name."""
+def hold(module: nn.Module, name: str, tensor: torch.Tensor, kind: InputKind) -> None:
+    """Register a weight under a dotted name; only a parameter or a buffer is in the state dict."""
     *path, last = name.split(".")
     for part in path:
         if part not in module._modules:  # noqa: SLF001
@@ -84,6 +84,7 @@ def _hold(module: nn.Module, name: str, tensor: torch.Tensor, kind: InputKind) -
         assert child is not None
         module = child
     if kind is InputKind.PARAMETER:
-        module.register_parameter(last, nn.Parameter(tensor, tensor.is_floating_point()))
+        grad = tensor.is_floating_point() or tensor.is_complex()
+        module.register_parameter(last, nn.Parameter(tensor, grad))
     else:
         module.register_buffer(last, tensor, persistent=kind is InputKind.BUFFER)
