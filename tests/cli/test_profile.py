@@ -29,9 +29,11 @@ def model(tmp_path: Path) -> list[str]:
 def test_what_is_measured_of_a_directory_is_what_the_next_compile_predicts_with(
     tmp_path: Path, model: list[str], pipec: Pipec
 ) -> None:
-    first, second, costs = (tmp_path / n for n in ("first", "second", "costs.json"))
-    assert pipec("compile", *model, "-o", first).code == 0
-    done = pipec("profile", first, "--local", "--seconds", 0, "--repeats", 1, "-o", costs)
+    names = ("nodes.json", "first", "second", "costs.json")
+    nodes, first, second, costs = (tmp_path / n for n in names)
+    assert pipec("profile", *model[:2], "--repeats", 1, "-o", nodes).code == 0
+    assert pipec("compile", *model, "--costs", nodes, "-o", first).code == 0
+    done = pipec("profile", first, "--costs", nodes, "--local", "--seconds", 0, "-o", costs)
     assert done.code == 0, done.err
     assert "stage 1: F " in done.out
     assert pipec("compile", *model, "--costs", costs, "-o", second).code == 0
