@@ -15,6 +15,7 @@ from pipec.compiler.comparison import Comparison, compare
 from pipec.compiler.emitted import add
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.plan.model import Plan
+from pipec.runtime.draws import Reseeding, draws
 from pipec.runtime.program import Program, StageProgram
 from pipec.runtime.stage import StageRunner
 
@@ -89,8 +90,10 @@ def gradients_of(
     }
     args = [held[i.name] if i.kind.is_weight else inputs[i.name] for i in source.inputs]
     torch.manual_seed(seed)
+    # stages seed each random op by its number in the model
+    module = Reseeding(0).put_into(source.module) if draws(source) else source.module
     with torch.enable_grad():
-        results = source.module(*args)
+        results = module(*args)
     kinds = [o.kind for o in source.outputs]
     loss = results[kinds.index(OutputKind.LOSS)]
     wanted = [held[n] for n in sorted(names)]
