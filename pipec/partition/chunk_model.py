@@ -81,11 +81,12 @@ class ChunkModel:
         """On a ring of pins that are not all on a device, one is and the next is not.
 
         A value that is cut is paid for twice at least; where the loads below ``upper`` leave no
-        room for that, it is not cut.
+        room for that, or it alone costs more, it is not cut.
         """
         units = self.units
         spare = self.devices * self.upper - float(units.work[0].sum())
         whole = 2 * units.cost[0] > spare * (1 + TOLERANCE)
+        whole |= units.cost[0] > self.upper * (1 + TOLERANCE)
         for h in range(len(units.pin_ptr) - 1):
             pins = units.pin[units.pin_ptr[h] : units.pin_ptr[h + 1]].tolist()
             for a, b in zip(pins, pins[1:] + pins[:1], strict=True):

@@ -20,8 +20,9 @@ import numpy as np
 from pipec.errors import PartitionError
 from pipec.partition import clock
 from pipec.partition.anneal import anneal
-from pipec.partition.bounds import TOLERANCE, highest_load, make_bounds
+from pipec.partition.bounds import highest_load, make_bounds
 from pipec.partition.chunk_model import ChunkModel, solve_model
+from pipec.partition.closure import heaviest, least_loads
 from pipec.partition.costgraph import (
     CostGraph,
     FloatArray,
@@ -35,7 +36,7 @@ from pipec.partition.grain import least_share
 from pipec.partition.machine import Machine, make_machine
 from pipec.partition.orders import linear_orders
 from pipec.partition.reduce import reduce_units
-from pipec.partition.result import CutResult, stage_loads
+from pipec.partition.result import NO_GAP, CutResult, stage_loads
 from pipec.partition.solve import solve_contiguous
 from pipec.partition.units import Units, make_units
 
@@ -183,7 +184,9 @@ class _Problem:
 
     def solve(self) -> tuple[IntArray | None, float, str]:
         """Chunk of every node, bound, and method."""
-        lower = make_bounds(self.units, self.machine).lower
+        units = self.units
+        alone = least_loads(units, units.work[0], heaviest(units.work[0])).max()
+        lower = max(make_bounds(units, self.machine).lower, float(alone))
         k = len(self.devices)
         self._offer(_contiguous(self.graph, self.devices))
         found = _local_search(
@@ -196,7 +199,8 @@ class _Problem:
         )
         self._offer_units(found)
         method = "contiguous start, local search, annealing"
-        self._anneal([found], ANNEALED, ANNEAL_UNTIL)
+        if not self._proven(lower):
+            self._anneal([found], ANNEALED, ANNEAL_UNTIL)
         if self._proven(lower):
             return self.best, lower, method
         if self.units.size * k * self.chunks <= MODEL_LIMIT:
@@ -217,7 +221,7 @@ class _Problem:
         return int(rate * self.time_limit)
 
     def _proven(self, lower: float) -> bool:
-        return self.largest <= lower * (1 + TOLERANCE)
+        return self.largest - lower <= NO_GAP * self.largest
 
     def _offer_units(self, chunk: IntArray | None) -> None:
         self._offer(None if chunk is None else chunk[self.units.of_node])

@@ -17,6 +17,7 @@ from pipec.partition.costgraph import FloatArray, IntArray
 from pipec.partition.units import Units
 
 SCALE = 2.0**30
+HEAVY = 12
 
 
 def cheapest_ideals(units: Units, ref: FloatArray, price: float, *, right: bool) -> FloatArray:
@@ -30,6 +31,15 @@ def cheapest_ideals(units: Units, ref: FloatArray, price: float, *, right: bool)
     """
     tail, head = units.edges.T if right else units.edges.T[::-1]
     return _cheapest(units, ref, price, tail, head, np.arange(units.size))
+
+
+def heaviest(work: FloatArray) -> IntArray:
+    """The few units with most work, for which ``least_loads`` is worth its time.
+
+    Args:
+        work: Seconds of every unit where it is fastest, [units].
+    """
+    return np.argsort(-work, kind="stable")[:HEAVY]
 
 
 def least_loads(units: Units, work: FloatArray, which: IntArray) -> FloatArray:

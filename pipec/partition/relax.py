@@ -10,7 +10,7 @@ import numpy as np
 from pipec.partition import clock
 from pipec.partition.anneal import anneal
 from pipec.partition.bounds import TOLERANCE, Bounds, make_bounds
-from pipec.partition.closure import least_loads
+from pipec.partition.closure import heaviest, least_loads
 from pipec.partition.costgraph import IntArray
 from pipec.partition.frontier import search
 from pipec.partition.ideal_family import IdealFamily
@@ -26,7 +26,6 @@ ORDERS = 8  # of unlike devices that may stand in any order
 ROUNDS = 8
 CLOSE = 1e-3
 MOVES = 1_000_000
-HEAVY = 12  # units looked at one by one
 LONG = 3  # an integer program is not begun if less than so many relaxations would fit
 
 
@@ -83,7 +82,7 @@ class Programs:
         if not machine.priced or not clock.real() or not units.size:
             return 0.0
         work = units.work[list(machine.rows)]
-        which = np.argsort(-work.min(axis=0), kind="stable")[:HEAVY]
+        which = heaviest(work.min(axis=0))
         loads = [
             least_loads(units, row, which) if kind.pays and np.isfinite(row).all() else row[which]
             for kind, row in zip(machine.kinds, work, strict=True)

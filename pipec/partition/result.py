@@ -8,6 +8,8 @@ import numpy as np
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, sums
 from pipec.partition.devices import Device, Link, StageMemory, one_of_each
 
+NO_GAP = 1e-6  # of the objective: what solvers and rounding leave open
+
 
 @dataclass(frozen=True, eq=False)
 class CutResult:
@@ -48,7 +50,7 @@ class CutResult:
     @property
     def proven(self) -> bool:
         """Whether no better cut exists."""
-        return self.gap <= 1e-6
+        return self.gap <= NO_GAP
 
     @property
     def stages(self) -> int:
