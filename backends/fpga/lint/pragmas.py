@@ -60,6 +60,8 @@ def check_pragmas(file: str, root: Block) -> Iterator[Finding]:
             yield from _partition(file, pragma, block)
             yield from _placed(file, pragma, block)
         yield from _unrolled(file, block)
+        yield from _pipelined(file, block)
+        yield from _accessible(file, block)
 
 
 def _known(file: str, p: Pragma) -> Iterator[Finding]:
@@ -83,19 +85,31 @@ def _target(file: str, p: Pragma, block: Block) -> Iterator[Finding]:
     """
     variable = p.options.get("variable")
     if variable is None:
+        if "variable" in OPTIONS.get(p.name, ()):
+            yield Finding(file, p.line, "target", f"{p.name} names no variable")
         return
-    name = re.split(r"[.\[]", variable)[0].split("::")[-1]
-    blocks = list(block.around())
-    scopes = [*blocks, *(b for b in blocks[-1].all() if "::" in variable)]
+    name, scopes = _named(variable, block)
     if not any(name in scope.declared for scope in scopes):
         yield Finding(file, p.line, "target", f"{p.name} names {variable}, which is not declared")
 
 
-def _declaration(block: Block, name: str) -> str | None:
-    for scope in block.around():
+def _named(variable: str, block: Block) -> tuple[str, list[Block]]:
+    """The name that is declared, and the blocks that may declare it."""
+    *spaces, name = re.split(r"[.\[]", variable)[0].split("::")
+    blocks = list(block.around())
+    if spaces:
+        blocks = [b for b in blocks[-1].all() if b.head == f"namespace {spaces[-1]}"]
+    return name, blocks
+
+
+def _declaration(variable: str, block: Block) -> str | None:
+    """What follows the name where an array is declared."""
+    name, scopes = _named(variable, block)
+    for scope in scopes:
         for _, line in scope.lines:
-            if not line.startswith("#") and re.search(rf"\b{name}\s*\[", line):
-                return line
+            found = re.search(rf"[\w>&*]\s+{name}\s*(\[.*)", line)
+            if not line.startswith("#") and found:
+                return found.group(1)
     return None
 
 
@@ -115,10 +129,10 @@ def _partition(file: str, p: Pragma, block: Block) -> Iterator[Finding]:
         yield Finding(
             file, p.line, "partition", f"no loop over {variable} is unrolled {factor} times"
         )
-    declared = _declaration(block, variable) if "." not in variable else None
+    declared = _declaration(variable, block)
     dim = p.options.get("dim", "1")
     if declared is not None and dim.isdigit():
-        rank = declared.split(variable, 1)[1].count("[")
+        rank = declared.count("[") + variable.count(".")  # a member is an array itself
         if int(dim) > rank:
             yield Finding(file, p.line, "partition", f"{variable} has no dimension {dim}")
 
@@ -159,3 +173,47 @@ def _unrolled(file: str, block: Block) -> Iterator[Finding]:
     )
     if block.is_loop and inside and not any(p.name == "UNROLL" for p in pragmas(block)):
         yield Finding(file, block.line, "unroll", f"inside a pipelined loop: {block.head}")
+
+
+def _pipelined(file: str, block: Block) -> Iterator[Finding]:
+    """A loop that fires is pipelined."""
+    for number, line in block.lines:
+        if line.startswith("FIRE(") and not any(p.name == "PIPELINE" for p in pragmas(block)):
+            yield Finding(file, number, "placement", "fires in a loop that is not pipelined")
+
+
+_SPREAD = frozenset({"ARRAY_PARTITION", "AGGREGATE"})
+"""Pragmas that make all elements of an array accessible at once."""
+
+
+def _accessible(file: str, block: Block) -> Iterator[Finding]:
+    """An array of a function that an unrolled loop goes over is not a memory with two ports."""
+    if (
+        "(" not in block.head
+        or block.is_loop
+        or (block.parent is not None and block.parent.is_loop)
+    ):
+        return
+    inner = [b for b in block.all() if b.is_loop or b is block]
+    arrays = {
+        found.group(1): number
+        for b in inner
+        for number, line in b.lines
+        if (found := re.match(r"(?:static )?[\w:]+(?:<.*>)? (\w+)\[", line)) is not None
+    }
+    spread = {
+        re.split(r"[.\[]", p.options.get("variable", ""))[0]
+        for b in inner
+        for p in pragmas(b)
+        if p.name in _SPREAD
+    }
+    for loop in inner:
+        index = re.match(r"for \(\w+ (\w+) =", loop.head)
+        if index is None or not any(p.name == "UNROLL" for p in pragmas(loop)):
+            continue
+        text = " ".join(line for b in loop.all() for _, line in b.lines)
+        for name in arrays.keys() - spread:
+            if re.search(rf"\b{name}\[[^\]]*\b{index.group(1)}\b", text):
+                yield Finding(
+                    file, arrays[name], "partition", f"{name} is not partitioned: {loop.head}"
+                )

@@ -23,6 +23,7 @@ def check_kernel(file: str, root: Block, record: Json) -> Iterator[Finding]:
     yield from _depths(file, region, record)
     yield from _engines(file, region, record)
     yield from _interfaces(file, root, record)
+    yield from _storage(file, root, record)
 
 
 def _canonical(file: str, region: Block) -> Iterator[Finding]:
@@ -111,7 +112,9 @@ def _interfaces(file: str, root: Block, record: Json) -> Iterator[Finding]:
     if top is None:
         yield Finding(file, 1, "interface", "there is no top function")
         return
-    arguments = {a.split()[-1].lstrip("&*") for a in _split(top.head[top.head.index("(") + 1 : -1])}
+    written = [a.split()[-2:] for a in _split(top.head[top.head.index("(") + 1 : -1])]
+    arguments = {name.lstrip("&*") for _, name in written}
+    memories = {name.lstrip("*") for kind, name in written if "*" in kind + name}
     given = {p.options.get("port", ""): p for p in pragmas(top) if p.name == "INTERFACE"}
     modes: dict[str, set[str]] = {}
     for p in pragmas(top):
@@ -122,8 +125,32 @@ def _interfaces(file: str, root: Block, record: Json) -> Iterator[Finding]:
             yield Finding(file, pragma.line, "interface", f"{port} is no argument of {top.head}")
     for argument in sorted(arguments | {"return"}):
         want = {"axis"} if argument in record["ports"] else {"s_axilite"}
+        want |= {"m_axi"} if argument in memories else set()
         if not want <= modes.get(argument, set()):
             yield Finding(file, top.line, "interface", f"{argument} lacks {' '.join(want)}")
+
+
+_IMPLEMENTED = {"lut": "lutram", "bram": "bram", "uram": "uram"}
+"""Kind of memory to what BIND_STORAGE calls it."""
+
+
+def _storage(file: str, root: Block, record: Json) -> Iterator[Finding]:
+    """Every table lies in the memory that ``stage.json`` says, its words whole or in lanes."""
+    found: dict[str, dict[str, str]] = {}
+    for block in root.all():
+        for p in pragmas(block):
+            of = found.setdefault(p.options.get("variable", "").split(".")[0], {})
+            of[p.name] = p.options.get("impl", "")
+    for engine in record["engines"]:
+        for weight in engine["weights"]:
+            if weight["memory"] not in _IMPLEMENTED:
+                continue
+            name = f"table::{identifier(engine['name'])}_{weight['role']}"
+            given, want = found.get(name, {}), _IMPLEMENTED[weight["memory"]]
+            if given.get("BIND_STORAGE") != want:
+                yield Finding(file, 1, "storage", f"{name} is not bound to {want}")
+            if not {"AGGREGATE", "DISAGGREGATE"} & given.keys():
+                yield Finding(file, 1, "storage", f"words of {name} are neither whole nor in lanes")
 
 
 def _split(arguments: str) -> list[str]:

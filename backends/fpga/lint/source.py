@@ -13,7 +13,7 @@ class Finding:
     Attributes:
         file: Name of the file; ``line`` counted from 1.
         rule: Which rule: ``name``, ``option``, ``target``, ``partition``, ``placement``,
-            ``unroll``, ``dataflow``, ``stream``, ``depth``, ``bound``, ``interface``.
+            ``unroll``, ``dataflow``, ``stream``, ``depth``, ``bound``, ``interface``, ``storage``.
         text: What is wrong.
     """
 

@@ -128,7 +128,7 @@ def adaptive_avg_pool(b: Builder, node: fx.Node) -> Value:
 
 @lowers("aten.mean.dim", "aten.sum.dim_IntList", "aten.amax.default")
 def reduce_axes(b: Builder, node: fx.Node) -> Value:
-    """Reduction over the pixels of maps, the rows of each item of a batch, or all but channels."""
+    """Reduction over any axes; fastest over pixels, the rows of each item, or all but channels."""
     rank = len(shape_of(cast("fx.Node", node.args[0])))
     axes = argument(node, 1, "dim")
     found = {int(a) % rank for a in cast("list[int]", axes if isinstance(axes, list) else [axes])}
@@ -140,7 +140,7 @@ def reduce_axes(b: Builder, node: fx.Node) -> Value:
         return _per_channel(b, node, op, mean=mean)
     if rank == 3 and found == {1}:
         return _over_rows(b, node, op, mean=mean)
-    raise UnsupportedError(f"a reduction over axes {sorted(found)} of a rank {rank} tensor")
+    return _innermost(b, node, found, op, mean=mean)
 
 
 @lowers("aten.mean.default", "aten.sum.default")
@@ -194,6 +194,28 @@ def _over_rows(b: Builder, node: fx.Node, op: str, *, mean: bool) -> Value:
     edge = _row_reduce(b, node, value, n, (op, 1.0 / rows if mean else 1.0))
     view = View.of((n, channels), (0, 1)).reshape(shape_of(node))
     return Value(edge, n, channels, view, value.dtype)
+
+
+def _innermost(b: Builder, node: fx.Node, axes: set[int], op: str, *, mean: bool) -> Value:
+    """Over axes that are put innermost: one element after the other."""
+    value = b.value(node.args[0])
+    shape = value.view.shape
+    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    window = math.prod(shape[axis] for axis in axes)
+    value = b.reorder(node, value, View.of(shape, (*kept, *sorted(axes))), window)
+    rows = value.view.numel // window
+    layer = RowReduce(
+        **b.facts(node),
+        inputs=(Use(value.edge, value.view.numel, 1, value.dtype),),
+        rows=rows,
+        channels=1,
+        window=window,
+        op=op,
+        scale=1.0 / window if mean else 1.0,
+    )
+    left = tuple(shape[axis] for axis in kept)
+    view = View.of(left, tuple(range(len(left)))).reshape(shape_of(node))
+    return Value(b.add(layer), rows, 1, view, value.dtype)
 
 
 def _row_reduce(b: Builder, node: fx.Node, value: Value, n: int, what: tuple[str, float]) -> str:

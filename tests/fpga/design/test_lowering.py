@@ -217,3 +217,26 @@ def test_matrices_that_are_too_large_for_a_memory_port_are_parted(
     design = design_at(network, target, streamed={parts[0].name: 1})
     got = execute(design, {design.inputs[0].value: x})[design.outputs[0].value]
     assert torch.allclose(got.float(), model(x), atol=2e-5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.integers(1, 4), min_size=2, max_size=4), st.data(), st.booleans(),
+    st.sampled_from(["mean", "sum", "amax"]),
+)  # fmt: skip
+def test_any_axes_are_reduced(shape: list[int], data: st.DataObject, keep: bool, op: str) -> None:
+    """A network that reads an input of this shape, doubles it and reduces some of its axes."""
+    axes = data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
+
+    class Reduced(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = getattr(x * 2, op)(tuple(axes), keepdim=keep)
+            return found
+
+    torch.manual_seed(len(axes))
+    x = torch.randn(shape)
+    network = lower(graph_of(Reduced(), x))
+    design = design_at(network, data.draw(st.sampled_from([1, 20, 1_000])))
+    got = execute(design, {design.inputs[0].value: x})[design.outputs[0].value]
+    want = Reduced()(x)
+    assert torch.allclose(got.float().reshape(want.shape), want, atol=1e-5)
