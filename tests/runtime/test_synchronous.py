@@ -215,6 +215,17 @@ def test_compiled_graphs_can_be_put_in_their_place() -> None:
     assert sorted(seen) == ["B", "B", "B", "F", "F", "F"]
 
 
+def test_compiled_graphs_draw_the_same_masks() -> None:
+    case = CASES["dropout"]
+    plan = staged(case, seeded(case), 2)
+    order, batch = scheduled(plan, "1f1b", 4), batches(case, plan.graph)
+    plain, fast = (
+        LocalPipeline(plan, batch, Settings(momentum, compiled=compiled), schedule=order)
+        for compiled in (None, lambda g: torch.compile(g, backend="eager", dynamic=False))
+    )
+    assert fast.run(2) == plain.run(2)
+
+
 def test_a_smaller_last_microbatch_is_refused_with_a_hint() -> None:
     _, _, plan = plan_of("mlp", 3)
     order = scheduled(plan, "1f1b", 2)
