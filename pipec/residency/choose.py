@@ -21,8 +21,8 @@ SHRINK = (0.99, 0.98, 0.97, 0.96, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2
 """Relative caps of the next programs where whole copies need more room than the fluid."""
 PARTS = (8, 16, 32)
 """Slots of equal bytes: the more of them, the more the copies are like a fluid."""
-STARTS = 3
-"""Most decisions, of unlike depths, that are improved."""
+STARTS, STARTS_OF_FEW, FEW = 3, 10, 100
+"""Most decisions of unlike depths that are improved; of up to `FEW` values, most unlike ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,10 +136,12 @@ def _starts(problem: Problem, first: Bound) -> list[Tried]:
         _first_that_fits(problem, _arranged(problem, decision, (0.0, 0.0, 0.0)))
         for decision in _all_of_one_kind(problem)
     ]
-    by_depth = dict[tuple[int, ...], Tried]()
+    few = problem.values <= FEW
+    unlike = dict[object, Tried]()
     for t in sorted(found, key=lambda t: t.order):
-        by_depth.setdefault(tuple(sorted({s.depth for s in t.slots})), t)
-    return list(by_depth.values())[:STARTS]
+        depths = tuple(sorted({s.depth for s in t.slots}))
+        unlike.setdefault((depths, t.decision.tobytes()) if few else depths, t)
+    return list(unlike.values())[: STARTS_OF_FEW if few else STARTS]
 
 
 def _of_program(problem: Problem, program: Bound) -> Tried:
