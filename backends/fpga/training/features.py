@@ -83,8 +83,3 @@ def memories_of(features: Iterable[Feature]) -> list[Item]:
 def in_ddr(features: Iterable[Feature]) -> list[Feature]:
     """The values that wait in DDR."""
     return [f for f in features if f.memory is Memory.DDR]
-
-
-def traffic(features: Iterable[Feature]) -> int:
-    """Bytes to and from DDR per microbatch."""
-    return sum(f.traffic for f in features)

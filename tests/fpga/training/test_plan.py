@@ -18,7 +18,7 @@ from pipec.backends.fpga.runs import busy_cycles
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.training import kernels
 from pipec.backends.fpga.training.artifacts import reload_tables, training_record
-from pipec.backends.fpga.training.features import in_flight, placed_features, traffic
+from pipec.backends.fpga.training.features import in_flight, placed_features
 from pipec.backends.fpga.training.kernels import kernels_on, networks_of
 from pipec.backends.fpga.training.nests import Mover
 from pipec.backends.fpga.training.phases import phases_of
@@ -239,7 +239,7 @@ def test_features_fill_the_chip_before_they_go_to_memory() -> None:
     room = Resources(uram=uram(512, 2 * 500_000 * 8 // 512), bram36=0.0)
     placed = {f.value: f for f in placed_features(sizes, 2, room)}
     assert [placed[v].memory for v in "abc"] == [Memory.DDR, Memory.URAM, Memory.DDR]
-    assert traffic(placed.values()) == 2 * (1000 + 400_000)
+    assert [placed[v].traffic for v in "abc"] == [2 * 1000, 0, 2 * 400_000]
     assert all(f.memory is Memory.DDR for f in placed_features(sizes, 2, Resources()))
 
 
