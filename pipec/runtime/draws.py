@@ -35,10 +35,11 @@ class Reseeding:
 
     Args:
         first: Number of the stage's first random op in the model.
+        device: Where the stage runs.
     """
 
-    def __init__(self, first: int) -> None:
-        self._first = first
+    def __init__(self, first: int, device: torch.device) -> None:
+        self._first, self._device = first, device
         self.stream: Stream = int
 
     def put_into(self, module: fx.GraphModule) -> fx.GraphModule:
@@ -52,4 +53,7 @@ class Reseeding:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _seed(self, draw: int) -> None:
-        torch.manual_seed(self.stream(draw))
+        seed = self.stream(draw)
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` asks every kind of device
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)

@@ -71,7 +71,7 @@ class StageRunner:
         self.program, self._device = program, device
         self.saved: dict[int, Tensors] = {}
         self.random = draws(program.forward) > 0
-        self._reseeding = Reseeding(program.first_draw)
+        self._reseeding = Reseeding(program.first_draw, device)
         graphs = {"F": program.forward}
         if program.training:
             t = program.training
