@@ -156,8 +156,8 @@ class Search:
         while found is None:
             if high >= _SLOWEST:
                 raise self.too_large()
-            low, high = high, int(high * factor) + 1
-            found, factor = self.at(high), factor**2
+            low, high = high, min(int(high * factor) + 1, _SLOWEST)
+            found, factor = self.at(high), min(factor**2, 1e6)
         while high > low * _RATIO and high - low > 1:
             middle = (low + high) // 2
             better = self.at(middle)

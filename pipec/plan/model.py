@@ -8,7 +8,7 @@ from enum import StrEnum
 from pipec.autodiff.model import Training
 from pipec.cluster.cluster import Cluster
 from pipec.cost.table import CostTable
-from pipec.graph.ir import Graph, OutputKind
+from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.schedule.schedule import Placement, Schedule
 from pipec.simulate.timeline import Timeline
 
@@ -221,13 +221,18 @@ class Plan:
         has = {
             Fact.COST: self.costs is not None,
             Fact.PARTITION: bool(self.stages),
-            Fact.COMM: bool(self.channels) or len(self.stages) == 1,
+            Fact.COMM: bool(self.stages) and (bool(self.channels) or not self._exchanges),
             Fact.SAVED: bool(self.stages) and (not self.trains or self.differentiated),
             Fact.TIMING: bool(self.timing),
             Fact.SCHEDULE: self.schedule is not None,
             Fact.TIMELINE: self.timeline is not None,
         }
         return frozenset(fact for fact, holds in has.items() if holds)
+
+    @property
+    def _exchanges(self) -> bool:
+        """Whether a stage reads what another one yields."""
+        return any(stage.graph.inputs_of(InputKind.VALUE) for stage in self.stages)
 
     @property
     def trains(self) -> bool:

@@ -5,12 +5,14 @@ from itertools import combinations, pairwise
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
 from pipec.compiler.pass_manager import check_pipeline, parse_pipeline, run_passes
 from pipec.compiler.problem import placement_problem
 from pipec.errors import PartitionError, PassError, PipecError, PlanError
+from pipec.frontends.torch_module import from_module
 from pipec.graph.ir import Graph, InputKind
 from pipec.graph.lower import lower
 from pipec.graph.units import placement_units
@@ -43,6 +45,22 @@ def test_a_skip_is_direct_or_relayed() -> None:
     assert [c.name for c in relay.channels if c.value == "relu0"] == ["s0.s1.relu0", "s1.s2.relu0"]
     middle = lower(relay.stages[1].graph)
     assert "relu0" in {t.value for t in middle.receives} & {t.value for t in middle.sends}
+
+
+def test_stages_that_exchange_nothing_need_no_channels() -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return self.a(x), self.b(y)
+
+    graph = from_module(Towers(), (torch.randn(2, 8), torch.randn(2, 8))).graph
+    plan = make_plan(graph, parse_cluster("2xh100"), "torch")
+    assert len(plan.stages) == 2
+    assert plan.channels == ()
+    assert plan.timeline is not None
 
 
 def test_removing_a_communication_node_names_channel_and_stages() -> None:
