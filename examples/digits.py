@@ -86,10 +86,9 @@ def cosine(updates: int) -> SchedulerFactory:
 
 def plain(model: nn.Module, updates: int, lr: float) -> float:
     """Accuracy after as many updates by ordinary training; the model is left as it was."""
-    weights: dict[str, torch.Tensor] = {
-        n: nn.Parameter(p.detach().clone()) for n, p in model.named_parameters()
-    }
-    optimizer = sgd(lr)(list(weights.values()))
+    own = {n: nn.Parameter(p.detach().clone()) for n, p in model.named_parameters()}
+    weights: dict[str, torch.Tensor] = {**own}
+    optimizer = sgd(lr)(list(own.values()))
     scheduler = cosine(updates)(optimizer)
     for k in range(updates):
         given = batch(k)
