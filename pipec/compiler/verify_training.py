@@ -91,7 +91,8 @@ def gradients_of(
     args = [held[i.name] if i.kind.is_weight else inputs[i.name] for i in source.inputs]
     torch.manual_seed(seed)
     # stages seed each random op by its number in the model
-    module = Reseeding(0).put_into(source.module) if draws(source) else source.module
+    seeding = Reseeding(0, torch.device("cpu"))
+    module = seeding.put_into(source.module) if draws(source) else source.module
     with torch.enable_grad():
         results = module(*args)
     kinds = [o.kind for o in source.outputs]
