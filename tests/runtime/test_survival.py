@@ -16,7 +16,7 @@ from tests.runtime import ranks
 from tests.runtime.pipelines import emitted
 from tests.runtime.processes import alone, elastic
 
-KILLS, ROUNDS = 20, 40
+KILLS, ROUNDS = 20, 200
 
 
 @pytest.mark.slow
