@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.fifo import sized
+from pipec.backends.fpga.fifo import deepened, timed
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.regions import floorplan
@@ -45,11 +45,11 @@ def best_design(
         search.reserve(tuple(reserved))
     growth = _GROWTH
     for _ in range(_ROUNDS):
-        found = sized(search.best(start))
+        found = deepened(search.best(start))
         fifos = _deeper(deep_fifos(found), reserved)
         placed = laid_out(found, board, fifos)
         if placed is not None:
-            return placed
+            return timed(placed)
         search.reserve(fifos)
         start, growth = round(found.interval * growth), growth**1.5
     raise search.too_large()

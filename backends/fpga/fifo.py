@@ -45,7 +45,7 @@ def joined(designs: Sequence[StageDesign]) -> tuple[StageDesign, ...]:
     for design in designs:
         steady = schedule(design, float(interval), arrivals)
         if arrivals:
-            found.append(_deepened(design, steady, interval))
+            found.append(_fed(design, steady, interval))
         else:
             found.append(design)
         arrivals |= {
@@ -56,7 +56,7 @@ def joined(designs: Sequence[StageDesign]) -> tuple[StageDesign, ...]:
     return tuple(found)
 
 
-def _deepened(design: StageDesign, fed: Schedule, interval: int) -> StageDesign:
+def _fed(design: StageDesign, fed: Schedule, interval: int) -> StageDesign:
     """The design with streams that hold more than if it ran alone as deep as that."""
     alone = _needed(design, schedule(design, float(interval)), interval)
     needed = _needed(design, fed, interval)
@@ -71,15 +71,22 @@ def _deepened(design: StageDesign, fed: Schedule, interval: int) -> StageDesign:
 def sized(design: StageDesign) -> StageDesign:
     """The design with FIFO depths that let it reach its busiest engine's interval.
 
-    Interval and latency are filled in: the latency is that of one frame fed at full speed.
+    Interval and latency are filled in.
     """
+    return timed(deepened(design))
+
+
+def deepened(design: StageDesign) -> StageDesign:
+    """The same but for the latency, which takes as long again to work out."""
     interval, _ = busiest(design)
-    steady = schedule(design, float(interval))
-    needed, streams = _needed(design, steady, interval), {}
-    for name, stream in design.streams.items():
-        depth = max(stream.depth, needed.get(name, 0), MIN_DEPTH)
-        streams[name] = dataclasses.replace(stream, depth=depth)
-    alone = schedule(design, None)
-    return dataclasses.replace(
-        design, streams=streams, interval=interval, latency=math.ceil(alone.end)
-    )
+    needed = _needed(design, schedule(design, float(interval)), interval)
+    streams = {
+        name: dataclasses.replace(stream, depth=max(stream.depth, needed.get(name, 0), MIN_DEPTH))
+        for name, stream in design.streams.items()
+    }
+    return dataclasses.replace(design, streams=streams, interval=interval)
+
+
+def timed(design: StageDesign) -> StageDesign:
+    """The design with its latency: that of one frame fed at full speed."""
+    return dataclasses.replace(design, latency=math.ceil(schedule(design, None).end))

@@ -26,7 +26,7 @@ from pipec.backends.fpga.search import Board
 
 RATIO = 1.0025
 """Targets are powers of this times the bound."""
-_STEPS = 6
+_STEPS = 4
 _MOST = 8_000
 """Exponent at which a frame takes a year: nothing fits."""
 _RAISED = 256
