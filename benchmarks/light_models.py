@@ -52,7 +52,8 @@ def main() -> None:
     """Measure and print."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
-        start = seconds(one_node(Path(folder) / "one.onnx"), "vcu118", out)
+        one = one_node(Path(folder) / "one.onnx")
+        start = sorted(seconds(one, "vcu118", out) for _ in range(3))[1]
         print(f"start-up {start[0]:.1f} s (processor {start[1]:.1f} s)")
         for model in sorted(LIGHT.glob("*.onnx")):
             wall, used = seconds(model, "4xvcu118", out)

@@ -225,6 +225,8 @@ class _Layout:
 
     def _tried(self, moves: tuple[tuple[int, int], ...], cost: float) -> float:
         """Make the moves; take them back if they do not help."""
+        if len(moves) == 1 and cost < _TOO_MUCH and not self._saves_wires(*moves[0]):
+            return cost
         back = [(part, self.where[part]) for part, _ in moves]
         used, crossed = self._used.copy(), self._crossed.copy()
         for part, region in moves:
@@ -236,6 +238,13 @@ class _Layout:
             self.where[part] = region
         self._used, self._crossed = used, crossed
         return cost
+
+    def _saves_wires(self, part: int, region: int) -> bool:
+        """Whether fewer wires cross with a part elsewhere."""
+        at = self.where[part]
+        ends = [(self.where[other], n) for other, n in self.wires.get(part, ())]
+        ends += self.ties.get(part, ())
+        return sum(n * (abs(region - end) - abs(at - end)) for end, n in ends) < 0
 
     def _floorplan(self) -> Floorplan:
         used = np.zeros_like(self.limits)
