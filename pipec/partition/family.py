@@ -24,7 +24,6 @@ class Family(ABC):
         weight: Bytes per weight version, [cuts].
         activation: Bytes per microbatch in flight, [cuts].
         cut: Cost of the hyperedges partly left, [kinds, cuts].
-        pairwise: Whether single pairs can be looked at.
     """
 
     ref: FloatArray
@@ -34,7 +33,6 @@ class Family(ABC):
     weight: FloatArray
     activation: FloatArray
     cut: FloatArray
-    pairwise: bool = False
 
     @abstractmethod
     def passing(self, sources: IntArray, targets: IntArray) -> FloatArray:
@@ -44,10 +42,6 @@ class Family(ABC):
         many units in I as in J. Rows are ascending; only pairs with J inside I have a meaning.
         """
 
-    def passing_pairs(self, sources: IntArray, targets: IntArray) -> FloatArray:
-        """The same for single pairs, [pairs], where the family is ``pairwise``."""
-        raise NotImplementedError
-
     @abstractmethod
     def inside(self, sources: IntArray, targets: IntArray) -> BoolArray:
         """Whether each source is a subset of the target at the same place; shapes broadcast."""
@@ -55,6 +49,14 @@ class Family(ABC):
     @abstractmethod
     def members(self, row: int) -> IntArray:
         """Units left of a cut."""
+
+
+class PairwiseFamily(Family):
+    """A family in which single pairs are looked at as cheaply as many at once."""
+
+    @abstractmethod
+    def passing_pairs(self, sources: IntArray, targets: IntArray) -> FloatArray:
+        """What `passing` says of single pairs, [pairs]."""
 
 
 class PrefixFamily(Family):

@@ -19,7 +19,7 @@ from pipec.partition import clock
 from pipec.partition.bounds import TOLERANCE, Bounds, Reach
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
 from pipec.partition.devices import cut_peak, cut_seconds
-from pipec.partition.family import Family
+from pipec.partition.family import Family, PairwiseFamily
 from pipec.partition.machine import Machine, Step
 
 BLOCK = 512
@@ -110,7 +110,7 @@ def search(
         for number, step in enumerate(machine.steps[s]):
             if not machine.exactly:
                 _skip(states[step.source], state, number)
-            _advance(family, machine, states[step.source], state, step, number, caps)
+            _Move(family, machine, step, caps).advance(states[step.source], state, number)
     return _trace(family, machine, states)
 
 
@@ -154,114 +154,95 @@ def _skip(source: _State, target: _State, number: int) -> None:
     target.from_step[at] = number
 
 
-def _advance(
-    family: Family,
-    machine: Machine,
-    source: _State,
-    target: _State,
-    step: Step,
-    number: int,
-    caps: _Caps,
-) -> None:
-    """Relaxes all pairs of one step."""
-    live = np.flatnonzero(source.value < caps.best)
-    if not len(live) or not len(target.rows):
-        return
-    rows = source.rows[live]
-    ref = family.ref[rows]
-    for begin in range(0, len(target.rows), BLOCK):
-        ends = target.rows[begin : begin + BLOCK]
-        # a stage holds less than the capacity of its device, and no source is beyond its target
-        least = family.ref[ends[0]] - caps.held[step.kind]
-        first = int(np.searchsorted(ref, least, "left"))
-        last = int(np.searchsorted(ref, family.ref[ends[-1]] * (1 + TOLERANCE), "right"))
-        # blocks that stay in cache; near ones first, as they are more often the answer
-        for high in range(last, first, -BLOCK):
-            if clock.now() > caps.deadline:
-                raise OutOfTimeError
-            part = live[max(first, high - BLOCK) : high]
-            near, behind = source.rows[part], source.value[part, None]
-            bound = np.minimum(target.value[begin : begin + BLOCK], caps.best)
-            found = _best(family, machine, step, near, behind, ends, bound, caps)
-            if found is None:
-                continue
-            j, i, reached = found
-            target.value[begin + i] = reached
-            target.from_row[begin + i] = part[j]
-            target.from_step[begin + i] = number
+@dataclass(frozen=True)
+class _Move:
+    """One step of the program, from the cuts of one state to those of the next."""
 
+    family: Family
+    machine: Machine
+    step: Step
+    caps: _Caps
 
-def _best(
-    family: Family,
-    machine: Machine,
-    step: Step,
-    sources: IntArray,
-    behind: FloatArray,
-    targets: IntArray,
-    bound: FloatArray,
-    caps: _Caps,
-) -> tuple[IntArray, IntArray, FloatArray] | None:
-    """For targets that beat their bound: place of the best source, place, and objective.
+    def advance(self, source: _State, target: _State, number: int) -> None:
+        """Relax all pairs; ``number`` is the step's place among those into the target."""
+        live = np.flatnonzero(source.value < self.caps.best)
+        if not len(live) or not len(target.rows):
+            return
+        rows = source.rows[live]
+        ref = self.family.ref[rows]
+        for begin in range(0, len(target.rows), BLOCK):
+            ends = target.rows[begin : begin + BLOCK]
+            # a stage holds less than the capacity of its device; no source is beyond its target
+            least = self.family.ref[ends[0]] - self.caps.held[self.step.kind]
+            first = int(np.searchsorted(ref, least, "left"))
+            last = int(np.searchsorted(ref, self.family.ref[ends[-1]] * (1 + TOLERANCE), "right"))
+            # blocks that stay in cache; near ones first, as they are more often the answer
+            for high in range(last, first, -BLOCK):
+                if clock.now() > self.caps.deadline:
+                    raise OutOfTimeError
+                part = live[max(first, high - BLOCK) : high]
+                near, behind = source.rows[part], source.value[part, None]
+                bound = np.minimum(target.value[begin : begin + BLOCK], self.caps.best)
+                found = self._best(near, behind, ends, bound)
+                if found is None:
+                    continue
+                j, i, reached = found
+                target.value[begin + i] = reached
+                target.from_row[begin + i] = part[j]
+                target.from_step[begin + i] = number
 
-    What is cheap to tell goes first: work, then subsets. Few pairs that are left are looked at one
-    by one.
-    """
-    least = _least_loads(family, machine, step, sources, targets)
-    ok = (least + behind if caps.total else np.maximum(least, behind)) < bound
-    if not ok.any():
-        return None
-    ok &= family.inside(sources[:, None], targets)
-    count = np.count_nonzero(ok)
-    if not count:
-        return None
-    if family.pairwise and count < SPARSE * ok.size:
-        j, i = np.nonzero(ok)
-        reached = _reached(
-            family, machine, step, sources[j], behind[j, 0], targets[i], bound[i], caps
-        )
-        order = np.argsort(reached, kind="stable")[::-1]
-        order = order[np.searchsorted(-reached[order], -inf, "right") :]
-        best = np.full(len(targets), -1)
-        best[i[order]] = order  # the last one stays, which is the least
-        best = best[best >= 0]
-        return j[best], i[best], reached[best]
-    reached = _reached(family, machine, step, sources[:, None], behind, targets, bound, caps)
-    reached[~ok] = inf
-    j = reached.argmin(axis=0)
-    i = np.flatnonzero(reached[j, np.arange(len(targets))] < inf)
-    return j[i], i, reached[j[i], i]
+    def _best(
+        self, sources: IntArray, behind: FloatArray, targets: IntArray, bound: FloatArray
+    ) -> tuple[IntArray, IntArray, FloatArray] | None:
+        """For targets that beat their bound: place of the best source, place, and objective.
 
+        What is cheap to tell goes first: work, then subsets. Few pairs that are left are looked at
+        one by one.
+        """
+        least = self._least_loads(sources, targets)
+        ok = (least + behind if self.caps.total else np.maximum(least, behind)) < bound
+        if not ok.any():
+            return None
+        ok &= self.family.inside(sources[:, None], targets)
+        count = np.count_nonzero(ok)
+        if not count:
+            return None
+        if isinstance(self.family, PairwiseFamily) and count < SPARSE * ok.size:
+            j, i = np.nonzero(ok)
+            reached = self._reached(sources[j], behind[j, 0], targets[i], bound[i])
+            order = np.argsort(reached, kind="stable")[::-1]
+            order = order[np.searchsorted(-reached[order], -inf, "right") :]
+            best = np.full(len(targets), -1)
+            best[i[order]] = order  # the last one stays, which is the least
+            best = best[best >= 0]
+            return j[best], i[best], reached[best]
+        reached = self._reached(sources[:, None], behind, targets, bound)
+        reached[~ok] = inf
+        j = reached.argmin(axis=0)
+        i = np.flatnonzero(reached[j, np.arange(len(targets))] < inf)
+        return j[i], i, reached[j[i], i]
 
-def _least_loads(
-    family: Family, machine: Machine, step: Step, sources: IntArray, targets: IntArray
-) -> FloatArray:
-    """What no load is below, [sources, targets]: values that pass over are in both cuts."""
-    work = family.work[machine.rows[step.kind]]
-    least: FloatArray = work[targets] - work[sources][:, None]
-    if machine.priced and machine.kinds[step.kind].pays:
-        least += np.abs(family.cut[0, targets] - family.cut[0, sources][:, None])
-        least -= TOLERANCE * family.cut[0].max()  # rounding
-    return least
+    def _least_loads(self, sources: IntArray, targets: IntArray) -> FloatArray:
+        """What no load is below, [sources, targets]: values that pass over are in both cuts."""
+        family, kind = self.family, self.step.kind
+        work = family.work[self.machine.rows[kind]]
+        least: FloatArray = work[targets] - work[sources][:, None]
+        if self.machine.priced and self.machine.kinds[kind].pays:
+            least += np.abs(family.cut[0, targets] - family.cut[0, sources][:, None])
+            least -= TOLERANCE * family.cut[0].max()  # rounding
+        return least
 
-
-def _reached(
-    family: Family,
-    machine: Machine,
-    step: Step,
-    sources: IntArray,
-    behind: FloatArray,
-    targets: IntArray,
-    bound: FloatArray,
-    caps: _Caps,
-) -> FloatArray:
-    """Objective of pairs; infinite if it does not beat the bound or is not allowed."""
-    load = loads(family, machine, step, sources, targets)
-    reached = load + behind if caps.total else np.maximum(load, behind)
-    ok = (reached < bound) & allowed(family, machine, step, sources, targets)
-    if caps.total:
-        ok &= load < caps.limit
-    reached[~ok] = inf
-    return reached
+    def _reached(
+        self, sources: IntArray, behind: FloatArray, targets: IntArray, bound: FloatArray
+    ) -> FloatArray:
+        """Objective of pairs; infinite if it does not beat the bound or is not allowed."""
+        load = loads(self.family, self.machine, self.step, sources, targets)
+        reached = load + behind if self.caps.total else np.maximum(load, behind)
+        ok = (reached < bound) & allowed(self.family, self.machine, self.step, sources, targets)
+        if self.caps.total:
+            ok &= load < self.caps.limit
+        reached[~ok] = inf
+        return reached
 
 
 def allowed(
@@ -303,6 +284,7 @@ def loads(
         if rough:
             return load
         if sources.ndim == targets.ndim:
+            assert isinstance(family, PairwiseFamily)
             return load - family.passing_pairs(sources, targets)
         return load - family.passing(sources[:, 0], targets)
     assert step.link_in is not None

@@ -4,16 +4,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
-from pipec.partition.family import Family
+from pipec.partition.family import PairwiseFamily
 from pipec.partition.units import Units
 
 BLOCK = 4096
 
 
-class IdealFamily(Family):
+class IdealFamily(PairwiseFamily):
     """Any set of ideals, given by the units they hold, [ideals, units]."""
-
-    pairwise = True
 
     def __init__(self, units: Units, ref: FloatArray, bits: BoolArray) -> None:
         measure = measure_of(bits, ref)

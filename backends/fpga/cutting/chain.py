@@ -114,9 +114,9 @@ class Chain:
         boards: In pipeline order.
         links: Payload bytes per second behind each board but the last.
         demands: What units take; one clock and precision for all boards of a kind.
-        crossing: Bytes alive behind each position of an order, by order.
         bound: Seconds that no cut beats.
         free: Whether boards may be put into another order.
+        weights: Weightings of the resources that the test by shares asks.
     """
 
     boards: Sequence[Board]
@@ -267,6 +267,7 @@ class Chain:
         ahead = [np.pad(np.cumsum(t[:, order], axis=1), ((0, 0), (1, 0))) for t in tables]
 
         def holds(start: int, end: int) -> bool:
+            """Whether a choice of options for the units between two positions fits the board."""
             run = np.zeros(self.demands.units, dtype=bool)
             run[order[start:end]] = True
             demand = self.demands.at(self._cycles(step, kind)).part(run)

@@ -17,6 +17,20 @@ from pipec.backends.fpga.emit.source import (
 from pipec.backends.fpga.emit.tables import off_chip, on_chip
 from pipec.backends.fpga.training.nests import Fetch
 
+_MAIN = """\
+int main(int argc, char **argv) {
+  const std::string stage = argc > 1 ? argv[1] : ".";
+  const int frames = argc > 2 ? std::atoi(argv[argc > 3 ? 3 : 2]) : GOLDEN_FRAMES;
+  const int first = argc > 4 ? std::atoi(argv[4]) : 0;
+  const int microbatches = argc > 5 ? std::atoi(argv[5]) : 1;
+  const int status = argc > 3
+                         ? run(stage, argv[2], frames, false, first, microbatches)
+                         : run(stage, stage + "/tb/golden", frames, true, first, microbatches);
+  return status != 0 ? status : tb::status();
+}
+"""
+"""What its arguments mean, whatever the stage."""
+
 
 def tb_stage_cpp(design: StageDesign, *, frames: int, tolerance: float) -> str:
     """The test bench of a stage.
@@ -69,17 +83,7 @@ static int run(const std::string &stage, const std::string &data, int frames, bo
   return ok ? 0 : 1;
 }}
 
-int main(int argc, char **argv) {{
-  const std::string stage = argc > 1 ? argv[1] : ".";
-  const int frames = argc > 2 ? std::atoi(argv[argc > 3 ? 3 : 2]) : GOLDEN_FRAMES;
-  const int first = argc > 4 ? std::atoi(argv[4]) : 0;
-  const int microbatches = argc > 5 ? std::atoi(argv[5]) : 1;
-  const int status = argc > 3
-                         ? run(stage, argv[2], frames, false, first, microbatches)
-                         : run(stage, stage + "/tb/golden", frames, true, first, microbatches);
-  return status != 0 ? status : tb::status();
-}}
-"""
+{_MAIN}"""
 
 
 def _weights(design: StageDesign) -> list[str]:

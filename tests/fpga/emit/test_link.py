@@ -7,7 +7,7 @@ import pytest
 
 from pipec.backends.fpga.banks import with_banks
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.link import around, block_design, link_cfg, link_udp_cfg
+from pipec.backends.fpga.emit.link import Around, around, block_design, link_cfg, link_udp_cfg
 from pipec.backends.fpga.emit.scripts import scripts
 from pipec.backends.fpga.emit.source import bundle, memories, port_names
 from pipec.backends.fpga.fifo import sized
@@ -53,13 +53,19 @@ def several() -> StageDesign:
     return found
 
 
+def sending(text: str, found: Around) -> dict[str, str]:
+    """The streams that a configuration connects; every value sent goes to the link's kernel."""
+    streams = dict(re.findall(r"^stream_connect=(\S+):(\S+)$", text, re.MULTILINE))
+    for port in found.sends:
+        assert streams[f"stage0_top_1.{port}"] == f"stage0_link_tx_1.{port}"
+    return streams
+
+
 def test_several_values_share_a_link(several: StageDesign) -> None:
     values = [port.value for port in several.outputs]
     found = around(several, values)
     text = link_cfg(several, found)
-    streams = dict(re.findall(r"^stream_connect=(\S+):(\S+)$", text, re.MULTILINE))
-    for port in found.sends:
-        assert streams[f"stage0_top_1.{port}"] == f"stage0_link_tx_1.{port}"
+    streams = sending(text, found)
     assert streams["stage0_link_tx_1.out"] == "krnl_aurora_1.tx_axis"
     assert streams["krnl_aurora_1.rx_axis"] == "stage0_link_tx_1.back"
     assert len(streams) == len(values) + 2
@@ -75,9 +81,7 @@ def test_udp_takes_every_value_in_packets(several: StageDesign, count: int) -> N
     values = [port.value for port in several.outputs][:count]
     found = around(several, values)
     text = link_udp_cfg(several, found)
-    streams = dict(re.findall(r"^stream_connect=(\S+):(\S+)$", text, re.MULTILINE))
-    for port in found.sends:
-        assert streams[f"stage0_top_1.{port}"] == f"stage0_link_tx_1.{port}"
+    streams = sending(text, found)
     assert streams["stage0_link_tx_1.out"] == "networklayer_1.S_AXIS_sk2nl"
     assert streams["networklayer_1.M_AXIS_nl2sk"] == "stage0_link_tx_1.back"
     assert streams["networklayer_1.M_AXIS_nl2eth"] == "cmac_1.S_AXIS"
