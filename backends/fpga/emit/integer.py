@@ -1,6 +1,7 @@
 """How engines that compute on 8-bit integers are written: limits, products, tables of results."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "sqrt": torch.sqrt, "square": torch.square, "tanh": torch.tanh, "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }  # fmt: skip
-_BINARY: dict[str, Callable[[Tensor, float], Tensor]] = {
+_BINARY: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "rsub": lambda x, y: y - x,
     "mul": lambda x, y: x * y, "div": lambda x, y: x / y, "rdiv": lambda x, y: y / x,
     "pow": lambda x, y: x**y, "rpow": lambda x, y: y**x,
@@ -50,6 +51,11 @@ def function(step: AnyStep) -> Callable[[Tensor], Tensor]:
     """A step of one operand as a function of tensors."""
     unary = _UNARY.get(step.op)
     return unary if unary is not None else lambda x: _BINARY[step.op](x, step.value)
+
+
+def combined(op: str, x: Tensor, y: Tensor) -> Tensor:
+    """A step of two operands, elementwise."""
+    return _BINARY[op](x, y)
 
 
 def limits(engine: Engine) -> dict[str, int]:

@@ -21,6 +21,7 @@ from pipec.backends.fpga.training.layers import (
     PoolIndex,
     RowDerivative,
     WeightGradient,
+    Windows,
     ZeroInsert,
 )
 from pipec.backends.fpga.training.nests import (
@@ -95,6 +96,12 @@ def _pool_index(layer: PoolIndex, factors: Factors, dtype: str) -> Built:
     )
     window = swg_of(layer, w, layer.channels, factors, dtype, 0, float("-inf"))
     return behind_window(layer, window, "argmax", nest, lanes, "int32", depth=4)
+
+
+@build.register
+def _windows(layer: Windows, factors: Factors, dtype: str) -> Built:
+    swg, windows = swg_of(layer, layer.window, layer.channels, factors, dtype, 1)
+    return Built((swg,), (), windows)
 
 
 @build.register

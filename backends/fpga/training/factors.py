@@ -16,6 +16,7 @@ from pipec.backends.fpga.training.layers import (
     PoolIndex,
     RowDerivative,
     WeightGradient,
+    Windows,
     ZeroInsert,
 )
 
@@ -60,6 +61,13 @@ def scatter_interval(kw: int, sw: int, cf: int, dtype: str) -> int:
 def _pool_index(layer: PoolIndex, target: int, dtype: str, block: int = 0) -> Factors:
     w = layer.window
     rows = max(w.batch * w.oh * w.ow * w.kh * w.kw, w.batch * w.h * w.w)
+    lanes = lanes_for(layer.channels, rows, target)
+    return Factors((lanes,), lanes)
+
+
+@fold.register
+def _windows(layer: Windows, target: int, dtype: str, block: int = 0) -> Factors:
+    rows = max(layer.rows, layer.inputs[0].rows)
     lanes = lanes_for(layer.channels, rows, target)
     return Factors((lanes,), lanes)
 

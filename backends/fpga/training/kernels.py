@@ -28,7 +28,7 @@ from pipec.backends.fpga.training.features import Feature, in_ddr, memories_of, 
 from pipec.backends.fpga.training.movers import Place, gradient_sum, ring, with_movers
 from pipec.backends.fpga.training.nests import Accumulate, Mover
 from pipec.backends.fpga.training.phases import Phases, gradient_name
-from pipec.backends.fpga.training.slots import with_slots
+from pipec.backends.fpga.training.slots import memory_interval, with_slots
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, OutputKind
 
@@ -182,14 +182,22 @@ def _complete(
     If that does not fit the board: what the movers take, and the interval that memory keeps.
     """
     moving = with_movers(whole, places, tuple(PREFIX.values()))
-    slotted = sized(with_slots(moving, board.device))
+    moved = with_slots(moving, board.device)
+    if moved is None:
+        return _movers_of(moving), memory_interval(moving, board.device)
+    slotted = sized(moved)
     slotted = dataclasses.replace(slotted, interval=max(slotted.interval, whole.interval))
     held = [*deep_fifos(slotted), *memories_of(features)]
     found = laid_out(slotted, board, held)
     if found is not None:
         return found
-    movers = (logic(e) for e in slotted.engines if isinstance(e.nest, Mover))
-    return sum(movers, dataclasses.replace(DDR_SHELL, ff=0.0)), slotted.interval
+    return _movers_of(slotted), slotted.interval
+
+
+def _movers_of(design: StageDesign) -> Resources:
+    """What movers take."""
+    movers = (logic(e) for e in design.engines if isinstance(e.nest, Mover))
+    return sum(movers, dataclasses.replace(DDR_SHELL, ff=0.0))
 
 
 def without(board: Board, used: Resources) -> Board:

@@ -35,6 +35,13 @@ class PoolIndex(Layer):
 
 
 @dataclass(frozen=True)
+class Windows(Layer):
+    """Windows of maps, one after the other: ``taps`` rows of ``channels`` each."""
+
+    window: Window
+
+
+@dataclass(frozen=True)
 class OneHotRows(Layer):
     """Class numbers to one-hot rows."""
 

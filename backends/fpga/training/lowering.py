@@ -13,6 +13,7 @@ from pipec.backends.fpga.lowering.layers import (
     Broadcast,
     Dense,
     MapStep,
+    Product,
     Use,
     Window,
 )
@@ -35,6 +36,7 @@ from pipec.backends.fpga.training.layers import (
     PoolIndex,
     RowDerivative,
     WeightGradient,
+    Windows,
     ZeroInsert,
 )
 
@@ -92,10 +94,56 @@ def convolution_backward(b: Builder, node: fx.Node) -> Results:
     stride, padding, dilation = (integers(a, 2) for a in node.args[4:7])
     window = window_of(x, dims[2:], stride, dilation, padding, (dy.h, dy.w))
     shape = dims[0] // groups, dims[1], math.prod(dims[2:])
-    uses = (x.value.use(shape[1]), dy.value.use(shape[0]))
-    edge = _outer(b, node, uses, (dy.batch * dy.h * dy.w, groups, *shape), window)
+    n = dy.batch * dy.h * dy.w
+    if groups == 1 and written_by_rows(n, dims[0], shape[1] * shape[2]):
+        edge = _rows_of_gradient(b, node, dy, x, window)
+    else:
+        uses = (x.value.use(shape[1]), dy.value.use(shape[0]))
+        edge = _outer(b, node, uses, (n, groups, *shape), window)
     view = View.of((dims[0], dims[1], shape[2]), (0, 2, 1)).reshape(dims)
     return (None, Value(edge, dims[0] * shape[2], shape[1], view, x.value.dtype), None)
+
+
+def written_by_rows(n: int, out: int, cin: int) -> bool:
+    """Whether a gradient of ``[out, cin]`` of n vectors is a product that holds its operands.
+
+    That writes the matrix row by row all through a frame. Summed on chip it would be held twice:
+    where it is summed, and in the FIFO in front of memory, which takes it while the next one is
+    summed.
+    """
+    return out * cin > SMALL_MATRIX and n * (out + cin) < 2 * out * cin
+
+
+def _rows_of_gradient(b: Builder, node: fx.Node, dy: Maps, x: Maps, window: Window) -> str:
+    """``dW[m] = sum over v of dy[v, m] x[v]``, all v of a row m at a time."""
+    shape, n = dy.value.view.shape, dy.batch * dy.h * dy.w
+    turned = b.reorder(node, dy.value, View.of(shape, (1, 0, 2, 3)), n)
+    taps, read = window.kh * window.kw, x.value.use(x.channels)
+    if not window.trivial:
+        layer = Windows(
+            **b.facts(node, "_windows"),
+            inputs=(read,),
+            rows=n * taps,
+            channels=x.channels,
+            window=window,
+        )
+        read = Use(b.add(layer), n * taps, x.channels, x.value.dtype)
+    product = Product(
+        **b.facts(node, "_weight"),
+        inputs=(turned.use(n), read),
+        rows=dy.channels,
+        channels=taps * x.channels,
+        blocks=1,
+        outer=dy.channels,
+        groups=1,
+        inner=1,
+        out=taps * x.channels,
+        taps=1,
+        cin=n,
+        b_sizes=(n, taps, x.channels),
+        b_roles=("k", "n", "n"),
+    )
+    return b.add(product)
 
 
 def _maps(b: Builder, node: fx.Node, arg: object) -> Maps:
@@ -134,8 +182,7 @@ def _outer(
 def matrix_gradient(b: Builder, node: fx.Node, dy: Value, x: Value) -> Value | None:
     """``dy @ x`` of ``[out, n] @ [n, in]`` where n is outermost in both streams; else None.
 
-    None too where the matrix is larger than both operands: a product that holds these writes it
-    row by row instead of holding all of it.
+    None too where a product of both operands takes less room (`written_by_rows`).
     """
     if len(dy.view.shape) != 2 or len(x.view.shape) != 2:
         return None
@@ -143,7 +190,7 @@ def matrix_gradient(b: Builder, node: fx.Node, dy: Value, x: Value) -> Value | N
     rows, columns = View.of((out, n), (1, 0)), View.of((n, cin), (0, 1))
     if dy.view.atoms != rows.atoms or x.view.atoms != columns.atoms:
         return None
-    if out * cin > SMALL_MATRIX and n * (out + cin) < out * cin:
+    if written_by_rows(n, out, cin):
         return None
     edge = _outer(b, node, (x.use(cin), dy.use(out)), (n, 1, out, cin, 1), None)
     return Value(edge, out, cin, View.of((out, cin), (0, 1)), x.dtype)

@@ -9,11 +9,10 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
-from pipec.backends.fpga.banks import BEAT_BITS, READ_LATENCY, SLOTS, banks_of, period
+from pipec.backends.fpga.banks import BEAT_BITS, READ_LATENCY, SLOTS, banks_of, period, time_slots
 from pipec.backends.fpga.design import DdrPort, StageDesign
 from pipec.backends.fpga.fifo import busiest
 from pipec.cluster.device import Device
-from pipec.errors import BackendError
 
 _EACH = 8
 """Slots for each mover, about."""
@@ -23,7 +22,7 @@ _STEP, _SLOWEST = 1.02, 1000.0
 
 def with_slots(
     design: StageDesign, device: Device, known: Mapping[str, str] | None = None
-) -> StageDesign:
+) -> StageDesign | None:
     """The design with time slots for its movers, at the least interval at which they suffice.
 
     Args:
@@ -31,8 +30,8 @@ def with_slots(
         device: Their board.
         known: Group of memory ports to the bank where its data lies.
 
-    Raises:
-        BackendError: Nothing is left of the memory's time.
+    Returns:
+        None if what reads weights leaves too little of the memory's time.
     """
     movers = [port for port in design.ddr if port.carries is not None]
     if not movers or device.fpga is None:
@@ -51,11 +50,14 @@ def with_slots(
         if where is not None:
             return _slotted(design, slots, where, rounds, interval)
         interval = math.ceil(interval * _STEP)
-    raise BackendError(
-        "reading weights takes all of the memory's time, and nothing is left for training",
-        where=design.name,
-        hint="use more boards, or boards with more memory",
-    )
+    return None
+
+
+def memory_interval(design: StageDesign, device: Device) -> int:
+    """Cycles that all values of a frame, weights included, take through all memory ports."""
+    assert device.fpga is not None
+    beats = sum(8 * port.bytes_per_frame for port in design.ddr) / BEAT_BITS
+    return math.ceil(beats * period(device) / time_slots(device.fpga))
 
 
 def _slots(design: StageDesign, port: DdrPort, rounds: int, interval: int) -> int:

@@ -16,7 +16,7 @@ from pipec.backends.fpga.training.phases import Phases, phases_of
 from pipec.backends.fpga.training.slots import with_slots
 from pipec.backends.fpga.training.update import ROW, UPDATED, Sgd, Slice, layout, update_kernel
 from pipec.cluster.device import Device
-from pipec.errors import PlanError
+from pipec.errors import BackendError, PlanError
 from pipec.graph.ir import Graph, OutputKind
 from pipec.plan.model import Plan, StageTiming
 
@@ -82,7 +82,10 @@ def _stage(plan: Plan, k: int, phases: Phases, networks: tuple[Network, Network]
     update = on_board(with_movers(made, UPDATED), board)
     kernels = kernels_on(networks, without(board, update.resources), name, phases, sets)
     banks = {p.group: p.bank for p in kernels.B.ddr if p.group == SUMS}
-    return TrainedStage(phases, kernels, with_slots(update, board.device, banks), parameters, sets)
+    slotted = with_slots(update, board.device, banks)
+    if slotted is None:
+        raise BackendError("the board's memory has no room for the update's traffic", where=name)
+    return TrainedStage(phases, kernels, slotted, parameters, sets)
 
 
 def on_board(design: StageDesign, board: Board) -> StageDesign:
