@@ -144,6 +144,15 @@ def causal() -> Graph:
     return _traced(Causal(), torch.randn(2, 3, 7, 9), functional.mse_loss, torch.randn(2, 12, 4))
 
 
+def deep() -> Graph:
+    """Convolutions whose weights are larger than the maps that they read and yield."""
+    net = nn.Sequential(
+        nn.Conv2d(6, 10, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(10, 12, 3, padding=1)
+    )
+    x, target = torch.randn(1, 6, 7, 7), torch.randn(1, 12, 4, 4)
+    return _traced(net, x, functional.mse_loss, target)
+
+
 def dropout() -> Graph:
     """What boards do not train with."""
     net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
@@ -158,6 +167,7 @@ MODELS: dict[str, Callable[[], Graph]] = {
     "encoder": encoder,
     "causal": causal,
     "halves": halves,
+    "deep": deep,
 }
 
 

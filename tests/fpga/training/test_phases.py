@@ -19,7 +19,10 @@ from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.nests import Matmul
 from pipec.backends.fpga.stagejson import stage_record
+from pipec.backends.fpga.training import lowering
+from pipec.backends.fpga.training.nests import Outer
 from pipec.backends.fpga.training.phases import Phases, phases_of
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
 from tests.fpga.training.models import MODELS, example
@@ -94,10 +97,10 @@ def kernel(graph: Graph, orders: dict[str, tuple[int, ...]]) -> StageDesign:
     return dataclasses.replace(design, device="vcu118", part="xcvu9p-flga2104-2L-e")
 
 
-@pytest.mark.parametrize("name", ["cnn", "resnet", "rows", "encoder", "causal"])
-def test_c_simulation_computes_the_same_in_the_cycles_simulated(name: str, tmp_path: Path) -> None:
+def kernels_checked(name: str, tmp_path: Path) -> list[StageDesign]:
+    """F and B, whose timed builds give what torch computes in the cycles that are simulated."""
     want, orders = truth(name), dict[str, tuple[int, ...]]()
-    known = dict(want.inputs)
+    known, found = dict(want.inputs), list[StageDesign]()
     for phase, graph in (("F", want.phases.F), ("B", want.phases.B)):
         design, folder = kernel(graph, orders), tmp_path / phase
         read = read_by(graph, known, want.graph)
@@ -107,6 +110,24 @@ def test_c_simulation_computes_the_same_in_the_cycles_simulated(name: str, tmp_p
         check = check_timing(folder, 1)
         assert check.handshakes > 1000
         assert check.differing == ()
+        found.append(design)
+    return found
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet", "rows", "encoder", "causal"])
+def test_c_simulation_computes_the_same_in_the_cycles_simulated(name: str, tmp_path: Path) -> None:
+    assert len(kernels_checked(name, tmp_path)) == 2
+
+
+def test_large_gradients_are_written_row_by_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Products of windows and turned gradients in place of whole matrices summed on chip."""
+    monkeypatch.setattr(lowering, "SMALL_MATRIX", 0)
+    _, backward = kernels_checked("deep", tmp_path)
+    nests = [type(e.nest) for e in backward.engines]
+    assert nests.count(Matmul) == 2
+    assert Outer not in nests
 
 
 @pytest.mark.parametrize("name", MODELS)
