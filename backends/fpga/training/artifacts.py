@@ -56,16 +56,40 @@ def emit_training(plan: Plan, directory: Path) -> None:
     for k, stage in enumerate(stages):
         fabric = device_of(plan, k).fpga
         folder = directory / stage_directory(f"stage{k}", stage.kernels.F.part)
-        update = _update_frame(stage, settings_of(plan))
-        frames = dict(zip(KERNELS, (*golden[k], update), strict=True))
         _check_in_flight(plan, k, stage)
-        for name, design in _designs(plan, stage).items():
-            _write(design, folder / name, frames[name], bool(fabric and fabric.has_platform))
-        _write_state(plan, stage, folder)
-        counters = {n: int(plan.graph.weights[n]) for n in stage.phases.counters}
-        settings = dataclasses.asdict(settings_of(plan))
-        record = {**training_record(stage), "update": settings, "counters": counters}
-        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        platform = bool(fabric and fabric.has_platform)
+        emit_stage(stage, folder, golden[k], plan.graph.weights, settings_of(plan), platform)
+
+
+def emit_stage(
+    stage: TrainedStage,
+    folder: Path,
+    golden: tuple[Golden, Golden],
+    weights: Tensors,
+    settings: Sgd,
+    platform: bool = False,
+) -> None:
+    """Write the kernels of one stage.
+
+    Args:
+        stage: On its board.
+        folder: Where to.
+        golden: A frame of F and of B.
+        weights: Of the model, by name.
+        settings: Of the update.
+        platform: Whether the board has a Vitis platform.
+    """
+    frames = dict(zip(KERNELS, (*golden, _update_frame(stage, settings)), strict=True))
+    for name, design in _designs(stage, settings).items():
+        _write(design, folder / name, frames[name], platform)
+    _write_state(stage, folder, weights)
+    counters = {n: int(weights[n]) for n in stage.phases.counters}
+    record = {
+        **training_record(stage),
+        "update": dataclasses.asdict(settings),
+        "counters": counters,
+    }
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def reload_tables(plan: Plan, directory: Path) -> None:
@@ -107,10 +131,10 @@ def _check_in_flight(plan: Plan, k: int, stage: TrainedStage) -> None:
         )
 
 
-def _designs(plan: Plan, stage: TrainedStage) -> dict[str, StageDesign]:
+def _designs(stage: TrainedStage, settings: Sgd) -> dict[str, StageDesign]:
     found = {"forward": stage.kernels.F, "backward": stage.kernels.B}
     if stage.update is not None:
-        found["update"] = rated(stage.update, settings_of(plan))
+        found["update"] = rated(stage.update, settings)
     return found
 
 
@@ -121,13 +145,13 @@ def _write(design: StageDesign, folder: Path, frame: Golden | None, platform: bo
     lint.check(folder)
 
 
-def _write_state(plan: Plan, stage: TrainedStage, folder: Path) -> None:
+def _write_state(stage: TrainedStage, folder: Path, weights: Tensors) -> None:
     """First values of the running statistics and of the parameters, as the kernels read them."""
     state, design = folder / "forward/state", stage.kernels.F
     state.mkdir()
     for wire in wires_of(design):
-        if wire.is_input and wire.port.value in plan.graph.weights:
-            tokens = to_tokens(plan.graph.weights[wire.port.value], wire.port, wire.stream)
+        if wire.is_input and wire.port.value in weights:
+            tokens = to_tokens(weights[wire.port.value], wire.port, wire.stream)
             tokens.tofile(state / wire.file)
     if stage.update is None:
         return
@@ -136,7 +160,7 @@ def _write_state(plan: Plan, stage: TrainedStage, folder: Path) -> None:
     sums = {w.port.value: w for w in wires_of(stage.kernels.B) if w.in_memory and not w.is_input}
     for part in stage.parameters:
         wire = sums[gradient_name(part.parameter)]
-        tokens = to_tokens(plan.graph.weights[part.parameter], wire.port, wire.stream)
+        tokens = to_tokens(weights[part.parameter], wire.port, wire.stream)
         put(image, part, tokens)
     image.tofile(folder / "update/state/w.bin")
 

@@ -65,14 +65,33 @@ def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
             raise PlanError("the stages are not differentiated", want="the pass differentiate")
         phases.append(phases_of(stage.training))
     networks = networks_of(phases, precision_of(plan))
-    found = tuple(_stage(plan, k, phases[k], networks[k]) for k in range(len(phases)))
+    count, precision = len(phases), precision_of(plan)
+    found = tuple(
+        trained_stage(
+            phases[k], networks[k], Board(device_of(plan, k), precision), f"stage{k}",
+            in_flight(k, count),
+        )
+        for k in range(count)
+    )  # fmt: skip
     _last[:] = [(plan, found)]
     return found
 
 
-def _stage(plan: Plan, k: int, phases: Phases, networks: tuple[Network, Network]) -> TrainedStage:
-    board = Board(device_of(plan, k), precision_of(plan))
-    name, sets = f"stage{k}", in_flight(k, len(plan.stages))
+def trained_stage(
+    phases: Phases, networks: tuple[Network, Network], board: Board, name: str, sets: int
+) -> TrainedStage:
+    """One stage on its board.
+
+    Args:
+        phases: Its graphs.
+        networks: Of F and B (`networks_of`).
+        board: Where.
+        name: Of the stage.
+        sets: Microbatches in flight.
+
+    Raises:
+        BackendError: The stage does not fit the board.
+    """
     parameters = layout(networks[1], phases.trained)
     if not parameters:
         kernels = kernels_on(networks, board, name, phases, sets)
