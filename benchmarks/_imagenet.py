@@ -88,9 +88,9 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def training_graph(name: str, batch: int) -> Graph:
-    """The network with its cross-entropy for a microbatch of images, on the meta device."""
-    with torch.device("meta"):
+def training_graph(name: str, batch: int, device: str = "meta") -> Graph:
+    """The network with its cross-entropy for a microbatch of images; without data unless on CPU."""
+    with torch.device(device):
         model = NETWORKS[name]().train()
         images = torch.zeros(batch, 3, 224, 224)
         classes = torch.zeros(batch, dtype=torch.long)

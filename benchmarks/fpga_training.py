@@ -34,6 +34,7 @@ import click
 from benchmarks._imagenet import NETWORKS, training_graph
 from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga.build import build
+from pipec.backends.fpga.design import bits_of
 from pipec.backends.fpga.factors import fold
 from pipec.backends.fpga.lowering.layers import Layer
 from pipec.backends.fpga.memory import items_of
@@ -43,9 +44,9 @@ from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.training.kernels import networks_of
 from pipec.backends.fpga.training.phases import Phases, phases_of, saved_name
 from pipec.cluster.cluster import parse_cluster
-from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, op_name, origin, tensor, tensors
+from pipec.graph.ir import InputKind, OutputKind, nbytes, op_name, origin, tensor, tensors
 
-PRECISION, ELEMENT = "float16", 2
+PRECISION = "float16"
 IMAGES = 128
 """Images of a step."""
 CLUSTERS = ("4xvcu118", "4xvcu129", "2xvcu129,2xvcu118", "8xvcu118")
@@ -63,19 +64,26 @@ class Demand:
 
     Attributes:
         dsp: DSPs; ``bits`` on-chip bits.
-        late: Whether some layer cannot keep the interval, to a step of `STEP`.
+        slow: Units some layer of which cannot keep the interval, to a step of `STEP`.
     """
 
     dsp: tuple[float, ...]
     bits: tuple[float, ...]
-    late: bool
+    slow: frozenset[int]
+
+    @property
+    def late(self) -> bool:
+        """Whether any unit is slow."""
+        return bool(self.slow)
 
 
 class Model:
     """A network's engines by unit: the layers of one module, F and B together."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, precision: str = PRECISION) -> None:
         self.name = name
+        self.precision = precision
+        self.element = bits_of(precision) // 8
         graph = training_graph(name, 1)
         (training,) = differentiate(graph, [graph])
         norms = [n for n in training.F.calls if "batch_norm" in op_name(n)]
@@ -90,7 +98,7 @@ class Model:
     @cached_property
     def units(self) -> list[list[Layer]]:
         """Layers by module, in the order of F; those of B at their module."""
-        ((forward, backward),) = networks_of([self.phases], PRECISION)
+        ((forward, backward),) = networks_of([self.phases], self.precision)
         self.place: dict[str, int] = {}
         place = self.place
         units: list[list[Layer]] = []
@@ -125,18 +133,27 @@ class Model:
         """What the units take at an interval of ``target`` cycles."""
         if target not in self._demands:
             layers, counts = self.shapes
-            each = [_taken(layer, target) for layer in layers]
+            each = [self.taken(layer, target) for layer in layers]
             dsp, bits = (
                 tuple(sum(each[k][i] * n for k, n in c.items()) for c in counts) for i in (0, 1)
             )
-            self._demands[target] = Demand(dsp, bits, any(e[2] > STEP * target for e in each))
+            slow = frozenset(
+                u for u, c in enumerate(counts) if any(each[k][2] > STEP * target for k in c)
+            )
+            self._demands[target] = Demand(dsp, bits, slow)
         return self._demands[target]
 
     def slowest(self, target: int) -> str:
         """The layer that bounds an interval; nothing where none is within a step of it."""
         layers, _ = self.shapes
-        busy, origin_of = max((_taken(y, target)[2], y.name) for y in layers)
+        busy, origin_of = max((self.taken(y, target)[2], y.name) for y in layers)
         return origin_of if busy * STEP**2 > target and _floor(self, target) else ""
+
+    def taken(self, layer: Layer, target: int) -> tuple[float, float, int]:
+        """DSPs, bits and busy cycles of a layer folded for an interval."""
+        engines = build(layer, fold(layer, target, self.precision), self.precision).engines
+        bits = sum(i.width * i.depth for e in engines for i in items_of(e))
+        return sum(logic(e).dsp for e in engines), float(bits), max(map(busy_cycles, engines))
 
     @cached_property
     def traffic(self) -> list[float]:
@@ -146,9 +163,10 @@ class Model:
         for i in self.phases.B.inputs_of(InputKind.SAVED):
             source = nodes.get(i.name.removeprefix(saved_name("")))
             unit = self.place.get(str(origin(source)), 0) if source is not None else 0
-            found[unit] += 2 * _bytes(self.phases.B, i.node)
+            node = self.phases.B.node(i.node)
+            found[unit] += 2 * nbytes(node) * self.element / tensor(node).element_size()
         for where, elements in self.normalised:
-            found[self.place.get(where, 0)] += 8.0 * ELEMENT * elements
+            found[self.place.get(where, 0)] += 8.0 * self.element * elements
         for o in self.phases.B.outputs_of(OutputKind.WEIGHT_GRADIENT):
             node = self.phases.B.node(o.node)
             found[self.place.get(str(origin(node)), 0)] += 8.0 * tensor(node).numel()
@@ -157,7 +175,7 @@ class Model:
     @cached_property
     def cut_bytes(self) -> list[float]:
         """Bytes that cross in one direction behind every unit (its largest output)."""
-        return [float(max(ELEMENT * y.rows * y.channels for y in u if y.name.startswith("f_")))
+        return [float(max(self.element * y.rows * y.channels for y in u if y.name.startswith("f_")))
                 for u in self.units]  # fmt: skip
 
 
@@ -175,18 +193,6 @@ def _shape(layer: Layer) -> object:
     uses = tuple((u.rows, u.channels, u.dtype) for u in layer.inputs)
     steps = tuple((s.op, s.operand, s.period) for s in fields.get("steps", ()))
     return type(layer), rest, uses, steps
-
-
-def _taken(layer: Layer, target: int) -> tuple[float, float, int]:
-    """DSPs, bits and busy cycles of a layer folded for an interval."""
-    engines = build(layer, fold(layer, target, PRECISION), PRECISION).engines
-    bits = sum(i.width * i.depth for e in engines for i in items_of(e))
-    return sum(logic(e).dsp for e in engines), float(bits), max(map(busy_cycles, engines))
-
-
-def _bytes(graph: Graph, node: str) -> float:
-    found = graph.node(node)
-    return nbytes(found) * ELEMENT / tensor(found).element_size()
 
 
 def cycles_per_second(boards: Sequence[Board]) -> float:
@@ -307,7 +313,7 @@ def parallel_seconds(model: Model, boards: Sequence[Board]) -> float:
     rates = {kind: clock / alone(model, b) for kind, b in kinds.items()}
     compute = IMAGES / sum(rates[b.device.kind] for b in boards)
     n, link = len(boards), min(b.device.link_bandwidth for b in boards)
-    reduce = 2 * (n - 1) / n * ELEMENT * model.parameters / link
+    reduce = 2 * (n - 1) / n * model.element * model.parameters / link
     update = max(20 * model.parameters / b.limits.ddr for b in boards)
     return compute + reduce + update
 

@@ -32,6 +32,7 @@ from pipec.backends.fpga.lowering.layers import (
     Window,
 )
 from pipec.backends.fpga.nests import ceil_div
+from pipec.backends.fpga.routing import is_transposition
 
 Whole = int | NDArray[np.int64]
 PORT_BITS = 512
@@ -39,7 +40,8 @@ PORT_BITS = 512
 GAP = 40
 """Cycles between two passes of a floating-point row unit: its pipeline drains."""
 SMALL_BLOCK = 4096
-"""Elements up to which a reordered block is held in registers, any lane in any cycle."""
+"""Elements up to which a reordered block is held in registers, any lane in any cycle; above it only
+matrices are turned several lanes at a time (``transpose.h``)."""
 
 
 @dataclass(frozen=True)
@@ -314,7 +316,12 @@ def _reorder(layer: Reorder, target: int, dtype: str, block: int = 0) -> Factors
         lanes = divisor_for(allowed, use.channels, 2 * use.rows, target)
         return Factors((lanes,), lanes)
     if elements > SMALL_BLOCK:
-        return Factors((1,), 1)
+        lanes = 1
+        if is_transposition(layer.sizes, layer.order, (layer.channels, use.channels)):
+            lanes = lanes_for(
+                min(use.channels, layer.channels), 2 * max(use.rows, layer.rows), target
+            )
+        return Factors((lanes,), lanes)
     first = lanes_for(use.channels, 2 * use.rows, target)
     return Factors((first,), lanes_for(layer.channels, 2 * layer.rows, target))
 

@@ -103,7 +103,7 @@ def _reduce(nest: Reduce, bits: int) -> tuple[int, int]:
 @buffer.register
 def _perm(nest: Perm, bits: int) -> tuple[int, int]:
     lanes = max(nest.lanes_in, nest.lanes_out)
-    return (lanes * bits, ceil_div(nest.elements, lanes))
+    return (lanes * bits, nest.reads if nest.turns else ceil_div(nest.elements, lanes))
 
 
 @buffer.register

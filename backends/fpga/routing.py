@@ -127,6 +127,19 @@ class Perm:
         """Output tokens of a block."""
         return self.elements // self.channels_out * ceil_div(self.channels_out, self.lanes_out)
 
+    @property
+    def turns(self) -> bool:
+        """Whether it transposes matrices, rows in and columns out, as many lanes on both sides."""
+        sizes = self.channels_out, self.channels_in
+        return self.lanes_in == self.lanes_out and is_transposition(self.sizes, self.order, sizes)
+
+
+def is_transposition(
+    sizes: tuple[int, ...], order: tuple[int, ...], matrix: tuple[int, int]
+) -> bool:
+    """Whether a reordering turns blocks of this matrix, read row by row and written so."""
+    return (sizes, order) == (matrix, (1, 0))
+
 
 @dataclass(frozen=True)
 class Repeat:

@@ -3,6 +3,7 @@
 from pipec.backends.fpga.design import Engine
 from pipec.backends.fpga.emit.compute import digits
 from pipec.backends.fpga.emit.unit import Unit, in_memory
+from pipec.backends.fpga.factors import SMALL_BLOCK
 from pipec.backends.fpga.routing import (
     Concat,
     Const,
@@ -69,6 +70,10 @@ def dwc(engine: Engine, nest: Dwc) -> Unit:
 
 def perm(engine: Engine, nest: Perm) -> Unit:
     """Reorders the elements of a block."""
+    if nest.turns and nest.lanes_in > 1 and nest.elements > SMALL_BLOCK:
+        rows, channels = nest.sizes
+        sizes = {"BLOCKS": nest.blocks, "ROWS": rows, "C": channels, "LANES": nest.lanes_in}
+        return Unit("transpose.h", "transpose", sizes)
     constants = {
         "BLOCKS": nest.blocks,
         "ELEMENTS": nest.elements,

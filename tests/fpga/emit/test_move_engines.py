@@ -60,6 +60,7 @@ def test_permutations(tmp_path: Path) -> None:
         perm_case("heads", 2, (5, 2, 3), (1, 0, 2), (3, 2)),
         perm_case("shuffle", 4, (3, 4), (1, 0), (4, 3)),
         perm_case("four", 1, (2, 3, 2, 5), (3, 1, 0, 2), (5, 1)),
+        perm_case("large", 2, (67, 73), (1, 0), (5, 5)),
     ]
     check(cases, tmp_path / "stage")
 
