@@ -2,15 +2,17 @@
 
 ```text
 gpt2        12 layers, width 96, 6282 words        the head weighs 5.5 layers, as GPT-2's of 50257
+distilgpt2  6 layers, else the same                half of GPT-2's layers before the same head
 edsr        16 residual blocks, 64 channels, x4    last layers see up to 16 times the pixels
 tiny_yolo   9 convolutions of 16 to 1024 channels  two of them do most of the work
 densenet    6 + 12 + 24 + 16 layers, growth 16     pixels quarter from one block to the next
 unet        4 levels down, 4 up, 16 channels       ways up read twice the channels of ways down
 ```
 
-GPT-2: Radford et al. 2019. EDSR's baseline: Lim et al., arXiv:1707.02921. Tiny YOLO: the one of
-Redmon and Farhadi, arXiv:1612.08242. DenseNet-121 at half its width: Huang et al.,
-arXiv:1608.06993. U-Net: Ronneberger et al., arXiv:1505.04597, with padding and BatchNorm.
+GPT-2: Radford et al. 2019. DistilGPT-2: Sanh et al., arXiv:1910.01108. EDSR's baseline: Lim et al.,
+arXiv:1707.02921. Tiny YOLO: the one of Redmon and Farhadi, arXiv:1612.08242. DenseNet-121 at half
+its width: Huang et al., arXiv:1608.06993. U-Net: Ronneberger et al., arXiv:1505.04597, with padding
+and BatchNorm.
 """
 
 from collections.abc import Sequence
@@ -177,7 +179,10 @@ def _masks(rows: int) -> tuple[Tensor, Tensor]:
 
 
 UNEVEN = {
-    "gpt2": Workload(lambda: Transformer(12, 96, GPT2_WORDS), partial(tokens, words=GPT2_WORDS)),
+    "gpt2": Workload(partial(Transformer, 12, 96, GPT2_WORDS), partial(tokens, words=GPT2_WORDS)),
+    "distilgpt2": Workload(
+        partial(Transformer, 6, 96, GPT2_WORDS), partial(tokens, words=GPT2_WORDS)
+    ),
     "edsr": Workload(Edsr, _small_and_large, 1, F.l1_loss),
     "tiny_yolo": Workload(TinyYolo, _boxes, 1, F.mse_loss),
     "densenet": Workload(DenseNet, _pictures),

@@ -54,8 +54,8 @@ SCHEDULES = {"1f1b": 2, "gpipe": 2, "interleaved": 4}
 """Schedule to its stages on two ranks."""
 CELLS = (
     "transformer:1f1b,transformer:gpipe,transformer:interleaved,cnn:1f1b,cnn:gpipe,"
-    "cnn:interleaved,gpt2:1f1b:ours,edsr:1f1b:ours,densenet:1f1b:ours,tiny_yolo:1f1b:ours,"
-    "unet:1f1b:ours"
+    "cnn:interleaved,gpt2:1f1b:ours,distilgpt2:1f1b:ours,edsr:1f1b:ours,densenet:1f1b:ours,"
+    "tiny_yolo:1f1b:ours,unet:1f1b:ours"
 )
 Step = Callable[[], float | None]
 
