@@ -95,12 +95,20 @@ class Model:
         )
         self._demands: dict[int, Demand] = {}
 
-    @cached_property
+    @property
     def units(self) -> list[list[Layer]]:
         """Layers by module, in the order of F; those of B at their module."""
+        return self._laid_out[0]
+
+    @property
+    def place(self) -> dict[str, int]:
+        """Module, in the words of `pipec.graph.ir.Origin`, to its unit."""
+        return self._laid_out[1]
+
+    @cached_property
+    def _laid_out(self) -> tuple[list[list[Layer]], dict[str, int]]:
         ((forward, backward),) = networks_of([self.phases], self.precision)
-        self.place: dict[str, int] = {}
-        place = self.place
+        place: dict[str, int] = {}
         units: list[list[Layer]] = []
         last = 0
         for layer in (*forward.layers, *backward.layers):
@@ -110,7 +118,7 @@ class Model:
                 units.append([])
             last = place.get(layer.origin, last)
             units[last].append(layer)
-        return units
+        return units, place
 
     @cached_property
     def shapes(self) -> tuple[list[Layer], list[Counter[int]]]:
@@ -278,9 +286,16 @@ def holds(
     return moved <= sum(x.ddr for x in limits) * seconds
 
 
-def alone(model: Model, board: Board) -> int:
-    """Cycles per image of a board that trains the whole model."""
-    return least(lambda t: reach(model, [board], t) is not None)
+def alone(model: Model, board: Board, units: range | None = None) -> int:
+    """Cycles per image of a board that trains the whole model, or some of its units."""
+    mine, clock = units or range(len(model.units)), cycles_per_second([board])
+
+    def fits(interval: int) -> bool:
+        demand = model.demand(interval)
+        on_time = demand.slow.isdisjoint(mine)
+        return on_time and holds(model, demand, mine, [board], interval / clock)
+
+    return least(fits)
 
 
 def straddling(model: Model, boards: Sequence[Board]) -> int:

@@ -181,6 +181,7 @@ def _complete(
 
     If that does not fit the board: what the movers take, and the interval that memory keeps.
     """
+    whole = dataclasses.replace(whole, limits=board.limits)  # what was reserved is used here
     moving = with_movers(whole, places, tuple(PREFIX.values()))
     moved = with_slots(moving, board.device)
     if moved is None:

@@ -136,7 +136,7 @@ def _port(name: str, edge: str, rows: int) -> NetPort:
 def update_kernel(
     parameters: int, bytes_per_cycle: float, sgd: Sgd, name: str = "stage0_update"
 ) -> StageDesign:
-    """The update as a kernel with as many lanes as memory feeds.
+    """The update as a kernel whose engines are no slower than memory.
 
     Args:
         parameters: Of the stage.
@@ -144,8 +144,8 @@ def update_kernel(
         sgd: Settings.
         name: Of the kernel.
     """
-    lanes = min(max(int(bytes_per_cycle / (4 * WORDS_MOVED)), 1), ROW)
-    target = ceil_div(parameters, ROW) * ceil_div(ROW, lanes)
+    per_row = max(int(4 * WORDS_MOVED * ROW / bytes_per_cycle), 1)
+    target = ceil_div(parameters, ROW) * per_row
     return sized(design_at(update_network(parameters, sgd), target, name=name))
 
 
