@@ -63,7 +63,12 @@ def load_cluster(path: Path) -> Cluster:
     try:
         data = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ClusterError("the cluster file cannot be read", where=path, got=error) from error
+        raise ClusterError(
+            "the cluster file cannot be read",
+            where=path,
+            got=error,
+            hint="--cluster takes a TOML file; a short form such as 4xh100 goes to --devices",
+        ) from error
     _only(data, {"device", "link", "level"}, str(path))
     tables = _tables(data, "device", path)
     if not tables:
