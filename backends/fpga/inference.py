@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.csim.accuracy import Accuracy, measure
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.designs import designs_of, device_of, lowered, precision_of
@@ -56,7 +57,8 @@ def emit_inference(plan: Plan, directory: Path, tolerance: float) -> None:
             platform=bool(fabric and fabric.has_platform),
             tolerance=tolerance,
             crossing=_crossing(plan.stages[k].graph),
-            memory=fabric.memory_kind if fabric else "DDR",
+            banks=banks_of(fabric) if fabric else ("DDR[0]",),
+            hosted=True,
         )
         _write({**stage_record(design), "tolerance": tolerance}, folder)
         if plan.options.get("rtl"):

@@ -47,7 +47,8 @@ def tb_stage_cpp(design: StageDesign, *, frames: int, tolerance: float) -> str:
         frames: Frames of golden data.
         tolerance: Largest error relative to the largest magnitude of an output.
     """
-    setup = "\n".join(f"  {line}" for line in [*_weights(design), *_ports(design)])
+    before = [*table_images(design), *_memory(design), *_ports(design)]
+    setup = "\n".join(f"  {line}" for line in before)
     call = ", ".join(_argument(name, design) for _, name in arguments(design))
     turn = [*_inputs(design), f"{top_name(design)}({call});", *_results(design)]
     body = "\n".join(f"    {line}" for line in turn)
@@ -86,7 +87,8 @@ static int run(const std::string &stage, const std::string &data, int frames, bo
 {_MAIN}"""
 
 
-def _weights(design: StageDesign) -> list[str]:
+def table_images(design: StageDesign) -> list[str]:
+    """Statements that read every table: a vector for each memory pointer, of its name."""
     lines = [
         f"std::vector<engine::beat<{cpp_type(dtype)}>> tables_{identifier(dtype)};"
         for dtype in dict.fromkeys(t.weight.dtype for t in on_chip(design))
@@ -105,6 +107,12 @@ def _weights(design: StageDesign) -> list[str]:
             f"const std::vector<{words[name]}> {name} =\n"
             f"      tb::read_file<{words[name]}>({path}, {count});"
         )
+    return lines
+
+
+def _memory(design: StageDesign) -> list[str]:
+    """Statements that make the memory through which values move."""
+    lines = []
     for moved in moving(design):
         name, (tokens, slots) = identifier(moved.name), moved_tokens(design, moved)
         lines.append(

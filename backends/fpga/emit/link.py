@@ -1,10 +1,11 @@
 """What surrounds the kernel on its board: memories and links, for ``v++`` or for a block design."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.cpp import comment, identifier
+from pipec.backends.fpga.emit.mover import Mover, movers
 from pipec.backends.fpga.emit.share import Shared, shared
 from pipec.backends.fpga.emit.source import bundle, memories, port_names, top_name
 
@@ -17,12 +18,14 @@ class Around:
         banks: Bundle of a memory port to the board's memory port (``DDR[0]``).
         receives: Stream ports fed by the link from the board before; ``sends`` to the one behind.
         host: Stream ports that the host feeds or reads.
+        movers: Kernels that do so for it, none or one for each.
     """
 
     banks: dict[str, str]
     receives: tuple[str, ...]
     sends: tuple[str, ...]
     host: tuple[str, ...]
+    movers: tuple[Mover, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,25 +53,34 @@ class Side:
         return self.packets if len(self.ports) > 1 else None
 
 
-def around(design: StageDesign, crossing: Sequence[str], kind: str = "DDR") -> Around:
+def around(
+    design: StageDesign,
+    crossing: Sequence[str],
+    banks: Sequence[str] = ("DDR[0]",),
+    *,
+    hosted: bool = False,
+) -> Around:
     """The connections of a stage.
 
     Args:
         design: The stage.
         crossing: Names of the values that come from or go to another board.
-        kind: ``DDR`` or ``HBM``.
+        banks: Names of the board's memory ports.
+        hosted: Whether a mover stands between the host and each stream that it feeds or reads.
     """
     known = {identifier(port.name): port.bank for port in design.ddr if port.bank}
     found: dict[str, str] = {}
     for name in memories(design):
-        found.setdefault(bundle(name), known.get(name, f"{kind}[0]"))
+        found.setdefault(bundle(name), known.get(name, banks[0]))
     ports = port_names(design)
     links = [name for name, port in ports.items() if port.value in set(crossing)]
+    host = tuple(n for n in ports if n not in links)
     return Around(
         found,
         tuple(n for n in links if n.startswith("in_")),
         tuple(n for n in links if n.startswith("out_")),
-        tuple(n for n in ports if n not in links),
+        host,
+        movers(design, host, banks) if hosted else (),
     )
 
 
@@ -86,8 +98,8 @@ def link_cfg(design: StageDesign, found: Around) -> str:
     over the link, in packets with credits that come back on its other direction.
     """
     used = sides(design, found)
-    kernels = [f"nk=krnl_aurora:1:krnl_aurora_{side.cage}" for side in used]
-    kernels += [f"nk={s.mux.name}:1:{s.mux.name}_1" for s in used if s.mux is not None]
+    kernels = {f"krnl_aurora_{side.cage}": "krnl_aurora" for side in used}
+    kernels |= {f"{s.mux.name}_1": s.mux.name for s in used if s.mux is not None}
     lines = []
     for side in used:
         core = f"krnl_aurora_{side.cage}"
@@ -108,11 +120,10 @@ def link_udp_cfg(design: StageDesign, found: Around) -> str:
     which finds the board's names for them.
     """
     used = sides(design, found)
-    kernels, lines = list[str](), list[str]()
+    kernels, lines = dict[str, str](), list[str]()
     for side in used:
         net, core = f"networklayer_{side.cage}", f"cmac_{side.cage}"
-        kernels += [f"nk={core}:1:{core}", f"nk=networklayer:1:{net}"]
-        kernels.append(f"nk={side.packets.name}:1:{side.packets.name}_1")
+        kernels |= {core: core, net: "networklayer", f"{side.packets.name}_1": side.packets.name}
         lines += [
             f"stream_connect={core}.M_AXIS:{net}.S_AXIS_eth2nl",
             f"stream_connect={net}.M_AXIS_nl2eth:{core}.S_AXIS",
@@ -125,14 +136,31 @@ def link_udp_cfg(design: StageDesign, found: Around) -> str:
 
 
 def _connectivity(
-    design: StageDesign, found: Around, kernels: Sequence[str], links: Sequence[str]
+    design: StageDesign, found: Around, kernels: Mapping[str, str], links: Sequence[str]
 ) -> str:
-    """A file for ``v++ --link``: kernels, memory banks, then what connects them to links."""
+    """A file for ``v++ --link``: kernels, memory banks, then what connects them to links.
+
+    ``kernels`` are those on the links: instance to kernel.
+    """
     kernel = f"{top_name(design)}_1"
-    lines = ["[connectivity]", f"nk={top_name(design)}:1:{kernel}", *kernels]
+    instances = {kernel: top_name(design), **kernels}
+    instances |= {f"{mover.name}_1": mover.name for mover in found.movers}
+    lines = ["[connectivity]"]
+    for name in dict.fromkeys(instances.values()):
+        own = [instance for instance, of in instances.items() if of == name]
+        lines.append(f"nk={name}:{len(own)}:{','.join(own)}")
     lines += [f"sp={kernel}.m_axi_{name}:{bank}" for name, bank in found.banks.items()]
+    lines += [f"sp={mover.name}_1.m_axi_gmem:{mover.memory}" for mover in found.movers]
+    for mover in found.movers:
+        ends = (f"{mover.name}_1.{mover.stream}", f"{kernel}.{mover.port}")
+        lines.append("stream_connect=" + ":".join(ends if mover.feeds else reversed(ends)))
     lines += links
-    lines += [f"# to or from the host, by a data mover: {kernel}.{port}" for port in found.host]
+    moved = {mover.port for mover in found.movers}
+    lines += [
+        f"# to or from the host, by a data mover: {kernel}.{port}"
+        for port in found.host
+        if port not in moved
+    ]
     lines += [f"# {text}" for text in port_facts(design)]
     return "\n".join([*lines, ""])
 

@@ -19,14 +19,53 @@ the vendor's example) in front of each QSFP cage, the board before behind the fi
 one datagram of at most 1,088 bytes, and nothing is sent again that a switch has dropped."""
 _SEVERAL = """
 Where several values cross a link, and over UDP always, the kernels in `link/` (`v++ -c --mode hls
---config link/link_tx.cfg --work_dir build_link`) lead them over it in packets, with credits that
+--config hls_link_tx.cfg --work_dir build_link`) lead them over it in packets, with credits that
 come back on its other direction, so that no value waits for another. The host starts them with the
 number of frames.
+"""
+_HOST = """
+## Host
+
+A host reaches memory and no stream, so every stream to or from it has a kernel in `mover/` that
+moves frames between the two. `host/host.cpp` is the host program, on XRT's native C++ API: it loads
+the tables into the banks that `link.cfg` gives them, then calls the kernels batch after batch,
+with two buffers per stream, and prints frames per second.
+
+```sh
+make xclbin PLATFORM=... [KERNELS=krnl_aurora.xo]    # v++: every kernel, then link.cfg
+make host                                            # g++ with XRT ($XILINX_XRT)
+build/host build/{stage}.xclbin --frames 1000        # the golden frame over and over, compared
+build/host build/{stage}.xclbin --data DIR --frames 1000    # DIR/in_*.bin to DIR/out_*.bin
+make host-sim                                        # the host and all kernels, without a board
+```
+
+`make host-sim` compiles the same `host.cpp` with g++ against `sim/`: XRT's headers over a board in
+software that loads `link.cfg`, refuses what is not connected and buffers in other banks, and runs
+the kernels' own C++ in threads. Cage K of a link is the socket whose path is in `SIM_QSFP<K>`; of a
+chain the boards run at once:
+
+```sh
+(cd stage0_...; SIM_QSFP1=/tmp/link0 build/host-sim link.cfg --frames 9) &
+(cd stage1_...; SIM_QSFP0=/tmp/link0 SIM_QSFP1=/tmp/link1 build/host-sim link.cfg --frames 9) &
+```
+
+On boards it is the same: one `build/host` for each, with the same `--frames`, started within
+`--timeout`. XRT's own library and a board were not at hand when this was written: the calls follow
+its documented headers.
+"""
+_TRAINS = """
+There is no host program for the kernels of training, and no movers: the order of their calls is the
+schedule's, and `pipec verify` plays it in C simulation.
 """
 _WITHOUT_PLATFORM = """\
 This board has no Vitis platform: the kernel is exported as an IP, and `block_design.tcl` puts it
 into a Vivado block design with its memory controllers and Aurora cores; pins, the board's clock and
-the host's access are left to you."""
+the host's access are left to you. XRT needs a platform, so there is no host program. A host gets in
+over PCIe through an XDMA core that you add to the block design: its AXI-Lite master to
+`s_axi_control` of each kernel (offsets of the registers are in `x{top}_hw.h` among the drivers of
+the exported IP), its AXI master to the DDR4 controllers for the tables, and its stream channels, or
+AXI DMA cores, to the ports that no link feeds or reads: the beats of the table above, TLAST at the
+end of each frame."""
 _CHECKED = """\
 ## What is checked, and what is not
 
@@ -48,7 +87,14 @@ co-simulation, and whether links and memories come up on the board. None of its 
 """
 
 
-def readme(design: StageDesign, tolerance: float, *, platform: bool, shares: bool = False) -> str:
+def readme(
+    design: StageDesign,
+    tolerance: float,
+    *,
+    platform: bool,
+    shares: bool = False,
+    hosted: bool = False,
+) -> str:
     """The text of ``README.md``.
 
     Args:
@@ -56,9 +102,11 @@ def readme(design: StageDesign, tolerance: float, *, platform: bool, shares: boo
         tolerance: What its test bench accepts.
         platform: Whether the board has a Vitis platform.
         shares: Whether kernels in ``link/`` lead values over its links.
+        hosted: Whether it has a host program.
     """
-    around = _WITH_PLATFORM if platform else _WITHOUT_PLATFORM
+    around = _WITH_PLATFORM if platform else _WITHOUT_PLATFORM.format(top=top_name(design))
     several = _SEVERAL if shares else ""
+    host = _HOST.format(stage=design.name) if hosted else _TRAINS if platform else ""
     product = "kernel .xo" if platform else "IP"
     ports = "\n".join(_row(name, port, design) for name, port in port_names(design).items())
     chip = sum(t.weight.bits for t in on_chip(design)) / 8e6
@@ -95,7 +143,7 @@ build/csim . DATA FRAMES      # play DATA/in_*.bin, write DATA/out_*.bin; they m
 The host writes the table images once (one file after the other, each at a multiple of 64 bytes, in
 the order of the `load_table` calls), starts the kernel with `load_tables=1`, and after that with
 `load_tables=0`, any number of frames per call.
-{_memory(design)}
+{host}{_memory(design)}
 {_CHECKED.format(clock=design.clock_mhz)}"""
 
 

@@ -14,9 +14,11 @@ from pipec.backends.fpga.csim.build import (
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.cpp import comment
 from pipec.backends.fpga.emit.floorplan import FLOORPLAN, floorplan_xdc
+from pipec.backends.fpga.emit.host import HOST, KERNELS, host_files
 from pipec.backends.fpga.emit.link import around, block_design, link_cfg, link_udp_cfg, sides
+from pipec.backends.fpga.emit.mover import Mover, mover_files
 from pipec.backends.fpga.emit.readme import readme
-from pipec.backends.fpga.emit.share import link_files
+from pipec.backends.fpga.emit.share import Shared, link_files
 from pipec.backends.fpga.emit.source import top_name
 
 
@@ -26,7 +28,8 @@ def scripts(
     *,
     platform: bool,
     crossing: Sequence[str] = (),
-    memory: str = "DDR",
+    banks: Sequence[str] = ("DDR[0]",),
+    hosted: bool = False,
 ) -> dict[str, str]:
     """File name to text of everything around the sources.
 
@@ -35,9 +38,11 @@ def scripts(
         tolerance: What its test bench accepts.
         platform: Whether the board has a Vitis platform; an IP is exported where it has none.
         crossing: Values that come from or go to another board.
-        memory: Kind of the board's memory ports, ``DDR`` or ``HBM``.
+        banks: Names of the board's memory ports.
+        hosted: Whether a host program is written, for a board with a Vitis platform.
     """
-    found = around(design, crossing, memory)
+    hosted = hosted and platform
+    found = around(design, crossing, banks, hosted=hosted)
     regions = {FLOORPLAN: floorplan_xdc(design)} if design.floorplan.regions else {}
     used = sides(design, found)
     muxes = [side.packets for side in used if platform or side.mux is not None]
@@ -46,14 +51,20 @@ def scripts(
         if platform
         else {"block_design.tcl": block_design(design, found)}
     )
+    clock = period_ns(design)
+    building = board_targets(design, found.movers, muxes) if hosted else ""
     return {
-        "Makefile": makefile(design),
+        "Makefile": makefile(design) + building,
         "hls_config.cfg": hls_config(design, platform=platform),
         "run_hls.tcl": run_hls(design, platform=platform),
         **board,
         **regions,
-        **link_files(design, muxes, period_ns(design), platform=platform),
-        "README.md": readme(design, tolerance, platform=platform, shares=bool(muxes)),
+        **link_files(design, muxes, clock, platform=platform),
+        **mover_files(design, found.movers, clock),
+        **(host_files(design, found, used, tolerance) if hosted else {}),
+        "README.md": readme(
+            design, tolerance, platform=platform, shares=bool(muxes), hosted=hosted
+        ),
     }
 
 
@@ -107,6 +118,49 @@ hls:                    ## synthesis and export (Vitis)
 
 clean:
 \trm -rf build
+"""
+
+
+def board_targets(design: StageDesign, moved: Sequence[Mover], packets: Sequence[Shared]) -> str:
+    """``make xclbin`` and ``make host`` with the vendor's tools; ``make host-sim`` without."""
+    configs = ["hls_config.cfg", *(f"hls_move_{one.port}.cfg" for one in moved)]
+    configs += [f"hls_link_{one.way}.cfg" for one in packets]
+    return f"""\
+
+# The board (Vitis and XRT), and its host program on a board in software (g++ alone).
+PLATFORM ?= $(error PLATFORM is the platform of the board, as v++ --platform takes it)
+LINK     ?= link.cfg
+KERNELS  ?=
+CONFIGS  := {" ".join(configs)}
+AROUND   := $(wildcard host/* sim/* sim/xrt/* mover/* link/*)
+
+.PHONY: xclbin host host-sim
+
+xclbin: build/{design.name}.xclbin  ## KERNELS: .xo of link cores that are built elsewhere
+
+build/%.done: %.cfg
+\t@mkdir -p build
+\tv++ -c --mode hls --config $< --work_dir build/$*
+\ttouch $@
+
+build/{design.name}.xclbin: $(CONFIGS:%.cfg=build/%.done) $(LINK)
+\tv++ -l -t hw --platform $(PLATFORM) --config $(LINK) \\
+\t  $$(find build -name '*.xo') $(KERNELS) -o $@
+
+host: build/host        ## then: build/host build/{design.name}.xclbin
+
+build/host: $(HEADERS) $(AROUND)
+\t@mkdir -p build
+\t$(CXX) $(CXXFLAGS) -I$(XILINX_XRT)/include -Ihost $(INCLUDES) {HOST} \\
+\t  -L$(XILINX_XRT)/lib -lxrt_coreutil -pthread -o $@
+
+host-sim: build/host-sim  ## the host program and all kernels, joined as $(LINK) says
+\t./build/host-sim $(LINK) --frames $(FRAMES)
+
+build/host-sim: src/stage_top.cpp $(HEADERS) $(AROUND)
+\t@mkdir -p build
+\t$(CXX) $(CXXFLAGS) -Isim -Ihost -Imover -Ilink $(INCLUDES) \\
+\t  {HOST} {KERNELS} -pthread -o $@
 """
 
 

@@ -6,10 +6,10 @@ explained in ``hls/link/link.h``.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.cpp import identifier
+from pipec.backends.fpga.emit.headers import own_header
 from pipec.backends.fpga.emit.source import port_names
 
 HEADER = "link/link.h"
@@ -41,6 +41,11 @@ class Shared:
         """Its port that reads from the link."""
         return "back" if self.way == "tx" else "in"
 
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """Its streams, in the order of its arguments; the number of frames follows them."""
+        return (*self.ports, self.into, self.out)
+
 
 def shared(design: StageDesign, ports: Sequence[str], way: str) -> Shared:
     """The kernel for one side of a stage."""
@@ -62,12 +67,12 @@ def link_files(
     """
     if not kernels:
         return {}
-    header = files("pipec.backends.fpga") / "hls" / HEADER
-    found = {HEADER: header.read_text(encoding="utf-8")}
+    found = {HEADER: own_header(HEADER)}
     for kernel in kernels:
-        found[f"link/link_{kernel.way}.cpp"] = source(design, kernel)
-        found[f"link/link_{kernel.way}.cfg"] = hls_cfg(
-            kernel, design.part, clock_ns, platform=platform
+        path = f"link/link_{kernel.way}.cpp"
+        found[path] = source(design, kernel)
+        found[f"hls_link_{kernel.way}.cfg"] = hls_cfg(
+            path, kernel.name, "-Ilink", design.part, clock_ns, platform=platform
         )
     return found
 
@@ -78,23 +83,22 @@ def source(design: StageDesign, kernel: Shared) -> str:
     streams = [design.streams[ports[p].stream] for p in kernel.ports]
     sizes = [f"{stream.token_bits // 8}, {stream.tokens}" for stream in streams]
     arguments = [
-        f"link::axis_stream<{stream.token_bits // 8}> &{port}"
+        f"links::axis_stream<{stream.token_bits // 8}> &{port}"
         for port, stream in zip(kernel.ports, streams, strict=True)
     ]
-    arguments += [f"link::axis_stream<link::FLIT_BYTES> &{p}" for p in (kernel.into, kernel.out)]
-    pins = [*kernel.ports, kernel.into, kernel.out]
-    packets = " + ".join(f"link::packets_of({stream.tokens})" for stream in streams)
+    arguments += [f"links::axis_stream<links::FLIT_BYTES> &{p}" for p in (kernel.into, kernel.out)]
+    packets = " + ".join(f"links::packets_of({stream.tokens})" for stream in streams)
     lines = [
         f"// What {design.name} {_does(kernel)} on one link: {_values(design, kernel)}.",
         '#include "link.h"',
         "",
         'extern "C" void ' + kernel.name + "(" + ", ".join([*arguments, "int frames"]) + ") {",
-        *(f"#pragma HLS INTERFACE axis port = {pin}" for pin in pins),
+        *(f"#pragma HLS INTERFACE axis port = {pin}" for pin in kernel.pins),
         "#pragma HLS INTERFACE s_axilite port = frames",
         "#pragma HLS INTERFACE s_axilite port = return",
         "#pragma HLS DATAFLOW",
         f"  const int packets = frames * ({packets});",
-        f"  hls::stream<link::flit> beats[{count}];",
+        f"  hls::stream<links::flit> beats[{count}];",
         f"#pragma HLS STREAM variable = beats depth = {_depth(kernel)}",
         f"  hls::stream<int> whole[{count}];",
         f"#pragma HLS STREAM variable = whole depth = {WINDOW}",
@@ -110,18 +114,18 @@ def _tasks(kernel: Shared, sizes: list[str]) -> list[str]:
     count = len(kernel.ports)
     if kernel.way == "tx":
         gathers = [
-            f"  TASK(link::gather<{size}>(frames, {port}, beats[{k}], whole[{k}]));"
+            f"  TASK(links::gather<{size}>(frames, {port}, beats[{k}], whole[{k}]));"
             for k, (port, size) in enumerate(zip(kernel.ports, sizes, strict=True))
         ]
-        return [*gathers, f"  TASK(link::send<{count}>(packets, beats, whole, back, out));"]
+        return [*gathers, f"  TASK(links::send<{count}>(packets, beats, whole, back, out));"]
     scatters = [
-        f"  TASK(link::scatter<{size}>(frames, beats[{k}], {port}, whole[{k}]));"
+        f"  TASK(links::scatter<{size}>(frames, beats[{k}], {port}, whole[{k}]));"
         for k, (port, size) in enumerate(zip(kernel.ports, sizes, strict=True))
     ]
     return [
-        f"  TASK(link::receive<{count}>(packets, in, beats));",
+        f"  TASK(links::receive<{count}>(packets, in, beats));",
         *scatters,
-        f"  TASK(link::acknowledge<{count}>(packets, whole, back));",
+        f"  TASK(links::acknowledge<{count}>(packets, whole, back));",
     ]
 
 
@@ -139,8 +143,8 @@ def _values(design: StageDesign, kernel: Shared) -> str:
     return ", ".join(names[p].value for p in kernel.ports)
 
 
-def hls_cfg(kernel: Shared, part: str, clock_ns: str, *, platform: bool) -> str:
-    """``link/link_tx.cfg`` for ``v++ -c --mode hls``."""
+def hls_cfg(source: str, top: str, flags: str, part: str, clock_ns: str, *, platform: bool) -> str:
+    """What builds one small kernel with ``v++ -c --mode hls``: ``hls_link_tx.cfg``."""
     flow, form, suffix = ("vitis", "xo", "xo") if platform else ("vivado", "ip_catalog", "zip")
     return f"""\
 part={part}
@@ -148,9 +152,9 @@ part={part}
 [hls]
 flow_target={flow}
 clock={clock_ns}ns
-syn.file=link/link_{kernel.way}.cpp
-syn.cflags=-Ilink -std=c++14
-syn.top={kernel.name}
+syn.file={source}
+syn.cflags={flags} -std=c++14
+syn.top={top}
 package.output.format={form}
-package.output.file={kernel.name}.{suffix}
+package.output.file={top}.{suffix}
 """

@@ -2,9 +2,11 @@
 
 ```text
 stage0_xcvu9p/
-  stage.json  README.md  Makefile  hls_config.cfg  run_hls.tcl  link.cfg or block_design.tcl
+  stage.json  README.md  Makefile  hls_*.cfg  run_hls.tcl  link.cfg or block_design.tcl
   floorplan.xdc                                where the chip has several super logic regions
   link/                                        kernels that lead several values over one link
+  mover/  host/  sim/                          where the board has a Vitis platform: kernels between
+                                               memory and streams, host program, board in software
   src/   stage_top.cpp  stage_top.h  types.h  engines/*.h  weights/*.bin
   tb/    tb_stage.cpp  testbench.h  port_files.h  ports.json  golden/*.bin
   csim/  hls_stream.h  dataflow.h ...          stand-ins, for plain g++ only
@@ -12,7 +14,6 @@ stage0_xcvu9p/
 """
 
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
 from pipec.backends.fpga.csim.manifest import PORTS, ports_json, wires_of
@@ -21,6 +22,7 @@ from pipec.backends.fpga.emit.bench import tb_stage_cpp
 from pipec.backends.fpga.emit.cpp import identifier
 from pipec.backends.fpga.emit.engines import table_name
 from pipec.backends.fpga.emit.golden import Golden
+from pipec.backends.fpga.emit.headers import STAND_INS, own_header
 from pipec.backends.fpga.emit.scripts import scripts
 from pipec.backends.fpga.emit.source import (
     headers,
@@ -31,7 +33,6 @@ from pipec.backends.fpga.emit.source import (
 from pipec.backends.fpga.emit.tables import off_chip, on_chip, stored
 from pipec.backends.fpga.wire import to_tokens
 
-OWN_HEADERS = files("pipec.backends.fpga") / "hls"
 TOLERANCE = 1e-4
 """Largest error of an output relative to its largest magnitude, in float32."""
 
@@ -55,7 +56,8 @@ def write_stage(
     tolerance: float = TOLERANCE,
     platform: bool = False,
     crossing: Sequence[str] = (),
-    memory: str = "DDR",
+    banks: Sequence[str] = ("DDR[0]",),
+    hosted: bool = False,
 ) -> None:
     """Write everything but ``stage.json``.
 
@@ -66,7 +68,8 @@ def write_stage(
         tolerance: What the test bench accepts.
         platform: Whether the board has a Vitis platform.
         crossing: Values that come from or go to another board.
-        memory: Kind of the board's memory ports, ``DDR`` or ``HBM``.
+        banks: Names of the board's memory ports.
+        hosted: Whether it gets a host program, where the board has a Vitis platform.
 
     Raises:
         BackendError: An engine or type has no C++, or the model has no weights.
@@ -80,7 +83,9 @@ def write_stage(
         PORTS: ports_json(design),
         **{f"src/engines/{name}": own_header(f"engines/{name}") for name in headers(design)},
         **{f"csim/{name}": own_header(f"csim/{name}") for name in STAND_INS},
-        **scripts(design, tolerance, platform=platform, crossing=crossing, memory=memory),
+        **scripts(
+            design, tolerance, platform=platform, crossing=crossing, banks=banks, hosted=hosted
+        ),
     }
     for name, text in texts.items():
         path = directory / name
@@ -89,15 +94,6 @@ def write_stage(
     write_tables(design, directory / "src/weights")
     if golden is not None:
         _write_golden(design, golden, directory / "tb/golden")
-
-
-STAND_INS = ("hls_stream.h", "queue.h", "dataflow.h", "ap_axi_sdata.h")
-"""Headers that stand in for a vendor's where there is none."""
-
-
-def own_header(name: str) -> str:
-    """Text of one of the C++ headers that pipec ships."""
-    return (OWN_HEADERS / name).read_text(encoding="utf-8")
 
 
 def write_tables(design: StageDesign, directory: Path) -> None:

@@ -18,6 +18,8 @@ from pipec.backends.fpga.streaming import ddr_ports
 from pipec.cluster.presets import preset
 from tests.fpga.design.models import graph_of, made
 
+BANKS = tuple(f"HBM[{k}]" for k in range(32))
+
 
 @pytest.fixture(scope="module")
 def design() -> StageDesign:
@@ -34,7 +36,7 @@ def design() -> StageDesign:
 def test_link_cfg_leads_every_port_somewhere(design: StageDesign) -> None:
     inputs, outputs = ([n for n in port_names(design) if n.startswith(p)] for p in ("in_", "out_"))
     crossing = [port_names(design)[outputs[0]].value]
-    text = link_cfg(design, around(design, crossing, "HBM"))
+    text = link_cfg(design, around(design, crossing, BANKS))
     assert f"stream_connect=stage0_top_1.{outputs[0]}:krnl_aurora_1.tx_axis\n" in text
     assert f"# to or from the host, by a data mover: stage0_top_1.{inputs[0]}\n" in text
     banks = dict(re.findall(r"^sp=stage0_top_1\.m_axi_(\w+):(\S+)$", text, re.MULTILINE))
@@ -42,6 +44,27 @@ def test_link_cfg_leads_every_port_somewhere(design: StageDesign) -> None:
     assert {banks[p.name] for p in design.ddr} == {p.bank for p in design.ddr}
     assert all(re.fullmatch(r"HBM\[\d+\]", bank) for bank in banks.values())
     assert text.count("nk=krnl_aurora:") == text.count("gt_refclk") == 1
+
+
+def test_every_stream_of_the_host_has_a_mover_in_a_bank_of_its_own(design: StageDesign) -> None:
+    text = link_cfg(design, around(design, [], BANKS, hosted=True))
+    banks = dict(re.findall(r"^sp=(\w+\.\w+):(\S+)$", text, re.MULTILINE))
+    moved = {pin: bank for pin, bank in banks.items() if "_move_" in pin}
+    own = {bank for pin, bank in banks.items() if pin not in moved}
+    assert len(set(moved.values()) - own) == len(moved) == len(port_names(design))
+    streams = dict(re.findall(r"^stream_connect=(\S+):(\S+)$", text, re.MULTILINE))
+    ends = {end.split(".")[1] for pair in streams.items() for end in pair}
+    assert ends == {*port_names(design), "in", "out"}
+    kernels = re.findall(r"^nk=(\w+):1:\1_1$", text, re.MULTILINE)
+    assert len(kernels) == 1 + len(moved)
+    assert "by a data mover" not in text
+
+
+def test_cores_on_both_sides_of_a_board_are_one_kernel(several: StageDesign) -> None:
+    ports = {**port_names(several)}
+    values = [port.value for port in ports.values()]
+    text = link_cfg(several, around(several, values))
+    assert "nk=krnl_aurora:2:krnl_aurora_0,krnl_aurora_1\n" in text
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +94,9 @@ def test_several_values_share_a_link(several: StageDesign) -> None:
     assert len(streams) == len(values) + 2
     assert text.count("nk=stage0_link_tx:1:") == 1
     emitted = scripts(several, 1e-4, platform=True, crossing=values)
-    assert {"link/link.h", "link/link_tx.cpp", "link/link_tx.cfg"} <= emitted.keys()
-    assert "link_tx.cfg" in emitted["README.md"]
-    assert "syn.top=stage0_link_tx\n" in emitted["link/link_tx.cfg"]
+    assert {"link/link.h", "link/link_tx.cpp", "hls_link_tx.cfg"} <= emitted.keys()
+    assert "hls_link_tx.cfg" in emitted["README.md"]
+    assert "syn.top=stage0_link_tx\n" in emitted["hls_link_tx.cfg"]
 
 
 @pytest.mark.parametrize("count", [1, 2])

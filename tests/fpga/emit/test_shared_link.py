@@ -70,23 +70,23 @@ MAIN = r"""
 #include <cstdio>
 
 template <int BYTES>
-link::raw<BYTES> beat(int value, int n) {
-  link::raw<BYTES> data;
+links::raw<BYTES> beat(int value, int n) {
+  links::raw<BYTES> data;
   for (int i = 0; i < BYTES; ++i) data.byte[i] = static_cast<unsigned char>(31 * n + 7 * i + value);
   return data;
 }
 
 template <int BYTES>
-void feed(link::axis_stream<BYTES> &to, int value, int count) {
-  for (int n = 0; n < count; ++n) to.write(link::worded(beat<BYTES>(value, n), false));
+void feed(links::axis_stream<BYTES> &to, int value, int count) {
+  for (int n = 0; n < count; ++n) to.write(links::worded(beat<BYTES>(value, n), false));
 }
 
 template <int BYTES>
-int drain(link::axis_stream<BYTES> &from, int value, int count, int frame) {
+int drain(links::axis_stream<BYTES> &from, int value, int count, int frame) {
   int wrong = 0;
   for (int n = 0; n < count; ++n) {
-    const link::word<BYTES> got = from.read();
-    const link::raw<BYTES> want = beat<BYTES>(value, n);
+    const links::word<BYTES> got = from.read();
+    const links::raw<BYTES> want = beat<BYTES>(value, n);
     for (int i = 0; i < BYTES; ++i) wrong += got.data.byte[i] != want.byte[i];
     wrong += bool(got.last) != (n %% frame == frame - 1);
   }
@@ -95,7 +95,7 @@ int drain(link::axis_stream<BYTES> &from, int value, int count, int frame) {
 
 int main() {
   const int frames = %(frames)d;
-  link::axis_stream<64> there, back;
+  links::axis_stream<64> there, back;
   there.depth = back.depth = 2;
 %(streams)s
   std::vector<std::thread> running;
@@ -138,7 +138,7 @@ def program(values: dict[str, tuple[int, int]], frames: int, folder: Path) -> Pa
     lines: dict[str, list[str]] = {"streams": [], "feeds": [], "drains": []}
     for v, (lanes, tokens) in values.items():
         bytes_of, index = 4 * lanes, order.index(v)
-        lines["streams"].append(f"  link::axis_stream<{bytes_of}> a_{v}, b_{v};")
+        lines["streams"].append(f"  links::axis_stream<{bytes_of}> a_{v}, b_{v};")
         lines["streams"].append(f"  a_{v}.depth = b_{v}.depth = 3;")
         count = frames * tokens
         lines["feeds"].append(f"  running.emplace_back([&] {{ feed(a_{v}, {index}, {count}); }});")

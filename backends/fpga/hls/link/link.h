@@ -20,7 +20,7 @@
 #define DATAFLOW_END
 #endif
 
-namespace link {
+namespace links {
 
 constexpr int FLIT_BYTES = 64;
 constexpr int PACKET = 16;
@@ -162,6 +162,6 @@ void acknowledge(int packets, hls::stream<int> (&drained)[N], axis_stream<FLIT_B
   }
 }
 
-}  // namespace link
+}  // namespace links
 
 #endif

@@ -1,0 +1,125 @@
+"""Kernels that move a stage's frames between memory and its streams: ``mover/in_x.cpp``.
+
+A host reaches memory, and no stream: every port that no link feeds or reads has such a kernel,
+called with a pointer and the number of frames. What they do is in ``hls/mover/mover.h``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.emit.cpp import cpp_type, identifier
+from pipec.backends.fpga.emit.headers import own_header
+from pipec.backends.fpga.emit.share import hls_cfg
+from pipec.backends.fpga.emit.source import port_names
+from pipec.backends.fpga.emit.tables import BEAT_BYTES
+from pipec.backends.fpga.nests import ceil_div
+
+HEADER = "mover/mover.h"
+FIFO = 64
+"""Beats between memory and a stream: a burst."""
+
+
+@dataclass(frozen=True)
+class Mover:
+    """The kernel for one port of a stage.
+
+    Attributes:
+        name: Its top function.
+        port: The port.
+        memory: The bank of memory that it works in.
+    """
+
+    name: str
+    port: str
+    memory: str
+
+    @property
+    def feeds(self) -> bool:
+        """Whether the port is an input of the stage."""
+        return self.port.startswith("in_")
+
+    @property
+    def stream(self) -> str:
+        """Its own stream port."""
+        return "out" if self.feeds else "in"
+
+
+def movers(design: StageDesign, ports: Sequence[str], banks: Sequence[str]) -> tuple[Mover, ...]:
+    """A mover for each of these ports, in the banks that the stage itself reads least from.
+
+    The first bank, where the images of the tables are, comes last of equals.
+
+    Args:
+        design: The stage.
+        ports: Names of its ports.
+        banks: Names of the board's memory ports.
+    """
+    slots = {bank: sum(p.slots for p in design.ddr if p.bank == bank) for bank in banks}
+    order = sorted([*banks[1:], *banks[:1]], key=lambda bank: slots[bank])
+    return tuple(
+        Mover(identifier(f"{design.name}_move_{port}"), port, order[k % len(order)])
+        for k, port in enumerate(ports)
+    )
+
+
+def mover_files(design: StageDesign, kernels: Sequence[Mover], clock_ns: str) -> dict[str, str]:
+    """The sources of the movers, and what builds them.
+
+    Args:
+        design: The stage.
+        kernels: Its movers.
+        clock_ns: Clock period.
+    """
+    if not kernels:
+        return {}
+    found = {HEADER: own_header(HEADER)}
+    for kernel in kernels:
+        path, flags = f"mover/{kernel.port}.cpp", "-Imover -Isrc -Isrc/engines"
+        found[path] = source(design, kernel)
+        found[f"hls_move_{kernel.port}.cfg"] = hls_cfg(
+            path, kernel.name, flags, design.part, clock_ns, platform=True
+        )
+    return found
+
+
+def source(design: StageDesign, kernel: Mover) -> str:
+    """The kernel's C++."""
+    port = port_names(design)[kernel.port]
+    stream = design.streams[port.stream]
+    element = cpp_type(stream.dtype)
+    form = f"<{element}, {stream.lanes}, {stream.tokens}>"
+    depth = ceil_div(stream.tokens * stream.token_bits // 8, BEAT_BYTES)
+    burst = "max_read_burst_length" if kernel.feeds else "max_write_burst_length"
+    tasks = (
+        (f"mover::fetch{form}(frames, memory, beats)", f"mover::to_port{form}(frames, beats, out)")
+        if kernel.feeds
+        else (
+            f"mover::from_port{form}(frames, in, beats)",
+            f"mover::keep{form}(frames, beats, memory)",
+        )
+    )
+    way = f"memory to {kernel.port}" if kernel.feeds else f"{kernel.port} to memory"
+    lines = [
+        f"// Frames of {design.name} from {way}.",
+        '#include "mover.h"',
+        "",
+        f'extern "C" void {kernel.name}(',
+        f"    {'const ' if kernel.feeds else ''}engine::beat<{element}> *memory,",
+        f"    engine::axis_stream<{element}, {stream.lanes}> &{kernel.stream}, int frames) {{",
+        "#pragma HLS INTERFACE m_axi port = memory offset = slave bundle = gmem "
+        f"depth = {depth} {burst} = 64",
+        f"#pragma HLS INTERFACE axis port = {kernel.stream}",
+        *(
+            f"#pragma HLS INTERFACE s_axilite port = {name}"
+            for name in ("memory", "frames", "return")
+        ),
+        "#pragma HLS DATAFLOW",
+        f'  hls::stream<engine::beat<{element}>, {FIFO}> beats("beats");',
+        f"#pragma HLS STREAM variable = beats depth = {FIFO}",
+        *(f"  TASK({task});" for task in tasks),
+        "  DATAFLOW_END;",
+        "}",
+        "",
+    ]
+    return "\n".join(lines)
