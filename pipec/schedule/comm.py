@@ -56,7 +56,10 @@ def insert_comm(
     found = _messages(schedule)
     if not len(found.channel):
         return schedule
-    return splice(schedule, [_receives(schedule, found), _sends(schedule, found)])
+    sends = Insertion(found.source, True, found.values(schedule, "send", found.source))
+    anchor = _in_order_of_sends(schedule, found)
+    receives = Insertion(anchor, False, found.values(schedule, "receive", found.target))
+    return splice(schedule, [receives, sends])
 
 
 def ends(at: Tables, kind: ChannelKind) -> tuple[np.ndarray, np.ndarray]:
@@ -67,7 +70,7 @@ def ends(at: Tables, kind: ChannelKind) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class _Messages:
-    """Messages that cross devices, as arrays of one length.
+    """Messages that cross devices, as arrays of one length, in the order of their producers.
 
     Attributes:
         channel: Channel number.
@@ -83,15 +86,15 @@ class _Messages:
     target: np.ndarray
     link: np.ndarray
 
-    def values(self, schedule: Schedule, end: str, own: np.ndarray, order: np.ndarray) -> Values:
+    def values(self, schedule: Schedule, end: str, own: np.ndarray) -> Values:
         """The columns of one end of all messages; ``own`` is the action at that end."""
         kinds = np.array([getattr(c.kind, end) for c in schedule.channels], dtype=np.int8)
         return {
-            "kind": kinds[self.channel[order]],
-            "stage": schedule.stage[own[order]],
-            "microbatch": self.microbatch[order],
-            "replica": schedule.replica[own[order]],
-            "channel": self.channel[order],
+            "kind": kinds[self.channel],
+            "stage": schedule.stage[own],
+            "microbatch": self.microbatch,
+            "replica": schedule.replica[own],
+            "channel": self.channel,
         }
 
 
@@ -100,10 +103,10 @@ def _messages(schedule: Schedule) -> _Messages:
     routes, at = routes_of(schedule), Tables(schedule)
     parts = []
     for kind in VALUES:
-        numbers = np.array([n for n, c in enumerate(schedule.channels) if c.kind is kind], int)
+        numbers = np.array(at.numbers(kind), dtype=np.int32)
         turn = np.arange(schedule.microbatches) % routes.period
         row, message = np.nonzero(routes.explicit[numbers][:, turn])
-        channel = numbers[row].astype(np.int32)
+        channel = numbers[row]
         produced, consumed = ends(at, kind)
         source = produced[at.source[channel], message]
         target = consumed[at.target[channel], message]
@@ -112,27 +115,17 @@ def _messages(schedule: Schedule) -> _Messages:
             (channel[there], message[there].astype(np.int32), source[there], target[there])
         )
     channel, microbatch, source, target = (np.concatenate(p) for p in zip(*parts, strict=True))
+    order = np.argsort(source, kind="stable")
+    channel, microbatch = channel[order], microbatch[order]
     turn = microbatch % routes.period
-    link = routes.sender[channel, turn].astype(np.int64) * schedule.devices
-    return _Messages(channel, microbatch, source, target, link + routes.receiver[channel, turn])
-
-
-def _sends(schedule: Schedule, found: _Messages) -> Insertion:
-    order = np.argsort(found.source, kind="stable")
-    values = found.values(schedule, "send", found.source, order)
-    return Insertion(found.source[order], True, values)
-
-
-def _receives(schedule: Schedule, found: _Messages) -> Insertion:
-    anchor = _in_order_of_sends(schedule, found)
-    order = np.lexsort((found.source, anchor))
-    values = found.values(schedule, "receive", found.target, order)
-    return Insertion(anchor[order], False, values)
+    link = routes.sender[channel, turn].astype(np.int32) * schedule.devices
+    link += routes.receiver[channel, turn]
+    return _Messages(channel, microbatch, source[order], target[order], link)
 
 
 def _in_order_of_sends(schedule: Schedule, found: _Messages) -> np.ndarray:
     """Where each receive stands: before its consumer and before all that are sent later."""
-    order = np.argsort(found.link * len(schedule) + found.source, kind="stable")
+    order = np.argsort(found.link, kind="stable")
     wanted, link = found.target[order].astype(np.int64), found.link[order]
     change = np.diff(link, prepend=-1) != 0
     if not ((np.diff(wanted, prepend=0) < 0) & ~change).any():

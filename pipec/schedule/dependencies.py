@@ -104,45 +104,47 @@ class _Rules:
     def values(self, channel: ChannelKind) -> None:
         """Consumers of a kind of channel wait for what is sent, and its messages for them."""
         produced = self.at.forward if channel in (_C.F, _C.S, _C.H) else self.at.backward
-        consumers = (_K.F,) if channel is _C.F else (_K.B, _K.I)
-        incoming = self.routes.incoming(channel)
         received = self.at.messages(channel, channel.receive)
-        for kind in consumers:
+        incoming = self.routes.incoming(channel)
+        for kind in (_K.F,) if channel is _C.F else (_K.B, _K.I):
             rows = self.at.rows(kind)
-            stage, microbatch = self.schedule.stage[rows], self.schedule.microbatch[rows]
-            for column in incoming.T:
-                absent = column[stage] < 0
-                number = np.where(absent, self.at.first[channel], column[stage])
-                local = produced[self.at.source[number], microbatch]
-                awaited = np.where(
-                    self._explicit(number, microbatch),
-                    received[number - self.at.first[channel], microbatch],
-                    local,
-                )
-                self.add(kind, rows, np.where(absent, self.at.nothing, awaited))
+            cells = self.at.cells(rows)
+            for column in incoming.T if len(rows) else ():
+                self.add(kind, rows, self._brought(channel, column, produced, received).take(cells))
         self._transfers(channel, produced, received)
 
-    def _explicit(self, number: np.ndarray, message: np.ndarray) -> np.ndarray:
-        turn = message % self.routes.period if self.routes.period > 1 else 0
-        explicit: np.ndarray = self.routes.explicit[number, turn]
-        return explicit
+    def _brought(
+        self, channel: ChannelKind, numbers: Int32, produced: Int32, received: Int32
+    ) -> Int32:
+        """What brings each stage's value of one channel, or -1; by (stage, microbatch)."""
+        number = np.where(numbers < 0, self.at.first[channel], numbers)
+        explicit = self.routes.explicit[number]
+        if self.routes.period > 1:
+            explicit = explicit[:, np.arange(self.schedule.microbatches) % self.routes.period]
+        local = produced[self.at.source[number]]
+        brought = np.where(explicit, received[number - self.at.first[channel]], local)
+        brought[numbers < 0] = self.at.nothing
+        return brought
 
     def _transfers(self, channel: ChannelKind, produced: Int32, received: Int32) -> None:
         sends, receives = self.at.rows(channel.send), self.at.rows(channel.receive)
         if not len(sends) and not len(receives):
             return
-        s, first = self.schedule, self.at.first[channel]
+        numbers = self.at.numbers(channel)
         sent = self.at.messages(channel, channel.send)
-        producer = produced[self.at.source[s.channel[sends]], s.microbatch[sends]]
-        self.add(channel.send, sends, producer)
-        sender = sent[s.channel[receives] - first, s.microbatch[receives]]
-        meets = self.at.depth[s.channel[receives]] == 0
-        self.add(channel.receive, receives, np.where(meets, self.at.nothing, sender))
+        made = produced[self.at.source[numbers]]
+        self.add(channel.send, sends, made.take(self.at.letters(channel, sends)))
+        sender = sent.take(self.at.letters(channel, receives))
+        meets = self.at.depth[numbers] == 0
         if meets.any():
+            meets = meets[self.schedule.channel[receives] - numbers.start]
+            self.add(channel.receive, receives, np.where(meets, self.at.nothing, sender))
             self._rendezvous(channel, produced, sent, received)
+        else:
+            self.add(channel.receive, receives, sender)
         if channel is _C.H:
             self._host_slots(sends, receives)
-        else:
+        elif (self.at.depth[numbers] < self.schedule.microbatches).any():
             self._slots(channel, sends)
 
     def _rendezvous(
@@ -225,9 +227,9 @@ class _Rules:
 
     def weight_gradients(self) -> None:
         """W waits for I."""
-        rows, s = self.at.rows(_K.W), self.schedule
+        rows = self.at.rows(_K.W)
         if len(rows):
-            self.add(_K.W, rows, self.at.input_gradient[s.stage[rows], s.microbatch[rows]])
+            self.add(_K.W, rows, self.at.input_gradient.take(self.at.cells(rows)))
 
     def versions(self) -> None:
         """F, B and I wait for the weights that they use, once steps are in the schedule."""
@@ -246,7 +248,7 @@ class _Rules:
             number = np.where(absent, self.at.first[_C.W], column[s.stage[rows]])
             replica, version = s.replica[rows], s.version[rows]
             awaited = np.where(
-                self._explicit(number, replica),
+                self.routes.explicit[number, replica % self.routes.period],
                 received[number - self.at.first[_C.W], replica, version],
                 stepped[self.at.source[number], replica, version],
             )

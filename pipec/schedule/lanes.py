@@ -31,6 +31,11 @@ class Lane(NamedTuple):
     device: int
     name: str
 
+    @property
+    def receives(self) -> bool:
+        """Whether it carries nothing but receives."""
+        return self.name.startswith("in:")
+
     def __str__(self) -> str:
         return f"{self.device}.{self.name}"
 
@@ -128,6 +133,6 @@ class _Numbering:
             if channel is not ChannelKind.H:
                 for kind, table in ((channel.send, sends), (channel.receive, receives)):
                     rows = np.flatnonzero(s.kind == kind)
-                    weights = channel is ChannelKind.W
-                    message = s.replica[rows] if weights else s.microbatch[rows]
-                    of[rows] = table[s.channel[rows], message % routes.period]
+                    message = s.replica if channel is ChannelKind.W else s.microbatch
+                    turn = message[rows] % routes.period if routes.period > 1 else 0
+                    of[rows] = table[s.channel[rows], turn]

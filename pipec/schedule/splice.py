@@ -18,9 +18,9 @@ class Insertion:
     """A batch of new actions.
 
     Attributes:
-        anchor: Position of the action that each new one stands next to.
+        anchor: Position of the action that each new one stands next to, in any order.
         after: Whether it stands behind its anchor (or before it).
-        values: Columns of the new actions; numbers stand for constant columns.
+        values: Columns of the new actions, as ``anchor``; numbers stand for constant columns.
     """
 
     anchor: np.ndarray
@@ -31,14 +31,14 @@ class Insertion:
 def splice(schedule: Schedule, insertions: list[Insertion], **changes: object) -> Schedule:
     """The schedule with the new actions in it.
 
-    Actions at one place stand in the order of ``insertions`` behind an anchor and before it.
+    Actions at one place stand in the order of ``insertions``, those of one in the order given.
 
     Args:
         schedule: Which is left as it is.
         insertions: The new actions.
         changes: Other fields to replace at the same time.
     """
-    count, given = len(schedule), [_in_order(i) for i in insertions]
+    count, given = len(schedule), [_Sorted.of(i) for i in insertions]
     total = count + sum(len(i.anchor) for i in given)
     columns = {name: np.empty(total, DTYPES[name]) for name in COLUMNS}
     at = 0
@@ -50,19 +50,34 @@ def splice(schedule: Schedule, insertions: list[Insertion], **changes: object) -
     return schedule.replace(device_ptr=pointer, **columns, **changes)
 
 
-def _in_order(insertion: Insertion) -> Insertion:
-    """The same with its anchors sorted, new actions of one anchor in the order given."""
-    anchor = np.asarray(insertion.anchor)
-    if not (anchor[1:] < anchor[:-1]).any():
-        return insertion
-    order = np.argsort(anchor, kind="stable")
-    values = {k: v if isinstance(v, int) else v[order] for k, v in insertion.values.items()}
-    return Insertion(anchor[order], insertion.after, values)
+@dataclass(frozen=True)
+class _Sorted:
+    """An insertion with its anchors in ascending order, and which of the new actions is where."""
+
+    anchor: np.ndarray
+    order: np.ndarray | None
+    after: bool
+    values: Values
+
+    @classmethod
+    def of(cls, insertion: Insertion) -> "_Sorted":
+        anchor, order = insertion.anchor, None
+        if (anchor[1:] < anchor[:-1]).any():
+            order = np.argsort(anchor, kind="stable").astype(np.int32)
+            anchor = anchor[order]
+        return cls(anchor, order, insertion.after, insertion.values)
+
+    def column(self, name: str, part: slice) -> np.ndarray:
+        """A column of some of the new actions."""
+        value = self.values.get(name, -1 if name in ("channel", "microbatch") else 0)
+        if isinstance(value, int):
+            return np.full(part.stop - part.start, value)
+        return value[part] if self.order is None else value[self.order[part]]
 
 
 def _merge(
     schedule: Schedule,
-    insertions: list[Insertion],
+    insertions: list[_Sorted],
     block: range,
     columns: dict[str, np.ndarray],
     at: int,
@@ -75,12 +90,8 @@ def _merge(
         keys.append(i.anchor[part].astype(np.int64) * 3 + (2 if i.after else 0))
     order = np.argsort(np.concatenate(keys), kind="stable")  # runs that are sorted: merges
     for name, column in columns.items():
-        default = -1 if name in ("channel", "microbatch") else 0
         parts = [getattr(schedule, name)[old]]
-        for i, part in zip(insertions, new, strict=True):
-            value = i.values.get(name, default)
-            size = part.stop - part.start
-            parts.append(np.full(size, value) if isinstance(value, int) else value[part])
+        parts += [i.column(name, part) for i, part in zip(insertions, new, strict=True)]
         together = np.concatenate([np.asarray(p, dtype=DTYPES[name]) for p in parts])
         column[at : at + len(order)] = together[order]
     return len(order)

@@ -133,13 +133,7 @@ def _publishing(schedule: Schedule) -> list[Insertion]:
     common: Values = {"replica": replica, "channel": number}
     send = common | {"kind": int(_K.SEND_W), "stage": at.source[number], "version": version}
     receive = common | {"kind": int(_K.RECV_W), "stage": at.target[number], "version": version}
-    return [_sorted(source, True, send), _sorted(target, False, receive)]
-
-
-def _sorted(anchor: np.ndarray, after: bool, values: Values) -> Insertion:
-    order = np.argsort(anchor, kind="stable")
-    picked = {k: v if isinstance(v, int) else v[order] for k, v in values.items()}
-    return Insertion(anchor[order], after, picked)
+    return [Insertion(source, True, send), Insertion(target, False, receive)]
 
 
 def _messages(

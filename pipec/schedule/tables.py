@@ -5,6 +5,7 @@ The tables hold positions, ``missing`` for an action that is not there, and are 
 versions that are out of range are left to the verifier and land in no table.
 """
 
+from collections import Counter
 from functools import cached_property
 
 import numpy as np
@@ -25,8 +26,10 @@ class Tables:
         self.nothing = len(schedule)
         self.missing = len(schedule) + 1
         channels = schedule.channels
+        self._rows: dict[ActionKind, Int64] = {}
         kinds = [c.kind for c in channels]
         self.first = {k: kinds.index(k) if k in kinds else 0 for k in ChannelKind}
+        self._count = Counter(kinds)
         self.source = np.array([c.src for c in channels] or [0], dtype=np.int32)
         self.target = np.array([c.dst for c in channels] or [0], dtype=np.int32)
         depths = [UNLIMITED if c.depth is None else c.depth for c in channels]
@@ -39,6 +42,11 @@ class Tables:
 
     def rows(self, kind: ActionKind) -> Int64:
         """Positions of all actions of a kind, those with an impossible index left out."""
+        if kind not in self._rows:
+            self._rows[kind] = self._find(kind)
+        return self._rows[kind]
+
+    def _find(self, kind: ActionKind) -> Int64:
         s = self.schedule
         found = np.flatnonzero(s.kind == kind)
         if kind in (_K.STEP, _K.REDUCE_GRAD, _K.SEND_W, _K.RECV_W):
@@ -51,8 +59,21 @@ class Tables:
         table = np.full((s.stages, s.microbatches), self.missing, dtype=np.int32)
         for kind in kinds:
             rows = self.rows(kind)
-            table[s.stage[rows], s.microbatch[rows]] = rows
+            table.ravel()[self.cells(rows)] = rows
         return table
+
+    def cells(self, rows: Int64) -> Int64:
+        """Where compute actions are in flat tables by (stage, microbatch); faster than a pair."""
+        s = self.schedule
+        flat: Int64 = s.stage[rows].astype(np.int64) * s.microbatches + s.microbatch[rows]
+        return flat
+
+    def letters(self, channel: ChannelKind, rows: Int64) -> Int64:
+        """Where sends or receives are in the flat tables of `messages`."""
+        s = self.schedule
+        number = s.channel[rows] - self.first[channel]
+        flat: Int64 = number.astype(np.int64) * s.microbatches + s.microbatch[rows]
+        return flat
 
     @cached_property
     def forward(self) -> Int32:
@@ -76,12 +97,16 @@ class Tables:
 
     def messages(self, channel: ChannelKind, kind: ActionKind) -> Int32:
         """Sends or receives by (channel number less the first of its kind, microbatch)."""
-        s = self.schedule
-        count = sum(c.kind is channel for c in s.channels)
-        table = np.full((max(count, 1), s.microbatches), self.missing, dtype=np.int32)
+        shape = max(len(self.numbers(channel)), 1), self.schedule.microbatches
+        table = np.full(shape, self.missing, dtype=np.int32)
         rows = self.rows(kind)
-        table[s.channel[rows] - self.first[channel], s.microbatch[rows]] = rows
+        table.ravel()[self.letters(channel, rows)] = rows
         return table
+
+    def numbers(self, channel: ChannelKind) -> range:
+        """The channels of a kind."""
+        first = self.first[channel]
+        return range(first, first + self._count[channel])
 
     @cached_property
     def versions(self) -> int:
@@ -102,8 +127,7 @@ class Tables:
     def weights(self, kind: ActionKind) -> Int32:
         """SEND_W or RECV_W by (channel less the first W channel, receiving replica, version)."""
         s = self.schedule
-        count = sum(c.kind is ChannelKind.W for c in s.channels)
-        shape = (max(count, 1), self._most_replicas, self.versions)
+        shape = (max(len(self.numbers(ChannelKind.W)), 1), self._most_replicas, self.versions)
         table = np.full(shape, self.missing, dtype=np.int32)
         rows = self.rows(kind)
         message = s.channel[rows] - self.first[ChannelKind.W], s.replica[rows], s.version[rows]

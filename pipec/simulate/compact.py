@@ -7,21 +7,18 @@ of nothing else, whose actions wait for actions of one other lane, in that lane'
 schedule two turns in three go, and three lanes in five.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from pipec.schedule.action import ActionKind
-from pipec.schedule.channels import ChannelKind
 from pipec.schedule.dependencies import Dependencies
 from pipec.schedule.lanes import Lanes
 from pipec.schedule.schedule import Int32, Int64, Schedule
 
-_RECEIVES = np.isin(
-    np.arange(len(ActionKind)), [c.receive for c in ChannelKind if c is not ChannelKind.H]
-)
 Bool = npt.NDArray[np.bool_]
+BLOCK = 1 << 15
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +31,8 @@ class Compact:
             follows it, 2n nothing, 2n + 1 something that is missing. The last but one column is
             the turn before on the lane; the last one what the follower waits for on its lane.
         start: Where each lane begins, one more entry than lanes.
-        hosts: Turns that have a follower.
-        followers: Positions of their followers.
+        followers: Positions of the followers.
+        follows: Number of each, n more than that of its turn.
         dropped: Positions of the receives that were left out.
         sends: Positions of their sends.
     """
@@ -43,10 +40,22 @@ class Compact:
     rows: Int32
     waits: Int32
     start: Int64
-    hosts: Int64
     followers: Int32
+    follows: Int32
     dropped: Int32
     sends: Int32
+
+    @property
+    def count(self) -> int:
+        """Number of actions of the schedule."""
+        return len(self.rows) + len(self.followers) + len(self.dropped)
+
+
+def blocks(positions: Int32) -> Iterator[tuple[slice, Int32]]:
+    """Positions, as many at a time as stay in the caches; numpy makes wide copies of them."""
+    for begin in range(0, len(positions), BLOCK):
+        part = slice(begin, min(begin + BLOCK, len(positions)))
+        yield part, positions[part]
 
 
 def compact(schedule: Schedule, waits: Dependencies, queue: Lanes, *, whole: bool) -> Compact:
@@ -61,7 +70,9 @@ def compact(schedule: Schedule, waits: Dependencies, queue: Lanes, *, whole: boo
     places = _Places(schedule, waits, queue)
     passing, following = np.zeros((2, len(queue.names)), dtype=bool)
     if not whole and places.columns:
-        passing, following = places.led()
+        led = places.led()
+        passing = led & np.array([lane.receives for lane in queue.names])
+        following = places.followers(led, passing)
     return places.numbered(passing, following)
 
 
@@ -69,90 +80,98 @@ class _Places:
     """A schedule in the order of its lanes; a *place* is an index in that order."""
 
     def __init__(self, schedule: Schedule, waits: Dependencies, queue: Lanes) -> None:
-        self.order, self.start = queue.order, queue.start
+        self.queue, self.start = queue, queue.start
         self.count, self.size = len(schedule), np.diff(queue.start)
-        self.receives = _RECEIVES[schedule.kind[queue.order]]
         self.lane = np.repeat(np.arange(len(self.size), dtype=queue.of.dtype), self.size)
-        self.index = np.arange(self.count, dtype=np.int32)
         place = np.empty(self.count + 2, dtype=np.int32)
-        place[queue.order] = self.index
         place[self.count :] = self.count, self.count + 1
-        first = np.repeat(self.start[:-1].astype(np.int32), self.size)
         self.columns: list[Int32] = []
-        for column in waits.columns:
-            awaited = place[column[queue.order]]
-            awaited[(awaited >= first) & (awaited < self.index)] = self.count
-            self._pack(awaited)
+        for part, rows in blocks(queue.order):
+            at = rows.astype(np.int64)  # indexes faster
+            place[at] = np.arange(part.start, part.stop, dtype=np.int32)
+            for column in waits.columns:
+                self._pack(part, self._needed(part, at, column[at]))
+        for column in self.columns:
+            for part, awaited in blocks(column):
+                column[part] = place[awaited]
 
-    def _pack(self, awaited: Int32) -> None:
+    def _needed(self, part: slice, at: Int64, awaited: Int32) -> Int32:
+        """What actions ``at`` wait for, less what is implied."""
+        same = self.queue.of.take(awaited, mode="clip") == self.lane[part]
+        awaited[same & (awaited < at)] = self.count
+        return awaited
+
+    def _pack(self, part: slice, awaited: Int32) -> None:
         """Put waits into the first column that is free there."""
         for column in self.columns:
-            free = (column == self.count) & (awaited != self.count)
-            column[free] = awaited[free]
+            mine = column[part]
+            free = (mine == self.count) & (awaited != self.count)
+            mine[free] = awaited[free]
             awaited[free] = self.count
         if (awaited != self.count).any():
-            self.columns.append(awaited)
+            self.columns.append(np.full(self.count, self.count, dtype=np.int32))
+            self.columns[-1][part] = awaited
 
-    def led(self) -> tuple[Bool, Bool]:
-        """Lanes of passing receives, and lanes of followers."""
+    def led(self) -> Bool:
+        """Lanes whose actions wait for actions of one other lane each, in that lane's order."""
         first, *others = self.columns
         good = first < self.count
         for column in others:
             good &= column == self.count
-        leader = self.lane[np.minimum(first, self.count - 1)]
+        leader = self.lane.take(first, mode="clip")
         onward = (leader[1:] == leader[:-1]) & (first[1:] > first[:-1])
         onward |= self.lane[1:] != self.lane[:-1]
         good[1:] &= onward
-        led = self._throughout(good)
-        passing = led & self._throughout(self.receives)
-        return passing, self._apart(led & ~self._throughout(self.receives, some=True))
+        return self._throughout(good)
 
-    def _throughout(self, holds: Bool, *, some: bool = False) -> Bool:
-        """Lanes on which it holds for every action (or for some)."""
+    def _throughout(self, holds: Bool) -> Bool:
+        """Lanes on which it holds for every action."""
         found = np.zeros(len(self.size), dtype=bool)
         taken = np.flatnonzero(self.size)
-        reduce = np.logical_or if some else np.logical_and
-        found[taken] = reduce.reduceat(holds, self.start[taken])
+        found[taken] = np.logical_and.reduceat(holds, self.start[taken])
         return found
 
-    def _apart(self, led: Bool) -> Bool:
-        """Of lanes that are led those whose leaders take turns and lead no other of them."""
+    def followers(self, led: Bool, passing: Bool) -> Bool:
+        """Of the other lanes that are led those whose leaders take turns and lead only them."""
         first = self.columns[0]
-        own = led[self.lane]
-        own[own] = ~led[self.lane[first[own]]]
-        mine = np.flatnonzero(own)[::-1]
-        leads = np.empty(self.count, dtype=self.lane.dtype)
-        leads[first[mine]] = self.lane[mine]  # of several the last one that is written stays
-        own[mine] = leads[first[mine]] == self.lane[mine]
-        return led & self._throughout(own)
+        own = self._on(led & ~passing)
+        own = own[~led[self.lane[first[own]]]]
+        leads = np.full(self.count, -1, dtype=self.lane.dtype)
+        leads[first[own[::-1]]] = self.lane[own[::-1]]  # of several, the last to be written stays
+        only = np.zeros(self.count, dtype=bool)
+        only[own] = leads[first[own]] == self.lane[own]
+        return self._throughout(only)
 
     def numbered(self, passing: Bool, following: Bool) -> Compact:
         """With the receives of some lanes left out, and the actions of others as followers."""
-        turns = np.flatnonzero(~(passing | following)[self.lane])
+        turning = ~(passing | following)
+        turns, start = self._on(turning), np.append(0, np.cumsum(np.where(turning, self.size, 0)))
         n = len(turns)
         number = np.empty(self.count + 2, dtype=np.int32)
-        number[turns] = self.index[:n]
+        number[turns] = np.arange(n, dtype=np.int32)
         number[self.count :] = 2 * n, 2 * n + 1
-        after = np.flatnonzero(following[self.lane])
-        hosts = number[self.columns[0][after]] if len(after) else after
-        number[after] = hosts + n
-        left_out = np.flatnonzero(passing[self.lane])
-        sends = self.columns[0][left_out] if len(left_out) else left_out
-        number[left_out] = number[sends]
+        hosts, led = self._led_by(following)
+        number[led] = follows = number[hosts] + np.int32(n)
+        sends, dropped = self._led_by(passing)
+        number[dropped] = number[sends]
         waits = np.full((n, len(self.columns) + 2), 2 * n, dtype=np.int32)
         for k, column in enumerate(self.columns):
             waits[:, k] = number[column[turns]]
-        lane = self.lane[turns]
-        waits[1:, -2] = np.where(lane[1:] == lane[:-1], self.index[: n - 1], 2 * n)
-        joined = np.flatnonzero(self.lane[after[1:]] == self.lane[after[:-1]]) + 1
-        waits[hosts[joined], -1] = hosts[joined - 1] + n
-        size = np.where(passing | following, 0, self.size)
+        waits[1:, -2] = np.arange(n - 1, dtype=np.int32)
+        waits[start[:-1][turning & (self.size > 0)], -2] = 2 * n
+        onward = self.lane[led[1:]] == self.lane[led[:-1]]
+        waits[follows[1:][onward] - n, -1] = follows[:-1][onward]
+        order = self.queue.order
         return Compact(
-            self.order[turns],
-            waits,
-            np.concatenate([[0], np.cumsum(size)]),
-            hosts,
-            self.order[after],
-            self.order[left_out],
-            self.order[sends],
+            order[turns], waits, start, order[led], follows, order[dropped], order[sends]
         )
+
+    def _led_by(self, lanes: Bool) -> tuple[Int32, Int64]:
+        """What the actions on some led lanes wait for, and where these are."""
+        places = self._on(lanes)
+        first = self.columns[0] if self.columns else np.empty(0, np.int32)
+        return first[places], places
+
+    def _on(self, lanes: Bool) -> Int64:
+        """The places on some lanes."""
+        return np.flatnonzero(np.repeat(lanes, self.size))

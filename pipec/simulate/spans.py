@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
@@ -15,10 +14,9 @@ from pipec.schedule.schedule import Schedule
 from pipec.schedule.tables import Tables
 from pipec.simulate.memory import Memory, Spans
 from pipec.simulate.posted import Posted
-from pipec.simulate.times import Float
+from pipec.simulate.times import Float, Positions
 
 _K, _C = ActionKind, ChannelKind
-Positions = npt.NDArray[np.signedinteger]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,11 @@ from pipec.schedule.routes import routes_of
 from pipec.schedule.schedule import Schedule
 
 Float = npt.NDArray[np.float64]
+Positions = npt.NDArray[np.signedinteger]
 _K = ActionKind
-_CHUNK = 1 << 20
+_END = np.full(len(_K), -1)  # of a transfer that an action is
+for _kind in ChannelKind:
+    _END[_kind.send], _END[_kind.receive] = 0, 1
 
 
 @dataclass(frozen=True)
@@ -150,41 +153,60 @@ class Times:
             slots = np.where(given > 0, given, slots)
         return slots
 
-    def durations(self, schedule: Schedule) -> Float:
+    def durations(self, schedule: Schedule) -> "Durations":
         """Seconds of every action.
 
         On a device that is split between forward and backward (`LanePolicy`), each takes F + B
         of its stage: its share of the device is F : B; or what ``together`` says.
-        """
-        table = self.work(schedule)
-        if schedule.lanes.compute == "split":
-            table[_K.F] = table[_K.B] = self._slots(table)
-        seconds = np.empty(len(schedule))
-        for begin in range(0, len(schedule), _CHUNK):  # the index arrays become 64 bits wide
-            part = slice(begin, begin + _CHUNK)
-            seconds[part] = table[schedule.kind[part], schedule.stage[part]]
-        self._transfers(schedule, seconds)
-        return seconds
 
-    def _transfers(self, schedule: Schedule, seconds: Float) -> None:
+        Raises:
+            ScheduleError: As `work`.
+        """
+        work = self.work(schedule)
+        if schedule.lanes.compute == "split":
+            work[_K.F] = work[_K.B] = self._slots(work)
+        return Durations(schedule, work, self._transfers(schedule))
+
+    def _transfers(self, schedule: Schedule) -> Float:
         routes = routes_of(schedule)
-        shape = (len(schedule.channels), routes.period)
-        table = np.zeros(shape)
+        table = np.zeros((2, len(schedule.channels), routes.period))
         if schedule.channels:  # a list without rows has no second axis
             table[:] = np.array(self.transfer)
         if not (np.isfinite(table).all() and (table >= 0).all()):
             raise ScheduleError("a transfer time is negative or no number", got=self.transfer)
         for number, c in enumerate(schedule.channels):
             if c.kind is ChannelKind.H:
-                table[number] = self.host.get(number, 0.0)
-        meets = np.array([c.depth == 0 for c in schedule.channels])
-        for kind in ChannelKind:
-            message = schedule.replica if kind is ChannelKind.W else schedule.microbatch
-            for end in (kind.send, kind.receive):
-                rows = np.flatnonzero(schedule.kind == end)
-                if not len(rows):
-                    continue
-                numbers = schedule.channel[rows]
-                taken = table[numbers, message[rows] % routes.period]
-                both = kind is ChannelKind.H or end is kind.send
-                seconds[rows] = taken if both else np.where(meets[numbers], taken, 0.0)
+                table[:, number] = self.host.get(number, 0.0)
+            elif c.depth != 0:
+                table[1, number] = 0.0
+        return table
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Seconds of the actions of one schedule, looked up by position.
+
+    Attributes:
+        schedule: Whose actions.
+        work: By (kind, stage), 0 for transfers.
+        transfer: By (end, channel, message mod period of `Routes`); end 0 sends, 1 receives. A
+            receive only takes time where it meets its send, or copies from the host.
+    """
+
+    schedule: Schedule
+    work: Float
+    transfer: Float
+
+    def __call__(self, rows: Positions) -> Float:
+        """Seconds of the actions at some positions."""
+        s, period = self.schedule, self.transfer.shape[-1]
+        kind = s.kind[rows]
+        seconds: Float = self.work[kind, s.stage[rows]]
+        moved = np.flatnonzero(_END[kind] >= 0)
+        kind, rows = kind[moved], rows[moved]
+        turn: int | Positions = 0
+        if period > 1:
+            weights = (kind == _K.SEND_W) | (kind == _K.RECV_W)
+            turn = np.where(weights, s.replica[rows], s.microbatch[rows]) % period
+        seconds[moved] = self.transfer[_END[kind], s.channel[rows], turn]
+        return seconds

@@ -66,7 +66,7 @@ def verify(
             "the schedule is not right", where=schedule.name, got="; ".join([*found[:MOST], *more])
         )
     prepared = Prepared.of(schedule)
-    result = run(prepared, np.ones(len(schedule)))
+    result = run(prepared, lambda rows: np.ones(len(rows)))
     if result.heads:
         raise ScheduleError("the schedule deadlocks", **explain(prepared, result))
     if times is not None and memory is not None and limits is not None:

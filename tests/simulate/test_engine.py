@@ -14,7 +14,7 @@ from pipec.schedule.comm import insert_comm
 from pipec.schedule.lower import lower
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
-from pipec.simulate.engine import Prepared, run, wavefront, worklist
+from pipec.simulate.engine import WAVEFRONT_FROM, Prepared, run, wavefront, worklist
 from pipec.simulate.simulate import simulate
 from pipec.simulate.times import Times
 from tests.simulate.cases import VARIANTS, full
@@ -46,24 +46,31 @@ def test_three_engines_agree(case: tuple[str, dict[str, object]], seed: int) -> 
     prepared = Prepared.of(schedule)
     seconds = np.random.default_rng(seed).integers(0, 9, len(schedule)) / 4
     want = naive(prepared, seconds)
+    view = prepared.whole
+    assert len(view.rows) == len(schedule)
     for engine in (wavefront, worklist):
-        end, stuck = engine(prepared.whole, seconds[prepared.whole.rows])
+        end, stuck = engine(view, np.stack([seconds[view.rows], 0 * seconds]))
         assert not stuck
-        assert (end == want[prepared.whole.rows]).all()
+        assert (end[: len(schedule)] == want[view.rows]).all()
 
 
 @settings(max_examples=40, deadline=None)
 @given(case=st.sampled_from(VARIANTS), seed=st.integers(0, 2**32 - 1))
-def test_receives_that_take_no_time_may_be_left_out(
+def test_receives_may_be_left_out_and_sends_follow(
     case: tuple[str, dict[str, object]], seed: int
 ) -> None:
     prepared = Prepared.of(full(case[0], 4, 12, case[1]))
     seconds = np.random.default_rng(seed).integers(0, 9, len(prepared.schedule)) / 4
     seconds[prepared.short.dropped] = 0
     want = naive(prepared, seconds)
-    assert (run(prepared, seconds).end[:-2] == want).all()
-    rows = prepared.short.rows
-    assert (wavefront(prepared.short, seconds[rows])[0] == want[rows]).all()
+    assert (run(prepared, seconds.take).end[:-2] == want).all()
+    view = prepared.short
+    took = np.stack([seconds[view.rows], np.zeros(len(view.rows))])
+    took[1, view.follows - len(view.rows)] = seconds[view.followers]
+    for engine in (wavefront, worklist):
+        end, _ = engine(view, took)
+        assert (end[: len(view.rows)] == want[view.rows]).all()
+        assert (end[view.follows] == want[view.followers]).all()
 
 
 @settings(max_examples=40, deadline=None)
@@ -198,5 +205,5 @@ def test_depth_is_checked() -> None:
 
 def test_large_schedules_take_the_wavefront() -> None:
     schedule: Schedule = lower(generate("1f1b", 20, 40))
-    assert len(Prepared.of(schedule).queue.names) >= 64
+    assert np.count_nonzero(np.diff(Prepared.of(schedule).short.start)) >= WAVEFRONT_FROM
     assert simulate(schedule, Times.uniform(20)).seconds == (40 + 19) * 3
