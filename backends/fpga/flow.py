@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from pipec.backends.fpga.design import Engine, StageDesign
 from pipec.backends.fpga.nests import Mvu, Swg
-from pipec.backends.fpga.routing import Const, Load, Nest
+from pipec.backends.fpga.routing import Const, Dwc, Load, Nest
 from pipec.backends.fpga.runs import Loop, Run, Table, nest_table
 from pipec.backends.fpga.swg import Row, image_rows
 from pipec.backends.fpga.training.nests import Fetch
@@ -214,7 +214,54 @@ def schedule(
         for k, name in enumerate(engine.outputs):
             written[name] = Transfers(starts, ends, chunks.writes(k))
         end = max(end, float(ends[-1]) + engine.depth)
-    return Schedule(written, read, end)
+    found = Schedule(written, read, end)
+    return found if interval is None else _windows_late(design, found, users, interval)
+
+
+def _windows_late(
+    design: StageDesign, asap: Schedule, users: Mapping[str, Engine], interval: float
+) -> Schedule:
+    """The schedule with windows made as late as their readers allow, so that maps wait instead.
+
+    Maps wait in fewer bits than the windows made of them. From the last engine to the first: what
+    is behind a window generator to convert its tokens' width is late too.
+    """
+    written, read = dict(asap.written), dict(asap.read)
+    for engine in reversed(design.engines):
+        name = engine.outputs[0] if engine.outputs else ""
+        if name not in read or not _makes_windows(engine, design):
+            continue
+        chunks = chunks_of(engine)
+        starts, ends = _latest(
+            _busy(engine, chunks, users), written[name], read[name], engine.depth
+        )
+        if ends[-1] - starts[0] > interval:
+            continue
+        read[engine.inputs[0]] = Transfers(starts, ends, chunks.reads(0))
+        written[name] = Transfers(starts, ends, chunks.writes(0))
+    return Schedule(written, read, asap.end)
+
+
+def _makes_windows(engine: Engine, design: StageDesign) -> bool:
+    """Whether an engine turns maps into more bits of windows, or converts their width."""
+    if isinstance(engine.nest, Swg):
+        source, windows = design.streams[engine.inputs[0]], design.streams[engine.outputs[0]]
+        return windows.tokens * windows.token_bits > source.tokens * source.token_bits
+    producer = design.streams[engine.inputs[0]].producer if engine.inputs else None
+    return isinstance(engine.nest, Dwc) and any(
+        e.name == producer and isinstance(e.nest, Swg) for e in design.engines
+    )
+
+
+def _latest(
+    busy: Numbers, written: Transfers, read: Transfers, depth: int
+) -> tuple[Numbers, Numbers]:
+    """Latest start and end of every chunk at which its tokens are visible when they are read."""
+    before = np.concatenate((np.zeros(1), written.counts[:-1]))
+    which = np.searchsorted(read.counts, before, side="right")
+    at = np.append(read.starts, np.inf)[which] - depth
+    latest = np.minimum.accumulate((at - busy)[::-1])[::-1]
+    return latest + np.concatenate((np.zeros(1), busy[:-1])), latest + busy
 
 
 def _evenly(tokens: int, cycles: float) -> Transfers:
