@@ -63,6 +63,7 @@ class Stream:
         producer: Engine that writes it; None if it is an input of the stage.
         consumer: Engine that reads it; None if it is an output of the stage.
         initial: Tokens of zeros that it holds at reset: the state of a feedback loop.
+        memory: Where it lies, if that is not left to the tools.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Stream:
     producer: str | None = None
     consumer: str | None = None
     initial: int = 0
+    memory: Memory | None = None
 
     @property
     def tokens_per_row(self) -> int:

@@ -99,6 +99,7 @@ def _fifo(stream: Stream) -> Json:
         "tokens": stream.tokens,
         "depth": stream.depth,
         "initial": stream.initial,
+        **({} if stream.memory is None else {"memory": stream.memory.value}),
     }
 
 

@@ -8,6 +8,7 @@ from pipec.backends.fpga.emit.cpp import Struct, comment, cpp_type, identifier
 from pipec.backends.fpga.emit.engines import call_of, struct_of, unit_of, word_type
 from pipec.backends.fpga.emit.tables import (
     BEAT_BYTES,
+    BURST,
     WIDEST_WORD_BITS,
     OnChip,
     off_chip,
@@ -246,10 +247,14 @@ def _dataflow(design: StageDesign) -> str:
 def _stream(stream: Stream) -> list[str]:
     name = identifier(stream.name)
     kind = f"hls::stream<vec<{stream_type(stream)}>, {stream.depth}>"
-    return [
+    lines = [
         f'  {kind} {name}("{name}");',
         f"#pragma HLS STREAM variable = {name} depth = {stream.depth}",
     ]
+    if stream.memory is not None:
+        impl = f"type = fifo impl = {stream.memory.value}"
+        lines.append(f"#pragma HLS BIND_STORAGE variable = {name} {impl}")
+    return lines
 
 
 def _top(design: StageDesign, tables: Sequence[OnChip]) -> str:
@@ -263,7 +268,7 @@ def _top(design: StageDesign, tables: Sequence[OnChip]) -> str:
     for name in memories(design):
         lines += [
             f"#pragma HLS INTERFACE m_axi port = {name} offset = slave bundle = {bundle(name)} "
-            f"depth = {_beats(design, name)} max_read_burst_length = 64",
+            f"depth = {_beats(design, name)} max_read_burst_length = {BURST}",
             f"#pragma HLS INTERFACE s_axilite port = {name}",
         ]
     for name in (*numbering(design), "frames", "load_tables", "return"):

@@ -1,4 +1,4 @@
-"""Rules on the kernel: canonical dataflow, one writer and one reader per stream, interfaces."""
+"""Rules on the kernel: canonical dataflow, one writer and one reader per stream."""
 
 import re
 from collections.abc import Iterator
@@ -22,8 +22,6 @@ def check_kernel(file: str, root: Block, record: Json) -> Iterator[Finding]:
     yield from _streams(file, region, record)
     yield from _depths(file, region, record)
     yield from _engines(file, region, record)
-    yield from _interfaces(file, root, record)
-    yield from _storage(file, root, record)
 
 
 def _canonical(file: str, region: Block) -> Iterator[Finding]:
@@ -82,7 +80,10 @@ def _streams(file: str, region: Block, record: Json) -> Iterator[Finding]:
 def _depths(file: str, region: Block, record: Json) -> Iterator[Finding]:
     """Declared depths, STREAM pragmas and lanes are those of ``stage.json``."""
     wanted = {name: fifo for name, (_, fifo) in _ends(record).items()}
-    named = {p.options.get("variable"): p for p in pragmas(region) if p.name == "STREAM"}
+    named, bound = (
+        {p.options.get("variable"): p for p in pragmas(region) if p.name == kind}
+        for kind in ("STREAM", "BIND_STORAGE")
+    )
     for number, line in region.lines:
         match = _STREAM.fullmatch(line)
         if match is None or match.group(4) not in wanted:
@@ -94,6 +95,10 @@ def _depths(file: str, region: Block, record: Json) -> Iterator[Finding]:
         pragma = named.get(name)
         if pragma is None or pragma.options.get("depth") != str(fifo["depth"]):
             yield Finding(file, number, "depth", f"no STREAM pragma gives {name} its depth")
+        lies = bound[name].options.get("impl") if name in bound else None
+        if lies != fifo.get("memory"):
+            text = f"{name} lies in {lies}, stage.json says {fifo.get('memory')}"
+            yield Finding(file, number, "memory", text)
 
 
 def _engines(file: str, region: Block, record: Json) -> Iterator[Finding]:
@@ -104,63 +109,3 @@ def _engines(file: str, region: Block, record: Json) -> Iterator[Finding]:
         yield Finding(file, region.line, "dataflow", f"{name} is no engine, or has no task")
     for name in sorted({t for t in tasks if tasks.count(t) > 1}):
         yield Finding(file, region.line, "dataflow", f"{name} has several tasks")
-
-
-def _interfaces(file: str, root: Block, record: Json) -> Iterator[Finding]:
-    """Every argument of the top function has an interface, streams AXI4-Stream, and no other."""
-    top = next((b for b in root.all() if re.match(r"void \w+_top\(", b.head)), None)
-    if top is None:
-        yield Finding(file, 1, "interface", "there is no top function")
-        return
-    written = [a.split()[-2:] for a in _split(top.head[top.head.index("(") + 1 : -1])]
-    arguments = {name.lstrip("&*") for _, name in written}
-    memories = {name.lstrip("*") for kind, name in written if "*" in kind + name}
-    given = {p.options.get("port", ""): p for p in pragmas(top) if p.name == "INTERFACE"}
-    modes: dict[str, set[str]] = {}
-    for p in pragmas(top):
-        if p.name == "INTERFACE":
-            modes.setdefault(p.options.get("port", ""), set()).update(p.flags)
-    for port, pragma in given.items():
-        if port not in arguments | {"return"}:
-            yield Finding(file, pragma.line, "interface", f"{port} is no argument of {top.head}")
-    for argument in sorted(arguments | {"return"}):
-        want = {"axis"} if argument in record["ports"] else {"s_axilite"}
-        want |= {"m_axi"} if argument in memories else set()
-        if not want <= modes.get(argument, set()):
-            yield Finding(file, top.line, "interface", f"{argument} lacks {' '.join(want)}")
-
-
-_IMPLEMENTED = {"lut": "lutram", "bram": "bram", "uram": "uram"}
-"""Kind of memory to what BIND_STORAGE calls it."""
-
-
-def _storage(file: str, root: Block, record: Json) -> Iterator[Finding]:
-    """Every table lies in the memory that ``stage.json`` says, its words whole or in lanes."""
-    found: dict[str, dict[str, str]] = {}
-    for block in root.all():
-        for p in pragmas(block):
-            of = found.setdefault(p.options.get("variable", "").split(".")[0], {})
-            of[p.name] = p.options.get("impl", "")
-    for engine in record["engines"]:
-        for weight in engine["weights"]:
-            if weight["memory"] not in _IMPLEMENTED:
-                continue
-            name = f"table::{identifier(engine['name'])}_{weight['role']}"
-            given, want = found.get(name, {}), _IMPLEMENTED[weight["memory"]]
-            if given.get("BIND_STORAGE") != want:
-                yield Finding(file, 1, "storage", f"{name} is not bound to {want}")
-            if not {"AGGREGATE", "DISAGGREGATE"} & given.keys():
-                yield Finding(file, 1, "storage", f"words of {name} are neither whole nor in lanes")
-
-
-def _split(arguments: str) -> list[str]:
-    """Arguments of a signature, split at the commas outside of angle brackets."""
-    found, depth, word = [], 0, ""
-    for c in arguments:
-        depth += (c == "<") - (c == ">")
-        if c == "," and not depth:
-            found.append(word)
-            word = ""
-        else:
-            word += c
-    return [*found, word]

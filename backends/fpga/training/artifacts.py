@@ -2,8 +2,9 @@
 
 ```text
 stage0_xcvu9p/
-  forward/   backward/   update/     each a kernel with its sources, tables, test bench, scripts
-  training.json                      saved values and their places, parameters in update order
+  forward/  backward/  update/  saved/  each a kernel with sources, tables, test bench, scripts
+  training.json                         saved values and their places, parameters in update order
+  connections.cfg or connections.tcl    streams between the kernels
 ```
 
 The test bench of ``backward`` reads the gradients that torch computes for a seeded microbatch.
@@ -24,7 +25,7 @@ from pipec.backends.fpga.csim.manifest import wires_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import device_of
 from pipec.backends.fpga.emit.golden import Golden, random_inputs, run_graph
-from pipec.backends.fpga.emit.source import port_names
+from pipec.backends.fpga.emit.source import port_names, top_name
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage, write_tables
 from pipec.backends.fpga.lint import stage as lint
 from pipec.backends.fpga.stagejson import Json, stage_record
@@ -37,8 +38,10 @@ from pipec.graph.ir import Graph
 from pipec.plan.model import Plan
 from pipec.schedule.action import ActionKind
 
-KERNELS = ("forward", "backward", "update")
+KERNELS = ("forward", "backward", "update", "saved")
+"""Folders of kernels; the last two only where something is trained, or waits on chip."""
 RECORD = "training.json"
+CONNECTIONS = "connections"
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -79,7 +82,8 @@ def emit_stage(
         settings: Of the update.
         platform: Whether the board has a Vitis platform.
     """
-    frames = dict(zip(KERNELS, (*golden, _update_frame(stage, settings)), strict=True))
+    waiting = Golden(golden[0].outputs, golden[0].outputs)
+    frames = dict(zip(KERNELS, (*golden, _update_frame(stage, settings), waiting), strict=True))
     for name, design in _designs(stage, settings).items():
         _write(design, folder / name, frames[name], platform)
     _write_state(stage, folder, weights)
@@ -90,6 +94,10 @@ def emit_stage(
         "counters": counters,
     }
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if stage.kernels.saved is not None:
+        suffix, text = ("cfg", _stream_connect) if platform else ("tcl", _block_design)
+        path = folder / f"{CONNECTIONS}.{suffix}"
+        path.write_text(text(stage), encoding="utf-8")
 
 
 def reload_tables(plan: Plan, directory: Path) -> None:
@@ -135,6 +143,8 @@ def _designs(stage: TrainedStage, settings: Sgd) -> dict[str, StageDesign]:
     found = {"forward": stage.kernels.F, "backward": stage.kernels.B}
     if stage.update is not None:
         found["update"] = rated(stage.update, settings)
+    if stage.kernels.saved is not None:
+        found["saved"] = stage.kernels.saved
     return found
 
 
@@ -201,19 +211,61 @@ def training_record(stage: TrainedStage) -> dict[str, Any]:
 
 
 def _fifos(stage: TrainedStage) -> dict[str, Json]:
-    """Saved values that stay on chip: the ports of both kernels, and the FIFO in between."""
-    reads = {p.value: name for name, p in port_names(stage.kernels.B).items()}
-    found: dict[str, Json] = {}
-    for name, port in port_names(stage.kernels.F).items():
-        if port.value in reads and name.startswith("out_"):
-            stream = stage.kernels.F.streams[port.stream]
-            found[port.value] = {
-                "from": name,
-                "to": reads[port.value],
-                "fifo_depth": stage.sets * stream.tokens,
-                "fifo_width_bits": stream.token_bits,
-            }
+    """Saved values that stay on chip: the ports that they go through, and the FIFO."""
+    design = stage.kernels.saved
+    if design is None:
+        return {}
+    depths = {p.value: design.streams[p.stream] for p in design.outputs}
+    return {
+        value: {
+            **{f"{kernel}_{way}": port for (kernel, way), port in ports.items()},
+            "fifo_depth": depths[value].depth,
+            "fifo_width_bits": depths[value].token_bits,
+        }
+        for value, ports in _ways(stage).items()
+    }
+
+
+_WAY = (("forward", "out"), ("saved", "in"), ("saved", "out"), ("backward", "in"))
+"""Kernels and sides that a value on chip comes through."""
+
+
+def _ways(stage: TrainedStage) -> dict[str, dict[tuple[str, str], str]]:
+    """Value on chip to its port at every side."""
+    kernels = stage.kernels
+    found: dict[str, dict[tuple[str, str], str]] = {}
+    if kernels.saved is not None:
+        designs = {"forward": kernels.F, "saved": kernels.saved, "backward": kernels.B}
+        values = {p.value for p in kernels.saved.outputs}
+        for kernel, way in _WAY:
+            for name, port in port_names(designs[kernel]).items():
+                if port.value in values and name.startswith(f"{way}_"):
+                    found.setdefault(port.value, {})[kernel, way] = name
     return found
+
+
+def _connected(stage: TrainedStage) -> list[tuple[str, str]]:
+    """Ports that a stream joins, as ``kernel.port``."""
+    ends = [[f"{k}.{port}" for (k, _), port in ports.items()] for ports in _ways(stage).values()]
+    return [pair for a, b, c, d in ends for pair in ((a, b), (c, d))]
+
+
+def _stream_connect(stage: TrainedStage) -> str:
+    """For ``v++ --link``."""
+    designs = _designs(stage, Sgd())
+    lines = [f"nk={top_name(designs[k])}:1:{k}" for k in ("forward", "saved", "backward")]
+    lines += [f"stream_connect={a}:{b}" for a, b in _connected(stage)]
+    return "\n".join(["[connectivity]", *lines, ""])
+
+
+def _block_design(stage: TrainedStage) -> str:
+    """For a block design whose cells are called after the kernels' folders."""
+    lines = [
+        "connect_bd_intf_net "
+        + " ".join(f"[get_bd_intf_pins {pin.replace('.', '/')}]" for pin in pair)
+        for pair in _connected(stage)
+    ]
+    return "\n".join(["# Saved values that wait on chip, from F to B.", *lines, ""])
 
 
 def golden_training(

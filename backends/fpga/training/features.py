@@ -1,19 +1,17 @@
 """Where the values wait that F saves and B reads: on chip as far as there is room, else in DDR.
 
 A value of b bytes per microbatch, n microbatches in flight, takes n*b bytes: on chip it waits in a
-FIFO between the two kernels, in DDR in a ring, where it also moves 2*b bytes per interval, in and
-out. Every byte kept on chip saves the same traffic, so the room is filled with the largest values
-first.
+FIFO of a kernel between F and B (`training.saved`), in DDR in a ring, where it also moves 2*b bytes
+per interval, in and out. Every byte kept on chip saves the same traffic, so the room is filled with
+the largest values first.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pipec.backends.fpga.design import Memory, Resources
+from pipec.backends.fpga.design import Memory, Resources, Stream
 from pipec.backends.fpga.memory import Item
-
-WORD = 512
-"""Bits of a word of the store: a beat of a port."""
 
 
 @dataclass(frozen=True)
@@ -22,20 +20,20 @@ class Feature:
 
     Attributes:
         value: Its name.
-        nbytes: Of one microbatch.
+        stream: In which it leaves F.
         sets: Microbatches in flight.
         memory: ``uram``, ``bram`` or ``ddr``.
     """
 
     value: str
-    nbytes: int
+    stream: Stream
     sets: int
     memory: Memory
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes that all microbatches in flight take."""
-        return self.nbytes * self.sets
+    def nbytes(self) -> int:
+        """Bytes of one microbatch."""
+        return self.stream.tokens * self.stream.token_bits // 8
 
     @property
     def traffic(self) -> int:
@@ -51,33 +49,37 @@ def in_flight(stage: int, stages: int) -> int:
     return 2 * (stages - stage)
 
 
-def placed_features(sizes: Mapping[str, int], sets: int, room: Resources) -> tuple[Feature, ...]:
+def placed_features(
+    streams: Mapping[str, Stream], sets: int, room: Resources
+) -> tuple[Feature, ...]:
     """A place for every saved value.
 
     Args:
-        sizes: Value to bytes of one microbatch.
+        streams: Value to the stream in which it leaves F.
         sets: Microbatches in flight.
         room: What F and B leave of the board's memories.
     """
     left = {Memory.URAM: room.uram, Memory.BRAM: room.bram36}
-    found = {}
-    for value in sorted(sizes, key=lambda v: (-sizes[v], v)):
-        _, bram, uram = _item(value, sizes[value] * sets).costs
+    found = {v: Feature(v, stream, sets, Memory.DDR) for v, stream in streams.items()}
+    for value in sorted(streams, key=lambda v: (-found[v].nbytes, v)):
+        _, bram, uram = _item(found[value]).costs
         cost = {Memory.URAM: uram, Memory.BRAM: bram}
         kind = next((k for k in left if cost[k] <= left[k]), Memory.DDR)
         if kind is not Memory.DDR:
             left[kind] -= cost[kind]
-        found[value] = Feature(value, sizes[value], sets, kind)
-    return tuple(found[v] for v in sizes)
+        found[value] = dataclasses.replace(found[value], memory=kind)
+    return tuple(found.values())
 
 
-def _item(value: str, nbytes: int) -> Item:
-    return Item(value, "fifo", WORD, -(-8 * nbytes // WORD))
+def _item(feature: Feature) -> Item:
+    """The FIFO of all microbatches in flight."""
+    stream = feature.stream
+    return Item(feature.value, "fifo", stream.token_bits, feature.sets * stream.tokens)
 
 
 def memories_of(features: Iterable[Feature]) -> list[Item]:
     """The memories of the values that stay on chip."""
-    return [_item(f.value, f.held_bytes) for f in features if f.memory is not Memory.DDR]
+    return [_item(f) for f in features if f.memory is not Memory.DDR]
 
 
 def in_ddr(features: Iterable[Feature]) -> list[Feature]:

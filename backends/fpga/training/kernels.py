@@ -28,6 +28,7 @@ from pipec.backends.fpga.training.features import Feature, in_ddr, memories_of, 
 from pipec.backends.fpga.training.movers import Place, gradient_sum, ring, with_movers
 from pipec.backends.fpga.training.nests import Accumulate, Mover
 from pipec.backends.fpga.training.phases import Phases, gradient_name
+from pipec.backends.fpga.training.saved import logic_between, saved_kernel
 from pipec.backends.fpga.training.slots import memory_interval, with_slots
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, OutputKind
@@ -45,12 +46,14 @@ class Kernels:
         B: Backward, weight gradients included.
         interval: Cycles per microbatch when both run at the same time.
         features: Saved values and their places.
+        saved: Where those wait that stay on chip; None if none does.
     """
 
     F: StageDesign
     B: StageDesign
     interval: int
     features: tuple[Feature, ...]
+    saved: StageDesign | None
 
 
 def networks_of(
@@ -137,7 +140,8 @@ def kernels_on(
     for k in range(_ROUNDS):
         whole = best_design(both, without(board, reserved), name, start)
         room = _room(whole, board, 1.0 - k / (_ROUNDS - 1))
-        features = placed_features(phases.saved_bytes, sets, room)
+        leaving = {p.value: whole.streams[p.stream] for p in whole.outputs}
+        features = placed_features({v: leaving[v] for v in phases.saved}, sets, room)
         rings = {f.value: ring(f.value, sets) for f in in_ddr(features)}
         found = _complete(whole, sums | rings, features, board)
         if isinstance(found, StageDesign):
@@ -145,7 +149,8 @@ def kernels_on(
                 _part(found, f"{name}_{suffix}", PREFIX[phase])
                 for phase, suffix in (("F", "forward"), ("B", "backward"))
             ]
-            return Kernels(parts[0], parts[1], found.interval, features)
+            saved = saved_kernel(parts[0], features, f"{name}_saved")
+            return Kernels(parts[0], parts[1], found.interval, features, saved)
         reserved, paced = found
         start, growth = round(max(start, whole.interval, paced / growth) * growth), growth**1.5
     raise BackendError(
@@ -181,7 +186,8 @@ def _complete(
 
     If that does not fit the board: what the movers take, and the interval that memory keeps.
     """
-    whole = dataclasses.replace(whole, limits=board.limits)  # what was reserved is used here
+    # what was reserved for movers is theirs here
+    whole = dataclasses.replace(whole, limits=without(board, logic_between(features)).limits)
     moving = with_movers(whole, places, tuple(PREFIX.values()))
     moved = with_slots(moving, board.device)
     if moved is None:

@@ -29,7 +29,6 @@ from pipec.graph.ir import (
     GraphOutput,
     InputKind,
     OutputKind,
-    nbytes,
     op_name,
     tensor,
 )
@@ -50,12 +49,6 @@ class Phases:
     B: Graph
     saved: tuple[str, ...]
     counters: tuple[str, ...]
-
-    @property
-    def saved_bytes(self) -> dict[str, int]:
-        """Saved values with the bytes of one microbatch."""
-        nodes = self.B.nodes
-        return {i.name: nbytes(nodes[i.node]) for i in self.B.inputs_of(InputKind.SAVED)}
 
     @property
     def trained(self) -> tuple[str, ...]:

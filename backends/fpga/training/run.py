@@ -1,7 +1,8 @@
 """Running the emitted kernels of training stages in C simulation.
 
 What the kernels of a stage share in memory (rings of saved values, gradient sums, weights,
-momentum) lies in the files of one directory; what waits on chip between F and B is kept here.
+momentum) lies in the files of one directory; what has gone through the FIFOs between F and B waits
+here for its B.
 """
 
 import json
@@ -75,7 +76,7 @@ class TrainedRunner:
     Attributes:
         folder: Where they were written.
         record: Its ``training.json``.
-        forward_kernel: F; ``backward_kernel`` B.
+        forward_kernel: F; ``backward_kernel`` B; ``saved_kernel`` the FIFOs in between.
         memory: Directory of what the kernels share in memory.
         microbatches: Of an update.
         state: Running statistics.
@@ -87,6 +88,7 @@ class TrainedRunner:
     forward_kernel: CSimulation
     backward_kernel: CSimulation
     memory: Path
+    saved_kernel: CSimulation | None = None
     microbatches: int = 1
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     waiting: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
@@ -119,6 +121,8 @@ class TrainedRunner:
         read = {**self.state, **values}
         found = self.forward_kernel.frame(self.memory, read, (microbatch, self.microbatches))
         self.state |= {n: found[n] for n in self.state if n in found}
+        if self.saved_kernel is not None:
+            found |= self.saved_kernel.frame(self.memory, found)
         self.waiting[microbatch] = found
         return found | {n: torch.tensor(c + 1) for n, c in self.record.counters.items()}
 
@@ -204,6 +208,8 @@ def load_training(folders: Sequence[Path]) -> list[TrainedRunner]:
             if (folder / name).is_dir():
                 lint.check(folder / name)
     kernels = load_stages([folder / name for folder in folders for name in KERNELS[:2]])
+    fifos = [folder / KERNELS[3] for folder in folders if (folder / KERNELS[3]).is_dir()]
+    waiting = dict(zip([f.parent for f in fifos], load_stages(fifos), strict=True))
     return [
         TrainedRunner(
             folder,
@@ -211,6 +217,7 @@ def load_training(folders: Sequence[Path]) -> list[TrainedRunner]:
             forward,
             backward,
             Path(tempfile.mkdtemp(dir=workspace(), prefix="memory-")),
+            waiting.get(folder),
         )
         for folder, forward, backward in zip(folders, kernels[::2], kernels[1::2], strict=True)
     ]

@@ -185,6 +185,6 @@ def training_designs(plan: Plan) -> tuple[StageDesign, ...]:
     return tuple(
         design
         for stage in trained_stages(plan)
-        for design in (stage.kernels.F, stage.kernels.B, stage.update)
+        for design in (stage.kernels.F, stage.kernels.B, stage.update, stage.kernels.saved)
         if design is not None
     )

@@ -1,6 +1,7 @@
 """Training plans for boards, end to end: planned, written, run in C simulation, verified."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,13 @@ from torch import Tensor
 from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.csim.timed import check_timing
-from pipec.backends.fpga.design import Memory, Resources
-from pipec.backends.fpga.emit.source import port_names
+from pipec.backends.fpga.design import Memory, Resources, Stream
+from pipec.backends.fpga.designs import device_of
+from pipec.backends.fpga.lint import stage as lint
 from pipec.backends.fpga.resources import uram
 from pipec.backends.fpga.runs import busy_cycles
 from pipec.backends.fpga.search import Board
+from pipec.backends.fpga.stagejson import read_record
 from pipec.backends.fpga.training import kernels
 from pipec.backends.fpga.training.artifacts import reload_tables, training_record
 from pipec.backends.fpga.training.features import in_flight, placed_features
@@ -183,20 +186,32 @@ def test_update_is_that_of_torch(tmp_path: Path) -> None:
     assert torch.allclose(found.reshape(rows, 16), parameter.detach(), atol=1e-6)
 
 
-def test_fifos_between_the_kernels_are_listed() -> None:
-    """Saved values on chip: both ports have the same tokens, the FIFO holds all in flight."""
-    for stage in trained_stages(planned("fbp-as")):
+def test_saved_values_on_chip_wait_in_fifos_of_a_kernel(tmp_path: Path) -> None:
+    """One shape from F to B, a FIFO for all microbatches in flight, where the plan says."""
+    plan = planned("fbp-as")
+    emit(plan, tmp_path / "out")
+    folders = sorted((tmp_path / "out").glob("stage*"))
+    for folder, stage in zip(folders, trained_stages(plan), strict=True):
+        connections = (folder / "connections.tcl").read_text(encoding="utf-8")
+        fifos = {f["name"]: f for f in read_record(folder / "saved")["fifos"]}
+        source = (folder / "saved/src/stage_top.cpp").read_text(encoding="utf-8")
         record = training_record(stage)["saved"]
-        assert [s["memory"] == "ddr" for s in record] == ["from" not in s for s in record]
-        for saved in (s for s in record if "from" in s):
-            ends = [
-                design.streams[port_names(design)[saved[end]].stream]
-                for design, end in ((stage.kernels.F, "from"), (stage.kernels.B, "to"))
-            ]
-            shapes = {(s.rows, s.channels, s.lanes, s.dtype) for s in ends}
-            assert len(shapes) == 1
-            bits = saved["fifo_depth"] * saved["fifo_width_bits"]
-            assert bits >= 8 * saved["bytes"] * saved["microbatches"]
+        assert [s["memory"] == "ddr" for s in record] == ["saved_in" not in s for s in record]
+        kept = [s for s in record if "saved_in" in s]
+        assert kept
+        for saved in kept:
+            fifo = fifos[f"{saved['value']}_waiting"]
+            assert fifo["depth"] == saved["fifo_depth"] == saved["microbatches"] * fifo["tokens"]
+            assert fifo["memory"] == saved["memory"]
+            assert f"variable = {fifo['name']} type = fifo impl = {saved['memory']}" in source
+            assert saved["fifo_width_bits"] * fifo["tokens"] == 8 * saved["bytes"]
+            assert f"forward/{saved['forward_out']}]" in connections
+            assert f"saved/{saved['saved_out']}] [get_bd_intf_pins backward/" in connections
+        assert check_timing(folder / "saved", 3).differing == ()
+        moved = re.sub("fifo impl = .*", "fifo impl = lutram", source)
+        (folder / "saved/src/stage_top.cpp").write_text(moved, encoding="utf-8")
+        with pytest.raises(BackendError, match="memory"):
+            lint.check(folder / "saved")
 
 
 def test_forward_and_backward_run_side_by_side() -> None:
@@ -230,17 +245,20 @@ def test_kernels_share_the_board() -> None:
     for stage in trained_stages(plan):
         used = stage.kernels.F.resources + stage.kernels.B.resources
         assert stage.update is not None
-        assert (used + stage.update.resources).fits(stage.kernels.F.limits)
+        assert stage.kernels.saved is not None
+        used = used + stage.update.resources + stage.kernels.saved.resources
+        assert used.fits(Board(device_of(plan, 0)).limits)
         assert stage.kernels.interval >= max(stage.kernels.F.interval, stage.kernels.B.interval)
 
 
 def test_features_fill_the_chip_before_they_go_to_memory() -> None:
-    sizes = {"a": 1000, "b": 500_000, "c": 400_000}
-    room = Resources(uram=uram(512, 2 * 500_000 * 8 // 512), bram36=0.0)
-    placed = {f.value: f for f in placed_features(sizes, 2, room)}
+    rows = {"a": 16, "b": 8_000, "c": 6_400}
+    streams = {v: Stream(v, n, 16, 16) for v, n in rows.items()}
+    room = Resources(uram=uram(512, 2 * 8_000), bram36=0.0)
+    placed = {f.value: f for f in placed_features(streams, 2, room)}
     assert [placed[v].memory for v in "abc"] == [Memory.DDR, Memory.URAM, Memory.DDR]
-    assert [placed[v].traffic for v in "abc"] == [2 * 1000, 0, 2 * 400_000]
-    assert all(f.memory is Memory.DDR for f in placed_features(sizes, 2, Resources()))
+    assert [placed[v].traffic for v in "abc"] == [2 * 64 * 16, 0, 2 * 64 * 6_400]
+    assert all(f.memory is Memory.DDR for f in placed_features(streams, 2, Resources()))
 
 
 def test_microbatches_in_flight_fall_towards_the_loss() -> None:
