@@ -14,12 +14,13 @@ from pipec.backends.fpga.csim.chain import stream
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.csim.timed import check_timing
 from pipec.backends.fpga.cutting.joint import joint_cut
-from pipec.backends.fpga.designs import designs_of, device_of, lowered, precision_of
+from pipec.backends.fpga.designs import designs_of, device_of, lowered, networks, precision_of
 from pipec.backends.fpga.emit.cpp import cpp_type
 from pipec.backends.fpga.emit.stage import stage_directory
 from pipec.backends.fpga.inference import accuracy_of, emit_inference
 from pipec.backends.fpga.lint import stage as lint
 from pipec.backends.fpga.numbers import MINIMUM
+from pipec.backends.fpga.quantise.bound import Bound
 from pipec.backends.fpga.quantise.plan import error_bounds, tolerance_of
 from pipec.backends.fpga.quantise.samples import kept_frame, source_of
 from pipec.backends.fpga.search import Board
@@ -31,6 +32,7 @@ from pipec.backends.fpga.training.run import load_training
 from pipec.backends.fpga.training.stage import training_designs, training_timing
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, StageRunner
+from pipec.compiler.comparison import Allowed
 from pipec.compiler.cycles import StageCycles, TimedCheck
 from pipec.cost.model import CostModel
 from pipec.errors import BackendError
@@ -91,7 +93,7 @@ class FpgaBackend(Backend):
             )
         precision = precision_of(plan)
         if not plan.trains:
-            emit_inference(plan, directory, self.tolerance(plan))
+            emit_inference(plan, directory, _bounds(plan))
         elif precision == "float32":
             emit_training(plan, directory)
         else:
@@ -159,16 +161,23 @@ class FpgaBackend(Backend):
         Raises:
             BackendError: Weights or samples, which it depends on, are not there.
         """
-        precision = precision_of(plan)
-        if plan.trains or precision == "float32":
-            return MINIMUM
-        return tolerance_of(error_bounds(plan, lowered(plan), precision))
+        return tolerance_of(_bounds(plan))
 
     def emitted_tolerance(self, plan: Plan, directory: Path) -> float:
         """What the stages themselves say."""
         if plan.trains or precision_of(plan) == "float32":
             return MINIMUM
         return max(float(read_record(f)["tolerance"]) for f in _folders(plan, directory))
+
+    def emitted_bounds(self, plan: Plan, directory: Path) -> Mapping[str, Allowed]:
+        """Of every floating-point value that leaves a stage in narrow numbers."""
+        if plan.trains or precision_of(plan) == "float32":
+            return {}
+        return {
+            b.value: Allowed(tolerance_of([b]), b.basis)
+            for k, folder in enumerate(_folders(plan, directory))
+            for b in (Bound.of_json(k, item) for item in read_record(folder).get("bounds", ()))
+        }
 
     def sample_inputs(
         self, plan: Plan, directory: Path, seed: int
@@ -183,11 +192,11 @@ class FpgaBackend(Backend):
         found = accuracy_of(_folders(plan, directory))
         if not found:
             return (f"{precision_of(plan)}: what it loses was not measured (no C++ compiler)",)
-        allowed = self.emitted_tolerance(plan, directory)
+        bounds = self.emitted_bounds(plan, directory)
         return [
             f"{precision_of(plan)}, ranges from {source_of(plan)}; {found[0].frames} frames in C "
-            f"simulation against float32, tolerance {100 * allowed:.2g} %",
-            *(f"  stage {a.stage}, {told(a)}" for a in found),
+            f"simulation against float32",
+            *(f"  stage {a.stage}, {told(a, bounds[a.value])}" for a in found),
         ]
 
     def cut(self, plan: Plan, count: int, *, free_order: bool) -> CutResult | None:
@@ -204,6 +213,14 @@ class FpgaBackend(Backend):
     def cost_model(self, cluster: Cluster) -> CostModel | None:
         """A node's share of the interval of a board to itself."""
         return FpgaCost(boards=cluster.size)
+
+
+def _bounds(plan: Plan) -> list[Bound]:
+    """Of what leaves the stages in narrow numbers; none of float32."""
+    precision = precision_of(plan)
+    if plan.trains or precision == "float32":
+        return []
+    return error_bounds(plan, lowered(plan), networks(plan), precision)
 
 
 def _folders(plan: Plan, directory: Path) -> list[Path]:

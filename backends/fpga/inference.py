@@ -14,7 +14,9 @@ from pipec.backends.fpga.designs import designs_of, device_of, lowered, precisio
 from pipec.backends.fpga.emit.golden import golden_chain, random_inputs
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage
 from pipec.backends.fpga.lint import stage as lint
-from pipec.backends.fpga.quantise.samples import HELD_OUT, keep, samples_of
+from pipec.backends.fpga.quantise.bound import Bound
+from pipec.backends.fpga.quantise.plan import tolerance_of
+from pipec.backends.fpga.quantise.samples import held_out, keep
 from pipec.backends.fpga.rtl.simulate import write_reference
 from pipec.backends.fpga.stagejson import Json, read_record, stage_record
 from pipec.backends.fpga.toolchain import has_compiler
@@ -22,17 +24,14 @@ from pipec.graph.ir import Graph
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan
 
-_FRAMES = 4
-"""Held-out frames that the loss is measured on: enough to see it, seconds to run."""
 
-
-def emit_inference(plan: Plan, directory: Path, tolerance: float) -> None:
+def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None:
     """Write a directory per stage; with narrow numbers, run them all and note what they lose.
 
     Args:
         plan: A plan with weights that does not train.
         directory: Where to.
-        tolerance: What the test benches accept.
+        bounds: Of what leaves the stages, as far as known; the test benches accept them.
 
     Raises:
         BackendError: Something cannot be emitted, or an emitted stage fails.
@@ -40,15 +39,13 @@ def emit_inference(plan: Plan, directory: Path, tolerance: float) -> None:
     designs = designs_of(plan)
     graphs = [lower(stage.graph).graph for stage in plan.stages]
     narrow = precision_of(plan) != "float32"
-    frames = (
-        samples_of(plan, lowered(plan), HELD_OUT, _FRAMES)
-        if narrow
-        else [random_inputs(plan.graph, designs)]
-    )
+    frames = held_out(plan, lowered(plan)) if narrow else [random_inputs(plan.graph, designs)]
     golden = golden_chain(graphs, frames[0])
     folders = []
     for k, (design, frame) in enumerate(zip(designs, golden, strict=True)):
         fabric = device_of(plan, k).fpga
+        own = [b for b in bounds if b.stage == k]
+        tolerance = tolerance_of(own)
         folder = directory / stage_directory(design.name, design.part)
         write_stage(
             design,
@@ -60,13 +57,14 @@ def emit_inference(plan: Plan, directory: Path, tolerance: float) -> None:
             banks=banks_of(fabric) if fabric else ("DDR[0]",),
             hosted=True,
         )
-        _write({**stage_record(design), "tolerance": tolerance}, folder)
+        record = {**stage_record(design), "tolerance": tolerance}
+        _write(record | {"bounds": [b.to_json() for b in own]} if narrow else record, folder)
         if plan.options.get("rtl"):
             write_reference(read_record(folder), folder / "rtl")
         lint.check(folder)
         folders.append(folder)
     if narrow:
-        keep(frames, plan, directory)
+        keep(frames, directory)
     if narrow and has_compiler():
         _measure(graphs, folders, frames)
 

@@ -145,3 +145,14 @@ def packed(bias: NDArray[Any], multiplier: NDArray[Any]) -> NDArray[np.int64]:
     """Words of a table of type ``rescale``: two 32-bit integers, the bias in the lower half."""
     limited = np.clip(np.asarray(bias), -(2**31), 2**31 - 1).astype(np.int64)
     return np.asarray((limited & 0xFFFFFFFF) | (np.asarray(multiplier).astype(np.int64) << 32))
+
+
+def unpacked(words: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Biases and multipliers of such words.
+
+    Example:
+        >>> unpacked(packed(np.array([-3]), np.array([-7])))
+        (array([-3]), array([-7]))
+    """
+    whole = np.asarray(words, dtype=np.int64)
+    return (whole & 0xFFFFFFFF).astype(np.uint32).astype(np.int32).astype(np.int64), whole >> 32

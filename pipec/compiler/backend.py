@@ -9,6 +9,7 @@ import torch
 
 from pipec import registry
 from pipec.cluster.cluster import Cluster
+from pipec.compiler.comparison import Allowed
 from pipec.compiler.cycles import StageCycles, TimedCheck
 from pipec.cost.model import CostModel
 from pipec.errors import BackendError
@@ -135,6 +136,11 @@ class Backend(ABC):
         """The same for what was emitted, which may say so itself."""
         del directory
         return self.tolerance(plan)
+
+    def emitted_bounds(self, plan: Plan, directory: Path) -> Mapping[str, Allowed]:
+        """Boundary values of what was emitted for which a tolerance of their own is known."""
+        del plan, directory
+        return {}
 
     def sample_inputs(
         self, plan: Plan, directory: Path, seed: int

@@ -14,6 +14,19 @@ INCOMPARABLE = sys.float_info.max
 
 
 @dataclass(frozen=True)
+class Allowed:
+    """The largest relative error that is allowed.
+
+    Attributes:
+        relative: The error.
+        basis: What it follows from, in a word; nothing where it is a rule of thumb.
+    """
+
+    relative: float
+    basis: str = ""
+
+
+@dataclass(frozen=True)
 class Comparison:
     """One tensor against its reference.
 
@@ -27,6 +40,7 @@ class Comparison:
         scale: Largest magnitude of the reference, or the floor of `compare` if that is larger.
         relative_error: ``max_abs_error / scale``; 0 for two zeros.
         ok: Whether it is within the tolerance; integers must be equal.
+        tolerance: Largest relative error that was allowed; ``basis`` what that follows from.
     """
 
     name: str
@@ -37,12 +51,14 @@ class Comparison:
     scale: float
     relative_error: float
     ok: bool
+    tolerance: float = 0.0
+    basis: str = ""
 
 
 def compare(
     found: Tensor,
     want: Tensor,
-    tolerance: float,
+    tolerance: float | Allowed,
     *,
     name: str,
     kind: str,
@@ -66,16 +82,21 @@ def compare(
         (1.0, 0.5, False)
     """
     dtype = str(want.dtype).removeprefix("torch.")
+    by = tolerance if isinstance(tolerance, Allowed) else Allowed(tolerance)
     if (found.shape, found.dtype) != (want.shape, want.dtype):
-        return Comparison(name, kind, stage, dtype, INCOMPARABLE, 0.0, INCOMPARABLE, ok=False)
+        return Comparison(
+            name, kind, stage, dtype, INCOMPARABLE, 0.0, INCOMPARABLE, False, by.relative, by.basis
+        )
     absolute, scale = _errors(found, want)
     scale = max(scale, floor)
     relative = (
         min(absolute / scale, INCOMPARABLE) if scale else (0.0 if absolute == 0 else INCOMPARABLE)
     )
     exact = not (want.dtype.is_floating_point or want.dtype.is_complex)
-    ok = absolute == 0 if exact else relative <= tolerance
-    return Comparison(name, kind, stage, dtype, absolute, scale, relative, ok)
+    ok = absolute == 0 if exact else relative <= by.relative
+    return Comparison(
+        name, kind, stage, dtype, absolute, scale, relative, ok, by.relative, by.basis
+    )
 
 
 def _errors(found: Tensor, want: Tensor) -> tuple[float, float]:

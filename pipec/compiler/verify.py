@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from pipec.compiler.backend import StageRunner, TrainingRunner, load_backend
-from pipec.compiler.comparison import Comparison, compare
+from pipec.compiler.backend import Backend, StageRunner, TrainingRunner, load_backend
+from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.verify_training import compare_gradients
 from pipec.compiler.verify_update import compare_emitted
 from pipec.errors import PlanError
@@ -116,11 +116,27 @@ def verify_artifacts(
     backend = load_backend(plan.target)
     progress("loading the stages")
     runners = backend.load(plan, directory)
-    allowed_error = backend.emitted_tolerance(plan, directory) if tolerance is None else tolerance
+    error, bounds = allowed_errors(backend, plan, directory, tolerance)
     return verify_stages(
-        plan, runners, reference, tolerance=allowed_error, seed=seed, progress=progress,
+        plan, runners, reference, tolerance=error, bounds=bounds, seed=seed, progress=progress,
         inputs=backend.sample_inputs(plan, directory, seed),
     )  # fmt: skip
+
+
+def allowed_errors(
+    backend: Backend, plan: Plan, directory: Path, tolerance: float | None
+) -> tuple[float, Mapping[str, Allowed]]:
+    """The largest relative error of boundary values, and of those that have one of their own.
+
+    Args:
+        backend: That of the plan.
+        plan: As loaded from its directory.
+        directory: The output of a compilation.
+        tolerance: What the user allows; the backend decides if None.
+    """
+    if tolerance is not None:
+        return tolerance, {}
+    return backend.emitted_tolerance(plan, directory), backend.emitted_bounds(plan, directory)
 
 
 def verify_stages(
@@ -129,6 +145,7 @@ def verify_stages(
     reference: Reference,
     *,
     tolerance: float,
+    bounds: Mapping[str, Allowed] | None = None,
     seed: int = 0,
     progress: Progress = lambda _: None,
     inputs: Mapping[str, Tensor] | None = None,
@@ -140,6 +157,7 @@ def verify_stages(
         runners: One per stage, as loaded by its backend.
         reference: The model, read from its source.
         tolerance: Largest relative error of a floating point value.
+        bounds: That of values that have one of their own, by name.
         seed: Seed of the inputs and of random ops.
         progress: Told what is being done.
         inputs: The model's inputs by name; random ones if not given.
@@ -162,7 +180,8 @@ def verify_stages(
         expected = want.get((kind, name)) if expected is None else expected
         if expected is None:
             raise PlanError("the source does not compute a value of the plan", got=name)
-        found.append(compare(got, expected, tolerance, name=name, kind=kind, stage=stage))
+        allowed = (bounds or {}).get(name, tolerance)
+        found.append(compare(got, expected, allowed, name=name, kind=kind, stage=stage))
     if plan.schedule is not None and plan.schedule.training:
         progress("comparing gradients")
         ready = [r for r in runners if isinstance(r, TrainingRunner)]

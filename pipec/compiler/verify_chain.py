@@ -16,6 +16,7 @@ from pipec.compiler.verify import (
     Progress,
     Reference,
     VerifyReport,
+    allowed_errors,
     check_same_model,
     random_inputs,
 )
@@ -53,7 +54,7 @@ def verify_chain(
     plan = load_plan(directory, allowed=allowed)
     check_same_model(plan, reference.graph)
     backend = load_backend(plan.target)
-    error = backend.emitted_tolerance(plan, directory) if tolerance is None else tolerance
+    error, bounds = allowed_errors(backend, plan, directory, tolerance)
     inputs = [
         backend.sample_inputs(plan, directory, seed + k)
         or random_inputs(reference.example_inputs, seed + k)
@@ -76,7 +77,6 @@ def verify_chain(
                 raise PlanError("no stage yields an output of the model", got=name)
             stage, kind = homes[name]
             title = f"{name} of frame {k + 1}"
-            boundaries.append(
-                compare(outputs[name], want, error, name=title, kind=kind, stage=stage)
-            )
+            by = bounds.get(name, error)
+            boundaries.append(compare(outputs[name], want, by, name=title, kind=kind, stage=stage))
     return VerifyReport(error, seed, tuple(boundaries))

@@ -13,7 +13,7 @@ def print_report(report: VerifyReport, console: Console) -> None:
                   title_style="bold", box=None, pad_edge=False)  # fmt: skip
     for column in ("stage", "value", "kind", "dtype"):
         table.add_column(column, overflow="fold")
-    for column in ("max error", "largest", "relative", ""):
+    for column in ("max error", "largest", "relative", "allowed", ""):
         table.add_column(column, justify="right")
     for b in report.boundaries:
         verdict = "ok" if b.ok else "[red]off[/]"
@@ -25,6 +25,7 @@ def print_report(report: VerifyReport, console: Console) -> None:
             f"{b.max_abs_error:.3g}",
             f"{b.scale:.3g}",
             f"{b.relative_error:.2g}",
+            f"{b.tolerance:.2g} {b.basis}".strip(),
             verdict,
         )
     console.print(table)

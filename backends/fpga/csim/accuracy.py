@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pipec.backends.fpga.csim.run import CSimulation
+from pipec.compiler.comparison import Allowed
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,19 @@ def _compared(stage: int, value: str, pairs: Sequence[tuple[Tensor, Tensor]]) ->
     )
 
 
-def told(item: Accuracy) -> str:
+def told(item: Accuracy, bound: Allowed) -> str:
     """One line for people.
 
+    Args:
+        item: What was lost.
+        bound: What the formats explain.
+
     Example:
-        >>> told(Accuracy(0, "y", 4, 0.0125, 0.002, 1.0))
-        'y: max error 1.25 %, mean 0.2 %, top-1 agrees in 100 %'
+        >>> told(Accuracy(0, "y", 4, 0.0125, 0.002, 1.0), Allowed(0.031, "likely"))
+        'y: max error 1.25 % of 3.1 % (likely bound), mean 0.2 %, top-1 agrees in 100 %'
     """
-    text = f"{item.value}: max error {100 * item.max_relative_error:.3g} %, "
+    text = f"{item.value}: max error {100 * item.max_relative_error:.3g} % "
+    text += f"of {100 * bound.relative:.3g} % ({bound.basis} bound), "
     text += f"mean {100 * item.mean_relative_error:.3g} %"
     if item.top1_agreement is not None:
         text += f", top-1 agrees in {100 * item.top1_agreement:.4g} %"

@@ -70,8 +70,7 @@ def lower(
             layers = tuple(builder.layers.values())
             own = {i.name for i in graph.inputs_of(InputKind.INPUT)}
             ports = (_widened(p, layers) if p.value in own else p for p in inputs)
-            nodes = {value.edge: node.name for node, value in builder.values.items()}
-            return Network(layers, tuple(ports), tuple(outputs), nodes, builder.named)
+            return Network(layers, tuple(ports), tuple(outputs), builder.named)
     shown = "".join(f"\n    {p}" for p in problems[:20])
     raise BackendError(
         f"{len(problems)} node(s) have no FPGA engine",

@@ -102,14 +102,12 @@ class Network:
     """Layers in topological order, and what goes in and out.
 
     Attributes:
-        nodes: Edge to the graph node whose values it carries, where there is one.
         named: Edge to the format that the model itself names for it.
     """
 
     layers: tuple[Layer, ...]
     inputs: tuple[NetPort, ...]
     outputs: tuple[NetPort, ...]
-    nodes: Mapping[str, str] = field(default_factory=dict)
     named: Mapping[str, Int8] = field(default_factory=dict)
 
 

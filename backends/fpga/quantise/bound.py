@@ -1,30 +1,60 @@
-"""The error bound of every value that leaves a stage."""
+"""How far rounding takes the values that leave the stages, along a frame that is really run.
+
+A stage in narrow numbers computes ``F(W~, rho)``: the network with its weights as they are stored,
+values beyond a format's range cut off, and an error ``rho`` added to every value that an engine
+rounds, ``|rho| <= u`` (half a step). The model computes ``F(W, 0)`` without limits. Per output::
+
+    F(W~, rho) - F(W, 0) = shift + <J, rho> + rest
+
+- ``shift = F(W~, 0) - F(W, 0)``: what rounded weights and saturation do, computed exactly;
+- ``J``: derivatives of the output by every value that is rounded, at ``F(W~, 0)``, from one
+  backward pass per output;
+- ``rest``: what first order leaves out (products of errors, clamps and maxima that switch),
+  computed for the rounding errors that rounding in the same places makes on this frame.
+
+Two bounds follow. *worst*: ``|shift| + sum |J| u + |rest|``; no signs of the rounding errors can
+do more, to first order. *likely*: ``|shift| + 6 sigma + |rest|``, where
+``sigma^2 = sum J^2 u^2 / 3``: roundings that are uniform (Widrow, 1956) and independent with mean
+zero (Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci.
+Comput. 41(5), 2019); such sums are sub-Gaussian, so that more has a probability below 1e-7.
+
+Of values with more than `ALL` elements some outputs are looked at: those that rounding in the same
+places takes farthest, and others at random.
+"""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from pipec.backends.fpga.lowering.layers import Join, RowNorm
+from pipec.backends.fpga.lowering.layers import Layer
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.quantise.calibrate import Seen
-from pipec.backends.fpga.quantise.errors import DEVIATIONS, Error, Numerics
+from pipec.backends.fpga.quantise.execute import Chain
 from pipec.backends.fpga.quantise.formats import moves
-from pipec.backends.fpga.quantise.rules import spread
+from pipec.backends.fpga.quantise.rounding import cut, held, unit
 
-_CUT_AGAIN = 2.0
-"""What is cut off of the values of new inputs, over what was of those seen."""
+DEVIATIONS = 6.0
+"""Standard deviations that are allowed."""
+ALL = 16
+"""Elements of a value, up to which all are looked at."""
+_SAMPLED = 2
+"""Elements of a larger value that are farthest off, and as many others, of every frame."""
+_HUGE = 1e30
+"""A magnitude from here on is a mask, no value."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """How far a value may be off.
+    """How far a value may be off, relative to its largest magnitude.
 
     Attributes:
         stage: The stage that computes it; ``value`` its name.
-        worst: Largest error possible, relative to the least peak seen; infinite where unknown.
-        likely: `errors.DEVIATIONS` standard deviations and twice what was cut off, likewise.
+        worst: Whatever the signs of the rounding errors; infinite where a value is no number.
+        likely: If they are independent.
     """
 
     stage: int
@@ -37,63 +67,141 @@ class Bound:
         """The smaller one."""
         return min(self.worst, self.likely)
 
+    @property
+    def basis(self) -> str:
+        """Its name."""
+        return "worst" if self.worst <= self.likely else "likely"
 
-def bounds_of(networks: Sequence[Network], about: Sequence[Numerics]) -> list[Bound]:
-    """The bound of every floating-point value that leaves a stage.
+    @classmethod
+    def of_json(cls, stage: int, data: Mapping[str, Any]) -> "Bound":
+        """The inverse of `to_json`."""
+        worst, likely = (math.inf if data[k] is None else data[k] for k in ("worst", "likely"))
+        return cls(stage, data["value"], worst, likely)
+
+    def to_json(self) -> dict[str, str | float | None]:
+        """JSON data: ``value``, ``worst`` and ``likely``, null where infinite."""
+        worst, likely = (b if math.isfinite(b) else None for b in (self.worst, self.likely))
+        return {"value": self.value, "worst": worst, "likely": likely}
+
+    def with_(self, other: "Bound") -> "Bound":
+        """Of two frames."""
+        worst, likely = max(self.worst, other.worst), max(self.likely, other.likely)
+        return dataclasses.replace(self, worst=worst, likely=likely)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """All stages in narrow numbers.
+
+    Attributes:
+        exact: Their networks in real numbers; ``stored`` with weights as the engines read them.
+        types: Per stage, edge to element type.
+    """
+
+    exact: Sequence[Network]
+    stored: Sequence[Network]
+    types: Sequence[Mapping[str, str]]
+
+
+def bounds_of(stages: Stages, frames: Sequence[Mapping[str, Tensor]]) -> list[Bound]:
+    """The bound of every floating-point value that leaves a stage, over some frames.
 
     Args:
-        networks: The stages in order, in real numbers.
-        about: The numbers on the edges of every stage.
+        stages: In order.
+        frames: Sets of the model's inputs by name.
     """
-    known: dict[str, Error] = {}
-    found = []
-    for k, (network, given) in enumerate(zip(networks, about, strict=True)):
-        numerics = dataclasses.replace(given, seen=_completed(network, given.seen))
-        errors = _errors(network, numerics, known)
-        for port in network.outputs:
-            if port.use.dtype == "int32":
-                continue
-            error = errors[port.use.edge]
-            known[port.value] = error
-            peak = max(numerics.of(port.use.edge).peak, 1e-30)
-            likely = DEVIATIONS * float(np.sqrt(error.variance.max()))
-            likely += _CUT_AGAIN * numerics.cut_off(port.use.edge)
-            found.append(Bound(k, port.value, float(error.worst.max()) / peak, likely / peak))
-    return found
+    found: dict[tuple[int, str], Bound] = {}
+    exact, stored = Chain(stages.exact), Chain(stages.stored)
+    for number, frame in enumerate(frames):
+        trace = _Trace(stages)
+        with torch.no_grad():
+            want = exact.run(frame, lambda _stage, _edge, _layer, x: x)
+            rounded = stored.run(frame, trace.rounded)
+        smooth = stored.run(frame, trace.opened)
+        for stage, values in enumerate(smooth):
+            for name, value in values.items():
+                if value.dtype.is_floating_point:
+                    triple = (value, rounded[stage][name], want[stage][name])
+                    bound = trace.bound(stage, name, triple, number)
+                    before = found.get((stage, name))
+                    found[stage, name] = bound if before is None else before.with_(bound)
+    return list(found.values())
 
 
-def _completed(network: Network, seen: Mapping[str, Seen]) -> dict[str, Seen]:
-    """What was seen, also of edges that no node stands for but that carry the same values."""
-    found = dict(seen)
-    for layer in network.layers:  # the parts of one product are within the range of the whole
-        if isinstance(layer, Join) and layer.name in found:
-            found |= {u.edge: found[layer.name] for u in layer.inputs if u.edge not in found}
-    for layer in network.layers:
-        if layer.name in found:
-            continue
-        if isinstance(layer, RowNorm) and layer.op == "softmax":
-            found[layer.name] = Seen(0.0, 1.0, 1.0 / (layer.taps * layer.cin), peak=1.0)
-        elif moves(layer) and layer.inputs[0].edge in found:
-            found[layer.name] = found[layer.inputs[0].edge]
-    return found
+class _Trace:
+    """One frame: its roundings by stage and edge."""
+
+    def __init__(self, stages: Stages) -> None:
+        self._stages = stages
+        self._errors: dict[tuple[int, str], Tensor] = {}
+        self._units: dict[tuple[int, str], Tensor] = {}
+        self._leaves: dict[tuple[int, str], Tensor] = {}
+
+    def rounded(self, stage: int, edge: str, layer: Layer | None, x: Tensor) -> Tensor:
+        """The value as its type holds it; what rounding did is noted."""
+        if not _rounds(layer, x):
+            return x
+        dtype = self._stages.types[stage][edge]
+        result = held(x, dtype)
+        # a model that names formats rounds there itself, perhaps to the other side
+        times = 2.0 if edge in self._stages.exact[stage].named else 1.0
+        ordinary = x.abs() < _HUGE
+        error = torch.where(ordinary, result - cut(x, dtype), 0.0)
+        self._errors[stage, edge] = error
+        self._units[stage, edge] = torch.where(ordinary, unit(x, dtype) * times, 0.0)
+        return result
+
+    def opened(self, stage: int, edge: str, layer: Layer | None, x: Tensor) -> Tensor:
+        """The value, not rounded, plus a zero that derivatives are taken by."""
+        if not _rounds(layer, x):
+            return x
+        leaf = torch.zeros_like(x, requires_grad=True)
+        self._leaves[stage, edge] = leaf
+        return cut(x, self._stages.types[stage][edge]) + leaf
+
+    def bound(
+        self, stage: int, name: str, values: tuple[Tensor, Tensor, Tensor], seed: int
+    ) -> Bound:
+        """The bound of a value: not rounded, rounded, and the model's."""
+        smooth, rounded, want = (v.reshape(-1) for v in values)
+        ordinary = want[want.abs() < _HUGE].abs()
+        peak = max(float(ordinary.max()) if len(ordinary) else 0.0, 1e-30)
+        worst = likely = 0.0
+        for row in _rows((rounded - want).abs(), seed):
+            largest, sigma, first = self._row(smooth[row])
+            rest = abs(float(rounded[row] - smooth[row].detach()) - first)
+            base = abs(float(smooth[row].detach() - want[row])) + rest
+            worst = max(worst, _number(base + largest))
+            likely = max(likely, _number(base + DEVIATIONS * sigma))
+        return Bound(stage, name, worst / peak, likely / peak)
+
+    def _row(self, output: Tensor) -> tuple[float, float, float]:
+        """``sum |J| u``, sigma and ``<J, rho>`` of one output."""
+        keys = list(self._leaves)
+        leaves = [self._leaves[key] for key in keys]
+        found = torch.autograd.grad(output, leaves, retain_graph=True, allow_unused=True)
+        largest = square = first = 0.0
+        for key, slope in zip(keys, found, strict=True):
+            if slope is not None:
+                reach = slope * self._units[key]
+                largest += float(reach.abs().sum())
+                square += float(reach.square().sum())
+                first += float((slope * self._errors[key]).sum())
+        return largest, math.sqrt(square / 3), first
 
 
-def _errors(network: Network, about: Numerics, known: Mapping[str, Error]) -> dict[str, Error]:
-    """Errors of all edges of a stage."""
-    errors: dict[str, Error] = {}
-    for port in network.inputs:
-        use = port.use
-        if port.value in known:  # rounded where it was sent
-            errors[use.edge] = known[port.value].rows(use.channels)
-        else:
-            errors[use.edge] = about.rounded(use.edge, Error.none(use.channels))
-    for layer in network.layers:
-        reads = [errors[use.edge].rows(use.channels) for use in layer.inputs]
-        with np.errstate(over="ignore", invalid="ignore"):
-            spread_here = spread(layer, reads, about)
-            errors[layer.name] = (
-                spread_here if moves(layer) else about.rounded(layer.name, spread_here)
-            )
-            if layer.name in network.named:  # the model itself rounds too
-                errors[layer.name] = about.rounded(layer.name, errors[layer.name])
-    return errors
+def _rounds(layer: Layer | None, x: Tensor) -> bool:
+    return x.dtype.is_floating_point and not (layer is not None and moves(layer))
+
+
+def _rows(errors: Tensor, seed: int) -> list[int]:
+    if len(errors) <= ALL:
+        return list(range(len(errors)))
+    top = errors.nan_to_num(nan=0.0).topk(_SAMPLED).indices
+    generator = torch.Generator().manual_seed(seed)
+    others = torch.randint(len(errors), (_SAMPLED,), generator=generator)
+    return [int(row) for row in torch.cat([top, others])]
+
+
+def _number(x: float) -> float:
+    return x if math.isfinite(x) else math.inf

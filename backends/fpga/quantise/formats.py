@@ -17,7 +17,6 @@ from pipec.backends.fpga.lowering.layers import (
     Pool,
     Product,
     Reorder,
-    RowNorm,
     RowReduce,
 )
 from pipec.backends.fpga.lowering.network import Network
@@ -26,7 +25,6 @@ from pipec.errors import BackendError
 
 Edge = tuple[int, str]
 """Stage and edge."""
-_UNSIGNED = ("softmax",)
 
 
 def formats_of(
@@ -58,7 +56,7 @@ def formats_of(
             for stage, name in edges:
                 found[stage][name] = coarsest
             continue
-        known = [r for k, e in edges if (r := _known(networks[k], e, seen[k])) is not None]
+        known = [seen[k][e] for k, e in edges if e in seen[k]]
         if not known:
             raise BackendError(
                 "the range of a value is not known, so it can't become 8-bit integers",
@@ -70,15 +68,6 @@ def formats_of(
         for stage, name in edges:
             found[stage][name] = chosen
     return found
-
-
-def _known(network: Network, edge: str, seen: Mapping[str, Seen]) -> Seen | None:
-    if edge in seen:
-        return seen[edge]
-    layer = next((y for y in network.layers if y.name == edge), None)
-    if isinstance(layer, RowNorm) and layer.op in _UNSIGNED:
-        return Seen(0.0, 1.0)
-    return None
 
 
 class _Classes:

@@ -1,80 +1,56 @@
 """The stages of a plan in narrow numbers: calibrated on samples, and how far off they may be."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from pipec.backends.fpga.int8 import Int8
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.numbers import MINIMUM
-from pipec.backends.fpga.quantise.bound import Bound, bounds_of
-from pipec.backends.fpga.quantise.calibrate import Seen, observed, on_edges
-from pipec.backends.fpga.quantise.errors import Numerics, range_of
+from pipec.backends.fpga.quantise.bound import Bound, Stages, bounds_of
+from pipec.backends.fpga.quantise.calibrate import observed
 from pipec.backends.fpga.quantise.formats import formats_of
 from pipec.backends.fpga.quantise.layers import quantised
-from pipec.backends.fpga.quantise.samples import CALIBRATION, HELD_OUT, samples_of
-from pipec.graph.lower import lower as without_transfers
+from pipec.backends.fpga.quantise.samples import calibration_samples, held_out
+from pipec.backends.fpga.quantise.stored import stored, types_of
 from pipec.plan.model import Plan
-
-
-def _seen(
-    plan: Plan, networks: Sequence[Network], seed: int, types: Sequence[Mapping[str, str]] = ()
-) -> list[dict[str, Seen]]:
-    """What the values on all edges do on a set of samples, per stage.
-
-    Args:
-        plan: Its graph has weights.
-        networks: One per stage.
-        seed: Which samples (`samples_of`).
-        types: Per stage, edge to the type that will hold it, if that is known.
-    """
-    graphs = [without_transfers(stage.graph).graph for stage in plan.stages]
-    limits = [
-        {n.nodes[edge]: range_of(dtype) for edge, dtype in known.items() if edge in n.nodes}
-        for n, known in zip(networks, types, strict=True)
-    ] if types else None  # fmt: skip
-    nodes = observed(graphs, samples_of(plan, networks, seed), limits)
-    return [on_edges(network, found) for network, found in zip(networks, nodes, strict=True)]
-
-
-def _formats(plan: Plan, networks: Sequence[Network]) -> list[dict[str, Int8]]:
-    return formats_of(networks, _seen(plan, networks, CALIBRATION))
 
 
 def calibrated(plan: Plan, networks: Sequence[Network]) -> tuple[Network, ...]:
     """The networks of all stages, as lowered for ``int8``, with formats and whole numbers.
 
     Args:
-        plan: Its graph has weights; its options say what to calibrate on (`samples_of`).
+        plan: Its graph has weights; its options say what to calibrate on.
         networks: One per stage.
 
     Raises:
         BackendError: The samples don't fit, or a layer can't compute in 8-bit integers.
     """
-    formats = _formats(plan, networks)
+    formats = formats_of(networks, observed(networks, calibration_samples(plan, networks)))
     return tuple(quantised(n, f) for n, f in zip(networks, formats, strict=True))
 
 
-def error_bounds(plan: Plan, networks: Sequence[Network], precision: str) -> list[Bound]:
-    """How far the values that leave the stages may be off, on inputs like the samples.
+def error_bounds(
+    plan: Plan, exact: Sequence[Network], ready: Sequence[Network], precision: str
+) -> list[Bound]:
+    """How far the values that leave the stages may be off, on the frames that are held out.
 
     Args:
         plan: Its graph has weights.
-        networks: One per stage, as lowered for the precision, in real numbers.
+        exact: One per stage, as lowered for the precision, in real numbers.
+        ready: The same with formats and whole numbers, if it is ``int8``.
         precision: Element type of the streams.
 
     Raises:
         BackendError: The samples don't fit.
     """
-    first = _seen(plan, networks, CALIBRATION)
-    types = [dict.fromkeys(n.nodes, precision) for n in networks]
-    if precision == "int8":
-        formats = formats_of(networks, first)
-        types = [{edge: f.dtype for edge, f in found.items()} for found in formats]
-    second = _seen(plan, networks, HELD_OUT, types)
-    about = [
-        Numerics(t, {e: a[e].with_(b[e]) for e in a.keys() & b.keys()}, precision)
-        for t, a, b in zip(types, first, second, strict=True)
+    return bounds_of(stages_of(exact, ready, precision), held_out(plan, exact))
+
+
+def stages_of(exact: Sequence[Network], ready: Sequence[Network], precision: str) -> Stages:
+    """All stages in narrow numbers; see `error_bounds`."""
+    types = [
+        {edge: t if precision == "int8" else precision for edge, t in types_of(n).items()}
+        for n in ready
     ]
-    return bounds_of(networks, about)
+    return Stages(exact, [stored(n, precision) for n in ready], types)
 
 
 def tolerance_of(bounds: Sequence[Bound]) -> float:

@@ -18,60 +18,73 @@ from pipec.graph.ir import Graph, InputKind, tensor
 from pipec.plan.model import Plan
 
 RANDOM = "random"
-COUNT = 8
-"""Sets of inputs that are drawn for calibration, and held out to measure with."""
-CALIBRATION, HELD_OUT = 1, 2
-"""Seeds of both."""
+_DRAWN = 8
+"""Sets of inputs that are drawn for calibration."""
+_HELD_OUT = 4
+"""Sets that are drawn, or kept back of a file, to measure with: enough to see what is lost."""
 KEPT = "held_out.npz"
 """Frames that were held out, as emitted: an array per input."""
 
 
-def samples_of(
-    plan: Plan, networks: Sequence[Network], seed: int, count: int = COUNT
-) -> list[dict[str, Tensor]]:
-    """Sets of the model's inputs, by name.
+def calibration_samples(plan: Plan, networks: Sequence[Network]) -> list[dict[str, Tensor]]:
+    """Sets of the model's inputs, by name, to calibrate on.
 
     Options of the plan: ``calibrate`` is ``random`` (the default) or the path of a ``.npz`` file
-    with an array per input, frames along the first axis; ``input_ranges`` is JSON, input name to
-    least and largest number. Random floats are uniform in that range (normal without one);
-    integers too (row numbers of the smallest table without one).
+    with an array per input, frames along the first axis, the last of which are `held_out`;
+    ``input_ranges`` is JSON, input name to least and largest number. Random floats are uniform in
+    that range (normal without one); integers too (row numbers of the smallest table without one).
 
     Args:
         plan: Its graph has the inputs.
         networks: Its stages.
-        seed: Of the random numbers; a file's frames are taken in order, `HELD_OUT` from the end.
-        count: Sets to draw, at most as many as a file has.
 
     Raises:
         BackendError: The file cannot be read, or does not fit the model.
     """
-    graph, given = plan.graph, str(plan.options.get("calibrate", RANDOM))
-    if given != RANDOM:
-        frames = _read(Path(given), graph)
-        return frames[-count:] if seed == HELD_OUT else frames
+    frames = _of_file(plan)
+    if frames is None:
+        return _random(plan, networks, 1, _DRAWN)
+    return frames[:-_HELD_OUT] or frames
+
+
+def held_out(plan: Plan, networks: Sequence[Network]) -> list[dict[str, Tensor]]:
+    """Sets of the model's inputs that calibration has not seen; of a short file some that it has.
+
+    Args:
+        plan: As of `calibration_samples`.
+        networks: Its stages.
+
+    Raises:
+        BackendError: The file cannot be read, or does not fit the model.
+    """
+    frames = _of_file(plan)
+    return _random(plan, networks, 2, _HELD_OUT) if frames is None else frames[-_HELD_OUT:]
+
+
+def _of_file(plan: Plan) -> list[dict[str, Tensor]] | None:
+    given = str(plan.options.get("calibrate", RANDOM))
+    return None if given == RANDOM else _read(Path(given), plan.graph)
+
+
+def _random(
+    plan: Plan, networks: Sequence[Network], seed: int, count: int
+) -> list[dict[str, Tensor]]:
     ranges = json.loads(str(plan.options.get("input_ranges", "{}")))
     tables = [y.entries for n in networks for y in n.layers if isinstance(y, Lookup)]
     generator = torch.Generator().manual_seed(seed)
     return [
         {
             name: _drawn(like, ranges.get(name), min(tables, default=2), generator)
-            for name, like in _inputs(graph).items()
+            for name, like in _inputs(plan.graph).items()
         }
         for _ in range(count)
     ]
 
 
-def keep(frames: Sequence[Mapping[str, Tensor]], plan: Plan, directory: Path) -> None:
-    """Keep frames of the plan's file beside what is emitted; nothing where it has none.
-
-    Args:
-        frames: Sets of the model's inputs.
-        plan: Its options say where they are from.
-        directory: Of what is emitted.
-    """
-    if str(plan.options.get("calibrate", RANDOM)) != RANDOM:
-        columns = {name: np.stack([f[name].numpy() for f in frames]) for name in frames[0]}
-        np.savez(directory / KEPT, allow_pickle=False, **columns)
+def keep(frames: Sequence[Mapping[str, Tensor]], directory: Path) -> None:
+    """Keep sets of the model's inputs beside what is emitted."""
+    columns = {name: np.stack([f[name].numpy() for f in frames]) for name in frames[0]}
+    np.savez(directory / KEPT, allow_pickle=False, **columns)
 
 
 def kept_frame(directory: Path, number: int) -> dict[str, Tensor] | None:
@@ -86,7 +99,7 @@ def kept_frame(directory: Path, number: int) -> dict[str, Tensor] | None:
 def source_of(plan: Plan) -> str:
     """What values were looked at on, in words."""
     given = str(plan.options.get("calibrate", RANDOM))
-    return f"random inputs ({COUNT} frames)" if given == RANDOM else f"inputs of {given}"
+    return f"random inputs ({_DRAWN} frames)" if given == RANDOM else f"inputs of {given}"
 
 
 def _inputs(graph: Graph) -> dict[str, Tensor]:

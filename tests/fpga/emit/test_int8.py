@@ -22,7 +22,7 @@ from pipec.backends.fpga.int8 import Int8, covering, int8_format, multipliers
 from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.nests import Map, Norm
-from pipec.backends.fpga.quantise.calibrate import observed, on_edges
+from pipec.backends.fpga.quantise.calibrate import observed
 from pipec.backends.fpga.quantise.formats import formats_of
 from pipec.backends.fpga.quantise.layers import quantised
 from pipec.cluster.cluster import parse_cluster
@@ -74,8 +74,8 @@ def design_of(name: str) -> tuple[StageDesign, dict[str, torch.Tensor], torch.Te
     graph = graph_of(model, x)
     network = lower(graph, "int8")
     key = network.inputs[0].value
-    seen = on_edges(network, observed([graph], [{key: x}])[0])
-    ready = quantised(network, formats_of([network], [seen])[0])
+    seen = observed([network], [{key: x}])
+    ready = quantised(network, formats_of([network], seen)[0])
     with torch.no_grad():
         want = model(x)
     return (
@@ -142,8 +142,8 @@ def test_convolution_agrees_with_the_one_of_onnxruntime(tmp_path: Path) -> None:
     x = torch.rand(1, 6, 12, 12) * 3 - 1
     graph = graph_of(conv, x)
     network = lower(graph, "int8")
-    seen = on_edges(network, observed([graph], [{network.inputs[0].value: x}])[0])
-    formats = formats_of([network], [seen])[0]
+    seen = observed([network], [{network.inputs[0].value: x}])
+    formats = formats_of([network], seen)[0]
     design = sized(design_at(quantised(network, formats), 1000, name="s", dtype="int8"))
     write_stage(design, tmp_path / "s", None)
     (simulation,) = load_stages([tmp_path / "s"])
