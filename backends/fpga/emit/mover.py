@@ -12,12 +12,10 @@ from pipec.backends.fpga.emit.cpp import cpp_type, identifier
 from pipec.backends.fpga.emit.headers import own_header
 from pipec.backends.fpga.emit.share import hls_cfg
 from pipec.backends.fpga.emit.source import port_names
-from pipec.backends.fpga.emit.tables import BEAT_BYTES
+from pipec.backends.fpga.emit.tables import BEAT_BYTES, BURST
 from pipec.backends.fpga.nests import ceil_div
 
 HEADER = "mover/mover.h"
-FIFO = 64
-"""Beats between memory and a stream: a burst."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +106,15 @@ def source(design: StageDesign, kernel: Mover) -> str:
         f"    {'const ' if kernel.feeds else ''}engine::beat<{element}> *memory,",
         f"    engine::axis_stream<{element}, {stream.lanes}> &{kernel.stream}, int frames) {{",
         "#pragma HLS INTERFACE m_axi port = memory offset = slave bundle = gmem "
-        f"depth = {depth} {burst} = 64",
+        f"depth = {depth} {burst} = {BURST}",
         f"#pragma HLS INTERFACE axis port = {kernel.stream}",
         *(
             f"#pragma HLS INTERFACE s_axilite port = {name}"
             for name in ("memory", "frames", "return")
         ),
         "#pragma HLS DATAFLOW",
-        f'  hls::stream<engine::beat<{element}>, {FIFO}> beats("beats");',
-        f"#pragma HLS STREAM variable = beats depth = {FIFO}",
+        f'  hls::stream<engine::beat<{element}>, {BURST}> beats("beats");',
+        f"#pragma HLS STREAM variable = beats depth = {BURST}",
         *(f"  TASK({task});" for task in tasks),
         "  DATAFLOW_END;",
         "}",

@@ -14,6 +14,8 @@ from pipec.backends.fpga.numbers import encoded
 
 BEAT_BYTES = 64
 """Bytes of one beat of a memory port: 512 bits."""
+BURST = 64
+"""Beats of the longest burst that a kernel asks for: 4,096 bytes, which no AXI burst may cross."""
 WIDEST_WORD_BITS = 4096
 """Wider words are kept as one memory per lane instead of one aggregate."""
 

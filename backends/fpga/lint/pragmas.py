@@ -1,7 +1,7 @@
-"""Rules on single pragmas: known names and options, targets that exist, sensible places."""
+"""Rules on single pragmas: known names and options, targets that exist, factors."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pipec.backends.fpga.lint.source import Block, Finding, Pragma, pragmas
 
@@ -42,7 +42,7 @@ FLAGS: dict[str, frozenset[str]] = {
 VALUES = {
     ("BIND_OP", "op"): {"mul", "add", "sub"},
     ("BIND_OP", "impl"): {"fabric", "dsp"},
-    ("BIND_STORAGE", "type"): {"fifo", "ram_1p", "ram_2p", "ram_s2p", "ram_t2p", "rom_1p"},
+    ("BIND_STORAGE", "type"): {"fifo", "ram_2p"},  # engines read and write at once
     ("BIND_STORAGE", "impl"): {"bram", "uram", "lutram", "srl", "auto", "memory"},
     ("PIPELINE", "style"): {"stp", "flp", "frp"},
     ("INTERFACE", "offset"): {"slave", "off", "direct"},
@@ -51,17 +51,43 @@ VALUES = {
 """Options that take one of a few words."""
 
 
-def check_pragmas(file: str, root: Block) -> Iterator[Finding]:
-    """All rules on single pragmas of a file."""
+REQUIRED: dict[str, frozenset[str]] = {
+    "BIND_OP": frozenset({"op", "impl"}),
+    "BIND_STORAGE": frozenset({"type"}),
+    "INTERFACE": frozenset({"port"}),
+    "LOOP_TRIPCOUNT": frozenset({"min", "max"}),
+    "STREAM": frozenset({"depth"}),
+}
+"""Options without which a pragma says nothing."""
+
+_OPERATORS = {"mul": " * ", "add": " + ", "sub": " - "}
+
+
+def words_of(roots: Iterable[Block]) -> frozenset[str]:
+    """Every word of the code of some files, pragmas left out."""
+    lines = (line for root in roots for b in root.all() for line in (b.head, *_code(b)))
+    return frozenset(word for line in lines for word in re.findall(r"\w+", line))
+
+
+def _code(block: Block) -> list[str]:
+    return [line for _, line in block.lines if not line.lstrip().startswith("#pragma")]
+
+
+def check_pragmas(file: str, root: Block, words: frozenset[str]) -> Iterator[Finding]:
+    """All rules on single pragmas of a file.
+
+    Args:
+        file: Its name.
+        root: Its text.
+        words: Words of the code of all files: an option's value has no others.
+    """
     for block in root.all():
         for pragma in pragmas(block):
             yield from _known(file, pragma)
             yield from _target(file, pragma, block)
             yield from _partition(file, pragma, block)
-            yield from _placed(file, pragma, block)
-        yield from _unrolled(file, block)
-        yield from _pipelined(file, block)
-        yield from _accessible(file, block)
+            yield from _named_in(file, pragma, words)
+            yield from _operation(file, pragma, block)
 
 
 def _known(file: str, p: Pragma) -> Iterator[Finding]:
@@ -70,12 +96,33 @@ def _known(file: str, p: Pragma) -> Iterator[Finding]:
         return
     for flag in sorted(p.flags - FLAGS.get(p.name, frozenset())):
         yield Finding(file, p.line, "option", f"{p.name} takes no word {flag}")
+    for key in sorted(REQUIRED.get(p.name, frozenset()) - p.options.keys()):
+        yield Finding(file, p.line, "option", f"{p.name} has no {key}")
     for key, value in p.options.items():
         if key not in OPTIONS[p.name]:
             yield Finding(file, p.line, "option", f"{p.name} has no option {key}")
         allowed = VALUES.get((p.name, key))
         if allowed is not None and value not in allowed:
             yield Finding(file, p.line, "option", f"{p.name} {key} = {value}")
+
+
+def _named_in(file: str, p: Pragma, words: frozenset[str]) -> Iterator[Finding]:
+    """Sizes and members that a pragma names occur in the code."""
+    for key in ("variable", "ii", "depth", "factor", "min", "max"):
+        for word in re.findall(r"\b[A-Za-z_]\w*", p.options.get(key, "")):
+            if word not in words:
+                yield Finding(file, p.line, "target", f"{p.name} {key} names {word}: no such word")
+
+
+def _operation(file: str, p: Pragma, block: Block) -> Iterator[Finding]:
+    """The variable of BIND_OP is the result of its operation."""
+    if p.name != "BIND_OP" or p.options.get("op") not in _OPERATORS:
+        return
+    name, operator = p.options.get("variable", ""), _OPERATORS[p.options["op"]]
+    values = [re.search(rf"\b{name} = (.*)", line) for line in _code(block)]
+    flat = [re.sub(r"\([^()]*\)", "", v.group(1)) for v in values if v is not None]
+    if not any(operator in value for value in flat):
+        yield Finding(file, p.line, "target", f"{name} is no result of {p.options['op']}")
 
 
 def _target(file: str, p: Pragma, block: Block) -> Iterator[Finding]:
@@ -125,7 +172,7 @@ def _partition(file: str, p: Pragma, block: Block) -> Iterator[Finding]:
         yield Finding(file, p.line, "partition", "complete takes no factor")
     elif kind != "complete" and factor is None:
         yield Finding(file, p.line, "partition", f"{kind} needs a factor")
-    elif factor is not None and factor not in _unroll_bounds(block):
+    elif factor is not None and not _is_unrolled_by(factor, block):
         yield Finding(
             file, p.line, "partition", f"no loop over {variable} is unrolled {factor} times"
         )
@@ -137,83 +184,19 @@ def _partition(file: str, p: Pragma, block: Block) -> Iterator[Finding]:
             yield Finding(file, p.line, "partition", f"{variable} has no dimension {dim}")
 
 
-def _unroll_bounds(block: Block) -> set[str]:
-    """Bounds of the unrolled loops of the function around a block."""
+def _is_unrolled_by(factor: str, block: Block) -> bool:
+    """Whether a loop of the function is unrolled so often, or a constant of it has the bound."""
     function = next((b for b in block.around() if b.head and not b.is_loop), block)
+    made = [re.match(rf"constexpr int {factor} = (.*)", line) for line in _code(function)]
+    words = {w for m in made if m is not None for w in re.findall(r"[\w:]+", m.group(1))}
+    return bool(({factor} | words) & _unroll_bounds(function))
+
+
+def _unroll_bounds(function: Block) -> set[str]:
+    """Bounds of the unrolled loops of a function."""
     return {
         bound
         for loop in function.all()
         if loop.is_loop and any(p.name == "UNROLL" for p in pragmas(loop))
         for bound in re.findall(r"[<]=?\s*([\w:]+)\s*;", loop.head)
     }
-
-
-def _placed(file: str, p: Pragma, block: Block) -> Iterator[Finding]:
-    """PIPELINE and UNROLL stand at the head of a loop; a pipelined loop fires at its interval."""
-    if p.name in ("PIPELINE", "UNROLL", "LOOP_TRIPCOUNT"):
-        before = [line for number, line in block.lines if number < p.line]
-        if not block.is_loop or any(not line.lstrip().startswith("#") for line in before):
-            yield Finding(file, p.line, "placement", f"{p.name} is not at the head of a loop")
-    if p.name == "PIPELINE":
-        fires = [re.match(r"FIRE\(\s*(.*?)\s*,", line) for _, line in block.lines]
-        found = [f.group(1) for f in fires if f is not None]
-        want = p.options.get("ii")
-        if want is not None and found != [want]:
-            yield Finding(
-                file, p.line, "placement", f"PIPELINE II = {want}, but the loop fires {found}"
-            )
-
-
-def _unrolled(file: str, block: Block) -> Iterator[Finding]:
-    """Every loop inside a pipelined one is unrolled."""
-    inside = any(
-        b.is_loop and any(p.name == "PIPELINE" for p in pragmas(b))
-        for b in block.around()
-        if b is not block
-    )
-    if block.is_loop and inside and not any(p.name == "UNROLL" for p in pragmas(block)):
-        yield Finding(file, block.line, "unroll", f"inside a pipelined loop: {block.head}")
-
-
-def _pipelined(file: str, block: Block) -> Iterator[Finding]:
-    """A loop that fires is pipelined."""
-    for number, line in block.lines:
-        if line.startswith("FIRE(") and not any(p.name == "PIPELINE" for p in pragmas(block)):
-            yield Finding(file, number, "placement", "fires in a loop that is not pipelined")
-
-
-_SPREAD = frozenset({"ARRAY_PARTITION", "AGGREGATE"})
-"""Pragmas that make all elements of an array accessible at once."""
-
-
-def _accessible(file: str, block: Block) -> Iterator[Finding]:
-    """An array of a function that an unrolled loop goes over is not a memory with two ports."""
-    if (
-        "(" not in block.head
-        or block.is_loop
-        or (block.parent is not None and block.parent.is_loop)
-    ):
-        return
-    inner = [b for b in block.all() if b.is_loop or b is block]
-    arrays = {
-        found.group(1): number
-        for b in inner
-        for number, line in b.lines
-        if (found := re.match(r"(?:static )?[\w:]+(?:<.*>)? (\w+)\[", line)) is not None
-    }
-    spread = {
-        re.split(r"[.\[]", p.options.get("variable", ""))[0]
-        for b in inner
-        for p in pragmas(b)
-        if p.name in _SPREAD
-    }
-    for loop in inner:
-        index = re.match(r"for \(\w+ (\w+) =", loop.head)
-        if index is None or not any(p.name == "UNROLL" for p in pragmas(loop)):
-            continue
-        text = " ".join(line for b in loop.all() for _, line in b.lines)
-        for name in arrays.keys() - spread:
-            if re.search(rf"\b{name}\[[^\]]*\b{index.group(1)}\b", text):
-                yield Finding(
-                    file, arrays[name], "partition", f"{name} is not partitioned: {loop.head}"
-                )

@@ -4,8 +4,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from pipec.backends.fpga.lint.arrays import check_arrays, members
 from pipec.backends.fpga.lint.bounds import check_bounds
-from pipec.backends.fpga.lint.pragmas import check_pragmas
+from pipec.backends.fpga.lint.interface import check_interface
+from pipec.backends.fpga.lint.loops import check_loops
+from pipec.backends.fpga.lint.pragmas import check_pragmas, words_of
 from pipec.backends.fpga.lint.region import check_kernel
 from pipec.backends.fpga.lint.source import Finding, parse
 from pipec.backends.fpga.stagejson import Json, read_record
@@ -27,16 +30,27 @@ def lint(stage: Path) -> list[Finding]:
 
 def _findings(stage: Path, record: Json) -> Iterator[Finding]:
     kernel, types = parse(_read(stage / "src/stage_top.cpp")), parse(_read(stage / "src/types.h"))
-    yield from check_pragmas("src/stage_top.cpp", kernel)
+    yield from check_pragmas("src/stage_top.cpp", kernel, words_of([kernel, types]) | {"lane"})
     yield from check_kernel("src/stage_top.cpp", kernel, record)
+    yield from check_interface("src/stage_top.cpp", kernel, record)
     yield from check_bounds("src/types.h", types, record)
-    for path in sorted((stage / "src/engines").glob("*.h")):
-        yield from _header(f"src/engines/{path.name}", _read(path))
+    for folder in ("src/engines", "mover", "link"):
+        paths = sorted(path for path in (stage / folder).glob("*") if path.suffix in (".h", ".cpp"))
+        yield from _folder(tuple((f"{folder}/{path.name}", _read(path)) for path in paths))
 
 
 @cache
-def _header(name: str, text: str) -> tuple[Finding, ...]:
-    return tuple(check_pragmas(name, parse(text)))
+def _folder(files: tuple[tuple[str, str], ...]) -> tuple[Finding, ...]:
+    """Findings in the files of a folder, name and text, which stages have in common."""
+    roots = {name: parse(text) for name, text in files}
+    words = words_of(roots.values())
+    known = {struct: arrays for root in roots.values() for struct, arrays in members(root).items()}
+    found: list[Finding] = []
+    for name, root in roots.items():
+        found += check_pragmas(name, root, words)
+        found += check_loops(name, root)
+        found += check_arrays(name, root, known)
+    return tuple(found)
 
 
 def _read(path: Path) -> str:

@@ -10,12 +10,18 @@
 
 namespace engine {
 
+// Elements up to which a block is held in registers, any lane in any cycle; in a larger one the
+// lanes of a token are neighbours, before and after.
+constexpr int SMALL_BLOCK = 4096;
+
 template <typename G>
 void perm(int frames, hls::stream<vec<typename G::T, G::LANES_IN>> &in,
           hls::stream<vec<typename G::T, G::LANES_OUT>> &out) {
   constexpr int PER_IN = ceil_div(G::C_IN, G::LANES_IN);
   constexpr int PER_OUT = ceil_div(G::C_OUT, G::LANES_OUT);
+  constexpr int PARTS = G::ELEMENTS <= SMALL_BLOCK ? G::ELEMENTS : larger(G::LANES_IN, G::LANES_OUT);
   static typename G::T bank[G::ELEMENTS];
+#pragma HLS ARRAY_PARTITION variable = bank cyclic factor = PARTS
   for (int block = 0; block < frames * G::BLOCKS; ++block) {
     for (int i = 0; i < G::READS; ++i) {
 #pragma HLS PIPELINE II = G::II
