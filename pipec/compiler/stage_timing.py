@@ -11,7 +11,7 @@ from pipec.cluster.device import Device
 from pipec.compiler.problem import TRAINING_COPIES
 from pipec.cost.stage import MessageCost, StageCost
 from pipec.errors import PlanError
-from pipec.graph.ir import Graph, OutputKind, nbytes
+from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes
 from pipec.graph.lower import lower
 from pipec.graph.torch_private import OpOverload, is_view
 from pipec.plan.model import Plan, Stage, StageTiming
@@ -74,6 +74,8 @@ def _stage(plan: Plan, stage: Stage) -> StageTiming:
         latency_seconds=compute + transfers,
         bottleneck=bottleneck,
         memory_bytes=memory_bytes(graph, training=training),
+        workspace_bytes=0 if training else _workspace_bytes(graph),
+        output_bytes=0 if training else _output_bytes(graph),
         backward_seconds=sum(backward.get(n.name, 0.0) for n in graph.calls),
     )
 
@@ -98,6 +100,19 @@ def memory_bytes(graph: Graph, *, training: bool) -> int:
         if i.kind.is_weight
     )
     return weights + (sum(map(own_bytes, graph.calls)) if training else peak_live_bytes(graph))
+
+
+def _workspace_bytes(graph: Graph) -> int:
+    """What one run makes, and the model's inputs; what is received lies in buffers already."""
+    given = {i.node for i in graph.inputs_of(InputKind.INPUT)}
+    return peak_live_bytes(graph, given | {n.name for n in graph.calls})
+
+
+def _output_bytes(graph: Graph) -> int:
+    """The memory that outputs of the model keep, views the whole tensor that they show."""
+    nodes = graph.nodes
+    kept = {holder(nodes[o.node]) for o in graph.outputs_of(OutputKind.OUTPUT)}
+    return sum(nbytes(n) for n in kept if n.op == "call_function")
 
 
 def peak_live_bytes(graph: Graph, counted: Collection[str] | None = None) -> int:

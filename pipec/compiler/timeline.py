@@ -39,9 +39,10 @@ def plan_timeline(plan: Plan, schedule: Schedule, *, clipped: bool = False) -> T
     4. Replicas of a stage add up their gradients: as was measured of two, else in a ring over the
        slowest of their links. So do, as part of their step, the devices of stages that share a
        weight, and all devices where gradients are clipped (`pipec.compiler.sums`).
-    5. Weights stay; once stages are differentiated, gradients, optimizer state, the values that
-       every microbatch in flight saves and those that a backward recomputes are counted too; of
-       a measured stage, all that an action allocates while it runs.
+    5. Weights stay. In inference the values of a forward are counted while it runs, and the
+       model's outputs from then on. In training, once stages are differentiated, gradients,
+       optimizer state, the values that every microbatch in flight saves and those that a backward
+       recomputes are counted; of a measured stage, all that an action allocates while it runs.
 
     Args:
         plan: With stages and timing.
@@ -98,7 +99,9 @@ def _with_processors(plan: Plan, schedule: Schedule, times: Times) -> Times:
 def plan_memory(plan: Plan) -> Memory:
     """Bytes that every stage holds; see `plan_timeline`."""
     weights = [_weight_bytes(stage) for stage in plan.stages]
-    if not (plan.trains and plan.differentiated):
+    if not plan.trains:
+        return _of_inference(plan, weights)
+    if not plan.differentiated:
         return Memory(weights=weights)
     trained = [float(trained_bytes(stage)) for stage in plan.stages]
     hosted = {(slot.stage, value) for slot in plan.slots for value in slot.values}
@@ -114,6 +117,16 @@ def plan_memory(plan: Plan) -> Memory:
         moved_for_w={slot.name: _moved_for_w(plan, slot) for slot in plan.slots},
         workspace=_workspace(plan),
     )
+
+
+def _of_inference(plan: Plan, weights: list[float]) -> Memory:
+    measured = [measured_stage(plan, stage) for stage in plan.stages]
+    workspace = [
+        float(whole.workspace.get("F", 0) if whole else timing.workspace_bytes)
+        for whole, timing in zip(measured, plan.timing, strict=True)
+    ]
+    outputs = [float(timing.output_bytes) for timing in plan.timing]
+    return Memory(weights=weights, workspace={"F": workspace}, outputs=outputs)
 
 
 def _with_posts(plan: Plan) -> Memory:

@@ -142,6 +142,10 @@ class StageTiming:
         together_seconds: What a forward and a backward take that run at the same time, each on
             its part of the device; 0 where the device has no such parts.
         step_seconds: One update of the weights.
+        workspace_bytes: In inference, what a forward allocates while it runs, the model's inputs
+            with it; 0 where values stream.
+        output_bytes: In inference, outputs of the model that a forward leaves on the device; 0
+            where they stream.
     """
 
     interval_seconds: float
@@ -153,6 +157,8 @@ class StageTiming:
     backward_seconds: float = 0.0
     together_seconds: float = 0.0
     step_seconds: float = 0.0
+    workspace_bytes: int = 0
+    output_bytes: int = 0
 
     @property
     def compute_seconds(self) -> float:

@@ -137,10 +137,12 @@ def heaviest_nodes(plan: Plan, count: int) -> list[Data]:
 def memory_data(plan: Plan) -> list[Data]:
     """Per device that holds a stage: bytes needed and bytes there.
 
-    In training what is needed is the peak of the simulated schedule, if that was played.
+    What is needed is the peak of the simulated schedule, if that was played with the values that
+    a device holds: in training once stages are differentiated, in inference where no values stream.
     """
     held: dict[int, int] = {}
-    if plan.timeline is not None and plan.trains and plan.differentiated:
+    whole = plan.differentiated if plan.trains else any(t.workspace_bytes for t in plan.timing)
+    if plan.timeline is not None and whole:
         peaks = enumerate(plan.timeline.peak_bytes)
         return [_memory_of(plan, device, int(peak)) for device, peak in peaks]
     for stage in plan.stages:

@@ -6,7 +6,7 @@ weights      versions alive x bytes; a version lives from its STEP (or RECV_W) u
 gradients    from the first backward of an update until its STEP ends
 optimizer    always
 activations  saved by F, released by B (or by I and W); on the host between OFFLOAD and FETCH;
-             and the workspace of an action, while it runs
+             the workspace of an action, while it runs; the model's outputs, from their F on
 buffers      of the sender from the producer's end to the send's, of the receiver from the send's
              start to the consumer's end; longer where the transport posts ahead (`Memory.slots`)
 ```
@@ -49,6 +49,7 @@ class Memory:
             what it sent until an answer comes (`pipec.simulate.posted`). 0: buffers are there
             from the send's start, values until its end.
         saved_too: Names of channels whose value the sender saves for its backward anyway.
+        outputs: Of the model's outputs that one microbatch's F makes; they stay until the end.
     """
 
     weights: Sequence[float] = ()
@@ -61,6 +62,7 @@ class Memory:
     workspace: Mapping[str, Sequence[float]] = field(default_factory=dict)
     slots: int = 0
     saved_too: Sequence[str] = ()
+    outputs: Sequence[float] = ()
 
     def of(self, name: str, stages: int) -> Float:
         """One field as an array, 0 if it is empty.
@@ -99,7 +101,8 @@ class Memory:
         told = {n: list(getattr(self, n)) for n in names} | lists | {"workspace": workspace}
         posted = {"slots": self.slots, "saved_too": list(self.saved_too)} if self.slots else {}
         moved = {"moved_for_w": dict(self.moved_for_w)} if self.moved_for_w else {}
-        return told | posted | moved
+        outputs = {"outputs": list(self.outputs)} if self.outputs else {}
+        return told | posted | moved | outputs
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

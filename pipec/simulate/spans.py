@@ -56,7 +56,7 @@ class Held:
         spans = [*self._messages(memory), self.weights(memory)]
         if memory.slots:
             spans += self._handed_over(memory)
-        spans.append(self._workspace(memory))
+        spans += [self._workspace(memory), self._outputs(memory)]
         if self.schedule.training:
             spans += [*self.saved(memory), *self._gradients(memory)]
         return spans
@@ -199,6 +199,13 @@ class Held:
         at = s.kind[rows], s.stage[rows]
         size = np.where(np.isin(rows, self._first_of_updates()), first[at], rest[at])
         return Spans("activations", s.device[rows], self.begin[rows], self.end[rows], size)
+
+    def _outputs(self, memory: Memory) -> Spans:
+        """What a forward leaves with the caller."""
+        size = memory.of("outputs", self.schedule.stages)[self.schedule.stage]
+        rows = np.flatnonzero((self.schedule.kind == _K.F) & (size > 0))
+        last = np.full(len(rows), self._until[-1])
+        return Spans("activations", self.schedule.device[rows], self.end[rows], last, size[rows])
 
     def _first_of_updates(self) -> Positions:
         """The action of each (device, stage, update) that makes its gradients: its first B or W."""

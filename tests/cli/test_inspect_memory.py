@@ -59,3 +59,44 @@ def test_a_plan_without_training_has_no_phases(pipec: Pipec, model: Path, tmp_pa
     outcome = pipec("inspect", out, "--stage", 0, "--phase", "B")
     assert outcome.code == 1
     assert "no training graphs" in outcome.err
+
+
+INFERENCE = """
+import torch
+from torch import nn
+
+def net():
+    return nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))), (torch.randn(16, 64),)
+"""
+
+
+CLUSTER = """
+[[device]]
+kind = "v100"
+count = 3
+
+[[level]]
+size = 3
+bandwidth = "1000 TB/s"
+latency = "1 ns"
+"""
+
+
+def test_inspect_shows_what_inference_holds(pipec: Pipec, tmp_path: Path) -> None:
+    """Three equal layers, five microbatches of 16 x 64, quick links: all compute at a time.
+
+    When a forward begins, its result has its place, the input that it reads is there (received,
+    or the model's), and the result before is on its way; the last device keeps four outputs.
+    """
+    (tmp_path / "net.py").write_text(INFERENCE)
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    out, model = tmp_path / "out", f"{tmp_path / 'net.py'}:net"
+    common = "--cluster", tmp_path / "cluster.toml", "--microbatches", 5, "-o", out
+    assert pipec("compile", model, *common).code == 0
+    weights, value = 4 * (64 * 64 + 64), 4 * 16 * 64
+    want = [weights + 3 * value, weights + 3 * value, weights + 6 * value]
+    played = json.loads((out / "plan.json").read_text())["timeline"]
+    assert played["peak_bytes"] == want
+    shown = json.loads(pipec("inspect", out, "--json").out)
+    assert [m["needed_bytes"] for m in shown["memory"]] == want
+    assert f"{want[2] / 1e3:.1f} kB" in pipec("inspect", out).out
