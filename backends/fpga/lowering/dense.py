@@ -338,8 +338,7 @@ def _in_parts(b: Builder, node: fx.Node, layer: Dense) -> str:
 
     A port reads one beat per cycle. A matrix of more beats than the pace has cycles is parted by
     outputs, and one that is larger than the memory behind a port; into as many parts as there are
-    ports at most. Each lies on chip or in memory of its own. In 8-bit integers every layer has one
-    scale, so matrices stay whole.
+    ports at most. Each lies on chip or in memory of its own.
     """
     bits = layer.out * layer.taps * layer.cin * bits_of(b.precision)
     wanted = math.ceil(bits / PORT_BITS / b.pace) if b.pace else 1
@@ -348,8 +347,6 @@ def _in_parts(b: Builder, node: fx.Node, layer: Dense) -> str:
     count = max((p for p in counts if p <= wanted), default=1)
     if count < least:
         count = next((p for p in counts if p >= least), count)
-    if b.precision == "int8":
-        count = 1
     if count == 1:
         return b.add(layer)
     size = layer.out // count

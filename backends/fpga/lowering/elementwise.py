@@ -17,6 +17,8 @@ from pipec.backends.fpga.lowering.layers import (
     Dense,
     Depthwise,
     Elementwise,
+    Join,
+    Layer,
     MapStep,
     Table,
     Use,
@@ -298,13 +300,23 @@ def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
         if b.precision != "int8" or may_join(before.steps, joined):
             b.layers[before.name] = dataclasses.replace(before, steps=joined)
             return _like(value, node)
-    elif b.precision == "int8" and isinstance(before, Dense | Depthwise):
+    elif b.precision == "int8" and (products := _products(b, before)):
         limits = clamp_of(steps)
         if limits is not None:
-            low, high = (min(max(v, limits[0]), limits[1]) for v in before.clamp)
-            b.layers[before.name] = dataclasses.replace(before, clamp=(low, high))
+            for one in products:
+                low, high = (min(max(v, limits[0]), limits[1]) for v in one.clamp)
+                b.layers[one.name] = dataclasses.replace(one, clamp=(low, high))
             return _like(value, node)
     return chain_value(b, node, value, steps)
+
+
+def _products(b: Builder, layer: Layer | None) -> list[Layer]:
+    """The layer if it multiplies with constants, or the parts of one that it joins."""
+    if isinstance(layer, Join):
+        parts = [b.layers.get(use.edge) for use in layer.inputs]
+        found = [p for p in parts if isinstance(p, Dense) and p.node == layer.node]
+        return [*found] if len(found) == len(parts) else []
+    return [layer] if isinstance(layer, Dense | Depthwise) else []
 
 
 def chain_value(b: Builder, node: fx.Node, value: Value, steps: list[MapStep]) -> Value:

@@ -1,5 +1,6 @@
 """8-bit integers: the C++ against whole numbers in numpy, formats against onnxruntime, losses."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.design import Engine, StageDesign
-from pipec.backends.fpga.designs import networks
+from pipec.backends.fpga.designs import designs_of, networks
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.int8 import Int8, covering, int8_format, multipliers
-from pipec.backends.fpga.lowering.layers import Dense
+from pipec.backends.fpga.lowering.layers import Dense, Join
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.nests import Map, Norm
 from pipec.backends.fpga.quantise.calibrate import observed
@@ -28,7 +29,9 @@ from pipec.backends.fpga.quantise.layers import quantised
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import emit, make_plan
+from pipec.compiler.verify import verify_artifacts
 from pipec.errors import BackendError
+from pipec.frontends.base import Loaded
 from pipec.frontends.load import load
 from tests.fpga.design.models import graph_of, made
 from tests.fpga.design.numeric import execute
@@ -110,6 +113,33 @@ def test_emitted_code_is_the_integers_of_numpy(name: str, tmp_path: Path) -> Non
         assert float((off > 0.5).double().mean()) <= 0.2 * slack
     first = found[design.outputs[0].value]
     assert float((first - want).abs().max() / want.abs().max()) < 0.05
+
+
+def test_matrices_in_parts_are_the_integers_of_numpy(tmp_path: Path) -> None:
+    """Parts for several memory ports, the clamp behind them in each; every handshake in time."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(96, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    x = torch.randn(1, 96)
+    graph = graph_of(model, x)
+    plan = make_plan(graph, parse_cluster("1xvcu118"), "fpga", options={"precision": "int8"})
+    (network,) = networks(plan)
+    parts = [y for y in network.layers if isinstance(y, Dense) and y.node == "linear"]
+    assert len(parts) > 1
+    assert {y.clamp for y in parts} == {(0.0, math.inf)}
+    assert {type(y) for y in network.layers} == {Dense, Join}
+    emit(plan, tmp_path / "out")
+    backend = load_backend("fpga")
+    (runner,) = backend.load(plan, tmp_path / "out")
+    (design,) = designs_of(plan)
+    inputs = {design.inputs[0].value: x}
+    (name,) = (port.value for port in design.outputs)
+    expected, found = execute(design, inputs, run8, steps_of), runner(inputs)
+    form = int8_format(design.streams[design.outputs[0].stream].dtype)
+    assert form is not None
+    assert float((found[name].double() / form.scale - expected[name]).abs().max()) < 1e-3
+    loaded = Loaded(graph, inputs, lambda frame: {name: model(*frame.values())})
+    assert verify_artifacts(tmp_path / "out", loaded).ok
+    assert all(check.ok for check in backend.check_cycles(plan, tmp_path / "out"))
 
 
 def save(
