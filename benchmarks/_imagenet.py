@@ -50,7 +50,7 @@ def resnet50() -> nn.Module:
 def vgg16() -> nn.Module:
     """Simonyan and Zisserman 2015, configuration D; 138 M parameters, 15.5 G multiply-accumulates.
 
-    Without dropout, which boards do not train with.
+    Without dropout.
     """
     layers, before = list[nn.Module](), 3
     for width in _VGG:

@@ -194,6 +194,7 @@ def training_record(stage: TrainedStage) -> dict[str, Any]:
             }
             for part in stage.parameters
         ],
+        "masks": [dataclasses.asdict(m) for m in stage.phases.masks],
         "update_rows_of": ROW,
         "microbatches_in_flight": stage.sets,
         "saved": [
@@ -272,7 +273,8 @@ def golden_training(
     model: Graph, stages: Sequence[TrainedStage], inputs: Tensors
 ) -> list[tuple[Golden, Golden]]:
     """A frame of F and of B of every stage: what torch computes, F's downwards, B's upwards."""
-    known = {**inputs, **model.weights}
+    masks = {m.name: m.drawn(int) for stage in stages for m in stage.phases.masks}
+    known = {**inputs, **masks, **model.weights}
     forward, local = [], []
     for stage in stages:
         read = _read(stage.phases.F, known)

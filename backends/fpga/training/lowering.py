@@ -313,6 +313,12 @@ def avg_pool_backward(b: Builder, node: fx.Node) -> Value:
     return pool(b, node, dy, window, "sum", scale)
 
 
+@lowers("pipec_fpga.apart.default")
+def apart(b: Builder, node: fx.Node) -> Value:
+    """``(x, stride)``."""
+    return _apart(b, node, _maps(b, node, node.args[0]), integers(node.args[1], 2)).value
+
+
 def _apart(b: Builder, node: fx.Node, maps: Maps, stride: tuple[int, ...]) -> Maps:
     """Pixels put a stride apart, zeros in between."""
     size = ((maps.h - 1) * stride[0] + 1, (maps.w - 1) * stride[1] + 1)

@@ -1,4 +1,4 @@
-"""Two ops that rewritten training graphs use and ATen lacks."""
+"""Ops that rewritten training graphs use and ATen lacks."""
 
 from collections.abc import Sequence
 
@@ -35,3 +35,22 @@ def layer_norm_input_grad(
 @layer_norm_input_grad.register_fake
 def _(dy: Tensor, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float) -> Tensor:
     return torch.empty_like(x)
+
+
+@torch.library.custom_op("pipec_fpga::apart", mutates_args=())
+def apart(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """Maps ``[n, c, h, w]`` with pixels ``stride`` rows and columns apart, zeros in between."""
+    n, c, *size = x.shape
+    found = x.new_zeros(n, c, *_ends(size, stride))
+    found[:, :, :: stride[0], :: stride[1]] = x
+    return found
+
+
+@apart.register_fake
+def _(x: Tensor, stride: Sequence[int]) -> Tensor:
+    n, c, *size = x.shape
+    return x.new_empty(n, c, *_ends(size, stride))
+
+
+def _ends(size: Sequence[int], stride: Sequence[int]) -> list[int]:
+    return [(n - 1) * s + 1 for n, s in zip(size, stride, strict=True)]

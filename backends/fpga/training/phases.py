@@ -7,7 +7,7 @@ B    saved values, gradients, inputs    ─► gradients of values and of weight
 
 The gradient of the loss is the number 1; what divides it by microbatches is the update's. Saved
 values that no engine of B reads (statistics that it computes again) are not saved. Counters of
-batches stay with the host.
+batches stay with the host, which also draws the masks of dropout.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,8 @@ import torch
 from torch import fx
 
 from pipec.autodiff.model import Training
+from pipec.backends.fpga.training import dropout
+from pipec.backends.fpga.training.dropout import Mask, floating_masks, masks_of, with_masks
 from pipec.backends.fpga.training.rewrite import Rule, rewritten
 from pipec.backends.fpga.training.rules import RULES, layer_norm_backward
 from pipec.errors import BackendError
@@ -43,12 +45,14 @@ class Phases:
         B: Backward, weight gradients included.
         saved: Names of the values that F yields and B reads.
         counters: Names of the counters of batches, which the host keeps.
+        masks: Of dropout, inputs of F.
     """
 
     F: Graph
     B: Graph
     saved: tuple[str, ...]
     counters: tuple[str, ...]
+    masks: tuple[Mask, ...] = ()
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -67,22 +71,25 @@ def saved_name(name: str) -> str:
     return f"saved_{name}"
 
 
-def phases_of(training: Training) -> Phases:
+def phases_of(training: Training, first_draw: int = 0) -> Phases:
     """The graphs of a stage's kernels.
 
     Args:
         training: Its training graphs, lowered (nothing waits in host memory).
+        first_draw: Number of its first random op in the model.
     """
     low = training.lowered()
-    rules = {**RULES, **_layer_norm_rules(low.F)}
-    backward = _pruned(rewritten(_seeded(low), rules))
+    rules = {**RULES, **dropout.RULES, **_layer_norm_rules(low.F)}
+    backward = _pruned(floating_masks(low.B, rewritten(_seeded(low), rules)))
     read = {i.name for i in backward.inputs_of(InputKind.SAVED)}
-    forward = _pruned(rewritten(_forward(_stateful(low.F), read), rules))
+    masks = masks_of(low.F, first_draw)
+    forward = with_masks(rewritten(_forward(_stateful(low.F), read), rules), masks)
+    forward = _pruned(forward)
     named = _named(backward)
     saved = tuple(i.name for i in named.inputs_of(InputKind.SAVED))
     nodes, updated = low.F.nodes, low.F.outputs_of(OutputKind.BUFFER_UPDATE)
     counters = tuple(o.name for o in updated if not _floating(nodes[o.node]))
-    return Phases(forward, named, saved, counters)
+    return Phases(forward, named, saved, counters, masks)
 
 
 def _layer_norm_rules(forward: Graph) -> Mapping[str, Rule]:

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from pipec.errors import GraphError
@@ -37,6 +38,14 @@ class Emit:
         fakes = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         node.meta = {k: v for k, v in self._old.meta.items() if k != "val"}
         node.meta["val"] = op(*fakes[0], **fakes[1])
+        return node
+
+    def input(self, name: str, like: fx.Node) -> fx.Node:
+        """A new input of the graph, behind the others; its value is like that of a node."""
+        first = next(n for n in self._graph.nodes if n.op != "placeholder")
+        with self._graph.inserting_before(first):
+            node = self._graph.placeholder(name)
+        node.meta = {"val": torch.empty_like(like.meta["val"])}
         return node
 
     def item(self, node: fx.Node, index: int) -> fx.Node:

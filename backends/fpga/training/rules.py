@@ -167,7 +167,8 @@ def input_gradient(emit: Emit, args: Args) -> fx.Node:
 
     Stride 1: a convolution of dy with the kernel turned round. Stride s: s*s of them, one for each
     place modulo s, with every s-th kernel row and column, put side by side (no zeros multiplied).
-    A kernel of one pixel stays as it is: its engine puts zeros between pixels.
+    Where the kernel is dilated too, dy's pixels are put a stride apart first. A kernel of one pixel
+    stays as it is: its engine puts zeros between pixels.
     """
     dy, x, w = args[:3]
     stride, padding, dilation = (integers(a, 2) for a in args[4:7])
@@ -180,10 +181,36 @@ def input_gradient(emit: Emit, args: Args) -> fx.Node:
                 aten.convolution.default, dy, turned, None, [1, 1], border, list(dilation),
                 False, [0, 0], groups,
             )  # fmt: skip
+    if dilation != (1, 1):
+        found = _apart(emit, (dy, x), turned, (kernel, stride, padding, dilation), groups)
+        if found is not None:
+            return found
     if dilation != (1, 1) or kernel[0] < stride[0] or kernel[1] < stride[1]:
         found = emit(aten.convolution_backward.default, *args[:10], [True, False, False])
         return emit.item(found, 0)
     return _phases(emit, (dy, x), turned, (kernel, stride, padding), groups)
+
+
+def _apart(
+    emit: Emit,
+    maps: tuple[fx.Node, fx.Node],
+    turned: fx.Node,
+    geometry: tuple[tuple[int, ...], ...],
+    groups: int,
+) -> fx.Node | None:
+    """A dilated convolution of dy with zeros between pixels; None if dy had to be cropped."""
+    kernel, stride, padding, dilation = geometry
+    apart = emit(ops.apart.default, maps[0], list(stride))
+    size, has = shape_of(maps[1])[2:], shape_of(apart)[2:]
+    before = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
+    behind = [n - h + p for n, h, p in zip(size, has, padding, strict=True)]
+    if min(*before, *behind) < 0:
+        return None
+    padded = emit(aten.constant_pad_nd.default, apart, [before[1], behind[1], before[0], behind[0]])
+    return emit(
+        aten.convolution.default, padded, turned, None, [1, 1], [0, 0], list(dilation), False,
+        [0, 0], groups,
+    )  # fmt: skip
 
 
 def _turned(emit: Emit, w: fx.Node, groups: int) -> fx.Node:
@@ -242,15 +269,23 @@ def safe_softmax(emit: Emit, old: fx.Node, args: Args) -> Found | None:
 
 
 def embedding_backward(emit: Emit, old: fx.Node, args: Args) -> Found | None:
-    """``(dy, indices, rows, padding row, by frequency)``: ``one_hot(indices)^T dy``."""
+    """``(dy, indices, rows, padding row, by frequency)``: ``one_hot(indices)^T dy``.
+
+    The gradient of the padding row is zero.
+    """
     dy, indices, rows, padding, by_frequency = args
-    if padding >= 0 or by_frequency:
+    if by_frequency:
         return None
     count, width = math.prod(shape_of(indices)), shape_of(dy)[-1]
     flat = emit(aten.reshape.default, indices, [count])
     hot = emit(ops.one_hot.default, flat, rows)
     turned = emit(aten.permute.default, hot, [1, 0])
-    return emit(aten.mm.default, turned, emit(aten.reshape.default, dy, [count, width]))
+    found = emit(aten.mm.default, turned, emit(aten.reshape.default, dy, [count, width]))
+    if padding < 0:
+        return found
+    ends = (0, padding), (padding + 1, rows)
+    kept = [[emit(aten.slice.Tensor, found, 0, a, b)] if a < b else [] for a, b in ends]
+    return emit(aten.cat.default, [*kept[0], emit(aten.full.default, [1, width], 0.0), *kept[1]], 0)
 
 
 def slice_backward(emit: Emit, old: fx.Node, args: Args) -> Found | None:

@@ -22,10 +22,12 @@ from pipec.backends.fpga.lint import stage as lint
 from pipec.backends.fpga.numbers import file_type
 from pipec.backends.fpga.toolchain import workspace
 from pipec.backends.fpga.training.artifacts import KERNELS, RECORD
+from pipec.backends.fpga.training.dropout import Mask
 from pipec.backends.fpga.training.phases import gradient_name
 from pipec.backends.fpga.training.update import ROW, Slice, put
 from pipec.backends.fpga.wire import from_tokens
 from pipec.errors import BackendError
+from pipec.runtime.draws import Stream
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -38,12 +40,14 @@ class TrainingRecord:
         parameters: As they lie in memory.
         update: Settings of the update, by name.
         counters: Counters of batches.
+        masks: Of dropout, which the host sends to F.
         in_flight: Microbatches that rings have room for.
     """
 
     parameters: tuple[Slice, ...]
     update: Mapping[str, float]
     counters: Mapping[str, int]
+    masks: tuple[Mask, ...]
     in_flight: int
 
 
@@ -63,6 +67,7 @@ def read_training(folder: Path) -> TrainingRecord:
             ),
             {str(k): float(v) for k, v in found["update"].items()},
             {str(k): int(v) for k, v in found["counters"].items()},
+            tuple(_mask(m) for m in found["masks"]),
             int(found["microbatches_in_flight"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -80,6 +85,7 @@ class TrainedRunner:
         memory: Directory of what the kernels share in memory.
         microbatches: Of an update.
         state: Running statistics.
+        stream: Seed of a random op by its number in the model, for the next microbatch.
         waiting: Microbatch to what F has left on chip for B.
     """
 
@@ -92,6 +98,7 @@ class TrainedRunner:
     microbatches: int = 1
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     waiting: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    stream: Stream = int
 
     def __call__(self, values: Tensors) -> dict[str, torch.Tensor]:
         """F of one microbatch, from the beginning."""
@@ -118,7 +125,8 @@ class TrainedRunner:
                 got=len(self.waiting) + 1,
                 want=f"at most {self.record.in_flight}",
             )
-        read = {**self.state, **values}
+        masks = {m.name: m.drawn(self.stream) for m in self.record.masks}
+        read = {**self.state, **masks, **values}
         found = self.forward_kernel.frame(self.memory, read, (microbatch, self.microbatches))
         self.state |= {n: found[n] for n in self.state if n in found}
         if self.saved_kernel is not None:
@@ -195,6 +203,16 @@ class TrainedRunner:
 
     def _read(self, wire: Wire) -> torch.Tensor:
         return from_tokens(self._tokens(wire), wire.port, wire.stream)
+
+
+def _mask(record: Mapping[str, Any]) -> Mask:
+    return Mask(
+        str(record["name"]),
+        int(record["draw"]),
+        float(record["probability"]),
+        tuple(map(int, record["shape"])),
+        tuple(map(int, record["stride"])),
+    )
 
 
 def load_training(folders: Sequence[Path]) -> list[TrainedRunner]:

@@ -19,6 +19,7 @@ from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
 from pipec.graph.ir import Graph, OutputKind
 from pipec.plan.model import Plan, StageTiming
+from pipec.runtime.draws import draws
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,12 @@ def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
         same = known.stages is plan.stages and known.placement == plan.placement
         if same and known.cluster == plan.cluster and known.options == plan.options:
             return stages
-    phases = []
+    phases, drawn = [], 0
     for stage in plan.stages:
         if stage.training is None:
             raise PlanError("the stages are not differentiated", want="the pass differentiate")
-        phases.append(phases_of(stage.training))
+        phases.append(phases_of(stage.training, drawn))
+        drawn += draws(stage.training.F)
     networks = networks_of(phases, precision_of(plan))
     count, precision = len(phases), precision_of(plan)
     found = tuple(

@@ -154,9 +154,36 @@ def deep() -> Graph:
 
 
 def dropout() -> Graph:
+    """Dropout of maps and of rows."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.Dropout(0.3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8),
+        nn.Dropout(0.5), nn.Linear(8, 3),
+    )  # fmt: skip
+    x, target = torch.randn(2, 3, 6, 6), torch.randn(2, 3)
+    return _traced(net, x, functional.mse_loss, target)
+
+
+def dilated() -> Graph:
+    """A strided convolution with a dilated kernel behind another."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.SiLU(), nn.Conv2d(4, 5, 3, 2, padding=2, dilation=2)
+    )
+    x, target = torch.randn(2, 3, 9, 8), torch.randn(2, 5, 5, 4)
+    return _traced(net, x, functional.mse_loss, target)
+
+
+def padded() -> Graph:
+    """Embeddings with a padding row in the middle."""
+    tokens = torch.tensor([[1, 2, 0], [2, 4, 2]])
+    net = nn.Sequential(nn.Embedding(5, 6, padding_idx=2), nn.Linear(6, 4))
+    return _traced(net, tokens, functional.mse_loss, torch.randn(2, 3, 4))
+
+
+def by_frequency() -> Graph:
     """What boards do not train with."""
-    net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
-    return _traced(net, torch.randn(2, 8), functional.mse_loss, torch.randn(2, 8))
+    tokens = torch.tensor([[1, 2, 0], [2, 4, 2]])
+    net = nn.Embedding(5, 6, scale_grad_by_freq=True)
+    return _traced(net, tokens, functional.mse_loss, torch.randn(2, 3, 6))
 
 
 MODELS: dict[str, Callable[[], Graph]] = {
@@ -168,6 +195,9 @@ MODELS: dict[str, Callable[[], Graph]] = {
     "causal": causal,
     "halves": halves,
     "deep": deep,
+    "dropout": dropout,
+    "dilated": dilated,
+    "padded": padded,
 }
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,7 @@ from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.runtime.program import Program
 from pipec.schedule.action import ActionKind
-from tests.fpga.training.models import cnn, dropout, example, mlp, resnet
+from tests.fpga.training.models import by_frequency, cnn, dropout, example, mlp, resnet
 from tests.trained import trained_mlp
 
 
@@ -285,5 +286,24 @@ def test_update_kernel_is_as_wide_as_memory_feeds() -> None:
 
 
 def test_an_op_without_engine_is_named() -> None:
-    with pytest.raises(BackendError, match=r"native_dropout|dropout"):
-        make_plan(dropout(), parse_cluster("1xvcu118"), "fpga")
+    with pytest.raises(BackendError, match="embedding_dense_backward"):
+        make_plan(by_frequency(), parse_cluster("1xvcu118"), "fpga")
+
+
+def test_the_host_draws_the_masks_of_dropout(tmp_path: Path) -> None:
+    """Two stages: every random op has the mask of its number in the model."""
+    torch.manual_seed(2)
+    graph = dropout()
+    passes = default_passes(schedule="fbp-as", microbatches=3)
+    plan = make_plan(graph, parse_cluster("2xvcu118"), "fpga", passes=passes)
+    emit(plan, tmp_path / "out")
+    stored, runners = compiled(tmp_path / "out")
+    ready = [r for r in runners if isinstance(r, TrainedRunner)]
+    assert [m.draw for r in ready for m in r.record.masks] == [0, 1]
+    inputs = batches(plan.graph, 2)
+    found = compare_emitted(stored, plan.graph, inputs, 1e-5, 0, runners)
+    assert all(c.ok for c in found)
+    for r in ready:
+        r.stream = partial(int.__add__, 7)
+    other = compare_emitted(stored, plan.graph, inputs, 1e-5, 0, ready)
+    assert not all(c.ok for c in other)
