@@ -1,7 +1,7 @@
 """Linting one emitted stage: kernel, configurations, engine headers."""
 
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from pipec.backends.fpga.lint.arrays import check_arrays, members
@@ -10,7 +10,7 @@ from pipec.backends.fpga.lint.interface import check_interface
 from pipec.backends.fpga.lint.loops import check_loops
 from pipec.backends.fpga.lint.pragmas import check_pragmas, words_of
 from pipec.backends.fpga.lint.region import check_kernel
-from pipec.backends.fpga.lint.source import Finding, parse
+from pipec.backends.fpga.lint.source import Block, Finding, parse
 from pipec.backends.fpga.stagejson import Json, read_record
 from pipec.errors import BackendError
 
@@ -36,21 +36,30 @@ def _findings(stage: Path, record: Json) -> Iterator[Finding]:
     yield from check_bounds("src/types.h", types, record)
     for folder in ("src/engines", "mover", "link"):
         paths = sorted(path for path in (stage / folder).glob("*") if path.suffix in (".h", ".cpp"))
-        yield from _folder(tuple((f"{folder}/{path.name}", _read(path)) for path in paths))
+        yield from _folder({f"{folder}/{path.name}": _read(path) for path in paths})
 
 
-@cache
-def _folder(files: tuple[tuple[str, str], ...]) -> tuple[Finding, ...]:
-    """Findings in the files of a folder, name and text, which stages have in common."""
-    roots = {name: parse(text) for name, text in files}
-    words = words_of(roots.values())
-    known = {struct: arrays for root in roots.values() for struct, arrays in members(root).items()}
-    found: list[Finding] = []
-    for name, root in roots.items():
-        found += check_pragmas(name, root, words)
-        found += check_loops(name, root)
-        found += check_arrays(name, root, known)
-    return tuple(found)
+def _folder(texts: Mapping[str, str]) -> Iterator[Finding]:
+    """Findings in the files of a folder, name to text; stages have most of them in common."""
+    roots = [_parsed(text) for text in texts.values()]
+    words = words_of(roots)
+    arrays = {name: of for root in roots for name, of in members(root).items()}
+    for name, text in texts.items():
+        yield from _file(name, text, words, tuple(arrays.items()))
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> Block:
+    return parse(text)
+
+
+@lru_cache(maxsize=256)
+def _file(
+    name: str, text: str, words: frozenset[str], arrays: tuple[tuple[str, tuple[str, ...]], ...]
+) -> tuple[Finding, ...]:
+    root = _parsed(text)
+    found = [*check_pragmas(name, root, words), *check_loops(name, root)]
+    return (*found, *check_arrays(name, root, dict(arrays)))
 
 
 def _read(path: Path) -> str:

@@ -1,0 +1,77 @@
+"""Every pragma that is emitted, changed in every way: the linter finds all but what is harmless."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipec.backends.fpga.lint.stage import lint
+from tests.fpga.emit.test_lint import written
+
+OTHER = {
+    "bram": "uram", "uram": "bram", "lutram": "bram", "ram_2p": "ram_1p", "slave": "off",
+    "fabric": "dsp", "mul": "add", "complete": "block", "axis": "s_axilite", "cyclic": "complete",
+    "m_axi": "axis", "s_axilite": "axis",
+}  # fmt: skip
+"""A word to another one that could stand in its place."""
+
+HARMLESS = re.compile(
+    r"delete .*LOOP_TRIPCOUNT|(min|max) -> 1 |"  # for reports alone
+    r"delete .*INLINE|"  # a helper without a pipelined loop: inlined anyway, or pipelined
+    r"delete .*(BIND_OP|BIND_STORAGE variable = line)|impl -> dsp "  # another resource, same cycles
+)
+"""What changes neither values nor cycles."""
+
+
+def mutations(line: str) -> Iterator[tuple[str, str]]:
+    """What is done to a pragma, and what it is then."""
+    yield "delete", ""
+    yield "rename", re.sub(r"HLS (\w+)", r"HLS \1X", line)
+    for key, value, word in re.findall(r"(\w+) = (\S+(?: [+] \S+)*)|([a-z]\w*)", line):
+        if word == "pragma":
+            continue
+        if word:
+            yield f"drop {word}", line.replace(f" {word}", "", 1)
+            yield f"{word} -> {OTHER[word]}", line.replace(f" {word}", f" {OTHER[word]}", 1)
+            continue
+        pair = f" {key} = {value}"
+        yield f"drop {key}", line.replace(pair, "", 1)
+        changed = [str(int(value) + d) for d in (-1, 1)] if value.isdigit() else []
+        changed += [] if changed else [OTHER.get(value, f"{value}_x")]
+        changed += ["1"] if key in ("min", "max", "ii", "factor", "dim") else []
+        for new in changed:
+            if new != value:
+                yield f"{key} -> {new}", line.replace(pair, f" {key} = {new}", 1)
+
+
+def places(stage: Path) -> Iterator[tuple[Path, int, str]]:
+    """Every pragma of a header; of the kernel, which repeats itself, the first of each form."""
+    seen: Counter[str] = Counter()
+    for path in (stage / "src/stage_top.cpp", *sorted((stage / "src/engines").glob("*.h"))):
+        for number, line in enumerate(path.read_text().splitlines()):
+            if line.lstrip().startswith("#pragma HLS"):
+                form = re.sub(r"(variable|port|bundle) = \S+|\d+", "", line)
+                seen[form] += path.suffix == ".cpp"
+                if seen[form] <= 1:
+                    yield path, number, line
+
+
+@pytest.mark.parametrize("name", ["encoder", "vgg"])
+def test_every_pragma_matters(name: str, tmp_path: Path) -> None:
+    stage = written(name, tmp_path / name)
+    total, missed = 0, list[str]()
+    for path, number, line in list(places(stage)):
+        text = path.read_text()
+        for what, new in mutations(line):
+            lines = text.splitlines()
+            lines[number] = new
+            path.write_text("\n".join(lines))
+            total += 1
+            told = f"{what} {path.name}: {line.strip()}"
+            if not lint(stage) and not HARMLESS.match(told):
+                missed.append(told)
+        path.write_text(text)
+    assert missed == []
+    assert total > 150
