@@ -167,7 +167,7 @@ def cycles(folder: Path, part: Part, name: str, board: Board) -> str:
     units = [model.place[o] for o in part.origins if o in model.place]
     modelled = alone(model, board, range(min(units), max(units) + 1))
     forward, backward, update = (
-        cycles_of(read_record(folder / kernel)).interval for kernel in KERNELS
+        cycles_of(read_record(folder / kernel)).interval for kernel in KERNELS[:3]
     )
     planned, trained = part.trained.kernels.interval, part.trained.phases.trained
     moved = 4 * WORDS_MOVED * sum(part.graph.weights[n].numel() for n in trained)
