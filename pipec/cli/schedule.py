@@ -36,7 +36,8 @@ DRAWN = 20_000
     default="F=1,B=2",
     show_default=True,
     metavar="F=T,B=T[,I=T,W=T]",
-    help="Time of each action on a stage; T1:T2:... for unlike stages.",
+    help="Time of each action on a stage; T1:T2:... for unlike stages. B takes I + W, or twice F; "
+    "I and W take half of it each.",
 )
 @click.option("--comm", default=0.0, show_default=True, help="Time of one transfer.")
 @click.option("--host", default=0.0, show_default=True, help="Time of one copy to or from host.")
@@ -82,7 +83,7 @@ def _listing() -> str:
         function = generator(name)
         known = list(inspect.signature(function).parameters.values())[2:]
         options = ", ".join(f"{p.name}={p.default}" for p in known)
-        summary = (inspect.getdoc(function) or "").splitlines()[0]
+        summary = (inspect.getdoc(function) or "").splitlines()[0].replace("``", "")
         lines.append(f"{name:<14} {summary}" + (f"\n{'':<14} options: {options}" if known else ""))
     lines.append(
         "with a flush, also: replicas=1, adjacent=stages (or replicas): copies of the pipeline"

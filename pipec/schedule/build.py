@@ -37,7 +37,7 @@ class Ops:
             values = np.asarray(getattr(self, name))
             narrow = values.astype(DTYPES[name])
             if (narrow != values).any():
-                raise ScheduleError(f"a {name} is too large", got=int(values.max()))
+                raise too_large(name, int(values.max()))
             object.__setattr__(self, name, narrow)
 
     @classmethod
@@ -115,6 +115,12 @@ def _given(rows: Sequence[Row]) -> np.ndarray:
         actions = () if isinstance(row, Ops) else row
         versions += [a.version for a in actions if isinstance(a, Action)]
     return np.array(versions, dtype=np.int64)
+
+
+def too_large(column: str, value: int) -> ScheduleError:
+    """The error of a number that a schedule's column cannot hold."""
+    most = np.iinfo(DTYPES[column]).max
+    return ScheduleError(f"a {column} is too large", got=f"{value:,}", want=f"at most {most:,}")
 
 
 def check_counts(**counts: int) -> None:

@@ -76,7 +76,12 @@ class Channel:
 
     def __post_init__(self) -> None:
         if self.depth is not None and self.depth < 0:
-            raise ScheduleError("channel depth out of range", where=self, want="0 or more")
+            raise ScheduleError(
+                "channel depth out of range",
+                where=f"{self.kind.name} from stage {self.src} to {self.dst} {self.name}".rstrip(),
+                got=self.depth,
+                want="0 or more",
+            )
         if self.nbytes < 0:
             raise ScheduleError("a channel cannot carry negative bytes", where=self)
         if set(self.name) & set(", \t\n"):

@@ -52,7 +52,8 @@ def from_csv(text: str, *, name: str = "csv", where: str | None = None) -> Sched
         where: The file's name, for errors.
 
     Raises:
-        ScheduleError: A cell is no action; line and column are named.
+        ScheduleError: A cell is no action; line and column are named. Or the actions are no
+            schedule.
     """
     rows = []
     for line, cells in enumerate(csv.reader(io.StringIO(text)), 1):
@@ -68,7 +69,12 @@ def from_csv(text: str, *, name: str = "csv", where: str | None = None) -> Sched
                     want=error.want,
                 ) from error
         rows.append(row)
-    return from_rows(name, rows)
+    try:
+        return from_rows(name, rows)
+    except ScheduleError as error:
+        raise ScheduleError(
+            error.what, where=where or "CSV", got=error.got, want=error.want, hint=error.hint
+        ) from error
 
 
 def _actions(cell: str) -> list[Action]:

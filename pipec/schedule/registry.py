@@ -28,6 +28,8 @@ SYNCHRONOUS = ("1f1b", "gpipe", "1f1b-so", "zb-h1", "interleaved", "zbv", "dualp
 STREAMING = ("1f1b-as", "gpipe", "fbp-as")
 """The same on devices that stream: forward and backward may share the device."""
 
+MOST = 300_000_000
+"""Most stages x microbatches: with I, W, sends and receives, positions are numbers of 32 bits."""
 MOST_CHUNKS = 16
 """Stages per device that `stages_on` looks for."""
 
@@ -104,8 +106,8 @@ def generate(name: str, stages: int, microbatches: int, **options: object) -> Sc
 
     Raises:
         PipecError: The name is unknown.
-        ScheduleError: A count is below 1, an option is unknown, or the generator cannot serve
-            this number of stages and microbatches.
+        ScheduleError: A count is below 1 or too large, an option is unknown, or the generator
+            cannot serve this number of stages and microbatches.
 
     Example:
         >>> print(generate("1f1b", stages=2, microbatches=3))
@@ -113,6 +115,12 @@ def generate(name: str, stages: int, microbatches: int, **options: object) -> Sc
         1: 1F0 1B0 1F1 1B1 1F2 1B2
     """
     check_counts(stages=stages, microbatches=microbatches)
+    if stages * microbatches > MOST:
+        raise ScheduleError(
+            "the schedule is too large",
+            got=f"{stages:,} stages x {microbatches:,} microbatches",
+            want=f"a product of at most {MOST:,}",
+        )
     function = generator(name)
     every = {**parsed(name, {}), **options}
     _check_known(plain_name(name), function, every)

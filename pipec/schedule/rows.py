@@ -6,7 +6,7 @@ import numpy as np
 
 from pipec.errors import ScheduleError
 from pipec.schedule.action import Action, ActionKind
-from pipec.schedule.build import Ops, build, placement_of
+from pipec.schedule.build import Ops, build, placement_of, too_large
 from pipec.schedule.channels import Channel, ChannelKind, chain, check_channels
 from pipec.schedule.schedule import DTYPES, LanePolicy, Placement, Schedule
 from pipec.schedule.versions import VersionRule
@@ -45,7 +45,8 @@ def from_rows(
         options: For the record.
 
     Raises:
-        ScheduleError: There is no action, or an action fits no channel or several.
+        ScheduleError: There is no action, there are fewer actions than microbatches, or an action
+            fits no channel or several.
     """
     every = [a for row in rows for a in row]
     if not every:
@@ -53,6 +54,12 @@ def from_rows(
     compute = [Ops.of([a for a in row if a.kind.is_compute]) for row in rows]
     place = placement or placement_of(compute)
     count = microbatches or 1 + max(a.microbatch or 0 for a in every)
+    if count > len(every):
+        raise ScheduleError(
+            "microbatches are missing",
+            got=f"{len(every)} actions, the highest microbatch is {count - 1}",
+            want="microbatches numbered from 0 on, each with its actions",
+        )
     flows = channels if channels is not None else chain(len(place.forward), len(place.backward))
     numbered = tuple(sorted(flows, key=lambda c: c.kind))
     check_channels(numbered, len(place.forward), len(place.backward))
@@ -68,7 +75,7 @@ def from_rows(
     }
     for key, values in columns.items():
         if max(values) > np.iinfo(DTYPES[key]).max:
-            raise ScheduleError(f"a {key} is too large", got=max(values))
+            raise too_large(key, max(values))
     base = build(name, [Ops.of([])] * len(rows), count, placement=place, channels=numbered)
     return base.replace(
         rule=rule or VersionRule(),

@@ -3,10 +3,13 @@
 ```text
 device 0 │F0 F1       B0===    B1===
 device 1 │   F0 B0=== F1 B1===
+    time │0              5
 ```
 
 Several stages on one device show as ``2F0``; weight versions stand in the table only.
 """
+
+from math import floor, log10
 
 import numpy as np
 
@@ -15,6 +18,8 @@ from pipec.simulate.timeline import Timeline
 
 MOST_COLUMNS = 400
 """A grid that would be wider is drawn to this width, with labels cut."""
+TICK = 12
+"""Fewest characters between two times on the axis."""
 
 
 def grid(timeline: Timeline, columns: int = MOST_COLUMNS) -> str:
@@ -31,6 +36,7 @@ def grid(timeline: Timeline, columns: int = MOST_COLUMNS) -> str:
         >>> print(grid(simulate(generate("1f1b", 2, 2), Times.uniform(2, F=1, B=2))))
         device 0 │F0 F1       B0===    B1===
         device 1 │   F0 B0=== F1 B1===
+            time │0              5
     """
     lanes = timeline.lanes
     shown = [n for n, lane in enumerate(lanes.names) if lane.name.startswith("compute")]
@@ -42,7 +48,32 @@ def grid(timeline: Timeline, columns: int = MOST_COLUMNS) -> str:
         name = f"device {lane.device}{lane.name.removeprefix('compute')}"
         lines.append((name, _line(timeline, rows, scale)))
     width = max((len(name) for name, _ in lines), default=0)
-    return "\n".join(f"{name:<{width}} │{line}".rstrip() for name, line in lines)
+    drawn = [f"{name:<{width}} │{line}".rstrip() for name, line in lines]
+    return "\n".join([*drawn, f"{'time':>{width}} │{_axis(timeline.seconds, scale)}"])
+
+
+def _axis(seconds: float, scale: float) -> str:
+    """Round times, each beginning where it is, as far as they fit below the lanes."""
+    line, width = "", round(seconds * scale)
+    for time in round_times(seconds, most=max(width // TICK, 1)):
+        text = f"{time:.6g}"
+        if round(time * scale) + len(text) <= width:
+            line = line.ljust(round(time * scale)) + text
+    return line
+
+
+def round_times(seconds: float, most: int) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten from 0 on, at most ``most`` beyond 0.
+
+    Example:
+        >>> round_times(33, most=8)
+        [0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0]
+    """
+    if not seconds:
+        return [0.0]
+    size = 10.0 ** floor(log10(seconds / most))
+    step = next(size * n for n in (1, 2, 5, 10) if seconds <= most * size * n)
+    return [n * step for n in range(int(seconds / step) + 1)]
 
 
 def _label(timeline: Timeline, index: int) -> str:
@@ -51,16 +82,25 @@ def _label(timeline: Timeline, index: int) -> str:
     return f"{stage}{ActionKind(int(s.kind[index])).name}{s.microbatch[index]}"
 
 
+def shortest(timeline: Timeline) -> tuple[int, float]:
+    """Characters of the longest label of a compute action, and the shortest time of one."""
+    s = timeline.schedule
+    took = (timeline.end - timeline.begin)[s.kind <= ActionKind.W]
+    stage = len(str(s.stages - 1)) if s.chunks > 1 else 0
+    return stage + 1 + len(str(s.microbatches - 1)), float(took[took > 0].min(initial=np.inf))
+
+
 def _scale(timeline: Timeline, columns: int) -> float:
     """Characters per second: the shortest action shows the longest label and a blank."""
     s = timeline.schedule
+    label, seconds = shortest(timeline)
+    if seconds == np.inf:
+        return 1.0
+    longest = label + 1
     compute = np.flatnonzero(s.kind <= ActionKind.W)
     compute = compute[timeline.end[compute] > timeline.begin[compute]]
-    if not len(compute):
-        return 1.0
     begin, end = timeline.begin[compute], timeline.end[compute]
-    longest = 2 + len(str(s.microbatches - 1)) + (len(str(s.stages - 1)) if s.chunks > 1 else 0)
-    scale = longest / float((end - begin).min())
+    scale = longest / seconds
     if (np.round(end * scale) - np.round(begin * scale)).min() < longest:
         scale *= (longest + 1) / longest  # starts between two characters
     return min(scale, columns / timeline.seconds)

@@ -134,8 +134,15 @@ class Times:
                     want=f"{schedule.stages}, one per stage",
                 )
             table[kind, :] = seconds[: schedule.stages] if seconds else 0.0
-        if not (np.isfinite(table).all() and (table >= 0).all()):
-            raise ScheduleError("a time is negative or no number", got=dict(given))
+        wrong = np.argwhere(~(np.isfinite(table) & (table >= 0)))
+        if len(wrong):
+            kind, stage = wrong[0].tolist()
+            raise ScheduleError(
+                "a time is negative or no number",
+                where=f"{_K(kind).name} of stage {stage}",
+                got=f"{table[kind, stage]:g}",
+                want="0 or more; of I and W what is not given is the rest of B",
+            )
         return table
 
     def of_whole_device(self, schedule: Schedule) -> Float:

@@ -12,6 +12,7 @@ SHOWN = """\
 
 device 0 │F0 F1       B0===    B1===
 device 1 │   F0 B0=== F1 B1===
+    time │0              5
 
 device  stages  busy  peak in flight  weight versions
      0       0   67%               2                1
@@ -100,7 +101,10 @@ def test_listing(pipec: Pipec) -> None:
         (["1f1c", "--stages", "4", "--microbatches", "4"], "did you mean '1f1b'"),
         (["1f1b", "--stages", "4", "--microbatches", "4", "--times", "X=1"], "X=1"),
         (["1f1b", "--stages", "4", "--microbatches", "4", "--times", "F=a"], "F=a"),
-        (["1f1b", "--stages", "4", "--microbatches", "4", "--times", "F=-1"], "negative"),
+        (["1f1b", "--stages", "4", "--microbatches", "4", "--times", "F=-1"], "F of stage 0"),
+        (["1f1b", "--stages", "4", "--microbatches", "4", "--times", "B=2,I=3"], "W of stage 0"),
+        (["1f1b", "--stages", "4", "--microbatches", "99999999999"], "at most 300,000,000"),
+        (["1f1b", "--stages", "40000", "--microbatches", "4"], "at most 32,767"),
         (["1f1b", "--stages", "4", "--microbatches", "4", "--comm", "-1"], "negative"),
         (["1f1b", "--stages", "4", "--microbatches", "4", "--depth", "-1"], "depth"),
         (["pipefb", "--stages", "2", "--microbatches", "4", "--host", "-1"], "--host is negative"),
@@ -131,5 +135,9 @@ def test_a_csv_with_an_unknown_action(pipec: Pipec, tmp_path: Path) -> None:
     assert "line 1, cell 2" in done.err
     path.write_text("0F99999999999\n")
     assert "microbatch is too large" in pipec("schedule", "--from-csv", path).err
+    path.write_text("0F2000000000,0B2000000000\n")
+    assert "2 actions, the highest microbatch is 2000000000" in (
+        pipec("schedule", "--from-csv", path).err
+    )
     path.write_text("0F0,0B0\n1F0,1B0,1B0\n")
     assert "2 times, not once" in pipec("schedule", "--from-csv", path).err

@@ -3,9 +3,10 @@
 import json
 from xml.etree import ElementTree as ET
 
+from pipec.schedule.action import ActionKind
 from pipec.schedule.lower import lower
 from pipec.schedule.registry import generate
-from pipec.simulate.draw_svg import svg
+from pipec.simulate.draw_svg import CHARACTER, svg
 from pipec.simulate.draw_text import grid, table
 from pipec.simulate.draw_trace import trace
 from pipec.simulate.memory import Memory
@@ -21,7 +22,7 @@ def timeline(name: str = "1f1b", stages: int = 3, microbatches: int = 4) -> Time
 
 def test_every_action_is_in_the_grid_in_order() -> None:
     made = timeline()
-    for device, line in enumerate(grid(made).splitlines()):
+    for device, line in enumerate(grid(made).splitlines()[:-1]):
         name, _, cells = line.partition("│")
         assert name.split() == ["device", str(device)]
         labels = [c.rstrip("=") for c in cells.split()]
@@ -35,6 +36,9 @@ def test_grid_to_scale() -> None:
     line = grid(made).splitlines()[0].partition("│")[2]
     assert line.index("B0") == 3 * 7
     assert line.index("B3") == 3 * 16
+    axis = grid(made).splitlines()[-1].partition("│")[2]
+    assert axis.split() == ["0", "5", "10", "15"]
+    assert [axis.index(time) for time in axis.split()] == [0, 15, 30, 45]
 
 
 def test_a_grid_that_would_be_too_wide_is_cut() -> None:
@@ -58,6 +62,24 @@ def test_svg_is_xml_with_a_box_per_action() -> None:
     assert sorted(t.split(":")[0] for t in titles) == sorted(str(made.schedule[i]) for i in took)
     assert len(list(ET.fromstring(svg(made, compute_only=True)).iter(f"{space}title"))) == 24
     assert svg(made) == svg(timeline())
+
+
+def test_labels_of_an_svg_fit_their_boxes_and_times_stand_on_the_axis() -> None:
+    """However short the actions are: the picture grows until the labels fit."""
+    for name, stages, microbatches in (("1f1b", 3, 4), ("zbv", 8, 12), ("interleaved", 8, 8)):
+        made = simulate(lower(generate(name, stages, microbatches)), Times.uniform(stages, comm=1))
+        root = ET.fromstring(svg(made))
+        boxes, words = (root.findall(f".//{{*}}{tag}") for tag in ("rect", "text"))
+        compute = [b for b in boxes if b.find("{*}title") is not None]
+        left = {float(b.attrib["x"]): float(b.attrib["width"]) for b in compute}
+        labels = [t for t in words if t.get("text-anchor") and not t.get("fill")]
+        assert len(labels) >= (made.schedule.kind <= ActionKind.W).sum()
+        assert min(left.values()) >= max(len(t.text or "") for t in labels) * CHARACTER
+        per_unit = (max(x + w for x, w in left.items()) - min(left)) / made.seconds
+        for tick in (t for t in words if t.get("fill")):
+            at = min(left) + float(tick.text or "") * per_unit
+            assert abs(float(tick.attrib["x"]) - at) < 0.1
+        assert {"forward", "message"} <= {t.text for t in words}
 
 
 def test_trace_holds_actions_flows_and_memory() -> None:
