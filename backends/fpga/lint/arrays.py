@@ -14,11 +14,11 @@ _ALL = 0
 
 
 def members(root: Block) -> dict[str, tuple[str, ...]]:
-    """The structs of a file with arrays in them; tokens (``vec``) are words, not arrays."""
+    """The structs of a file with arrays in them; what streams carry are words, not arrays."""
     found: dict[str, tuple[str, ...]] = {}
     for block in root.all():
         name = re.search(r"\bstruct (\w+)$", block.head)
-        if name is not None and name.group(1) != "vec":
+        if name is not None and name.group(1) not in ("vec", "raw"):
             lines = [re.fullmatch(r"[\w:<>, ]+ (\w+)\[.*\]", line) for _, line in block.lines]
             arrays = tuple(match.group(1) for match in lines if match is not None)
             found |= {name.group(1): arrays} if arrays else {}

@@ -72,12 +72,12 @@ def _pipelined(file: str, block: Block) -> Iterator[Finding]:
 
 
 def _rolled(file: str, block: Block, pipelined: set[str]) -> Iterator[Finding]:
-    """A loop that is neither pipelined nor unrolled has something pipelined in it."""
+    """A loop that is neither pipelined nor unrolled has something pipelined in it, or polls."""
     if not block.is_loop or _has(block, "PIPELINE") or _has(block, "UNROLL"):
         return
     text = " ".join(line for b in block.all() for _, line in b.lines)
     calls = set(re.findall(r"(\w+)(?:<[^;(]*>)?\(", text))
-    if not calls & pipelined and not any(_has(b, "PIPELINE") for b in block.all()):
+    if not calls & {*pipelined, "read_nb"} and not any(_has(b, "PIPELINE") for b in block.all()):
         yield Finding(file, block.line, "unroll", f"neither pipelined nor unrolled: {block.head}")
 
 

@@ -34,13 +34,15 @@ def _findings(stage: Path, record: Json) -> Iterator[Finding]:
     yield from check_kernel("src/stage_top.cpp", kernel, record)
     yield from check_interface("src/stage_top.cpp", kernel, record)
     yield from check_bounds("src/types.h", types, record)
-    for folder in ("src/engines", "mover", "link"):
-        paths = sorted(path for path in (stage / folder).glob("*") if path.suffix in (".h", ".cpp"))
-        yield from _folder({f"{folder}/{path.name}": _read(path) for path in paths})
+    folders = (stage / name for name in ("src/engines", "mover", "link"))
+    paths = [
+        p for folder in folders for p in sorted(folder.glob("*")) if p.suffix in (".h", ".cpp")
+    ]
+    yield from _files({path.relative_to(stage).as_posix(): _read(path) for path in paths})
 
 
-def _folder(texts: Mapping[str, str]) -> Iterator[Finding]:
-    """Findings in the files of a folder, name to text; stages have most of them in common."""
+def _files(texts: Mapping[str, str]) -> Iterator[Finding]:
+    """Findings in sources beside the kernel, name to text; stages have most of them in common."""
     roots = [_parsed(text) for text in texts.values()]
     words = words_of(roots)
     arrays = {name: of for root in roots for name, of in members(root).items()}

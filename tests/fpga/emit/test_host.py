@@ -18,6 +18,7 @@ from pipec.backends.fpga.emit.golden import Golden, run_graph
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.lint.stage import lint
 from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.streaming import ddr_ports
@@ -160,6 +161,7 @@ def test_boards_stream_to_one_another(
     chain: list[Path], tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     assert any((stage / "link").is_dir() for stage in chain)
+    assert [finding for stage in chain for finding in lint(stage)] == []
     found = play(chain, tmp_path, *words, "--frames", str(FRAMES), "--batch", "2")
     assert [(code, err) for code, _, err in found] == [(0, "")] * 3
     assert found[2][1].count("tolerance 0.0001: ok") == 3
