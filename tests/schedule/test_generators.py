@@ -79,12 +79,19 @@ def test_every_size_is_right(name: str) -> None:
 
 
 def test_admitted_minibatches() -> None:
-    """NOAM = ceil(workers / replicas of the input stage) = warm-up + 1."""
+    """Stage s warms up with (R - 1 - replicas before it) div replicas forwards, R workers in all.
+
+    One more is NOAM on the input stage: ceil(R / its replicas). 15-1 and 3-1 warm up with 1 and 0.
+    """
     for replicas in ([15, 1], [7, 1], [3, 1], [2, 1, 1], [1, 1, 1, 1], [8, 4, 4]):
         schedule = generate("pipedream", len(replicas), 840, replicas=replicas)
-        row = schedule.row(0)
-        warm_up = next(i for i, a in enumerate(row) if a.kind.name == "B")
-        assert warm_up == noam(replicas)
+        workers, warm_up = sum(replicas), []
+        for stage, devices in enumerate(schedule.placement.forward):
+            row = schedule.row(devices[0])
+            warm_up.append(next(i for i, a in enumerate(row) if a.kind.name == "B") - 1)
+            later = workers - 1 - sum(replicas[:stage])
+            assert warm_up[-1] == later // replicas[stage], (replicas, stage)
+        assert warm_up[0] + 1 == noam(replicas) == -(-workers // replicas[0])
 
 
 @pytest.mark.parametrize(

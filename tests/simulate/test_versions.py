@@ -46,11 +46,12 @@ def test_the_papers_example() -> None:
     assert [used[i, 5] for i in (1, 2, 3, 4)] == [1, 2, 3, 4]
 
 
-def test_vertical_sync_uses_the_first_stages_version_everywhere() -> None:
-    schedule = generate("pipedream", 4, 12, sync="vertical")
+@pytest.mark.parametrize("n", range(1, 9))
+def test_vertical_sync_uses_the_first_stages_version_everywhere(n: int) -> None:
+    schedule = generate("pipedream", n, 3 * n, sync="vertical")
     for kind in (K.F, K.B):
         for (_, k), version in versions(schedule, kind).items():
-            assert version == max(0, k - 4)
+            assert version == max(0, k - n)
 
 
 def test_vertical_sync_counts_minibatches_where_replicas_differ() -> None:
@@ -59,14 +60,16 @@ def test_vertical_sync_counts_minibatches_where_replicas_differ() -> None:
     assert all(used[2, k] == 2 * used[1, k] for k in range(1, 13))
 
 
-@pytest.mark.parametrize(("n", "m"), [(1, 1), (2, 2), (2, 5), (4, 4), (4, 6)])
+@pytest.mark.parametrize(("n", "m"), [(n, m) for n in range(1, 9) for m in (n, n + 1, 3 * n)])
 def test_double_buffering(n: int, m: int) -> None:
     """Microbatch k uses max(floor((k-1)/m) - 1, 0), and two versions are alive on each stage."""
     schedule = generate("pipedream-2bw", n, 4 * m, update_every=m)
     for kind in (K.F, K.B):
         for (_, k), version in versions(schedule, kind).items():
             assert version == max((k - 1) // m - 1, 0)
-    assert run(schedule).weight_versions == (2,) * n
+    timeline = run(schedule)
+    assert timeline.weight_versions == (2,) * n
+    assert max(timeline.peak_in_flight) <= n
 
 
 def test_double_buffering_example() -> None:
@@ -75,11 +78,11 @@ def test_double_buffering_example() -> None:
     assert [used[1, k] for k in range(1, 13)] == [0] * 8 + [1] * 4
 
 
-@pytest.mark.parametrize("n", [1, 3, 5])
-@pytest.mark.parametrize(("slots", "updates"), [("alternating", 1), ("concurrent", 1)])
-def test_pipemare_delay(n: int, slots: str, updates: int) -> None:
+@pytest.mark.parametrize("n", range(1, 9))
+@pytest.mark.parametrize("slots", ["alternating", "concurrent"])
+def test_pipemare_delay(n: int, slots: str) -> None:
     """The forward is n - i updates old (1F1B), 2(n-i)+1 in concurrent slots; backward is fresh."""
-    schedule = generate("pipemare", n, 8 * n, slots=slots, update_every=updates)
+    schedule = generate("pipemare", n, 8 * n, slots=slots)
     ahead, back = versions(schedule, K.F), versions(schedule, K.B)
     for i in range(1, n + 1):
         delay = 2 * (n - i) + 1 if slots == "concurrent" else n - i
@@ -90,14 +93,17 @@ def test_pipemare_delay(n: int, slots: str, updates: int) -> None:
     assert aligned.weight_versions == (1,) * n
 
 
-def test_pipemare_delay_in_minibatches() -> None:
-    """With N microbatches per update the mean delay is (2(P-i)+1) / N updates."""
-    P, N = 4, 4
-    schedule = generate("pipemare", P, 80, slots="concurrent", update_every=N)
+@pytest.mark.parametrize(("P", "N"), [(1, 1), (3, 2), (4, 4), (5, 8), (8, 4)])
+def test_pipemare_delay_in_minibatches(P: int, N: int) -> None:
+    """N microbatches per update: a mean delay of (2(P-i)+1) / N updates, of P / N over stages."""
+    schedule = generate("pipemare", P, 20 * N + 4 * P * N, slots="concurrent", update_every=N)
     ahead, back = versions(schedule, K.F), versions(schedule, K.B)
+    total = 0.0
     for i in range(1, P + 1):
-        delays = [back[i, k] - ahead[i, k] for k in range(41, 73)]
+        delays = [back[i, k] - ahead[i, k] for k in range(2 * P * N + 1, 2 * P * N + 16 * N + 1)]
         assert sum(delays) / len(delays) == (2 * (P - i) + 1) / N
+        total += sum(delays) / len(delays)
+    assert total / P == P / N
 
 
 @pytest.mark.parametrize("P", [1, 2, 4, 6])
