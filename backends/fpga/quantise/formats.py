@@ -2,9 +2,11 @@
 
 What moves values without computing (concatenation, slices, reorderings, copies, maxima) writes what
 it reads, so the edges around it form a class with one format that covers all its members; so do the
-two ends of a link between boards. All other edges stand alone.
+two ends of a link between boards. All other edges stand alone. Formats are `HEADROOM` wider than
+what was seen, where what computes a value does not limit it.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipec.backends.fpga.int8 import Int8, covering
@@ -17,6 +19,7 @@ from pipec.backends.fpga.lowering.layers import (
     Pool,
     Product,
     Reorder,
+    RowNorm,
     RowReduce,
 )
 from pipec.backends.fpga.lowering.network import Network
@@ -25,6 +28,11 @@ from pipec.errors import BackendError
 
 Edge = tuple[int, str]
 """Stage and edge."""
+HEADROOM = 0.1
+"""Share of a range by which new inputs may leave it: a cut-off costs far more than coarser steps.
+"""
+_RANGES = {"sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0)}
+"""Results of functions that have limits."""
 
 
 def formats_of(
@@ -56,18 +64,40 @@ def formats_of(
             for stage, name in edges:
                 found[stage][name] = coarsest
             continue
-        known = [seen[k][e] for k, e in edges if e in seen[k]]
+        known = [_widened(networks[k], e, seen[k][e]) for k, e in edges if e in seen[k]]
         if not known:
             raise BackendError(
                 "the range of a value is not known, so it can't become 8-bit integers",
                 where=f"{edges[0][1]} of stage {edges[0][0]}",
                 hint="choose another --precision",
             )
-        low, high = min(r.low for r in known), max(r.high for r in known)
+        low, high = min(low for low, _ in known), max(high for _, high in known)
         chosen = covering(low, high, symmetric=root in centred)
         for stage, name in edges:
             found[stage][name] = chosen
     return found
+
+
+def _widened(network: Network, edge: str, seen: Seen) -> tuple[float, float]:
+    """The range of an edge for new inputs; what only moves values is as wide as what it reads."""
+    layer = next((y for y in network.layers if y.name == edge), None)
+    if layer is not None and moves(layer):
+        return seen.low, seen.high
+    least, most = (-math.inf, math.inf) if layer is None else _limits(layer)
+    low, high = (end * (1 + HEADROOM) for end in (seen.low, seen.high))
+    return min(max(low, least), seen.low), max(min(high, most), seen.high)
+
+
+def _limits(layer: Layer) -> tuple[float, float]:
+    """What the results of a layer can't exceed."""
+    if isinstance(layer, RowNorm) and layer.op == "softmax":
+        return 0.0, 1.0
+    if isinstance(layer, Elementwise):
+        last = layer.steps[-1]
+        if last.op == "min" and last.operand == "scalar":
+            return -math.inf, last.value
+        return _RANGES.get(last.op, layer.clamp)
+    return layer.clamp
 
 
 class _Classes:

@@ -18,7 +18,7 @@ from pipec.graph.ir import Graph, InputKind, tensor
 from pipec.plan.model import Plan
 
 RANDOM = "random"
-_DRAWN = 8
+_DRAWN = 16
 """Sets of inputs that are drawn for calibration."""
 _HELD_OUT = 4
 """Sets that are drawn, or kept back of a file, to measure with: enough to see what is lost."""

@@ -237,6 +237,31 @@ def test_formats_of_the_file_are_kept(tmp_path: Path) -> None:
     assert (off > 0.5).mean() < 0.02
 
 
+def test_formats_leave_room_for_new_inputs_up_to_what_limits_a_value() -> None:
+    """A tenth beyond what was seen; not beyond a clamp or a sigmoid; moves add nothing."""
+
+    class Limited(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(8, 6), torch.nn.Linear(8, 6)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            both = torch.nn.functional.relu6(self.a(20 * x))
+            return self.b(x).reshape(3, 4), both, torch.sigmoid(20 * x)
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 8)
+    network = lower(graph_of(Limited(), x), "int8")
+    seen = observed([network], [{network.inputs[0].value: x}])
+    formats = formats_of([network], seen)[0]
+    free, clamped, squashed = (formats[port.use.edge].range for port in network.outputs)
+    low, high = (1.1 * seen[0][network.outputs[0].use.edge].low,
+                 1.1 * seen[0][network.outputs[0].use.edge].high)  # fmt: skip
+    assert free == pytest.approx((low, high), abs=(high - low) / 200)
+    assert clamped == pytest.approx((0, 6), abs=0.03)
+    assert squashed == pytest.approx((0, 1), abs=0.005)
+
+
 def test_masks_are_refused() -> None:
     model, x = made("attention")
     with pytest.raises(BackendError, match="no infinity"):
