@@ -150,8 +150,6 @@ def _as_planned(guess: Prediction, plan: Plan) -> Prediction:
     assert timeline is not None
     peak = timeline.peak_bytes
     memory = tuple(d.memory_bytes for d in plan.cluster.devices[: len(peak)])
-    if not plan.trains:  # its timeline counts weights, not what is alive in a forward
-        peak, memory = guess.peak_bytes, guess.memory_bytes
     return replace(
         guess,
         seconds=timeline.seconds,

@@ -187,8 +187,8 @@ class Predictor:
     ) -> Memory:
         """Bytes per stage; under recompute a microbatch keeps its stage's input alone."""
         if not c.trains:
-            live = self.workload.live_bytes(cut.stage.tolist(), c.stages, c.microbatch)
-            return Memory(weights=weights.tolist(), workspace={"F": live})
+            live, left = self.workload.forward_bytes(cut.stage.tolist(), c.stages, c.microbatch)
+            return Memory(weights=weights.tolist(), workspace={"F": live}, outputs=left)
         saved = np.array([0.0, *crossing]) if c.recompute else _saved(problem, cut)
         return Memory(
             weights=weights.tolist(),

@@ -10,7 +10,7 @@ from torch import fx
 from pipec.autodiff.differentiate import differentiate
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.problem import forward_work, placement_problem
-from pipec.compiler.stage_timing import peak_of
+from pipec.compiler.stage_timing import holder, peak_of
 from pipec.cost.model import Roofline
 from pipec.cost.table import CostTable, NodeCost
 from pipec.errors import PlanError
@@ -45,21 +45,39 @@ class Workload:
         """Whether the model has a loss, so that there is a backward pass."""
         return bool(self.graph.outputs_of(OutputKind.LOSS))
 
-    def live_bytes(self, stage: Sequence[int], stages: int, samples: int) -> list[float]:
-        """Most bytes of values alive in a forward of every stage, given the stage of every call."""
-        calls = list(zip(self.graph.calls, stage, strict=True))
-        at = {n.name: s for n, s in calls}
+    def forward_bytes(
+        self, stage: Sequence[int], stages: int, samples: int
+    ) -> tuple[list[float], list[float]]:
+        """What a forward of every stage holds of its own, given the stage of every call.
+
+        Returns:
+            Most bytes of values alive while it runs, the model's inputs with them; bytes of the
+            model's outputs that it leaves.
+        """
+        at = {n.name: s for n, s in zip(self.graph.calls, stage, strict=True)}
+        inputs = {i.node for i in self.graph.inputs_of(InputKind.INPUT)}
+        given: list[dict[str, fx.Node]] = [{} for _ in range(stages)]
         rows: list[list[fx.Node]] = [[] for _ in range(stages)]
         leave: list[set[str]] = [set() for _ in range(stages)]
-        for n, s in calls:
+        for n in self.graph.calls:
+            s = at[n.name]
             rows[s].append(n)
             for read in n.all_input_nodes:
-                if at.get(read.name, s) != s:
+                if read.name in inputs:
+                    given[s][read.name] = read
+                elif at.get(read.name, s) != s:
                     leave[at[read.name]].add(read.name)
-        peaks = [
-            peak_of(row, out, {n.name for n in row}) for row, out in zip(rows, leave, strict=True)
-        ]
-        return [peak * samples / self.traced_batch for peak, _ in peaks]
+        left = [0.0] * stages
+        for o in self.graph.outputs_of(OutputKind.OUTPUT):
+            if o.node in at:
+                leave[at[o.node]].add(o.node)
+                left[at[o.node]] += nbytes(holder(self.graph.node(o.node)))
+        live = []
+        for first, row, out in zip(given, rows, leave, strict=True):
+            order = [*first.values(), *row]
+            live.append(peak_of(order, out, {n.name for n in order})[0])
+        share = samples / self.traced_batch
+        return [peak * share for peak in live], [size * share for size in left]
 
     def problem(self, samples: int, *, recompute: bool) -> CostGraph:
         """The placement problem for microbatches of ``samples``.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pipec.cluster.cluster import Cluster, Level, Link, parse_cluster
+from pipec.compiler.driver import default_passes, make_plan
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.errors import PartitionError
 from pipec.explore.cache import content_key, recall, remember
@@ -224,9 +225,11 @@ def test_a_model_without_loss_is_run_forward() -> None:
     found = explore(work, tried, batch, workers=1)
     alone = Predictor(work).predict(Candidate(1, 1, "inference", work.traced_batch, 8))
     assert alone.seconds == pytest.approx(8 * sum(work.costs.of("v100").values()))
-    weights = sum(work.problem(work.traced_batch, recompute=False).weight_bytes)
-    outputs = sum(c.output_bytes for c in work.costs.nodes.values())
-    assert weights < alone.peak_bytes[0] <= weights + outputs
+    passes = default_passes(stages=1, schedule="inference", microbatches=8)
+    plan = make_plan(work.graph, parse_cluster("1xv100"), passes=passes)
+    assert plan.timeline is not None
+    assert alone.peak_bytes == plan.timeline.peak_bytes
+    assert alone.peak_bytes[0] > sum(work.problem(work.traced_batch, recompute=False).weight_bytes)
     assert alone.reduce_seconds == 0
     assert found.best.seconds <= alone.seconds
     two = next(p for p in found.predictions if p.candidate.replicas == 2)

@@ -257,7 +257,9 @@ def test_a_model_without_loss_is_planned_for_inference(tmp_path: Path) -> None:
     found, plan = search.run()
     assert plan.schedule
     assert plan.schedule.name == "inference"
+    assert plan.timeline is not None
     assert seconds(plan) == found.best.seconds
+    assert plan.timeline.peak_bytes == found.best.peak_bytes
     assert {p.candidate.schedule for p in found.predictions} == {"inference"}
     emit(plan, tmp_path / "out")
     assert load_plan(tmp_path / "out").explored == found.tried()
