@@ -2,6 +2,7 @@
 
 from pipec.backends.fpga.design import DdrPort, StageDesign
 from pipec.backends.fpga.emit.cpp import cpp_type, identifier
+from pipec.backends.fpga.emit.engines import padded_lanes
 from pipec.backends.fpga.emit.source import (
     arguments,
     memories,
@@ -101,12 +102,13 @@ def table_images(design: StageDesign) -> list[str]:
     words = memories(design)
     for port, engine, weight in off_chip(design):
         name = identifier(port)
-        count = memory_words(engine.kind, weight.bits, weight.shape[-1])
+        count = memory_words(engine.kind, weight.bits, weight.shape)
         path = f'weights + "{identifier(engine.name)}_{weight.role}.bin"'
-        lines.append(
-            f"const std::vector<{words[name]}> {name} =\n"
-            f"      tb::read_file<{words[name]}>({path}, {count});"
-        )
+        read = f"tb::read_file<{words[name]}>({path}, {count})"
+        if engine.kind == "gather":
+            token = f"vec<{cpp_type(weight.dtype)}, {weight.shape[-1]}>"
+            read = f"tb::padded<{padded_lanes(weight)}>(tb::read_file<{token}>({path}, {count}))"
+        lines.append(f"const std::vector<{words[name]}> {name} =\n      {read};")
     return lines
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipec.backends.fpga import nests, routing
-from pipec.backends.fpga.design import Engine, Weight
+from pipec.backends.fpga.design import Engine, Weight, bits_of
 from pipec.backends.fpga.emit import compute, move
 from pipec.backends.fpga.emit.cpp import Struct, comment, cpp_type, identifier
 from pipec.backends.fpga.emit.unit import Unit, in_memory
@@ -74,11 +74,19 @@ def table_name(engine: Engine, role: str) -> str:
 
 
 def word_type(engine: Engine, weight: Weight) -> str:
-    """C++ type of one word of a table that stays in memory, as its port is read."""
+    """C++ type of one word of a table that stays in memory, as its port is read.
+
+    Words of an AXI port have a power of two of bytes, four at least; HLS pads others to it.
+    """
     element = cpp_type(weight.dtype)
     if engine.kind == "gather":
-        return f"vec<{element}, {weight.shape[-1]}>"
+        return f"vec<{element}, {padded_lanes(weight)}>"
     return f"engine::beat<{element}>"
+
+
+def padded_lanes(weight: Weight) -> int:
+    """Lanes of a table's token where it is a word of memory."""
+    return max(32 // bits_of(weight.dtype), 1 << (weight.shape[-1] - 1).bit_length())
 
 
 def call_of(engine: Engine, memory: str | None = None) -> str:

@@ -295,7 +295,7 @@ def _beats(design: StageDesign, memory: str) -> int:
     """Words behind a memory pointer (for co-simulation)."""
     for port, engine, weight in off_chip(design):
         if identifier(port) == memory:
-            return memory_words(engine.kind, weight.bits, weight.shape[-1])
+            return memory_words(engine.kind, weight.bits, weight.shape)
     for moved in moving(design):
         if identifier(moved.name) == memory:
             return math.prod(moved_tokens(design, moved))
@@ -303,9 +303,9 @@ def _beats(design: StageDesign, memory: str) -> int:
     return last.first_beat + last.beats
 
 
-def memory_words(kind: str, bits: int, lanes: int) -> int:
-    """Words of a table in memory: beats, or rows of tokens where an engine looks rows up."""
-    return bits // 32 // lanes if kind == "gather" else ceil_div(bits // 8, BEAT_BYTES)
+def memory_words(kind: str, bits: int, shape: Sequence[int]) -> int:
+    """Words of a table in memory: beats, or tokens where an engine looks rows up."""
+    return math.prod(shape[:-1]) if kind == "gather" else ceil_div(bits // 8, BEAT_BYTES)
 
 
 def _storage(t: OnChip) -> list[str]:

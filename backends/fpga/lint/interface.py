@@ -65,7 +65,7 @@ def _words_behind(record: Json) -> dict[str, int]:
             found[name] = math.prod((nest["tokens"], nest.get("slots", 1)))
         for weight in engine["weights"]:
             if weight["memory"] == "ddr":
-                found[name] = memory_words(engine["kind"], weight["bits"], weight["shape"][-1])
+                found[name] = memory_words(engine["kind"], weight["bits"], weight["shape"])
             else:
                 image = f"tables_{identifier(weight['dtype'])}"
                 beats = ceil_div(weight["bits"] // 8, BEAT_BYTES)

@@ -20,7 +20,7 @@ void perm(int frames, hls::stream<vec<typename G::T, G::LANES_IN>> &in,
   constexpr int PER_IN = ceil_div(G::C_IN, G::LANES_IN);
   constexpr int PER_OUT = ceil_div(G::C_OUT, G::LANES_OUT);
   constexpr int PARTS = G::ELEMENTS <= SMALL_BLOCK ? G::ELEMENTS : larger(G::LANES_IN, G::LANES_OUT);
-  static typename G::T bank[G::ELEMENTS];
+  static typename G::T bank[ceil_div(G::ELEMENTS, PARTS) * PARTS];
 #pragma HLS ARRAY_PARTITION variable = bank cyclic factor = PARTS
   for (int block = 0; block < frames * G::BLOCKS; ++block) {
     for (int i = 0; i < G::READS; ++i) {
