@@ -66,8 +66,8 @@ def lanes(schedule: Schedule) -> Lanes:
     count = len(numbering.names)
     narrow = of.astype(np.int16) if count < np.iinfo(np.int16).max else of
     order = np.argsort(narrow, kind="stable").astype(np.int32)  # radix sort on 16 bits
-    sizes = np.bincount(of, minlength=count)
-    return Lanes(tuple(numbering.names), narrow, order, np.concatenate([[0], np.cumsum(sizes)]))
+    start = np.searchsorted(narrow[order], np.arange(count + 1, dtype=narrow.dtype))
+    return Lanes(tuple(numbering.names), narrow, order, start)
 
 
 def previous_in_lane(queue: Lanes) -> Int32:
@@ -106,6 +106,9 @@ class _Numbering:
         for device in range(s.devices):
             for kind in np.flatnonzero(present).tolist():
                 table[kind, device] = self.lane(device, name_of[_K(kind)])
+        used = table[present]
+        if len(used) and (used == used[0]).all():  # one lane per device: no look-up by kind
+            return np.repeat(used[0], np.diff(s.device_ptr))
         return table[s.kind, s.device]
 
     def _name(self, kind: ActionKind) -> str:
@@ -134,5 +137,7 @@ class _Numbering:
                 for kind, table in ((channel.send, sends), (channel.receive, receives)):
                     rows = np.flatnonzero(s.kind == kind)
                     message = s.replica if channel is ChannelKind.W else s.microbatch
-                    turn = message[rows] % routes.period if routes.period > 1 else 0
-                    of[rows] = table[s.channel[rows], turn]
+                    cell = s.channel[rows]
+                    if routes.period > 1:
+                        cell = cell * routes.period + message[rows] % routes.period
+                    of[rows] = table.ravel()[cell]

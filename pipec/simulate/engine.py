@@ -114,7 +114,8 @@ def wavefront(view: Compact, took: Float) -> tuple[Float, list[int]]:
     Returns:
         When each turn and each follower ends, (2n,); and the turns at which lanes are stuck.
     """
-    n, last_wait = took.shape[1], view.waits.shape[1] - 2
+    waits, took, n = view.waits, took.ravel(), took.shape[1]
+    last_wait = waits.shape[1] - 2
     end = np.full(2 * n + 2, np.inf)
     end[2 * n] = 0.0
     lane = np.flatnonzero(np.diff(view.start))
@@ -124,8 +125,7 @@ def wavefront(view: Compact, took: Float) -> tuple[Float, list[int]]:
         head, found = turns[0], np.empty(turns.shape)
         done, followed = found
         for _ in range((stop - head).min()):  # no lane ends sooner
-            ready = end[view.waits.take(head, axis=0)]
-            seconds = took.ravel()[turns]
+            ready, seconds = end[waits.take(head, axis=0)], took[turns]
             np.maximum(ready[:, 0], ready[:, last_wait], out=done)
             for k in range(1, last_wait):
                 np.maximum(done, ready[:, k], out=done)
@@ -137,7 +137,7 @@ def wavefront(view: Compact, took: Float) -> tuple[Float, list[int]]:
             moved = np.count_nonzero(going)
             if not moved:
                 return end[: 2 * n], head.tolist()
-            turns += going
+            turns += 1 if moved == len(head) else going
         left = head < stop
         turns, stop = turns[:, left], stop[left]
     return end[: 2 * n], []
