@@ -140,11 +140,18 @@ build/csim . DATA FRAMES      # play DATA/in_*.bin, write DATA/out_*.bin; they m
 
 {around}
 {several}{_regions(design)}
-The host writes the table images once (one file after the other, each at a multiple of 64 bytes, in
-the order of the `load_table` calls), starts the kernel with `load_tables=1`, and after that with
-`load_tables=0`, any number of frames per call.
-{host}{_memory(design)}
+{_tables(design)}{host}{_memory(design)}
 {_CHECKED.format(clock=design.clock_mhz)}"""
+
+
+def _tables(design: StageDesign) -> str:
+    if not on_chip(design):
+        return "The kernel has no tables on chip; `load_tables` says nothing to it.\n"
+    return """\
+The host writes the image behind each `tables_` pointer once (the files of its type one after the
+other, each at a multiple of 64 bytes, in the order of the `load_table` calls), starts the kernel
+with `load_tables=1`, and after that with `load_tables=0`, any number of frames per call.
+"""
 
 
 def _regions(design: StageDesign) -> str:
