@@ -114,7 +114,7 @@ def wavefront(view: Compact, took: Float) -> tuple[Float, list[int]]:
     Returns:
         When each turn and each follower ends, (2n,); and the turns at which lanes are stuck.
     """
-    waits, took, n = view.waits, took.ravel(), took.shape[1]
+    waits, flat, n = view.waits, took.ravel(), took.shape[1]
     last_wait = waits.shape[1] - 2
     end = np.full(2 * n + 2, np.inf)
     end[2 * n] = 0.0
@@ -125,7 +125,7 @@ def wavefront(view: Compact, took: Float) -> tuple[Float, list[int]]:
         head, found = turns[0], np.empty(turns.shape)
         done, followed = found
         for _ in range((stop - head).min()):  # no lane ends sooner
-            ready, seconds = end[waits.take(head, axis=0)], took[turns]
+            ready, seconds = end[waits.take(head, axis=0)], flat[turns]
             np.maximum(ready[:, 0], ready[:, last_wait], out=done)
             for k in range(1, last_wait):
                 np.maximum(done, ready[:, k], out=done)
