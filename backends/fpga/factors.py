@@ -43,6 +43,9 @@ SMALL_BLOCK = 4096
 """Elements up to which a reordered block is held in registers, any lane in any cycle; above it only
 matrices are turned several lanes at a time (``transpose.h``)."""
 
+LOAD_SHARES = (2, 8)
+"""A product of two streams may load the one that it holds in one of these shares of a frame."""
+
 
 @dataclass(frozen=True)
 class Factors:
@@ -272,7 +275,7 @@ def _product(layer: Product, target: int, dtype: str, block: int = 0) -> Factors
     best: tuple[tuple[int, ...], Factors] | None = None
     for simd in ceil_tiles(layer.cin):
         sf = layer.taps * ceil_div(layer.cin, simd)
-        for share in (2, 8):
+        for share in LOAD_SHARES:
             lanes = divisor_for(channels, channels, rows, target // layer.blocks // share)
             load = rows * ceil_div(channels, lanes)
             left = max(target // layer.blocks - load, 1)

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.design import Engine, StageDesign
-from pipec.backends.fpga.nests import Mvu, Swg
+from pipec.backends.fpga.nests import Matmul, Mvu, Swg
 from pipec.backends.fpga.routing import Const, Dwc, Load, Nest
 from pipec.backends.fpga.runs import Loop, Run, Table, nest_table
 from pipec.backends.fpga.swg import Row, image_rows
@@ -279,12 +279,17 @@ def _busy(engine: Engine, chunks: Chunks, users: Mapping[str, Engine]) -> Number
     """
     busy = chunks.busy
     reader = users.get(engine.outputs[0]) if isinstance(engine.nest, Swg) else None
-    if reader is None or (isinstance(reader.nest, Mvu) and reader.nest.block > 1):
+    if reader is None or _in_bursts(reader.nest):
         return busy
     emitted = chunks.writes(0)
     slack = chunks_of(reader).busy[-1] - busy[-1]
     paced: Numbers = busy + emitted * (max(slack, 0.0) / emitted[-1])
     return paced
+
+
+def _in_bursts(reader: Nest) -> bool:
+    """Whether an engine takes windows for a part of the time only."""
+    return isinstance(reader, Matmul) or (isinstance(reader, Mvu) and reader.block > 1)
 
 
 def _ready(

@@ -2,6 +2,7 @@
 
 from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.factors import (
+    LOAD_SHARES,
     Factors,
     ceil_tiles,
     fold,
@@ -67,8 +68,9 @@ def _pool_index(layer: PoolIndex, target: int, dtype: str, block: int = 0) -> Fa
 
 @fold.register
 def _windows(layer: Windows, target: int, dtype: str, block: int = 0) -> Factors:
+    # a product loads them in bursts, for which they would otherwise wait in a FIFO
     rows = max(layer.rows, layer.inputs[0].rows)
-    lanes = lanes_for(layer.channels, rows, target)
+    lanes = lanes_for(layer.channels, rows, target // max(LOAD_SHARES))
     return Factors((lanes,), lanes)
 
 
