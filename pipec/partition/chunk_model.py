@@ -145,6 +145,11 @@ class ChunkModel:
         return at
 
 
+def has_ortools() -> bool:
+    """Whether the better solver is installed."""
+    return find_spec("ortools") is not None
+
+
 def solve_model(
     model: ChunkModel, start: IntArray, upper: float, seconds: float
 ) -> tuple[IntArray | None, float, str]:
@@ -156,7 +161,7 @@ def solve_model(
         upper: Its largest load.
         seconds: Time limit.
     """
-    if find_spec("ortools"):
+    if has_ortools():
         return _cp_sat(model, start, upper, seconds)
     return _highs(model, upper, seconds)
 

@@ -4,12 +4,11 @@ The graph is cut into v * k chunks in pipeline order; chunk p runs on device p m
 for the *union* of its chunks: a value that only travels between two of them is free. v = 1 is the
 contiguous problem; v = 2 takes nearly all that giving up contiguity can give.
 
-A local search over the cut positions of several linear orders finds a start in seconds, annealing
-improves it unit by unit; a 0/1 program may improve it further and proves a bound as far as time
-allows.
+A search among ideals moves all cuts of k chunks at once (``lattice``); where there are too many
+ideals for that, annealing improves what it finds unit by unit. A 0/1 program proves a bound as far
+as time allows, and may find better chunks.
 """
 
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pipec.errors import PartitionError
 from pipec.partition import clock
 from pipec.partition.anneal import anneal
 from pipec.partition.bounds import highest_load, make_bounds
-from pipec.partition.chunk_model import ChunkModel, solve_model
+from pipec.partition.chunk_model import ChunkModel, has_ortools, solve_model
 from pipec.partition.closure import heaviest, least_loads
 from pipec.partition.costgraph import (
     CostGraph,
@@ -33,83 +32,19 @@ from pipec.partition.costgraph import (
 from pipec.partition.devices import Device, one_of_each
 from pipec.partition.fitting import NOTHING, fit_memory
 from pipec.partition.grain import least_share
+from pipec.partition.lattice import Lattice
 from pipec.partition.machine import Machine, make_machine
-from pipec.partition.orders import linear_orders
 from pipec.partition.reduce import reduce_units
 from pipec.partition.result import NO_GAP, CutResult, stage_loads
 from pipec.partition.solve import solve_contiguous
 from pipec.partition.units import Units, make_units
 
-RESTART = 400
 MODEL_LIMIT = 40_000
-REACH = 8
-# moves per second of the time limit, so that the same limit finds the same cut on any machine that
-# is not much slower: local search, annealing before and after the 0/1 program
-SEARCHED, ANNEALED, REFINED = 3_000, 120_000, 250_000
-SEARCH_UNTIL, ANNEAL_UNTIL, MODEL_UNTIL = 0.15, 0.3, 0.8  # shares of the limit that stop them
-
-
-@dataclass(eq=False)
-class _Search:
-    """Local search state: one order, cut positions, and how loads are counted."""
-
-    units: Units
-    order: IntArray
-    devices: int
-    chunks: int
-    memory_bytes: float
-
-    def __post_init__(self) -> None:
-        place = np.empty(self.units.size, np.int64)
-        place[self.order] = np.arange(self.units.size)
-        self.pin = place[self.units.pin]
-        self.ptr = self.units.pin_ptr[:-1]
-        self.work = self.units.work[0][self.order]
-        held = self.units.weight_bytes + self.units.activation_bytes
-        self.bytes = held[self.order]
-        self.total = np.concatenate([[0.0], np.cumsum(self.work)])
-        self.bits = np.left_shift(np.int64(1), np.arange(self.devices))
-
-    def device(self, cuts: IntArray) -> IntArray:
-        """Device of every position of the order."""
-        ends = np.concatenate([[0], cuts, [len(self.order)]])
-        chunk = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
-        return chunk % self.devices
-
-    def score(self, cuts: IntArray) -> tuple[float, float]:
-        """(largest load, sum of squared loads); infinite if memory does not suffice."""
-        device = self.device(cuts)
-        load = sums(device, self.work, self.devices)
-        if self.memory_bytes < inf:
-            held = sums(device, self.bytes, self.devices)
-            if held.max() > self.memory_bytes:
-                return inf, float(held.max())
-        if len(self.ptr):
-            mask = np.bitwise_or.reduceat(self.bits[device[self.pin]], self.ptr)
-            cut = np.flatnonzero(mask & (mask - 1))
-            here = (mask[cut, None] & self.bits) != 0
-            load += self.units.cost[0, cut] @ here
-        return float(load.max()), float(load @ load)
-
-    def start(self, rng: random.Random) -> IntArray:
-        """Equal work with jitter."""
-        count = self.devices * self.chunks
-        share = self.total[-1] / count
-        goal = [(p + rng.uniform(-0.5, 0.5)) * share for p in range(1, count)]
-        return np.sort(np.searchsorted(self.total, goal)).clip(0, len(self.order))
-
-    def move(self, cuts: IntArray, rng: random.Random) -> IntArray:
-        """One or two cuts, a few places on."""
-        moved = cuts.copy()
-        for _ in range(rng.randint(1, 2)):
-            moved[rng.randrange(len(cuts))] += rng.choice((-1, 1)) * rng.randint(1, REACH)
-        return np.sort(moved).clip(0, len(self.order))
-
-    def places(self, cuts: IntArray) -> IntArray:
-        """Chunk of every unit."""
-        place = np.empty(self.units.size, np.int64)
-        place[self.order] = np.searchsorted(cuts, np.arange(len(self.order)), "right")
-        return place
+# pairs of ideals and moves per second of the time limit, so that the same limit finds the same cut
+# on any machine that is not much slower
+PAIRS, MOVES = 150_000_000, 200_000
+# shares of the limit that stop the search, with OR-tools and with HiGHS alone, and the program
+SEARCH_UNTIL, MODEL_UNTIL = {True: 0.3, False: 0.65}, 0.8
 
 
 def solve_chunks(
@@ -184,41 +119,42 @@ class _Problem:
 
     def solve(self) -> tuple[IntArray | None, float, str]:
         """Chunk of every node, bound, and method."""
-        units = self.units
+        units, k = self.units, len(self.devices)
         alone = least_loads(units, units.work[0], heaviest(units.work[0])).max()
         lower = max(make_bounds(units, self.machine).lower, float(alone))
-        k = len(self.devices)
         self._offer(_contiguous(self.graph, self.devices))
-        found = _local_search(
-            self.units,
-            k,
-            self.chunks,
-            self.memory_bytes,
-            self._moves(SEARCHED),
-            self._until(SEARCH_UNTIL),
-        )
-        self._offer_units(found)
-        method = "contiguous start, local search, annealing"
-        if not self._proven(lower):
-            self._anneal([found], ANNEALED, ANNEAL_UNTIL)
+        method = "contiguous"
         if self._proven(lower):
             return self.best, lower, method
-        if self.units.size * k * self.chunks <= MODEL_LIMIT:
-            upper = min(self.largest, highest_load(self.units, self.machine))
-            model = ChunkModel(self.units, k, self.chunks, self.memory_bytes, upper)
+        lattice = Lattice(units, units.work[0], k, self.chunks, self.memory_bytes)
+        self._search(lattice, 0.0, SEARCH_UNTIL[has_ortools()])
+        method = "search among ideals" + ("" if lattice.complete else ", annealing")
+        if not self._proven(lower) and units.size * k * self.chunks <= MODEL_LIMIT:
+            upper = min(self.largest, highest_load(units, self.machine))
+            model = ChunkModel(units, k, self.chunks, self.memory_bytes, upper)
             left = self._pace.wall(max(self._until(MODEL_UNTIL) - clock.now(), 1.0))
             better, bound, solver = solve_model(model, self._start(), upper, left)
             lower, method = max(lower, bound), f"{method}, {solver}"
             self._offer_units(better)
         if not self._proven(lower):
-            self._anneal([found], REFINED, 1.0)
+            self._search(lattice, MODEL_UNTIL, 1.0)
         return self.best, lower, method
+
+    def _search(self, lattice: Lattice, since: float, until: float) -> None:
+        """Among ideals; where some are left out, for half of the time, then unit by unit."""
+        seconds = (until - since) * self.time_limit
+        seed = round(100 * since)  # each phase starts elsewhere
+        if lattice.complete:
+            found = lattice.search(int(PAIRS * seconds), self._until(until), seed)
+            self._offer_units(found)
+            return
+        half = (since + until) / 2
+        found = lattice.search(int(PAIRS * seconds / 2), self._until(half), seed)
+        self._offer_units(found)
+        self._anneal([found], int(MOVES * seconds / 2), self._until(until), seed)
 
     def _until(self, share: float) -> float:
         return self._began + share * self.time_limit
-
-    def _moves(self, rate: int) -> int:
-        return int(rate * self.time_limit)
 
     def _proven(self, lower: float) -> bool:
         return self.largest - lower <= NO_GAP * self.largest
@@ -240,7 +176,9 @@ class _Problem:
             return np.zeros(self.units.size, np.int64)
         return self.units.stages(self.best)
 
-    def _anneal(self, others: list[IntArray | None], rate: int, share: float) -> None:
+    def _anneal(
+        self, others: list[IntArray | None], moves: int, deadline: float, seed: int
+    ) -> None:
         """Cools from the best placement and from others, if they fit the memory."""
         k = len(self.devices)
         held = self.units.weight_bytes + self.units.activation_bytes
@@ -250,15 +188,7 @@ class _Problem:
             if start is not None and sums(start % k, held, k).max() <= self.memory_bytes
         ]
         found = anneal(
-            self.units,
-            0,
-            k,
-            self.chunks,
-            self.memory_bytes,
-            starts,
-            self._moves(rate),
-            self._until(share),
-            seed=rate,  # each phase makes other moves
+            self.units, 0, k, self.chunks, self.memory_bytes, starts, moves, deadline, seed
         )
         self._offer_units(found)
 
@@ -269,36 +199,6 @@ def _contiguous(graph: CostGraph, devices: Sequence[Device]) -> IntArray | None:
         return solve_contiguous(graph, devices, exactly=False, time_limit=1.0).assignment
     except PartitionError:  # nothing contiguous fits the memory; chunks may
         return None
-
-
-def _local_search(
-    units: Units, devices: int, chunks: int, memory_bytes: float, moves: int, deadline: float
-) -> IntArray | None:
-    """Best of restarts over several orders, of so many moves in all: chunk of every unit."""
-    rng = random.Random(0)  # noqa: S311 - reproducible, nothing secret
-    orders = [
-        _Search(units, order, devices, chunks, memory_bytes)
-        for order, _ in zip(linear_orders(units, units.work[0], 1), range(9), strict=False)
-    ]
-    best, places = (inf, inf), np.zeros(units.size, np.int64)
-    turn = 0
-    while turn < len(orders) or (moves > 0 and clock.now() < deadline):
-        search = orders[turn % len(orders)]
-        turn += 1
-        cuts = search.start(rng)
-        if not len(cuts):
-            return search.places(cuts) if search.score(cuts)[0] < inf else None
-        score, failures = search.score(cuts), 0
-        while failures < RESTART and moves > 0 and clock.now() < deadline:
-            moves -= 1
-            trial = search.move(cuts, rng)
-            reached = search.score(trial)
-            failures = failures + 1 if reached >= score else 0
-            if reached <= score:
-                cuts, score = trial, reached
-        if score < best:
-            best, places = score, search.places(cuts)
-    return places if best[0] < inf else None
 
 
 def _result(

@@ -11,7 +11,13 @@ BLOCK = 4096
 
 
 class IdealFamily(PairwiseFamily):
-    """Any set of ideals, given by the units they hold, [ideals, units]."""
+    """Any set of ideals, given by the units they hold, [ideals, units].
+
+    Attributes:
+        bits: Which units an ideal holds, [ideals, units].
+        counts: How many units of each hyperedge it holds, [ideals, hyperedges].
+        degree: How many there are, [hyperedges].
+    """
 
     def __init__(self, units: Units, ref: FloatArray, bits: BoolArray) -> None:
         measure = measure_of(bits, ref)
@@ -25,10 +31,10 @@ class IdealFamily(PairwiseFamily):
         self.blocked = blocked.astype(float) @ bits.T
         self.weight = bits @ units.weight_bytes
         self.activation = bits @ units.activation_bytes
-        self._degree = np.diff(units.pin_ptr)
+        self.degree = np.diff(units.pin_ptr)
         self._price = units.cost[0]
-        self._counts = _counts(units, bits)
-        self._partly = (self._counts > 0) & (self._counts < self._degree)
+        self.counts = _counts(units, bits)
+        self._partly = (self.counts > 0) & (self.counts < self.degree)
         self.cut = units.cost @ self._partly.T
         self._words = _packed(bits)
 
@@ -39,9 +45,9 @@ class IdealFamily(PairwiseFamily):
         )
         if not len(edges):
             return np.zeros((len(sources), len(targets)))
-        left = self._counts[np.ix_(sources, edges)].astype(np.int64)
-        right = self._counts[np.ix_(targets, edges)].astype(np.int64)
-        degree, price = self._degree[edges], self._price[edges]
+        left = self.counts[np.ix_(sources, edges)].astype(np.int64)
+        right = self.counts[np.ix_(targets, edges)].astype(np.int64)
+        degree, price = self.degree[edges], self._price[edges]
         two = degree == 2
         result = _shared(left[:, two] == 1, right[:, two] == 1, 2 * price[two])
         if not two.all():
@@ -54,7 +60,7 @@ class IdealFamily(PairwiseFamily):
     def passing_pairs(self, sources: IntArray, targets: IntArray) -> FloatArray:
         """Pair by pair."""
         both = self._partly[sources] & self._partly[targets]
-        same = both & (self._counts[sources] == self._counts[targets])
+        same = both & (self.counts[sources] == self.counts[targets])
         return np.asarray(both @ self._price + same @ self._price)
 
     def inside(self, sources: IntArray, targets: IntArray) -> BoolArray:

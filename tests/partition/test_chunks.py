@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from pipec.errors import PartitionError
 from pipec.partition import chunk_model
 from pipec.partition.anneal import anneal
-from pipec.partition.chunks import _local_search, solve_chunks
+from pipec.partition.chunks import solve_chunks
 from pipec.partition.costgraph import CostGraph, Value, cost_graph
 from pipec.partition.devices import Device
+from pipec.partition.lattice import Lattice
 from pipec.partition.units import make_units
 from tests.partition.brute import legal, loads
 from tests.partition.families import branches, priced
@@ -72,7 +73,8 @@ def test_chunks_of_one_device_add_up_in_memory(graph: CostGraph, limit: int) -> 
 def test_as_many_moves_find_the_same_chunks() -> None:
     graph = priced(branches(6, 3, 4, 0), 0.5, 1)
     units = make_units(graph, graph.seconds[None])
-    found = [_local_search(units, 3, 2, inf, 500, inf) for _ in range(2)]
+    lattice = Lattice(units, units.work[0], 3, 2, inf)
+    found = [lattice.search(1_000_000, inf, 1) for _ in range(2)]
     assert found[0] is not None
     assert found[1] is not None
     assert found[0].tolist() == found[1].tolist()
@@ -93,6 +95,26 @@ def test_a_value_between_chunks_of_one_device_is_free() -> None:
     cut = solve_chunks(graph, [Device("gpu")] * 2, 2, time_limit=1.0)
     assert cut.assignment.tolist() in ([0, 1, 0], [1, 0, 1])
     assert cut.max_load == pytest.approx(2.1)
+
+
+@settings(max_examples=25)
+@given(graphs(most=6), st.integers(2, 3), st.integers(0, 9))
+def test_no_unit_of_a_settled_chain_belongs_next_door(
+    graph: CostGraph, count: int, seed: int
+) -> None:
+    """The energy is a sum of at least eighth powers, which settles this near the largest load."""
+    units = make_units(graph, graph.seconds[None])
+    lattice = Lattice(units, units.work[0], count, 2, inf)
+    chunk = lattice.search(0, inf, seed)
+    assert chunk is not None
+    devices = [Device("fast")] * count
+    value = max(loads(graph, (chunk[units.of_node] % count).tolist(), devices))
+    for v, p in product(range(units.size), range(2 * count)):
+        moved = chunk.copy()
+        moved[v] = p
+        if abs(p - chunk[v]) == 1 and legal(graph, moved[units.of_node].tolist()):
+            reached = max(loads(graph, (moved[units.of_node] % count).tolist(), devices))
+            assert value <= reached * count ** (1 / 8) + 1e-9
 
 
 def test_unlike_devices_are_refused() -> None:
