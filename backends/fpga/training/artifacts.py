@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.csim.manifest import wires_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import device_of
@@ -33,6 +34,7 @@ from pipec.backends.fpga.training.phases import gradient_name
 from pipec.backends.fpga.training.stage import TrainedStage, trained_stages
 from pipec.backends.fpga.training.update import ROW, Sgd, put, rated
 from pipec.backends.fpga.wire import to_tokens
+from pipec.cluster.device import FpgaResources
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph
 from pipec.plan.model import Plan
@@ -60,8 +62,7 @@ def emit_training(plan: Plan, directory: Path) -> None:
         fabric = device_of(plan, k).fpga
         folder = directory / stage_directory(f"stage{k}", stage.kernels.F.part)
         _check_in_flight(plan, k, stage)
-        platform = bool(fabric and fabric.has_platform)
-        emit_stage(stage, folder, golden[k], plan.graph.weights, settings_of(plan), platform)
+        emit_stage(stage, folder, golden[k], plan.graph.weights, settings_of(plan), fabric)
 
 
 def emit_stage(
@@ -70,7 +71,7 @@ def emit_stage(
     golden: tuple[Golden, Golden],
     weights: Tensors,
     settings: Sgd,
-    platform: bool = False,
+    fabric: FpgaResources | None = None,
 ) -> None:
     """Write the kernels of one stage.
 
@@ -80,12 +81,12 @@ def emit_stage(
         golden: A frame of F and of B.
         weights: Of the model, by name.
         settings: Of the update.
-        platform: Whether the board has a Vitis platform.
+        fabric: Of the board; without it, memory is one DDR port and there is no platform.
     """
     waiting = Golden(golden[0].outputs, golden[0].outputs)
     frames = dict(zip(KERNELS, (*golden, _update_frame(stage, settings), waiting), strict=True))
     for name, design in _designs(stage, settings).items():
-        _write(design, folder / name, frames[name], platform)
+        _write(design, folder / name, frames[name], fabric)
     _write_state(stage, folder, weights)
     counters = {n: int(weights[n]) for n in stage.phases.counters}
     record = {
@@ -95,6 +96,7 @@ def emit_stage(
     }
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if stage.kernels.saved is not None:
+        platform = fabric is not None and fabric.has_platform
         suffix, text = ("cfg", _stream_connect) if platform else ("tcl", _block_design)
         path = folder / f"{CONNECTIONS}.{suffix}"
         path.write_text(text(stage), encoding="utf-8")
@@ -148,8 +150,12 @@ def _designs(stage: TrainedStage, settings: Sgd) -> dict[str, StageDesign]:
     return found
 
 
-def _write(design: StageDesign, folder: Path, frame: Golden | None, platform: bool) -> None:
-    write_stage(design, folder, frame, platform=platform)
+def _write(
+    design: StageDesign, folder: Path, frame: Golden | None, fabric: FpgaResources | None
+) -> None:
+    platform = fabric is not None and fabric.has_platform
+    banks = banks_of(fabric) if fabric else ("DDR[0]",)
+    write_stage(design, folder, frame, platform=platform, banks=banks)
     record = json.dumps(stage_record(design), indent=1) + "\n"
     (folder / "stage.json").write_text(record, encoding="utf-8")
     lint.check(folder)

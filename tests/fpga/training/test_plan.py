@@ -307,3 +307,15 @@ def test_the_host_draws_the_masks_of_dropout(tmp_path: Path) -> None:
         r.stream = partial(int.__add__, 7)
     other = compare_emitted(stored, plan.graph, inputs, 1e-5, 0, ready)
     assert not all(c.ok for c in other)
+
+
+def test_kernels_of_a_board_without_ddr_have_their_tables_in_hbm(tmp_path: Path) -> None:
+    passes = default_passes(schedule="fbp-as", microbatches=2)
+    plan = make_plan(
+        trained_mlp(2, width=8, batch=2), parse_cluster("1xu55c"), "fpga", passes=passes
+    )
+    emit(plan, tmp_path / "out")
+    files = list((tmp_path / "out").glob("stage0_*/*/link.cfg"))
+    banks = [b for f in files for b in re.findall(r"^sp=.*:(\w+)\[", f.read_text(), re.MULTILINE)]
+    assert len(files) >= len(("forward", "backward", "update"))
+    assert set(banks) == {"HBM"}
