@@ -1,7 +1,7 @@
 """PipeMare: newest weights everywhere, one stage per layer; what T1, T2 and T3 repair.
 
-At so many stages naive runs diverge and T1 alone does not help; with T2 they train, T3 helps some more.
-With 6 stages at a rate of 0.13, T1 is enough.
+At so many stages naive runs diverge and T1 alone does not help; with T2 they train, and T3 helps
+some more. With 6 stages at a rate of 0.13, T1 is enough.
 """
 
 import math
