@@ -42,8 +42,8 @@ from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind, origin, tensor
 
 STAGES = {"resnet50": ("15", "15"), "vgg16": ("24", "30"), "alexnet": ("6", "12")}
-"""First and last module of the stage: a bottleneck of 7 x 7 pixels; three convolutions of 14 x 14 with
-its pooling; three convolutions of 13 x 13 with theirs."""
+"""First and last module of the stage: a bottleneck of 7 x 7 pixels; three convolutions of 14 x 14,
+and of 13 x 13, with the pooling behind them."""
 PRECISION, IN_FLIGHT = "float32", 6
 TOLERANCE = 1e-4
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from pipec.autodiff.recompute import is_random
 from pipec.backends.fpga.lowering.layers import Array, Table
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, tensors
@@ -29,8 +30,10 @@ class Constants:
         for node in graph.module.graph.nodes:
             if node.op == "placeholder" and node.name in self._names:
                 self._sources[node] = (self._names[node.name],)
-            elif node.op == "call_function" and all(
-                n in self._sources for n in node.all_input_nodes
+            elif (
+                node.op == "call_function"
+                and not is_random(node)
+                and all(n in self._sources for n in node.all_input_nodes)
             ):
                 names = [s for n in node.all_input_nodes for s in self._sources[n]]
                 self._sources[node] = tuple(dict.fromkeys(names))

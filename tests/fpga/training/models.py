@@ -186,6 +186,24 @@ def by_frequency() -> Graph:
     return _traced(net, tokens, functional.mse_loss, torch.randn(2, 3, 6))
 
 
+class Forgetful(nn.Module):
+    """Attention that drops weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return functional.scaled_dot_product_attention(q, k, v, dropout_p=0.2)
+
+
+def forgetful() -> Graph:
+    """What boards do not train with either."""
+    x, target = torch.randn(2, 1, 3, 8), torch.randn(2, 1, 3, 8)
+    return _traced(Forgetful(), x, functional.mse_loss, target)
+
+
 MODELS: dict[str, Callable[[], Graph]] = {
     "mlp": mlp,
     "cnn": cnn,

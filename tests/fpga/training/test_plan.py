@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +43,15 @@ from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.runtime.program import Program
 from pipec.schedule.action import ActionKind
-from tests.fpga.training.models import by_frequency, cnn, dropout, example, mlp, resnet
+from tests.fpga.training.models import (
+    by_frequency,
+    cnn,
+    dropout,
+    example,
+    forgetful,
+    mlp,
+    resnet,
+)
 from tests.trained import trained_mlp
 
 
@@ -285,9 +294,12 @@ def test_update_kernel_is_as_wide_as_memory_feeds() -> None:
     assert narrow.interval == 16 * wide.interval
 
 
-def test_an_op_without_engine_is_named() -> None:
-    with pytest.raises(BackendError, match="embedding_dense_backward"):
-        make_plan(by_frequency(), parse_cluster("1xvcu118"), "fpga")
+@pytest.mark.parametrize(
+    ("model", "op"), [(by_frequency, "embedding_dense_backward"), (forgetful, "bernoulli")]
+)
+def test_an_op_without_engine_is_named(model: Callable[[], Graph], op: str) -> None:
+    with pytest.raises(BackendError, match=op):
+        make_plan(model(), parse_cluster("1xvcu118"), "fpga")
 
 
 def test_the_host_draws_the_masks_of_dropout(tmp_path: Path) -> None:
