@@ -42,7 +42,8 @@ from pipec.partition.units import Units, make_units
 MODEL_LIMIT = 40_000
 # pairs of ideals and moves per second of the time limit, so that the same limit finds the same cut
 # on any machine that is not much slower
-PAIRS, MOVES = 150_000_000, 200_000
+PAIRS, MOVES = 150_000_000, 300_000
+SOME = 0.25  # share of the search among ideals where these are not all
 # shares of the limit that stop the search, with OR-tools and with HiGHS alone, and the program
 SEARCH_UNTIL, MODEL_UNTIL = {True: 0.3, False: 0.65}, 0.8
 
@@ -141,17 +142,17 @@ class _Problem:
         return self.best, lower, method
 
     def _search(self, lattice: Lattice, since: float, until: float) -> None:
-        """Among ideals; where some are left out, for half of the time, then unit by unit."""
+        """Among ideals; where some are left out, then unit by unit for most of the time."""
         seconds = (until - since) * self.time_limit
         seed = round(100 * since)  # each phase starts elsewhere
         if lattice.complete:
             found = lattice.search(int(PAIRS * seconds), self._until(until), seed)
             self._offer_units(found)
             return
-        half = (since + until) / 2
-        found = lattice.search(int(PAIRS * seconds / 2), self._until(half), seed)
+        then = since + SOME * (until - since)
+        found = lattice.search(int(PAIRS * SOME * seconds), self._until(then), seed)
         self._offer_units(found)
-        self._anneal([found], int(MOVES * seconds / 2), self._until(until), seed)
+        self._anneal([found], int(MOVES * (1 - SOME) * seconds), self._until(until), seed)
 
     def _until(self, share: float) -> float:
         return self._began + share * self.time_limit
