@@ -130,7 +130,11 @@ class _Problem:
         lattice = Lattice(units, units.work[0], k, self.chunks, self.memory_bytes)
         self._search(lattice, 0.0, SEARCH_UNTIL[has_ortools()])
         method = "search among ideals" + ("" if lattice.complete else ", annealing")
-        if not self._proven(lower) and units.size * k * self.chunks <= MODEL_LIMIT:
+        since = SEARCH_UNTIL[has_ortools()]
+        # HiGHS gains nothing where there are many ideals
+        small = units.size * k * self.chunks <= MODEL_LIMIT and (has_ortools() or lattice.complete)
+        if not self._proven(lower) and small:
+            since = MODEL_UNTIL
             upper = min(self.largest, highest_load(units, self.machine))
             model = ChunkModel(units, k, self.chunks, self.memory_bytes, upper)
             left = self._pace.wall(max(self._until(MODEL_UNTIL) - clock.now(), 1.0))
@@ -138,7 +142,7 @@ class _Problem:
             lower, method = max(lower, bound), f"{method}, {solver}"
             self._offer_units(better)
         if not self._proven(lower):
-            self._search(lattice, MODEL_UNTIL, 1.0)
+            self._search(lattice, since, 1.0)
         return self.best, lower, method
 
     def _search(self, lattice: Lattice, since: float, until: float) -> None:
