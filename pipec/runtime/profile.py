@@ -260,16 +260,16 @@ def _sums(transport: Transport, rank: int, size: int, where: torch.device, repea
 def _round_trips(
     transport: Transport, rank: int, size: int, where: torch.device, repeats: int
 ) -> tuple[float, float]:
-    """Median seconds of a round trip, and processor seconds of one."""
+    """Median seconds of a round trip, and median processor seconds of one."""
     kind = TensorType((size,), "uint8")
     there = [Message(f"there{size}", k, 0, 1) for k in range(repeats)]
     back = [Message(f"back{size}", k, 1, 0) for k in range(repeats)]
     mine, theirs = (there, back) if rank == 0 else (back, there)
     transport.expect(Coming(m, kind) for m in theirs)
     tensor = kind.empty(where).zero_()
-    trips, begin = list[float](), time.process_time()
+    trips, spent = list[float](), list[float]()
     for out, come in zip(mine, theirs, strict=True):
-        started = time.perf_counter()
+        started, begin = time.perf_counter(), time.process_time()
         if rank:
             transport.receive(come)
             transport.send(out, tensor)
@@ -277,5 +277,6 @@ def _round_trips(
             transport.send(out, tensor)
             transport.receive(come)
         trips.append(time.perf_counter() - started)
+        spent.append(time.process_time() - begin)
     transport.finish()
-    return statistics.median(trips[1:]), (time.process_time() - begin) / repeats
+    return statistics.median(trips[1:]), statistics.median(spent[1:])
