@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ WORDS = frozenset({"complete", "cyclic", "block", "off", "rewind", "axis", "m_ax
 """Words without a value that may follow a value."""
 
 
+@lru_cache(maxsize=1 << 14)
 def parse_pragma(number: int, line: str) -> Pragma | None:
     """The HLS pragma of a line, if it is one.
 
