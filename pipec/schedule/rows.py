@@ -63,19 +63,7 @@ def from_rows(
     flows = channels if channels is not None else chain(len(place.forward), len(place.backward))
     numbered = tuple(sorted(flows, key=lambda c: c.kind))
     check_channels(numbered, len(place.forward), len(place.backward))
-    found = {a.kind for a in every}
-    numbers = _numbers(every, numbered)
-    columns: dict[str, Sequence[int]] = {
-        "kind": [int(a.kind) for a in every],
-        "stage": [a.stage for a in every],
-        "microbatch": [-1 if a.microbatch is None else a.microbatch for a in every],
-        "replica": [a.replica for a in every],
-        "version": [a.version for a in every],
-        "channel": numbers,
-    }
-    for key, values in columns.items():
-        if max(values) > np.iinfo(DTYPES[key]).max:
-            raise too_large(key, max(values))
+    found, columns = {a.kind for a in every}, _columns(every, numbered)
     base = build(name, [Ops.of([])] * len(rows), count, placement=place, channels=numbered)
     return base.replace(
         rule=rule or VersionRule(),
@@ -83,8 +71,24 @@ def from_rows(
         lanes=lanes or LanePolicy(),
         inserted=frozenset(key for key, kinds in _PASSES.items() if kinds & found),
         options=dict(options or {}),
-        **{key: np.array(values, dtype=DTYPES[key]) for key, values in columns.items()},
+        **columns,
     )
+
+
+def _columns(actions: list[Action], channels: tuple[Channel, ...]) -> dict[str, np.ndarray]:
+    """The actions as a schedule's columns."""
+    columns: dict[str, Sequence[int]] = {
+        "kind": [int(a.kind) for a in actions],
+        "stage": [a.stage for a in actions],
+        "microbatch": [-1 if a.microbatch is None else a.microbatch for a in actions],
+        "replica": [a.replica for a in actions],
+        "version": [a.version for a in actions],
+        "channel": _numbers(actions, channels),
+    }
+    for key, values in columns.items():
+        if max(values) > np.iinfo(DTYPES[key]).max:
+            raise too_large(key, max(values))
+    return {key: np.array(values, dtype=DTYPES[key]) for key, values in columns.items()}
 
 
 def _numbers(actions: list[Action], channels: tuple[Channel, ...]) -> list[int]:

@@ -61,6 +61,7 @@ class _Sorted:
 
     @classmethod
     def of(cls, insertion: Insertion) -> "_Sorted":
+        """An insertion's actions by anchor; those of one anchor stay in their order."""
         anchor, order = insertion.anchor, None
         if (anchor[1:] < anchor[:-1]).any():
             order = np.argsort(anchor, kind="stable").astype(np.int32)
