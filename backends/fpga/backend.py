@@ -57,6 +57,7 @@ class FpgaBackend(Backend):
     name: ClassVar[str] = "fpga"
     route: ClassVar[str] = "relay"
     fused_attention: ClassVar[bool] = False
+    devices: ClassVar[str] = "2xvcu118"
 
     def check(self, plan: Plan) -> None:
         """See whether every stage can be emitted: its ops, its numbers, its board.

@@ -10,9 +10,8 @@ import click
 from rich.console import Console
 
 from pipec.cli.exploring import DEFAULTS, watched
-from pipec.cli.options import assignments, model_options, shapes
+from pipec.cli.options import assignments, cluster_of, devices_options, model_options, shapes
 from pipec.cluster.cluster import Cluster, parse_cluster
-from pipec.cluster.file import load_cluster
 from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.compiler.pass_base import Pass
@@ -63,11 +62,6 @@ class _Options:
         bound = assignments(self.bind, "--bind")
         return LoadOptions(shapes(self.shape), bound, self.training, self.trust, self.seed)
 
-    def load_cluster(self) -> Cluster:
-        if (self.devices is None) == (self.cluster is None):
-            raise click.UsageError("name the devices with --devices or --cluster, one of them")
-        return load_cluster(self.cluster) if self.cluster else parse_cluster(self.devices or "")
-
     def pipeline(self) -> list[Pass]:
         """The passes that the options name, the default ones otherwise."""
         if self.passes is not None:
@@ -93,8 +87,7 @@ class _Options:
 @click.command()
 @click.argument("model")
 @click.option("--target", default="torch", show_default=True, help="Backend: torch, onnx, fpga.")
-@click.option("--devices", help="Such as 4xvcu118 or 2xvcu129,2xvcu118, in pipeline order.")
-@click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file (TOML).")
+@devices_options
 @click.option("--stages", type=int, help="Number of stages; as many as devices by default.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to write.")
 @click.option("--force", is_flag=True, help="Replace the output directory if pipec wrote it.")
@@ -133,7 +126,8 @@ class _Options:
 def command(**given: Any) -> None:
     """Compile MODEL: a .onnx, a .pt2, path/file.py:factory or package.module:factory.
 
-    Without -o the plan is made, checked and shown, and nothing is written.
+    Without -o the plan is made, checked and shown, and nothing is written; without devices it is
+    for two of the target's kind.
     """
     options = _Options(**given)
     console = Console(stderr=True)
@@ -152,11 +146,10 @@ def command(**given: Any) -> None:
 
 
 def _compile(options: _Options, console: Console) -> Plan:
-    cluster = options.load_cluster()
+    cluster = _cluster(options, console)
     if options.batch is not None and not options.explores:
         raise click.UsageError("--batch goes with --schedule auto")
     passes = [] if options.explores else options.pipeline()
-    load_backend(options.target)
     if options.output is not None and options.output.exists() and not options.force:
         raise PipecError("the output exists", got=options.output, hint="--force replaces it")
     with _doing(console, f"reading {options.model}"):
@@ -186,6 +179,15 @@ def _compile(options: _Options, console: Console) -> Plan:
             options={**options.settings, **_calibration(options, loaded)},
             observe=observe,
         )
+
+
+def _cluster(options: _Options, console: Console) -> Cluster:
+    """The devices that are named, or those that the backend assumes."""
+    backend = load_backend(options.target)
+    if options.devices is not None or options.cluster is not None:
+        return cluster_of(options.devices, options.cluster)
+    console.print(f"for {backend.devices}, as neither --devices nor --cluster is given")
+    return parse_cluster(backend.devices)
 
 
 def _explored(options: _Options, cluster: Cluster, loaded: Loaded, console: Console) -> Plan:

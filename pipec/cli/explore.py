@@ -9,9 +9,7 @@ import click
 from rich.console import Console
 
 from pipec.cli.exploring import DEFAULTS, watched
-from pipec.cli.options import assignments, model_options, shapes
-from pipec.cluster.cluster import Cluster, parse_cluster
-from pipec.cluster.file import load_cluster
+from pipec.cli.options import assignments, cluster_of, devices_options, model_options, shapes
 from pipec.compiler.backend import load_backend
 from pipec.cost.file import load_costs
 from pipec.errors import NoLossError
@@ -25,8 +23,7 @@ from pipec.report.exploration import print_exploration
 
 @click.command()
 @click.argument("model")
-@click.option("--devices", help="Such as 4xvcu118 or 8xh100.")
-@click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file (TOML).")
+@devices_options
 @click.option("--target", default="torch", show_default=True, help="Backend: torch, fpga.")
 @click.option("--precision", default="float32", show_default=True, help="Numbers on an FPGA.")
 @click.option("--batch", type=int, help="Samples of one step; 8 traced batches per device.")
@@ -61,7 +58,7 @@ def command(**given: Any) -> None:
 
 
 def _search(given: dict[str, Any], console: Console) -> Search:
-    cluster = _cluster(given["devices"], given["cluster"])
+    cluster = cluster_of(given["devices"], given["cluster"])
     load_backend(given["target"])
     options = LoadOptions(
         shapes(given["shape"]),
@@ -94,9 +91,3 @@ def _read(model: str, options: LoadOptions, console: Console) -> tuple[Graph, Lo
         console.print(f"{model} has no loss: its forward pass is explored")
         forward = replace(options, training=False)
         return load(model, forward).graph, forward
-
-
-def _cluster(devices: str | None, file: Path | None) -> Cluster:
-    if (devices is None) == (file is None):
-        raise click.UsageError("name the devices with --devices or --cluster, one of them")
-    return load_cluster(file) if file else parse_cluster(devices or "")

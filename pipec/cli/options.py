@@ -1,10 +1,13 @@
 """Options that several commands share: how a model is read, and where the plan goes."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import click
 
+from pipec.cluster.cluster import Cluster, parse_cluster
+from pipec.cluster.file import load_cluster
 from pipec.errors import FrontendError
 
 _F = TypeVar("_F", bound=Callable[..., object])
@@ -31,6 +34,32 @@ def model_options(function: _F) -> _F:
     ):
         function = option(function)
     return function
+
+
+def devices_options(function: _F) -> _F:
+    """Add the two options that name devices; `cluster_of` reads them."""
+    return click.option(
+        "--devices", help="Such as 4xvcu118 or 2xvcu129,2xvcu118, in pipeline order."
+    )(
+        click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file (TOML).")(
+            function
+        )
+    )
+
+
+def cluster_of(devices: str | None, file: Path | None) -> Cluster:
+    """The cluster that exactly one of ``--devices`` and ``--cluster`` names.
+
+    Raises:
+        click.UsageError: None or both of them are given.
+        ClusterError: What they name is no cluster.
+    """
+    if (devices is None) == (file is None):
+        raise click.UsageError(
+            "name the devices with one of --devices and --cluster, such as --devices 4xvcu118; "
+            "`pipec devices` lists the kinds"
+        )
+    return load_cluster(file) if file else parse_cluster(devices or "")
 
 
 def assignments(texts: tuple[str, ...], option: str) -> dict[str, tuple[float, ...]]:

@@ -76,11 +76,13 @@ class Backend(ABC):
         route: How a value that skips stages travels: ``direct``, or ``relay`` from stage to stage
             where devices form a chain.
         fused_attention: Whether its stages can train with torch's fused kernels of attention.
+        devices: What `pipec compile` plans for where no devices are named.
     """
 
     name: ClassVar[str]
     route: ClassVar[str] = "direct"
     fused_attention: ClassVar[bool] = True
+    devices: ClassVar[str] = "2xcpu"
 
     @abstractmethod
     def check(self, plan: Plan) -> None:

@@ -121,5 +121,7 @@ def test_unknown_names(pipec: Pipec, model: Path, tmp_path: Path) -> None:
     refused(pipec, out, model, "--devices", "2xcpu", "--passes", "simplfy", says="'simplify'")
     refused(pipec, out, model, "--devices", "2xcpu", "--schedule", "1f1c", says="1f1b")
     refused(pipec, out, model, "--devices", "2xcpu", "--shape", "x", says="--shape")
-    assert pipec("compile", model).code == 2
+    both = ("--devices", "2xcpu", "--cluster", "c.toml")
+    assert pipec("compile", model, *both).code == 2
+    assert pipec("explore", model).code == 2
     assert pipec("nonsense").code == 2

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.running import Pipec
 
 
@@ -31,6 +33,15 @@ def test_summary_as_json(pipec: Pipec, model: Path) -> None:
     data = json.loads(outcome.out)
     assert [s["stage"] for s in data["stages"]] == [0, 1]
     assert data["balance"]["proven"]
+
+
+@pytest.mark.parametrize(("target", "device"), [("torch", "cpu"), ("fpga", "vcu118")])
+def test_two_devices_of_the_targets_kind_by_default(
+    pipec: Pipec, model: Path, target: str, device: str
+) -> None:
+    outcome = pipec("compile", model, "--target", target, "--json")
+    assert [s["device"].split()[-1] for s in json.loads(outcome.out)["stages"]] == [device] * 2
+    assert f"2x{device}" in outcome.err
 
 
 def test_custom_pipeline_between_prints_and_times(pipec: Pipec, model: Path) -> None:
