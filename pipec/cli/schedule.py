@@ -124,11 +124,16 @@ def _times(text: str, schedule: Schedule, comm: float, host: float) -> Times:
             numbers = [float(v) for v in value.split(":")]
         except ValueError:
             numbers = []
-        if key not in known or not numbers or len(numbers) not in (1, schedule.stages):
+        if (
+            key not in known
+            or key in given
+            or not numbers
+            or len(numbers) not in (1, schedule.stages)
+        ):
             raise ScheduleError(
                 "--times cannot be read",
                 got=part,
-                want=f"one of {', '.join(known)}, = and 1 or {schedule.stages} numbers",
+                want=f"{', '.join(known)}, each once at most, = and 1 or {schedule.stages} numbers",
                 hint="--times F=1,B=2",
             )
         given[key] = numbers * (schedule.stages if len(numbers) == 1 else 1)

@@ -1,8 +1,9 @@
 """CSV as torch.distributed.pipelining reads and writes it: one row per rank, ``2F0`` per cell.
 
-Versions, replicas and channel names have no place there and are left out. Read are also its
-``(0F1;1B0)OVERLAP_F_B`` (as 0F1, then 1B0), empty cells (bubbles), and ``UNSHARD`` and
-``RESHARD``, which move the shards of FSDP and are dropped: the stages here are not sharded.
+Versions, replicas and channel names have no place there and are left out; a replica is read off
+the row. Read are also its ``(0F1;1B0)OVERLAP_F_B`` (as 0F1, then 1B0), empty cells (bubbles), and
+``UNSHARD``, ``RESHARD`` and ``REDUCE_GRAD``, which move the shards of FSDP and are dropped: the
+stages here are not sharded, and gradients of replicas are reduced by `pipec.schedule.lower`.
 """
 
 import csv
@@ -11,24 +12,22 @@ import re
 
 from pipec.errors import ScheduleError
 from pipec.schedule.action import Action, ActionKind
+from pipec.schedule.build import Ops, placement_of
 from pipec.schedule.rows import from_rows
-from pipec.schedule.schedule import Schedule
+from pipec.schedule.schedule import Placement, Schedule
 
-_SHARDING = re.compile(r"\d+(UNSHARD|RESHARD)")
+_SHARDING = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
 _OVERLAP = re.compile(r"\((?P<parts>[^()]*)\)OVERLAP_F_B")
-_TORCH = frozenset(ActionKind) - {
-    ActionKind.SEND_S,
-    ActionKind.RECV_S,
-    ActionKind.SEND_W,
-    ActionKind.RECV_W,
-    ActionKind.OFFLOAD,
-    ActionKind.FETCH,
-    ActionKind.STEP,
-}
+_SAVED = {ActionKind.SEND_S, ActionKind.RECV_S, ActionKind.OFFLOAD, ActionKind.FETCH}
+_UPDATES = {ActionKind.REDUCE_GRAD, ActionKind.STEP, ActionKind.SEND_W, ActionKind.RECV_W}
+_TORCH = frozenset(ActionKind) - _SAVED - _UPDATES
 
 
 def to_csv(schedule: Schedule) -> str:
-    """One line per device; actions that torch does not know (STEP, OFFLOAD, ...) are left out.
+    """One line per device; what belongs to updates (STEP, REDUCE_GRAD, ...) is left out.
+
+    Raises:
+        ScheduleError: Saved values leave a device: torch has no word for it.
 
     Example:
         >>> from pipec.schedule.registry import generate
@@ -36,6 +35,13 @@ def to_csv(schedule: Schedule) -> str:
         0F0,0B0
         1F0,1B0
     """
+    if unknown := [kind for kind in _SAVED if (schedule.kind == kind).any()]:
+        raise ScheduleError(
+            "the CSV of torch.distributed.pipelining has no word for saved values that move",
+            where=schedule.name,
+            got=", ".join(sorted(kind.name for kind in unknown)),
+            hint="write the compute actions alone, without sends",
+        )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in schedule.rows():
@@ -70,11 +76,32 @@ def from_csv(text: str, *, name: str = "csv", where: str | None = None) -> Sched
                 ) from error
         rows.append(row)
     try:
-        return from_rows(name, rows)
+        place = placement_of([Ops.of([a for a in row if a.kind.is_compute]) for row in rows])
+        return from_rows(name, _on_replicas(rows, place), placement=place)
     except ScheduleError as error:
         raise ScheduleError(
             error.what, where=where or "CSV", got=error.got, want=error.want, hint=error.hint
         ) from error
+
+
+def _on_replicas(rows: list[list[Action]], place: Placement) -> list[list[Action]]:
+    """The rows, every action on the replica of its stage that its device is."""
+    ahead, back = (
+        {
+            (stage, device): n
+            for stage, devices in enumerate(phase)
+            for n, device in enumerate(devices)
+        }
+        for phase in (place.forward, place.backward)
+    )
+    forward = (ActionKind.F, ActionKind.SEND_F, ActionKind.RECV_F)
+    return [
+        [
+            a._replace(replica=(ahead if a.kind in forward else back).get((a.stage, device), 0))
+            for a in row
+        ]
+        for device, row in enumerate(rows)
+    ]
 
 
 def _actions(cell: str) -> list[Action]:

@@ -6,7 +6,7 @@
 ```
 """
 
-from collections import deque
+from collections import Counter
 from typing import TypedDict
 
 import numpy as np
@@ -15,6 +15,13 @@ from pipec.schedule.dependencies import Dependencies
 from pipec.schedule.lanes import Lanes
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.engine import Prepared, Run
+
+MEETS, SLOT = " meets ", " has no slot until "
+HINTS = {
+    MEETS: "give the channels a depth above 0, or pair opposite sends and receives",
+    SLOT: "give the channels more slots",
+}
+"""What helps where these words stand; a wrong order of compute needs another order."""
 
 
 class Facts(TypedDict):
@@ -42,11 +49,12 @@ def explain(prepared: Prepared, stuck: Run) -> Facts:
     cycle = shortest_cycle(blocked)
     after = [*cycle[1:], *cycle[:1]]
     steps = [_step(schedule, queue, a, b) for a, b in zip(cycle, after, strict=True)]
+    text = "; ".join(steps)
     return Facts(
         where=f"{schedule.name}, {len(cycle)} actions that wait for each other in a circle",
-        got="; ".join(steps),
+        got=text,
         want="an order in which every lane can go on",
-        hint="give the channels a depth above 0, or pair opposite sends and receives",
+        hint=next((hint for word, hint in HINTS.items() if word in text), "change the order"),
     )
 
 
@@ -55,13 +63,15 @@ def _step(schedule: Schedule, queue: Lanes, action: int, awaited: int) -> str:
     this, that = (f"{schedule[a]} (device {schedule.device[a]})" for a in (action, awaited))
     if queue.of[action] == queue.of[awaited]:
         return f"{this} stands behind {that} on lane {queue.names[queue.of[action]].name}"
-    mine = (schedule.channel == schedule.channel[action]) & (schedule.channel >= 0)
-    mine &= (schedule.microbatch == schedule.microbatch[action]) & (
-        schedule.device != schedule.device[action]
-    )
-    for peer in np.flatnonzero(mine).tolist():
-        if queue.of[peer] == queue.of[awaited] and peer != awaited:
-            return f"{this} meets {schedule[peer]}, which stands behind {that}"
+    channel, microbatch = schedule.channel[action], schedule.microbatch[action]
+    depth = schedule.channels[channel].depth if channel >= 0 else None
+    if depth and microbatch != schedule.microbatch[awaited]:
+        return f"{this}{SLOT}{that}"
+    if depth == 0:
+        peers = (schedule.channel == channel) & (schedule.microbatch == microbatch)
+        for peer in np.flatnonzero(peers & (schedule.device != schedule.device[action])).tolist():
+            if queue.of[peer] == queue.of[awaited] and peer != awaited:
+                return f"{this}{MEETS}{schedule[peer]}, which stands behind {that}"
     return f"{this} waits for {that}"
 
 
@@ -100,21 +110,46 @@ def shortest_cycle(waits: dict[int, list[int]]) -> list[int]:
         >>> shortest_cycle({1: [2], 2: [3], 3: [1, 4], 4: [3]})
         [3, 4]
     """
+    waits = _on_the_way_round(waits)
     best: list[int] = []
-    for start in waits:
-        came: dict[int, int] = {}
-        queue = deque([start])
-        while queue and start not in came:
-            action = queue.popleft()
+    reach = 1
+    while not best and reach <= len(waits):  # most circles are short: far searches are for few
+        reach *= 2
+        for start in waits:
+            best = _cycle(waits, start, len(best) or reach + 1) or best
+    return best
+
+
+def _on_the_way_round(waits: dict[int, list[int]]) -> dict[int, list[int]]:
+    """Without the actions that nothing in a circle waits for."""
+    waiting = Counter(other for others in waits.values() for other in others)
+    left = dict(waits)
+    todo = [action for action in waits if not waiting[action]]
+    while todo:
+        for other in left.pop(todo.pop()):
+            waiting[other] -= 1
+            if not waiting[other] and other in left:
+                todo.append(other)
+    return left
+
+
+def _cycle(waits: dict[int, list[int]], start: int, most: int) -> list[int]:
+    """The shortest circle through an action with fewer than ``most``, breadth first; or none."""
+    came: dict[int, int] = {}
+    ring = [start]
+    for _ in range(most - 1):
+        further = []
+        for action in ring:
             for other in waits.get(action, []):
                 if other not in came:
                     came[other] = action
-                    queue.append(other)
-        if start not in came:
-            continue
-        path = [start]
-        while came[path[-1]] != start:
-            path.append(came[path[-1]])
-        if not best or len(path) < len(best):
-            best = [path[0], *reversed(path[1:])]
-    return best
+                    further.append(other)
+        if start in came:
+            break
+        ring = further
+    else:
+        return []
+    path = [start]
+    while came[path[-1]] != start:
+        path.append(came[path[-1]])
+    return [path[0], *reversed(path[1:])]

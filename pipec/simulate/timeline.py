@@ -1,6 +1,6 @@
 """What a simulation says: times, bubble, use of every lane, memory over time, critical path."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from pipec.schedule.action import Action, ActionKind
 from pipec.schedule.lanes import Lanes, previous_in_lane
 from pipec.schedule.schedule import Int32, Schedule
-from pipec.simulate.engine import Prepared
+from pipec.simulate.engine import Prepared, run
 from pipec.simulate.memory import Curve, Memory, Spans, curves
 from pipec.simulate.spans import Held
 from pipec.simulate.times import Float, Times
@@ -87,18 +87,30 @@ class Timeline:
         return Held(self.schedule, self.begin, self.end)
 
     @cached_property
+    def _counted(self) -> Held:
+        """What is held where compute of no time takes a little: it holds things all the same."""
+        s, little = self.schedule, self.seconds * 1e-9 or 1.0
+        compute = s.kind <= ActionKind.W
+        if (self.end > self.begin)[compute].all():
+            return self.held
+        work = {k: tuple(t or little for t in seconds) for k, seconds in self.times.compute.items()}
+        times = replace(self.times, compute=work)
+        end = run(self.prepared, times.durations(s)).end[:-2]
+        return Timeline(self.prepared, times, self.memory, end).held
+
+    @cached_property
     def peak_in_flight(self) -> tuple[float, ...]:
         """Most microbatches whose saved values a device holds at a time (`Held.in_flight`)."""
         s = self.schedule
         if not s.training:
             return (1.0,) * s.devices
-        return tuple(round(c.peak, 9) for c in curves(self.held.in_flight(), s.devices))
+        return tuple(round(c.peak, 9) for c in curves(self._counted.in_flight(), s.devices))
 
     @cached_property
     def weight_versions(self) -> tuple[int, ...]:
         """Most weight versions of one stage that are alive at a time, per device."""
         s = self.schedule
-        spans = self.held.weights(Memory(weights=range(s.stages)))
+        spans = self._counted.weights(Memory(weights=range(s.stages)))
         stage = spans.size.astype(np.int64)
         place = spans.device.astype(np.int64) * s.stages + stage  # one curve per stage and device
         found, where = np.unique(place, return_inverse=True)

@@ -180,7 +180,9 @@ class Times:
         if schedule.channels:  # a list without rows has no second axis
             table[:] = np.array(self.transfer)
         if not (np.isfinite(table).all() and (table >= 0).all()):
-            raise ScheduleError("a transfer time is negative or no number", got=self.transfer)
+            raise ScheduleError(
+                "a transfer time is negative or no number", got=self.transfer, want="0 or more"
+            )
         for number, c in enumerate(schedule.channels):
             if c.kind is ChannelKind.H:
                 table[:, number] = self.host.get(number, 0.0)

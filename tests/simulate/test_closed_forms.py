@@ -120,6 +120,17 @@ def test_in_flight_and_bubble(N: int) -> None:
         assert all(h <= min(N, M) for h in zero)
 
 
+@pytest.mark.parametrize("F", [[0, 0, 0], [1, 1, 0], [0, 1, 1]])
+def test_stages_of_no_time_hold_what_they_need(F: list[float]) -> None:
+    held = {"pipedream": (3.0, 2.0, 1.0), "gpipe": (9.0, 9.0, 9.0)}
+    for name, want in held.items():
+        timeline = simulate(lower(generate(name, 3, 9)), Times.of_stages(F))
+        assert timeline.peak_in_flight == want
+        assert timeline.weight_versions == ((3, 2, 1) if name == "pipedream" else (1, 1, 1))
+    split = simulate(lower(generate("fbp-as", 3, 9)), Times.uniform(3, 0, 0))
+    assert split.peak_in_flight == (6.0, 4.0, 2.0)
+
+
 @pytest.mark.parametrize("name", ["1f1b-as", "fbp-as", "1f1b-sno", "1f1b-so", "gpipe"])
 def test_a_flush_takes_one_version_and_its_gradients(name: str) -> None:
     """Weights of a stage and as much to add gradients up, whatever is in flight."""

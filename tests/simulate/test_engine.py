@@ -11,9 +11,11 @@ from pipec.errors import ScheduleError
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.comm import insert_comm
+from pipec.schedule.csv_form import from_csv
 from pipec.schedule.lower import lower
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
+from pipec.simulate.deadlock import shortest_cycle
 from pipec.simulate.engine import WAVEFRONT_FROM, Prepared, run, wavefront, worklist
 from pipec.simulate.simulate import simulate
 from pipec.simulate.times import Times
@@ -171,6 +173,38 @@ def test_naive_1f1b_over_rendezvous_deadlocks_with_the_shortest_cycle() -> None:
         for depth in (1, 2):
             simulate(lower(plain, depth=depth, comm="one"), Times.uniform(stages))
         simulate(lower(plain, depth=0, comm="links"), Times.uniform(stages))
+
+
+def test_a_deadlock_of_many_actions_is_explained() -> None:
+    """100,000 stuck actions; the circle is of three."""
+    with pytest.raises(ScheduleError, match="3 actions that wait for each other"):
+        simulate(lower(generate("1f1b-so", 32, 512), depth=0, comm="one"), Times.uniform(32))
+
+
+def test_a_full_channel_is_told_from_a_rendezvous() -> None:
+    """Device 1 wants microbatch 1 first; the only slot holds microbatch 0."""
+    plain = from_csv("0F0,0F1,0B1,0B0\n1F1,1F0,1B0,1B1")
+    simulate(lower(plain, depth=2), Times.uniform(2))
+    with pytest.raises(ScheduleError, match=r"0SEND_F1 .* has no slot until 1F0") as caught:
+        simulate(lower(plain, depth=1), Times.uniform(2))
+    assert caught.value.hint == "give the channels more slots"
+
+
+@given(st.dictionaries(st.integers(0, 7), st.lists(st.integers(0, 7), max_size=3)))
+def test_shortest_cycle_is_the_shortest(waits: dict[int, list[int]]) -> None:
+    """Against powers of the matrix of waits: its trace counts the closed walks of a length."""
+    matrix = np.zeros((8, 8), dtype=bool)
+    for a, others in waits.items():
+        matrix[a, others] = True
+    power, want = np.eye(8, dtype=bool), 0
+    for length in range(1, 9):
+        power = power @ matrix
+        if power.trace():
+            want = length
+            break
+    found = shortest_cycle(waits)
+    assert len(found) == want
+    assert all(b in waits[a] for a, b in zip(found, [*found[1:], *found[:1]], strict=True))
 
 
 def test_a_rendezvous_holds_both_ends() -> None:
