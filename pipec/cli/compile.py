@@ -14,10 +14,10 @@ from pipec.cli.options import assignments, cluster_of, devices_options, model_op
 from pipec.cluster.cluster import Cluster, parse_cluster
 from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import default_passes, emit, make_plan
+from pipec.compiler.output import check_target
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.cost.table import CostTable
-from pipec.errors import PipecError
 from pipec.explore.rebatch import Rebatched
 from pipec.explore.search import Search
 from pipec.frontends.base import Loaded, LoadOptions
@@ -150,8 +150,8 @@ def _compile(options: _Options, console: Console) -> Plan:
     if options.batch is not None and not options.explores:
         raise click.UsageError("--batch goes with --schedule auto")
     passes = [] if options.explores else options.pipeline()
-    if options.output is not None and options.output.exists() and not options.force:
-        raise PipecError("the output exists", got=options.output, hint="--force replaces it")
+    if options.output is not None:
+        check_target(options.output, force=options.force)
     with _doing(console, f"reading {options.model}"):
         loaded = load(options.model, options.load_options())
     if options.explores and loaded.graph.outputs_of(OutputKind.LOSS):

@@ -32,7 +32,7 @@ def atomic_directory(path: Path, *, force: bool = False) -> Iterator[Path]:
         PipecError: ``path`` exists or cannot be written, or an `OSError` (a full disk) ended the
             block.
     """
-    _check_target(path, force=force)
+    check_target(path, force=force)
     temporary: Path | None = None
     try:
         temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -46,7 +46,12 @@ def atomic_directory(path: Path, *, force: bool = False) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _check_target(path: Path, *, force: bool) -> None:
+def check_target(path: Path, *, force: bool = False) -> None:
+    """See that `atomic_directory` may make ``path``, before the work whose result goes there.
+
+    Raises:
+        PipecError: It exists and is not to be replaced, or its parent does not exist.
+    """
     if not path.parent.is_dir():
         raise PipecError(
             "the output's parent directory does not exist",

@@ -37,6 +37,10 @@ def refused(pipec: Pipec, out: Path, *args: object, says: str) -> None:
     assert not list(out.parent.glob(f".{out.name}*"))
 
 
+def test_where_to_write_is_looked_at_before_the_model(pipec: Pipec, tmp_path: Path) -> None:
+    refused(pipec, tmp_path / "none" / "out", tmp_path / "none.onnx", says="parent directory")
+
+
 def test_truncated_and_random_files(pipec: Pipec, model: Path, tmp_path: Path) -> None:
     whole = model.read_bytes()
     for name, data in (("cut", whole[: len(whole) // 2]), ("noise", bytes(range(256)) * 9)):

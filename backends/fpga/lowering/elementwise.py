@@ -126,6 +126,14 @@ def hardsigmoid(b: Builder, node: fx.Node) -> Value:
     return chain(b, node, node.args[0], [_scalar(op, v) for op, v in steps])
 
 
+@lowers("aten.softplus.default")
+def softplus(b: Builder, node: fx.Node) -> Value:
+    """``log(1 + exp(x))``."""
+    if (argument(node, 1, "beta", 1), argument(node, 2, "threshold", 20)) != (1, 20):
+        raise UnsupportedError("softplus with another beta than 1 or another threshold than 20")
+    return chain(b, node, node.args[0], [MapStep("softplus")])
+
+
 def _scalar(op: str, value: object) -> MapStep:
     if not isinstance(value, int | float):
         raise UnsupportedError(f"{op} with an operand that is no number")
@@ -221,11 +229,11 @@ def affine(b: Builder, node: fx.Node, x: object, scale: Table | None, shift: Tab
         b.layers[before.name] = _folded(before, scale, shift)
         return _like(value, node)
     if isinstance(before, Elementwise) and before.channels == value.channels:
-        steps = _composed(before.steps, scale, shift)
+        steps = composed(before.steps, scale, shift)
         if b.precision != "int8" or may_join(before.steps, steps):
             b.layers[before.name] = dataclasses.replace(before, steps=steps)
             return _like(value, node)
-    return chain(b, node, x, list(_composed((), scale, shift)))
+    return chain(b, node, x, list(composed((), scale, shift)))
 
 
 def _outputs(layer: Dense | Depthwise) -> int:
@@ -264,7 +272,7 @@ def _folded(
     return dataclasses.replace(layer, weight=weight, bias=bias)
 
 
-def _composed(
+def composed(
     steps: tuple[MapStep, ...], scale: Table | None, shift: Table | None
 ) -> tuple[MapStep, ...]:
     """Steps, then ``* scale + shift``, merged with a trailing ``*`` or ``+`` of one row."""
@@ -356,7 +364,10 @@ def two_streams(b: Builder, node: fx.Node, op: str, x: fx.Node, y: fx.Node) -> V
 
 
 def broadcast(b: Builder, node: fx.Node, big: Value, small: Value) -> Value:
-    """``small`` repeated to the shape and order of ``big``: whole rows, in one run of axes."""
+    """``small`` repeated to the shape and order of ``big``, in one run of axes.
+
+    Whole rows where channels are no part of the run, else single elements (of each, one per cycle).
+    """
     rank = len(big.view.shape)
     shape = (1,) * (rank - len(small.view.shape)) + small.view.shape
     pieces = big.view.by_axis()
@@ -368,16 +379,17 @@ def broadcast(b: Builder, node: fx.Node, big: Value, small: Value) -> Value:
     first = present.index(False) if False in present else len(present)
     last = len(present) - present[::-1].index(False)
     inner = math.prod(size for _, size, _ in pieces[last:])
-    if any(present[first:last]) or inner % small.channels or small.channels != big.channels:
-        raise UnsupportedError("a broadcast along channels, or along several runs of axes")
+    if any(present[first:last]):
+        raise UnsupportedError("a broadcast along several runs of axes")
+    channels = math.gcd(inner, small.channels, big.channels)
     small = b.reorder(node, small, View(small.view.shape, merged(kept)), small.channels)
     layer = Broadcast(
         **b.facts(node, "_repeat"),
-        inputs=(small.use(),),
-        rows=big.rows,
-        channels=big.channels,
+        inputs=(small.use(channels),),
+        rows=big.view.numel // channels,
+        channels=channels,
         outer=math.prod(size for _, size, _ in pieces[:first]),
-        inner=inner // small.channels,
+        inner=inner // channels,
         times=math.prod(size for _, size, _ in pieces[first:last]),
     )
-    return Value(b.add(layer), big.rows, big.channels, big.view, small.dtype)
+    return Value(b.add(layer), layer.rows, channels, big.view, small.dtype)

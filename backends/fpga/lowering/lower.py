@@ -11,6 +11,7 @@ from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its ha
     dense,
     elementwise,
     formats,
+    gathering,
     local_response,
     norms,
     pooling,

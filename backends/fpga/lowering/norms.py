@@ -1,5 +1,6 @@
 """Normalisations: batch norm as an affine step, rows through the NORM engine."""
 
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -7,7 +8,7 @@ from torch import fx
 
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import constant, last_axis
-from pipec.backends.fpga.lowering.elementwise import affine
+from pipec.backends.fpga.lowering.elementwise import affine, chain_value, composed
 from pipec.backends.fpga.lowering.layers import Array, RowNorm, Table
 from pipec.backends.fpga.lowering.maps import as_maps, by_channel
 from pipec.backends.fpga.lowering.network import (
@@ -39,10 +40,11 @@ def batch_norm(b: Builder, node: fx.Node) -> Value:
 
 def _batch_norm(b: Builder, node: fx.Node, eps: float) -> Value:
     x = cast("fx.Node", node.args[0])
-    if len(shape_of(x)) == 4:
-        order = as_maps(b, node, x).channel_order
+    if len(shape_of(x)) in (3, 4):
+        maps = as_maps(b, node, x)
+        value, order = maps.value, maps.channel_order
     elif len(shape_of(x)) == 2:
-        _, order = last_axis(b, node, b.value(x))
+        value, order = last_axis(b, node, b.value(x))
     else:
         raise UnsupportedError(f"batch normalisation of a rank {len(shape_of(x))} tensor")
     parts = [None if a is None else constant(b, a, "statistics") for a in node.args[1:5]]
@@ -59,10 +61,13 @@ def _batch_norm(b: Builder, node: fx.Node, eps: float) -> Value:
         return np.asarray(beta - b.constants.value(parts[2]) * scale())
 
     tables = [by_channel(Table(fn, sources), order) for fn in (scale, shift)]
-    rows = [_row(t) for t in tables]
-    value = affine(b, node, x, rows[0], rows[1])
-    view = View(shape_of(node), value.view.atoms)
-    return Value(value.edge, value.rows, value.channels, view, value.dtype)
+    rows = (_row(tables[0]), _row(tables[1]))
+    if value.edge == b.value(x).edge and value.channels == len(order):
+        found = affine(b, node, x, *rows)
+    else:
+        pixels = replace(value, rows=value.view.numel // len(order), channels=len(order))
+        found = chain_value(b, node, pixels, list(composed((), *rows)))
+    return replace(found, view=View(shape_of(node), found.view.atoms))
 
 
 def _row(table: Table) -> Table:

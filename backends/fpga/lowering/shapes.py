@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import operator
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -104,17 +105,21 @@ def permuted(b: Builder, node: fx.Node) -> Value:
     return dataclasses.replace(value, view=view)
 
 
-@lowers("aten.constant_pad_nd.default", "aten.pad.default")
+@lowers("aten.constant_pad_nd.default")
 def pad(b: Builder, node: fx.Node) -> Value:
+    """``constant_pad_nd(x, pad, value)``."""
+    return padded(b, node, argument(node, 2, "value", 0))
+
+
+def padded(b: Builder, node: fx.Node, number: object) -> Value:
     """Padding of the last two axes with a number: made by the next window generator."""
     value = b.padded_value(node.args[0])
     sizes = [int(v) for v in cast("list[int]", node.args[1])]
-    mode = argument(node, 2, "mode", "constant") if "aten.pad" in str(node.target) else "constant"
-    number = argument(node, 3 if "aten.pad" in str(node.target) else 2, "value", 0) or 0.0
+    number = number or 0.0
     if not any(sizes):
         return value
-    if mode != "constant" or len(sizes) > 4 or min(sizes) < 0 or len(value.view.shape) < 3:
-        raise UnsupportedError("padding other than a constant around the pixels of maps")
+    if len(sizes) > 4 or min(sizes) < 0 or len(value.view.shape) < 3:
+        raise UnsupportedError("padding other than around the pixels of maps")
     left, right, top, bottom = (*sizes, 0, 0, 0, 0)[:4]
     old = value.padding or Padding(0, 0, 0, 0, float(cast("float", number)))
     if value.padding is not None and old.value != number:
@@ -133,7 +138,21 @@ def cat(b: Builder, node: fx.Node) -> Value:
     axis = cast("int", argument(node, 1, "dim", 0)) % len(shape)
     streams = [b.value(a) for a in args if b.is_stream(a)]
     order = streams[0].view.axis_order() or standard_order(shape)
-    values = [_ordered(b, node, a, order) for a in args]
+    return _joined(b, node, [_ordered(b, node, a, order) for a in args], axis, order)
+
+
+def joined(b: Builder, node: fx.Node, values: Sequence[Value], axis: int) -> Value:
+    """Streams joined along one axis."""
+    order = values[0].view.axis_order() or standard_order(values[0].view.shape)
+    return _joined(b, node, [_in_order(b, node, v, order) for v in values], axis, order)
+
+
+def _joined(
+    b: Builder, node: fx.Node, values: Sequence[Value], axis: int, order: tuple[int, ...]
+) -> Value:
+    """A JOIN of streams that are all in ``order``."""
+    length = sum(v.view.shape[axis] for v in values)
+    shape = tuple(length if d == axis else n for d, n in enumerate(values[0].view.shape))
     place = order.index(axis)
     outer = math.prod(shape[d] for d in order[:place])
     sizes = tuple(v.view.numel // outer for v in values)
@@ -154,9 +173,7 @@ def cat(b: Builder, node: fx.Node) -> Value:
 def _ordered(b: Builder, node: fx.Node, arg: fx.Node, order: tuple[int, ...]) -> Value:
     """An argument of a concatenation in the given axis order; constants become streams."""
     if b.is_stream(arg):
-        value = b.value(arg)
-        want = View.of(value.view.shape, order)
-        return b.reorder(node, value, want, value.view.shape[order[-1]])
+        return _in_order(b, node, b.value(arg), order)
     shape = shape_of(arg)
     channels = shape[order[-1]]
     table = b.constants.table(arg, shape, order)
@@ -166,17 +183,33 @@ def _ordered(b: Builder, node: fx.Node, arg: fx.Node, order: tuple[int, ...]) ->
     return Value(b.add(layer), rows, channels, View.of(shape, order), b.stream_type(arg))
 
 
-def cut(b: Builder, node: fx.Node, value: Value, axis: int, part: range, suffix: str = "") -> Value:
-    """Positions ``part`` of one axis."""
-    shape = value.view.shape
-    if len(part) == shape[axis]:
-        return value
+def _in_order(b: Builder, node: fx.Node, value: Value, order: tuple[int, ...]) -> Value:
+    want = View.of(value.view.shape, order)
+    return b.reorder(node, value, want, value.view.shape[order[-1]])
+
+
+def axis_alone(
+    b: Builder, node: fx.Node, value: Value, axis: int
+) -> tuple[Value, list[tuple[int, int, int]], int]:
+    """The value with ``axis`` in one piece, reordered if it is not; its pieces, and which it is."""
     pieces = value.view.by_axis()
     if pieces is None or [a for a, _, _ in pieces].count(axis) != 1:
         value = b.standard(node, value)
         pieces = value.view.by_axis()
         assert pieces is not None
-    place = [a for a, _, _ in pieces].index(axis)
+    if value.view.shape[axis] == 1:  # which has no piece, so it gets one where it would stand
+        order = standard_order(value.view.shape)
+        before = order[: order.index(axis)]
+        pieces.insert(sum(a in before for a, _, _ in pieces), (axis, 1, 1))
+    return value, pieces, [a for a, _, _ in pieces].index(axis)
+
+
+def cut(b: Builder, node: fx.Node, value: Value, axis: int, part: range, suffix: str = "") -> Value:
+    """Positions ``part`` of one axis."""
+    shape = value.view.shape
+    if len(part) == shape[axis]:
+        return value
+    value, pieces, place = axis_alone(b, node, value, axis)
     inner = math.prod(size for _, size, _ in pieces[place + 1 :])
     small = tuple(len(part) if d == axis else n for d, n in enumerate(shape))
     strides = strides_of(small)

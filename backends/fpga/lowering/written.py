@@ -1,12 +1,15 @@
 """Ops that models write out in single steps, and transposed convolutions, as ops with an engine.
 
 ```text
-(x - mean) / sqrt(mean((x - mean)^2) + eps)      layer_norm over the last axis
-x * rsqrt(mean(x^2) + eps)                       rms_norm over the last axis
+(x - mean) / sqrt(mean((x - mean)^2) + eps)      layer_norm over one axis
+x * rsqrt(mean(x^2) + eps)                       rms_norm over one axis
+group_norm, instance_norm                        layer_norm over the maps of a group
+prelu(x, w)                                      max(x, 0) + w min(x, 0)
 conv_transpose2d(x, w)                           the input gradient of conv2d: stride^2 convolutions
 ```
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,11 +34,10 @@ def gathered(graph: Graph) -> Graph:
         graph: A stage's compute graph; the last node of a replacement has the name of what it
             replaces.
     """
-    wanted = [n for n in graph.calls if _normalised(n) is not None or _transposed(n) is not None]
-    if not wanted:
+    if not any(_normalised(n) or _transposed(n) or op_name(n) in _ALWAYS for n in graph.calls):
         return graph
     rules: dict[str, Rule] = dict.fromkeys((*_MULTIPLY, *_DIVIDE), _norm_rule)
-    rules |= dict.fromkeys(_TRANSPOSED, _transposed_rule)
+    rules |= dict.fromkeys(_TRANSPOSED, _transposed_rule) | _ALWAYS
     return rewritten(graph, rules)
 
 
@@ -43,13 +45,20 @@ def _norm_rule(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | None:
     found = _normalised(old)
     if found is None:
         return None
-    op, at, eps = found
-    x = args[at]
+    op, at, axis, eps = found
+    x = args[at].args[0] if op == "layer_norm" else args[at]
+    rank = len(shape_of(x))
+    order = [*(d for d in range(rank) if d != axis), axis]
+    if axis != rank - 1:
+        x = emit(aten.permute.default, x, order)
+    size = [shape_of(x)[-1]]
     if op == "layer_norm":
-        return _named(
-            emit(aten.layer_norm.default, x.args[0], [shape_of(x)[-1]], None, None, eps), old
-        )
-    return _named(emit(aten.rms_norm.default, x, [shape_of(x)[-1]], None, eps), old)
+        y = emit(aten.layer_norm.default, x, size, None, None, eps)
+    else:
+        y = emit(aten.rms_norm.default, x, size, None, eps)
+    if axis != rank - 1:
+        y = emit(aten.permute.default, y, [order.index(d) for d in range(rank)])
+    return _named(y, old)
 
 
 def _named(node: fx.Node, old: fx.Node) -> fx.Node:
@@ -57,75 +66,141 @@ def _named(node: fx.Node, old: fx.Node) -> fx.Node:
     return node
 
 
-def _normalised(node: fx.Node) -> tuple[str, int, float] | None:
-    """Which normalisation ends here, which argument is normalised, and its epsilon."""
+def _normalised(node: fx.Node) -> tuple[str, int, int, float] | None:
+    """Which normalisation ends here, which argument is normalised, over which axis; epsilon."""
     if op_name(node) not in (*_MULTIPLY, *_DIVIDE) or node.kwargs.get("rounding_mode"):
         return None
     root = "aten.rsqrt.default" if op_name(node) in _MULTIPLY else "aten.sqrt.default"
     for at in (0, 1) if op_name(node) in _MULTIPLY else (0,):
-        x, eps = node.args[at], _epsilon(node.args[1 - at], root, node.args[at])
-        if isinstance(x, fx.Node) and eps is not None:
-            return ("layer_norm" if _centred(x) else "rms_norm", at, eps)
+        x, found = node.args[at], _epsilon(node.args[1 - at], root, node.args[at])
+        if isinstance(x, fx.Node) and found is not None:
+            axis, eps = found
+            return ("layer_norm" if _centred(x, axis) else "rms_norm", at, axis, eps)
     return None
 
 
-def _epsilon(scale: object, root: str, x: object) -> float | None:
-    """The epsilon of ``root(mean(x^2) + eps)``; None if it is something else."""
+def _epsilon(scale: object, root: str, x: object) -> tuple[int, float] | None:
+    """Axis and epsilon of ``root(mean(x^2) + eps)``; None if it is something else."""
     total = _first(scale, root)
     if not isinstance(total, fx.Node) or op_name(total) != "aten.add.Tensor":
         return None
-    square, eps = _mean_of(total.args[0]), total.args[1]
-    if not isinstance(eps, int | float) or not isinstance(square, fx.Node):
+    mean, eps = _mean_of(total.args[0]), total.args[1]
+    if not isinstance(eps, int | float) or mean is None:
         return None
-    power = op_name(square) == "aten.pow.Tensor_Scalar" and square.args == (x, 2)
-    product = op_name(square) in _MULTIPLY and square.args == (x, x)
-    return float(eps) if power or product else None
+    square, axis = mean
+    power = op_name(square) == "aten.pow.Tensor_Scalar" and square.args[1] == 2
+    product = op_name(square) in _MULTIPLY and square.args[0] is square.args[1]
+    return (axis, float(eps)) if (power or product) and _same(square.args[0], x) else None
 
 
-def _centred(x: fx.Node) -> bool:
-    """Whether it is something less its own mean."""
-    return op_name(x) == "aten.sub.Tensor" and _mean_of(x.args[1]) is x.args[0]
+def _same(a: object, b: object) -> bool:
+    """Whether two nodes are one, or one op of the same arguments written twice."""
+    if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)):
+        return False
+    return a is b or (a.target, a.args, a.kwargs) == (b.target, b.args, b.kwargs)
 
 
-def _mean_of(node: object) -> object:
-    """What a mean over the last axis, kept, is of; None if it is something else."""
+def _centred(x: fx.Node, axis: int) -> bool:
+    """Whether it is something less its own mean over that axis."""
+    return op_name(x) == "aten.sub.Tensor" and _mean_of(x.args[1]) == (x.args[0], axis)
+
+
+def _mean_of(node: object) -> tuple[fx.Node, int] | None:
+    """What a mean over one axis, kept, is of, and the axis; None if it is something else."""
     if not isinstance(node, fx.Node) or op_name(node) != "aten.mean.dim":
         return None
     x, axes = node.args[:2]
     assert isinstance(x, fx.Node)
-    rank = len(shape_of(x))
-    last = [a % rank for a in integers(axes, 1)] == [rank - 1]
-    return x if last and argument(node, 2, "keepdim", default=False) else None
+    over = [a % len(shape_of(x)) for a in integers(axes, 1)]
+    return (x, over[0]) if len(over) == 1 and argument(node, 2, "keepdim", default=False) else None
 
 
 def _first(node: object, op: str) -> object:
     return node.args[0] if isinstance(node, fx.Node) and op_name(node) == op else None
 
 
-_TRANSPOSED = ("aten.conv_transpose2d.input", "aten.convolution.default")
+def _group_norm(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | None:
+    """``(x, groups, weight, bias, eps)``."""
+    given = dict(zip(("x", "groups", "weight", "bias", "eps"), args, strict=False))
+    return _over_groups(emit, old, **{"weight": None, "bias": None, "eps": 1e-5, **given})
 
 
-def _transposed(node: fx.Node) -> tuple[object, object, object, int] | None:
-    """Stride, padding, dilation and groups of a transposed convolution that can be replaced."""
-    if op_name(node) == "aten.conv_transpose2d.input":
-        places = ((3, "stride", 1), (4, "padding", 0), (7, "dilation", 1), (6, "groups", 1))
-    elif op_name(node) == "aten.convolution.default" and argument(node, 6, "transposed"):
+def _instance_norm(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | None:
+    """``(x, weight, bias, mean, var, use_input_stats, momentum, eps)``, its own statistics."""
+    x, weight, bias, _, _, own, _, eps = args[:8]
+    return _over_groups(emit, old, x, shape_of(x)[1], weight, bias, eps) if own else None
+
+
+def _over_groups(
+    emit: Emit, old: fx.Node, x: fx.Node, groups: int, weight: object, bias: object, eps: float
+) -> fx.Node:
+    """Each group of channels of a map as one row of a layer normalisation."""
+    shape = shape_of(x)
+    length = math.prod(shape) // shape[0] // groups
+    flat = emit(aten.reshape.default, x, [shape[0], groups, length])
+    y = emit(aten.layer_norm.default, flat, [length], None, None, eps)
+    y = emit(aten.reshape.default, y, list(shape))
+    per_channel = [-1, *[1] * (len(shape) - 2)]
+    for op, table in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
+        if table is not None:
+            y = emit(op, y, emit(aten.reshape.default, table, per_channel))
+    return _named(y, old)
+
+
+def _prelu(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | None:
+    """``max(x, 0) + weight min(x, 0)``."""
+    x, weight = args[:2]
+    rank = len(shape_of(x))
+    slope = emit(aten.reshape.default, weight, [-1, *[1] * (rank - 2)]) if rank > 1 else weight
+    below = emit(aten.mul.Tensor, emit(aten.clamp.default, x, None, 0.0), slope)
+    return _named(emit(aten.add.Tensor, emit(aten.relu.default, x), below), old)
+
+
+_ALWAYS: dict[str, Rule] = {
+    "aten.group_norm.default": _group_norm,
+    "aten.instance_norm.default": _instance_norm,
+    "aten.prelu.default": _prelu,
+}
+_TRANSPOSED = (
+    "aten.conv_transpose1d.default",
+    "aten.conv_transpose2d.input",
+    "aten.convolution.default",
+)
+
+
+_EXTRA = {
+    "aten.conv_transpose1d.default": (5, "output_padding"),
+    "aten.convolution.default": (7, "output_padding"),
+}
+"""Where the output padding stands."""
+
+
+def _transposed(node: fx.Node) -> tuple[tuple[int, ...], ...] | None:
+    """Stride, padding, dilation, groups of a transposed convolution that can be replaced.
+
+    Over one axis it is one over maps of a single row.
+    """
+    if op_name(node) == "aten.convolution.default" and argument(node, 6, "transposed"):
         places = ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1), (8, "groups", 1))
+    elif op_name(node) in _TRANSPOSED[:2]:
+        places = ((3, "stride", 1), (4, "padding", 0), (7, "dilation", 1), (6, "groups", 1))
     else:
         return None
-    stride, padding, dilation, groups = (argument(node, *place) for place in places)
     weight = node.args[1]
     assert isinstance(weight, fx.Node)
     kernel = shape_of(weight)[2:]
-    if len(kernel) != 2 or len(shape_of(node)) != 4:
+    if len(kernel) not in (1, 2) or len(shape_of(node)) != len(kernel) + 2:
         return None
-    steps = integers(stride, 2)
-    border = zip(integers(dilation, 2), kernel, integers(padding, 2), strict=True)
-    plain = steps == (1, 1) and all(d * (k - 1) >= p for d, k, p in border)
-    phased = integers(dilation, 2) == (1, 1) and all(
-        k >= s for k, s in zip(kernel, steps, strict=True)
-    )
-    return (stride, padding, dilation, int(str(groups))) if plain or phased else None
+    *sizes, groups = (argument(node, *place) for place in places)
+    per_axis = [integers(value, len(kernel)) for value in sizes]
+    steps, padding, dilation = per_axis
+    border = zip(dilation, kernel, padding, strict=True)
+    plain = set(steps) == {1} and all(d * (k - 1) >= p for d, k, p in border)
+    phased = set(dilation) == {1} and all(k >= s for k, s in zip(kernel, steps, strict=True))
+    if not (plain or phased):
+        return None
+    row = ((1,), (0,), (1,)) if len(kernel) == 1 else ((), (), ())
+    return (*(a + b for a, b in zip(row, per_axis, strict=True)), integers(groups, 1))
 
 
 def _transposed_rule(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | None:
@@ -133,12 +208,26 @@ def _transposed_rule(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | N
     found = _transposed(old)
     if found is None:
         return None
-    stride, padding, dilation, groups = found
+    stride, padding, dilation, (groups,) = (list(v) for v in found)
+    (x, weight), like, one_axis = args[:2], old, len(shape_of(old)) == 3
+    if one_axis:
+        x, weight = (emit(aten.unsqueeze.default, v, 2) for v in (x, weight))
+        like = emit(
+            aten.conv_transpose2d.input,
+            x,
+            weight,
+            None,
+            stride,
+            padding,
+            [0, *integers(argument(old, *_EXTRA[op_name(old)], 0), 1)],
+            groups,
+            dilation,
+        )
     x = input_gradient(
-        emit, [args[0], old, args[1], None, stride, padding, dilation, False, [0, 0], groups]
+        emit, [x, like, weight, None, stride, padding, dilation, False, [0, 0], groups]
     )
     bias = args[2] if len(args) > 2 else None
     if bias is not None:
         shaped = emit(aten.reshape.default, bias, [1, -1, 1, 1])
         x = emit(aten.add.Tensor, x, shaped)
-    return _named(x, old)
+    return _named(emit(aten.squeeze.dim, x, 2) if one_axis else x, old)

@@ -1,0 +1,183 @@
+"""Elements of an axis picked by constant positions: upsampling, flips, reflecting pads.
+
+The positions are taken apart into runs of equal steps, each position of which is repeated equally
+often: a slice, and a repetition of whole rows, per run; several runs are joined.
+
+```text
+0 0 1 1 2 2       (0 1 2) twice each            nearest upsampling: a REPEAT per axis
+2 1 0             2, 1, 0                       a flip: as many slices, joined
+0 0 0 1 1 2       0 three times, 1 twice, 2     linear upsampling of ONNX, one of its two taps
+```
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.lowering.layers import Broadcast
+from pipec.backends.fpga.lowering.network import (
+    Builder,
+    UnsupportedError,
+    Value,
+    argument,
+    lowers,
+)
+from pipec.backends.fpga.lowering.shapes import axis_alone, cut, joined, padded
+from pipec.backends.fpga.lowering.view import View, merged, strides_of
+
+_MOST_RUNS = 64
+"""Each is an engine that reads the whole value."""
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Positions ``part``, each ``times`` times."""
+
+    part: range
+    times: int
+
+
+def runs_of(positions: Sequence[int]) -> list[Picked]:
+    """Positions as runs of equal positive steps and equal repetitions, each as long as it can be.
+
+    Example:
+        >>> runs_of([0, 0, 0, 1, 1, 2, 2])
+        [Picked(part=range(0, 1), times=3), Picked(part=range(1, 3), times=2)]
+        >>> runs_of([1, 3, 5, 0])
+        [Picked(part=range(1, 6, 2), times=1), Picked(part=range(0, 1), times=1)]
+    """
+    counted: list[list[int]] = []
+    for position in positions:
+        if counted and counted[-1][0] == position:
+            counted[-1][1] += 1
+        else:
+            counted.append([position, 1])
+    found: list[Picked] = []
+    for position, times in counted:
+        longer = _longer(found[-1], position, times) if found else None
+        if longer is None:
+            found.append(Picked(range(position, position + 1), times))
+        else:
+            found[-1] = longer
+    return found
+
+
+def _longer(run: Picked, position: int, times: int) -> Picked | None:
+    """The run with one more position; None if that does not follow."""
+    last = run.part[-1]
+    step = position - last
+    if times != run.times or step < 1 or (len(run.part) > 1 and step != run.part.step):
+        return None
+    return Picked(range(run.part.start, position + 1, step), times)
+
+
+def picked(
+    b: Builder, node: fx.Node, value: Value, axis: int, positions: Sequence[int], suffix: str = ""
+) -> Value:
+    """The elements of ``axis`` at ``positions``, in their order.
+
+    Raises:
+        UnsupportedError: There are no positions, or too many runs of them.
+    """
+    found = runs_of(positions)
+    if len(found) > _MOST_RUNS:
+        raise UnsupportedError(f"positions of an axis in {len(found)} runs of equal steps")
+    if not found:
+        raise UnsupportedError("no positions of an axis")
+    names = [suffix if len(found) == 1 else f"{suffix}_{k}" for k in range(len(found))]
+    parts = [
+        _repeated(b, node, cut(b, node, value, axis, run.part, name), axis, run.times, name)
+        for run, name in zip(found, names, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else joined(b, node, parts, axis)
+
+
+def _repeated(b: Builder, node: fx.Node, value: Value, axis: int, times: int, suffix: str) -> Value:
+    """Every position of an axis ``times`` times; whole rows if rows lie within the axis."""
+    if times == 1:
+        return value
+    value, pieces, place = axis_alone(b, node, value, axis)
+    inner = math.prod(size for _, size, _ in pieces[place + 1 :])
+    channels = math.gcd(inner, value.channels)
+    shape = tuple(n * times if d == axis else n for d, n in enumerate(value.view.shape))
+    strides = strides_of(shape)
+    atoms = [(shape[axis] if a == axis else n, step * strides[a]) for a, n, step in pieces]
+    layer = Broadcast(
+        **b.facts(node, f"{suffix}_repeat"),
+        inputs=(value.use(channels),),
+        rows=math.prod(shape) // channels,
+        channels=channels,
+        outer=math.prod(size for _, size, _ in pieces[: place + 1]),
+        inner=inner // channels,
+        times=times,
+    )
+    return Value(b.add(layer), layer.rows, channels, View(shape, merged(atoms)), value.dtype)
+
+
+@lowers("aten.index_select.default")
+def index_select(b: Builder, node: fx.Node) -> Value:
+    """``index_select(x, dim, index)`` with a constant index."""
+    value, index = b.value(node.args[0]), cast("fx.Node", node.args[2])
+    if index not in b.constants:
+        raise UnsupportedError("positions that are computed at run time")
+    axis = cast("int", node.args[1]) % len(value.view.shape)
+    size = value.view.shape[axis]
+    positions = [int(p) % size for p in b.constants.value(index).reshape(-1)]
+    return picked(b, node, value, axis, positions)
+
+
+@lowers("aten.flip.default")
+def flip(b: Builder, node: fx.Node) -> Value:
+    """``flip(x, dims)``."""
+    value = b.value(node.args[0])
+    for k, dim in enumerate(cast("list[int]", node.args[1])):
+        axis = dim % len(value.view.shape)
+        positions = range(value.view.shape[axis])[::-1]
+        value = picked(b, node, value, axis, positions, f"_{k}")
+    return value
+
+
+@lowers("aten.pad.default")
+def pad(b: Builder, node: fx.Node) -> Value:
+    """``pad(x, pad, mode, value)``: positions that are there already, or a number."""
+    if argument(node, 2, "mode", "constant") == "constant":
+        return padded(b, node, argument(node, 3, "value", 0))
+    return _resized(b, node)
+
+
+@lowers(
+    "aten.upsample_nearest1d.default",
+    "aten.upsample_nearest1d.vec",
+    "aten.upsample_nearest2d.default",
+    "aten.upsample_nearest2d.vec",
+    *(f"aten.{kind}_pad{n}d.default" for kind in ("reflection", "replication") for n in (1, 2)),
+)
+def resized(b: Builder, node: fx.Node) -> Value:
+    """Nearest upsampling, and padding with what is there."""
+    return _resized(b, node)
+
+
+def _resized(b: Builder, node: fx.Node) -> Value:
+    """Maps whose rows and columns are copies of others; torch says of which."""
+    value = b.value(node.args[0])
+    if len(value.view.shape) not in (3, 4):
+        raise UnsupportedError(f"a tensor of rank {len(value.view.shape)} is not a feature map")
+    for axis in range(2, len(value.view.shape)):
+        value = picked(b, node, value, axis, _sources(node, axis), f"_{axis}")
+    return value
+
+
+def _sources(node: fx.Node, axis: int) -> list[int]:
+    """The position on an axis of maps that each position of the result is a copy of."""
+    shape = shape_of(cast("fx.Node", node.args[0]))
+    line = [1] * len(shape)
+    line[axis] = shape[axis]
+    places = torch.arange(shape[axis], dtype=torch.float64).reshape(line)
+    target: Any = node.target
+    found = target(places.expand(1, 1, *shape[2:]), *node.args[1:], **node.kwargs)
+    return [int(p) for p in found.movedim(axis, -1).reshape(-1, found.shape[axis])[0]]
