@@ -38,7 +38,8 @@ def refused(pipec: Pipec, out: Path, *args: object, says: str) -> None:
 
 
 def test_where_to_write_is_looked_at_before_the_model(pipec: Pipec, tmp_path: Path) -> None:
-    refused(pipec, tmp_path / "none" / "out", tmp_path / "none.onnx", says="parent directory")
+    out, model = tmp_path / "none" / "out", tmp_path / "none.onnx"
+    refused(pipec, out, model, "--devices", "2xcpu", says="parent directory")
 
 
 def test_truncated_and_random_files(pipec: Pipec, model: Path, tmp_path: Path) -> None:
