@@ -77,6 +77,17 @@ def command(
             got=f"--chunks {chunks}, --time-limit {time_limit:g}",
         )
     workload = _read(file)
+    given = {
+        "--chunks": chunks > 1,
+        "--workers": workers,
+        "--fewest": fewest,
+        "--cpus": cpus is not None,
+        "--microbatches": microbatches is not None,
+        "--bandwidth": bandwidth,
+        "--latency": latency,
+        "--overlap": overlap,
+    }
+    _refuse_unused({name for name, value in given.items() if value}, workload, planner, chunks)
     if planner == "pipedream":
         _replicated(workload, workers or (devices or 0,), bandwidth, memory, fewest, as_json)
         return
@@ -102,6 +113,26 @@ def _read(file: Path) -> "Workload":
     from pipec.partition.workload import read_workload
 
     return read_workload(file)
+
+
+def _refuse_unused(given: set[str], workload: "Workload", planner: str, chunks: int) -> None:
+    """An option that would have no effect is a misunderstanding.
+
+    Raises:
+        PartitionError: Naming the options, and why they mean nothing here.
+    """
+    replicated = {"--cpus", "--chunks", "--microbatches", "--latency", "--overlap"}
+    cases = (
+        (planner != "pipedream", {"--workers", "--fewest"}, "--planner pipedream"),
+        (planner == "pipedream", replicated, "--planner contiguous"),
+        (chunks > 1, {"--microbatches"}, "one chunk per device"),
+        (workload.priced, {"--bandwidth", "--latency", "--overlap"}, "values in bytes"),
+    )
+    for applies, without_effect, wanted in cases:
+        if applies and (unused := given & without_effect):
+            raise PartitionError(
+                "an option has no effect here", got=", ".join(sorted(unused)), want=wanted
+            )
 
 
 def _links(
@@ -225,7 +256,7 @@ def _devices(
         if not 0 <= wanted <= size:
             raise PartitionError(
                 "a number of devices must be between 0 and the number of nodes",
-                where=name,
+                where=name if count is not None else f"{name}, as the file says",
                 got=wanted,
                 want=f"at most {size}, for {size} nodes",
             )

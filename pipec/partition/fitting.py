@@ -119,7 +119,8 @@ def _too_small(graph: CostGraph, machine: Machine, fit: Fit) -> PartitionError:
     limits = np.array([d.memory_bytes for d in machine.devices if np.isfinite(d.memory_bytes)])
     held = graph.weight_bytes + graph.activation_bytes
     heaviest = int(np.argmax(held))
-    totals = f"{held.sum():.6g} bytes in all, {held[heaviest]:.6g} in {graph.names[heaviest]}"
+    most = f"{held[heaviest]:.6g} in node {graph.names[heaviest]!r}"
+    totals = f"{held.sum():.6g} bytes in all, {most}"
     if np.ptp(limits) == 0:
         unit, name = max(float(limits[0]), NOTHING), "bytes on each"
         got = f"{limits[0]:.10g} bytes on each of {len(limits)} devices for {totals}"
