@@ -3,11 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.cpp import comment, identifier
 from pipec.backends.fpga.emit.mover import Mover, movers
-from pipec.backends.fpga.emit.share import Shared, shared
+from pipec.backends.fpga.emit.share import FLIT_BYTES, Shared, shared
 from pipec.backends.fpga.emit.source import bundle, memories, port_names, top_name
+
+AURORA_BYTES = 32
+"""Bytes of a beat of an Aurora core of four lanes."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,13 @@ class Side:
         cage: 0 for the board before, 1 for the one behind.
         way: ``rx`` or ``tx``.
         packets: The kernel that leads their values over the link in packets.
+        beats: Their streams.
     """
 
     cage: int
     way: str
     packets: Shared
+    beats: tuple[Stream, ...]
 
     @property
     def ports(self) -> tuple[str, ...]:
@@ -49,8 +54,24 @@ class Side:
 
     @property
     def mux(self) -> Shared | None:
-        """The same kernel where a link that drops nothing needs it: where several values cross."""
-        return self.packets if len(self.ports) > 1 else None
+        """The same kernel where a link that drops nothing needs it.
+
+        That is where several values cross, and where frames do not fall into whole beats of the
+        link: a width converter would fill the last one up.
+        """
+        return None if len(self.beats) == 1 and _whole(self.beats[0]) else self.packets
+
+    @property
+    def width(self) -> int:
+        """Bytes of a beat of the port that a link without packets of its own is connected to."""
+        return FLIT_BYTES if self.mux is not None else self.beats[0].token_bits // 8
+
+
+def _whole(stream: Stream) -> bool:
+    """Whether a width converter to a link and one behind it yield the very same beats."""
+    width = stream.token_bits // 8
+    fits = AURORA_BYTES % width == 0 or width % AURORA_BYTES == 0
+    return fits and stream.tokens * width % AURORA_BYTES == 0
 
 
 def around(
@@ -87,15 +108,22 @@ def around(
 def sides(design: StageDesign, found: Around) -> list[Side]:
     """The sides of a stage that values cross: the board before, then the one behind."""
     each = ((0, "rx", found.receives), (1, "tx", found.sends))
-    return [Side(cage, way, shared(design, ports, way)) for cage, way, ports in each if ports]
+    kernels = [(cage, shared(design, ports, way)) for cage, way, ports in each if ports]
+    values = port_names(design)
+    return [
+        Side(cage, one.way, one, tuple(design.streams[values[p].stream] for p in one.ports))
+        for cage, one in kernels
+    ]
 
 
 def link_cfg(design: StageDesign, found: Around) -> str:
     """``link.cfg`` for ``v++ --link``: kernels, memories, streams, transceivers.
 
     The board before is behind the first QSFP cage, the one behind it behind the second; each cage
-    has an Aurora kernel. Where several values cross on one side, a kernel of ``link/`` leads them
-    over the link, in packets with credits that come back on its other direction.
+    has an Aurora kernel. Where several values cross on one side, or frames are no whole beats of
+    the link, a kernel of ``link/`` leads them over the link, in packets with credits that come back
+    on its other direction. Between streams of unlike width v++ puts converters (UG1393, Specifying
+    Streaming Connections).
     """
     used = sides(design, found)
     kernels = {f"krnl_aurora_{side.cage}": "krnl_aurora" for side in used}
@@ -255,8 +283,8 @@ def _link(side: Side) -> list[str]:
         f"make_bd_intf_pins_external [get_bd_intf_pins {core}/GT_SERIAL_TX]",
     ]
     if side.mux is None:
-        own = f"kernel/{side.ports[0]}"
-        return [*lines, *(_from_link(core, own) if side.way == "rx" else _to_link(core, own))]
+        lead = _from_link if side.way == "rx" else _to_link
+        return [*lines, *lead(core, f"kernel/{side.ports[0]}", side.width)]
     mux = f"link_{side.way}"
     lines += [
         f"create_bd_cell -type ip -vlnv xilinx.com:hls:{side.mux.name}:1.0 {mux}",
@@ -268,22 +296,51 @@ def _link(side: Side) -> list[str]:
         f"connect_bd_intf_net [get_bd_intf_pins kernel/{port}] [get_bd_intf_pins {mux}/{port}]"
         for port in side.mux.ports
     ]
-    lines += _from_link(core, f"{mux}/{side.mux.into}")
-    return lines + _to_link(core, f"{mux}/{side.mux.out}")
+    lines += _from_link(core, f"{mux}/{side.mux.into}", side.width)
+    return lines + _to_link(core, f"{mux}/{side.mux.out}", side.width)
 
 
-def _from_link(core: str, pin: str) -> list[str]:
-    return _crossing(f"{core}_rx_clock", f"{core}/USER_DATA_M_AXIS_RX", pin)
+def _from_link(core: str, pin: str, width: int) -> list[str]:
+    lines, source = _resized(f"{core}_rx_width", AURORA_BYTES, width)
+    crossing = _crossing(f"{core}_rx_clock", f"{core}/USER_DATA_M_AXIS_RX", source or pin)
+    return [*lines, *crossing, *([_joined(f"{core}_rx_width/M_AXIS", pin)] if source else [])]
 
 
-def _to_link(core: str, pin: str) -> list[str]:
-    return _crossing(f"{core}_tx_clock", pin, f"{core}/USER_DATA_S_AXIS_TX")
+def _to_link(core: str, pin: str, width: int) -> list[str]:
+    lines, sink = _resized(f"{core}_tx_width", width, AURORA_BYTES)
+    if sink:
+        lines.append(_joined(pin, sink))
+        pin = f"{core}_tx_width/M_AXIS"
+    return [*lines, *_crossing(f"{core}_tx_clock", pin, f"{core}/USER_DATA_S_AXIS_TX")]
+
+
+def _resized(cell: str, source: int, sink: int) -> tuple[list[str], str]:
+    """A width converter at the kernel's clock and its input; neither where widths are equal.
+
+    Args:
+        cell: Its name.
+        source: Bytes of a beat that it takes.
+        sink: Bytes of a beat that it gives.
+    """
+    if source == sink:
+        return [], ""
+    return [
+        f"create_bd_cell -type ip -vlnv xilinx.com:ip:axis_dwidth_converter {cell}",
+        f"set_property -dict {{CONFIG.S_TDATA_NUM_BYTES {source} CONFIG.M_TDATA_NUM_BYTES {sink}}}"
+        f" [get_bd_cells {cell}]",
+        f"connect_bd_net [get_bd_pins clock/clk_out1] [get_bd_pins {cell}/aclk]",
+        f"connect_bd_net [get_bd_pins reset/peripheral_aresetn] [get_bd_pins {cell}/aresetn]",
+    ], f"{cell}/S_AXIS"
+
+
+def _joined(source: str, sink: str) -> str:
+    return f"connect_bd_intf_net [get_bd_intf_pins {source}] [get_bd_intf_pins {sink}]"
 
 
 def _crossing(cell: str, source: str, sink: str) -> list[str]:
     """A stream from one clock to another."""
     return [
         f"create_bd_cell -type ip -vlnv xilinx.com:ip:axis_clock_converter {cell}",
-        f"connect_bd_intf_net [get_bd_intf_pins {source}] [get_bd_intf_pins {cell}/S_AXIS]",
-        f"connect_bd_intf_net [get_bd_intf_pins {cell}/M_AXIS] [get_bd_intf_pins {sink}]",
+        _joined(source, f"{cell}/S_AXIS"),
+        _joined(f"{cell}/M_AXIS", sink),
     ]

@@ -18,10 +18,10 @@ the vendor's example) in front of each QSFP cage, the board before behind the fi
 `cmac_1`, `networklayer`): socket 0 of each network layer is the board on that side, every packet is
 one datagram of at most 1,088 bytes, and nothing is sent again that a switch has dropped."""
 _SEVERAL = """
-Where several values cross a link, and over UDP always, the kernels in `link/` (`v++ -c --mode hls
---config hls_link_tx.cfg --work_dir build_link`) lead them over it in packets, with credits that
-come back on its other direction, so that no value waits for another. The host starts them with the
-number of frames.
+Where several values cross a link, or frames that are no whole beats of it, and over UDP always, the
+kernels in `link/` (`v++ -c --mode hls --config hls_link_tx.cfg --work_dir build_link`) lead them
+over it in packets of 64-byte beats, with credits that come back on its other direction, so that no
+value waits for another. The host starts them with the number of frames.
 """
 _HOST = """
 ## Host

@@ -13,8 +13,8 @@ from pipec.backends.fpga.emit.headers import own_header
 from pipec.backends.fpga.emit.source import port_names
 
 HEADER = "link/link.h"
-PACKET, WINDOW = 16, 4
-"""Beats of a packet, and packets that a value may have under way; as in `HEADER`."""
+PACKET, WINDOW, FLIT_BYTES = 16, 4, 64
+"""Beats of a packet, packets that a value may have under way, bytes of a beat; as in `HEADER`."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pipec.backends.fpga.banks import with_banks
-from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.emit.link import Around, around, block_design, link_cfg, link_udp_cfg
 from pipec.backends.fpga.emit.scripts import scripts
 from pipec.backends.fpga.emit.source import bundle, memories, port_names
@@ -37,7 +37,9 @@ def test_link_cfg_leads_every_port_somewhere(design: StageDesign) -> None:
     inputs, outputs = ([n for n in port_names(design) if n.startswith(p)] for p in ("in_", "out_"))
     crossing = [port_names(design)[outputs[0]].value]
     text = link_cfg(design, around(design, crossing, BANKS))
-    assert f"stream_connect=stage0_top_1.{outputs[0]}:krnl_aurora_1.tx_axis\n" in text
+    packets = "stage0_link_tx_1"  # a row of four numbers is half a beat
+    assert f"stream_connect=stage0_top_1.{outputs[0]}:{packets}.{outputs[0]}\n" in text
+    assert f"stream_connect={packets}.out:krnl_aurora_1.tx_axis\n" in text
     assert f"# to or from the host, by a data mover: stage0_top_1.{inputs[0]}\n" in text
     banks = dict(re.findall(r"^sp=stage0_top_1\.m_axi_(\w+):(\S+)$", text, re.MULTILINE))
     assert set(banks) == {bundle(name) for name in memories(design)}
@@ -129,6 +131,33 @@ def test_a_block_design_has_both_directions_of_a_shared_link(several: StageDesig
     assert sorted(pins) == sorted(
         [*around(several, values).sends, "ap_clk", "ap_rst_n", "s_axi_control", "out", "back"]
     )
+
+
+WIDTHS = [(16, 7), (8, 4), (4, 6), (4, 5), (2, 4), (1, 9), (5, 8), (3, 64)]
+
+
+@pytest.mark.parametrize(("lanes", "tokens"), WIDTHS)
+@pytest.mark.parametrize("way", ["rx", "tx"])
+def test_widths_of_a_link_fit(lanes: int, tokens: int, way: str) -> None:
+    """A value goes without packets only if 32-byte beats hold it exactly; widths are converted."""
+    stream = Stream("v", tokens, lanes, lanes)
+    port = Port("v", "v", "v", (tokens, lanes), (0, 1), "float32")
+    inputs, outputs = ((port,), ()) if way == "rx" else ((), (port,))
+    stage = StageDesign("stage0", (), {"v": stream}, inputs, outputs, part="p")
+    text = block_design(stage, around(stage, ["v"]))
+    width = 4 * lanes
+    beats = -(-tokens * width // 32)  # of the link, the last one filled up
+    direct = 32 * beats == tokens * width and 32 % min(width, 32) == 0 == max(width, 32) % 32
+    assert (f"link_{way}" not in text) == direct
+    link = re.findall(rf"link_{way}", link_cfg(stage, around(stage, ["v"])))
+    assert (not link) == direct
+    takes = re.findall(r"S_TDATA_NUM_BYTES (\d+) CONFIG.M_TDATA_NUM_BYTES (\d+)", text)
+    if not direct:
+        assert sorted(takes) == [("32", "64"), ("64", "32")]  # values, and credits the other way
+    elif width == 32:
+        assert not takes
+    else:
+        assert takes == [("32", str(width)) if way == "rx" else (str(width), "32")]
 
 
 def test_block_design_connects_every_port_once(design: StageDesign) -> None:
