@@ -13,7 +13,7 @@ result right when forward and backward run apart:
 * ``view`` becomes ``reshape``, which does not depend on the strides of another device's kernels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +33,7 @@ from pipec.autodiff.tidy import (
     separate_convolutions,
     views_to_reshape,
 )
+from pipec.errors import GraphError
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.graph.torch_private import FakeTensorMode, OpOverload, is_mutable
 
@@ -91,7 +92,8 @@ def trace_joint(
     module.graph.eliminate_dead_code()
     names = [i.node for i in stage.inputs]
     names += [f"grad_{stage.outputs[k].node}" for k in gradients]
-    return Joint(copied(module.graph, names), stage, gradients, wanted)
+    updated = {o.name for o in stage.outputs_of(OutputKind.BUFFER_UPDATE)} - set(names)
+    return Joint(copied(module.graph, names, updated), stage, gradients, wanted)
 
 
 def _given(stage: Graph, gradients: tuple[int, ...]) -> list[torch.Tensor]:
@@ -125,6 +127,7 @@ def _joint_function(
             args[n:],
             allow_unused=True,
         )
+        _refuse_sparse(stage, dict(zip(wanted, grads, strict=True)))
         sent = [
             g.contiguous() if g is not None and k in received else g
             for k, g in zip(wanted, grads, strict=True)
@@ -133,6 +136,17 @@ def _joint_function(
         return (*outs, *sent)
 
     return joint
+
+
+def _refuse_sparse(stage: Graph, gradients: Mapping[int, torch.Tensor | None]) -> None:
+    for k, g in gradients.items():
+        if g is not None and g.layout is not torch.strided:
+            raise GraphError(
+                "a gradient is sparse",
+                where=stage.inputs[k].name,
+                got=g.layout,
+                hint="make its layer with sparse=False",
+            )
 
 
 def _trace(function: Callable[..., Any], args: list[torch.Tensor]) -> fx.GraphModule:

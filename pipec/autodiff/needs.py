@@ -4,20 +4,28 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
 
 from pipec.autodiff.fakes import fake_inputs, tracing
-from pipec.graph.ir import Graph, InputKind
+from pipec.errors import GraphError
+from pipec.graph.ir import Graph, InputKind, origin
 
 
 def trainable(graph: Graph, frozen: Collection[str] = ()) -> frozenset[str]:
-    """Names of the parameters that can get a gradient: floating point, and not ``frozen``."""
-    nodes = graph.nodes
+    """Names of the parameters that are trained: real or complex, and not frozen.
+
+    Frozen is what the model says so of (``requires_grad=False``) and what is in ``frozen``.
+    """
     return frozenset(
         i.name
         for i in graph.inputs_of(InputKind.PARAMETER)
-        if i.name not in frozen and nodes[i.node].meta["val"].is_floating_point()
+        if i.name not in frozen and _learns(graph.weights[i.name])
     )
+
+
+def _learns(weight: Tensor) -> bool:
+    said = weight.requires_grad or not isinstance(weight, nn.Parameter)
+    return said and (weight.is_floating_point() or weight.is_complex())
 
 
 def needs_grad(graph: Graph, frozen: Collection[str] = ()) -> frozenset[str]:
@@ -49,8 +57,17 @@ class _Watch(fx.Interpreter):
         self.found: set[str] = set()
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run a node and note what its gradient needs."""
-        result = super().run_node(n)
+        """Run a node and note what its gradient needs.
+
+        Raises:
+            GraphError: torch has no derivative for it.
+        """
+        try:
+            result = super().run_node(n)
+        except (RuntimeError, NotImplementedError) as error:
+            raise GraphError(
+                "the model cannot be differentiated", where=f"{n.name}: {origin(n)}", got=error
+            ) from None
         if isinstance(result, torch.Tensor) and result.requires_grad:
             self.found.add(n.name)
         return result

@@ -1,6 +1,7 @@
 """Small exact rewrites of traced graphs: nothing here changes a value or its strides."""
 
 import operator
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -68,12 +69,15 @@ def _separate(graph: fx.Graph, node: fx.Node, mask: Any) -> None:
     graph.erase_node(node)
 
 
-def copied(graph: fx.Graph, names: list[str] | None = None) -> fx.Graph:
+def copied(
+    graph: fx.Graph, names: list[str] | None = None, taken: Collection[str] = ()
+) -> fx.Graph:
     """A copy with call nodes named uniquely and only value and origin as metadata.
 
     Args:
         graph: Placeholders, calls, and one flat output tuple.
         names: Names for the placeholders, which call nodes must yield to.
+        taken: Names that no call node may have.
     """
     copy, env = fx.Graph(), dict[fx.Node, fx.Node]()
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -82,6 +86,8 @@ def copied(graph: fx.Graph, names: list[str] | None = None) -> fx.Graph:
     for node in graph.nodes:
         if node.op == "call_function":
             env[node] = copy.node_copy(node, env.__getitem__)
+            if env[node].name in taken:
+                env[node].name = f"{node.name}_inner"
     for old, new in env.items():
         new.meta = {k: old.meta[k] for k in ("val", "origin") if k in old.meta}
     copy.output(tuple(env[r] if isinstance(r, fx.Node) else r for r in results(graph)))

@@ -29,8 +29,10 @@ def completed(compute: Schedule, plan: Plan, *, clipped: bool = False) -> Schedu
         PlanError: The backward has other stages than the forward.
     """
     check_paired(compute)
+    kept = [c for c in compute.channels if c.kind not in (ChannelKind.F, ChannelKind.B)]
     if compute.placement.separate:
-        compute = compute.replace(channels=tuple(_sized(c, plan) for c in compute.channels))
+        kept = [_sized(c, plan) for c in kept]
+    compute = compute.replace(channels=tuple(kept))  # no gradient may go back: then none is sent
     schedule = insert_comm(compute, _channels(plan, training=compute.training))
     slots = host_channels(plan) if compute.training else []
     if slots or any(c.kind is ChannelKind.H for c in schedule.channels):

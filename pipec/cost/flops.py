@@ -162,13 +162,18 @@ def _grouped(node: fx.Node) -> float:
 
 def _attention(node: fx.Node) -> float:
     """Fused attention as CPUs run it: torch counts every variant but this one."""
-    query, key, value = (n.meta["val"].shape for n in node.all_input_nodes[:3])
+    query, key, value = (n.meta["val"].shape for n in _first(node, 3))
     return float(sdpa_flop_count(query, key, value))
 
 
 def _attention_backward(node: fx.Node) -> float:
-    gradient, query, key, value = (n.meta["val"].shape for n in node.all_input_nodes[:4])
+    gradient, query, key, value = (n.meta["val"].shape for n in _first(node, 4))
     return float(sdpa_backward_flop_count(gradient, query, key, value))
+
+
+def _first(node: fx.Node, count: int) -> list[fx.Node]:
+    """The first arguments; several of them may be one node (attention of a value to itself)."""
+    return [a for a in node.args[:count] if isinstance(a, fx.Node)]
 
 
 _aten = torch.ops.aten

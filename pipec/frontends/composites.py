@@ -12,6 +12,7 @@ that is functional but for the few composites below (nearly every transformer) s
 | ``dropout`` in training | ``native_dropout`` and its first item |
 | ``dropout`` otherwise | nothing |
 | ``chunk`` | ``split`` |
+| ``copy``, what is left of ``x.copy_(y)`` | ``y`` in the shape and dtype of ``x`` |
 | ``batch_norm`` with fixed statistics | ``_native_batch_norm_legit_no_training``, its first item |
 """
 
@@ -80,6 +81,17 @@ def _batch_norm(n: fx.Node, args: Args, emit: Emit) -> fx.Node:
     return emit(operator.getitem, (emit(op, inputs, {}, (value, empty, empty)), 0), {}, value)
 
 
+def _copy(n: fx.Node, args: Args, emit: Emit) -> fx.Node:
+    new, old = n.meta["val"], n.args[1].meta["val"]  # type: ignore[union-attr]
+    source: fx.Node = args[1]
+    if old.shape != new.shape:
+        shape = list(new.shape)
+        source = emit(_aten.expand.default, (source, shape), {}, old.expand(shape))
+    dense = new.new_empty(new.shape)
+    layout = {"dtype": new.dtype, "memory_format": torch.contiguous_format}
+    return emit(_aten._to_copy.default, (source,), layout, dense)
+
+
 def _unsafe_view(n: fx.Node, args: Args, emit: Emit) -> fx.Node:
     """A reshape that had to copy was taken apart into ``clone`` and this: put it together."""
     clone: fx.Node = args[0]
@@ -108,6 +120,7 @@ COMPOSITES: Mapping[object, Rule] = {
     _aten.dropout.default: _dropout,
     _aten.chunk.default: _chunk,
     _aten.batch_norm.default: _batch_norm,
+    _aten.copy.default: _copy,
 }
 
 

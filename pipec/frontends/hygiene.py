@@ -22,7 +22,16 @@ from pipec.errors import FrontendError
 from pipec.frontends.composites import COMPOSITES, Args
 from pipec.frontends.inplace import FUNCTIONAL, written_values
 from pipec.frontends.origins import OriginOf, module_origin
-from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind, Source
+from pipec.graph.ir import (
+    Graph,
+    GraphInput,
+    GraphOutput,
+    InputKind,
+    Origin,
+    OutputKind,
+    Source,
+    tensors,
+)
 from pipec.graph.rules import OWN_NAMESPACES
 from pipec.graph.torch_private import OpOverload, namespace_of
 
@@ -184,6 +193,7 @@ class _Copy:
                 where=f"{n.name}: {module_origin(n, self.naming.prefix)}",
                 got=n.target,
             )
+        _refuse_unsayable(n, module_origin(n, self.naming.prefix))
         if (n.target in self.identity and _same(n, n.args[0])) or _detached_twice(n):
             self.env[n] = self.env[n.args[0]]  # type: ignore[index]
             return
@@ -220,6 +230,7 @@ class _Copy:
                 continue
             new = self.env[value]
             if spec.kind is export.OutputKind.BUFFER_MUTATION:
+                new = self._computed(new)
                 kind = OutputKind.BUFFER_UPDATE
                 name = self._canonical(str(spec.target))
             elif spec.kind is export.OutputKind.USER_OUTPUT:
@@ -236,6 +247,29 @@ class _Copy:
                 )
             found.append((new, GraphOutput(new.name, kind, name)))
         return found
+
+    def _computed(self, new: fx.Node) -> fx.Node:
+        """The next value of a buffer as a call: an input itself would belong to no stage."""
+        if new.op != "placeholder":
+            return new
+        copy = self.new.call_function(_aten.clone.default, (new,))
+        copy.meta = {"val": new.meta["val"].clone(), "origin": Origin("", "clone")}
+        return copy
+
+
+def _refuse_unsayable(n: fx.Node, origin: Origin) -> None:
+    """Refuse what a flat graph of static shapes would say wrongly or not at all."""
+    if any(not isinstance(size, int) for t in tensors(n) for size in t.shape):
+        raise FrontendError(
+            "the shape of a value depends on data", where=f"{n.name}: {origin}", got=n.target
+        )
+    norm = n.target is _aten.instance_norm.default
+    if norm and n.args[3] is not None and n.args[5]:
+        raise FrontendError(
+            "instance normalization in training would not update its running statistics",
+            where=f"{n.name}: {origin}",
+            hint="track_running_stats=False",
+        )
 
 
 def _needed(nodes: Sequence[fx.Node], written: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:

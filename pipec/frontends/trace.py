@@ -24,7 +24,9 @@ from pipec.errors import FrontendError
 from pipec.frontends.base import quiet, user_code
 from pipec.frontends.composites import is_functional
 from pipec.frontends.hygiene import Naming, cleaned
+from pipec.frontends.kept_state import kept_state
 from pipec.frontends.leaves import Call, named_tensors
+from pipec.frontends.lost_gradients import no_lost_gradients
 from pipec.frontends.nograd import MarkNoGrad, explicit_no_grad
 from pipec.frontends.origins import OriginOf
 from pipec.graph.ir import Graph, Source
@@ -114,9 +116,10 @@ class Flat(nn.Module):
         """Outputs in the order of `outputs`; only the loss where there is one."""
         count = len(self._call.tensors)
         args, kwargs = self._call.arguments(tensors[:count])
-        result = self.model(*args, **kwargs)
-        if self._loss is not None:
-            result = {"loss": self._loss(result, tensors[count:])}
+        with kept_state(self.model):
+            result = self.model(*args, **kwargs)
+            if self._loss is not None:
+                result = {"loss": self._loss(result, tensors[count:])}
         named = named_tensors(result)
         self._names.outputs = list(named)
         return tuple(named.values())
@@ -162,9 +165,10 @@ def trace(
     """
     flat = Flat(module, Call(module, args, kwargs or {}), loss)
     watch = MarkNoGrad() if differentiable else nullcontext()
+    whole = no_lost_gradients(flat) if differentiable else nullcontext()
     told = without_stack_traces() if origin else nullcontext()
     with fx.traceback.preserve_node_meta(), fake_weights(flat, flat.inputs) as tensors:
-        with user_code("the model cannot be traced"), watch, quiet(), told:
+        with user_code("the model cannot be traced"), whole, watch, quiet(), told:
             program = torch.export.export(flat, tensors, strict=False)
         decomposed = decompose(program, differentiable=differentiable)
     naming = Naming(

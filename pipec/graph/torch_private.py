@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._export.utils import _is_cia_op, _is_preservable_cia_op
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
@@ -22,6 +22,7 @@ __all__ = [
     "add_each_",
     "fake_like",
     "grad_mode_region",
+    "gradient_hooks",
     "graph_being_traced",
     "in_dispatcher",
     "is_composite",
@@ -96,6 +97,13 @@ def add_each_(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
 def fake_like(meta: torch.Tensor, device: torch.device, mode: FakeTensorMode) -> torch.Tensor:
     """A fake tensor on ``device`` with the type of ``meta``; a tenth of the cost of a fake op."""
     return FakeTensor(mode, meta, device)
+
+
+def gradient_hooks(module: nn.Module) -> list[str]:
+    """Names of the parts and parameters of a model that have hooks on their gradients."""
+    kinds = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+    held = [*module.named_modules(), *module.named_parameters()]
+    return [name or "the model" for name, x in held if any(getattr(x, k, None) for k in kinds)]
 
 
 def storage_key(tensor: torch.Tensor) -> int:

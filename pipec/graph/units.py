@@ -5,7 +5,9 @@ A *placement unit* is a set of call nodes that no cut may separate:
 1. a ``getitem`` stays with the node whose tuple it picks from;
 2. a view stays with what it views (its strides are only right there, and it moves no data);
    a view of a weight stays with its reader, if it has one alone;
-3. the pieces of one ONNX node stay together (a half cannot be emitted as ONNX).
+3. the pieces of one ONNX node stay together (a half cannot be emitted as ONNX);
+4. the readers of a buffer stay with the node that updates it: with a copy of it in each of two
+   stages, the earlier one would go on with a value that the later one has changed.
 """
 
 import operator
@@ -13,7 +15,7 @@ import operator
 import networkx as nx
 from torch import fx
 
-from pipec.graph.ir import Graph, origin
+from pipec.graph.ir import Graph, InputKind, OutputKind, origin
 from pipec.graph.torch_private import OpOverload, is_view
 
 
@@ -29,8 +31,10 @@ def placement_units(graph: Graph) -> dict[str, int]:
         return name
 
     first_of_index: dict[int, str] = {}
+    updates = _updates(graph)
     for n in graph.calls:
         partners = [p.name for p in _partners(n) if p.name in parent]
+        partners += [u for read in n.all_input_nodes for u in updates.get(read.name, ())]
         index = origin(n).index
         if index is not None:
             partners.append(first_of_index.setdefault(index, n.name))
@@ -38,6 +42,17 @@ def placement_units(graph: Graph) -> dict[str, int]:
             parent[find(n.name)] = find(partner)
     numbers: dict[str, int] = {}
     return {n.name: numbers.setdefault(find(n.name), len(numbers)) for n in graph.calls}
+
+
+def _updates(graph: Graph) -> dict[str, list[str]]:
+    """Placeholder of a buffer to the node that computes its next value, where it is updated."""
+    holders = {i.name: i.node for i in graph.inputs_of(InputKind.BUFFER)}
+    calls = {n.name for n in graph.calls}
+    return {
+        holders[o.name]: [o.node]
+        for o in graph.outputs_of(OutputKind.BUFFER_UPDATE)
+        if o.name in holders and o.node in calls
+    }
 
 
 def _partners(node: fx.Node) -> list[fx.Node]:

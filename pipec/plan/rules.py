@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pipec.errors import PlanError
-from pipec.graph.ir import OutputKind, nbytes
+from pipec.graph.ir import InputKind, OutputKind, nbytes
 from pipec.graph.lower import Lowered, Transfer, lower
 from pipec.graph.rules import verify as verify_graph
 from pipec.plan.model import HostSlot, Plan, ValueChannel
@@ -135,11 +135,26 @@ def _slots_are_scheduled(parts: _Parts) -> Iterator[Finding]:
             yield f"host slot {slot.name}: the schedule copies {found.nbytes} bytes"
 
 
+def _buffers_have_one_home(parts: _Parts) -> Iterator[Finding]:
+    """No stage reads a copy of a buffer that another one updates."""
+    updated = {
+        o.name: stage.index
+        for stage in parts.plan.stages
+        for o in stage.graph.outputs_of(OutputKind.BUFFER_UPDATE)
+    }
+    for stage in parts.plan.stages:
+        for i in stage.graph.inputs_of(InputKind.BUFFER):
+            home = updated.get(i.name, stage.index)
+            if home != stage.index:
+                yield f"stage {stage.index} reads buffer {i.name}, which stage {home} updates"
+
+
 RULES: dict[str, Callable[[_Parts], Iterator[Finding]]] = {
     "every-node-once": _every_node_once,
     "stages-compute": _stages_compute,
     "channels-have-two-ends": _channels_have_two_ends,
     "values-arrive": _values_arrive,
+    "buffers-have-one-home": _buffers_have_one_home,
     "bytes-agree": _bytes_agree,
     "slots-have-two-ends": _slots_have_two_ends,
     "slots-are-scheduled": _slots_are_scheduled,

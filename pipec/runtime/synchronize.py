@@ -85,7 +85,8 @@ class Deferred:
         place = {n: k for k, n in enumerate(names)}
         squares = torch.zeros(len(names), dtype=torch.float64)
         for name, gradient, count in self._own_gradients(executor):
-            squares[place[name]] = (gradient.double() / count).square().sum()
+            numbers = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+            squares[place[name]] = (numbers.double() / count).square().sum()
         key = f"norm {executor.round}"
         total = executor.transport.reduce(key, [squares], self._device, self._program.steppers)
         if total is None:
