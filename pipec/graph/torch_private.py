@@ -1,12 +1,14 @@
 """Every name of torch that is not public API, in one place. Tested with torch 2.13."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._export.utils import _is_cia_op, _is_preservable_cia_op
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +22,7 @@ __all__ = [
     "TorchDispatchMode",
     "add_each",
     "add_each_",
+    "fake_kernel",
     "fake_like",
     "grad_mode_region",
     "gradient_hooks",
@@ -92,6 +95,29 @@ def add_each(a: list[torch.Tensor], b: list[torch.Tensor]) -> list[torch.Tensor]
 def add_each_(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
     """Add to each tensor of the first list that of the second."""
     torch._foreach_add_(a, b)
+
+
+def fake_kernel(op: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: ``kernel(mode, *args)`` gives the fake results of an op that torch decomposes.
+
+    Where it returns None, the op is decomposed as ever.
+    """
+    decomposed = torch._decomp.decomposition_table[op]  # noqa: SLF001
+
+    def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def run(mode: FakeTensorMode, _: OpOverload, *args: Any, **kwargs: Any) -> Any:
+            result = kernel(mode, *args, **kwargs)
+            if result is None:
+                with mode:
+                    return decomposed(*args, **kwargs)
+            return result
+
+        register_op_impl(op)(run)
+        # an op that is listed here is not decomposed before
+        torch._decomp.meta_table[op] = run  # noqa: SLF001
+        return kernel
+
+    return register
 
 
 def fake_like(meta: torch.Tensor, device: torch.device, mode: FakeTensorMode) -> torch.Tensor:
