@@ -78,9 +78,9 @@ class Exploration:
             return f"{slower}: splitting {p.candidate.split} costs more than it balances"
         if slower == "0.0% slower":
             return "as fast"
+        idle = p.bubble - best.bubble
         causes = {
-            f"bubble {p.bubble:.0%} against {best.bubble:.0%}": (p.bubble - best.bubble)
-            * p.seconds,
+            f"bubble {p.bubble:.0%} against {best.bubble:.0%}": idle * p.seconds * (idle > 0.01),
             f"all-reduce {p.reduce_seconds:.3g} s": p.reduce_seconds - best.reduce_seconds,
             "recomputes the forward": p.seconds / 4 if p.candidate.recompute else 0.0,
             f"{p.recomputed:.0%} recomputed, {p.offloaded:.0%} offloaded": p.seconds / 100
@@ -88,7 +88,7 @@ class Exploration:
             else 0.0,
         }
         cause, weight = max(causes.items(), key=lambda c: c[1])
-        return f"{slower}: {cause}" if weight > 0 else f"{slower}: small microbatches or imbalance"
+        return f"{slower}: {cause if weight > 0 else _more_work(p, best)}"
 
     def _whole(self, p: Prediction) -> Prediction | None:
         """The prediction without the split layer that ``p`` has."""
@@ -179,6 +179,18 @@ def _carefully(predict: Predict, found: Sequence[Prediction]) -> list[Prediction
     ]
     again = {p.candidate: p for p in predict(cut, CAREFULLY)}
     return [min(p, again.get(p.candidate, p), key=order) for p in found]
+
+
+def _more_work(p: Prediction, best: Prediction) -> str:
+    """Why devices that are not idle for longer take longer."""
+    mine, others = p.candidate, best.candidate
+    fewer = mine.depth * mine.replicas, others.depth * others.replicas
+    if fewer[0] < fewer[1]:
+        return f"{fewer[0]} devices against {fewer[1]}"
+    if mine.microbatch < others.microbatch:
+        return f"microbatches of {mine.microbatch} samples against {others.microbatch}"
+    busy, least = (q.seconds * (1 - q.bubble) for q in (p, best))
+    return f"a device computes {busy:.3g} s against {least:.3g} s"
 
 
 def _kind(c: Candidate) -> str:
