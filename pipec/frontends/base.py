@@ -51,11 +51,14 @@ class Loaded:
         example_inputs: One tensor per graph input of kind ``INPUT``, by name.
         original: Runs the model as written, eagerly, on inputs by name; gives outputs by name. It
             does not change the model (updated buffers are dropped).
+        gradients: The gradients of the model as written, by eager autograd, on inputs by name: by
+            parameter. None where it cannot say (a file is no module; random numbers are drawn).
     """
 
     graph: Graph
     example_inputs: Mapping[str, Tensor]
     original: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+    gradients: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
 
 
 class Frontend(ABC):

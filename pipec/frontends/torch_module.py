@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from pipec.autodiff.recompute import is_random
 from pipec.errors import FrontendError, NoLossError
 from pipec.frontends.base import Frontend, Loaded, LoadOptions, user_code
 from pipec.frontends.digest import weights_digest
 from pipec.frontends.factory import Made, as_loss, call_factory, is_factory
 from pipec.frontends.leaves import Call
-from pipec.frontends.trace import Flat, Loss, trace
+from pipec.frontends.trace import MODEL, Flat, Loss, trace
 from pipec.graph.ir import Source
 from pipec.graph.tensor_type import has_data
 
@@ -98,7 +99,13 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
             source=source,
             differentiable=options.training,
         )
-    return Loaded(graph, flat.inputs, _original(flat, training=options.training))
+    told = options.training and not any(map(is_random, graph.calls))
+    return Loaded(
+        graph,
+        flat.inputs,
+        _original(flat, training=options.training),
+        _gradients(flat) if told else None,
+    )
 
 
 def _own_loss(outputs: object) -> object:
@@ -203,5 +210,25 @@ def _original(flat: Flat, *, training: bool) -> Callable[[Mapping[str, Tensor]],
         with torch.no_grad(), mode(flat.model, training=training), user_code("the model raised"):
             values = functional_call(flat, buffers, tensors)
         return dict(zip(flat.outputs, values, strict=True))
+
+    return run
+
+
+def _gradients(flat: Flat) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The gradients of the loss by eager autograd; zeros where it depends on nothing."""
+        held = {
+            n: p.detach().clone().requires_grad_(p.requires_grad)
+            for n, p in flat.named_parameters()
+        }
+        trained = {n: p for n, p in held.items() if p.requires_grad}
+        state = {**held, **{name: b.clone() for name, b in flat.named_buffers()}}
+        tensors = tuple(inputs[name].clone() for name in flat.inputs)
+        with torch.enable_grad(), mode(flat.model, training=True), user_code("the model raised"):
+            (loss,) = functional_call(flat, state, tensors)
+            found = torch.autograd.grad(
+                loss, list(trained.values()), allow_unused=True, materialize_grads=True
+            )
+        return {n.removeprefix(MODEL): g for n, g in zip(trained, found, strict=True)}
 
     return run

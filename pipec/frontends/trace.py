@@ -33,7 +33,8 @@ from pipec.graph.ir import Graph, Source
 from pipec.graph.rules import verify
 from pipec.graph.torch_private import FakeTensorMode, without_stack_traces
 
-_MODEL = "model."
+MODEL = "model."
+"""Where a `Flat` has the model's own weights."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def trace(
     naming = Naming(
         inputs=list(input_names or flat.inputs),
         outputs=list(output_names or flat.outputs),
-        prefix=_MODEL,
+        prefix=MODEL,
         tied=tied_weights(module),
         loss="loss" if loss else None,
         origin=origin,

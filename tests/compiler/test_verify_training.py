@@ -1,5 +1,6 @@
 """A training plan is verified down to its gradients."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -8,11 +9,12 @@ from torch import Tensor
 
 from pipec.compiler.tolerance import SAME_KERNELS, rounding_tolerance
 from pipec.compiler.verify_training import compare_gradients
+from pipec.frontends.torch_module import from_module
 from pipec.graph.ir import InputKind
 from pipec.plan.model import Plan
-from tests.autodiff.chain import flat
+from tests.autodiff.chain import cut, flat
 from tests.autodiff.zoo import CASES, seeded
-from tests.runtime.pipelines import scheduled, staged
+from tests.runtime.pipelines import scheduled, staged, staged_graph
 
 
 def plan_and_inputs(name: str) -> tuple[Plan, dict[str, Tensor]]:
@@ -59,3 +61,28 @@ def test_a_wrong_backward_graph_is_found() -> None:
     off = [c.stage for c in found if not c.ok]
     assert off
     assert max(off) <= 1  # nothing behind the damage is wrong
+
+
+def test_gradients_are_those_of_the_model_as_written() -> None:
+    case = CASES["cnn"]
+    module = seeded(case)
+    args, target = case.batch(0)
+    loaded = from_module(module, args, (case.loss, target))
+    assert loaded.gradients
+    staged_plan = staged_graph(loaded.graph, cut(loaded.graph, 3))
+    plan = staged_plan.replace(schedule=scheduled(staged_plan, "gpipe", 2))
+    inputs = loaded.example_inputs
+    found = compare_gradients(plan, plan.graph, inputs, 1e-5, 1, loaded.gradients)
+    assert all(c.ok for c in found)
+    assert not any(p.grad is not None for p in module.parameters())
+
+    def halved(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What eager autograd would give if the trace had lost a factor."""
+        assert loaded.gradients
+        return {n: g / 2 for n, g in loaded.gradients(inputs).items()}
+
+    found = compare_gradients(plan, plan.graph, inputs, 1e-5, 1, halved)
+    assert not all(c.ok for c in found)
+    dropout = CASES["dropout"]
+    args, target = dropout.batch(0)
+    assert from_module(seeded(dropout), args, (dropout.loss, target)).gradients is None
