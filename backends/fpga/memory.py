@@ -184,7 +184,7 @@ def _fullest(relative: NDArray[np.float64], count: int, *, whole: bool) -> Share
     # the stubs know no sparse matrices here
     found: OptimizeResult = milp(
         goal,
-        integrality=np.append(np.full(3 * count, int(whole)), 0),
+        integrality=np.append(np.ones(3 * count), 0) if whole else None,
         bounds=Bounds(0.0, np.append(np.ones(3 * count), 1.0)),
         constraints=[
             LinearConstraint(use, -np.inf, 0.0),

@@ -49,7 +49,7 @@ def encoded(values: NDArray[Any], dtype: str) -> NDArray[np.generic]:
     if scaled8 is not None:
         return scaled8.raw(values)
     if fixed is None:
-        return np.asarray(values).astype(file_type(dtype))
+        return np.asarray(values).astype(file_type(dtype), copy=False)
     top = 1 << (fixed[0] - 1)
     scaled = np.rint(np.asarray(values, dtype=np.float64) * 2.0 ** (fixed[0] - fixed[1]))
     return np.clip(scaled, -top, top - 1).astype(file_type(dtype))

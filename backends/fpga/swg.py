@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from pipec.backends.fpga.nests import Swg
 
 Numbers = NDArray[np.int64]
+Codes = NDArray[np.int8]
+"""What each firing of a row does, of which there may be millions; see `Row`."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +57,16 @@ class _Rows:
             min(extent_h - 1 - nest.pt, nest.h - 1) * nest.w + min(extent_w - nest.pl, nest.w)
         ) * nest.cf
         self.outs = nest.writes // nest.oh
-        self.known: dict[tuple[object, ...], tuple[Numbers, int]] = {}
+        self.known: dict[tuple[object, ...], tuple[Codes, int]] = {}
 
     def rows(self) -> list[Row]:
         """The rows of windows, equal neighbours counted, and the rest of the image."""
-        found: list[tuple[int, Numbers]] = []
+        found: list[tuple[int, Codes]] = []
         rd = 0
         for oy in range(self.nest.oh):
             codes, taken = self._row(oy, rd)
             rd += taken
-            if found and np.array_equal(found[-1][1], codes):
+            if found and (found[-1][1] is codes or np.array_equal(found[-1][1], codes)):
                 found[-1] = (found[-1][0] + 1, codes)
             else:
                 found.append((1, codes))
@@ -72,7 +74,7 @@ class _Rows:
         left = self.nest.reads - rd
         return [*rows, Row(1, np.array([left]), np.array([1]))] if left else rows
 
-    def _row(self, oy: int, rd: int) -> tuple[Numbers, int]:
+    def _row(self, oy: int, rd: int) -> tuple[Codes, int]:
         """Codes of a row's firings and the tokens it takes."""
         nest = self.nest
         top = oy * nest.sh - nest.pt
@@ -99,7 +101,7 @@ class _Rows:
         return np.where(pixel[:, None, :, None] < 0, -1, need).reshape(-1)
 
 
-def _fired(need: Numbers, due: Numbers, start: int) -> tuple[Numbers, int]:
+def _fired(need: Numbers, due: Numbers, start: int) -> tuple[Codes, int]:
     """Codes of the firings that emit one row's tokens, and how many tokens they take.
 
     Before token j is emitted ``need[j]`` tokens must have been taken; while it is emitted one
@@ -122,7 +124,7 @@ def _fired(need: Numbers, due: Numbers, start: int) -> tuple[Numbers, int]:
     else:
         before, after = _stepped(need, due, start)
     waits = before - np.concatenate(([start], after[:-1]))
-    codes = np.ones(int(waits.sum()) + len(need), dtype=np.int64)
+    codes = np.ones(int(waits.sum()) + len(need), dtype=np.int8)
     codes[np.cumsum(waits + 1) - 1] = np.where(after > before, 3, 2)
     return codes, int(after[-1]) - start
 
@@ -137,9 +139,9 @@ def _stepped(need: Numbers, due: Numbers, start: int) -> tuple[Numbers, Numbers]
     return before, after
 
 
-def _coded(times: int, codes: Numbers) -> Row:
+def _coded(times: int, codes: Codes) -> Row:
     ends = np.flatnonzero(np.concatenate((np.diff(codes) != 0, [True])))
-    return Row(times, np.diff(np.concatenate(([-1], ends))), codes[ends])
+    return Row(times, np.diff(np.concatenate(([-1], ends))), codes[ends].astype(np.int64))
 
 
 @lru_cache(maxsize=512)

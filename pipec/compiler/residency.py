@@ -54,7 +54,8 @@ class StageWork:
 
     def again(self, graph: Graph) -> float:
         """Seconds of what B, I or W computes that F has computed."""
-        return sum(self.forward.get(n.name, 0.0) for n in lower(graph).graph.calls)
+        own = {n.name for n in self.training.F.calls if not is_comm(n)}
+        return sum(self.forward[n.name] for n in graph.calls if n.name in own)
 
     def recompute(self, value: str) -> float:
         """Seconds to compute a saved value again from the others; infinite where it cannot be.

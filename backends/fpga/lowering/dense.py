@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
@@ -304,13 +305,13 @@ def dense(
     out = shape_of(node)[-1]
     cin = value.channels if k % value.channels == 0 else k
 
-    def values() -> Array:
-        """The matrix, its columns in the order of the tokens."""
+    def values(part: slice = slice(None)) -> Array:
+        """The matrix, or some of its rows, its columns in the order of the tokens."""
         w = b.constants.plain(matrix)
-        w = w.T if transposed else w
+        w = (w.T if transposed else w)[part]
         if not np.array_equal(order, np.arange(k)):
             w = np.take(w, order, axis=1)  # stays row-major, unlike w[:, order]
-        return np.asarray(w.reshape(1, out, k // cin, cin))
+        return np.asarray(w.reshape(1, -1, k // cin, cin))
 
     rows = value.view.numel // k
     layer = Dense(
@@ -330,12 +331,13 @@ def dense(
     assert split is not None
     atoms = [(size, stride // k * out) for size, stride in split[0]]
     view = View(shape_of(node), merged([*atoms, (out, 1)]))
-    return Value(_in_parts(b, node, layer), rows, out, view, value.dtype)
+    return Value(_in_parts(b, node, layer, values), rows, out, view, value.dtype)
 
 
-def _in_parts(b: Builder, node: fx.Node, layer: Dense) -> str:
+def _in_parts(b: Builder, node: fx.Node, layer: Dense, values: Callable[[slice], Array]) -> str:
     """Append a layer, in parts that memory ports could read side by side at the pace; its edge.
 
+    ``values`` gives the weights of some outputs alone: a matrix may be larger than a gigabyte.
     A port reads one beat per cycle. A matrix of more beats than the pace has cycles is parted by
     outputs, and one that is larger than the memory behind a port; into as many parts as there are
     ports at most. Each lies on chip or in memory of its own.
@@ -350,7 +352,8 @@ def _in_parts(b: Builder, node: fx.Node, layer: Dense) -> str:
     if count == 1:
         return b.add(layer)
     size = layer.out // count
-    parts = [b.add(_outputs(layer, k * size, (k + 1) * size, k)) for k in range(count)]
+    cuts = [slice(k * size, (k + 1) * size) for k in range(count)]
+    parts = [b.add(_outputs(layer, values, cut, k)) for k, cut in enumerate(cuts)]
     joined = Join(
         **b.facts(node),
         inputs=tuple(Use(part, layer.rows, size, b.precision) for part in parts),
@@ -362,20 +365,16 @@ def _in_parts(b: Builder, node: fx.Node, layer: Dense) -> str:
     return b.add(joined)
 
 
-def _outputs(layer: Dense, start: int, end: int, number: int) -> Dense:
+def _outputs(layer: Dense, values: Callable[[slice], Array], cut: slice, number: int) -> Dense:
     """Some of the outputs of a layer in one group."""
-
-    def part(table: Table) -> Table:
-        """The same outputs of one of its tables."""
-        return Table(lambda: np.asarray(table.values())[:, start:end], table.sources)
-
+    bias = layer.bias
     return dataclasses.replace(
         layer,
         name=f"{layer.name}_part{number}",
-        channels=end - start,
-        out=end - start,
-        weight=part(layer.weight),
-        bias=layer.bias and part(layer.bias),
+        channels=cut.stop - cut.start,
+        out=cut.stop - cut.start,
+        weight=Table(lambda: values(cut), layer.weight.sources),
+        bias=bias and Table(lambda: np.asarray(bias.values())[:, cut], bias.sources),
     )
 
 
