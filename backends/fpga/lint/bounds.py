@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, get_args
 
-from pipec.backends.fpga.emit.cpp import identifier
+from pipec.backends.fpga.emit.cpp import cpp_type, identifier
 from pipec.backends.fpga.lint.source import Block, Finding
 from pipec.backends.fpga.routing import Nest
 from pipec.backends.fpga.stagejson import Json
@@ -34,13 +34,29 @@ def check_bounds(file: str, root: Block, record: Json) -> Iterator[Finding]:
     for name in sorted(structs.keys() ^ wanted.keys()):
         where = structs[name].line if name in structs else 1
         yield Finding(file, where, "bound", f"{name} is in one of stage.json and the code alone")
+    types = _element_types(record)
     for name in structs.keys() & wanted.keys():
         for number, line in structs[name].lines:
             match = re.fullmatch(r"static constexpr \w+ (\w+) = (\S+)", line)
+            if match is None and line.startswith("static constexpr"):
+                yield Finding(file, number, "bound", f"{name}: no number: {line}")
             want = wanted[name](match.group(1)) if match is not None else None
+            element = re.fullmatch(r"using T = (.+)", line)
+            if element is not None and element.group(1) not in types[name]:
+                yield Finding(file, number, "bound", f"{name} has no elements {element.group(1)}")
             if match is not None and want is not None and match.group(2) != want:
                 text = f"{name}::{match.group(1)} is {match.group(2)}, stage.json gives {want}"
                 yield Finding(file, number, "bound", text)
+
+
+def _element_types(record: Json) -> dict[str, set[str]]:
+    """C++ name of an engine or port to the element types of its streams."""
+    kinds = {s["name"]: cpp_type(s["dtype"]) for s in record["fifos"]}
+    found = {name: {kinds[stream]} for name, stream in record["ports"].items()}
+    for engine in record["engines"]:
+        streams = (*engine["inputs"], *engine["outputs"])
+        found[identifier(engine["name"])] = {kinds[s] for s in streams if s in kinds}
+    return found
 
 
 def constants(record: Json) -> dict[str, Callable[[str], str | None]]:

@@ -6,48 +6,39 @@ from collections.abc import Iterable, Iterator
 from pipec.backends.fpga.lint.source import Block, Finding, Pragma, pragmas
 
 OPTIONS: dict[str, frozenset[str]] = {
-    "AGGREGATE": frozenset({"variable", "compact"}),
+    "AGGREGATE": frozenset({"variable"}),
     "ARRAY_PARTITION": frozenset({"variable", "type", "factor", "dim"}),
-    "BIND_OP": frozenset({"variable", "op", "impl", "latency"}),
-    "BIND_STORAGE": frozenset({"variable", "type", "impl", "latency"}),
+    "BIND_OP": frozenset({"variable", "op", "impl"}),
+    "BIND_STORAGE": frozenset({"variable", "type", "impl"}),
     "DATAFLOW": frozenset[str](),
-    "DEPENDENCE": frozenset({"variable", "type", "direction", "distance"}),
+    "DEPENDENCE": frozenset({"variable"}),
     "DISAGGREGATE": frozenset({"variable"}),
     "INLINE": frozenset[str](),
     "INTERFACE": frozenset(
-        {
-            "mode", "port", "bundle", "depth", "offset", "latency", "max_read_burst_length",
-            "max_write_burst_length", "num_read_outstanding", "num_write_outstanding",
-        }
+        {"port", "bundle", "depth", "offset", "max_read_burst_length", "max_write_burst_length"}
     ),
-    "LOOP_TRIPCOUNT": frozenset({"min", "max", "avg"}),
-    "PIPELINE": frozenset({"ii", "style"}),
-    "STREAM": frozenset({"variable", "depth", "type"}),
-    "UNROLL": frozenset({"factor"}),
-}  # fmt: skip
-"""Pragma to its options with a value (UG1399)."""
+    "LOOP_TRIPCOUNT": frozenset({"min", "max"}),
+    "PIPELINE": frozenset({"ii"}),
+    "STREAM": frozenset({"variable", "depth"}),
+    "UNROLL": frozenset[str](),
+}
+"""Pragma to its options with a value: those of UG1399 that leave alone when an engine fires."""
 
 FLAGS: dict[str, frozenset[str]] = {
     "ARRAY_PARTITION": frozenset({"complete", "cyclic", "block"}),
-    "DATAFLOW": frozenset({"disable_start_propagation"}),
-    "DEPENDENCE": frozenset({"inter", "intra", "true", "false"}),
-    "INLINE": frozenset({"off", "recursive"}),
-    "INTERFACE": frozenset({"axis", "m_axi", "s_axilite", "ap_ctrl_chain", "ap_ctrl_hs"}),
-    "PIPELINE": frozenset({"off", "rewind"}),
-    "STREAM": frozenset({"off"}),
-    "UNROLL": frozenset({"skip_exit_check", "off"}),
+    "DEPENDENCE": frozenset({"inter", "false"}),
+    "INTERFACE": frozenset({"axis", "m_axi", "s_axilite"}),
 }
-"""Pragma to its words without a value."""
+"""Pragma to its words without a value, likewise: UNROLL has no ``off``, STREAM is no ``pipo``."""
 
 VALUES = {
     ("BIND_OP", "op"): {"mul", "add", "sub"},
     ("BIND_OP", "impl"): {"fabric", "dsp"},
     ("BIND_STORAGE", "type"): {"fifo", "ram_2p"},  # engines read and write at once
     ("BIND_STORAGE", "impl"): {"bram", "uram", "lutram", "srl", "auto", "memory"},
-    ("PIPELINE", "style"): {"stp", "flp", "frp"},
     ("INTERFACE", "offset"): {"slave", "off", "direct"},
     ("ARRAY_PARTITION", "type"): {"complete", "cyclic", "block"},
-}  # fmt: skip
+}
 """Options that take one of a few words."""
 
 
@@ -81,13 +72,44 @@ def check_pragmas(file: str, root: Block, words: frozenset[str]) -> Iterator[Fin
         root: Its text.
         words: Words of the code of all files: an option's value has no others.
     """
+    yield from _conditional(file, root)
     for block in root.all():
+        yield from _repeated(file, block)
         for pragma in pragmas(block):
             yield from _known(file, pragma)
             yield from _target(file, pragma, block)
             yield from _partition(file, pragma, block)
             yield from _named_in(file, pragma, words)
             yield from _operation(file, pragma, block)
+
+
+def _conditional(file: str, root: Block) -> Iterator[Finding]:
+    """No pragma depends on the preprocessor; the guard around a header counts as no condition."""
+    lines = sorted(
+        (number, line.split()) for b in root.all() for number, line in b.lines if "#" in line[:9]
+    )
+    lines = [(number, words) for number, words in lines if words[0].startswith("#")]
+    depth = 0
+    for k, (number, words) in enumerate(lines):
+        if words[0].startswith("#if"):
+            guard = lines[k + 1][1][:2] == ["#define", *words[1:2]] if k + 1 < len(lines) else False
+            depth += 0 if guard and k == 0 else 1
+        elif words[0] == "#endif":
+            depth -= 1
+        elif depth > 0 and words[:2] == ["#pragma", "HLS"]:
+            yield Finding(file, number, "condition", f"{words[2]} depends on the preprocessor")
+
+
+def _repeated(file: str, block: Block) -> Iterator[Finding]:
+    """A thing is said once, and a loop is not both pipelined and unrolled."""
+    seen: set[tuple[object, ...]] = set()
+    for p in pragmas(block):
+        about = [p.options.get(key) for key in ("variable", "port", "dim")]
+        flags = p.flags if p.name == "INTERFACE" else frozenset[str]()
+        kind = "PIPELINE" if p.name == "UNROLL" else p.name
+        if (kind, flags, *about) in seen:
+            yield Finding(file, p.line, "repeated", f"a second {p.name} of {about[0] or about[1]}")
+        seen.add((kind, flags, *about))
 
 
 def _known(file: str, p: Pragma) -> Iterator[Finding]:

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterator
 
-from pipec.backends.fpga.emit.cpp import identifier
+from pipec.backends.fpga.emit.cpp import cpp_type, identifier
+from pipec.backends.fpga.lint.calls import TASK, check_calls, check_loads
 from pipec.backends.fpga.lint.source import Block, Finding, pragmas
 from pipec.backends.fpga.stagejson import Json
 
 _STREAM = re.compile(r"hls::stream<vec<(\w+(?:<[-\d, ]+>)?), (\d+)>, (\d+)> (\w+)\(\"(\w+)\"\)")
-_TASK = re.compile(r"TASK\(engine::(\w+)<cfg::(\w+)>\((.*)\)\)")
 
 
 def check_kernel(file: str, root: Block, record: Json) -> Iterator[Finding]:
@@ -22,6 +22,8 @@ def check_kernel(file: str, root: Block, record: Json) -> Iterator[Finding]:
     yield from _streams(file, region, record)
     yield from _depths(file, region, record)
     yield from _engines(file, region, record)
+    yield from check_calls(file, region, record)
+    yield from check_loads(file, root, record)
 
 
 def _canonical(file: str, region: Block) -> Iterator[Finding]:
@@ -30,7 +32,7 @@ def _canonical(file: str, region: Block) -> Iterator[Finding]:
         yield Finding(file, region.line, "dataflow", "DATAFLOW is not the region's first line")
     for number, line in region.lines:
         known = line.startswith("#pragma HLS") or line == "DATAFLOW_END"
-        if not (known or _STREAM.fullmatch(line) or _TASK.fullmatch(line)):
+        if not (known or _STREAM.fullmatch(line) or TASK.fullmatch(line)):
             yield Finding(file, number, "dataflow", f"not in canonical form: {line}")
     if region.lines[-1][1] != "DATAFLOW_END":
         yield Finding(file, region.end, "dataflow", "DATAFLOW_END is not the region's last line")
@@ -40,7 +42,7 @@ def _tasks(region: Block) -> dict[str, tuple[int, list[str]]]:
     """Task to its line and arguments."""
     found = {}
     for number, line in region.lines:
-        if (match := _TASK.fullmatch(line)) is not None:
+        if (match := TASK.fullmatch(line)) is not None:
             found[match.group(2)] = (number, [a.strip() for a in match.group(3).split(",")])
     return found
 
@@ -89,6 +91,8 @@ def _depths(file: str, region: Block, record: Json) -> Iterator[Finding]:
         if match is None or match.group(4) not in wanted:
             continue
         name, fifo = match.group(4), wanted[match.group(4)]
+        if match.group(1) != cpp_type(fifo["dtype"]):
+            yield Finding(file, number, "stream", f"{name} carries {match.group(1)}")
         if (int(match.group(2)), int(match.group(3))) != (fifo["lanes"], fifo["depth"]):
             text = f"{name} has {match.group(2)} lanes and depth {match.group(3)}, stage.json says"
             yield Finding(file, number, "depth", f"{text} {fifo['lanes']} and {fifo['depth']}")
@@ -104,7 +108,7 @@ def _depths(file: str, region: Block, record: Json) -> Iterator[Finding]:
 def _engines(file: str, region: Block, record: Json) -> Iterator[Finding]:
     """Every engine and port is one task."""
     wanted = {identifier(e["name"]) for e in record["engines"]} | record["ports"].keys()
-    tasks = [m.group(2) for _, line in region.lines if (m := _TASK.fullmatch(line))]
+    tasks = [m.group(2) for _, line in region.lines if (m := TASK.fullmatch(line))]
     for name in sorted(wanted.symmetric_difference(tasks)):
         yield Finding(file, region.line, "dataflow", f"{name} is no engine, or has no task")
     for name in sorted({t for t in tasks if tasks.count(t) > 1}):

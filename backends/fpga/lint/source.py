@@ -13,7 +13,8 @@ class Finding:
     Attributes:
         file: Name of the file; ``line`` counted from 1.
         rule: Which rule: ``name``, ``option``, ``target``, ``partition``, ``placement``,
-            ``unroll``, ``dataflow``, ``stream``, ``depth``, ``bound``, ``interface``, ``storage``.
+            ``unroll``, ``dataflow``, ``stream``, ``depth``, ``bound``, ``interface``, ``storage``,
+            ``call``, ``condition``, ``repeated``, ``library``.
         text: What is wrong.
     """
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 
+from pipec.backends.fpga.emit.headers import own_header
 from pipec.backends.fpga.lint.arrays import check_arrays, members
 from pipec.backends.fpga.lint.bounds import check_bounds
 from pipec.backends.fpga.lint.interface import check_interface
@@ -38,7 +40,24 @@ def _findings(stage: Path, record: Json) -> Iterator[Finding]:
     paths = [
         p for folder in folders for p in sorted(folder.glob("*")) if p.suffix in (".h", ".cpp")
     ]
+    for path in paths:
+        if path.suffix == ".h":
+            yield from _library(path.relative_to(stage).as_posix(), _read(path))
     yield from _files({path.relative_to(stage).as_posix(): _read(path) for path in paths})
+
+
+def _library(name: str, text: str) -> Iterator[Finding]:
+    """A header is the library's own, line by line, whatever the other rules make of it."""
+    try:
+        own = own_header(name.removeprefix("src/"))
+    except FileNotFoundError:
+        yield Finding(name, 1, "library", "this version has no such header; emit the stage anew")
+        return
+    for number, (got, want) in enumerate(zip_longest(text.splitlines(), own.splitlines()), 1):
+        if got != want:
+            what = "differs from this version's; emit the stage anew if another one wrote it"
+            yield Finding(name, number, "library", f"{what}: {got or 'no line'}")
+            return
 
 
 def _files(texts: Mapping[str, str]) -> Iterator[Finding]:

@@ -102,6 +102,23 @@ MUTATIONS = [
     ("interface", KERNEL, "INTERFACE axis port = in_x", "INTERFACE axis port = in_y"),
     ("interface", KERNEL, "#pragma HLS INTERFACE s_axilite port = frames\n", ""),
     ("interface", KERNEL, "INTERFACE axis port = in_x", "INTERFACE s_axilite port = in_x"),
+    ("option", MVU, "PIPELINE II = G::II", "PIPELINE II = G::II off"),
+    ("option", DOT, "#pragma HLS UNROLL", "#pragma HLS UNROLL off"),
+    ("option", DOT, "#pragma HLS UNROLL", "#pragma HLS UNROLL factor = 2"),
+    ("option", KERNEL, "variable = relu_out depth = 8", "variable = relu_out depth = 8 off"),
+    ("option", KERNEL, "HLS DATAFLOW", "HLS DATAFLOW disable_start_propagation"),
+    ("condition", MVU, "#pragma HLS PIPELINE II = G::II", "#if 0\n#pragma HLS PIPELINE\n#endif"),
+    ("repeated", MVU, "#pragma HLS PIPELINE", "#pragma HLS UNROLL\n#pragma HLS PIPELINE"),
+    ("library", MVU, "f < G::NF", "f < G::NF / 2"),
+    ("library", SWG, "static ", ""),
+    ("call", KERNEL, "(frames, relu_in0, relu_out)", "(frames, relu_out, relu_in0)"),
+    ("call", KERNEL, "(frames, relu_in0, relu_out)", "(1, relu_in0, relu_out)"),
+    ("call", KERNEL, "engine::map1<cfg::relu_map>", "engine::fork<cfg::relu_map>"),
+    ("call", KERNEL, "TASK(engine::axis_in", "TASK(engine::axis_out"),
+    ("call", KERNEL, "table::conv2d_1_mvu_weight)", "table::conv2d_2_mvu_weight)"),
+    ("stream", KERNEL, "hls::stream<vec<float, ", "hls::stream<vec<double, "),
+    ("bound", TYPES, "using T = float", "using T = double"),
+    ("bound", TYPES, "static constexpr int SF = ", "static constexpr int SF = 1 * "),
 ]  # fmt: skip
 
 
