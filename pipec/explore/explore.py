@@ -186,7 +186,7 @@ def _more_work(p: Prediction, best: Prediction) -> str:
     mine, others = p.candidate, best.candidate
     fewer = mine.depth * mine.replicas, others.depth * others.replicas
     if fewer[0] < fewer[1]:
-        return f"{fewer[0]} devices against {fewer[1]}"
+        return f"devices in use: {fewer[0]} against {fewer[1]}"
     if mine.microbatch < others.microbatch:
         return f"microbatches of {mine.microbatch} samples against {others.microbatch}"
     busy, least = (q.seconds * (1 - q.bubble) for q in (p, best))

@@ -97,8 +97,8 @@ class Search:
         return make_workload(plan.graph, plan.costs, self.cluster)
 
     def _default_batch(self, workload: Workload) -> int:
-        counted = self.microbatches
-        return workload.traced_batch * (SAMPLES * self.cluster.size if counted is None else counted)
+        counted = self.microbatches or 0
+        return workload.traced_batch * (counted if counted > 0 else SAMPLES * self.cluster.size)
 
     def _candidates(self, workload: Workload, batch: int) -> list[Candidate]:
         """Those that are as asked for; a model that cannot be read again keeps its microbatch."""
