@@ -1,6 +1,7 @@
 """``train.py``: a short script beside the plan that a user reads, edits and runs."""
 
 from pipec.graph.ir import Graph, InputKind, tensor
+from pipec.graph.torch_private import OpOverload, defining_module, namespace_of
 from pipec.plan.model import Plan
 
 _SCRIPT = '''"""Train this pipeline: torchrun --nproc-per-node {devices} train.py"""
@@ -8,7 +9,7 @@ _SCRIPT = '''"""Train this pipeline: torchrun --nproc-per-node {devices} train.p
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+{imports}from safetensors.torch import save_file
 
 from pipec.plan.store import load_plan
 from pipec.runtime.distributed import DistributedPipeline, process_group
@@ -51,14 +52,23 @@ if __name__ == "__main__":
 def train_script(plan: Plan) -> str:
     """The script for a plan with a training schedule; ready to run on random data."""
     assert plan.schedule is not None
-    allowed = ", ".join(repr(n) for n in sorted(plan.graph.namespaces))
+    allowed = ", ".join(f'"{n}"' for n in sorted(plan.graph.namespaces))
     return _SCRIPT.format(
         devices=plan.schedule.devices,
         microbatches=plan.schedule.microbatches,
         schedule=plan.schedule.name,
         inputs=_inputs(plan.graph),
+        imports=_imports(plan.graph),
         allowed=f", allowed=[{allowed}]" if allowed else "",
     )
+
+
+def _imports(graph: Graph) -> str:
+    """Lines that define the ops of other packages."""
+    foreign = [n.target for n in graph.calls if isinstance(n.target, OpOverload)]
+    foreign = [op for op in foreign if namespace_of(op) in graph.namespaces]
+    found = {m for m in map(defining_module, foreign) if m}
+    return "".join(f"import {m}  # defines ops of the model\n" for m in sorted(found))
 
 
 def _inputs(graph: Graph) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._export.utils import _is_cia_op, _is_preservable_cia_op
+from torch._library.custom_ops import OPDEFS
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
@@ -22,6 +23,7 @@ __all__ = [
     "TorchDispatchMode",
     "add_each",
     "add_each_",
+    "defining_module",
     "fake_kernel",
     "fake_like",
     "grad_mode_region",
@@ -77,6 +79,12 @@ def must_decompose(op: OpOverload) -> bool:
 def in_dispatcher(op: OpOverload) -> bool:
     """Whether the dispatcher knows the op; TorchScript's own operators are unknown to it."""
     return bool(torch._C._dispatch_has_kernel(op.name()))  # noqa: SLF001
+
+
+def defining_module(op: OpOverload) -> str | None:
+    """The Python module that made a custom op; None where it was not made in Python."""
+    found = OPDEFS.get(op.name().split(".")[0])
+    return None if found is None else str(found._init_fn.__module__)  # noqa: SLF001
 
 
 def graph_being_traced() -> fx.Graph:

@@ -10,12 +10,15 @@ import torch
 from safetensors.torch import load_file
 
 from pipec.backends.torch.backend import TorchBackend
+from pipec.backends.torch.launcher import train_script
 from pipec.compiler.driver import emit
 from pipec.errors import BackendError
 from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
+from tests.autodiff.zoo import CASES, seeded
 from tests.plans import chain, cut, files, loaded, tied
+from tests.runtime.pipelines import scheduled, staged
 from tests.toys import mlp
 
 
@@ -101,3 +104,12 @@ def test_two_processes_write_the_same_bytes_anywhere(tmp_path: Path) -> None:
     for name, content in first.items():
         assert str(tmp_path).encode() not in content, name
         assert str(root).encode() not in content, name
+
+
+def test_the_script_imports_what_defines_ops_of_other_packages() -> None:
+    case = CASES["mixtral"]
+    plan = staged(case, seeded(case), 2)
+    script = train_script(plan.replace(schedule=scheduled(plan, "gpipe", 2)))
+    assert "import transformers.integrations.moe  #" in script
+    assert 'allowed=["transformers"]' in script
+    compile(script, "train.py", "exec")
