@@ -221,7 +221,7 @@ def refused(stage: int, device: int, limit: float, left: float) -> Iterator[None
         yield
     except DoesNotFitError as error:
         raise PassError(
-            f"stage {stage} does not fit device {device}, whatever is moved or recomputed",
+            f"stage {stage} does not fit device {device}, with all that may move or be recomputed",
             where=f"{limit:,.0f} bytes of memory",
             got=f"{error.least:,.0f} bytes of saved values at least",
             want=f"{max(left, 0):,.0f} bytes, which is what weights and messages leave: "
