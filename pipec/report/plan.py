@@ -82,8 +82,16 @@ def _print_balance(data: Data, console: Console) -> None:
         f"balance: slowest stage {show(balance['slowest_seconds'], 's')}, "
         f"mean/slowest {balance['mean_over_slowest']:.1%}, "
         f"lower bound {show(balance['lower_bound_seconds'], 's')} ({gap}; "
-        f"{escape(balance['answers'])})"
+        f"{escape(balance['answers'])}){_as_emitted(balance)}"
     )
+
+
+def _as_emitted(balance: Data) -> str:
+    """What the stages take that the backend made, where that is 1 % above the estimate or more."""
+    emitted, bound = balance["emitted_seconds"], balance["lower_bound_seconds"]
+    if emitted is None or emitted < 1.01 * balance["slowest_seconds"] or not bound:
+        return ""
+    return f"; as emitted {show(emitted, 's')}, {emitted / bound - 1:.1%} above the bound"
 
 
 def _cuts(data: Data) -> Table:

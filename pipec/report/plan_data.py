@@ -75,10 +75,14 @@ def weight_bytes(graph: Graph) -> int:
 
 
 def balance_data(plan: Plan) -> Data | None:
-    """How good the cut is: slowest stage, lower bound, gap, and mean over slowest."""
+    """How good the cut is: slowest stage, lower bound, gap, and mean over slowest.
+
+    ``emitted_seconds`` is the slowest interval of the stages as the backend emits them.
+    """
     cut = plan.partition
     if cut is None:
         return None
+    emitted = max((timing.interval_seconds for timing in plan.timing), default=None)
     return {
         "slowest_seconds": cut.max_load,
         "mean_over_slowest": sum(cut.seconds) / len(cut.seconds) / cut.max_load,
@@ -87,6 +91,7 @@ def balance_data(plan: Plan) -> Data | None:
         "proven": cut.proven,
         "answers": cut.answers,
         "method": cut.method,
+        "emitted_seconds": emitted,
     }
 
 
