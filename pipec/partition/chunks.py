@@ -39,13 +39,14 @@ from pipec.partition.result import NO_GAP, CutResult, stage_loads
 from pipec.partition.solve import solve_contiguous
 from pipec.partition.units import Units, make_units
 
-MODEL_LIMIT = 40_000
+MODEL_LIMIT, MODEL_RATE = 40_000, 2_000  # variables, in all and per second of the limit
 # pairs of ideals and moves per second of the time limit, so that the same limit finds the same cut
 # on any machine that is not much slower
 PAIRS, MOVES = 150_000_000, 300_000
 SOME = 0.25  # share of the search among ideals where these are not all
-# shares of the limit that stop the search, with OR-tools and with HiGHS alone, and the program
-SEARCH_UNTIL, MODEL_UNTIL = {True: 0.3, False: 0.65}, 0.8
+# shares of the limit that stop the list of ideals, the search (with OR-tools, with HiGHS alone)
+# and the program
+LISTED_UNTIL, SEARCH_UNTIL, MODEL_UNTIL = 0.2, {True: 0.3, False: 0.65}, 0.8
 
 
 def solve_chunks(
@@ -127,12 +128,14 @@ class _Problem:
         method = "contiguous"
         if self._proven(lower):
             return self.best, lower, method
-        lattice = Lattice(units, units.work[0], k, self.chunks, self.memory_bytes)
+        limits = self.memory_bytes, self.time_limit, self._until(LISTED_UNTIL)
+        lattice = Lattice(units, units.work[0], k, self.chunks, *limits)
         self._search(lattice, 0.0, SEARCH_UNTIL[has_ortools()])
         method = "search among ideals" + ("" if lattice.complete else ", annealing")
         since = SEARCH_UNTIL[has_ortools()]
         # HiGHS gains nothing where there are many ideals
-        small = units.size * k * self.chunks <= MODEL_LIMIT and (has_ortools() or lattice.complete)
+        most = min(MODEL_LIMIT, MODEL_RATE * self.time_limit)
+        small = units.size * k * self.chunks <= most and (has_ortools() or lattice.complete)
         if not self._proven(lower) and small:
             since = MODEL_UNTIL
             upper = min(self.largest, highest_load(units, self.machine))

@@ -1,14 +1,18 @@
 """Cuts of graphs of many units: order by order, then the best parts of all orders together."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice, pairwise
 from math import inf
 
 import numpy as np
 
 from pipec.partition.bounds import TOLERANCE, Bounds, Reach, highest_load, make_bounds
+from pipec.partition.branch_cuts import order_for_cuts
+from pipec.partition.branch_tree import BRANCH_RULES
 from pipec.partition.costgraph import FloatArray, IntArray
-from pipec.partition.decompose import BRANCH_RULES, Decomposition
+from pipec.partition.decompose import Decomposition
+from pipec.partition.devices import cut_seconds
 from pipec.partition.family import PrefixFamily
 from pipec.partition.frontier import OutOfTimeError, search
 from pipec.partition.incumbent import Incumbent
@@ -34,7 +38,7 @@ def cut_large(units: Units, machine: Machine, best: Incumbent, deadline: float) 
     """Scans some orders, cuts the best one well, then mixes in what the others do better."""
     bounds, highest = make_bounds(units, machine), highest_load(units, machine)
     scanned: list[tuple[float, int, IntArray]] = []
-    for number, order in enumerate(_orders(units, bounds.ref)):
+    for number, order in enumerate(_orders(units, machine, bounds.ref, best)):
         family = PrefixFamily(units, bounds.ref, order)
         first = scan(family, machine, bounds.lower, highest)
         best.offer(units, family, first, f"scan of order {number + 1}")
@@ -55,15 +59,28 @@ def cut_large(units: Units, machine: Machine, best: Incumbent, deadline: float) 
         return
 
 
-def _orders(units: Units, weight: FloatArray) -> Iterator[IntArray]:
+def _orders(
+    units: Units, machine: Machine, weight: FloatArray, best: Incumbent
+) -> Iterator[IntArray]:
     """The given order, those of the decomposition, and others unless it was complete."""
     others = linear_orders(units, weight, OTHER_ORDERS[1], branches=False)
     first = next(others)
     yield first
+    if not machine.priced and machine.link is not None:
+        seconds = cut_seconds(units.cost, machine.link, priced=False)
+        units = replace(units, cost=seconds[None])
     decomposition = Decomposition(units, weight, first)
-    yield from (decomposition.order(rule) for rule in BRANCH_RULES)
+    root = decomposition.root
+    if root is None:
+        yield from (decomposition.order(rule) for rule in BRANCH_RULES)
+    else:
+        yield decomposition.order(BRANCH_RULES[0])
+        if best.stage is not None:
+            # the cuts may lie where those of the best order so far do, but cut fewer values
+            goals = np.cumsum(np.bincount(units.stages(best.stage), weight))[:-1]
+            yield order_for_cuts(decomposition.tree, root, goals.tolist(), BRANCH_RULES[0])
     least, most = OTHER_ORDERS
-    count = max(0 if decomposition.complete else least, UNITS_ORDERED // units.size)
+    count = max(least if root is None else 0, UNITS_ORDERED // units.size)
     yield from islice(others, min(count, most))
 
 

@@ -24,6 +24,7 @@ from pipec.partition.units import Units
 
 MOST = 3_000  # ideals, as all pairs of them are kept
 CELLS = 20_000_000  # ideals x units or hyperedges
+PRODUCTS = 3e8  # pairs of ideals x pins, per second of the limit
 SQUARED = (3, 4, 5)  # the energy is the sum of the loads, each squared so many times
 PENALTY = 1e9  # energy of a memory that is overrun by its size
 FAILURES = 30  # kicks in a row that find nothing better before a new start
@@ -32,20 +33,25 @@ KICKS = 3  # stretches that are looked at with weights, at most
 STEP = 12_000  # pairs that take as long as the rest of a step
 
 
-def candidates(units: Units, work: FloatArray) -> tuple[BoolArray, bool]:
+def candidates(
+    units: Units, work: FloatArray, seconds: float = 20.0, deadline: float = inf
+) -> tuple[BoolArray, bool]:
     """All ideals, or if they are too many prefixes of several orders; and whether these are all.
 
     Args:
         units: The DAG.
         work: Of each unit, [units].
+        seconds: For all that is done with them; the less, the fewer they are.
+        deadline: When to stop looking for all (`pipec.partition.clock.now`).
 
     Returns:
         Rows that say which units are in, [ideals, units], and whether no ideal is left out.
     """
-    most = max(2, min(MOST, CELLS // max(units.size, len(units.pin_ptr))))
+    few = int((PRODUCTS * seconds / max(len(units.pin), 1)) ** 0.5)
+    most = max(2, min(MOST, few, CELLS // max(units.size, len(units.pin_ptr))))
     if units.size <= CLOSURE_LIMIT:
         window = Window(-1.0, 2 * float(work.sum()) + 1.0)
-        every = enumerate_ideals(units, work, [window], most)
+        every = enumerate_ideals(units, work, [window], most, deadline)
         if every is not None:
             return every, True
     count = max(1, most // units.size)
@@ -97,15 +103,24 @@ class Lattice:
         devices: k; chunk p runs on device p mod k.
         chunks: Chunks per device.
         memory_bytes: Limit per device.
+        seconds: For the search in all; see `candidates`.
+        deadline: See `candidates`.
 
     Attributes:
         complete: Whether every ideal is there.
     """
 
     def __init__(
-        self, units: Units, work: FloatArray, devices: int, chunks: int, memory_bytes: float
+        self,
+        units: Units,
+        work: FloatArray,
+        devices: int,
+        chunks: int,
+        memory_bytes: float,
+        seconds: float = 20.0,
+        deadline: float = inf,
     ) -> None:
-        rows, self.complete = candidates(units, work)
+        rows, self.complete = candidates(units, work, seconds, deadline)
         self._family = family = IdealFamily(units, work, rows)
         self._k, self._places, self._limit = devices, devices * chunks, memory_bytes
         self._price, self._bytes = units.cost[0], family.weight + family.activation

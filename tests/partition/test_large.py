@@ -1,6 +1,7 @@
 """Cuts of large graphs: orders by decomposition, families of prefixes, and mixtures of orders."""
 
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,11 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipec.partition.bounds import make_bounds
+from pipec.partition.branch_cuts import OFF, order_for_cuts
+from pipec.partition.branch_tree import BRANCH_RULES
 from pipec.partition.costgraph import CostGraph, IntArray, Value, cost_graph
-from pipec.partition.decompose import BRANCH_RULES, Decomposition
+from pipec.partition.decompose import Decomposition
 from pipec.partition.devices import Device
 from pipec.partition.family import PrefixFamily
 from pipec.partition.ideal_family import IdealFamily
+from pipec.partition.ideals import Window, enumerate_ideals
 from pipec.partition.incumbent import Incumbent
 from pipec.partition.large import cut_large
 from pipec.partition.machine import make_machine
@@ -63,7 +67,7 @@ def series_parallel(draw: st.DrawFn) -> CostGraph:
 def test_series_parallel_graphs_leave_one_edge(graph: CostGraph) -> None:
     units = _units(graph)
     first = next(linear_orders(units, units.work[0], 0))
-    assert Decomposition(units, units.work[0], first).complete
+    assert Decomposition(units, units.work[0], first).root is not None
 
 
 def test_heavy_cheap_branch_comes_first() -> None:
@@ -73,6 +77,54 @@ def test_heavy_cheap_branch_comes_first() -> None:
     units = _units(cost_graph("abcdef", {"gpu": [1, 1, 1, 9, 9, 1]}, values))
     tree = Decomposition(units, units.work[0], np.arange(6))
     assert [tree.order(rule).tolist() for rule in BRANCH_RULES] == [[0, 3, 4, 1, 2, 5]] * 3
+
+
+@pytest.mark.parametrize("goal", [37.0, 151.0, 209.0])
+def test_branches_are_left_where_few_values_are_open(goal: float) -> None:
+    """Chains of 3 and of 10 seconds a unit, which only make the goal together: 37 = 9 x 3 + 10."""
+    work = [0.0] + [3.0] * 20 + [10.0] * 20 + [0.0]
+    chains = [[0, *range(1, 21), 41], [0, *range(21, 41), 41]]
+    values = [Value(0, [1, 21], 1.0)]
+    values += [Value(u, [v], 1.0) for row in chains for u, v in pairwise(row[1:])]
+    units = _units(cost_graph([str(v) for v in range(42)], {"gpu": work}, values))
+    found = Decomposition(units, units.work[0], np.arange(42))
+    assert found.root is not None
+    order = order_for_cuts(found.tree, found.root, [goal], BRANCH_RULES[0])
+    family = PrefixFamily(units, units.work[0], order)
+    at = family.ref.tolist().index(goal)
+    assert family.cut[0, at] == 2.0
+
+
+@given(series_parallel(), st.lists(st.integers(0, 80), max_size=4).map(sorted))
+def test_orders_for_cuts_are_linear(graph: CostGraph, goals: list[int]) -> None:
+    units = _units(graph)
+    first = next(linear_orders(units, units.work[0], 0))
+    found = Decomposition(units, units.work[0], first)
+    assert found.root is not None
+    total = float(units.work[0].sum())
+    wanted = [goal / 80 * total for goal in goals]
+    order = order_for_cuts(found.tree, found.root, wanted, BRANCH_RULES[0])
+    assert sorted(order.tolist()) == list(range(units.size))
+    assert _is_linear(units, order)
+
+
+@given(series_parallel(), st.floats(0.0, 1.0))
+def test_a_single_cut_is_nearly_the_best_of_all_ideals(graph: CostGraph, share: float) -> None:
+    """All values cost one second: at most one more is open, at most one unit is too much."""
+    units = _units(graph)
+    first = next(linear_orders(units, units.work[0], 0))
+    found = Decomposition(units, units.work[0], first)
+    assert found.root is not None
+    ref = units.work[0]
+    goal = share * float(ref.sum())
+    order = order_for_cuts(found.tree, found.root, [goal], BRANCH_RULES[0])
+    every = enumerate_ideals(units, ref, [Window(-1.0, 2 * float(ref.sum()))], 1 << 12)
+    assert every is not None
+    ideals = IdealFamily(units, ref, every)
+    best = float((ideals.cut[0] + OFF * np.abs(ideals.ref - goal)).min())
+    prefix = PrefixFamily(units, ref, order)
+    got = float((prefix.cut[0] + OFF * np.abs(prefix.ref - goal)).min())
+    assert got <= best + 1.0 + OFF * float(ref.max())
 
 
 @given(graphs(most=7, grouped=False), st.data())
