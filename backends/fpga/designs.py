@@ -7,6 +7,7 @@ from pipec.backends.fpga.banks import memory_ports
 from pipec.backends.fpga.compile import best_design, laid_out
 from pipec.backends.fpga.cutting.joint import METHOD
 from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.emit.cpp import cpp_type, no_such_type
 from pipec.backends.fpga.fifo import joined
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
@@ -35,13 +36,23 @@ class _Known:
 
 
 _last: list[_Known] = []
+_OF_ENGINES_ALONE = ("int32", "rescale")
+"""Element types of indices and of tables, in which no whole model is computed."""
 _ROUNDS = 6
 """Times that stages may be folded anew because their FIFOs became deeper."""
 
 
 def precision_of(plan: Plan) -> str:
-    """Element type of the streams, as the plan's options say."""
-    return str(plan.options.get("precision", "float32"))
+    """Element type of the streams, as the plan's options say.
+
+    Raises:
+        BackendError: No engine computes in it.
+    """
+    found = str(plan.options.get("precision", "float32"))
+    if found in _OF_ENGINES_ALONE:
+        raise no_such_type(found)
+    cpp_type(found)
+    return found
 
 
 def device_of(plan: Plan, stage: int) -> Device:

@@ -51,13 +51,18 @@ def cpp_type(dtype: str) -> str:
     if scaled is not None:
         return f"quantised<{scaled.mantissa}, {scaled.exponent}, {scaled.zero}>"
     if dtype not in TYPES:
-        raise BackendError(
-            "no C++ type for elements of this kind",
-            got=dtype,
-            want="float32, bfloat16, float16, int8, ap_fixed<16,I>, ap_fixed<8,I>",
-            hint="choose another --precision",
-        )
+        raise no_such_type(dtype)
     return TYPES[dtype]
+
+
+def no_such_type(dtype: str) -> BackendError:
+    """What is said of a precision that there is not."""
+    return BackendError(
+        "no C++ type for elements of this kind",
+        got=dtype,
+        want="float32, bfloat16, float16, int8, ap_fixed<16,I>, ap_fixed<8,I>",
+        hint="choose another --precision",
+    )
 
 
 def identifier(name: str) -> str:

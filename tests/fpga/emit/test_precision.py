@@ -123,9 +123,10 @@ def test_parts_of_a_product_are_bounded_as_the_whole_is() -> None:
     assert 1e-3 < load_backend("fpga").tolerance(plan) < 0.1
 
 
-def test_odd_widths_are_refused() -> None:
+@pytest.mark.parametrize("precision", ["ap_fixed<12,6>", "ap_fixed<a,b>", "int4", "int32"])
+def test_odd_widths_are_refused(precision: str) -> None:
     model, x = made("mobile")
-    options = {"precision": "ap_fixed<12,6>"}
+    options = {"precision": precision}
     with pytest.raises(BackendError, match="no C"):
         make_plan(graph_of(model, x), parse_cluster("1xvcu118"), "fpga", options=options)
 
