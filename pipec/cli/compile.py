@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from pipec.cli.console import output
 from pipec.cli.exploring import DEFAULTS, watched
 from pipec.cli.options import assignments, cluster_of, devices_options, model_options, shapes
 from pipec.cluster.cluster import Cluster, parse_cluster
@@ -138,7 +139,7 @@ def command(**given: Any) -> None:
     if options.as_json:
         click.echo(json.dumps(plan_data(plan), indent=2))
     else:
-        print_plan(plan, Console())
+        print_plan(plan, output())
     if options.output is not None:
         for remark in load_backend(plan.target).remarks(plan, options.output):
             console.print(remark, markup=False, highlight=False, soft_wrap=True)

@@ -3,9 +3,9 @@
 import json
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from pipec.cli.console import output
 from pipec.cluster.presets import PRESETS
 from pipec.cluster.units import show
 
@@ -27,7 +27,7 @@ def command(*, as_json: bool) -> None:
             show(device.memory_bandwidth, "B/s"),
             show(device.link_bandwidth, "B/s"),
         )
-    console = Console()
+    console = output()
     console.print(table)
     for device in PRESETS.values():
         console.print(f"{device.kind}: {device.source}", highlight=False)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from pipec.cli.console import output
 from pipec.cli.exploring import DEFAULTS, watched
 from pipec.cli.options import assignments, cluster_of, devices_options, model_options, shapes
 from pipec.compiler.backend import load_backend
@@ -54,7 +55,7 @@ def command(**given: Any) -> None:
     if given["as_json"]:
         click.echo(json.dumps(exploration.to_json(), indent=2))
     else:
-        print_exploration(exploration, Console(), given["top"])
+        print_exploration(exploration, output(), given["top"])
 
 
 def _search(given: dict[str, Any], console: Console) -> Search:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
 
+from pipec.cli.console import output
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.compiler.backend import load_backend
 from pipec.compiler.cycles import StageCycles
@@ -61,7 +61,7 @@ def command(
         click.echo(json.dumps(data, indent=2))
         return
     if stage is None:
-        print_plan(plan, Console(), heaviest)
+        print_plan(plan, output(), heaviest)
     if with_graph or stage is not None:
         for s in chosen:
             click.echo(graph_text(_graph(s, phase)))
@@ -71,7 +71,7 @@ def _show_cycles(found: Sequence[StageCycles], *, as_json: bool, heaviest: int) 
     if as_json:
         click.echo(json.dumps([c.to_json() for c in found], indent=2))
         return
-    print_cycles(found, Console(), heaviest)
+    print_cycles(found, output(), heaviest)
 
 
 def _graph(stage: Stage, phase: str | None) -> Graph:

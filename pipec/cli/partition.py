@@ -298,9 +298,9 @@ def _problem(cut: "CutResult") -> str:
 
 def _table(graph: "CostGraph", devices: "list[Device]", cut: "CutResult", seconds: float) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
+    from pipec.cli.console import output
     from pipec.cluster.units import show
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
@@ -319,7 +319,7 @@ def _table(graph: "CostGraph", devices: "list[Device]", cut: "CutResult", second
             graph.names[nodes[0]] if nodes else "-",
             graph.names[nodes[-1]] if nodes else "-",
         )
-    Console().print(table)
+    output().print(table)
     click.echo(f"problem      {_problem(cut)}")
     click.echo(f"max load     {cut.max_load:.6g}")
     if cut.objective != cut.max_load:

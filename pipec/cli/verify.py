@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from pipec.cli.console import output
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.compiler.backend import load_backend
 from pipec.compiler.verify import VerifyReport, verify_artifacts
@@ -88,7 +89,7 @@ def _timed(plan: Plan, directory: Path, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([c.to_json() for c in found], indent=2))
     else:
-        print_checks(found, Console())
+        print_checks(found, output())
     if not all(c.ok for c in found):
         raise SystemExit(1)
 
@@ -97,4 +98,4 @@ def _show(report: VerifyReport, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
-        print_report(report, Console())
+        print_report(report, output())
