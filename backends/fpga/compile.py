@@ -1,13 +1,14 @@
 """From a stage graph to its design on a board."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.design import Memory, StageDesign, Stream
 from pipec.backends.fpga.fifo import deepened, timed
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.regions import floorplan
+from pipec.backends.fpga.resources import BRAM36_BITS, URAM_BITS
 from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted
 
 __all__ = ["Board", "best_design"]
@@ -16,6 +17,8 @@ _ROUNDS = 8
 _GROWTH = 1.005
 """How much slower the next round may be, at least, where FIFOs or regions did not fit; later rounds
 may be slower still."""
+_ON_CHIP = 0.5
+"""Share of the chip's memory that FIFOs take at most where some may lie in DDR."""
 
 
 def best_design(
@@ -24,6 +27,8 @@ def best_design(
     name: str = "stage0",
     start: int = 0,
     reserved: Sequence[Item] = (),
+    movable: Callable[[Stream], bool] | None = None,
+    waiting: Collection[str] | None = None,
 ) -> StageDesign:
     """The design of least interval that fits a board and its regions, FIFOs sized and counted.
 
@@ -36,6 +41,8 @@ def best_design(
         name: Stage name.
         start: An interval that is short enough: what other stages take.
         reserved: FIFOs that are known to become at least so deep; room is kept for them.
+        movable: Whether a FIFO may lie in DDR (``Stream.memory`` says which do); none if not given.
+        waiting: Inputs that wait elsewhere until they are read (`pipec.backends.fpga.flow`).
 
     Raises:
         BackendError: It does not fit.
@@ -45,9 +52,12 @@ def best_design(
         search.reserve(tuple(reserved))
     growth = _GROWTH
     for _ in range(_ROUNDS):
-        found = deepened(search.best(start))
+        found = deepened(search.best(start), waiting)
         fifos = _deeper(deep_fifos(found), reserved)
         placed = laid_out(found, board, fifos)
+        if placed is None and movable is not None:
+            found, fifos = _moved(found, fifos, movable)
+            placed = laid_out(found, board, fifos)
         if placed is not None:
             return timed(placed)
         search.reserve(fifos)
@@ -66,6 +76,26 @@ def laid_out(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageD
     found = fitted(design, board, fifos)
     plan = None if found is None else floorplan(found, board.fabric)
     return None if found is None or plan is None else dataclasses.replace(found, floorplan=plan)
+
+
+def _moved(
+    design: StageDesign, fifos: Sequence[Item], movable: Callable[[Stream], bool]
+) -> tuple[StageDesign, tuple[Item, ...]]:
+    """The design with FIFOs in DDR until the others take half of the chip, and these others.
+
+    A FIFO moves a frame in and out, however much of it waits: first those that save most per byte.
+    """
+    streams, limit = dict(design.streams), design.limits
+    room = _ON_CHIP * (limit.bram36 * BRAM36_BITS + limit.uram * URAM_BITS)
+    stay = {item.owner: item for item in fifos}
+    candidates = [s for s in streams.values() if s.name in stay and movable(s)]
+    order = sorted(candidates, key=lambda s: (-s.depth / s.tokens, -s.depth * s.token_bits, s.name))
+    for stream in order:
+        if sum(item.width * item.depth for item in stay.values()) <= room:
+            break
+        del stay[stream.name]
+        streams[stream.name] = dataclasses.replace(stream, memory=Memory.DDR)
+    return dataclasses.replace(design, streams=streams), tuple(stay.values())
 
 
 def _deeper(fifos: Sequence[Item], others: Sequence[Item]) -> tuple[Item, ...]:

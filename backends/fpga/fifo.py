@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.flow import Schedule, Transfers, held, schedule
@@ -68,18 +68,22 @@ def _fed(design: StageDesign, fed: Schedule, interval: int) -> StageDesign:
     return dataclasses.replace(design, streams={**design.streams, **streams}) if streams else design
 
 
-def sized(design: StageDesign) -> StageDesign:
+def sized(design: StageDesign, waiting: Collection[str] | None = None) -> StageDesign:
     """The design with FIFO depths that let it reach its busiest engine's interval.
 
     Interval and latency are filled in.
+
+    Args:
+        design: A stage.
+        waiting: Inputs that wait elsewhere until they are read (`pipec.backends.fpga.flow`).
     """
-    return timed(deepened(design))
+    return timed(deepened(design, waiting))
 
 
-def deepened(design: StageDesign) -> StageDesign:
+def deepened(design: StageDesign, waiting: Collection[str] | None = None) -> StageDesign:
     """The same but for the latency, which takes as long again to work out."""
     interval, _ = busiest(design)
-    needed = _needed(design, schedule(design, float(interval)), interval)
+    needed = _needed(design, schedule(design, float(interval), waiting=waiting), interval)
     streams = {
         name: dataclasses.replace(stream, depth=max(stream.depth, needed.get(name, 0), MIN_DEPTH))
         for name, stream in design.streams.items()

@@ -19,7 +19,7 @@ maxima of sums (Baccelli et al., Synchronization and Linearity). So nothing dead
 interval is that of the busiest engine; `pipec.backends.fpga.cycles` gives the exact cycles.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.design import Engine, StageDesign
-from pipec.backends.fpga.nests import Matmul, Mvu, Swg
-from pipec.backends.fpga.routing import Const, Dwc, Load, Nest
-from pipec.backends.fpga.runs import Loop, Run, Table, nest_table
+from pipec.backends.fpga.nests import Map, Matmul, Mvu, Swg
+from pipec.backends.fpga.routing import Const, Dwc, Fork, Load, Nest, Repeat
+from pipec.backends.fpga.runs import Loop, Run, Table, busy_cycles, nest_table
 from pipec.backends.fpga.swg import Row, image_rows
-from pipec.backends.fpga.training.nests import Fetch
+from pipec.backends.fpga.training.nests import Fetch, Refill, Spill, Store
 
 Numbers = NDArray[np.float64]
 CHUNKS = 6144
@@ -181,6 +181,7 @@ def schedule(
     design: StageDesign,
     interval: float | None,
     arrivals: Mapping[str, Transfers] | None = None,
+    waiting: Collection[str] | None = None,
 ) -> Schedule:
     """The schedule of one frame.
 
@@ -188,48 +189,106 @@ def schedule(
         design: A stage.
         interval: Cycles from frame to frame; None for one frame alone, fed at full speed.
         arrivals: When the tokens of a stage input arrive, by value; evenly where it is not said.
+        waiting: Inputs that wait elsewhere until they are read, by value. If given, tokens that are
+            repeated wait too, before that.
     """
-    written: dict[str, Transfers] = {}
-    read: dict[str, Transfers] = {}
-    end = 0.0
+    known = _Known(design, interval)
     for port in design.inputs:
-        if port.stream:
+        if port.stream and port.value not in (waiting or ()):
             tokens = design.streams[port.stream].tokens
             evenly = _evenly(tokens, interval or tokens)
-            written[port.stream] = (arrivals or {}).get(port.value, evenly)
-    users = {s: e for e in design.engines for s in e.inputs}
-    depths = {s: e.depth for e in design.engines for s in e.outputs}
+            known.written[port.stream] = (arrivals or {}).get(port.value, evenly)
+    end, from_memory = 0.0, dict[str, Engine]()
     for engine in design.engines:
         if isinstance(engine.nest, Load | Const):
             continue
-        if isinstance(engine.nest, Fetch):
-            tokens = engine.nest.tokens
-            written[engine.outputs[0]] = _evenly(tokens, interval or tokens * engine.ii)
-            continue
+        if isinstance(engine.nest, Fetch | Refill):
+            from_memory[engine.outputs[0]] = engine
+        for name in engine.inputs:
+            if name in from_memory:
+                mover = from_memory[name]
+                known.put(mover, known.wanted(engine, name, set(from_memory)) - mover.depth)
+        end = max(end, known.put(engine))
+    found = Schedule(known.written, known.read, end)
+    if interval is None:
+        return found
+    late = {e.name for e in design.engines if _may_be_late(e, design, waiting is not None)}
+    return _late(design, found, late, interval)
+
+
+class _Known:
+    """The engines scheduled so far."""
+
+    def __init__(self, design: StageDesign, interval: float | None) -> None:
+        self.interval = interval
+        self.written: dict[str, Transfers] = {}
+        self.read: dict[str, Transfers] = {}
+        self.users = {s: e for e in design.engines for s in e.inputs}
+        self._depths = {s: e.depth for e in design.engines for s in e.outputs}
+        self._paces = _paces(design, self.users)
+
+    def put(self, engine: Engine, earliest: float = 0.0) -> float:
+        """Schedule an engine, behind those that it reads; when all that it writes is visible."""
         chunks = chunks_of(engine)
-        ready = _ready(engine, chunks, written, depths)
-        starts, ends = _timed(_busy(engine, chunks, users), ready, interval)
+        starts, ends = self._times(engine, self.written, earliest)
         for k, name in enumerate(engine.inputs):
-            read[name] = Transfers(starts, ends, chunks.reads(k))
+            self.read[name] = Transfers(starts, ends, chunks.reads(k))
         for k, name in enumerate(engine.outputs):
-            written[name] = Transfers(starts, ends, chunks.writes(k))
-        end = max(end, float(ends[-1]) + engine.depth)
-    found = Schedule(written, read, end)
-    return found if interval is None else _windows_late(design, found, users, interval)
+            self.written[name] = Transfers(starts, ends, chunks.writes(k))
+        return float(ends[-1]) + engine.depth
+
+    def wanted(self, engine: Engine, name: str, waiting: Collection[str]) -> float:
+        """When an engine would read the first token of an input, if those in memory were there."""
+        starts, _ = self._times(engine, {s: w for s, w in self.written.items() if s not in waiting})
+        return float(starts[np.argmax(chunks_of(engine).reads(engine.inputs.index(name)) > 0)])
+
+    def _times(
+        self, engine: Engine, written: Mapping[str, Transfers], earliest: float = 0.0
+    ) -> tuple[Numbers, Numbers]:
+        chunks = chunks_of(engine)
+        busy = _paced(_busy(engine, chunks, self.users), chunks, self._paces.get(engine.name, 0))
+        ready = np.maximum(_ready(engine, chunks, written, self._depths), earliest)
+        return _timed(busy, ready, self.interval)
 
 
-def _windows_late(
-    design: StageDesign, asap: Schedule, users: Mapping[str, Engine], interval: float
-) -> Schedule:
-    """The schedule with windows made as late as their readers allow, so that maps wait instead.
+def _paces(design: StageDesign, users: Mapping[str, Engine]) -> dict[str, int]:
+    """Cycles that engines may take for a frame because memory takes as many to store or fetch it.
 
-    Maps wait in fewer bits than the windows made of them. From the last engine to the first: what
-    is behind a window generator to convert its tokens' width is late too.
+    Faster, they would only fill the FIFO in front of what waits for memory: an engine that writes
+    to memory, or reads from it, and before it what goes token by token.
     """
+    found: dict[str, int] = {}
+    for engine in design.engines:
+        if isinstance(engine.nest, Fetch | Refill) and engine.outputs[0] in users:
+            name = users[engine.outputs[0]].name
+            found[name] = max(found.get(name, 0), busy_cycles(engine))
+    for engine in reversed(design.engines):
+        for reader in (users[name] for name in engine.outputs if name in users):
+            pace = 0
+            if isinstance(reader.nest, Store | Spill):
+                pace = busy_cycles(reader)
+            elif isinstance(reader.nest, Dwc | Fork | Map):
+                pace = found.get(reader.name, 0)
+            found[engine.name] = max(found.get(engine.name, 0), pace)
+    return found
+
+
+def _paced(busy: Numbers, chunks: Chunks, cycles: float) -> Numbers:
+    """Busy cycles of an engine whose output is taken within so many cycles, if it is faster."""
+    if cycles <= busy[-1]:
+        return busy
+    emitted = chunks.writes(0)
+    slower: Numbers = busy + emitted * ((cycles - busy[-1]) / emitted[-1])
+    return slower
+
+
+def _late(design: StageDesign, asap: Schedule, late: Collection[str], interval: float) -> Schedule:
+    """The schedule with the tokens of some engines made as late as their readers allow."""
+    users = {s: e for e in design.engines for s in e.inputs}
     written, read = dict(asap.written), dict(asap.read)
     for engine in reversed(design.engines):
         name = engine.outputs[0] if engine.outputs else ""
-        if name not in read or not _makes_windows(engine, design):
+        if name not in read or engine.name not in late:
             continue
         chunks = chunks_of(engine)
         starts, ends = _latest(
@@ -237,9 +296,20 @@ def _windows_late(
         )
         if ends[-1] - starts[0] > interval:
             continue
-        read[engine.inputs[0]] = Transfers(starts, ends, chunks.reads(0))
+        for port, source in enumerate(engine.inputs):
+            read[source] = Transfers(starts, ends, chunks.reads(port))
         written[name] = Transfers(starts, ends, chunks.writes(0))
     return Schedule(written, read, asap.end)
+
+
+def _may_be_late(engine: Engine, design: StageDesign, repeats: bool) -> bool:
+    """Whether what an engine reads waits in fewer bits than what it writes, or in memory.
+
+    What is behind a window generator to convert its tokens' width is late too.
+    """
+    if isinstance(engine.nest, Fetch | Refill) or (repeats and isinstance(engine.nest, Repeat)):
+        return True
+    return _makes_windows(engine, design)
 
 
 def _makes_windows(engine: Engine, design: StageDesign) -> bool:
@@ -281,10 +351,7 @@ def _busy(engine: Engine, chunks: Chunks, users: Mapping[str, Engine]) -> Number
     reader = users.get(engine.outputs[0]) if isinstance(engine.nest, Swg) else None
     if reader is None or _in_bursts(reader.nest):
         return busy
-    emitted = chunks.writes(0)
-    slack = chunks_of(reader).busy[-1] - busy[-1]
-    paced: Numbers = busy + emitted * (max(slack, 0.0) / emitted[-1])
-    return paced
+    return _paced(busy, chunks, chunks_of(reader).busy[-1])
 
 
 def _in_bursts(reader: Nest) -> bool:

@@ -26,7 +26,14 @@ from pipec.backends.fpga.memory import (
     placed,
     shift_registers,
 )
-from pipec.backends.fpga.resources import DDR_SHELL, LUT_MEMORY_LIMIT, limits, logic
+from pipec.backends.fpga.resources import (
+    BRAM36_BITS,
+    DDR_SHELL,
+    LUT_MEMORY_LIMIT,
+    URAM_BITS,
+    limits,
+    logic,
+)
 from pipec.backends.fpga.streaming import blocks_of, ddr_ports
 from pipec.cluster.device import Device, FpgaResources
 from pipec.errors import BackendError
@@ -173,7 +180,7 @@ class Search:
         used = sum((logic(e) for e in design.engines), Resources())
         items = [*(i for e in design.engines for i in items_of(e)), *self.fifos]
         bits = sum(i.width * i.depth for i in items)
-        room = (limit.bram36 * 36_864 + limit.uram * 294_912) / 1e6
+        room = (limit.bram36 * BRAM36_BITS + limit.uram * URAM_BITS) / 1e6
         return BackendError(
             f"{self.name} does not fit the board, not even with all possible weights in DDR",
             where=self.board.device.kind,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.emit.cpp import identifier
-from pipec.backends.fpga.emit.source import moving, port_names
+from pipec.backends.fpga.emit.source import crosses, moving, port_names
 from pipec.backends.fpga.training.nests import Accumulate, Fetch
 from pipec.errors import BackendError
 
@@ -40,6 +40,8 @@ def wires_of(design: StageDesign) -> tuple[Wire, ...]:
         for name, port in port_names(design).items()
     ]
     for moved in moving(design):
+        if not crosses(design, moved):
+            continue
         nest, port = design.engine(moved.engine).nest, moved.carries
         assert port is not None
         stream = design.streams[port.stream]

@@ -5,6 +5,7 @@ from pipec.backends.fpga.emit.cpp import cpp_type, identifier
 from pipec.backends.fpga.emit.engines import padded_lanes
 from pipec.backends.fpga.emit.source import (
     arguments,
+    crosses,
     memories,
     memory_words,
     moved_tokens,
@@ -16,7 +17,7 @@ from pipec.backends.fpga.emit.source import (
     top_name,
 )
 from pipec.backends.fpga.emit.tables import off_chip, on_chip
-from pipec.backends.fpga.training.nests import Fetch
+from pipec.backends.fpga.training.nests import Fetch, Spill
 
 _MAIN = """\
 int main(int argc, char **argv) {
@@ -117,6 +118,10 @@ def _memory(design: StageDesign) -> list[str]:
     lines = []
     for moved in moving(design):
         name, (tokens, slots) = identifier(moved.name), moved_tokens(design, moved)
+        if not crosses(design, moved):
+            if isinstance(design.engine(moved.engine).nest, Spill):
+                lines.append(f"std::vector<{moved_type(design, moved)}> {name}({tokens * slots});")
+            continue
         lines.append(
             f"std::vector<{moved_type(design, moved)}> {name} =\n"
             f'      tb::memory<{moved_type(design, moved)}>(data, "{name}", {tokens}, {slots}, '
@@ -133,7 +138,7 @@ def _left_in_memory(design: StageDesign) -> list[str]:
     """What kernels have written to memory: compared, or left to other kernels."""
     lines = []
     for port in moving(design):
-        if not _reads(design, port):
+        if crosses(design, port) and not _reads(design, port):
             name, (tokens, _) = identifier(port.name), moved_tokens(design, port)
             lines.append(
                 f'ok = tb::leave({name}, data, "{name}", {tokens}, compare, TOLERANCE) && ok;'
@@ -173,7 +178,17 @@ def _inputs(design: StageDesign) -> list[str]:
 def _argument(name: str, design: StageDesign) -> str:
     known = {"load_tables": "done == 0", "frames": "each"}
     known |= dict(zip(numbering(design), ("first + done", "microbatches"), strict=False))
+    known |= {out: f"{way_in}.data()" for way_in, out in _fifos(design)}
     return known.get(name, f"{name}.data()" if name in memories(design) else name)
+
+
+def _fifos(design: StageDesign) -> list[tuple[str, str]]:
+    """Pointers to the two ends of every FIFO in memory: one buffer."""
+    ends: dict[str, list[str]] = {}
+    for port in moving(design):
+        if not crosses(design, port):
+            ends.setdefault(port.group, []).append(identifier(port.name))
+    return [(way_in, out) for way_in, out in ends.values()]
 
 
 def _results(design: StageDesign) -> list[str]:

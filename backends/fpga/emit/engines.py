@@ -40,6 +40,8 @@ WRITERS: dict[type, Writer] = {
     gradients.Store: gradient.store,
     gradients.Fetch: gradient.fetch,
     gradients.Accumulate: gradient.accumulate,
+    gradients.Spill: gradient.spill,
+    gradients.Refill: gradient.refill,
 }
 """Nest class to the function that writes it."""
 

@@ -16,7 +16,7 @@ from pipec.backends.fpga.emit.tables import (
 )
 from pipec.backends.fpga.nests import ceil_div
 from pipec.backends.fpga.training.emit import MICROBATCH, MICROBATCHES
-from pipec.backends.fpga.training.nests import Accumulate, Fetch, Store
+from pipec.backends.fpga.training.nests import Accumulate, Mover, Refill, Spill, Store
 
 HEADERS_OF = {
     "vvu.h": ("mvu.h",),
@@ -117,12 +117,12 @@ def arguments(design: StageDesign) -> list[tuple[str, str]]:
 
 
 def _writes(design: StageDesign, port: DdrPort) -> bool:
-    return isinstance(design.engine(port.engine).nest, Store | Accumulate)
+    return isinstance(design.engine(port.engine).nest, Store | Accumulate | Spill)
 
 
 def numbering(design: StageDesign) -> list[str]:
     """The scalar arguments that tell a kernel which microbatch it works on."""
-    nests = [design.engine(port.engine).nest for port in moving(design)]
+    nests = [design.engine(port.engine).nest for port in moving(design) if crosses(design, port)]
     counted = [MICROBATCHES] if any(isinstance(n, Accumulate) for n in nests) else []
     return [MICROBATCH, *counted] if nests else []
 
@@ -130,6 +130,11 @@ def numbering(design: StageDesign) -> list[str]:
 def moving(design: StageDesign) -> list[DdrPort]:
     """The memory ports through which values move."""
     return [port for port in design.ddr if port.carries is not None]
+
+
+def crosses(design: StageDesign, port: DdrPort) -> bool:
+    """Whether what moves through a port goes to another kernel, and not back to this one."""
+    return not isinstance(design.engine(port.engine).nest, Spill | Refill)
 
 
 def memories(design: StageDesign) -> dict[str, str]:
@@ -153,9 +158,11 @@ def moved_type(design: StageDesign, port: DdrPort) -> str:
 
 
 def moved_tokens(design: StageDesign, port: DdrPort) -> tuple[int, int]:
-    """Tokens of a frame in memory, and frames."""
+    """Tokens of a frame in memory, and frames; of a FIFO those of a chunk, and chunks."""
     nest = design.engine(port.engine).nest
-    assert isinstance(nest, Store | Fetch | Accumulate)
+    assert isinstance(nest, Mover)
+    if isinstance(nest, Spill | Refill):
+        return nest.chunk, nest.slots
     return nest.tokens, 1 if isinstance(nest, Accumulate) else nest.slots
 
 

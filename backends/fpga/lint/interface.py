@@ -61,8 +61,9 @@ def _words_behind(record: Json) -> dict[str, int]:
     ports = {port["engine"]: identifier(port["name"]) for port in record["ddr"]}
     for engine in record["engines"]:
         name, nest = ports.get(engine["name"], ""), engine["nest"]
-        if engine["kind"] in ("store", "fetch", "accumulate"):
-            found[name] = math.prod((nest["tokens"], nest.get("slots", 1)))
+        if engine["kind"] in ("store", "fetch", "accumulate", "spill", "refill"):
+            each = nest.get("chunk", nest["tokens"])
+            found[name] = math.prod((each, nest.get("slots", 1)))
         for weight in engine["weights"]:
             if weight["memory"] == "ddr":
                 found[name] = memory_words(engine["kind"], weight["bits"], weight["shape"])

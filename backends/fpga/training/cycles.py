@@ -11,8 +11,10 @@ from pipec.backends.fpga.training.nests import (
     Fetch,
     OneHot,
     Outer,
+    Refill,
     RowGradient,
     Scatter,
+    Spill,
     Spread,
     Store,
 )
@@ -85,6 +87,16 @@ def _fetch(nest: Fetch, ii: int, inputs: int) -> Table:
     return (Run(nest.tokens, ii, 0, 1),)
 
 
+@runs.register
+def _spill(nest: Spill, ii: int, inputs: int) -> Table:
+    return (Loop(nest.tokens // nest.chunk, (Run(nest.chunk - 1, ii, 1), Run(1, ii, 1, 1))),)
+
+
+@runs.register
+def _refill(nest: Refill, ii: int, inputs: int) -> Table:
+    return (Loop(nest.tokens // nest.chunk, (Run(1, ii, 1, 1), Run(nest.chunk - 1, ii, 0, 1))),)
+
+
 @buffer.register
 def _outer_buffer(nest: Outer, bits: int) -> tuple[int, int]:
     words = nest.partial * nest.groups * nest.nf * nest.sf
@@ -124,7 +136,7 @@ MOVER_LUT = 1_500.0
 
 
 @units.register
-def _mover_units(nest: Store | Fetch, dtype: str) -> tuple[float, float]:
+def _mover_units(nest: Store | Fetch | Spill | Refill, dtype: str) -> tuple[float, float]:
     return (0.0, MOVER_LUT)
 
 

@@ -11,8 +11,10 @@ from pipec.backends.fpga.training.nests import (
     Fetch,
     OneHot,
     Outer,
+    Refill,
     RowGradient,
     Scatter,
+    Spill,
     Spread,
     Store,
 )
@@ -36,7 +38,7 @@ def outer(engine: Engine, nest: Outer) -> Unit:
     return Unit("outer.h", "outer", constants)
 
 
-def _integers(nest: ArgMax | Scatter | Spread) -> dict[str, int]:
+def _integers(nest: ArgMax | Scatter | Spread | Spill | Refill) -> dict[str, int]:
     return {name.upper(): value for name, value in asdict(nest).items()}
 
 
@@ -89,6 +91,16 @@ def fetch(engine: Engine, nest: Fetch) -> Unit:
 def _ring(function: str, nest: Store | Fetch) -> Unit:
     constants = {"TOKENS": nest.tokens, "LANES": nest.lanes, "SLOTS": nest.slots}
     return Unit("mover.h", function, constants, arguments=(MICROBATCH,), in_memory=True)
+
+
+def spill(engine: Engine, nest: Spill) -> Unit:
+    """Into a FIFO in memory."""
+    return Unit("mover.h", "spill", _integers(nest), in_memory=True)
+
+
+def refill(engine: Engine, nest: Refill) -> Unit:
+    """Out of a FIFO in memory."""
+    return Unit("mover.h", "refill", _integers(nest), in_memory=True)
 
 
 def accumulate(engine: Engine, nest: Accumulate) -> Unit:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pipec.backends.fpga.assemble import wire_lanes
 from pipec.backends.fpga.compile import best_design, laid_out
 from pipec.backends.fpga.design import Engine, Resources, StageDesign
-from pipec.backends.fpga.fifo import busiest, sized
+from pipec.backends.fpga.fifo import MIN_DEPTH, busiest, sized
 from pipec.backends.fpga.flow import schedule
 from pipec.backends.fpga.lowering.layers import Layer, Use
 from pipec.backends.fpga.lowering.lower import lower
@@ -30,6 +30,7 @@ from pipec.backends.fpga.training.nests import Accumulate, Mover
 from pipec.backends.fpga.training.phases import Phases, gradient_name
 from pipec.backends.fpga.training.saved import logic_between, saved_kernel
 from pipec.backends.fpga.training.slots import memory_interval, with_slots
+from pipec.backends.fpga.training.waiting import may_wait, with_fifos, with_rings
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, OutputKind
 
@@ -113,6 +114,9 @@ _ROUNDS = 6
 _GROWTH = 1.05
 """How much slower the next round is where what is added to the engines did not fit. The last round
 keeps no saved value on chip."""
+_HALVINGS = 4
+_NEAR = 1.03
+"""How often, and until when, the interval of engines and that of memory are brought together."""
 
 
 def kernels_on(
@@ -133,31 +137,83 @@ def kernels_on(
     layers, inputs, outputs = (
         tuple(x for n in networks for x in getattr(n, field)) for field in _FIELDS
     )
-    both = Network(layers, inputs, outputs)
     sums = {gradient_name(n): gradient_sum(n) for n in phases.trained}
+    task = _Task(Network(layers, inputs, outputs), board, name, phases.saved, sets, sums)
     reserved, start = _adding(networks[1], sums), 0
     growth = _GROWTH
     for k in range(_ROUNDS):
-        whole = best_design(both, without(board, reserved), name, start)
-        room = _room(whole, board, 1.0 - k / (_ROUNDS - 1))
-        leaving = {p.value: whole.streams[p.stream] for p in whole.outputs}
-        features = placed_features({v: leaving[v] for v in phases.saved}, sets, room)
-        rings = {f.value: ring(f.value, sets) for f in in_ddr(features)}
-        found = _complete(whole, sums | rings, features, board)
-        if isinstance(found, StageDesign):
-            parts = [
-                _part(found, f"{name}_{suffix}", PREFIX[phase])
-                for phase, suffix in (("F", "forward"), ("B", "backward"))
-            ]
-            saved = saved_kernel(parts[0], features, f"{name}_saved")
-            return Kernels(parts[0], parts[1], found.interval, features, saved)
+        share = 1.0 - k / (_ROUNDS - 1)
+        folded, found = task.attempt(start, reserved, share)
+        if isinstance(found, Kernels):
+            return _balanced(task, folded, found, reserved, share)
         reserved, paced = found
-        start, growth = round(max(start, whole.interval, paced / growth) * growth), growth**1.5
+        start, growth = round(max(start, folded, paced / growth) * growth), growth**1.5
     raise BackendError(
         "the kernels of a stage and what moves their values do not fit the board together",
         where=name,
         hint="use more boards, larger ones, or smaller microbatches",
     )
+
+
+def _balanced(
+    task: "_Task", folded: int, found: Kernels, reserved: Resources, share: float
+) -> Kernels:
+    """The fastest kernels that are found where memory is slower than engines.
+
+    Engines that need not be so fast leave more of the memory's time to values that move.
+    """
+    low = folded
+    for _ in range(_HALVINGS):
+        if found.interval <= _NEAR * low:
+            break
+        middle = round(math.sqrt(low * found.interval))
+        _, other = task.attempt(middle, reserved, share)
+        if isinstance(other, Kernels) and other.interval < found.interval:
+            found = other
+        low = middle
+    return found
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is to be put on a board."""
+
+    both: Network
+    board: Board
+    name: str
+    saved: tuple[str, ...]
+    sets: int
+    sums: Mapping[str, Place]
+
+    def attempt(
+        self, start: int, reserved: Resources, share: float
+    ) -> tuple[int, Kernels | tuple[Resources, int]]:
+        """Kernels no faster than an interval.
+
+        Args:
+            start: The interval.
+            reserved: Kept for what moves values.
+            share: Of the memory that engines leave, for saved values.
+
+        Returns:
+            The interval of the engines, and what `_complete` says.
+        """
+        whole = best_design(
+            self.both, without(self.board, reserved), self.name, start, (), may_wait, self.saved
+        )
+        leaving = {p.value: whole.streams[p.stream] for p in whole.outputs}
+        room = _room(whole, self.board, share)
+        features = placed_features({v: leaving[v] for v in self.saved}, self.sets, room)
+        rings = {f.value: ring(f.value, self.sets) for f in in_ddr(features)}
+        found = _complete(_unsized(whole), {**self.sums, **rings}, features, self.board)
+        if not isinstance(found, StageDesign):
+            return whole.interval, found
+        forward, backward = (
+            _part(found, f"{self.name}_{suffix}", PREFIX[phase])
+            for phase, suffix in (("F", "forward"), ("B", "backward"))
+        )
+        kept = saved_kernel(forward, features, f"{self.name}_saved")
+        return whole.interval, Kernels(forward, backward, found.interval, features, kept)
 
 
 def _adding(backward: Network, sums: Mapping[str, Place]) -> Resources:
@@ -188,17 +244,30 @@ def _complete(
     """
     # what was reserved for movers is theirs here
     whole = dataclasses.replace(whole, limits=without(board, logic_between(features)).limits)
-    moving = with_movers(whole, places, tuple(PREFIX.values()))
+    prefixes = tuple(PREFIX.values())
+    moving = with_fifos(with_movers(whole, places, prefixes), prefixes)
     moved = with_slots(moving, board.device)
     if moved is None:
         return _movers_of(moving), memory_interval(moving, board.device)
-    slotted = sized(moved)
+    slotted = with_rings(sized(moved, [f.value for f in features]))
     slotted = dataclasses.replace(slotted, interval=max(slotted.interval, whole.interval))
     held = [*deep_fifos(slotted), *memories_of(features)]
     found = laid_out(slotted, board, held)
     if found is not None:
         return found
     return _movers_of(slotted), slotted.interval
+
+
+def _unsized(design: StageDesign) -> StageDesign:
+    """The design with FIFOs as shallow as before they were sized, but for what decides their place.
+
+    Movers change when values come and go.
+    """
+    streams = {
+        name: s if s.memory is not None or s.initial else dataclasses.replace(s, depth=MIN_DEPTH)
+        for name, s in design.streams.items()
+    }
+    return dataclasses.replace(design, streams=streams)
 
 
 def _movers_of(design: StageDesign) -> Resources:

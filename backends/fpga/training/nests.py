@@ -225,7 +225,42 @@ class Accumulate:
     lanes: int
 
 
-Mover = Store | Fetch | Accumulate
+@dataclass(frozen=True)
+class Spill:
+    """The way into a FIFO in DDR: a ring of chunks, and a token for every chunk that lies there.
+
+    ```text
+    for i in tokens: memory[ring][i % chunk] = read in0; if chunk is full: write out0; next of ring
+    ```
+
+    Attributes:
+        tokens: Per frame; ``chunk`` of them are counted together, a divisor.
+        lanes: Elements of a token.
+        slots: Chunks of the ring.
+    """
+
+    tokens: int
+    lanes: int
+    chunk: int
+    slots: int
+
+
+@dataclass(frozen=True)
+class Refill:
+    """The way out of a FIFO in DDR; its fields are those of `Spill`.
+
+    ```text
+    for i in tokens: if chunk begins: read in0; write memory[ring][i % chunk]
+    ```
+    """
+
+    tokens: int
+    lanes: int
+    chunk: int
+    slots: int
+
+
+Mover = Store | Fetch | Accumulate | Spill | Refill
 """Engines between a stream and DDR."""
 GradientNest = Outer | Scatter | ArgMax | OneHot | RowGradient | Spread | Mover
 """Any nest of this module."""

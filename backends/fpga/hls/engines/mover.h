@@ -61,6 +61,49 @@ void accumulate(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
   }
 }
 
+// SPILL: the way into a FIFO that lies in memory, a ring of SLOTS chunks. The reader is told of every
+// chunk when it is full; that token takes as long as memory does (DEPTH).
+// Config: T, TOKENS, LANES, CHUNK, SLOTS, II, DEPTH.
+template <typename G>
+void spill(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
+           hls::stream<vec<int32_t, 1>> &full, vec<typename G::T, G::LANES> *memory) {
+  int slot = 0;
+  for (int f = 0; f < frames; ++f) {
+    for (int i = 0, at = 0; i < G::TOKENS; ++i) {
+#pragma HLS PIPELINE II = G::II
+      FIRE(G::II, G::DEPTH);
+      memory[std::size_t(slot) * G::CHUNK + at] = in.read();
+      if (++at == G::CHUNK) {
+        full.write(zeros<int32_t, 1>());
+        at = 0;
+        slot = slot + 1 == G::SLOTS ? 0 : slot + 1;
+      }
+    }
+  }
+}
+
+// REFILL: the way out. A chunk is not written again before it is read: the stream between the two
+// holds fewer tokens than the ring has chunks.
+// Config: T, TOKENS, LANES, CHUNK, SLOTS, II, DEPTH.
+template <typename G>
+void refill(int frames, hls::stream<vec<int32_t, 1>> &full,
+            hls::stream<vec<typename G::T, G::LANES>> &out,
+            const vec<typename G::T, G::LANES> *memory) {
+  int slot = 0;
+  for (int f = 0; f < frames; ++f) {
+    for (int i = 0, at = 0; i < G::TOKENS; ++i) {
+#pragma HLS PIPELINE II = G::II
+      FIRE(G::II, G::DEPTH);
+      if (at == 0) full.read();
+      out.write(memory[std::size_t(slot) * G::CHUNK + at]);
+      if (++at == G::CHUNK) {
+        at = 0;
+        slot = slot + 1 == G::SLOTS ? 0 : slot + 1;
+      }
+    }
+  }
+}
+
 }  // namespace engine
 
 #endif

@@ -1,0 +1,112 @@
+"""FIFOs that lie in DDR: chosen, written, run in C simulation, timed."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipec.backends.fpga import compile as on_board
+from pipec.backends.fpga.compile import best_design
+from pipec.backends.fpga.csim.timed import check_timing
+from pipec.backends.fpga.design import Memory, StageDesign
+from pipec.backends.fpga.runs import busy_cycles
+from pipec.backends.fpga.search import Board, deep_fifos
+from pipec.backends.fpga.training import kernels, waiting
+from pipec.backends.fpga.training.kernels import networks_of
+from pipec.backends.fpga.training.nests import Refill, Spill
+from pipec.backends.fpga.training.phases import phases_of
+from pipec.backends.fpga.training.stage import trained_stages
+from pipec.backends.fpga.training.waiting import may_wait
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.backend import TrainingRunner, load_backend
+from pipec.compiler.driver import default_passes, emit, make_plan
+from pipec.compiler.verify_update import compare_emitted
+from pipec.plan.model import Plan
+from pipec.plan.store import load_plan
+from tests.fpga.training.models import resnet
+from tests.fpga.training.test_plan import batches
+
+
+def _in_memory(design: StageDesign) -> StageDesign:
+    """The design with every FIFO in DDR that may lie there."""
+    away = {n: dataclasses.replace(s, memory=Memory.DDR) for n, s in design.streams.items()
+            if may_wait(s)}  # fmt: skip
+    assert away
+    return _unsized(dataclasses.replace(design, streams={**design.streams, **away}))
+
+
+_unsized = kernels._unsized
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+    """A residual network with batch normalisation whose maps wait in DDR, and where it lies."""
+    torch.manual_seed(0)
+    passes = default_passes(schedule="fbp-as", microbatches=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waiting, "_LEAST_BITS", 1024)
+        patch.setattr(kernels, "_unsized", _in_memory)
+        plan = make_plan(resnet(), parse_cluster("1xvcu118"), "fpga", passes=passes)
+    folder = tmp_path_factory.mktemp("waiting") / "out"
+    emit(plan, folder)
+    return plan, folder
+
+
+def test_kernels_whose_maps_wait_in_memory_train_as_autograd_does(
+    planned: tuple[Plan, Path],
+) -> None:
+    """The ring goes round within a frame and between frames; loss, gradients, updates."""
+    plan, folder = planned
+    stored = load_plan(folder)
+    runners = [
+        r for r in load_backend("fpga").load(stored, folder) if isinstance(r, TrainingRunner)
+    ]
+    found = compare_emitted(stored, plan.graph, batches(plan.graph, 3), 1e-4, 0, runners)
+    assert {"gradient", "update"} <= {c.kind for c in found}
+    assert not [c for c in found if not c.ok]
+
+
+@pytest.mark.parametrize("kernel", ["forward", "backward"])
+def test_the_written_code_takes_the_simulated_cycles(
+    planned: tuple[Plan, Path], kernel: str
+) -> None:
+    plan, folder = planned
+    (stage,) = trained_stages(plan)
+    design = stage.kernels.F if kernel == "forward" else stage.kernels.B
+    (written,) = folder.glob("stage0*")
+    ends = [e for e in design.engines if isinstance(e.nest, Spill | Refill)]
+    assert {type(e.nest) for e in ends} == {Spill, Refill}
+    for e in ends:
+        nest = e.nest
+        assert isinstance(nest, Spill | Refill)
+        (counted,) = (design.streams[s] for s in (*e.inputs, *e.outputs) if s.endswith("_full"))
+        assert nest.tokens % nest.chunk == 0
+        assert nest.slots > counted.depth + 1  # one is written, one is read
+        assert busy_cycles(e) <= stage.kernels.interval
+    check = check_timing(written / kernel, 3)
+    assert check.differing == ()
+    assert check.ends[2] - check.ends[1] <= 1.1 * stage.kernels.interval
+
+
+def test_fifos_leave_the_chip_only_where_they_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(resnet(), parse_cluster("1xvcu118"), "fpga")
+    training = plan.stages[0].training
+    assert training is not None
+    network, _ = networks_of([phases_of(training)])[0]
+    board = Board(parse_cluster("1xvcu118").devices[0])
+    monkeypatch.setattr(waiting, "_LEAST_BITS", 1024)
+    roomy = best_design(network, board, movable=may_wait, waiting=())
+    assert all(s.memory is None for s in roomy.streams.values())
+    deep = {item.owner for item in deep_fifos(roomy) if may_wait(roomy.streams[item.owner])}
+    assert deep
+    true, calls = on_board.laid_out, list[int]()
+
+    def refused_once(*args: object) -> StageDesign | None:
+        calls.append(1)
+        return None if len(calls) == 1 else true(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(on_board, "laid_out", refused_once)
+    monkeypatch.setattr(on_board, "_ON_CHIP", 0.0)
+    tight = best_design(network, board, movable=may_wait, waiting=())
+    assert {s.name for s in tight.streams.values() if s.memory is Memory.DDR} == deep
