@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from pipec.backends.fpga.design import Memory, StageDesign, Stream
 from pipec.backends.fpga.fifo import deepened, timed
@@ -9,7 +10,7 @@ from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.regions import floorplan
 from pipec.backends.fpga.resources import BRAM36_BITS, URAM_BITS
-from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted
+from pipec.backends.fpga.search import Board, Search, bound, deep_fifos, fitted
 
 __all__ = ["Board", "best_design"]
 
@@ -17,6 +18,8 @@ _ROUNDS = 8
 _GROWTH = 1.005
 """How much slower the next round may be, at least, where FIFOs or regions did not fit; later rounds
 may be slower still."""
+_CLOSE = 1.005
+"""A design so near to what is asked for, or to the bound, is not searched for twice."""
 _ON_CHIP = 0.5
 """Share of the chip's memory that FIFOs take at most where some may lie in DDR."""
 
@@ -33,7 +36,8 @@ def best_design(
     """The design of least interval that fits a board and its regions, FIFOs sized and counted.
 
     FIFO depths follow from a design; where their memories do not fit beside it, the search is
-    repeated with room reserved for them.
+    repeated with room reserved for them: as much as they took, and where layers stream their
+    weights also as much as the next choice of such layers asks. The faster design counts.
 
     Args:
         network: What is computed (`lowering.lower.lower`).
@@ -47,22 +51,45 @@ def best_design(
     Raises:
         BackendError: It does not fit.
     """
+    need = _Need(start, tuple(reserved), movable, waiting)
     search = Search(name, network, board)
-    if reserved:
-        search.reserve(tuple(reserved))
-    growth = _GROWTH
+    found = [_settled(search, need)]
+    if found[0] is None or found[0].interval > _CLOSE * max(start, bound(network, board)):
+        following = Search(name, network, board, follows=True)
+        found += [_settled(following, need)] if search.streams else []
+    settled = [design for design in found if design is not None]
+    if not settled:
+        raise search.too_large()
+    return timed(min(settled, key=lambda design: design.interval))
+
+
+@dataclass(frozen=True)
+class _Need:
+    """What `best_design` is asked for; its arguments."""
+
+    start: int
+    reserved: tuple[Item, ...]
+    movable: Callable[[Stream], bool] | None
+    waiting: Collection[str] | None
+
+
+def _settled(search: Search, need: _Need) -> StageDesign | None:
+    """The first design of a search whose FIFOs fit beside it, not timed; None in few rounds."""
+    if need.reserved:
+        search.reserve(need.reserved)
+    start, growth = need.start, _GROWTH
     for _ in range(_ROUNDS):
-        found = deepened(search.best(start), waiting)
-        fifos = _deeper(deep_fifos(found), reserved)
-        placed = laid_out(found, board, fifos)
-        if placed is None and movable is not None:
-            found, fifos = _moved(found, fifos, movable)
-            placed = laid_out(found, board, fifos)
+        found = deepened(search.best(start), need.waiting)
+        fifos = _deeper(deep_fifos(found), need.reserved)
+        placed = laid_out(found, search.board, fifos)
+        if placed is None and need.movable is not None:
+            found, fifos = _moved(found, fifos, need.movable)
+            placed = laid_out(found, search.board, fifos)
         if placed is not None:
-            return timed(placed)
+            return placed
         search.reserve(fifos)
         start, growth = round(found.interval * growth), growth**1.5
-    raise search.too_large()
+    return None
 
 
 def laid_out(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDesign | None:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from pipec.backends.fpga.banks import SLOTS, beats, slots_for
 from pipec.backends.fpga.build import Built, build
-from pipec.backends.fpga.design import Engine, StageDesign
+from pipec.backends.fpga.design import Engine, StageDesign, bits_of
+from pipec.backends.fpga.detours import detours
 from pipec.backends.fpga.factors import Factors, fold
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.layers import Dense
@@ -30,6 +31,8 @@ from pipec.backends.fpga.streaming import blocks_of, ddr_ports
 Numbers = NDArray[np.float64]
 RESOURCES = ("dsp", "lut", "bram36", "uram", "ddr")
 """Order of the resources in every array here; ``ddr`` in time slots of memory ports."""
+_WORD = 72
+"""Bits of a word of what waits: those of both kinds of block memories."""
 STORES = slice(1, 4)
 """Those of them in which a memory may lie, in the order of `Item.costs`."""
 
@@ -60,11 +63,13 @@ class Option:
         dsp: Slices; ``lut`` without memories.
         rates: Beats per cycle of every client of a memory port.
         items: Memories.
+        waits: Bits that wait in FIFOs since blocks of vectors are gathered.
     """
 
     block: int = 0
     dsp: float = 0.0
     lut: float = 0.0
+    waits: float = 0.0
     rates: list[float] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
 
@@ -182,6 +187,7 @@ class Demands:
         unit_of: Node name to unit; engines of other nodes (inputs) count for their reader.
         units: Number of units.
         fifos: Memories of deep FIFOs and the units that they count for.
+        waiting: How many times the bits that options of streaming say wait are counted.
         built: Engines of layers under factors seen before.
     """
 
@@ -190,6 +196,7 @@ class Demands:
     unit_of: Mapping[str, int]
     units: int = 1
     fifos: tuple[tuple[int, Item], ...] = ()
+    waiting: float = 0.0
     built: dict[tuple[str, Factors], Built] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -197,6 +204,7 @@ class Demands:
         self._options: dict[tuple[str, Factors], tuple[int, Option]] = {}
         self._blocks = blocks_of(self.network)
         self._dense = {y.name: y for y in self.network.layers if isinstance(y, Dense)}
+        self._detours = detours(self.network, self._blocks)
 
     def at(self, target: int) -> Demand:
         """The demand when no engine is busy longer than ``target`` cycles."""
@@ -219,6 +227,24 @@ class Demands:
     def count(self, fifos: Sequence[tuple[int, Item]]) -> None:
         """Count these deep FIFOs, each for a unit, from now on."""
         self.fifos = tuple(fifos)
+
+    def wait(self, times: float) -> None:
+        """Count so many times the bits that options of streaming say wait, from now on."""
+        self.waiting = times
+        self._made.clear()
+
+    def waits(self, target: int, streamed: Mapping[str, int]) -> float:
+        """Bits that wait in FIFOs for streamed layers, as their options say, not as counted."""
+        return sum(self._made_option(name, target, b)[1].waits for name, b in streamed.items())
+
+    def held(self, target: int, streamed: Mapping[str, int]) -> list[Item]:
+        """Memories for what waits for streamed layers, as it is counted."""
+        options = ((name, self._made_option(name, target, b)[1]) for name, b in streamed.items())
+        return [item for name, option in options for item in self._held(name, option)]
+
+    def _held(self, name: str, option: Option) -> list[Item]:
+        words = int(self.waiting * option.waits / _WORD)
+        return [Item(f"{name} waits", "fifo", _WORD, words)] if words else []
 
     def design(self, target: int, streamed: Mapping[str, int] | None = None) -> StageDesign:
         """The network folded for a target.
@@ -276,18 +302,27 @@ class Demands:
         """The layer with streamed weights, where it meets the target so."""
         found = []
         for block in self._blocks[name]:
-            factors = fold(self._dense[name], target, self.precision, block=block)
-            if (name, factors) not in self._options:
-                self._options[name, factors] = self._option(name, target, block)
-            busy, option = self._options[name, factors]
+            busy, option = self._made_option(name, target, block)
             if busy <= target:
-                found.append(option)
+                items = [*option.items, *self._held(name, option)]
+                found.append(dataclasses.replace(option, items=items))
         return found
 
+    def _made_option(self, name: str, target: int, block: int) -> tuple[int, Option]:
+        factors = fold(self._dense[name], target, self.precision, block=block)
+        if (name, factors) not in self._options:
+            self._options[name, factors] = self._option(name, target, block)
+        return self._options[name, factors]
+
     def _option(self, name: str, target: int, block: int) -> tuple[int, Option]:
-        """The layer streaming its weights: the cycles of its busiest engine, what it takes."""
-        engines = self._engines(name, target, block)
-        option = Option(block)
+        """The layer streaming its weights: the cycles of its busiest engine, what it takes.
+
+        A block's results leave together and wait for their reader, and so long waits what goes
+        around the layer.
+        """
+        engines, layer = self._engines(name, target, block), self._dense[name]
+        results = block * layer.out * layer.groups * bits_of(layer.dtype or self.precision)
+        option = Option(block, waits=results + self._detours[name] * block / layer.n)
         for engine in engines:
             option.add(engine)
             if isinstance(engine.nest, Load):

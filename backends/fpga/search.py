@@ -16,6 +16,7 @@ from pipec.backends.fpga.banks import period, time_slots, with_banks
 from pipec.backends.fpga.choice import choices
 from pipec.backends.fpga.demand import Demands, Room
 from pipec.backends.fpga.design import Resources, StageDesign
+from pipec.backends.fpga.fifo import deepened
 from pipec.backends.fpga.lowering.layers import Dense, Depthwise, Layer, Product
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import (
@@ -40,6 +41,8 @@ from pipec.errors import BackendError
 
 _RATIO = 1.005
 """The search ends when the interval is known this well."""
+_MORE = 1.1
+"""How many times more is taken to wait where less than was thought did not fit."""
 _SLOWEST = 1 << 44
 """Cycles that no frame takes: here every layer has its least factors."""
 
@@ -113,27 +116,51 @@ class Search:
         network: What is computed.
         board: Where.
         fifos: Memories of deep FIFOs, known from an earlier round.
+        follows: Whether FIFOs that are deep since layers stream their weights are counted as the
+            choice of such layers asks, by their ratio in the design found last; else as they were.
     """
 
     name: str
     network: Network
     board: Board
     fifos: tuple[Item, ...] = ()
+    follows: bool = False
 
     def __post_init__(self) -> None:
         nodes = {layer.node: 0 for layer in self.network.layers}
         self._demands = Demands(self.network, self.board.precision, nodes)
+        self._found = (0, dict[str, int]())
+
+    @property
+    def streams(self) -> bool:
+        """Whether layers of the design found last stream their weights."""
+        return bool(self._found[1])
 
     def reserve(self, fifos: tuple[Item, ...]) -> None:
-        """Count these deep FIFOs from now on."""
+        """Count these deep FIFOs of the design found last from now on."""
+        target, streamed = self._found
+        waits = self._demands.waits(target, streamed)
+        if self.follows and waits > 0:
+            plain = deep_fifos(deepened(self._demands.design(target)))
+            depth = {item.owner: item.depth for item in plain}
+            known = tuple(
+                dataclasses.replace(item, depth=min(item.depth, depth[item.owner]))
+                for item in fifos
+                if item.owner in depth
+            )
+            times = (_bits(fifos) - _bits(known)) / waits
+            self._demands.wait(max(times, _MORE * self._demands.waiting))
+            fifos = known
         self.fifos = fifos
         self._demands.count([(0, item) for item in fifos])
 
     def at(self, target: int) -> StageDesign | None:
         """The design for a target interval; None if none fits."""
         for streamed in choices(self._demands.at(target), self.board.room):
-            found = fitted(self.unplaced(target, streamed), self.board, self.fifos)
+            fifos = (*self.fifos, *self._demands.held(target, streamed))
+            found = fitted(self.unplaced(target, streamed), self.board, fifos)
             if found is not None:
+                self._found = (target, dict(streamed))
                 return found
         return None
 
@@ -188,6 +215,10 @@ class Search:
             want=f"at most {limit.dsp:.0f} DSP, {limit.lut:.0f} LUT, {room:.1f} Mb of RAM",
             hint="use more boards, larger ones, or a narrower precision",
         )
+
+
+def _bits(items: Sequence[Item]) -> int:
+    return sum(item.width * item.depth for item in items)
 
 
 def deep_fifos(design: StageDesign) -> tuple[Item, ...]:

@@ -1,0 +1,109 @@
+"""What waits in FIFOs while layers that stream their weights gather blocks of vectors."""
+
+import dataclasses
+
+import networkx as nx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipec.backends.fpga.compile import best_design
+from pipec.backends.fpga.demand import Demands
+from pipec.backends.fpga.detours import detours
+from pipec.backends.fpga.fifo import deepened
+from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.search import Board, bound, deep_fifos
+from pipec.backends.fpga.streaming import blocks_of
+from pipec.cluster.presets import PRESETS
+from tests.fpga.design.models import graph_of, made
+
+VCU118 = PRESETS["vcu118"]
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, channels: int, inner: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, inner, 1),
+            nn.ReLU(),
+            nn.Conv2d(inner, inner, 3, 1, 1),
+            nn.ReLU(),
+            nn.Conv2d(inner, channels, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.body(x))
+
+
+def bottlenecks() -> Network:
+    model = nn.Sequential(*[Bottleneck(512, 128) for _ in range(4)]).eval()
+    return lower(graph_of(model, torch.zeros(1, 512, 7, 7)))
+
+
+def small_board(block_rams: int) -> Board:
+    """A quarter of a VCU118's DSPs, few block RAMs, no UltraRAM."""
+    assert VCU118.fpga is not None
+    fabric = dataclasses.replace(
+        VCU118.fpga,
+        dsp=VCU118.fpga.dsp // 4,
+        lut=VCU118.fpga.lut * 2 // 5,
+        uram=0,
+        bram36=block_rams,
+        regions=(),
+    )
+    return Board(dataclasses.replace(VCU118, kind="small", fpga=fabric))
+
+
+def test_what_skips_a_residual_block_goes_around_its_layers() -> None:
+    found = detours(bottlenecks(), ["conv2d", "conv2d_1", "conv2d_2"])
+    assert list(found.values()) == pytest.approx([512 * 7 * 7 * 32] * 3, abs=1024)
+
+
+def test_nothing_goes_around_a_chain() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    network = lower(graph_of(model, torch.zeros(1, 64)))
+    assert set(detours(network, blocks_of(network)).values()) == {0}
+
+
+@pytest.mark.parametrize("name", ["resnet", "inception", "shuffle", "encoder"])
+def test_detours_are_minimum_cuts(name: str) -> None:
+    """networkx's own minimum cut, on the same network with every edge by itself."""
+    model, x = made(name)
+    network = lower(graph_of(model, x))
+    names = [layer.name for layer in network.layers]
+    for layer, bits in detours(network, names).items():
+        flow: nx.DiGraph[str] = nx.DiGraph()
+        flow.add_nodes_from(["source", "sink", *names])
+        for reader in network.layers:
+            for use in reader.inputs:
+                known = flow.get_edge_data(use.edge, reader.name, {"capacity": 0})["capacity"]
+                size = known + use.rows * use.channels * 32
+                flow.add_edge(use.edge, reader.name, capacity=size)
+        before, after = nx.ancestors(flow, layer), nx.descendants(flow, layer)
+        flow.remove_node(layer)
+        flow.add_edges_from([("source", n) for n in before], capacity=float("inf"))
+        flow.add_edges_from([(n, "sink") for n in after], capacity=float("inf"))
+        assert bits == pytest.approx(nx.minimum_cut_value(flow, "source", "sink"), abs=1024 * 20)
+
+
+@pytest.mark.parametrize("vectors", [1, 7, 49])
+def test_what_waits_is_about_what_fifos_hold(vectors: int) -> None:
+    """Between half and twice the bits by which FIFOs become deeper when all layers stream."""
+    network, target = bottlenecks(), 400_000
+    demands = Demands(network, "float32", {layer.node: 0 for layer in network.layers})
+    streamed = dict.fromkeys(blocks_of(network), vectors)
+    bits = [
+        sum(i.width * i.depth for i in deep_fifos(deepened(demands.design(target, chosen))))
+        for chosen in ({}, streamed)
+    ]
+    assert 0.5 <= (bits[1] - bits[0]) / demands.waits(target, streamed) <= 2.0
+
+
+def test_memory_for_what_waits_follows_the_choice() -> None:
+    """Where FIFOs of the first choice do not fit, one with smaller blocks does at that pace."""
+    network, board = bottlenecks(), small_board(561)
+    design = best_design(network, board)
+    assert design.ddr
+    assert design.resources.fits(design.limits)
+    assert design.interval <= 1.15 * bound(network, board)
