@@ -36,6 +36,7 @@ from pipec.backends.fpga.factors import divisors, fold
 from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.nests import Mvu
+from pipec.backends.fpga.timing import mac_units
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
@@ -162,11 +163,6 @@ def chain(graph: Graph, devices: str, precision: str) -> tuple[list[StageDesign]
     return designs, cut.lower_bound * CLOCK, time.process_time() - began
 
 
-def units_of(design: StageDesign) -> int:
-    """Multiply-accumulate units of a board."""
-    return sum(e.nest.pe * e.nest.simd for e in design.engines if isinstance(e.nest, Mvu))
-
-
 def chains(graphs: dict[str, Graph]) -> Iterator[tuple[str, bool]]:
     """Rows of parts 2 and 3, and whether each is within 1.18 of its bound."""
     cases = (
@@ -180,7 +176,7 @@ def chains(graphs: dict[str, Graph]) -> Iterator[tuple[str, bool]]:
     for name, devices, precision in cases:
         designs, bound, seconds = chain(graphs[name], devices, precision)
         interval = max(d.interval for d in designs)
-        units = " / ".join(f"{units_of(d):,}" for d in designs)
+        units = " / ".join(f"{mac_units(d):,}" for d in designs)
         yield (
             f"{name:<9} {devices:<18} {precision:<8} {interval:>9,} {bound:>9,.0f} "
             f"{interval / bound:>6.3f} {seconds:>6.1f} s  {units}",
@@ -214,7 +210,7 @@ def main() -> int:
         f"{' / '.join(f'{u:,}' for u in units)}: FINN+ 1.6.1, folded before it is cut"
     )
     print(f"\n{HEAD}")
-    for row, good in digits(units_of, our_units):
+    for row, good in digits(mac_units, our_units):
         print(row, flush=True)
         bad += not good
     return int(bad > 0)

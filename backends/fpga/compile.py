@@ -77,7 +77,7 @@ def _settled(search: Search, need: _Need) -> StageDesign | None:
     """The first design of a search whose FIFOs fit beside it, not timed; None in few rounds."""
     if need.reserved:
         search.reserve(need.reserved)
-    start, growth = need.start, _GROWTH
+    start, growth = need.start, 1.0
     for _ in range(_ROUNDS):
         found = deepened(search.best(start), need.waiting)
         fifos = _deeper(deep_fifos(found), need.reserved)
@@ -88,7 +88,7 @@ def _settled(search: Search, need: _Need) -> StageDesign | None:
         if placed is not None:
             return placed
         search.reserve(fifos)
-        start, growth = round(found.interval * growth), growth**1.5
+        start, growth = round(found.interval * growth), max(_GROWTH, growth**1.5)
     return None
 
 

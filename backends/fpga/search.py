@@ -39,7 +39,7 @@ from pipec.backends.fpga.streaming import blocks_of, ddr_ports
 from pipec.cluster.device import Device, FpgaResources
 from pipec.errors import BackendError
 
-_RATIO = 1.005
+_RATIO = 1.0025
 """The search ends when the interval is known this well."""
 _MORE = 1.1
 """How many times more is taken to wait where less than was thought did not fit."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pipec.backends.fpga.design import Memory, Port, StageDesign
 from pipec.backends.fpga.fifo import busiest
+from pipec.backends.fpga.nests import Matmul, Mvu, Vvu
 from pipec.backends.fpga.regions import filled
 from pipec.cluster.device import Device
 from pipec.plan.model import StageTiming
@@ -67,6 +68,10 @@ def stage_timing(
             f"{len(streamed)} weight tables are streamed from DDR: {nbytes / 1e6:.1f} MB per "
             f"frame, {traffic / 1e9:.1f} of {device.memory_bandwidth / 1e9:.1f} GB/s"
         )
+    notes.append(
+        f"{mac_units(design):,} multiply-accumulate units; {design.resources.dsp:,.0f} of "
+        f"{design.limits.dsp:,.0f} DSPs"
+    )
     if design.floorplan.regions:
         fills = (
             f"{k} {share:.0%} of {kind}" for k, (share, kind) in filled(design.floorplan).items()
@@ -82,3 +87,15 @@ def stage_timing(
         memory_bytes=sum(t.bits // 8 for t in tables if t.memory == Memory.DDR),
         notes=tuple(notes),
     )
+
+
+def mac_units(design: StageDesign) -> int:
+    """Multiplications and additions that a stage's engines can start in one cycle."""
+    found = 0
+    for engine in design.engines:
+        nest = engine.nest
+        if isinstance(nest, Mvu | Matmul):
+            found += nest.pe * nest.simd
+        elif isinstance(nest, Vvu):
+            found += nest.lanes * nest.kp
+    return found
