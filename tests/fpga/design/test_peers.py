@@ -12,12 +12,12 @@ from benchmarks.fpga_peers import (
     graph_of,
     our_interval,
     our_units,
-    units_of,
 )
 from examples.resnet import resnet18
 from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.nests import Mvu
+from pipec.backends.fpga.timing import mac_units
 from pipec.graph.ir import Graph
 
 
@@ -57,4 +57,4 @@ def test_four_u280_are_near_the_bound_of_all_their_dsps() -> None:
     assert interval <= 1.18 * bound
     assert all(d.resources.fits(d.limits) for d in designs)
     work = sum(e.nest.macs for d in designs for e in d.engines if isinstance(e.nest, Mvu))
-    assert sum(map(units_of, designs)) * interval >= work
+    assert sum(map(mac_units, designs)) * interval >= work
