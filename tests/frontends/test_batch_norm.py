@@ -1,5 +1,9 @@
 """The fake result of a batch normalisation against that of the ops it is decomposed into."""
 
+import random
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -13,12 +17,14 @@ SHAPES = st.lists(st.integers(1, 4), min_size=2, max_size=5)
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
 
 
-def described(tensors):
+def described(tensors: Iterable[torch.Tensor]) -> list[Any]:
     return [(t.shape, t.stride(), t.dtype, t.device, type(t)) for t in tensors]
 
 
 @given(SHAPES, DTYPES, DTYPES, st.booleans(), st.randoms())
-def test_types_are_those_of_the_decomposition(shape, dtype, other, affine, rng):
+def test_types_are_those_of_the_decomposition(
+    shape: list[int], dtype: torch.dtype, other: torch.dtype, affine: bool, rng: random.Random
+) -> None:
     axes = rng.sample(range(len(shape)), len(shape))
     with FakeTensorMode():
         x = torch.empty([shape[a] for a in axes], dtype=dtype)
@@ -32,14 +38,14 @@ def test_types_are_those_of_the_decomposition(shape, dtype, other, affine, rng):
     assert described(found) == described(expected)
 
 
-def test_usual_types_are_known_without_it():
+def test_usual_types_are_known_without_it() -> None:
     with FakeTensorMode() as mode:
         x, c = torch.empty(2, 3, 1, 5), torch.empty(3)
         assert types(mode, x, c, c, c, c, 0.1, 1e-5) is not None
         assert types(mode, x, c, c, torch.empty(5), c, 0.1, 1e-5) is None
 
 
-def test_sizes_that_do_not_fit_are_an_error():
+def test_sizes_that_do_not_fit_are_an_error() -> None:
     with FakeTensorMode():
         x, c = torch.empty(2, 3, 4, 5), torch.empty(3)
         with pytest.raises(RuntimeError, match="broadcast"):
