@@ -39,6 +39,10 @@ class TrainingRunner(Protocol):
         """F of a microbatch, whose saved values are kept."""
         ...
 
+    def saved(self, microbatch: int) -> dict[str, torch.Tensor]:
+        """What F saved of the last microbatch that it ran, under the names of the plan."""
+        ...
+
     def backward(
         self, microbatch: int, gradients: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:

@@ -29,16 +29,27 @@ class EmittedPipeline:
         program: Of a plan with a training schedule.
         runners: The stages as their backend loaded them; they start anew.
         microbatches: Of an update; at most the schedule's.
+        keep_saved: Whether to keep what F saved.
+
+    Attributes:
+        saved: What F of a stage saved in a microbatch, by both, where that is kept.
     """
 
     def __init__(
-        self, program: Program, runners: Sequence[TrainingRunner], microbatches: int
+        self,
+        program: Program,
+        runners: Sequence[TrainingRunner],
+        microbatches: int,
+        *,
+        keep_saved: bool = False,
     ) -> None:
         self._program = program
         self._runners = runners
         self._orders = _orders(program.schedule, microbatches)
         self._microbatches = microbatches
         self._first = 0
+        self._keep_saved = keep_saved
+        self.saved: dict[tuple[int, int], Tensors] = {}
         for runner in runners:
             runner.begin(microbatches)
 
@@ -95,6 +106,8 @@ class EmittedPipeline:
         number = self._first + microbatch
         if kind is ActionKind.F:
             values |= runner.forward(number, values)
+            if self._keep_saved:
+                self.saved[stage, microbatch] = runner.saved(number)
             return
         assert program.training is not None
         if program.loss is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pipec.compiler.comparison import Comparison, compare
+from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.emitted import add
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.plan.model import Plan
@@ -47,7 +47,7 @@ def compare_gradients(
     Returns:
         One comparison per trained parameter, of kind ``gradient``, in the order of the stages.
     """
-    found, stage_of = _chained(Program.of(plan).stages, plan.graph.weights, inputs, seed)
+    found, stage_of = chained(Program.of(plan).stages, plan.graph.weights, inputs, seed)
     want = eager(inputs) if eager else gradients_of(source, inputs, set(found), seed)
     want = {n: want[n] for n in found}
     return compared(found, want, stage_of, tolerance)
@@ -57,7 +57,7 @@ def compared(
     found: Mapping[str, Tensor],
     want: Mapping[str, Tensor],
     stage_of: Mapping[str, int],
-    tolerance: float,
+    tolerance: float | Allowed,
 ) -> list[Comparison]:
     """One comparison of kind ``gradient`` per parameter.
 
@@ -105,13 +105,25 @@ def gradients_of(
     return dict(zip(sorted(names), grads, strict=True))
 
 
-def _chained(
+def chained(
     stages: Sequence[StageProgram],
     weights: Mapping[str, Tensor],
     inputs: Mapping[str, Tensor],
     seed: int,
+    change: Callable[[int, Tensors], Tensors] = lambda _, saved: saved,
 ) -> tuple[Tensors, dict[str, int]]:
-    """Gradients by parameter, and the first stage that trains each."""
+    """F of all stages in torch, then B of all.
+
+    Args:
+        stages: Of a training plan.
+        weights: Of the whole model.
+        inputs: The model's inputs and targets by name.
+        seed: Of random ops.
+        change: What B of a stage reads instead of what its F saved.
+
+    Returns:
+        Gradients by parameter, and the first stage that trains each.
+    """
     runners = [StageRunner(s) for s in stages]
     mine = [{n: weights[n] for n in s.weights} for s in stages]
     values: Tensors = {}
@@ -125,6 +137,7 @@ def _chained(
     stage_of: dict[str, int] = {}
     for k, stage in reversed(list(enumerate(stages))):
         assert stage.training is not None
+        runners[k].saved[0] = change(k, runners[k].saved[0])
         if stage.loss is not None:
             back[stage.loss] = torch.ones((), dtype=stage.loss_dtype)
         given = {n: back[n] for n in stage.training.gradients_in()}

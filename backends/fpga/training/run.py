@@ -23,7 +23,7 @@ from pipec.backends.fpga.numbers import file_type
 from pipec.backends.fpga.toolchain import workspace
 from pipec.backends.fpga.training.artifacts import KERNELS, RECORD
 from pipec.backends.fpga.training.dropout import Mask
-from pipec.backends.fpga.training.phases import gradient_name
+from pipec.backends.fpga.training.phases import gradient_name, saved_name
 from pipec.backends.fpga.training.update import ROW, Slice, put
 from pipec.backends.fpga.wire import from_tokens
 from pipec.errors import BackendError
@@ -133,6 +133,17 @@ class TrainedRunner:
             found |= self.saved_kernel.frame(self.memory, found)
         self.waiting[microbatch] = found
         return found | {n: torch.tensor(c + 1) for n, c in self.record.counters.items()}
+
+    def saved(self, microbatch: int) -> dict[str, torch.Tensor]:
+        """What F saved of the last microbatch that it ran: on chip, and in rings."""
+        found = dict(self.waiting[microbatch])
+        for wire in self.forward_kernel.memories:
+            if not wire.is_input:
+                ring = self._tokens(wire).reshape(-1, wire.stream.tokens * wire.stream.lanes)
+                slot = ring[microbatch % len(ring)]
+                found[wire.port.value] = from_tokens(slot, wire.port, wire.stream)
+        prefix = saved_name("")
+        return {n.removeprefix(prefix): v for n, v in found.items() if n.startswith(prefix)}
 
     def backward(self, microbatch: int, gradients: Tensors) -> dict[str, torch.Tensor]:
         """B of a microbatch whose F has run.

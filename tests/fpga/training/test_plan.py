@@ -153,6 +153,29 @@ def test_saved_values_wait_in_rings_in_memory(spilled: tuple[Plan, Path]) -> Non
         runner.forward(stage.sets, batches(plan.graph, 1)[0])
 
 
+def test_a_relu_at_zero_is_judged_by_the_side_that_the_kernel_took(
+    spilled: tuple[Plan, Path],
+) -> None:
+    """Inputs that make an argument zero; the reference's is a little more or less than that."""
+    plan, folder = spilled
+    stored, runners = compiled(folder)
+    inputs = batches(plan.graph, 5)
+    row, bias = plan.graph.weights["0.weight"][3].detach(), plan.graph.weights["0.bias"].detach()
+    for batch in inputs:
+        (x,) = (v for v in batch.values() if v.shape[1] == len(row))
+        x[1] = -bias[3] * row / (row @ row)
+    bases = list[str]()
+    for shift in (1e-6, -1e-6):
+        moved = bias.clone()
+        moved[3] += shift
+        source = plan.graph.replace(weights={**plan.graph.weights, "0.bias": moved})
+        found = compare_emitted(stored, source, inputs, 1e-4, 0, runners)
+        gradients = [c for c in found if c.kind == "gradient"]
+        assert all(c.ok for c in gradients)
+        bases += {c.basis for c in gradients}
+    assert any("ReLU" in basis for basis in bases)
+
+
 def test_memory_traffic_is_simulated_as_the_emitted_code_runs_it(
     spilled: tuple[Plan, Path],
 ) -> None:
