@@ -44,6 +44,7 @@ from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.training.kernels import networks_of
 from pipec.backends.fpga.training.phases import Phases, phases_of, saved_name
 from pipec.cluster.cluster import parse_cluster
+from pipec.cluster.device import ram_bits
 from pipec.graph.ir import InputKind, OutputKind, nbytes, op_name, origin, tensor, tensors
 
 PRECISION = "float16"
@@ -254,7 +255,7 @@ def pipeline(model: Model, boards: Sequence[Board]) -> Pipeline:
 
 def room(board: Board) -> float:
     """On-chip bits that a design may use."""
-    return board.limits.bram36 * 36_864 + board.limits.uram * 294_912
+    return ram_bits(board.limits.bram36, board.limits.uram)
 
 
 def reach(model: Model, boards: Sequence[Board], interval: int) -> tuple[int, ...] | None:

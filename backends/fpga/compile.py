@@ -9,8 +9,8 @@ from pipec.backends.fpga.fifo import deepened, timed
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.regions import floorplan
-from pipec.backends.fpga.resources import BRAM36_BITS, URAM_BITS
 from pipec.backends.fpga.search import Board, Search, bound, deep_fifos, fitted
+from pipec.cluster.device import ram_bits
 
 __all__ = ["Board", "best_design"]
 
@@ -112,13 +112,13 @@ def _moved(
 
     A FIFO moves a frame in and out, however much of it waits: first those that save most per byte.
     """
-    streams, limit = dict(design.streams), design.limits
-    room = _ON_CHIP * (limit.bram36 * BRAM36_BITS + limit.uram * URAM_BITS)
+    streams = dict(design.streams)
+    room = _ON_CHIP * ram_bits(design.limits.bram36, design.limits.uram)
     stay = {item.owner: item for item in fifos}
     candidates = [s for s in streams.values() if s.name in stay and movable(s)]
     order = sorted(candidates, key=lambda s: (-s.depth / s.tokens, -s.depth * s.token_bits, s.name))
     for stream in order:
-        if sum(item.width * item.depth for item in stay.values()) <= room:
+        if sum(item.bits for item in stay.values()) <= room:
             break
         del stay[stream.name]
         streams[stream.name] = dataclasses.replace(stream, memory=Memory.DDR)

@@ -49,6 +49,11 @@ class Item:
     depth: int
 
     @property
+    def bits(self) -> int:
+        """Its size."""
+        return self.width * self.depth
+
+    @property
     def costs(self) -> tuple[float, float, float]:
         """LUTs, block RAMs and UltraRAMs, one of which it takes."""
         return (
@@ -218,7 +223,7 @@ def placed(design: StageDesign, kinds: Sequence[Memory], items: Sequence[Item]) 
                 engine,
                 weights=weights,
                 memory=kind,
-                buffer_bits=work.width * work.depth,
+                buffer_bits=work.bits,
                 resources=used,
             )
         )

@@ -18,8 +18,6 @@ CONTROL_LUT = 300
 """Counters and handshakes of one engine."""
 LINK_SHELL = Resources(lut=35_219, ff=86_269, bram36=91.5)
 """A 100G network core, once per board (FINN+ platform tables)."""
-BRAM36_BITS, URAM_BITS = 36_864, 294_912
-"""Bits of a block RAM and of an UltraRAM."""
 DDR_SHELL = Resources(lut=33_256, ff=44_889, bram36=99.5)
 """A DDR4 controller, per board that streams weights (FINN+ platform tables)."""
 LUT_MEMORY_LIMIT = 0.40

@@ -28,15 +28,13 @@ from pipec.backends.fpga.memory import (
     shift_registers,
 )
 from pipec.backends.fpga.resources import (
-    BRAM36_BITS,
     DDR_SHELL,
     LUT_MEMORY_LIMIT,
-    URAM_BITS,
     limits,
     logic,
 )
 from pipec.backends.fpga.streaming import blocks_of, ddr_ports
-from pipec.cluster.device import Device, FpgaResources
+from pipec.cluster.device import Device, FpgaResources, ram_bits
 from pipec.errors import BackendError
 
 _RATIO = 1.0025
@@ -148,7 +146,8 @@ class Search:
                 for item in fifos
                 if item.owner in depth
             )
-            times = (_bits(fifos) - _bits(known)) / waits
+            deeper = sum(item.bits for item in fifos) - sum(item.bits for item in known)
+            times = deeper / waits
             self._demands.wait(max(times, _MORE * self._demands.waiting))
             fifos = known
         self.fifos = fifos
@@ -206,8 +205,8 @@ class Search:
         limit = design.limits
         used = sum((logic(e) for e in design.engines), Resources())
         items = [*(i for e in design.engines for i in items_of(e)), *self.fifos]
-        bits = sum(i.width * i.depth for i in items)
-        room = (limit.bram36 * BRAM36_BITS + limit.uram * URAM_BITS) / 1e6
+        bits = sum(item.bits for item in items)
+        room = ram_bits(limit.bram36, limit.uram) / 1e6
         return BackendError(
             f"{self.name} does not fit the board, not even with all possible weights in DDR",
             where=self.board.device.kind,
@@ -215,10 +214,6 @@ class Search:
             want=f"at most {limit.dsp:.0f} DSP, {limit.lut:.0f} LUT, {room:.1f} Mb of RAM",
             hint="use more boards, larger ones, or a narrower precision",
         )
-
-
-def _bits(items: Sequence[Item]) -> int:
-    return sum(item.width * item.depth for item in items)
 
 
 def deep_fifos(design: StageDesign) -> tuple[Item, ...]:

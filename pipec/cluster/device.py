@@ -63,7 +63,12 @@ class FpgaResources:
     @property
     def on_chip_bytes(self) -> int:
         """Bytes of all block and Ultra RAM."""
-        return (self.bram36 * 36_864 + self.uram * 294_912) // 8
+        return int(ram_bits(self.bram36, self.uram)) // 8
+
+
+def ram_bits(bram36: float, uram: float) -> float:
+    """Bits of so many block RAMs and UltraRAMs."""
+    return bram36 * 36_864 + uram * 294_912
 
 
 @dataclass(frozen=True)

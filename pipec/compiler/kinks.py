@@ -73,6 +73,7 @@ def _of_one(
     elements = 0
 
     def turned(stage: int, own: Tensors) -> Tensors:
+        """What a stage saved, elements on the other side as the kernels saved them."""
         nonlocal elements
         found = dict(own)
         for name in own.keys() & saved[stage].keys():

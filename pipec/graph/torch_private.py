@@ -113,7 +113,10 @@ def fake_kernel(op: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., 
     decomposed = torch._decomp.decomposition_table[op]  # noqa: SLF001
 
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """Put the kernel into torch's tables."""
+
         def run(mode: FakeTensorMode, _: OpOverload, *args: Any, **kwargs: Any) -> Any:
+            """The kernel's answer, or that of the decomposition."""
             result = kernel(mode, *args, **kwargs)
             if result is None:
                 with mode:

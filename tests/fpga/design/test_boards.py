@@ -116,7 +116,7 @@ def test_deeper_fifos_are_counted_and_given_room() -> None:
         assert again is not None
         assert again.resources == design.resources
         assert design.resources.fits(design.limits)
-    held = max(deep_fifos(designs[1]), key=lambda item: item.width * item.depth)
+    held = max(deep_fifos(designs[1]), key=lambda item: item.bits)
     assert held.owner == "add_in0"
     alone = best_design(networks(plan)[1], board)
     depth = alone.streams[held.owner].depth

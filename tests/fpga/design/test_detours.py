@@ -94,7 +94,7 @@ def test_what_waits_is_about_what_fifos_hold(vectors: int) -> None:
     demands = Demands(network, "float32", {layer.node: 0 for layer in network.layers})
     streamed = dict.fromkeys(blocks_of(network), vectors)
     bits = [
-        sum(i.width * i.depth for i in deep_fifos(deepened(demands.design(target, chosen))))
+        sum(i.bits for i in deep_fifos(deepened(demands.design(target, chosen))))
         for chosen in ({}, streamed)
     ]
     assert 0.5 <= (bits[1] - bits[0]) / demands.waits(target, streamed) <= 2.0
