@@ -1,17 +1,17 @@
 """Prediction against reality: step time and bytes of 6 models under 5 schedules, 2 processes.
 
-    python -m benchmarks.prediction             all 30 cells, about 10 minutes on a calm machine
-    python -m benchmarks.prediction --models transformer,cnn --windows 3
+    python -m benchmarks.prediction             all 30 cells, about 12 minutes
+    python -m benchmarks.prediction --models transformer,cnn --seconds 60
     python -m benchmarks.prediction --processor
 
-Per model, windows of less than a minute each: the stages, steps and messages of its plans are
-measured on the two ranks (as ``pipec profile DIRECTORY`` does), then every schedule is predicted by
-its simulated timeline with these costs, then every schedule is run. Nothing is fitted to a run:
-within a window, prediction comes first. A cell compares the least prediction with the least run of
-all windows, since whatever else a machine does only adds time, and does so to some windows and not
-to others; the columns ``apart`` tell by how much predictions and runs of one cell differed. The
-other summary takes the median over windows of predicted over measured of the same window, which
-also holds what the machine did between the two.
+Per model, windows of less than half a minute each, as many as fit into the same time: the stages,
+steps and messages of a plan are measured on the two ranks (as ``pipec profile DIRECTORY`` does),
+then every schedule of this plan is predicted by its simulated timeline with these costs and run.
+Nothing is fitted to a run: within a window, prediction comes first. A cell compares the least
+prediction with the least run of all windows, since whatever else a machine does only adds time, and
+does so to some windows and not to others; the columns ``apart`` tell by how much predictions and
+runs of one cell differed. The other summary takes the median over windows of predicted over
+measured of the same window, which also holds what the machine did between the two.
 
 With ``--processor`` all is processor time, which other processes lengthen much less: predicted are
 the seconds that both ranks compute and handle messages, measured those of all their threads. It
@@ -19,10 +19,11 @@ tells nothing of order and waiting; `benchmarks.stub_stages` does.
 """
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -215,7 +216,18 @@ def cells(name: str, by_stages: dict[int, Plan], batch: Batch, *, processor: boo
     return made
 
 
-def measured(name: str, windows: int, rounds: int, *, processor: bool) -> list[Row]:
+def windows(seconds: float, least: int = 3) -> Iterator[int]:
+    """Numbers of windows until ``seconds`` are over on rank 0, but at least so many."""
+    began = time.perf_counter()
+    for window in itertools.count():
+        over = torch.tensor(window >= least and time.perf_counter() - began > seconds)
+        dist.broadcast(over, src=0)
+        if over:
+            return
+        yield window
+
+
+def measured(name: str, seconds: float, rounds: int, *, processor: bool) -> list[Row]:
     """Windows of profile, prediction and run, in turn."""
     began = time.perf_counter()
     by_stages, batch = plans(WORKLOADS[name])
@@ -225,15 +237,16 @@ def measured(name: str, windows: int, rounds: int, *, processor: bool) -> list[R
     profilers = {
         n: Profiler(p, batch, Settings(adam), keep=True, clock=clock) for n, p in by_stages.items()
     }
-    for window in range(windows):
+    for window in windows(seconds):
         began = time.perf_counter()
-        costs = {n: profiler.measure(0.3) for n, profiler in profilers.items()}
-        for cell in made:
-            cell.predict(costs[cell.stages].on(by_stages[cell.stages], "cpu"))
         turn = window % len(made)
-        for cell in [*made[turn:], *made[:turn]]:  # none is always the last
-            cell.run(rounds)
-        say(f", window {window + 1} of {windows} in {time.perf_counter() - began:.0f} s", end="")
+        for stages, profiler in profilers.items():  # runs follow the profile they are held against
+            costs = profiler.measure(0.3).on(by_stages[stages], "cpu")
+            for cell in [*made[turn:], *made[:turn]]:  # none is always the last
+                if cell.stages == stages:
+                    cell.predict(costs)
+                    cell.run(rounds)
+        say(f", window {window + 1} in {time.perf_counter() - began:.0f} s", end="")
     say()
     return [cell.row() for cell in made]
 
@@ -255,7 +268,7 @@ def summary(rows: list[Row], what: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(WORKLOADS))
-    parser.add_argument("--windows", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=90, help="of windows, each model")
     parser.add_argument("--rounds", type=int, default=2, help="of one window")
     parser.add_argument("--processor", action="store_true", help="processor time alone")
     parser.add_argument("--json", help="file for the figures")
@@ -266,7 +279,7 @@ def main() -> int:
     rows: list[Row] = []
     with process_group(device="cpu"):
         for name in options.models.split(","):
-            found = measured(name, options.windows, options.rounds, processor=options.processor)
+            found = measured(name, options.seconds, options.rounds, processor=options.processor)
             say(HEAD)
             for row in found:
                 say(row)
