@@ -2,8 +2,7 @@
 
     python -m benchmarks.rtl [--simulator verilator] [--table docs/fpga_rtl.md] [GROUP or NAME ...]
 
-Prints mean, largest difference and every miss. The exit status is 1 if anything misses but a rigid
-pipeline, which the simulator does not claim to predict.
+Prints mean, largest difference and every miss. The exit status is 1 if anything misses.
 """
 
 import os
@@ -19,10 +18,10 @@ import click
 
 from benchmarks.rtl.cases import Case, cases
 from benchmarks.rtl.finn import lines
+from benchmarks.rtl.rigid import prices
 from benchmarks.rtl.table import Row, document, line, summary
 from benchmarks.rtl.values import as_hex, outputs
 from pipec.backends.fpga.rtl.compare import compare
-from pipec.backends.fpga.rtl.generate import Style
 from pipec.backends.fpga.rtl.simulate import Bench, Observed, Simulator, run
 from pipec.backends.fpga.tile import Tile
 
@@ -81,11 +80,11 @@ def main(simulator: str, table: Path | None, jobs: int, names: tuple[str, ...]) 
     for row in rows(chosen, Simulator(simulator), jobs):
         found.append(row)
         click.echo(line(row))
-    text = "\n".join([summary(found), *lines(found)])
+    text = "\n".join([summary(found), *prices(found), *lines()])
     click.echo("\n" + text)
     if table is not None:
         table.write_text(document(found, text, simulator), encoding="utf-8")
-    sys.exit(any(row.misses for row in found if row.case.style is Style.FREE))
+    sys.exit(any(row.misses for row in found))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The configurations, chosen before the first run. Names are by group; no case was dropped."""
+"""The configurations, chosen before they were first run. Names are by group; none was dropped."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from benchmarks.rtl.finn import window
 from benchmarks.rtl.nets import Net, Part
 from pipec.backends.fpga.nests import Map, Mvu, Norm, Reduce, Step, Swg, Vvu, ceil_div
 from pipec.backends.fpga.routing import Concat, Const, Dwc, Fork, Load, Nest, Perm, Repeat, Slice
-from pipec.backends.fpga.rtl.generate import Json, Style
+from pipec.backends.fpga.rtl.generate import Json
+from pipec.backends.fpga.simulator.process import Style
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.tile import Tile
 
@@ -26,7 +28,7 @@ class Case:
         what: In words.
         make: The content of ``stage.json``, or a tiled engine.
         frames: Frames to run; the interval is that of the last two.
-        style: How the pipelines of the RTL stall. The simulator knows the free-running one only.
+        style: How pipelines stall.
     """
 
     name: str
@@ -162,17 +164,13 @@ def two_layers() -> list[Part]:
 
 def window_cases() -> list[Case]:
     """Sliding windows, alone and before what reads them."""
-
-    def valid(size: int, cf: int) -> Swg:
-        return Swg(1, size, size, cf, 4, 3, 3, oh=size - 2, ow=size - 2)
-
     dilated = Swg(1, 12, 12, 2, 1, 3, 3, 1, 1, 2, 2, 2, 2, 12, 12)
     oblong = Swg(1, 6, 13, 2, 1, 3, 5, 1, 2, 1, 1, 1, 2, 6, 7)
     point = Swg(1, 11, 11, 2, 1, 1, 1, 2, 2, oh=6, ow=6)
     pool = Swg(1, 12, 12, 4, 1, 2, 2, 2, 2, oh=6, ow=6, groups=4, pad_value=float("-inf"))
     return [
-        net("window01", "FINN's window 3x3 on 18x18, 2 tokens", Net(alone(valid(18, 2)))),
-        net("window02", "FINN's window 3x3 on 34x34, 4 tokens", Net(alone(valid(34, 4)))),
+        net("window01", "FINN's window 3x3 on 18x18, 2 tokens", Net(alone(window(18, 2)))),
+        net("window02", "FINN's window 3x3 on 34x34, 4 tokens", Net(alone(window(34, 4)))),
         net("window03", "3x3 and MVU", Net(conv(same(10, 2, 3), 4, 2))),
         net("window04", "3x3 stride 2 and MVU", Net(conv(same(13, 2, 3, 2), 4, 2))),
         net("window05", "5x5 and MVU, input stationary", Net(conv(same(10, 2, 5), 6, 3, "B"))),
@@ -370,7 +368,7 @@ def port_cases() -> list[Case]:
 
 
 def rigid_cases() -> list[Case]:
-    """Pipelines that stall as a whole; the simulator's answer is for free-running ones."""
+    """Pipelines that stall as a whole: a few by hand, then every style on every small network."""
     nets = [
         ("chain, FIFOs of 2", Net(two_layers(), depths=2), Style.FLUSH),
         ("chain, FIFOs of 8", Net(two_layers(), depths=8), Style.FLUSH),
@@ -386,10 +384,35 @@ def rigid_cases() -> list[Case]:
         ("chain, FIFOs of 8", Net(two_layers(), depths=8), Style.STALL),
         ("bursts of results into a slow sink",
          Net(fed_mvu(14, 12, 12, 2, 3, order="B"), {"snk": 3}), Style.STALL),
+        *[
+            (f"{what}, FIFOs of {depth}", found, style)
+            for style in (Style.FLUSH, Style.STALL)
+            for depth in (1, 2, 4)
+            for what, found in rigid_nets(depth)
+        ],
     ]  # fmt: skip
     return [
         net(f"rigid{k:02}", f"{style.value}: {what}", found, style=style)
         for k, (what, found, style) in enumerate(nets, 1)
+    ]
+
+
+def rigid_nets(depth: int) -> list[tuple[str, Net]]:
+    """One small network per way in which a pipeline can be starved or held up."""
+    norm = Norm(6, 16, 1, 2, "softmax", 3, 9)
+    fed = between(Mvu(12, 8, 1, 12, 2, 3, order="B"), 48, 48, (3, 2))
+    weights = Mvu(8, 8, 1, 8, 2, 4, streamed=True)
+    ddr = [source("src", "x", 16, 4), ("ddr", Load(8, 8, 8), (), ("w",)),
+           ("unit", weights, ("x", "w"), ("y",)), sink("snk", "y", 32, 2)]  # fmt: skip
+    loop = cell(6, 4, 8, 2)
+    return [
+        ("deep multiplier, slow source", Net(fed, {"src": 5}, {"unit": 21}, depths=depth)),
+        ("deep multiplier, slow sink", Net(fed, {"snk": 5}, {"unit": 21}, depths=depth)),
+        ("fork and join, skip path of 34", residual(34, depth)),
+        ("movers", Net(movers(), depths=depth)),
+        ("row unit", Net(between(norm, 48, 48, (2, 2)), depths=depth)),
+        ("weights from DDR, latency 30", Net(ddr, latency={"ddr": 30}, depths=depth)),
+        ("recurrent cell", replace(loop, depths=depth)),
     ]
 
 

@@ -1,34 +1,93 @@
-"""FINN's own RTL, measured under Verilator 5.006, beside ours: the same engines, the same folding.
+"""FINN's own RTL, measured under Verilator, beside the simulator with FINN's pipeline depths.
 
-``mvu_vvu_axi`` of FINN (first input beat to last output beat of one frame) and, for the third row,
-of FINN+ 1.1.0 from PyPI; ``ConvolutionInputGenerator_rtl`` as FINN+ 1.6.1 generates it (steady
-cycles per frame). Their pipelines are a few registers longer than ours: a constant, not a share.
+Matrix-vector units are ``mvu_vvu_axi`` around ``mvu_8sx8u_dsp48`` (8 bit, behavioural, inputs and
+weights always there, output always taken), measured from the first input beat to the last output
+beat of one frame, both counted; windows are ``ConvolutionInputGenerator_rtl`` as FINN+ 1.6.1
+generates it, in steady cycles per frame. A depth is counted in the source, register by register:
+
+```text
+FINN (mid 2024)  replay buffer 2 (memory, output; none if NF = 1), core 5, output register 1
+FINN+ 1.1.0      replay buffer 2 (the same),  core 3 + clog2(SIMD + 1) + (SIMD = 1), output queue 2
+```
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from benchmarks.rtl.table import Row
-
-MEASURED = {
-    "mac01": ("first frame", 648),
-    "mac02": ("first frame", 14_408),
-    "mac03": ("first frame", 333),
-    "window01": ("interval", 4_670),
-    "window02": ("interval", 37_114),
-}
-"""Case to what was measured, and FINN's cycles."""
+from benchmarks.rtl.nets import Net
+from pipec.backends.fpga.cycles import processes_of, simulate
+from pipec.backends.fpga.nests import Mvu, Swg
 
 
-def lines(rows: Sequence[Row]) -> list[str]:
-    """FINN's cycles and ours, for the rows that were run."""
-    found = []
-    for row in rows:
-        measured = row.cycles.measured
-        if row.case.name in MEASURED and measured is not None:
-            what, theirs = MEASURED[row.case.name]
-            ours = measured[what == "first frame"]
-            found.append(
-                f"{row.case.name:9} {what:12} FINN {theirs:7,}  here {ours:7,}  "
-                f"{ours - theirs:+3} cycles, {ours / theirs - 1:+.2%}"
-            )
-    return found
+@dataclass(frozen=True)
+class Measured:
+    """One engine of FINN's.
+
+    Attributes:
+        release: Whose RTL.
+        nest: The engine, in pipec's terms.
+        cycles: Of the first frame from its first to its last beat, or of a later frame.
+    """
+
+    release: str
+    nest: Mvu | Swg
+    cycles: int
+
+    @property
+    def depth(self) -> int:
+        """Pipeline registers from an input beat to the output beat that it completes."""
+        if isinstance(self.nest, Swg):
+            return 1  # an interval does not depend on it
+        replay = 2 if self.nest.nf > 1 else 0
+        if self.release == "FINN":
+            return replay + 5 + 1
+        simd = self.nest.simd
+        return replay + 3 + simd.bit_length() + (simd == 1) + 2
+
+    @property
+    def simulated(self) -> int:
+        """The simulator's answer."""
+        parts = [("unit", self.nest, ("x",), ("y",))]
+        design = Net(parts, latency={"unit": self.depth}).design("finn")
+        trace = simulate(processes_of(design), {}, 3)
+        return trace.interval if isinstance(self.nest, Swg) else trace.latency + 1
+
+    @property
+    def what(self) -> str:
+        """In words."""
+        n = self.nest
+        if isinstance(n, Swg):
+            return f"{n.kh}x{n.kw} on {n.h}x{n.w}, {n.cf} tokens a pixel"
+        return f"{n.channels}x{n.rows}, PE {n.pe}, SIMD {n.simd}, {n.n} vectors, depth {self.depth}"
+
+
+def window(size: int, cf: int) -> Swg:
+    """A 3x3 window without padding."""
+    return Swg(1, size, size, cf, 4, 3, 3, oh=size - 2, ow=size - 2)
+
+
+MEASURED = [
+    Measured("FINN", Mvu(10, 32, 1, 64, 4, 8), 648),
+    Measured("FINN", Mvu(50, 64, 1, 576, 8, 16), 14_408),
+    *[
+        Measured("FINN+ 1.1.0", Mvu(n, rows, 1, columns, pe, simd), cycles)
+        for columns, rows, pe, simd, n, cycles in [
+            (64, 32, 4, 8, 10, 651), (576, 64, 8, 16, 50, 14_412), (128, 64, 16, 32, 20, 333),
+            (24, 12, 3, 3, 7, 233), (30, 8, 2, 5, 9, 226), (16, 8, 8, 4, 11, 52),
+            (12, 6, 2, 1, 8, 297), (48, 16, 4, 12, 6, 107),
+        ]
+    ],
+    Measured("FINN+ 1.6.1", window(18, 2), 4_670),
+    Measured("FINN+ 1.6.1", window(34, 4), 37_114),
+]  # fmt: skip
+"""Under Verilator 5.006 (``FINN``, windows) and 5.48 (FINN+ 1.1.0)."""
+
+
+def lines() -> Iterator[str]:
+    """FINN's cycles and the simulator's."""
+    for row in MEASURED:
+        theirs, ours = row.cycles, row.simulated
+        yield (
+            f"{row.release:12} {row.what:47} measured {theirs:6,}  simulated {ours:6,}  "
+            f"{ours - theirs:+2} cycles, {ours / theirs - 1:+.2%}"
+        )

@@ -11,7 +11,7 @@ from pipec.backends.fpga.rtl.compare import (
     LATENCY_TOLERANCE,
     Comparison,
 )
-from pipec.backends.fpga.rtl.generate import Style
+from pipec.backends.fpga.simulator.process import Style
 from pipec.backends.fpga.tile import Tile
 
 

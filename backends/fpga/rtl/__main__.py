@@ -11,8 +11,9 @@ from pathlib import Path
 import click
 
 from pipec.backends.fpga.rtl.compare import compare
-from pipec.backends.fpga.rtl.generate import Style, with_ports
+from pipec.backends.fpga.rtl.generate import with_ports
 from pipec.backends.fpga.rtl.simulate import Bench, Simulator, run
+from pipec.backends.fpga.simulator.process import Style
 from pipec.backends.fpga.stagejson import read_record
 from pipec.errors import PipecError
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from pipec.backends.fpga.cycles import Trace, simulate
-from pipec.backends.fpga.rtl.generate import Json, Style
+from pipec.backends.fpga.rtl.generate import Json
 from pipec.backends.fpga.rtl.simulate import Bench, Observed
+from pipec.backends.fpga.simulator import rigid
+from pipec.backends.fpga.simulator.process import Style
 from pipec.backends.fpga.stagejson import network
 from pipec.backends.fpga.tile import Tile
 from pipec.errors import BackendError
@@ -99,7 +101,9 @@ def predicted(bench: Bench) -> Trace | None:
         return bench.subject.simulated(bench.frames)
     processes, depths, initial = network(dict(bench.subject))
     try:
-        return simulate(processes, depths, bench.frames, record=True, initial=initial)
+        if bench.style is Style.FREE:
+            return simulate(processes, depths, bench.frames, record=True, initial=initial)
+        return rigid.simulate(processes, depths, bench.frames, bench.style, initial=initial)
     except BackendError as error:
         if "deadlock" not in str(error):
             raise

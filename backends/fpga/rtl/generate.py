@@ -12,33 +12,15 @@ their pipeline registers, FIFOs with credits. Nothing is taken from the run tabl
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib.resources import files
 from typing import Any
 
 from pipec.backends.fpga.rtl.units import BITS, SALTED, unit_of
+from pipec.backends.fpga.simulator.process import Style
 from pipec.backends.fpga.tile import Tile
 
 Json = Mapping[str, Any]
 SOURCES = ("stage_top.sv", "bench.sv", "top.sv")
-
-
-class Style(StrEnum):
-    """How pipelines stall.
-
-    ``FREE``: never in flight; an iteration starts only when its results have a slot (the style of
-    all estimates). ``FLUSH``: a full output freezes the whole pipeline, an empty input lets bubbles
-    in. ``STALL``: an empty input freezes it too.
-    """
-
-    FREE = "free"
-    FLUSH = "flush"
-    STALL = "stall"
-
-    @property
-    def number(self) -> int:
-        """The parameter ``STYLE`` of ``stream.sv``."""
-        return list(Style).index(self)
 
 
 @dataclass(frozen=True)

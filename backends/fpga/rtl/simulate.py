@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pipec.backends.fpga.rtl.generate import (
     Json,
-    Style,
     bench_verilog,
     clock_main,
     library,
@@ -19,6 +18,7 @@ from pipec.backends.fpga.rtl.generate import (
     top_verilog,
     with_ports,
 )
+from pipec.backends.fpga.simulator.process import Style
 from pipec.backends.fpga.tile import Tile
 from pipec.errors import BackendError
 

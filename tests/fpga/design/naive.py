@@ -1,9 +1,10 @@
-"""A cycle-by-cycle simulator, as plain as can be: the oracle for the fast one."""
+"""Cycle-by-cycle simulators, as plain as can be: the oracles for those that skip idle cycles."""
 
 from collections.abc import Mapping, Sequence
 
 from pipec.backends.fpga.cycles import Process
 from pipec.backends.fpga.runs import Run, flat
+from pipec.backends.fpga.simulator.process import Style
 
 
 def naive(
@@ -51,3 +52,48 @@ def naive(
         if quiet > 2_000:
             return None
     raise AssertionError("did not end")
+
+
+def naive_rigid(
+    processes: Sequence[Process], depths: Mapping[str, int], frames: int, style: Style,
+    initial: Mapping[str, int],
+) -> dict[str, list[int]] | None:  # fmt: skip
+    """The same for pipelines with one enable each: shift registers, clocked one cycle at a time."""
+    inner = {s for p in processes for s in p.outputs} & {s for p in processes for s in p.inputs}
+    count = {s: initial.get(s, 0) for s in inner}
+    vis: dict[str, list[int]] = {s: [] for s in inner}
+    lines = [[r for r in flat(p.table) for _ in range(r.count)] for p in processes]
+    at, wait = [0] * len(processes), [0] * len(processes)
+    registers: list[list[list[str]]] = [[[]] * (p.depth - 1) for p in processes]
+    quiet = cycle = 0
+    while any(a < frames * len(runs) for a, runs in zip(at, lines, strict=True)):
+        pops, puts, fired = [], [], False
+        for k, p in enumerate(processes):
+            run = lines[k][at[k] % len(lines[k])]
+            ins = [s for j, s in enumerate(p.inputs) if run.reads >> j & 1 and s in inner]
+            outs = [s for j, s in enumerate(p.outputs) if run.writes >> j & 1 and s in inner]
+            starved = not all(count[s] for s in ins)
+            leaving = registers[k][-1] if p.depth > 1 else []
+            frozen = any(count[s] == depths[s] for s in leaving)
+            if frozen or (style is Style.STALL and wait[k] == 0 and starved):
+                continue
+            room = p.depth > 1 or all(count[s] < depths[s] for s in outs)
+            fire = wait[k] == 0 and not starved and room
+            puts += leaving
+            if fire:
+                fired, at[k] = True, at[k] + 1
+                pops += ins
+                puts += outs if p.depth == 1 else []
+                wait[k] = lines[k][at[k] % len(lines[k])].delta
+            if p.depth > 1:
+                registers[k] = [outs if fire else [], *registers[k][:-1]]
+            wait[k] = max(0, wait[k] - 1)
+        for s in puts:
+            vis[s].append(cycle + 1)
+            count[s] += 1
+        for s in pops:
+            count[s] -= 1
+        cycle, quiet = cycle + 1, 0 if fired else quiet + 1
+        if quiet > 60:  # longer than any gap or pipeline of the tests
+            return None
+    return vis

@@ -1,0 +1,35 @@
+"""What rigid pipelines cost beside free-running ones on the same network."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from benchmarks.rtl.table import Row
+from pipec.backends.fpga.rtl.compare import predicted
+from pipec.backends.fpga.simulator.process import Style
+from pipec.backends.fpga.tile import Tile
+
+
+def prices(rows: Sequence[Row]) -> Iterator[str]:
+    """Per style and shallowest FIFO: the RTL's interval over the free-running estimate."""
+    found = defaultdict[tuple[Style, int], list[float]](list)
+    stuck = defaultdict[tuple[Style, int], int](int)
+    for row in rows:
+        bench = row.cycles.bench
+        if bench.style is Style.FREE or isinstance(bench.subject, Tile):
+            continue
+        inner = [f["depth"] for f in bench.subject["fifos"] if f["from"] and f["to"]]
+        key = bench.style, min(inner)
+        free = predicted(dataclasses.replace(bench, style=Style.FREE))
+        if free is None:
+            continue
+        if row.cycles.measured is None:
+            stuck[key] += 1
+        else:
+            found[key].append(row.cycles.measured[0] / free.interval - 1)
+    for style, depth in sorted(found, key=lambda key: (key[0].number, key[1])):
+        worse = found[style, depth]
+        yield (
+            f"{style.value} over free, FIFOs of {depth} and more: {len(worse)} networks, interval "
+            f"{min(worse):+.2%} to {max(worse):+.2%}; {stuck[style, depth]} more deadlock"
+        )

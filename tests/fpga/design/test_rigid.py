@@ -1,0 +1,103 @@
+"""Rigid pipelines: the simulator against shift registers clocked one by one; what a style costs."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipec.backends.fpga.runs import Run
+from pipec.backends.fpga.simulator import plain, rigid
+from pipec.backends.fpga.simulator.process import Process, Style
+from pipec.errors import BackendError
+from tests.fpga.design.naive import naive_rigid
+from tests.fpga.design.test_simulators import networks
+
+RIGID = st.sampled_from([Style.FLUSH, Style.STALL])
+Network = tuple[list[Process], dict[str, int]]
+
+
+def visible(
+    network: Network, frames: int, style: Style, initial: dict[str, int] | None = None
+) -> dict[str, list[int]] | None:
+    try:
+        found = rigid.simulate(*network, frames, style, initial=initial)
+    except BackendError as error:
+        if "deadlocks" not in str(error):
+            raise
+        return None
+    return {s: list(cycles) for s, cycles in found.handshakes.items()}
+
+
+@settings(max_examples=200, deadline=None)
+@given(networks(), RIGID, st.integers(1, 3))
+def test_every_handshake_is_that_of_clocked_registers(
+    network: Network, style: Style, frames: int
+) -> None:
+    found, want = visible(network, frames, style), naive_rigid(*network, frames, style, {})
+    assert (found is None) == (want is None)
+    if found is not None and want is not None:
+        assert found == {s: cycles[: len(found[s])] for s, cycles in want.items()}
+        assert all(found.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(RIGID, st.integers(1, 3), st.integers(1, 6), st.integers(1, 5), st.integers(0, 3))
+def test_feedback(style: Style, held: int, work: int, depth: int, more: int) -> None:
+    """A loop with tokens at reset. Iteration i + held needs the result of iteration i, which moves
+    on with the pipeline alone: with `stall` it must have left before that iteration is due. And in
+    a pipeline of one register a loop that is full at reset never finds a slot."""
+    step = Process("step", (Run(12, work, 0b11, 0b11),), ("x", "back"), ("back", "y"), depth)
+    source = Process("source", (Run(12, 1, 0, 1),), (), ("x",))
+    network = [source, step], {"x": 2, "back": held + more}
+    found = visible(network, 3, style, {"back": held})
+    want = naive_rigid(*network, 3, style, {"back": held})
+    full = depth == 1 and not more
+    dead = full or (style is Style.STALL and held * work < depth)
+    assert (found is None, want is None) == (dead, dead)
+    if found is not None and want is not None:
+        assert found["x"] == want["x"][:36]
+        seen = want["back"]  # the last ones are still in flight when all have started
+        assert len(seen) > 36 - depth
+        assert found["back"][: len(seen)] == seen[:36]
+
+
+@settings(max_examples=100, deadline=None)
+@given(networks())
+def test_pipelines_of_one_register_are_free_running_with_one_slot_less(network: Network) -> None:
+    """With D = 1 nothing is in flight: there is nothing to freeze, and no token owns a slot."""
+    processes, depths = network
+    processes = [Process(p.name, p.table, p.inputs, p.outputs) for p in processes]
+    less = {s: n - 1 for s, n in depths.items()}
+    for style in (Style.FLUSH, Style.STALL):
+        try:
+            want = plain.simulate(processes, less, 2, record=True)
+        except BackendError:
+            assert visible((processes, depths), 2, style) is None
+            continue
+        found = rigid.simulate(processes, depths, 2, style)
+        assert (found.ends, found.handshakes) == (want.ends, want.handshakes)
+
+
+@pytest.mark.parametrize(("slots", "interval"), [(1, 20), (2, 10), (8, 10)])
+def test_a_fifo_of_one_halves_the_rate(slots: int, interval: int) -> None:
+    """Its registered `full` says no in the cycle in which the reader pops."""
+    chain = [
+        Process("a", (Run(10, 1, 0, 1),), (), ("s",), 4),
+        Process("b", (Run(10, 1, 1),), ("s",)),
+    ]
+    assert rigid.simulate(chain, {"s": slots}, 3, Style.FLUSH).interval == interval
+    assert plain.simulate(chain, {"s": slots}, 3).interval == 10
+
+
+def test_stall_holds_the_end_of_a_frame_back() -> None:
+    """Results in the last D - 1 registers leave when the next frame's tokens come; `flush` lets
+    bubbles push them out."""
+    slow = Process("slow", (Run(1, 90, 0, 1), Run(9, 1, 0, 1)), (), ("x",))
+    deep = Process("deep", (Run(10, 1, 1, 1),), ("x",), ("y",), 5)
+    last = Process("last", (Run(10, 1, 1),), ("y",))
+    ends = {
+        style: rigid.simulate([slow, deep, last], {"x": 4, "y": 4}, 2, style).latency
+        for style in (Style.FLUSH, Style.STALL)
+    }
+    free = plain.simulate([slow, deep, last], {"x": 4, "y": 4}, 2).latency
+    assert ends[Style.FLUSH] == free
+    assert ends[Style.STALL] > free + 80
