@@ -5,6 +5,7 @@
 x * rsqrt(mean(x^2) + eps)                       rms_norm over one axis
 group_norm, instance_norm                        layer_norm over the maps of a group
 prelu(x, w)                                      max(x, 0) + w min(x, 0)
+upsample_bilinear2d, upsample_bicubic2d          per axis, a sum of positions times fixed weights
 conv_transpose2d(x, w)                           the input gradient of conv2d: stride^2 convolutions
 ```
 """
@@ -17,6 +18,7 @@ import torch
 from torch import fx
 
 from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.lowering.interpolation import INTERPOLATIONS
 from pipec.backends.fpga.lowering.network import argument, integers
 from pipec.backends.fpga.training.rewrite import Emit, Found, Rule, rewritten
 from pipec.backends.fpga.training.rules import input_gradient
@@ -160,6 +162,7 @@ _ALWAYS: dict[str, Rule] = {
     "aten.group_norm.default": _group_norm,
     "aten.instance_norm.default": _instance_norm,
     "aten.prelu.default": _prelu,
+    **INTERPOLATIONS,
 }
 _TRANSPOSED = (
     "aten.conv_transpose1d.default",

@@ -175,6 +175,19 @@ class Mobile(nn.Module):
         return found
 
 
+class Upsampling(nn.Module):
+    """The way up of a U-Net: bilinear maps joined with those of the way down; cubic ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = ConvBn(3, 4, 3, 2, 1), ConvBn(7, 5, 3, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.interpolate(self.a(x), scale_factor=2, mode="bilinear", align_corners=True)
+        y = self.b(torch.cat((y, x), 1))
+        return F.interpolate(y, size=(7, 12), mode="bicubic")
+
+
 class Gru(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -196,6 +209,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "sdpa": (Sdpa, (1, 5, 8)),
     "excite": (Excite, (2, 6, 5, 6)),
     "mobile": (Mobile, (1, 4, 5, 6)),
+    "upsampling": (Upsampling, (1, 3, 6, 8)),
     "gru": (Gru, (2, 3, 4)),
 }
 
