@@ -1,20 +1,23 @@
-"""Where ReLUs of two correct runs disagree: values within rounding of zero, and what that changes.
+"""Where two correct runs disagree by a step: ReLUs at zero, maxima of pooling at a tie.
 
-A gradient jumps where the argument of a ReLU crosses zero. Of millions of arguments some lie within
-rounding of it, so that two correct runs, float32 and float64 of autograd among them, take unlike
+A gradient jumps where the argument of a ReLU crosses zero, and where the largest element of a
+window of max pooling is another one. Of millions of arguments some lie within rounding of zero, and
+of each other, so that two correct runs, float32 and float64 of autograd among them, take unlike
 sides there and their gradients differ by far more than rounding. Here the backward graphs run twice
 in torch: with what torch saved, and with the elements in question as the kernels saved them. The
 difference is what the kernels' sides explain, to the element, and nothing else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from pipec.compiler.emitted import add
 from pipec.compiler.verify_training import chained
+from pipec.graph.ir import Graph, InputKind
 from pipec.runtime.program import StageProgram
 
 Tensors = dict[str, Tensor]
@@ -22,15 +25,22 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Sides:
-    """What other sides of ReLUs change.
+    """What other sides of ReLUs and other maxima of windows change.
 
     Attributes:
-        elements: How many lie on another side.
+        relus: How many elements of ReLUs lie on another side.
+        maxima: How many windows of max pooling have another largest element.
         gradients: What that adds to the sums of the parameters' gradients; empty where none does.
     """
 
-    elements: int
+    relus: int
+    maxima: int
     gradients: Tensors
+
+    def __str__(self) -> str:
+        """How many of each there are: ``2 ReLU, 1 max``."""
+        counts = ((self.relus, "ReLU"), (self.maxima, "max"))
+        return ", ".join(f"{n} {what}" for n, what in counts if n)
 
 
 def other_sides(
@@ -49,16 +59,16 @@ def other_sides(
         batches: The model's inputs and targets by name, one set per microbatch.
         seed: Of random ops.
         saved: What the kernels saved, by name, of a stage and microbatch.
-        tolerance: Largest error of such an element, relative to its tensor's largest magnitude;
-            where it is larger, torch's stays.
+        tolerance: Largest error of such an element, and largest difference of the two elements of a
+            window, relative to their tensor's largest magnitude; where it is larger, torch's stays.
     """
-    elements, gradients = 0, Tensors()
+    relus, maxima, gradients = 0, 0, Tensors()
     for microbatch, inputs in enumerate(batches):
         theirs = [saved[stage.index, microbatch] for stage in stages]
         one = _of_one(stages, weights, inputs, seed, theirs, tolerance)
-        elements += one.elements
+        relus, maxima = relus + one.relus, maxima + one.maxima
         add(gradients, one.gradients)
-    return Sides(elements, gradients)
+    return Sides(relus, maxima, gradients)
 
 
 def _of_one(
@@ -70,22 +80,28 @@ def _of_one(
     tolerance: float,
 ) -> Sides:
     """`other_sides` of one microbatch, what was saved by stage."""
-    elements = 0
+    relus = maxima = 0
 
     def turned(stage: int, own: Tensors) -> Tensors:
         """What a stage saved, elements on the other side as the kernels saved them."""
-        nonlocal elements
-        found = dict(own)
-        for name in own.keys() & saved[stage].keys():
-            found[name], count = _on_their_side(own[name], saved[stage][name], tolerance)
-            elements += count
+        nonlocal relus, maxima
+        found, theirs = dict(own), saved[stage]
+        training = stages[stage].training
+        assert training is not None
+        for name in own.keys() & theirs.keys():
+            found[name], count = _on_their_side(own[name], theirs[name], tolerance)
+            relus += count
+        for pool in _pools(training.B):
+            if pool.places in theirs:
+                found[pool.places], count = pool.chosen(own, theirs, tolerance)
+                maxima += count
         return found
 
     there, _ = chained(stages, weights, inputs, seed, turned)
-    if not elements:
-        return Sides(0, {})
+    if not relus + maxima:
+        return Sides(0, 0, {})
     here, _ = chained(stages, weights, inputs, seed)
-    return Sides(elements, {n: there[n] - here[n] for n in here})
+    return Sides(relus, maxima, {n: there[n] - here[n] for n in here})
 
 
 def _on_their_side(own: Tensor, theirs: Tensor, tolerance: float) -> tuple[Tensor, int]:
@@ -95,3 +111,72 @@ def _on_their_side(own: Tensor, theirs: Tensor, tolerance: float) -> tuple[Tenso
     near = (own - theirs).abs() <= tolerance * own.abs().max()
     unlike = ((own == 0) != (theirs == 0)) & near
     return torch.where(unlike, theirs.to(own.dtype), own), int(unlike.sum())
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """A max pooling whose gradient a stage computes.
+
+    Attributes:
+        maps: Name of the saved values ``[..., h, w]`` that it slides over.
+        places: Name of the saved places of the maxima ``[..., oh, ow]``, ``y * w + x``.
+        steps: Kernel, stride, padding and dilation, each down and across.
+    """
+
+    maps: str
+    places: str
+    steps: tuple[tuple[int, int], ...]
+
+    def chosen(
+        self, own: Tensors, theirs: Mapping[str, Tensor], tolerance: float
+    ) -> tuple[Tensor, int]:
+        """The places of the maxima, near ties decided as the kernels did, and how many.
+
+        The kernels' place lies in the same window, its value within the tolerance of the maximum,
+        and is no smaller than the element that torch chose among what the kernels saved.
+        """
+        x, here, there = own[self.maps], own[self.places], theirs[self.places]
+        if here.shape != there.shape or not here.numel():
+            return here, 0
+        there = torch.where(self._inside(there, x.shape), there, here).to(here.dtype)
+        near = _at(x, here) - _at(x, there) <= tolerance * x.abs().max()
+        known = theirs.get(self.maps)
+        if known is not None and known.shape == x.shape:
+            near &= _at(known, there) >= _at(known, here)
+        unlike = (there != here) & near
+        return torch.where(unlike, there, here), int(unlike.sum())
+
+    def _inside(self, places: Tensor, shape: torch.Size) -> Tensor:
+        """Whether each place lies in the window that it stands for, and in the maps."""
+        height, width = shape[-2:]
+        found = (places >= 0) & (places < height * width)
+        at = (torch.div(places, width, rounding_mode="floor"), places % width)
+        for axis, (place, size) in enumerate(zip(at, places.shape[-2:], strict=True)):
+            kernel, stride, padding, dilation = (step[axis] for step in self.steps)
+            window = torch.arange(size)[:, None] if axis == 0 else torch.arange(size)
+            tap = place + padding - window * stride
+            found &= (tap >= 0) & (tap <= (kernel - 1) * dilation) & (tap % dilation == 0)
+        return found
+
+
+def _at(x: Tensor, places: Tensor) -> Tensor:
+    """The elements of maps at places of their own channel and image."""
+    return x.flatten(-2).gather(-1, places.flatten(-2).to(torch.int64)).view(places.shape)
+
+
+def _pools(graph: Graph) -> Iterator[_Pool]:
+    """The max poolings of a backward graph whose maps and places were saved."""
+    saved = {i.node: i.name for i in graph.inputs_of(InputKind.SAVED)}
+    for node in graph.calls:
+        if node.target == torch.ops.aten.max_pool2d_with_indices_backward.default:
+            _, maps, kernel, stride, padding, dilation, _, places = node.args
+            names = [saved.get(cast("fx.Node", n).name) for n in (maps, places)]
+            if names[0] is not None and names[1] is not None:
+                steps = (kernel, stride or kernel, padding, dilation)
+                yield _Pool(names[0], names[1], tuple(_pair(s) for s in steps))
+
+
+def _pair(step: object) -> tuple[int, int]:
+    """A number for both axes, or one for each."""
+    found = cast("list[int]", step)
+    return found[0], found[-1]

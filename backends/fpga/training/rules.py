@@ -325,6 +325,14 @@ def _selected(node: fx.Node) -> list[Any]:
     return [None]
 
 
+def of_shape(emit: Emit, old: fx.Node, args: Args) -> Found | None:
+    """``(dy, x, ...)`` of a pooling: of x only the shape counts, so it need not be saved."""
+    dy, x, *rest = args
+    if x.op != "placeholder" or not callable(old.target):
+        return None
+    return emit(old.target, dy, emit(aten.full.default, list(shape_of(x)), 0.0), *rest)
+
+
 RULES: dict[str, Rule] = {
     "aten.add.Tensor": joined_selects,
     "aten.slice_backward.default": slice_backward,
@@ -337,5 +345,8 @@ RULES: dict[str, Rule] = {
     "aten.mse_loss.default": mse_loss,
     "aten.mse_loss_backward.default": mse_loss_backward,
     "aten.convolution_backward.default": convolution_backward,
+    "aten.max_pool2d_with_indices_backward.default": of_shape,
+    "aten.avg_pool2d_backward.default": of_shape,
+    "aten._adaptive_avg_pool2d_backward.default": of_shape,
 }
 """Op name to rule; layer normalisation needs its epsilon (`phases.rules_of`)."""
