@@ -11,6 +11,7 @@ from torch import fx
 
 from pipec.backends.fpga.design import bits_of
 from pipec.backends.fpga.factors import PORT_BITS, divisors
+from pipec.backends.fpga.lowering.borders import made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.layers import (
     Array,
@@ -100,13 +101,13 @@ def _conv(
     dims = shape_of(weight)
     if len(dims) > 4:
         raise UnsupportedError(f"a convolution over {len(dims) - 2} axes has no engine")
-    if dims[0] == 1 and dims[1] == 1 and len(dims) == 4 and shape_of(node)[0] > 1:
+    made_for_windows(b, cast("fx.Node", node.args[0]), 0.0)
+    if dims[:2] == (1, 1) and len(dims) == len(shape_of(node)) == 4 and shape_of(node)[0] > 1:
         return _one_kernel(b, node, (stride, padding, dilation), weight)
     depthwise = dims[1] == 1 and groups > 1 and dims[0] == groups
-    maps = as_maps(b, node, node.args[0], 1 if depthwise else groups)
-    _zero_padded(maps)
+    maps = as_maps(b, node, node.args[0], 1 if depthwise else groups, len(dims) - 2)
     kernel = (*((1,) if len(dims) == 3 else ()), *dims[2:])
-    out = shape_of(node)[2:] if len(dims) == 4 else (1, shape_of(node)[2])
+    out = shape_of(node)[-2:] if len(dims) == 4 else (1, shape_of(node)[-1])
     steps, spread = _pair(stride, dims, 1), _pair(dilation, dims, 1)
     border = _padding(padding, dims, kernel, spread)
     window = window_of(maps, kernel, steps, spread, border, out)
@@ -114,11 +115,6 @@ def _conv(
     if depthwise:
         return _depthwise(b, node, maps, window, weight)
     return _dense_conv(b, node, maps, window, (groups, weight, bias))
-
-
-def _zero_padded(maps: Maps) -> None:
-    if maps.padding.value != 0:
-        raise UnsupportedError(f"padding with {maps.padding.value} around a convolution")
 
 
 def _one_kernel(
@@ -134,7 +130,6 @@ def _one_kernel(
     if swapped is None:
         raise UnsupportedError("a batch of maps in a mixed element order")
     maps = as_maps_value(b, node, dataclasses.replace(value, view=swapped))
-    _zero_padded(maps)
     dims, out = shape_of(weight), shape_of(node)
     steps, border, spread = (_pair(v, dims, 1) for v in geometry)
     window = window_of(maps, dims[2:], steps, spread, border, out[2:])

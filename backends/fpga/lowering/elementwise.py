@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from itertools import groupby
 from typing import cast
 
 import numpy as np
@@ -364,7 +365,7 @@ def two_streams(b: Builder, node: fx.Node, op: str, x: fx.Node, y: fx.Node) -> V
 
 
 def broadcast(b: Builder, node: fx.Node, big: Value, small: Value) -> Value:
-    """``small`` repeated to the shape and order of ``big``, in one run of axes.
+    """``small`` repeated to the shape and order of ``big``: an engine per run of axes.
 
     Whole rows where channels are no part of the run, else single elements (of each, one per cycle).
     """
@@ -373,23 +374,34 @@ def broadcast(b: Builder, node: fx.Node, big: Value, small: Value) -> Value:
     pieces = big.view.by_axis()
     if pieces is None:
         raise UnsupportedError("a broadcast over a mixed element order")
-    present = [shape[axis] > 1 for axis, _, _ in pieces]
     strides = strides_of(shape)
     kept = [(size, step * strides[axis]) for axis, size, step in pieces if shape[axis] > 1]
-    first = present.index(False) if False in present else len(present)
-    last = len(present) - present[::-1].index(False)
-    inner = math.prod(size for _, size, _ in pieces[last:])
-    if any(present[first:last]):
-        raise UnsupportedError("a broadcast along several runs of axes")
-    channels = math.gcd(inner, small.channels, big.channels)
     small = b.reorder(node, small, View(small.view.shape, merged(kept)), small.channels)
+    sizes = [size if shape[axis] > 1 else 1 for axis, size, _ in pieces]
+    runs = groupby(range(len(pieces)), key=lambda k: sizes[k] > 1)
+    missing = [list(run) for present, run in runs if not present]
+    for run in reversed(missing):  # the innermost first: what is outside is small as yet
+        times = math.prod(pieces[k][1] for k in run)
+        small = _repeated(b, node, small, (sizes[: run[0]], times, sizes[run[-1] + 1 :]), big)
+        for k in run:
+            sizes[k] = pieces[k][1]
+    return dataclasses.replace(small, view=big.view)
+
+
+def _repeated(
+    b: Builder, node: fx.Node, value: Value, loops: tuple[list[int], int, list[int]], big: Value
+) -> Value:
+    """A value repeated along one run of axes, between the axes outside of it and inside."""
+    before, times, behind = loops
+    outer, inner = math.prod(before), math.prod(behind)
+    channels = math.gcd(inner, value.channels, big.channels)
     layer = Broadcast(
         **b.facts(node, "_repeat"),
-        inputs=(small.use(channels),),
-        rows=big.view.numel // channels,
+        inputs=(value.use(channels),),
+        rows=outer * times * inner // channels,
         channels=channels,
-        outer=math.prod(size for _, size, _ in pieces[:first]),
+        outer=outer,
         inner=inner // channels,
-        times=math.prod(size for _, size, _ in pieces[first:last]),
+        times=times,
     )
-    return Value(b.add(layer), layer.rows, channels, big.view, small.dtype)
+    return Value(b.add(layer), layer.rows, channels, value.view, value.dtype)

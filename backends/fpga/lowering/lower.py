@@ -18,6 +18,7 @@ from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its ha
     products,
     shapes,
 )
+from pipec.backends.fpga.lowering.borders import made
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.decompose import decomposed
 from pipec.backends.fpga.lowering.layers import Elementwise, Layer
@@ -116,6 +117,7 @@ def _walk(b: Builder) -> list[str]:
             continue
         found: Value | tuple[Value | None, ...]
         try:
+            _borders(b, node)
             lrn = composites.get(node)
             if lrn is not None:
                 found = local_response.lower_local_response(b, node, lrn)
@@ -133,6 +135,32 @@ def _walk(b: Builder) -> list[str]:
         else:
             b.values[node] = found
     return problems
+
+
+_MAKE_BORDERS = frozenset(
+    {
+        "aten.conv1d.default",
+        "aten.conv1d.padding",
+        "aten.conv2d.default",
+        "aten.conv2d.padding",
+        "aten.convolution.default",
+        "aten.max_pool2d.default",
+        "aten.max_pool2d_with_indices.default",
+        "aten.avg_pool2d.default",
+        "aten.pad.default",
+        "aten.constant_pad_nd.default",
+    }
+)
+"""Ops whose windows make the padding of what they read, or that add to it."""
+
+
+def _borders(b: Builder, node: fx.Node) -> None:
+    """Make the padding of what a node reads, unless it does so itself or renames elements."""
+    if op_name(node) in _MAKE_BORDERS or HANDLERS.get(op_name(node)) is shapes.renamed:
+        return
+    for argument in node.all_input_nodes:
+        if argument in b.values:
+            made(b, argument)
 
 
 def _node(
@@ -169,10 +197,9 @@ def _outputs(b: Builder) -> tuple[list[NetPort], list[str]]:
     for output in b.graph.outputs:
         node = b.graph.node(output.node)
         if node in b.constants:
-            problems.append(f"{node.name}: output {output.name} is a constant")
-            continue
+            b.values[node] = shapes.constant_stream(b, node, standard_order(shape_of(node)))
         try:
-            value, order = shapes.output_value(b, node, _written(b, node, b.value(node)))
+            value, order = shapes.output_value(b, node, _written(b, node, made(b, node)))
         except UnsupportedError as error:
             problems.append(f"{op_name(node)} {node.name}, {origin(node)}: {error}")
             continue

@@ -50,16 +50,22 @@ class Maps:
         return self.value.view.shape[3]
 
 
-def as_maps(b: Builder, node: fx.Node, arg: object, groups: int = 1) -> Maps:
+def as_maps(
+    b: Builder, node: fx.Node, arg: object, groups: int = 1, spatial: int | None = None
+) -> Maps:
     """The argument as feature maps; reordered if its pixels, or its channel groups, are mixed.
 
     Args:
         b: The builder.
         node: The node that reads it.
-        arg: Its argument, of rank 4, 3 (one image row) or 3 without a batch.
+        arg: Its argument: batch, channels, image rows and columns; without rows, or the batch.
         groups: Channel groups that must be contiguous and equally ordered.
+        spatial: Axes of an image, 1 or 2; what follows batch and channels if not given.
     """
-    return as_maps_value(b, node, b.padded_value(arg), groups)
+    value = b.padded_value(arg)
+    if spatial is not None and len(value.view.shape) == spatial + 1:
+        value = dataclasses.replace(value, view=value.view.reshape((1, *value.view.shape)))
+    return as_maps_value(b, node, value, groups)
 
 
 def as_maps_value(b: Builder, node: fx.Node, value: Value, groups: int = 1) -> Maps:

@@ -1,11 +1,13 @@
 """Pooling, and reductions over pixels."""
 
+import dataclasses
 import math
 from typing import cast
 
 import numpy as np
 from torch import fx
 
+from pipec.backends.fpga.lowering.borders import made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.layers import Array, Pool, RowReduce, Table, Use, Window
 from pipec.backends.fpga.lowering.maps import Maps, as_maps, maps_value, window_of
@@ -34,14 +36,13 @@ def max_pool_value(b: Builder, node: fx.Node) -> Value:
 
 def pooled(b: Builder, node: fx.Node) -> tuple[Maps, Window]:
     """What a max pooling slides over, and its window."""
-    maps = as_maps(b, node, node.args[0])
-    if any(_borders(maps)) and maps.padding.value > -3e38:
-        raise UnsupportedError(f"padding with {maps.padding.value} around a max pooling")
+    made_for_windows(b, cast("fx.Node", node.args[0]), -math.inf)
+    maps = as_maps(b, node, node.args[0], spatial=2)
     kernel = integers(node.args[1], 2)
     stride = integers(argument(node, 2, "stride") or kernel, 2)
     padding = integers(argument(node, 3, "padding", 0), 2)
     dilation = integers(argument(node, 4, "dilation", 1), 2)
-    return maps, window_of(maps, kernel, stride, dilation, padding, shape_of(node)[2:])
+    return maps, window_of(maps, kernel, stride, dilation, padding, shape_of(node)[-2:])
 
 
 def _borders(maps: Maps) -> tuple[int, int, int, int]:
@@ -70,19 +71,19 @@ def pool(
         scales=scales,
     )
     shape = (window.batch, maps.channels, window.oh, window.ow)
-    return maps_value(b.add(layer), maps, shape, keep_order=True)
+    found = maps_value(b.add(layer), maps, shape, keep_order=True)
+    return dataclasses.replace(found, view=found.view.reshape(shape_of(node)))
 
 
 @lowers("aten.avg_pool2d.default")
 def avg_pool(b: Builder, node: fx.Node) -> Value:
     """``avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)``."""
-    maps = as_maps(b, node, node.args[0])
-    if maps.padding.value != 0:
-        raise UnsupportedError(f"padding with {maps.padding.value} around an average pooling")
+    made_for_windows(b, cast("fx.Node", node.args[0]), 0.0)
+    maps = as_maps(b, node, node.args[0], spatial=2)
     kernel = integers(node.args[1], 2)
     stride = integers(argument(node, 2, "stride") or kernel, 2)
     padding = integers(argument(node, 3, "padding", 0), 2)
-    window = window_of(maps, kernel, stride, (1, 1), padding, shape_of(node)[2:])
+    window = window_of(maps, kernel, stride, (1, 1), padding, shape_of(node)[-2:])
     counts = _counts(
         maps, window, padding, include=bool(argument(node, 5, "count_include_pad", True))
     )
@@ -118,7 +119,7 @@ def adaptive_avg_pool(b: Builder, node: fx.Node) -> Value:
     out = integers(node.args[1], 2)
     if out == (1, 1):
         return _global(b, node, "sum")
-    maps = as_maps(b, node, node.args[0])
+    maps = as_maps(b, node, node.args[0], spatial=2)
     if maps.h % out[0] or maps.w % out[1]:
         raise UnsupportedError(f"adaptive pooling of {maps.h} x {maps.w} to {out[0]} x {out[1]}")
     kernel = (maps.h // out[0], maps.w // out[1])
@@ -131,6 +132,8 @@ def reduce_axes(b: Builder, node: fx.Node) -> Value:
     """Reduction over any axes; fastest over pixels, the rows of each item, or all but channels."""
     rank = len(shape_of(cast("fx.Node", node.args[0])))
     axes = argument(node, 1, "dim")
+    if axes is None or axes == []:
+        axes = list(range(rank))
     found = {int(a) % rank for a in cast("list[int]", axes if isinstance(axes, list) else [axes])}
     op = "max" if "amax" in str(node.target) else "sum"
     mean = "mean" in str(node.target)
@@ -179,7 +182,7 @@ def _per_channel(b: Builder, node: fx.Node, op: str, *, mean: bool) -> Value:
 
 
 def _global(b: Builder, node: fx.Node, op: str, *, mean: bool = True) -> Value:
-    maps = as_maps(b, node, node.args[0])
+    maps = as_maps(b, node, node.args[0], spatial=2)
     pixels = maps.h * maps.w
     edge = _row_reduce(b, node, maps.value, maps.batch, (op, 1.0 / pixels if mean else 1.0))
     shape = (maps.batch, maps.channels, 1, 1)

@@ -12,7 +12,7 @@ from torch import fx
 
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import dense
-from pipec.backends.fpga.lowering.elementwise import operand
+from pipec.backends.fpga.lowering.elementwise import broadcast, operand
 from pipec.backends.fpga.lowering.layers import Elementwise, MapStep, Product, Table
 from pipec.backends.fpga.lowering.network import (
     Builder,
@@ -82,7 +82,7 @@ def _masked(b: Builder, node: fx.Node, scores: Value) -> Value:
     if causal:
         table, period = _causal(scores)
     elif b.is_stream(mask):
-        raise UnsupportedError("an attention mask that is computed at run time")
+        return _masked_by(b, node, scores, b.value(mask))
     else:
         found = cast("fx.Node", mask)
         table, period = operand(b, scores.view, scores, found)
@@ -94,6 +94,27 @@ def _masked(b: Builder, node: fx.Node, scores: Value) -> Value:
         rows=scores.rows,
         channels=scores.channels,
         steps=(MapStep("add", "table", table=table, period=period),),
+    )
+    return dataclasses.replace(scores, edge=b.add(layer))
+
+
+def _masked_by(b: Builder, node: fx.Node, scores: Value, mask: Value) -> Value:
+    """Scores plus a mask that arrives at run time, broadcast along one run of axes."""
+    if mask.dtype != b.precision:
+        raise UnsupportedError(
+            f"an attention mask of {mask.dtype} that is computed at run time",
+            "give the model what is added to the scores: 0 where they are kept, else -inf",
+        )
+    if mask.view.numel != scores.view.numel:
+        mask = broadcast(b, node, scores, mask)
+    mask = dataclasses.replace(mask, view=mask.view.reshape(scores.view.shape))
+    mask = b.reorder(node, mask, scores.view, scores.channels)
+    layer = Elementwise(
+        **b.facts(node, "_mask"),
+        inputs=(scores.use(), mask.use(scores.channels)),
+        rows=scores.rows,
+        channels=scores.channels,
+        steps=(MapStep("add", "stream"),),
     )
     return dataclasses.replace(scores, edge=b.add(layer))
 

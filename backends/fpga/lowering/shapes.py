@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from pipec.backends.fpga.lowering.borders import around, made, made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.elementwise import broadcast
@@ -47,8 +48,10 @@ from pipec.backends.fpga.lowering.view import View, merged, standard_order, stri
 def renamed(b: Builder, node: fx.Node) -> Value:
     """The same elements in the same order under another shape."""
     value = b.padded_value(node.args[0])
-    if value.padding is not None:
-        return _renamed_maps(node, value)
+    if value.padding is not None and _maps_stay(node):
+        shape = (*shape_of(node)[:-2], *value.view.shape[-2:])
+        return dataclasses.replace(value, view=value.view.reshape(shape))
+    value = made(b, cast("fx.Node", node.args[0]))
     if node.kwargs.get("memory_format") is torch.channels_last:
         value = b.standard(node, value)
     if b.stream_type(node) != value.dtype:
@@ -67,13 +70,10 @@ def expanded(b: Builder, node: fx.Node) -> Value:
     return broadcast(b, node, Value("", like.numel // channels, channels, like), value)
 
 
-def _renamed_maps(node: fx.Node, value: Value) -> Value:
-    """The same for maps whose padding is still to be made: rows and columns must stay."""
-    shape, before = shape_of(node), value.view.shape
-    padded = shape_of(cast("fx.Node", node.args[0]))
-    if shape[-2:] != padded[-2:] or len(shape) < 3:
-        raise UnsupportedError("padding is only made in front of a convolution or a pooling")
-    return dataclasses.replace(value, view=value.view.reshape((*shape[:-2], *before[-2:])))
+def _maps_stay(node: fx.Node) -> bool:
+    """Whether the last two axes, which padding lies around, stay as they are."""
+    shape, before = shape_of(node), shape_of(cast("fx.Node", node.args[0]))
+    return len(shape) >= 3 and shape[-2:] == before[-2:]
 
 
 @lowers("aten.dropout.default", "aten.native_dropout.default", "aten.feature_dropout.default")
@@ -112,22 +112,24 @@ def pad(b: Builder, node: fx.Node) -> Value:
 
 
 def padded(b: Builder, node: fx.Node, number: object) -> Value:
-    """Padding of the last two axes with a number: made by the next window generator."""
-    value = b.padded_value(node.args[0])
+    """Padding of the last two axes with a number: made by the next window generator if it can."""
     sizes = [int(v) for v in cast("list[int]", node.args[1])]
-    number = number or 0.0
+    value = b.padded_value(node.args[0])
     if not any(sizes):
         return value
-    if len(sizes) > 4 or min(sizes) < 0 or len(value.view.shape) < 3:
+    if any(sizes[4:]) or min(sizes) < 0 or len(value.view.shape) < 2:
         raise UnsupportedError("padding other than around the pixels of maps")
+    wanted = float(cast("float", number or 0.0))
+    made_for_windows(b, cast("fx.Node", node.args[0]), wanted)
+    value = b.padded_value(node.args[0])
     left, right, top, bottom = (*sizes, 0, 0, 0, 0)[:4]
-    old = value.padding or Padding(0, 0, 0, 0, float(cast("float", number)))
-    if value.padding is not None and old.value != number:
-        raise UnsupportedError("two paddings with different numbers")
+    old = value.padding or Padding(0, 0, 0, 0, wanted)
     padding = Padding(
-        old.top + top, old.left + left, old.bottom + bottom, old.right + right, old.value
+        old.top + top, old.left + left, old.bottom + bottom, old.right + right, wanted
     )
-    return dataclasses.replace(value, padding=padding)
+    value = dataclasses.replace(value, padding=padding)
+    rows = len(value.view.shape) < 4 and (top or bottom)  # which a reader takes for something else
+    return around(b, node, value) if rows or len(value.view.shape) < 3 else value
 
 
 @lowers("aten.cat.default", "aten.concat.default")
@@ -174,8 +176,13 @@ def _ordered(b: Builder, node: fx.Node, arg: fx.Node, order: tuple[int, ...]) ->
     """An argument of a concatenation in the given axis order; constants become streams."""
     if b.is_stream(arg):
         return _in_order(b, node, b.value(arg), order)
+    return constant_stream(b, arg, order)
+
+
+def constant_stream(b: Builder, arg: fx.Node, order: tuple[int, ...]) -> Value:
+    """A constant node as a stream in the given axis order."""
     shape = shape_of(arg)
-    channels = shape[order[-1]]
+    channels = shape[order[-1]] if shape else 1
     table = b.constants.table(arg, shape, order)
     rows = math.prod(shape) // channels
     flat = Table(lambda: np.asarray(table.values()).reshape(rows, channels), table.sources)
@@ -257,6 +264,8 @@ def select(b: Builder, node: fx.Node) -> Value:
     "aten.split_with_sizes.default",
     "aten.chunk.default",
     "aten.unsafe_chunk.default",
+    "aten.tensor_split.sections",
+    "aten.tensor_split.indices",
     "aten.unbind.int",
 )
 def split(b: Builder, node: fx.Node) -> tuple[Value | None, ...]:
@@ -306,12 +315,14 @@ def input_value(edge: str, shape: tuple[int, ...], order: tuple[int, ...], dtype
 
 
 def output_value(b: Builder, node: fx.Node, value: Value) -> tuple[Value, tuple[int, ...]]:
-    """A stage output as a plain permutation of the tensor's axes, and that axis order."""
+    """A stage output as a plain permutation of the tensor's axes, and that axis order.
+
+    Its rows are the last axis of that order, whatever rows the last engine writes: the stage that
+    reads it (`input_value`) knows the tensor and the order only.
+    """
     order = value.view.axis_order()
     if order is None:
         value = b.standard(node, value)
         order = standard_order(value.view.shape)
-    channels = value.view.shape[order[-1]] if order else 1
-    if channels != value.channels and value.channels % max(channels, 1) == 0:
-        value = dataclasses.replace(value, rows=value.view.numel // channels, channels=channels)
-    return value, order
+    like = input_value(value.edge, value.view.shape, order, value.dtype)
+    return dataclasses.replace(value, rows=like.rows, channels=like.channels), order

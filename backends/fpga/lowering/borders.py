@@ -1,0 +1,95 @@
+"""Padding that no window generator of its readers makes: one of its own, with windows of one pixel.
+
+A convolution or a pooling makes the padding in front of it for nothing (`maps.window_of`). Where
+something else reads padded maps, or they leave the stage, or a number is padded with that the
+reader's windows cannot have around the maps, the padding is made here: zeros around the maps, and
+other numbers added to these zeros.
+"""
+
+import dataclasses
+import math
+from typing import cast
+
+import numpy as np
+from torch import fx
+
+from pipec.backends.fpga.lowering.layers import Array, Elementwise, MapStep, Pool, Table
+from pipec.backends.fpga.lowering.maps import as_maps_value, maps_value, window_of
+from pipec.backends.fpga.lowering.network import Builder, Padding, Value
+
+_LOWEST = -3e38
+"""What is less is as good as minus infinity around maxima: exporters write float32's least."""
+
+
+def made(b: Builder, node: fx.Node) -> Value:
+    """The stream value of a node with its padding around it; the node's value from now on.
+
+    Args:
+        b: The builder.
+        node: What is padded along its last two axes, or not at all.
+    """
+    value = b.padded_value(node)
+    if value.padding is not None:
+        b.values[node] = value = around(b, node, value)
+    return value
+
+
+def made_for_windows(b: Builder, node: fx.Node, border: float) -> None:
+    """Make the padding of ``node`` here if it is of another number than its reader's windows'.
+
+    Args:
+        b: The builder.
+        node: What a convolution or a pooling reads.
+        border: The number that its windows have around the maps.
+    """
+    padding = b.padded_value(node).padding
+    if padding is not None and max(padding.value, _LOWEST) != max(border, _LOWEST):
+        made(b, node)
+
+
+def around(b: Builder, node: fx.Node, value: Value) -> Value:
+    """The value with its padding around it, as layers named after ``node``."""
+    padding = cast("Padding", value.padding)
+    lead, pixels = value.view.shape[:-2], value.view.shape[-2:]
+    out = (
+        pixels[0] + padding.top + padding.bottom,
+        pixels[1] + padding.left + padding.right,
+    )
+    batch = lead[0] if len(lead) == 2 else 1
+    four = (batch, math.prod(lead) // batch, *pixels)
+    inside = dataclasses.replace(value, view=value.view.reshape(four), padding=None)
+    maps = dataclasses.replace(as_maps_value(b, node, inside), padding=padding)
+    window = window_of(maps, (1, 1), (1, 1), (1, 1), (0, 0), out)
+    layer = Pool(
+        **b.facts(node, "_border"),
+        inputs=(maps.value.use(maps.channels),),
+        rows=batch * math.prod(out),
+        channels=maps.channels,
+        window=window,
+        op="sum",
+    )
+    found = maps_value(b.add(layer), maps, (*four[:2], *out), keep_order=True)
+    if padding.value:
+        found = _numbered(b, node, found, padding, pixels)
+    return dataclasses.replace(found, view=found.view.reshape((*lead, *out)))
+
+
+def _numbered(
+    b: Builder, node: fx.Node, value: Value, padding: Padding, pixels: tuple[int, ...]
+) -> Value:
+    """The number added to the zeros around the maps."""
+    h, w = value.view.shape[-2:]
+
+    def numbers() -> Array:
+        found = np.full((h, w, value.channels), padding.value)
+        found[padding.top : padding.top + pixels[0], padding.left : padding.left + pixels[1]] = 0
+        return found.reshape(-1, value.channels)
+
+    layer = Elementwise(
+        **b.facts(node, "_number"),
+        inputs=(value.use(),),
+        rows=value.rows,
+        channels=value.channels,
+        steps=(MapStep("add", "table", table=Table(numbers), period=h * w),),
+    )
+    return dataclasses.replace(value, edge=b.add(layer))
