@@ -1,15 +1,17 @@
 """What a checkpoint holds of a device: named by parameter, not by stage or rank.
 
 ```text
-weights/<name>              parameter or buffer (of a further replica: <name>#<device>)
+weights/<name>              parameter or buffer, of the first replica
+weights#<device>/<name>     the same of a further one
 optimizer/<name>/<key>      the optimizer's state of a parameter
 velocity/<name>             PipeMare's estimate of a weight's velocity
-stage/<k>                   learning-rate schedule and counts of a stage, and which weights it
-                            trains, JSON as bytes
+stage/<k>                   optimizer, learning-rate schedule and counts of a stage, and which
+                            weights it trains, JSON as bytes
 run                         round and number of the next microbatch, JSON as bytes
 ```
 
-Named like this, a checkpoint can be read back onto another number of stages: without a flush too,
+A name may hold any characters, those of an ONNX file are often paths; a key holds no slash. Named
+like this, a checkpoint can be read back onto another number of stages: without a flush too,
 since between rounds every stage has one version. Random numbers need no state: every stream follows
 from the seed, the microbatch and the place in the model.
 """
@@ -37,7 +39,7 @@ def state_of(executor: Executor) -> Tensors:
         rule = executor.rules[stage]
         first = executor.device == place.forward[stage][0]
         for name, w in _stored(executor, weights).items():
-            found[f"weights/{name}" if first else f"weights/{name}#{executor.device}"] = w
+            found[f"weights/{name}" if first else f"weights#{executor.device}/{name}"] = w
         found |= {f"velocity/{n}": v for n, v in rule.velocity.items()}
         if weights.optimizer is not None:
             found |= _optimizer_state(weights)
@@ -47,14 +49,13 @@ def state_of(executor: Executor) -> Tensors:
 
 def wanted(executor: Executor, name: str) -> bool:
     """Whether a device needs the entry ``name``."""
-    kind, _, rest = name.partition("/")
+    kind, _, weight = name.partition("/")
     if kind in ("run", "stage"):
         return True
-    weight, _, device = rest.partition("/")[0].partition("#")
-    return any(weight in _stored(executor, w) for w in executor.weights.values()) and device in (
-        "",
-        str(executor.device),
-    )
+    if kind == "optimizer":
+        weight = weight.rpartition("/")[0]
+    mine = kind in ("weights", f"weights#{executor.device}", "optimizer", "velocity")
+    return mine and any(weight in _stored(executor, w) for w in executor.weights.values())
 
 
 def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
@@ -68,20 +69,15 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
     for stage, weights in executor.weights.items():
         rule = executor.rules[stage]
         for name, w in _stored(executor, weights).items():
-            found = entries.get(f"weights/{name}#{executor.device}", entries.get(f"weights/{name}"))
+            found = entries.get(f"weights#{executor.device}/{name}", entries.get(f"weights/{name}"))
             if found is None or found.shape != w.shape:
                 raise PlanError("the checkpoint lacks a weight of this plan", got=name)
             w.copy_(found)
         saved = {n: entries.get(f"velocity/{n}") for n in weights.trained}
         rule.velocity = {n: v.clone() for n, v in saved.items() if v is not None}
         if weights.optimizer is not None:
+            rule.updates = int(_facts(entries, weights.trained[0])["updates"])
             _restore_optimizer(weights, entries)
-            facts = _facts(entries, weights.trained[0])
-            rule.updates = int(facts["updates"])
-            for group, kept in zip(weights.optimizer.param_groups, facts["groups"], strict=True):
-                group.update({n: tuple(v) if isinstance(v, list) else v for n, v in kept.items()})
-            if weights.scheduler is not None and "scheduler" in facts:
-                weights.scheduler.load_state_dict(facts["scheduler"])
 
 
 def _stored(executor: Executor, weights: StageWeights) -> Tensors:
@@ -104,21 +100,76 @@ def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor
     assert weights.optimizer is not None
     for name, parameter in weights.parameters.items():
         prefix = f"optimizer/{name}/"
-        state = {
-            k.removeprefix(prefix): v.clone() for k, v in entries.items() if k.startswith(prefix)
-        }
+        keys = {k: k.removeprefix(prefix) for k in entries if k.startswith(prefix)}
+        state = {key: entries[k].clone() for k, key in keys.items() if "/" not in key}
         if state:
             weights.optimizer.state[parameter] = state
+    first = _facts(entries, weights.trained[0])
+    _check_kind("optimizer", first["optimizer_class"], weights.optimizer)
+    groups = weights.optimizer.param_groups
+    places = [
+        _place(entries, names[0]) if names else (first, min(k, len(first["groups"]) - 1))
+        for k, names in enumerate(_names(weights))
+    ]
+    for group, (facts, k) in zip(groups, places, strict=True):
+        kept = {n: v for n, v in facts["groups"][k].items() if n != "params"}
+        group.update({n: tuple(v) if isinstance(v, list) else v for n, v in kept.items()})
+    if weights.scheduler is not None and "scheduler" in first:
+        _check_kind("learning-rate schedule", first["schedule_class"], weights.scheduler)
+        weights.scheduler.load_state_dict(_schedule(places))
+
+
+def _names(weights: StageWeights) -> list[list[str]]:
+    """The parameters of every group of a stage's optimizer."""
+    assert weights.optimizer is not None
+    names = {id(p): n for n, p in weights.parameters.items()}
+    return [
+        [names[id(p)] for p in group["params"] if id(p) in names]
+        for group in weights.optimizer.param_groups
+    ]
+
+
+def _place(entries: Mapping[str, torch.Tensor], weight: str) -> tuple[Any, int]:
+    """The stage that trained a weight, and in which group: stages may have groups of their own."""
+    facts = _facts(entries, weight)
+    return facts, next(k for k, g in enumerate(facts["groups"]) if weight in g["params"])
+
+
+def _schedule(places: list[tuple[Any, int]]) -> dict[str, object]:
+    """The state of a learning-rate schedule; lists of a number per group follow the groups."""
+    first = places[0][0]
+    state: dict[str, object] = first["scheduler"]
+    if [k for _, k in places] == list(range(len(first["groups"]))):
+        return state
+    return {
+        name: [facts["scheduler"][name][k] for facts, k in places]
+        if isinstance(value, list) and len(value) == len(first["groups"])
+        else value
+        for name, value in state.items()
+    }
+
+
+def _check_kind(what: str, want: str, mine: object) -> None:
+    """Refuse to go on with another class: it would take the other's settings for its own."""
+    if type(mine).__name__ != want:
+        got = type(mine).__name__
+        raise PlanError(f"the checkpoint is of a run with another {what}", got=got, want=want)
 
 
 def _facts_of(weights: StageWeights, updates: int) -> dict[str, object]:
     assert weights.optimizer is not None
-    groups = [
+    plain = (
         {k: v for k, v in group.items() if k != "params" and isinstance(v, (tuple, *_PLAIN))}
         for group in weights.optimizer.param_groups
-    ]
-    facts: dict[str, object] = {"updates": updates, "trained": weights.trained, "groups": groups}
+    )
+    facts: dict[str, object] = {
+        "updates": updates,
+        "trained": weights.trained,
+        "optimizer_class": type(weights.optimizer).__name__,
+        "groups": [{**g, "params": n} for g, n in zip(plain, _names(weights), strict=True)],
+    }
     if weights.scheduler is not None:
+        facts["schedule_class"] = type(weights.scheduler).__name__
         state = weights.scheduler.state_dict()
         facts["scheduler"] = {k: v for k, v in state.items() if isinstance(v, (list, *_PLAIN))}
     return facts

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from pipec.errors import PipecError
@@ -16,7 +16,7 @@ from pipec.runtime.local import LocalPipeline
 from pipec.runtime.rules import Correction
 from pipec.runtime.train import train
 from tests.autodiff.chain import Case, worst
-from tests.autodiff.zoo import CASES, seeded
+from tests.autodiff.zoo import CASES, floats, seeded
 from tests.runtime.pipelines import batches, scheduled, staged
 
 SETTINGS = Settings(
@@ -113,6 +113,94 @@ def test_without_a_flush_other_stages_go_on_with_their_own_delays(
         e.resume(1, 8)
     assert losses == train(begun, 1)
     assert worst(second.state_dict(), begun.state_dict()) == 0
+
+
+class Paths(nn.Module):
+    """Weights named as in ONNX files; one is called like another's optimizer state."""
+
+    NAMES = ("fc", "fc/exp_avg", "fc/exp_avg#1", "gpu_0/fc#2/w")
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in self.NAMES:
+            self.register_parameter(name, nn.Parameter(torch.randn(8, 8) / 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self.NAMES:
+            x = torch.tanh(x @ self.get_parameter(name))
+        return x
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 4), (4, 2), (2, 4)])
+def test_names_of_weights_may_be_paths(before: int, after: int, tmp_path: Path) -> None:
+    case = Case(Paths, nn.functional.cross_entropy, floats(4, 8))
+    module = seeded(case)
+    plans = [staged(case, module, n) for n in (before, after)]
+    assert interrupted(case, plans, SETTINGS, tmp_path) == 0
+
+
+def interrupted(case: Case, plans: list[Plan], settings: Settings, place: Path) -> float:
+    """How far two rounds on the first plan and two on the second are from four on the first."""
+
+    def run(plan: Plan) -> LocalPipeline:
+        order, batch = scheduled(plan, "1f1b", 2), batches(case, plan.graph)
+        return LocalPipeline(plan, batch, settings, schedule=order)
+
+    whole, first, second = run(plans[0]), run(plans[0]), run(plans[1])
+    train(whole, 4)
+    train(first, 2, checkpoints=Checkpoints(place, first.executors))
+    train(second, 4, checkpoints=Checkpoints(place, second.executors))
+    return worst(second.state_dict(), whole.state_dict())
+
+
+def two_groups(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Matrices decay, other weights do not; a stage without matrices has one group."""
+    matrices = [p for p in parameters if p.ndim > 1]
+    others = [p for p in parameters if p.ndim <= 1]
+    groups: list[dict[str, object]] = [
+        {"params": matrices, "lr": 0.02, "weight_decay": 0.5},
+        {"params": others},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.01, weight_decay=0.0)
+
+
+def normed() -> nn.Module:
+    """Cut in four, its first stages have no matrices."""
+    return nn.Sequential(nn.LayerNorm(8), nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 8))
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 4), (4, 2), (4, 1), (1, 4), (2, 3)])
+def test_parameters_keep_their_group_on_other_stages(
+    before: int, after: int, tmp_path: Path
+) -> None:
+    case = Case(normed, nn.functional.cross_entropy, floats(4, 8))
+    module = seeded(case)
+    plans = [staged(case, module, n) for n in (before, after)]
+    settings = Settings(two_groups, lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5))
+    assert interrupted(case, plans, settings, tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (Settings(lambda p: torch.optim.SGD(p, lr=0.1)), "another optimizer(.|\n)*SGD(.|\n)*AdamW"),
+        (
+            Settings(SETTINGS.optimizer, lambda o: torch.optim.lr_scheduler.StepLR(o, step_size=3)),
+            "another learning-rate schedule(.|\n)*StepLR(.|\n)*CosineAnnealingLR",
+        ),
+    ],
+)
+def test_settings_of_another_class_are_not_taken_over(
+    settings: Settings, said: str, tmp_path: Path
+) -> None:
+    case = CASES["mlp"]
+    plan = staged(case, seeded(case), 2)
+    first = pipeline(case, plan, "1f1b")
+    train(first, 1, checkpoints=Checkpoints(tmp_path, first.executors))
+    order, batch = scheduled(plan, "1f1b", 4), batches(case, plan.graph)
+    second = LocalPipeline(plan, batch, settings, schedule=order)
+    with pytest.raises(PipecError, match=said):
+        Checkpoints(tmp_path, second.executors).resume()
 
 
 def test_a_checkpoint_is_one_of_torchs_own(tmp_path: Path) -> None:
