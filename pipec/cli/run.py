@@ -84,7 +84,13 @@ class _Options:
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--data", help="path/file.py:function, microbatch number to inputs by name.")
-@click.option("--rounds", default=10, show_default=True, help="How often to run the schedule.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="How often to run the schedule.",
+)
 @click.option(
     "--optimizer", default="sgd:lr=0.01", show_default=True, help="name:option=value,... of torch."
 )
@@ -93,7 +99,13 @@ class _Options:
 @click.option("--seed", default=0, show_default=True, help="Of dropout.")
 @click.option("--local", is_flag=True, help="All devices in this process, taking turns.")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, or auto.")
-@click.option("--timeout", default=300.0, show_default=True, help="Seconds to wait for a rank.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Seconds to wait for a rank.",
+)
 @click.option("--save", type=click.Path(path_type=Path), help="Trained weights (.safetensors).")
 @click.option(
     "--outputs", type=click.Path(path_type=Path), help="Inference: .safetensors or .npz, by name."
@@ -103,7 +115,13 @@ class _Options:
 @click.option(
     "--checkpoints", type=click.Path(path_type=Path), help="Save here, and continue from here."
 )
-@click.option("--every", default=100, show_default=True, help="Rounds between checkpoints.")
+@click.option(
+    "--every",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Rounds between checkpoints.",
+)
 @click.option(
     "--compile",
     "compiler",
@@ -149,8 +167,15 @@ def command(**given: Any) -> None:
 
 
 def _check(options: _Options, plan: Plan) -> None:
-    """Refuse files that this plan cannot fill, before anything runs."""
+    """Refuse files that this plan cannot fill, and options without effect, before anything runs."""
     assert plan.schedule is not None
+    if (options.t1 or options.t2) and plan.schedule.rule.name == "flush":
+        raise PipecError(
+            "--t1 and --t2 correct for delay, and a schedule with a flush has none",
+            where=options.directory,
+            got=f"schedule {plan.schedule.name}",
+            want="pipemare",
+        )
     for name, path, wanted in (
         ("--save", options.save, True),
         ("--checkpoints", options.checkpoints, True),
@@ -159,6 +184,12 @@ def _check(options: _Options, plan: Plan) -> None:
         if path is not None and plan.schedule.training is not wanted:
             kind = "a training plan" if plan.schedule.training else "an inference plan"
             raise PipecError(f"{name} is not for {kind}", where=options.directory, got=path)
+    for path in (options.save, options.outputs, options.metrics):
+        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+            raise PipecError("no file can be written here", got=path)
+    for path in (options.checkpoints, options.tensorboard):
+        if path is not None and path.exists() and not path.is_dir():
+            raise PipecError("this is no directory", got=path)
     if options.outputs is not None and options.outputs.suffix not in (".safetensors", ".npz"):
         raise PipecError("no such format", got=options.outputs, want=".safetensors or .npz")
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -99,7 +100,8 @@ def data_from_spec(spec: str) -> Batch:
     """The function ``name`` of ``path/file.py:name``: microbatch number to inputs by name.
 
     Raises:
-        PipecError: The file or the function is missing; later, that the function failed.
+        PipecError: The file or the function is missing, or the file cannot be imported; later,
+            that the function failed.
     """
     path, _, name = spec.rpartition(":")
     file = Path(path)
@@ -109,7 +111,14 @@ def data_from_spec(spec: str) -> Batch:
     assert loader is not None
     assert loader.loader is not None
     module = importlib.util.module_from_spec(loader)
-    loader.loader.exec_module(module)
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as for a factory: its neighbours are importable
+    try:
+        loader.loader.exec_module(module)
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}"
+        raise PipecError("the data file cannot be imported", where=path, got=got) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise PipecError("the file has no such function", where=path, got=name)

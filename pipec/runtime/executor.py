@@ -47,6 +47,9 @@ class Settings:
         seed: Of the random numbers of every forward: one stream per microbatch and random op.
         correction: PipeMare's T1 and T2.
         compiled: Makes a graph fast, such as ``torch.compile``.
+
+    Raises:
+        PlanError: No norm is that small.
     """
 
     optimizer: OptimizerFactory | None = None
@@ -55,6 +58,12 @@ class Settings:
     seed: int = 0
     correction: Correction = field(default_factory=Correction)
     compiled: Compile | None = None
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not self.clip > 0:
+            raise PlanError(
+                "gradients cannot be clipped to this norm", got=self.clip, want="above 0"
+            )
 
 
 @dataclass

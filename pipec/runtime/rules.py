@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pipec.errors import PlanError
 from pipec.schedule.action import ActionKind
 from pipec.schedule.schedule import Schedule
 
@@ -32,10 +33,20 @@ class Correction:
         t2_decay: D, such as ``exp(-2)``; 0 turns T2 off.
 
     T3 is no setting: it is another schedule for the first rounds (`LocalPipeline.load`).
+
+    Raises:
+        PlanError: K is negative, or D is not below 1.
     """
 
     t1_steps: int = 0
     t2_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.t1_steps < 0:
+            raise PlanError("T1 cannot last so long", got=self.t1_steps, want="updates, 0 for none")
+        if not 0 <= self.t2_decay < 1:
+            want = "a number from 0, for none, to below 1"
+            raise PlanError("T2 has no such decay", got=self.t2_decay, want=want)
 
 
 def delays(schedule: Schedule, stage: int) -> tuple[float, float]:

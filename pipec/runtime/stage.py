@@ -167,21 +167,23 @@ class StageRunner:
 
 
 def _check_input(
-    name: str, kind: TensorType, inputs: Mapping[str, torch.Tensor], microbatch: int
+    name: str, kind: TensorType, inputs: Mapping[str, object], microbatch: int
 ) -> None:
-    got = inputs.get(name)
-    if got is None:
+    if name not in inputs:
         raise PlanError(
             "a microbatch lacks an input",
             where=f"microbatch {microbatch}",
             got=", ".join(inputs) or "nothing",
             want=name,
         )
-    if tuple(got.shape) != kind.shape or got.dtype != kind.torch_dtype:
+    got = inputs[name]
+    given = TensorType.of(got) if isinstance(got, torch.Tensor) else None
+    if given is None or (given.shape, given.dtype) != (kind.shape, kind.dtype):
+        smaller = given is not None and given.shape[1:] == kind.shape[1:]
         raise PlanError(
             "an input has another type than the model was compiled for",
             where=f"input {name} of microbatch {microbatch}",
-            got=f"{str(got.dtype).removeprefix('torch.')}{list(got.shape)}",
-            want=f"{kind.dtype}{list(kind.shape)}",
-            hint="drop or pad the last, smaller batch of the data set",
+            got=f"{given.dtype}{list(given.shape)}" if given else type(got).__name__,
+            want=f"{kind.dtype}{list(kind.shape)}" if given else "a tensor",
+            hint="drop or pad the last, smaller batch of the data set" if smaller else None,
         )

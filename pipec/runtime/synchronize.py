@@ -93,7 +93,7 @@ class Deferred:
             return False
         assert self._clip is not None
         norm = float(total[0].sum().sqrt())
-        self._factor = min(1.0, self._clip / (norm + 1e-6))
+        self._factor = min(self._clip / (norm + 1e-6), 1.0)  # not a number stays none
         return True
 
     def _own_gradients(self, executor: "Executor") -> Iterator[tuple[str, torch.Tensor, int]]:

@@ -163,7 +163,8 @@ class StageWeights:
             rate: Factor on the learning rate of this update alone.
 
         Raises:
-            PlanError: The optimizer or its schedule needs more than gradients, such as a closure.
+            PlanError: The optimizer or its schedule needs more than gradients, such as a closure,
+                or is at its end.
         """
         self._let_go(min(oldest, self.newest))
         grads = self.gradients(update)
@@ -176,7 +177,7 @@ class StageWeights:
                 _step(self.optimizer, rate)
             if self.scheduler is not None:
                 self.scheduler.step()
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             place = f"stage {self._stage}"
             raise PlanError("the optimizer cannot make a step", where=place, got=error) from error
         for p in self.parameters.values():

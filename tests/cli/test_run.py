@@ -187,6 +187,14 @@ REFUSED = [
     (("--lr-schedule", "up"), "train", "no such learning-rate schedule"),
     (("--device", "tpu"), "train", "no such device"),
     (("--rounds", "9"), "train", "microbatch 12\n  got:   IndexError: no such batch"),
+    (("--save", "nowhere/w.safetensors"), "train", "no file can be written here"),
+    (("--metrics", "nowhere/log"), "train", "got:   nowhere/log"),
+    (("--tensorboard", __file__), "train", "this is no directory"),
+    (("--checkpoints", __file__), "train", "got:   " + __file__),
+    (("--clip", "-1"), "train", "want:  above 0"),
+    (("--clip", "nan"), "train", "got:   nan"),
+    (("--t1", "5"), "train", "want:  pipemare"),
+    (("--t2", "0.1"), "train", "--t1 and --t2 correct for delay"),
 ]
 
 
@@ -196,6 +204,31 @@ def test_refusals(pipec: Pipec, plans: Path, more: tuple[str, ...], plan: str, s
     assert outcome.code == 1
     assert said in outcome.err
     assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    "option", [("--rounds", -1), ("--every", 0), ("--timeout", 0)], ids=lambda o: o[0]
+)
+def test_counts_and_times_have_a_range(
+    pipec: Pipec, plans: Path, option: tuple[str, object]
+) -> None:
+    outcome = pipec("run", plans / "train", "--local", *option)
+    assert outcome.code == 2
+    assert option[0] in outcome.err
+
+
+def test_a_data_file_imports_its_neighbours_and_says_what_is_wrong_with_it(
+    pipec: Pipec, plans: Path
+) -> None:
+    (plans / "beside_data.py").write_text("from net import batch\n")
+    (plans / "data.py").write_text("from beside_data import batch\n")
+    (plans / "wrong.py").write_text("def batch(:\n")
+    data = ("run", plans / "train", "--local", "--rounds", 1, "--data")
+    assert pipec(*data, f"{plans}/data.py:batch").code == 0
+    outcome = pipec(*data, f"{plans}/wrong.py:batch")
+    assert outcome.code == 1
+    assert "cannot be imported" in outcome.err
+    assert "SyntaxError" in outcome.err
 
 
 def test_tensorboard_that_is_not_installed_is_named(

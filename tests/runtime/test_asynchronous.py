@@ -248,6 +248,12 @@ def test_pipemare_is_its_delay_model(slots: str, correction: Correction) -> None
         torch.testing.assert_close(found[f"layers.{s}.bias"], b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("steps", "decay"), [(-1, 0.0), (0, 1.0), (0, -0.1), (0, math.nan)])
+def test_corrections_that_would_diverge_are_refused(steps: int, decay: float) -> None:
+    with pytest.raises(PipecError, match="T1|T2"):
+        Correction(steps, decay)
+
+
 def test_delays_are_those_of_the_paper() -> None:
     _, _, plan = mlp()
     both = scheduled(plan, "pipemare", 40, slots="concurrent")

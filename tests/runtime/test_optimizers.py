@@ -80,8 +80,9 @@ def test_learning_rates_and_betas_go_on_where_they_were(
         ("sgd", "multisteplr", r"learning-rate schedule cannot be made(.|\n)*milestones"),
         ("sgd", "reducelronplateau", r"cannot make a step(.|\n)*metrics"),
         ("sgd", "_lrscheduler", "no such learning-rate schedule"),
+        ("sgd", "onecyclelr:max_lr=1,total_steps=1", r"cannot make a step(.|\n)*total steps is 1"),
     ],
 )
 def test_what_cannot_be_used_is_refused(optimizer: str, rates: str | None, said: str) -> None:
     with pytest.raises(PipecError, match=said):
-        train(pipeline(optimizer, rates), 1)
+        train(pipeline(optimizer, rates), 2)

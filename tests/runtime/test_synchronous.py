@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipec.errors import PipecError
 from pipec.frontends.trace import Loss
@@ -13,7 +13,7 @@ from pipec.plan.model import Plan
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from tests.autodiff.chain import Case, worst
-from tests.autodiff.zoo import CASES, seeded
+from tests.autodiff.zoo import CASES, floats, seeded
 from tests.runtime.pipelines import accumulated, batches, scheduled, staged
 
 SCHEDULES = {
@@ -237,6 +237,47 @@ def test_a_smaller_last_microbatch_is_refused_with_a_hint() -> None:
     )
     with pytest.raises(PipecError, match=r"another type(.|\n)*\[3, 16\](.|\n)*drop or pad"):
         pipeline.run(1)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([[0.0]], r"input input of microbatch 0\n  got:   list\n  want:  a tensor"),
+        (torch.ones(4, 16).numpy(), r"got:   ndarray\n  want:  a tensor"),
+        (torch.ones(4, 16).double(), r"got:   float64\[4, 16\]\n  want:  float32\[4, 16\]"),
+        (torch.ones(4, 15), r"got:   float32\[4, 15\]\n  want:  float32\[4, 16\]$"),
+    ],
+    ids=["list", "array", "dtype", "shape"],
+)
+def test_what_is_no_such_tensor_is_refused(given: Tensor, said: str) -> None:
+    _, _, plan = plan_of("mlp", 3)
+    order, target = scheduled(plan, "1f1b", 2), torch.zeros(4, dtype=torch.long)
+    batch = {"input": given, "target": target}
+    with pytest.raises(PipecError, match=said):
+        LocalPipeline(plan, lambda _: batch, Settings(momentum), schedule=order).run(1)
+
+
+class Undefined(nn.Module):
+    """The gradient of its first weight is no number; that of the second one is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * torch.sqrt(self.a * 0)) + x * self.b
+
+
+def test_a_norm_that_is_no_number_leaves_none_as_in_torch() -> None:
+    case = Case(Undefined, nn.functional.cross_entropy, floats(4, 3))
+    module = seeded(case)
+    plan = staged(case, module, 2)
+    order, settings = scheduled(plan, "1f1b", 2), Settings(momentum, clip=0.1)
+    pipeline = LocalPipeline(plan, batches(case, plan.graph), settings, schedule=order)
+    pipeline.run(1)
+    _, want = accumulated(case, module, momentum, 1, 2, clip=0.1)
+    assert all(w.isnan().all() for w in want.values())
+    torch.testing.assert_close(pipeline.state_dict(), want, equal_nan=True)
 
 
 def test_inference_yields_the_models_outputs() -> None:
