@@ -12,6 +12,8 @@ from pipec.backends.fpga.emit.bench import table_images
 from pipec.backends.fpga.emit.cpp import comment
 from pipec.backends.fpga.emit.headers import own_header
 from pipec.backends.fpga.emit.link import Around, Side
+from pipec.backends.fpga.emit.mover import GMEM
+from pipec.backends.fpga.emit.pins import memory_port
 from pipec.backends.fpga.emit.source import (
     arguments,
     bundle,
@@ -137,9 +139,10 @@ def _play(design: StageDesign, found: Around, used: Sequence[Side], load_tables:
 def kernels_cpp(design: StageDesign, found: Around, used: Sequence[Side]) -> str:
     """The text of ``sim/kernels.cpp``: every kernel of the board, and the pins of its arguments."""
     pointers = memories(design)
-    pins = [f"m_axi_{bundle(name)}" if name in pointers else name for _, name in arguments(design)]
+    names = [name for _, name in arguments(design)]
+    pins = [memory_port(bundle(name)) if name in pointers else name for name in names]
     known = {top_name(design): pins}
-    known |= {one.name: ["m_axi_gmem", one.stream, "frames"] for one in found.movers}
+    known |= {one.name: [memory_port(GMEM), one.stream, "frames"] for one in found.movers}
     known |= {side.packets.name: [*side.packets.pins, "frames"] for side in used}
     sources = ["src/stage_top.cpp", *(f"mover/{one.port}.cpp" for one in found.movers)]
     sources += [f"link/link_{side.packets.way}.cpp" for side in used]

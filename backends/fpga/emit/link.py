@@ -1,11 +1,12 @@
-"""What surrounds the kernel on its board: memories and links, for ``v++`` or for a block design."""
+"""What surrounds the kernels on their board: memories and links, and their file for ``v++``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.cpp import comment, identifier
-from pipec.backends.fpga.emit.mover import Mover, movers
+from pipec.backends.fpga.emit.mover import GMEM, Mover, movers
+from pipec.backends.fpga.emit.pins import instance, memory_port, pin, stream_connect
 from pipec.backends.fpga.emit.share import FLIT_BYTES, Shared, shared
 from pipec.backends.fpga.emit.source import bundle, memories, port_names, top_name
 
@@ -127,7 +128,7 @@ def link_cfg(design: StageDesign, found: Around) -> str:
     """
     used = sides(design, found)
     kernels = {f"krnl_aurora_{side.cage}": "krnl_aurora" for side in used}
-    kernels |= {f"{s.mux.name}_1": s.mux.name for s in used if s.mux is not None}
+    kernels |= {instance(s.mux.name): s.mux.name for s in used if s.mux is not None}
     lines = []
     for side in used:
         core = f"krnl_aurora_{side.cage}"
@@ -136,7 +137,7 @@ def link_cfg(design: StageDesign, found: Around) -> str:
             f"connect=io_clk_qsfp_refclka_0{side.cage}:{core}/gt_refclk",
             f"connect={core}/gt_port:io_gt_qsfp_0{side.cage}",
         ]
-    return _connectivity(design, found, kernels, lines)
+    return connectivity([(design, found)], kernels, lines)
 
 
 def link_udp_cfg(design: StageDesign, found: Around) -> str:
@@ -151,7 +152,8 @@ def link_udp_cfg(design: StageDesign, found: Around) -> str:
     kernels, lines = dict[str, str](), list[str]()
     for side in used:
         net, core = f"networklayer_{side.cage}", f"cmac_{side.cage}"
-        kernels |= {core: core, net: "networklayer", f"{side.packets.name}_1": side.packets.name}
+        packets = side.packets.name
+        kernels |= {core: core, net: "networklayer", instance(packets): packets}
         lines += [
             f"stream_connect={core}.M_AXIS:{net}.S_AXIS_eth2nl",
             f"stream_connect={net}.M_AXIS_nl2eth:{core}.S_AXIS",
@@ -160,36 +162,43 @@ def link_udp_cfg(design: StageDesign, found: Around) -> str:
         lines += _streams(design, side, side.packets, ends)
     script = "userPostSysLinkOverlayTcl=<xup_vitis_network_example>/Ethernet/post_sys_link.tcl"
     advanced = ["", "[advanced]", f"param=compiler.{script}"] if used else []
-    return _connectivity(design, found, kernels, [*lines, *advanced])
+    return connectivity([(design, found)], kernels, [*lines, *advanced])
 
 
-def _connectivity(
-    design: StageDesign, found: Around, kernels: Mapping[str, str], links: Sequence[str]
+def connectivity(
+    stages: Sequence[tuple[StageDesign, Around]],
+    kernels: Mapping[str, str],
+    links: Sequence[str],
 ) -> str:
     """A file for ``v++ --link``: kernels, memory banks, then what connects them to links.
 
-    ``kernels`` are those on the links: instance to kernel.
+    Args:
+        stages: The kernels of a board and what is around each.
+        kernels: Those on the links: instance to kernel.
+        links: What connects these, or the first to each other.
     """
-    kernel = f"{top_name(design)}_1"
-    instances = {kernel: top_name(design), **kernels}
-    instances |= {f"{mover.name}_1": mover.name for mover in found.movers}
+    tops = [top_name(design) for design, _ in stages]
+    moved = [mover for _, found in stages for mover in found.movers]
+    instances = {instance(top): top for top in tops}
+    instances |= {**kernels, **{instance(mover.name): mover.name for mover in moved}}
     lines = ["[connectivity]"]
     for name in dict.fromkeys(instances.values()):
-        own = [instance for instance, of in instances.items() if of == name]
+        own = [one for one, of in instances.items() if of == name]
         lines.append(f"nk={name}:{len(own)}:{','.join(own)}")
-    lines += [f"sp={kernel}.m_axi_{name}:{bank}" for name, bank in found.banks.items()]
-    lines += [f"sp={mover.name}_1.m_axi_gmem:{mover.memory}" for mover in found.movers]
-    for mover in found.movers:
-        ends = (f"{mover.name}_1.{mover.stream}", f"{kernel}.{mover.port}")
-        lines.append("stream_connect=" + ":".join(ends if mover.feeds else reversed(ends)))
+    for top, (_, found) in zip(tops, stages, strict=True):
+        banks = found.banks.items()
+        lines += [f"sp={pin(top, memory_port(name))}:{bank}" for name, bank in banks]
+        lines += [f"sp={pin(m.name, memory_port(GMEM))}:{m.memory}" for m in found.movers]
+        for mover in found.movers:
+            ends = (pin(mover.name, mover.stream), pin(top, mover.port))
+            lines.append(stream_connect(*(ends if mover.feeds else reversed(ends))))
     lines += links
-    moved = {mover.port for mover in found.movers}
-    lines += [
-        f"# to or from the host, by a data mover: {kernel}.{port}"
-        for port in found.host
-        if port not in moved
-    ]
-    lines += [f"# {text}" for text in port_facts(design)]
+    for top, (_, found) in zip(tops, stages, strict=True):
+        hands = {mover.port for mover in found.movers}
+        host = [port for port in found.host if port not in hands]
+        lines += [f"# to or from the host, by a data mover: {pin(top, port)}" for port in host]
+    for top, (design, _) in zip(tops, stages, strict=True):
+        lines += [f"# {pin(top, name)}: {fact}" for name, fact in port_facts(design).items()]
     return "\n".join([*lines, ""])
 
 
@@ -197,150 +206,22 @@ def _streams(
     design: StageDesign, side: Side, packets: Shared | None, ends: tuple[str, str]
 ) -> list[str]:
     """The streams of a side, through a kernel or without, to where a link receives and sends."""
-    (rx, tx), kernel = ends, f"{top_name(design)}_1"
+    (rx, tx), top = ends, top_name(design)
     if packets is None:
-        own = f"{kernel}.{side.ports[0]}"
+        own = pin(top, side.ports[0])
         pairs = [(rx, own)] if side.way == "rx" else [(own, tx)]
     else:
-        middle = f"{packets.name}_1"
-        pairs = [(f"{kernel}.{port}", f"{middle}.{port}") for port in packets.ports]
+        pairs = [(pin(top, port), pin(packets.name, port)) for port in packets.ports]
         if side.way == "rx":
             pairs = [(b, a) for a, b in pairs]
-        pairs += [(rx, f"{middle}.{packets.into}"), (f"{middle}.{packets.out}", tx)]
-    return [f"stream_connect={a}:{b}" for a, b in pairs]
+        pairs += [(rx, pin(packets.name, packets.into)), (pin(packets.name, packets.out), tx)]
+    return [stream_connect(a, b) for a, b in pairs]
 
 
-def port_facts(design: StageDesign) -> list[str]:
-    """A line per stream port: its value, width and beats."""
-    return [
-        f"{name}: {comment(port.value)}, {design.streams[port.stream].token_bits} bit, "
+def port_facts(design: StageDesign) -> dict[str, str]:
+    """Stream port to its value, width and beats."""
+    return {
+        name: f"{comment(port.value)}, {design.streams[port.stream].token_bits} bit, "
         f"{design.streams[port.stream].tokens} beats per frame"
         for name, port in port_names(design).items()
-    ]
-
-
-def block_design(design: StageDesign, found: Around) -> str:
-    """``block_design.tcl`` for boards without a Vitis platform: kernel, memories, links, clock.
-
-    For ``vivado -mode batch -source block_design.tcl`` after ``run_hls.tcl`` has exported the IP.
-    Streams to and from the host become external ports, for the user's DMA.
-    """
-    top = top_name(design)
-    controllers = sorted(set(found.banks.values()))
-    cells = {bank: f"ddr4_{k}" for k, bank in enumerate(controllers)}
-    lines = [
-        f"# Block design of {design.name} on {comment(design.device)} ({design.part}).",
-        "set stage [file normalize [file dirname [info script]]]",
-        f"create_project -force {top}_bd $stage/build_bd -part {design.part}",
-        "set_property ip_repo_paths [list $stage/build_hls $stage/build_link] [current_project]",
-        "update_ip_catalog",
-        f"create_bd_design {top}_bd",
-        f"create_bd_cell -type ip -vlnv xilinx.com:hls:{top}:1.0 kernel",
-        "create_bd_cell -type ip -vlnv xilinx.com:ip:clk_wiz clock",
-        f"set_property CONFIG.CLKOUT1_REQUESTED_OUT_FREQ {design.clock_mhz:g} [get_bd_cells clock]",
-        "create_bd_cell -type ip -vlnv xilinx.com:ip:proc_sys_reset reset",
-        "connect_bd_net [get_bd_pins clock/clk_out1] [get_bd_pins kernel/ap_clk]"
-        " [get_bd_pins reset/slowest_sync_clk]",
-        "connect_bd_net [get_bd_pins reset/peripheral_aresetn] [get_bd_pins kernel/ap_rst_n]",
-        "make_bd_intf_pins_external [get_bd_intf_pins kernel/s_axi_control]",
-    ]
-    for bank, cell in cells.items():
-        users = [name for name, at in found.banks.items() if at == bank]
-        lines += _memory(cell, users)
-    for side in sides(design, found):
-        lines += _link(side)
-    lines += [f"make_bd_intf_pins_external [get_bd_intf_pins kernel/{port}]" for port in found.host]
-    return "\n".join([*lines, "validate_bd_design", "save_bd_design", ""])
-
-
-def _memory(cell: str, users: list[str]) -> list[str]:
-    """A DDR4 controller and the interconnect that leads the kernel's ports to it."""
-    lines = [
-        f"create_bd_cell -type ip -vlnv xilinx.com:ip:ddr4 {cell}",
-        f"create_bd_cell -type ip -vlnv xilinx.com:ip:smartconnect {cell}_ports",
-        f"set_property CONFIG.NUM_SI {len(users)} [get_bd_cells {cell}_ports]",
-    ]
-    lines += [
-        f"connect_bd_intf_net [get_bd_intf_pins kernel/m_axi_{user}]"
-        f" [get_bd_intf_pins {cell}_ports/S{k:02d}_AXI]"
-        for k, user in enumerate(users)
-    ]
-    return [
-        *lines,
-        f"connect_bd_intf_net [get_bd_intf_pins {cell}_ports/M00_AXI]"
-        f" [get_bd_intf_pins {cell}/C0_DDR4_S_AXI]",
-        f"make_bd_intf_pins_external [get_bd_intf_pins {cell}/C0_DDR4]",
-    ]
-
-
-def _link(side: Side) -> list[str]:
-    """An Aurora core of four lanes, the clock crossings to it, and who sends and receives."""
-    core = f"aurora_{side.cage}"
-    lines = [
-        f"create_bd_cell -type ip -vlnv xilinx.com:ip:aurora_64b66b {core}",
-        f"set_property CONFIG.C_AURORA_LANES 4 [get_bd_cells {core}]",
-        f"make_bd_intf_pins_external [get_bd_intf_pins {core}/GT_SERIAL_RX]",
-        f"make_bd_intf_pins_external [get_bd_intf_pins {core}/GT_SERIAL_TX]",
-    ]
-    if side.mux is None:
-        lead = _from_link if side.way == "rx" else _to_link
-        return [*lines, *lead(core, f"kernel/{side.ports[0]}", side.width)]
-    mux = f"link_{side.way}"
-    lines += [
-        f"create_bd_cell -type ip -vlnv xilinx.com:hls:{side.mux.name}:1.0 {mux}",
-        f"connect_bd_net [get_bd_pins clock/clk_out1] [get_bd_pins {mux}/ap_clk]",
-        f"connect_bd_net [get_bd_pins reset/peripheral_aresetn] [get_bd_pins {mux}/ap_rst_n]",
-        f"make_bd_intf_pins_external [get_bd_intf_pins {mux}/s_axi_control]",
-    ]
-    lines += [
-        f"connect_bd_intf_net [get_bd_intf_pins kernel/{port}] [get_bd_intf_pins {mux}/{port}]"
-        for port in side.mux.ports
-    ]
-    lines += _from_link(core, f"{mux}/{side.mux.into}", side.width)
-    return lines + _to_link(core, f"{mux}/{side.mux.out}", side.width)
-
-
-def _from_link(core: str, pin: str, width: int) -> list[str]:
-    lines, source = _resized(f"{core}_rx_width", AURORA_BYTES, width)
-    crossing = _crossing(f"{core}_rx_clock", f"{core}/USER_DATA_M_AXIS_RX", source or pin)
-    return [*lines, *crossing, *([_joined(f"{core}_rx_width/M_AXIS", pin)] if source else [])]
-
-
-def _to_link(core: str, pin: str, width: int) -> list[str]:
-    lines, sink = _resized(f"{core}_tx_width", width, AURORA_BYTES)
-    if sink:
-        lines.append(_joined(pin, sink))
-        pin = f"{core}_tx_width/M_AXIS"
-    return [*lines, *_crossing(f"{core}_tx_clock", pin, f"{core}/USER_DATA_S_AXIS_TX")]
-
-
-def _resized(cell: str, source: int, sink: int) -> tuple[list[str], str]:
-    """A width converter at the kernel's clock and its input; neither where widths are equal.
-
-    Args:
-        cell: Its name.
-        source: Bytes of a beat that it takes.
-        sink: Bytes of a beat that it gives.
-    """
-    if source == sink:
-        return [], ""
-    return [
-        f"create_bd_cell -type ip -vlnv xilinx.com:ip:axis_dwidth_converter {cell}",
-        f"set_property -dict {{CONFIG.S_TDATA_NUM_BYTES {source} CONFIG.M_TDATA_NUM_BYTES {sink}}}"
-        f" [get_bd_cells {cell}]",
-        f"connect_bd_net [get_bd_pins clock/clk_out1] [get_bd_pins {cell}/aclk]",
-        f"connect_bd_net [get_bd_pins reset/peripheral_aresetn] [get_bd_pins {cell}/aresetn]",
-    ], f"{cell}/S_AXIS"
-
-
-def _joined(source: str, sink: str) -> str:
-    return f"connect_bd_intf_net [get_bd_intf_pins {source}] [get_bd_intf_pins {sink}]"
-
-
-def _crossing(cell: str, source: str, sink: str) -> list[str]:
-    """A stream from one clock to another."""
-    return [
-        f"create_bd_cell -type ip -vlnv xilinx.com:ip:axis_clock_converter {cell}",
-        _joined(source, f"{cell}/S_AXIS"),
-        _joined(f"{cell}/M_AXIS", sink),
-    ]
+    }

@@ -16,6 +16,8 @@ from pipec.backends.fpga.emit.tables import BEAT_BYTES, BURST
 from pipec.backends.fpga.nests import ceil_div
 
 HEADER = "mover/mover.h"
+GMEM = "gmem"
+"""Bundle of a mover's memory pointer."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def source(design: StageDesign, kernel: Mover) -> str:
         f'extern "C" void {kernel.name}(',
         f"    {'const ' if kernel.feeds else ''}engine::beat<{element}> *memory,",
         f"    engine::axis_stream<{element}, {stream.lanes}> &{kernel.stream}, int frames) {{",
-        "#pragma HLS INTERFACE m_axi port = memory offset = slave bundle = gmem "
+        f"#pragma HLS INTERFACE m_axi port = memory offset = slave bundle = {GMEM} "
         f"depth = {depth} {burst} = {BURST}",
         f"#pragma HLS INTERFACE axis port = {kernel.stream}",
         *(

@@ -53,10 +53,11 @@ On boards it is the same: one `build/host` for each, with the same `--frames`, s
 `--timeout`. XRT's own library and a board were not at hand when this was written: the calls follow
 its documented headers.
 """
-_TRAINS = """
-There is no host program for the kernels of training, and no movers: the order of their calls is the
-schedule's, and `pipec verify` plays it in C simulation.
-"""
+_AMONG = """\
+Other kernels of the stage stand on the same board: `../connections.{suffix}` {what}, with the
+memories and the streams between them. Links to other boards are left to you. There is no host
+program for the kernels of training, and no movers: the order of their calls is the schedule's, and
+`pipec verify` plays it in C simulation."""
 _WITHOUT_PLATFORM = """\
 This board has no Vitis platform: the kernel is exported as an IP, and `block_design.tcl` puts it
 into a Vivado block design with its memory controllers and Aurora cores; pins, the board's clock and
@@ -94,6 +95,7 @@ def readme(
     platform: bool,
     shares: bool = False,
     hosted: bool = False,
+    alone: bool = True,
 ) -> str:
     """The text of ``README.md``.
 
@@ -103,10 +105,14 @@ def readme(
         platform: Whether the board has a Vitis platform.
         shares: Whether kernels in ``link/`` lead values over its links.
         hosted: Whether it has a host program.
+        alone: Whether no other kernel of ours stands on its board.
     """
     around = _WITH_PLATFORM if platform else _WITHOUT_PLATFORM.format(top=top_name(design))
+    if not alone:
+        suffix, what = ("cfg", "links all") if platform else ("tcl", "is a block design of all")
+        around = _AMONG.format(suffix=suffix, what=what)
     several = _SEVERAL if shares else ""
-    host = _HOST.format(stage=design.name) if hosted else _TRAINS if platform else ""
+    host = _HOST.format(stage=design.name) if hosted else ""
     product = "kernel .xo" if platform else "IP"
     ports = "\n".join(_row(name, port, design) for name, port in port_names(design).items())
     chip = sum(t.weight.bits for t in on_chip(design)) / 8e6

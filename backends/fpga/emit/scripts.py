@@ -12,10 +12,11 @@ from pipec.backends.fpga.csim.build import (
     TIMED,
 )
 from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.emit.block import block_design
 from pipec.backends.fpga.emit.cpp import comment
 from pipec.backends.fpga.emit.floorplan import FLOORPLAN, floorplan_xdc
 from pipec.backends.fpga.emit.host import HOST, KERNELS, host_files
-from pipec.backends.fpga.emit.link import around, block_design, link_cfg, link_udp_cfg, sides
+from pipec.backends.fpga.emit.link import around, link_cfg, link_udp_cfg, sides
 from pipec.backends.fpga.emit.mover import Mover, mover_files
 from pipec.backends.fpga.emit.readme import readme
 from pipec.backends.fpga.emit.share import Shared, link_files
@@ -30,6 +31,7 @@ def scripts(
     crossing: Sequence[str] = (),
     banks: Sequence[str] = ("DDR[0]",),
     hosted: bool = False,
+    alone: bool = True,
 ) -> dict[str, str]:
     """File name to text of everything around the sources.
 
@@ -40,17 +42,19 @@ def scripts(
         crossing: Values that come from or go to another board.
         banks: Names of the board's memory ports.
         hosted: Whether a host program is written, for a board with a Vitis platform.
+        alone: Whether no other kernel of ours stands on its board; one file beside the folders of
+            several says what joins them.
     """
     hosted = hosted and platform
     found = around(design, crossing, banks, hosted=hosted)
     regions = {FLOORPLAN: floorplan_xdc(design)} if design.floorplan.regions else {}
     used = sides(design, found)
     muxes = [side.packets for side in used if platform or side.mux is not None]
-    board = (
-        {"link.cfg": link_cfg(design, found), "link_udp.cfg": link_udp_cfg(design, found)}
-        if platform
-        else {"block_design.tcl": block_design(design, found)}
-    )
+    board: dict[str, str] = {}
+    if alone and platform:
+        board = {"link.cfg": link_cfg(design, found), "link_udp.cfg": link_udp_cfg(design, found)}
+    elif alone:
+        board = {"block_design.tcl": block_design(design, found)}
     clock = period_ns(design)
     building = board_targets(design, found.movers, muxes) if hosted else ""
     return {
@@ -63,7 +67,7 @@ def scripts(
         **mover_files(design, found.movers, clock),
         **(host_files(design, found, used, tolerance) if hosted else {}),
         "README.md": readme(
-            design, tolerance, platform=platform, shares=bool(muxes), hosted=hosted
+            design, tolerance, platform=platform, shares=bool(muxes), hosted=hosted, alone=alone
         ),
     }
 

@@ -58,6 +58,7 @@ def write_stage(
     crossing: Sequence[str] = (),
     banks: Sequence[str] = ("DDR[0]",),
     hosted: bool = False,
+    alone: bool = True,
 ) -> None:
     """Write everything but ``stage.json``.
 
@@ -70,6 +71,7 @@ def write_stage(
         crossing: Values that come from or go to another board.
         banks: Names of the board's memory ports.
         hosted: Whether it gets a host program, where the board has a Vitis platform.
+        alone: Whether no other kernel of ours stands on its board (`scripts`).
 
     Raises:
         BackendError: An engine or type has no C++, or the model has no weights.
@@ -84,7 +86,13 @@ def write_stage(
         **{f"src/engines/{name}": own_header(f"engines/{name}") for name in headers(design)},
         **{f"csim/{name}": own_header(f"csim/{name}") for name in STAND_INS},
         **scripts(
-            design, tolerance, platform=platform, crossing=crossing, banks=banks, hosted=hosted
+            design,
+            tolerance,
+            platform=platform,
+            crossing=crossing,
+            banks=banks,
+            hosted=hosted,
+            alone=alone,
         ),
     }
     for name, text in texts.items():

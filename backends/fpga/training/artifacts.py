@@ -4,7 +4,7 @@
 stage0_xcvu9p/
   forward/  backward/  update/  saved/  each a kernel with sources, tables, test bench, scripts
   training.json                         saved values and their places, parameters in update order
-  connections.cfg or connections.tcl    streams between the kernels
+  connections.cfg or connections.tcl    what joins the kernels on their board
 ```
 
 The test bench of ``backward`` reads the gradients that torch computes for a seeded microbatch.
@@ -26,10 +26,10 @@ from pipec.backends.fpga.csim.manifest import wires_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import device_of
 from pipec.backends.fpga.emit.golden import Golden, random_inputs, run_graph
-from pipec.backends.fpga.emit.source import port_names, top_name
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage, write_tables
 from pipec.backends.fpga.lint import stage as lint
 from pipec.backends.fpga.stagejson import Json, stage_record
+from pipec.backends.fpga.training.connections import connections, ways
 from pipec.backends.fpga.training.phases import gradient_name
 from pipec.backends.fpga.training.stage import TrainedStage, trained_stages
 from pipec.backends.fpga.training.update import ROW, Sgd, put, rated
@@ -43,7 +43,6 @@ from pipec.schedule.action import ActionKind
 KERNELS = ("forward", "backward", "update", "saved")
 """Folders of kernels; the last two only where something is trained, or waits on chip."""
 RECORD = "training.json"
-CONNECTIONS = "connections"
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -85,7 +84,8 @@ def emit_stage(
     """
     waiting = Golden(golden[0].outputs, golden[0].outputs)
     frames = dict(zip(KERNELS, (*golden, _update_frame(stage, settings), waiting), strict=True))
-    for name, design in _designs(stage, settings).items():
+    designs = _designs(stage, settings)
+    for name, design in designs.items():
         _write(design, folder / name, frames[name], fabric)
     _write_state(stage, folder, weights)
     counters = {n: int(weights[n]) for n in stage.phases.counters}
@@ -95,11 +95,8 @@ def emit_stage(
         "counters": counters,
     }
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    if stage.kernels.saved is not None:
-        platform = fabric is not None and fabric.has_platform
-        suffix, text = ("cfg", _stream_connect) if platform else ("tcl", _block_design)
-        path = folder / f"{CONNECTIONS}.{suffix}"
-        path.write_text(text(stage), encoding="utf-8")
+    name, text = connections(stage, designs, fabric)
+    (folder / name).write_text(text, encoding="utf-8")
 
 
 def reload_tables(plan: Plan, directory: Path) -> None:
@@ -155,7 +152,7 @@ def _write(
 ) -> None:
     platform = fabric is not None and fabric.has_platform
     banks = banks_of(fabric) if fabric else ("DDR[0]",)
-    write_stage(design, folder, frame, platform=platform, banks=banks)
+    write_stage(design, folder, frame, platform=platform, banks=banks, alone=False)
     record = json.dumps(stage_record(design), indent=1) + "\n"
     (folder / "stage.json").write_text(record, encoding="utf-8")
     lint.check(folder)
@@ -229,50 +226,8 @@ def _fifos(stage: TrainedStage) -> dict[str, Json]:
             "fifo_depth": depths[value].depth,
             "fifo_width_bits": depths[value].token_bits,
         }
-        for value, ports in _ways(stage).items()
+        for value, ports in ways(stage).items()
     }
-
-
-_WAY = (("forward", "out"), ("saved", "in"), ("saved", "out"), ("backward", "in"))
-"""Kernels and sides that a value on chip comes through."""
-
-
-def _ways(stage: TrainedStage) -> dict[str, dict[tuple[str, str], str]]:
-    """Value on chip to its port at every side."""
-    kernels = stage.kernels
-    found: dict[str, dict[tuple[str, str], str]] = {}
-    if kernels.saved is not None:
-        designs = {"forward": kernels.F, "saved": kernels.saved, "backward": kernels.B}
-        values = {p.value for p in kernels.saved.outputs}
-        for kernel, way in _WAY:
-            for name, port in port_names(designs[kernel]).items():
-                if port.value in values and name.startswith(f"{way}_"):
-                    found.setdefault(port.value, {})[kernel, way] = name
-    return found
-
-
-def _connected(stage: TrainedStage) -> list[tuple[str, str]]:
-    """Ports that a stream joins, as ``kernel.port``."""
-    ends = [[f"{k}.{port}" for (k, _), port in ports.items()] for ports in _ways(stage).values()]
-    return [pair for a, b, c, d in ends for pair in ((a, b), (c, d))]
-
-
-def _stream_connect(stage: TrainedStage) -> str:
-    """For ``v++ --link``."""
-    designs = _designs(stage, Sgd())
-    lines = [f"nk={top_name(designs[k])}:1:{k}" for k in ("forward", "saved", "backward")]
-    lines += [f"stream_connect={a}:{b}" for a, b in _connected(stage)]
-    return "\n".join(["[connectivity]", *lines, ""])
-
-
-def _block_design(stage: TrainedStage) -> str:
-    """For a block design whose cells are called after the kernels' folders."""
-    lines = [
-        "connect_bd_intf_net "
-        + " ".join(f"[get_bd_intf_pins {pin.replace('.', '/')}]" for pin in pair)
-        for pair in _connected(stage)
-    ]
-    return "\n".join(["# Saved values that wait on chip, from F to B.", *lines, ""])
 
 
 def golden_training(

@@ -26,6 +26,7 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.cluster.presets import preset
 from pipec.compiler.driver import emit, make_plan
 from tests.fpga.design.models import graph_of, made
+from tests.fpga.emit.joined import of_cfg, ports_of
 
 FLAGS = "-std=c++17 -O0 -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off"
 FRAMES, LIMIT = 5, 120.0
@@ -85,6 +86,17 @@ def vgg(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def banks(stage: Path) -> dict[str, str]:
     found = (stage / "link.cfg").read_text()
     return dict(re.findall(r"^sp=(\S+):(HBM\[\d+\])$", found, re.MULTILINE))
+
+
+def test_link_cfg_joins_every_port_of_the_kernel_once(vgg: Path) -> None:
+    found = of_cfg(vgg / "link.cfg")
+    top, streams, memories = ports_of(vgg)
+    assert found.instances[f"{top}_1"] == top
+    assert set(found.instances.values()) - {top} == {f"stage0_move_{name}" for name in streams}
+    mine = [p for p in found.streams if p.startswith(f"{top}_1.")]
+    assert sorted(mine) == sorted(f"{top}_1.{name}" for name in streams)
+    own = {p for p in found.banks if p.startswith(f"{top}_1.")}
+    assert own == {f"{top}_1.m_axi_{name}" for name in memories}
 
 
 def test_a_host_plays_golden_frames_from_hbm(vgg: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from pipec.backends.fpga.banks import with_banks
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.link import Around, around, block_design, link_cfg, link_udp_cfg
+from pipec.backends.fpga.emit.block import block_design
+from pipec.backends.fpga.emit.link import Around, around, link_cfg, link_udp_cfg
 from pipec.backends.fpga.emit.scripts import scripts
 from pipec.backends.fpga.emit.source import bundle, memories, port_names
 from pipec.backends.fpga.fifo import sized
@@ -172,6 +173,23 @@ def test_block_design_connects_every_port_once(design: StageDesign) -> None:
     used = set(re.findall(r"get_bd_(?:intf_)?pins (\w+)/", text))
     assert len(made_cells) == len(set(made_cells))
     assert used == set(made_cells)
+
+
+@pytest.mark.parametrize("count", [16, 17, 40, 300])
+def test_memory_ports_reach_their_controller_through_interconnects_of_sixteen(
+    design: StageDesign, count: int
+) -> None:
+    found = replace(around(design, []), banks={f"b{k}": "DDR[0]" for k in range(count)})
+    text = block_design(design, found)
+    sizes = dict(re.findall(r"NUM_SI (\d+) \[get_bd_cells (ddr4_0_\w+)\]", text))
+    assert max(map(int, sizes)) <= 16
+    pairs = dict(re.findall(r"get_bd_intf_pins (\S+)\] \[get_bd_intf_pins (ddr4_0\S+)\]", text))
+    assert len(set(pairs.values())) == len(pairs)
+    for k in range(count):
+        at = f"kernel/m_axi_b{k}"
+        while at != "ddr4_0/C0_DDR4_S_AXI":
+            at = pairs.pop(at) if at.startswith("kernel") else pairs[at]
+            at = re.sub(r"S\d\d_AXI$", "M00_AXI", at)
 
 
 @pytest.mark.parametrize(("platform", "name"), [(True, "link.cfg"), (False, "block_design.tcl")])

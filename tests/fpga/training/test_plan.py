@@ -238,8 +238,10 @@ def test_saved_values_on_chip_wait_in_fifos_of_a_kernel(tmp_path: Path) -> None:
             assert fifo["memory"] == saved["memory"]
             assert f"variable = {fifo['name']} type = fifo impl = {saved['memory']}" in source
             assert saved["fifo_width_bits"] * fifo["tokens"] == 8 * saved["bytes"]
-            assert f"forward/{saved['forward_out']}]" in connections
-            assert f"saved/{saved['saved_out']}] [get_bd_intf_pins backward/" in connections
+            stage_name = folder.name.split("_")[0]
+            assert f"{stage_name}_forward_top_1/{saved['forward_out']}]" in connections
+            end = f"{stage_name}_saved_top_1/{saved['saved_out']}]"
+            assert f"{end} [get_bd_intf_pins {stage_name}_backward_top_1/" in connections
         assert check_timing(folder / "saved", 3).differing == ()
         moved = re.sub("fifo impl = .*", "fifo impl = lutram", source)
         (folder / "saved/src/stage_top.cpp").write_text(moved, encoding="utf-8")
@@ -350,7 +352,6 @@ def test_kernels_of_a_board_without_ddr_have_their_tables_in_hbm(tmp_path: Path)
         trained_mlp(2, width=8, batch=2), parse_cluster("1xu55c"), "fpga", passes=passes
     )
     emit(plan, tmp_path / "out")
-    files = list((tmp_path / "out").glob("stage0_*/*/link.cfg"))
-    banks = [b for f in files for b in re.findall(r"^sp=.*:(\w+)\[", f.read_text(), re.MULTILINE)]
-    assert len(files) >= len(("forward", "backward", "update"))
-    assert set(banks) == {"HBM"}
+    (file,) = (tmp_path / "out").glob("stage0_*/connections.cfg")
+    banks = re.findall(r"^sp=stage0_(\w+)_top_1\.\w+:(\w+)\[", file.read_text(), re.MULTILINE)
+    assert set(banks) == {(kernel, "HBM") for kernel in ("forward", "backward", "update")}

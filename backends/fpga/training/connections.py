@@ -1,0 +1,102 @@
+"""What joins the kernels of a stage on its board: memories, and values that wait on chip.
+
+```text
+connections.cfg   for v++ --link, where the board has a Vitis platform: kernels, banks, streams
+connections.tcl   a block design of all kernels, where it has none
+```
+
+Names are those of `pipec.backends.fpga.emit.pins`. Streams that cross to another board are named,
+and left to the user: values go down the pipeline and gradients up it, over one pair of links.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from pipec.backends.fpga.banks import banks_of
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.emit.block import Cell, board_design, joined
+from pipec.backends.fpga.emit.cpp import identifier
+from pipec.backends.fpga.emit.link import Around, around, connectivity
+from pipec.backends.fpga.emit.pins import instance, pin, stream_connect
+from pipec.backends.fpga.emit.source import port_names, top_name
+from pipec.backends.fpga.training.stage import TrainedStage
+from pipec.cluster.device import FpgaResources
+
+CONNECTIONS = "connections"
+CROSSING = ("value", "gradient")
+"""Kinds of inputs and outputs that come from other stages, or go there."""
+
+_WAY = (("forward", "out"), ("saved", "in"), ("saved", "out"), ("backward", "in"))
+"""Kernels and sides that a value on chip comes through."""
+
+
+def ways(stage: TrainedStage) -> dict[str, dict[tuple[str, str], str]]:
+    """Value on chip to its port at every side: of ``forward``, ``saved`` twice, ``backward``."""
+    kernels = stage.kernels
+    found: dict[str, dict[tuple[str, str], str]] = {}
+    if kernels.saved is not None:
+        designs = {"forward": kernels.F, "saved": kernels.saved, "backward": kernels.B}
+        values = {p.value for p in kernels.saved.outputs}
+        for kernel, way in _WAY:
+            for name, port in port_names(designs[kernel]).items():
+                if port.value in values and name.startswith(f"{way}_"):
+                    found.setdefault(port.value, {})[kernel, way] = name
+    return found
+
+
+def connections(
+    stage: TrainedStage, designs: Mapping[str, StageDesign], fabric: FpgaResources | None
+) -> tuple[str, str]:
+    """Name and text of the file that joins the kernels of a board.
+
+    Args:
+        stage: Of the plan.
+        designs: Its kernels by folder.
+        fabric: Of the board; without it, memory is one DDR port and there is no platform.
+    """
+    pairs = [
+        ((a, ends[a]), (b, ends[b]))
+        for ends in ways(stage).values()
+        for a, b in ((_WAY[0], _WAY[1]), (_WAY[2], _WAY[3]))
+    ]
+    taken = {(kernel, port) for pair in pairs for (kernel, _), port in pair}
+    tops = {folder: top_name(design) for folder, design in designs.items()}
+    kernels = {
+        folder: (design, _around(stage, design, fabric, {p for k, p in taken if k == folder}))
+        for folder, design in designs.items()
+    }
+    if fabric is not None and fabric.has_platform:
+        ends = [[pin(tops[kernel], port) for (kernel, _), port in pair] for pair in pairs]
+        lines = [stream_connect(a, b) for a, b in ends]
+        lines += [
+            f"# to or from another board: {pin(tops[folder], port)}"
+            for folder, (_, found) in kernels.items()
+            for port in (*found.receives, *found.sends)
+        ]
+        return f"{CONNECTIONS}.cfg", connectivity(list(kernels.values()), {}, lines)
+    cells = [
+        Cell(instance(top_name(design)), design, _outside(found))
+        for design, found in kernels.values()
+    ]
+    ends = [[f"{instance(tops[kernel])}/{port}" for (kernel, _), port in pair] for pair in pairs]
+    folders = [f"{folder}/build_hls" for folder in designs]
+    name = identifier(stage.kernels.F.name.removesuffix("_forward"))
+    text = board_design(name, cells, folders, [joined(a, b) for a, b in ends])
+    return f"{CONNECTIONS}.tcl", text
+
+
+def _around(
+    stage: TrainedStage, design: StageDesign, fabric: FpgaResources | None, inside: set[str]
+) -> Around:
+    """What a kernel is connected to, but for the ports that another one of its board feeds."""
+    graphs = (stage.phases.F, stage.phases.B)
+    arriving = {i.name for graph in graphs for i in graph.inputs if i.kind in CROSSING}
+    leaving = {o.name for graph in graphs for o in graph.outputs if o.kind in CROSSING}
+    crossing = arriving | leaving
+    found = around(design, sorted(crossing), banks_of(fabric) if fabric else ("DDR[0]",))
+    return dataclasses.replace(found, host=tuple(p for p in found.host if p not in inside))
+
+
+def _outside(found: Around) -> Around:
+    """The same with what crosses to other boards left to the user, like what the host feeds."""
+    return dataclasses.replace(found, host=(*found.receives, *found.sends, *found.host))
