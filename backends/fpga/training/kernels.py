@@ -22,6 +22,7 @@ from pipec.backends.fpga.flow import schedule
 from pipec.backends.fpga.lowering.layers import Layer, Use
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import NetPort, Network
+from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.resources import DDR_SHELL, logic
 from pipec.backends.fpga.search import Board, deep_fifos
 from pipec.backends.fpga.training.features import Feature, in_ddr, memories_of, placed_features
@@ -139,15 +140,18 @@ def kernels_on(
     )
     sums = {gradient_name(n): gradient_sum(n) for n in phases.trained}
     task = _Task(Network(layers, inputs, outputs), board, name, phases.saved, sets, sums)
-    reserved, start = _adding(networks[1], sums), 0
-    growth = _GROWTH
+    lacking, start, growth = _Lacking(_adding(networks[1], sums)), 0, _GROWTH
     for k in range(_ROUNDS):
         share = 1.0 - k / (_ROUNDS - 1)
-        folded, found = task.attempt(start, reserved, share)
+        folded, found = task.attempt(start, lacking, share)
         if isinstance(found, Kernels):
-            return _balanced(task, folded, found, reserved, share)
-        reserved, paced = found
-        start, growth = round(max(start, folded, paced / growth) * growth), growth**1.5
+            return _balanced(task, folded, found, lacking, share)
+        # FIFOs are deeper than they need be where memory is slower than the engines beside it
+        lacking = (
+            found if found.interval <= _NEAR * folded else dataclasses.replace(found, fifos=())
+        )
+        start = round(max(start, folded, lacking.interval / growth) * growth)
+        growth = growth**1.5
     raise BackendError(
         "the kernels of a stage and what moves their values do not fit the board together",
         where=name,
@@ -155,8 +159,23 @@ def kernels_on(
     )
 
 
+@dataclass(frozen=True)
+class _Lacking:
+    """What kernels need besides engines, where both together did not fit.
+
+    Attributes:
+        movers: What moves values takes.
+        interval: What memory keeps.
+        fifos: Deep FIFOs, as deep as movers make them.
+    """
+
+    movers: Resources
+    interval: int = 0
+    fifos: tuple[Item, ...] = ()
+
+
 def _balanced(
-    task: "_Task", folded: int, found: Kernels, reserved: Resources, share: float
+    task: "_Task", folded: int, found: Kernels, lacking: _Lacking, share: float
 ) -> Kernels:
     """The fastest kernels that are found where memory is slower than engines.
 
@@ -167,7 +186,7 @@ def _balanced(
         if found.interval <= _NEAR * low:
             break
         middle = round(math.sqrt(low * found.interval))
-        _, other = task.attempt(middle, reserved, share)
+        _, other = task.attempt(middle, lacking, share)
         if isinstance(other, Kernels) and other.interval < found.interval:
             found = other
         low = middle
@@ -186,21 +205,20 @@ class _Task:
     sums: Mapping[str, Place]
 
     def attempt(
-        self, start: int, reserved: Resources, share: float
-    ) -> tuple[int, Kernels | tuple[Resources, int]]:
+        self, start: int, lacking: _Lacking, share: float
+    ) -> tuple[int, Kernels | _Lacking]:
         """Kernels no faster than an interval.
 
         Args:
             start: The interval.
-            reserved: Kept for what moves values.
+            lacking: Room is kept for it.
             share: Of the memory that engines leave, for saved values.
 
         Returns:
             The interval of the engines, and what `_complete` says.
         """
-        whole = best_design(
-            self.both, without(self.board, reserved), self.name, start, (), may_wait, self.saved
-        )
+        board, fifos = without(self.board, lacking.movers), lacking.fifos
+        whole = best_design(self.both, board, self.name, start, fifos, may_wait, self.saved)
         leaving = {p.value: whole.streams[p.stream] for p in whole.outputs}
         room = _room(whole, self.board, share)
         features = placed_features({v: leaving[v] for v in self.saved}, self.sets, room)
@@ -237,25 +255,22 @@ def _room(whole: StageDesign, board: Board, share: float) -> Resources:
 
 def _complete(
     whole: StageDesign, places: Mapping[str, Place], features: Sequence[Feature], board: Board
-) -> StageDesign | tuple[Resources, int]:
-    """F and B with movers, laid out.
-
-    If that does not fit the board: what the movers take, and the interval that memory keeps.
-    """
+) -> StageDesign | _Lacking:
+    """F and B with movers, laid out; what they lack if that does not fit the board."""
     # what was reserved for movers is theirs here
     whole = dataclasses.replace(whole, limits=without(board, logic_between(features)).limits)
     prefixes = tuple(PREFIX.values())
     moving = with_fifos(with_movers(whole, places, prefixes), prefixes)
     moved = with_slots(moving, board.device)
     if moved is None:
-        return _movers_of(moving), memory_interval(moving, board.device)
+        return _Lacking(_movers_of(moving), memory_interval(moving, board.device))
     slotted = with_rings(sized(moved, [f.value for f in features]))
     slotted = dataclasses.replace(slotted, interval=max(slotted.interval, whole.interval))
-    held = [*deep_fifos(slotted), *memories_of(features)]
-    found = laid_out(slotted, board, held)
+    fifos = deep_fifos(slotted)
+    found = laid_out(slotted, board, [*fifos, *memories_of(features)])
     if found is not None:
         return found
-    return _movers_of(slotted), slotted.interval
+    return _Lacking(_movers_of(slotted), slotted.interval, fifos)
 
 
 def _unsized(design: StageDesign) -> StageDesign:

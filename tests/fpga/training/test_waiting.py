@@ -2,14 +2,16 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pipec.backends.fpga import compile as on_board
-from pipec.backends.fpga.compile import best_design
+from pipec.backends.fpga.compile import best_design, laid_out
 from pipec.backends.fpga.csim.timed import check_timing
 from pipec.backends.fpga.design import Memory, StageDesign
+from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.runs import busy_cycles
 from pipec.backends.fpga.search import Board, deep_fifos
 from pipec.backends.fpga.training import kernels, waiting
@@ -17,7 +19,7 @@ from pipec.backends.fpga.training.kernels import networks_of
 from pipec.backends.fpga.training.nests import Refill, Spill
 from pipec.backends.fpga.training.phases import phases_of
 from pipec.backends.fpga.training.stage import trained_stages
-from pipec.backends.fpga.training.waiting import may_wait
+from pipec.backends.fpga.training.waiting import may_wait, with_rings
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import TrainingRunner, load_backend
 from pipec.compiler.driver import default_passes, emit, make_plan
@@ -110,3 +112,39 @@ def test_fifos_leave_the_chip_only_where_they_do_not_fit(monkeypatch: pytest.Mon
     monkeypatch.setattr(on_board, "_ON_CHIP", 0.0)
     tight = best_design(network, board, movable=may_wait, waiting=())
     assert {s.name for s in tight.streams.values() if s.memory is Memory.DDR} == deep
+
+
+@pytest.mark.parametrize("paced", [1, 2])
+def test_where_movers_make_fifos_too_deep_room_is_kept_for_them(
+    monkeypatch: pytest.MonkeyPatch, paced: int
+) -> None:
+    """But not for those of a design whose memory is slower than its engines."""
+    plan = make_plan(resnet(), parse_cluster("1xvcu118"), "fpga")
+    training = plan.stages[0].training
+    assert training is not None
+    phases = phases_of(training)
+    board = Board(parse_cluster("1xvcu118").devices[0])
+    networks = networks_of([phases])[0]
+    refused, kept = list[tuple[Item, ...]](), list[tuple[Item, ...]]()
+
+    def refused_once(design: StageDesign, *args: Any) -> StageDesign | None:
+        if refused:
+            return laid_out(design, *args)
+        refused.append(deep_fifos(design))
+        return None
+
+    def recorded(*args: Any) -> StageDesign:
+        kept.append(args[4])
+        return best_design(*args)
+
+    def slower(design: StageDesign) -> StageDesign:
+        found = with_rings(design)
+        return found if refused else dataclasses.replace(found, interval=paced * found.interval)
+
+    monkeypatch.setattr(kernels, "laid_out", refused_once)
+    monkeypatch.setattr(kernels, "best_design", recorded)
+    monkeypatch.setattr(kernels, "with_rings", slower)
+    found = kernels.kernels_on(networks, board, "stage0", phases, 2)
+    assert refused[0]
+    assert kept[:2] == [(), refused[0] if paced == 1 else ()]
+    assert found.interval > 0
