@@ -10,12 +10,14 @@ from torch import Tensor
 from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.csim.accuracy import Accuracy, measure
 from pipec.backends.fpga.csim.run import load_stages
+from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import designs_of, device_of, lowered, precision_of
-from pipec.backends.fpga.emit.golden import golden_chain, random_inputs
+from pipec.backends.fpga.emit.golden import Golden, golden_chain, random_inputs
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage
 from pipec.backends.fpga.lint import stage as lint
 from pipec.backends.fpga.quantise.bound import Bound
 from pipec.backends.fpga.quantise.plan import tolerance_of
+from pipec.backends.fpga.quantise.rounding import cut, held
 from pipec.backends.fpga.quantise.samples import held_out, keep
 from pipec.backends.fpga.rtl.simulate import write_reference
 from pipec.backends.fpga.stagejson import Json, read_record, stage_record
@@ -52,7 +54,7 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
             folder,
             frame,
             platform=bool(fabric and fabric.has_platform),
-            tolerance=tolerance,
+            tolerance=of_golden(design, frame, tolerance),
             crossing=_crossing(plan.stages[k].graph),
             banks=banks_of(fabric) if fabric else ("DDR[0]",),
             hosted=True,
@@ -67,6 +69,31 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
         keep(frames, directory)
     if narrow and has_compiler():
         _measure(graphs, folders, frames)
+
+
+def of_golden(design: StageDesign, golden: Golden, tolerance: float) -> float:
+    """What a stage may be off golden outputs, which are rounded to their streams' types too.
+
+    A result within ``tolerance`` of the model's is that much farther from the model's as stored.
+
+    Args:
+        design: The stage.
+        golden: Inputs and outputs in float32.
+        tolerance: Largest error relative to the largest magnitude, of outputs in float32.
+    """
+    found = tolerance
+    for port in design.outputs:
+        want, dtype = golden.outputs[port.value], design.streams[port.stream].dtype
+        if dtype == "float32" or not want.dtype.is_floating_point:
+            continue
+        want = want.float()[want.isfinite()]
+        kept = held(want, dtype)
+        if not kept.any():
+            continue
+        rounded = float((kept - cut(want, dtype)).abs().max())
+        allowed = tolerance * float(want.abs().max()) + rounded
+        found = max(found, allowed / float(kept.abs().max()))
+    return min(1.0, found)
 
 
 def _write(record: Json, folder: Path) -> None:

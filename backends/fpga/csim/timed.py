@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from pipec.backends.fpga.csim.build import TIMED, build
+from pipec.backends.fpga.csim.run import complaints
 from pipec.backends.fpga.cycles import simulate
 from pipec.backends.fpga.emit.cpp import identifier
 from pipec.backends.fpga.simulator.process import Trace
@@ -59,7 +60,7 @@ def _play(binary: Path, stage: Path, frames: int, told: dict[str, str]) -> None:
         raise BackendError(
             "the C simulation of a stage failed",
             where=stage,
-            got=f"exit code {done.returncode}: {(done.stderr + done.stdout).strip()[:500]}",
+            got=f"exit code {done.returncode}: {complaints(done.stderr + done.stdout)}",
         )
 
 

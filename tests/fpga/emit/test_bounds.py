@@ -13,10 +13,12 @@ from torch import Tensor
 
 from pipec.backends.fpga.csim.accuracy import Accuracy, measure
 from pipec.backends.fpga.csim.run import load_stages
-from pipec.backends.fpga.emit.golden import run_graph
+from pipec.backends.fpga.design import Port, StageDesign, Stream
+from pipec.backends.fpga.emit.golden import Golden, run_graph
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.inference import of_golden
 from pipec.backends.fpga.lowering.layers import Layer
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
@@ -173,3 +175,34 @@ def test_bounds_survive_the_file() -> None:
     found = Bound(1, "y", float("inf"), 0.25)
     assert Bound.of_json(1, found.to_json()) == found
     assert (found.relative, found.basis) == (0.25, "likely")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["ap_fixed<8,4>", "ap_fixed<16,6>", "bfloat16"]))
+def test_test_benches_accept_what_the_bound_does(seed: int, dtype: str) -> None:
+    """A result as near to the model's as the bound says is accepted beside rounded golden data."""
+    draw = np.random.default_rng(seed)
+    want = draw.normal(scale=draw.choice([0.2, 2.0, 9.0]), size=6).astype(np.float32)
+
+    def kept(
+        values: np.ndarray[tuple[int], np.dtype[np.float32]],
+    ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return np.asarray(decoded(encoded(values, dtype), dtype), dtype=np.float64).reshape(6)
+
+    near = kept((want + draw.normal(scale=0.1, size=6)).astype(np.float32))
+    allowed = float(np.abs(near - want).max() / np.abs(want).max())
+    port, stream = Port("y", "y", "s", (6,), (0,), "float32"), Stream("s", 1, 6, 1, dtype)
+    design = StageDesign("stage0", (), {"s": stream}, (), (port,))
+    golden = kept(want)
+    tolerance = of_golden(design, Golden({}, {"y": torch.from_numpy(want)}), allowed)
+    assert tolerance >= min(1, allowed)
+    if tolerance < 1:
+        peak, step = np.abs(golden).max(), 2**-4 if dtype == "ap_fixed<8,4>" else peak_step(golden)
+        assert np.abs(near - golden).max() <= tolerance * peak * (1 + 1e-6)
+        least = np.abs(near - want).max() + step / 2
+        assert tolerance * peak <= max(allowed * peak, least * (1 + 1e-6))  # half a step, no more
+
+
+def peak_step(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    """A step of bfloat16 at the largest magnitude, which is larger than one of ap_fixed<16,6>."""
+    return float(2.0 ** (np.floor(np.log2(np.abs(values).max())) - 7)) + 2**-10
