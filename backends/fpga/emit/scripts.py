@@ -22,6 +22,10 @@ from pipec.backends.fpga.emit.readme import readme
 from pipec.backends.fpga.emit.share import Shared, link_files
 from pipec.backends.fpga.emit.source import top_name
 
+PIPELINE_STYLE = "frp"
+"""Free-running pipelines, which all cycles are for (`Style.FREE`); without a word the tool chooses,
+by version and pipeline. It does not make one of a pipeline on m_axi, and says so (UG1448)."""
+
 
 def scripts(
     design: StageDesign,
@@ -183,6 +187,7 @@ syn.file=src/stage_top.h
 syn.file=src/types.h
 syn.cflags=-Isrc -Isrc/engines -std=c++14
 syn.top={top_name(design)}
+syn.compile.pipeline_style={PIPELINE_STYLE}
 tb.file=tb/tb_stage.cpp
 tb.cflags=-Isrc -Isrc/engines -Itb -std=c++14
 csim.argv={{$PWD}}
@@ -212,6 +217,7 @@ add_files -tb $stage/tb/tb_stage.cpp \\
     -cflags "-I$stage/src -I$stage/src/engines -I$stage/tb -std=c++14"
 open_solution -reset -flow_target {flow} solution
 set_part {design.part}
+config_compile -pipeline_style {PIPELINE_STYLE}
 create_clock -period {period_ns(design)} -name default
 if {{$step in {{csim cosim}}}} {{ csim_design -argv $stage }}
 if {{$step != "csim"}} {{ csynth_design }}

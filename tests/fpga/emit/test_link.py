@@ -198,3 +198,10 @@ def test_a_board_gets_what_its_tools_take(design: StageDesign, platform: bool, n
     assert name in found
     assert {"link.cfg", "block_design.tcl"} - {name} & found.keys() == set()
     assert name in found["README.md"]
+    # the pipelines that cycles are simulated for
+    assert "\nsyn.compile.pipeline_style=frp\n" in found["hls_config.cfg"]
+    opened, styled = (
+        found["run_hls.tcl"].index(word)
+        for word in ("open_solution -reset", "\nconfig_compile -pipeline_style frp\n")
+    )
+    assert opened < styled < found["run_hls.tcl"].index("csynth_design")
