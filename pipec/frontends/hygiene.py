@@ -155,6 +155,7 @@ class _Copy:
 
     def _inputs(self, placeholders: list[fx.Node]) -> list[GraphInput]:
         user, holders = iter(self.naming.inputs), dict[str, fx.Node]()
+        written = set(self.program.graph_signature.buffers_to_mutate.values())
         found: list[GraphInput] = []
         for n, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
             if isinstance(spec.arg, export.ConstantArgument) and not n.users:
@@ -162,6 +163,8 @@ class _Copy:
             if spec.kind not in _INPUT_KINDS or not isinstance(n.meta.get("val"), Tensor):
                 raise FrontendError("an input is not a tensor", where=n.name, got=spec.kind.name)
             kind = _INPUT_KINDS[spec.kind]
+            if spec.persistent is False and spec.target not in written:
+                kind = InputKind.CONSTANT  # in no state dict, and never changes
             name = next(user) if kind is InputKind.INPUT else self._weight(str(spec.target))
             if kind.is_weight and name in holders:
                 self.env[n] = holders[name]  # a tied weight has one placeholder

@@ -103,5 +103,6 @@ def gather(parts: list[dict[str, torch.Tensor]], plan: Plan) -> dict[str, torch.
         if i.name not in found:
             found[i.name] = plan.graph.weights[i.name].detach().clone()
     for name, aliases in plan.graph.tied.items():
-        found |= dict.fromkeys(aliases, found[name])
+        if name in found:
+            found |= dict.fromkeys(aliases, found[name])
     return found

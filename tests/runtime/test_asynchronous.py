@@ -250,7 +250,7 @@ def test_pipemare_is_its_delay_model(slots: str, correction: Correction) -> None
 
 @pytest.mark.parametrize(("steps", "decay"), [(-1, 0.0), (0, 1.0), (0, -0.1), (0, math.nan)])
 def test_corrections_that_would_diverge_are_refused(steps: int, decay: float) -> None:
-    with pytest.raises(PipecError, match="T1|T2"):
+    with pytest.raises(PipecError, match=r"T1|T2"):
         Correction(steps, decay)
 
 

@@ -126,7 +126,7 @@ def test_models_of_every_kind_train_in_stages(name: str) -> None:
     assert worst(pipeline.state_dict(), weights) < 1e-3
 
 
-@pytest.mark.parametrize("name", ["cnn", "gpt-2"])
+@pytest.mark.parametrize("name", ["cnn", "gpt-2", "llama", "bert"])
 def test_what_was_trained_in_stages_goes_back_into_the_module(name: str) -> None:
     case, module, plan = plan_of(name)
     order = scheduled(plan, "1f1b", 2)
