@@ -3,15 +3,15 @@
 ```text
 <directory>/round-20/            written as round-20.part, then renamed
 <directory>/round-20/.metadata   of all ranks together: one torch.distributed.checkpoint
+<directory>/round-20/sha256.json a digest of every file
 <directory>/round-20/1/          what rank 1 wrote
 <directory>/round-40/
 ```
 
 Between rounds no microbatch is under way and every stage has one version: all ranks together are
 a consistent cut. In the background every rank writes to a folder of its own and waits for nobody,
-so that no death can hold a survivor there; ranks meet in `Checkpoints.wait` alone. Reading goes
-through torch.distributed.checkpoint, which unpickles its metadata: read only checkpoints that you
-trust.
+so that no death can hold a survivor there; ranks meet in `Checkpoints.wait` alone. Reading checks
+the digests, and runs no code (`pipec.runtime.seal`).
 """
 
 import dataclasses
@@ -27,12 +27,19 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from pipec.errors import PlanError
 from pipec.runtime.executor import Executor
 from pipec.runtime.process_group import answered, located, new_group
+from pipec.runtime.seal import (
+    MetadataReader,
+    MetadataWriter,
+    check_sealed,
+    digests,
+    read_seal,
+    write_seal,
+)
 from pipec.runtime.state import restore, state_of, wanted
 
 _PREFIX, _PART = "round-", ".part"
@@ -154,7 +161,7 @@ def _write(entries: dict[str, torch.Tensor], place: Path) -> None:
     Filters of warnings belong to all threads: one in the background must not set them.
     """
     try:
-        planner, writer = DefaultSavePlanner(), FileSystemWriter(place)
+        planner, writer = DefaultSavePlanner(), MetadataWriter(place)
         planner.set_up_planner(entries, is_coordinator=True)
         writer.set_up_storage_writer(is_coordinator=True)
         plans, metadata = planner.create_global_plan([planner.create_local_plan()])
@@ -162,6 +169,7 @@ def _write(entries: dict[str, torch.Tensor], place: Path) -> None:
         results = writer.write_data(planner.finish_plan(plan), planner)
         results.wait()
         writer.finish(metadata, [results.value()])
+        write_seal(place, digests(place))
     except (OSError, RuntimeError) as error:
         raise PlanError("a checkpoint cannot be written", where=place, got=error) from error
 
@@ -169,8 +177,10 @@ def _write(entries: dict[str, torch.Tensor], place: Path) -> None:
 def _merge(place: Path) -> None:
     """Make what the ranks wrote, each into its folder, one checkpoint."""
     whole = Metadata({}, planner_data={}, storage_data={})
+    sealed: dict[str, str] = {}
     for part in sorted(place.iterdir()):
-        mine = FileSystemReader(part).read_metadata()
+        sealed |= {f"{part.name}/{file}": digest for file, digest in read_seal(part).items()}
+        mine = MetadataReader(part).read_metadata()
         whole.version = mine.version
         whole.state_dict_metadata |= mine.state_dict_metadata
         whole.planner_data |= mine.planner_data
@@ -179,18 +189,23 @@ def _merge(place: Path) -> None:
             for index, found in mine.storage_data.items()
         }
     (place / ".metadata").write_bytes(pickle.dumps(whole))
+    write_seal(place, sealed | digests(place))
 
 
 def _read(place: Path, executors: list[Executor]) -> dict[str, torch.Tensor]:
+    check_sealed(place, [".metadata"])
     try:
-        listed = FileSystemReader(place).read_metadata().state_dict_metadata
+        reader = MetadataReader(place)
+        metadata = reader.read_metadata()
         entries = {
             name: torch.empty(found.size, dtype=found.properties.dtype)
-            for name, found in listed.items()
+            for name, found in metadata.state_dict_metadata.items()
             if isinstance(found, TensorStorageMetadata) and any(wanted(e, name) for e in executors)
         }
+        stored = metadata.storage_data.items()
+        check_sealed(place, {f.relative_path: None for index, f in stored if index.fqn in entries})
         with warnings.catch_warnings(action="ignore"):  # that one process reads alone is meant
-            state_dict_loader.load(entries, checkpoint_id=place, no_dist=True)
+            state_dict_loader.load(entries, storage_reader=reader, no_dist=True)
     except (OSError, RuntimeError, AttributeError, CheckpointException) as error:
         raise PlanError("the checkpoint cannot be read", where=place, got=error) from error
     return entries

@@ -1,5 +1,6 @@
 """A run that is interrupted and continued ends with the bits of one that was not."""
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.rules import Correction
+from pipec.runtime.seal import digests, read_seal, write_seal
 from pipec.runtime.train import train
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
@@ -243,3 +245,60 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
                 checkpoints.resume()
         else:
             train(run, 1, checkpoints=checkpoints)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[LocalPipeline, Path]:
+    """A pipeline, and its checkpoint."""
+    case = CASES["mlp"]
+    run = pipeline(case, staged(case, seeded(case), 2), "1f1b")
+    train(run, 1, checkpoints=Checkpoints(tmp_path, run.executors))
+    return run, tmp_path / "round-1"
+
+
+@pytest.mark.parametrize("file", [".metadata", "0/__0_0.distcp"])
+def test_no_flipped_byte_goes_unseen(file: str, saved: tuple[LocalPipeline, Path]) -> None:
+    run, place = saved
+    whole = (place / file).read_bytes()
+    for at in range(0, len(whole), len(whole) // 40):
+        flipped = bytes([whole[at] ^ 1])
+        (place / file).write_bytes(whole[:at] + flipped + whole[at + 1 :])
+        with pytest.raises(PipecError, match=f"is damaged(.|\n)*{file}"):
+            Checkpoints(place.parent, run.executors).resume()
+    (place / file).unlink()
+    with pytest.raises(PipecError, match=r"is damaged(.|\n)*no such file"):
+        Checkpoints(place.parent, run.executors).resume()
+    (place / file).write_bytes(whole)
+    assert Checkpoints(place.parent, run.executors).resume() == 1
+
+
+@pytest.mark.parametrize("seal", [None, "{", "{}"])
+def test_a_checkpoint_without_digests_is_refused(
+    seal: str | None, saved: tuple[LocalPipeline, Path]
+) -> None:
+    run, place = saved
+    (place / "sha256.json").unlink()
+    if seal is not None:
+        (place / "sha256.json").write_text(seal)
+    with pytest.raises(PipecError, match=r"has no digests|that was sealed"):
+        Checkpoints(place.parent, run.executors).resume()
+
+
+class Harmful:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_no_pickled_code_is_executed(saved: tuple[LocalPipeline, Path]) -> None:
+    run, place = saved
+    touched = place.parent / "touched"
+    (place / ".metadata").write_bytes(pickle.dumps(Harmful(touched)))
+    write_seal(place, read_seal(place) | digests(place))
+    with pytest.raises(PipecError, match="may only describe tensors"):
+        Checkpoints(place.parent, run.executors).resume()
+    assert not touched.exists()

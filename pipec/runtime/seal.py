@@ -1,0 +1,129 @@
+"""What makes a checkpoint safe to read: a digest of every file, and metadata that runs no code.
+
+```text
+round-20/sha256.json     {".metadata": "9f2c...", "0/__0_0.distcp": "51ab...", ...}
+```
+"""
+
+import hashlib
+import json
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+
+from pipec.errors import PlanError
+
+_SEAL = "sha256.json"
+_METADATA = "torch.distributed.checkpoint.metadata"
+_ALLOWED = frozenset(
+    {
+        (_METADATA, "BytesStorageMetadata"),
+        (_METADATA, "ChunkStorageMetadata"),
+        (_METADATA, "Metadata"),
+        (_METADATA, "MetadataIndex"),
+        (_METADATA, "StorageMeta"),
+        (_METADATA, "TensorProperties"),
+        (_METADATA, "TensorStorageMetadata"),
+        (_METADATA, "_MEM_FORMAT_ENCODING"),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("torch.serialization", "_get_layout"),
+    }
+)
+"""What the metadata of tensors is made of, besides sizes and dtypes."""
+
+
+def digests(place: Path) -> dict[str, str]:
+    """The digest of every file that lies in a directory, by name."""
+    return {p.name: _digest(p) for p in sorted(place.iterdir()) if p.is_file() and p.name != _SEAL}
+
+
+def write_seal(place: Path, found: dict[str, str]) -> None:
+    """Write digests, by path under ``place``."""
+    (place / _SEAL).write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+def read_seal(place: Path) -> dict[str, str]:
+    """The digests that `write_seal` wrote.
+
+    Raises:
+        PlanError: There are none, or they cannot be read.
+    """
+    try:
+        found: dict[str, str] = json.loads((place / _SEAL).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PlanError("a checkpoint has no digests", where=place / _SEAL, got=error) from error
+    return found
+
+
+def check_sealed(place: Path, files: Iterable[str]) -> None:
+    """Compare files with their digests.
+
+    Raises:
+        PlanError: A file is missing, or not what was written.
+    """
+    sealed = read_seal(place)
+    for name in files:
+        path = place / name
+        got, want = _digest(path) if path.is_file() else "no such file", sealed.get(name)
+        if got != want:
+            raise PlanError(
+                "the checkpoint is damaged",
+                where=path,
+                got=got if want is None or len(got) != len(want) else f"sha256 {got[:12]}",
+                want="a file that was sealed" if want is None else f"sha256 {want[:12]}",
+                hint="remove this checkpoint to continue from the one before it",
+            )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class MetadataWriter(FileSystemWriter):
+    """torch's writer, without the path in the metadata: checkpoints may be moved."""
+
+    def storage_meta(self) -> StorageMeta | None:
+        """Nothing."""
+        return None
+
+
+class MetadataReader(FileSystemReader):
+    """torch's reader, but for the pickle of the metadata: it makes what describes tensors alone."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The metadata of a checkpoint.
+
+        Raises:
+            PlanError: It holds something else, such as code.
+        """
+        del args, kwargs
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            found = _Plain(file).load()
+        if not isinstance(found, Metadata):
+            raise PlanError("this is no metadata", where=self.path, got=type(found).__name__)
+        found.storage_meta = found.storage_meta or StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """A class that metadata may name.
+
+        Raises:
+            PlanError: Any other.
+        """
+        found = getattr(torch, name, None) if module == "torch" else None
+        if found is torch.Size or isinstance(found, torch.dtype):
+            return found
+        if (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        raise PlanError(
+            "metadata of a checkpoint may only describe tensors", got=f"{module}.{name}"
+        )
