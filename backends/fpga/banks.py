@@ -26,8 +26,8 @@ from pipec.backends.fpga.runs import busy_cycles
 from pipec.cluster.device import Device, FpgaResources
 
 BEAT_BITS = PORT_BITS
-SLOTS = 16
-"""Slots of a port's table."""
+SLOTS = 64
+"""Slots of a port's table: a client that wants little takes no more than a sixty-fourth."""
 READ_LATENCY = 64
 """Cycles from a read request to its first beat, about, DDR4 and HBM2 at 200-300 MHz."""
 

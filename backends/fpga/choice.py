@@ -3,6 +3,8 @@
 A multiple-choice knapsack over five resources.
 """
 
+import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -20,6 +22,10 @@ from pipec.backends.fpga.demand import (
 from pipec.backends.fpga.memory import Item, place
 
 _DDR = RESOURCES.index("ddr")
+PRICES = (1.0, 0.1)
+"""What all time slots of the memory ports may count beside all of one kind of memory."""
+_TRAFFIC = 100.0
+"""The same where slots are all that matters."""
 _TRIES = ((1.0, False), (0.97, False), (1.0, True))
 """Shares of the board that are planned with, and whether choices are whole, until one fits."""
 _NODES = 200
@@ -28,12 +34,16 @@ _LARGE = 0.03
 """Memories below this share of every kind may be thought of as divisible."""
 
 
-def choices(demand: Demand, room: Room) -> Iterator[dict[str, int]]:
-    """Layers to stream such that a board holds the stage: none; then those with little traffic.
+def choices(demand: Demand, room: Room, price: float = PRICES[0]) -> Iterator[dict[str, int]]:
+    """Layers to stream such that a board holds the stage: none; then those that take little.
+
+    Small buffers leave memory for what waits beside the layers, and read weights more often.
+    Choices at the price that is asked for come first, behind each one of little traffic.
 
     Args:
         demand: What a stage takes at a target.
         room: What the board offers.
+        price: What the time slots of memory ports count beside memories, as shares of the board.
 
     Yields:
         Layer name to vectors per pass over its weights.
@@ -44,8 +54,9 @@ def choices(demand: Demand, room: Room) -> Iterator[dict[str, int]]:
     if all(len(g.options) == 1 for g in demand.groups):
         return
     limit = room.most - room.shell
-    for margin, whole in _TRIES:
-        chosen = _chosen(demand, margin * limit, margin * room.lut_memory, room, whole=whole)
+    for (margin, whole), weight in itertools.product(_TRIES, (price, _TRAFFIC)):
+        share = dataclasses.replace(room, most=margin * limit, lut_memory=margin * room.lut_memory)
+        chosen = _chosen(demand, share, weight, whole=whole)
         if chosen is None:
             return
         if _holds(chosen, limit, room):
@@ -63,23 +74,21 @@ def _holds(options: Sequence[Option], limit: Numbers, room: Room) -> bool:
     return place(items, (min(lut, room.lut_memory), *others)) is not None
 
 
-def _chosen(
-    demand: Demand, limit: Numbers, lut_memory: float, room: Room, *, whole: bool
-) -> list[Option] | None:
-    """The option of each group, least traffic in all; None if nothing fits.
+def _chosen(demand: Demand, room: Room, price: float, *, whole: bool) -> list[Option] | None:
+    """The option of each group, cheapest in all; None if nothing fits.
 
     Not whole: options are split, and each group takes the one with the largest share.
     """
     options = [o for g in demand.groups for o in g.options]
     items = [(k, item) for k, o in enumerate(options) for item in o.items]
     fixed = np.array([o.fixed(room.period) for o in options])
-    use = _use(fixed, items, np.append(np.maximum(limit, 1e-6), max(lut_memory, 1e-6)))
+    use = _use(fixed, items, np.maximum(np.append(room.most, room.lut_memory), 1e-6))
     count, rows = len(options), len(use)
     free = np.array([len(g.options) > 1 for g in demand.groups for _ in g.options])
     large = (use[STORES, count:] > _LARGE).reshape(-1, len(items), 3).any(axis=(0, 2))
     integral = np.concatenate([free, np.repeat(large, 3)]).astype(np.int64)
     sums, once = _once(demand, [k for k, _ in items])
-    goal = use[_DDR] + 1e-3 * use.sum(axis=0)
+    goal = use[STORES].sum(axis=0) + price * use[_DDR] + 1e-3 * use.sum(axis=0)
     # the stubs know no sparse matrices here
     found: OptimizeResult = milp(
         goal,

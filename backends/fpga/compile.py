@@ -1,9 +1,11 @@
 """From a stage graph to its design on a board."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from pipec.backends.fpga.choice import PRICES
 from pipec.backends.fpga.design import Memory, StageDesign, Stream
 from pipec.backends.fpga.fifo import deepened, timed
 from pipec.backends.fpga.lowering.network import Network
@@ -37,7 +39,8 @@ def best_design(
 
     FIFO depths follow from a design; where their memories do not fit beside it, the search is
     repeated with room reserved for them: as much as they took, and where layers stream their
-    weights also as much as the next choice of such layers asks. The faster design counts.
+    weights also as much as the next choice of such layers asks, these chosen with memory ports
+    dear or cheap beside memories. The fastest design counts.
 
     Args:
         network: What is computed (`lowering.lower.lower`).
@@ -52,15 +55,18 @@ def best_design(
         BackendError: It does not fit.
     """
     need = _Need(start, tuple(reserved), movable, waiting)
-    search = Search(name, network, board)
-    found = [_settled(search, need)]
-    if found[0] is None or found[0].interval > _CLOSE * max(start, bound(network, board)):
-        following = Search(name, network, board, follows=True)
-        found += [_settled(following, need)] if search.streams else []
-    settled = [design for design in found if design is not None]
-    if not settled:
+    close = _CLOSE * max(start, bound(network, board))
+    search, best = Search(name, network, board), None
+    for price, follows in itertools.product(PRICES, (False, True)):
+        search = Search(name, network, board, follows=follows, price=price)
+        found = _settled(search, need)
+        if found is not None and (best is None or found.interval < best.interval):
+            best = found
+        if not search.streams or (best is not None and best.interval <= close):
+            break
+    if best is None:
         raise search.too_large()
-    return timed(min(settled, key=lambda design: design.interval))
+    return timed(best)
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,8 @@ def place(items: Sequence[Item], limit: Sequence[float]) -> list[Memory] | None:
     """A kind of memory for each item, such that the fullest kind is as empty as possible.
 
     A linear program over the shares of every item in the three kinds; at most three items come
-    out split, and go where most of them lies. Where that overflows, whole items are searched for.
+    out split, and go where most of them lies. Where that overflows, items are moved one by one to
+    where there is room, and if that does not help either, whole items are searched for.
 
     Args:
         items: What to place.
@@ -164,11 +165,37 @@ def place(items: Sequence[Item], limit: Sequence[float]) -> list[Memory] | None:
         shares = _fullest(relative, count, whole=whole)
         if shares is None:
             return None
-        choice = shares.argmax(axis=1)
-        used = [relative[choice == k, k].sum() for k in range(3)]
-        if max(used) <= 1.0:
+        choice = repaired(relative, shares.argmax(axis=1))
+        if choice is not None:
             return [KINDS[k] for k in choice]
     return None
+
+
+def repaired(relative: NDArray[np.float64], choice: NDArray[np.intp]) -> NDArray[np.intp] | None:
+    """The choice of a kind per item, changed one by one until no kind overflows.
+
+    Each time the item that leaves least too much moves, of several the one that fills least.
+
+    Args:
+        relative: Share of every kind that an item would take, [items][3].
+        choice: Index of a kind, [items].
+
+    Returns:
+        None if no single move helps.
+    """
+    each, choice = np.arange(len(choice)), choice.copy()
+    used = np.bincount(choice, weights=relative[each, choice], minlength=3)
+    while (excess := np.maximum(used - 1.0, 0.0).sum()) > 0.0:
+        after = used + relative[:, :, None] * np.eye(3)  # [items][to kind][kind]
+        after[each, :, choice] -= relative[each, choice][:, None]
+        left = np.maximum(after - 1.0, 0.0).sum(axis=2)
+        best = int(np.lexsort((after.sum(axis=2).ravel(), left.ravel()))[0])
+        item, kind = divmod(best, 3)
+        if left[item, kind] >= excess:
+            return None
+        choice[item] = kind
+        used = after[item, kind]
+    return choice
 
 
 def _fullest(relative: NDArray[np.float64], count: int, *, whole: bool) -> Shares | None:

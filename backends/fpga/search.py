@@ -13,7 +13,7 @@ import numpy as np
 
 from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.banks import period, time_slots, with_banks
-from pipec.backends.fpga.choice import choices
+from pipec.backends.fpga.choice import PRICES, choices
 from pipec.backends.fpga.demand import Demands, Room
 from pipec.backends.fpga.design import Resources, StageDesign
 from pipec.backends.fpga.fifo import deepened
@@ -116,6 +116,7 @@ class Search:
         fifos: Memories of deep FIFOs, known from an earlier round.
         follows: Whether FIFOs that are deep since layers stream their weights are counted as the
             choice of such layers asks, by their ratio in the design found last; else as they were.
+        price: What memory ports count beside memories where layers are chosen to stream.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Search:
     board: Board
     fifos: tuple[Item, ...] = ()
     follows: bool = False
+    price: float = PRICES[0]
 
     def __post_init__(self) -> None:
         nodes = {layer.node: 0 for layer in self.network.layers}
@@ -155,7 +157,7 @@ class Search:
 
     def at(self, target: int) -> StageDesign | None:
         """The design for a target interval; None if none fits."""
-        for streamed in choices(self._demands.at(target), self.board.room):
+        for streamed in choices(self._demands.at(target), self.board.room, self.price):
             fifos = (*self.fifos, *self._demands.held(target, streamed))
             found = fitted(self.unplaced(target, streamed), self.board, fifos)
             if found is not None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipec.backends.fpga.choice import choices
 from pipec.backends.fpga.compile import best_design
 from pipec.backends.fpga.demand import Demands
 from pipec.backends.fpga.detours import detours
@@ -14,7 +15,7 @@ from pipec.backends.fpga.fifo import deepened
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.search import Board, bound, deep_fifos
-from pipec.backends.fpga.streaming import blocks_of
+from pipec.backends.fpga.streaming import blocks_of, ddr_ports
 from pipec.cluster.presets import PRESETS
 from tests.fpga.design.models import graph_of, made
 
@@ -100,10 +101,25 @@ def test_what_waits_is_about_what_fifos_hold(vectors: int) -> None:
     assert 0.5 <= (bits[1] - bits[0]) / demands.waits(target, streamed) <= 2.0
 
 
-def test_memory_for_what_waits_follows_the_choice() -> None:
+@pytest.mark.parametrize("block_rams", [500, 561, 700])
+def test_memory_for_what_waits_follows_the_choice(block_rams: int) -> None:
     """Where FIFOs of the first choice do not fit, one with smaller blocks does at that pace."""
-    network, board = bottlenecks(), small_board(561)
+    network, board = bottlenecks(), small_board(block_rams)
     design = best_design(network, board)
     assert design.ddr
     assert design.resources.fits(design.limits)
-    assert design.interval <= 1.15 * bound(network, board)
+    assert design.interval <= 1.105 * bound(network, board)
+
+
+def test_dear_memory_makes_small_buffers() -> None:
+    """At a lower price of memory ports weights are read more often, and less waits."""
+    network, board, target = bottlenecks(), small_board(561), 270_000
+    demands = Demands(network, "float32", {layer.node: 0 for layer in network.layers})
+    chosen = [next(choices(demands.at(target), board.room, price)) for price in (0.1, 100.0)]
+    waits = [demands.waits(target, streamed) for streamed in chosen]
+    traffic = [
+        sum(p.bytes_per_frame for p in ddr_ports(demands.design(target, streamed)))
+        for streamed in chosen
+    ]
+    assert waits[0] < waits[1]
+    assert traffic[0] > traffic[1]
