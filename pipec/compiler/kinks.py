@@ -83,18 +83,9 @@ def _of_one(
     relus = maxima = 0
 
     def turned(stage: int, own: Tensors) -> Tensors:
-        """What a stage saved, elements on the other side as the kernels saved them."""
         nonlocal relus, maxima
-        found, theirs = dict(own), saved[stage]
-        training = stages[stage].training
-        assert training is not None
-        for name in own.keys() & theirs.keys():
-            found[name], count = _on_their_side(own[name], theirs[name], tolerance)
-            relus += count
-        for pool in _pools(training.B):
-            if pool.places in theirs:
-                found[pool.places], count = pool.chosen(own, theirs, tolerance)
-                maxima += count
+        found, *counts = on_their_side(stages[stage], own, saved[stage], tolerance)
+        relus, maxima = relus + counts[0], maxima + counts[1]
         return found
 
     there, _ = chained(stages, weights, inputs, seed, turned)
@@ -102,6 +93,32 @@ def _of_one(
         return Sides(0, 0, {})
     here, _ = chained(stages, weights, inputs, seed)
     return Sides(relus, maxima, {n: there[n] - here[n] for n in here})
+
+
+def on_their_side(
+    stage: StageProgram, own: Tensors, theirs: Mapping[str, Tensor], tolerance: float
+) -> tuple[Tensors, int, int]:
+    """What a stage saved in torch, elements on the other side as the kernels saved them.
+
+    Args:
+        stage: Of a training plan.
+        own: What it saved in torch, by name.
+        theirs: What its kernels saved.
+        tolerance: That of `other_sides`.
+
+    Returns:
+        The values that its B reads then, and how many elements of ReLUs and maxima were put there.
+    """
+    assert stage.training is not None
+    found, relus, maxima = dict(own), 0, 0
+    for name in own.keys() & theirs.keys():
+        found[name], count = _on_their_side(own[name], theirs[name], tolerance)
+        relus += count
+    for pool in _pools(stage.training.B):
+        if pool.places in theirs:
+            found[pool.places], count = pool.chosen(own, theirs, tolerance)
+            maxima += count
+    return found, relus, maxima
 
 
 def _on_their_side(own: Tensor, theirs: Tensor, tolerance: float) -> tuple[Tensor, int]:

@@ -67,24 +67,40 @@ def compare_emitted(
             by = Allowed(tolerance, f"({sides})")
             comparisons = compared(found, want, stage_of, by)
     for stage, runner in zip(program.stages, runners, strict=True):
-        own = [n for n in _trained(stage) if n not in program.tied]
-        before = {n: source.weights[n].detach() for n in own}
-        for step in _updated(source, {n: want[n] for n in own}, runner.settings):
-            new = runner.update()
-            for n in own:
-                rounding = 2 * torch.finfo(step[n].dtype).eps * float(step[n].abs().max())
-                added = compare(
-                    new[n] - before[n],
-                    step[n] - before[n],
-                    tolerance,
-                    name=n,
-                    kind="update",
-                    stage=stage.index,
-                    floor=rounding / tolerance,
-                )
-                comparisons.append(added)
-            before = step
+        own = {n: want[n] for n in _trained(stage) if n not in program.tied}
+        comparisons += compare_updates(source, stage, own, runner, tolerance)
     return comparisons
+
+
+def compare_updates(
+    source: Graph, stage: StageProgram, sums: Tensors, runner: TrainingRunner, tolerance: float
+) -> list[Comparison]:
+    """Run updates of a stage and compare what each adds with what torch.optim.SGD adds.
+
+    Args:
+        source: The whole model with weights.
+        stage: The stage.
+        sums: What the gradients of its parameters should have added up to.
+        runner: The stage as its backend loaded it, after its backward passes.
+        tolerance: Largest relative error, besides the rounding of a parameter.
+    """
+    found, before = list[Comparison](), {n: source.weights[n].detach() for n in sums}
+    for step in _updated(source, sums, runner.settings):
+        new = runner.update()
+        for n in sums:
+            rounding = 2 * torch.finfo(step[n].dtype).eps * float(step[n].abs().max())
+            added = compare(
+                new[n] - before[n],
+                step[n] - before[n],
+                tolerance,
+                name=n,
+                kind="update",
+                stage=stage.index,
+                floor=rounding / tolerance,
+            )
+            found.append(added)
+        before = step
+    return found
 
 
 def _trained(stage: StageProgram) -> tuple[str, ...]:
