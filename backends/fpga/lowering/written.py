@@ -20,6 +20,7 @@ from torch import fx
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.interpolation import INTERPOLATIONS
 from pipec.backends.fpga.lowering.network import argument, integers
+from pipec.backends.fpga.training.gradients import select_backward
 from pipec.backends.fpga.training.rewrite import Emit, Found, Rule, rewritten
 from pipec.backends.fpga.training.rules import input_gradient
 from pipec.graph.ir import Graph, op_name
@@ -158,10 +159,18 @@ def _prelu(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | None:
     return _named(emit(aten.add.Tensor, emit(aten.relu.default, x), below), old)
 
 
+def _select_backward(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | None:
+    """What no sum of gradients takes together (`rules.joined_selects`)."""
+    found = select_backward(emit, old, args)
+    assert isinstance(found, fx.Node)
+    return _named(found, old)
+
+
 _ALWAYS: dict[str, Rule] = {
     "aten.group_norm.default": _group_norm,
     "aten.instance_norm.default": _instance_norm,
     "aten.prelu.default": _prelu,
+    "aten.select_backward.default": _select_backward,
     **INTERPOLATIONS,
 }
 _TRANSPOSED = (

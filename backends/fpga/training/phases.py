@@ -21,6 +21,7 @@ from torch import fx
 from pipec.autodiff.model import Training
 from pipec.backends.fpga.training import dropout
 from pipec.backends.fpga.training.dropout import Mask, floating_masks, masks_of, with_masks
+from pipec.backends.fpga.training.gradients import GRADIENTS
 from pipec.backends.fpga.training.rewrite import Rule, rewritten
 from pipec.backends.fpga.training.rules import RULES, layer_norm_backward
 from pipec.errors import BackendError
@@ -79,7 +80,7 @@ def phases_of(training: Training, first_draw: int = 0) -> Phases:
         first_draw: Number of its first random op in the model.
     """
     low = training.lowered()
-    rules = {**RULES, **dropout.RULES, **_layer_norm_rules(low.F)}
+    rules = {**RULES, **GRADIENTS, **dropout.RULES, **_layer_norm_rules(low.F)}
     backward = _pruned(floating_masks(low.B, rewritten(_seeded(low), rules)))
     read = {i.name for i in backward.inputs_of(InputKind.SAVED)}
     masks = masks_of(low.F, first_draw)

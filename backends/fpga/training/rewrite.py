@@ -42,9 +42,12 @@ class Emit:
 
     def input(self, name: str, like: fx.Node) -> fx.Node:
         """A new input of the graph, behind the others; its value is like that of a node."""
-        first = next(n for n in self._graph.nodes if n.op != "placeholder")
-        with self._graph.inserting_before(first):
+        first = next((n for n in self._graph.nodes if n.op != "placeholder"), None)
+        if first is None:
             node = self._graph.placeholder(name)
+        else:
+            with self._graph.inserting_before(first):
+                node = self._graph.placeholder(name)
         node.meta = {"val": torch.empty_like(like.meta["val"])}
         return node
 

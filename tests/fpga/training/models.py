@@ -1,5 +1,6 @@
 """Small models with a loss that together use every training op with an engine."""
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -163,6 +164,35 @@ def dropout() -> Graph:
     return _traced(net, x, functional.mse_loss, target)
 
 
+def corners() -> Graph:
+    """Dropout of the input, activations and a loss that change their slope."""
+    net = nn.Sequential(
+        nn.Dropout(0.3), nn.Linear(6, 9), nn.LeakyReLU(0.1), nn.Linear(9, 8), nn.ELU(1.3),
+        nn.Linear(8, 7), nn.Hardtanh(-0.2, 0.3), nn.Linear(7, 4), nn.ReLU6(),
+    )  # fmt: skip
+    loss = functools.partial(functional.smooth_l1_loss, beta=0.7)
+    return _traced(net, torch.randn(4, 6), loss, torch.randn(4, 4))
+
+
+class Last(nn.Module):
+    """What a sequence ends with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.up(x))
+        found: Tensor = self.down(y[:, -1] * y[:, 1])
+        return found
+
+
+def last() -> Graph:
+    """Some positions of an axis, and a loss without a mean."""
+    loss = functools.partial(functional.huber_loss, reduction="sum", delta=0.4)
+    return _traced(Last(), torch.randn(2, 4, 5), loss, torch.randn(2, 3))
+
+
 def dilated() -> Graph:
     """A strided convolution with a dilated kernel behind another."""
     net = nn.Sequential(
@@ -214,6 +244,8 @@ MODELS: dict[str, Callable[[], Graph]] = {
     "halves": halves,
     "deep": deep,
     "dropout": dropout,
+    "corners": corners,
+    "last": last,
     "dilated": dilated,
     "padded": padded,
 }

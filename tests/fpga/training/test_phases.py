@@ -130,6 +130,8 @@ def kernels_checked(name: str, tmp_path: Path) -> list[StageDesign]:
         "encoder",
         "causal",
         "dropout",
+        "corners",
+        "last",
         "dilated",
         "padded",
     ],
