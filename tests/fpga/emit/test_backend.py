@@ -107,6 +107,22 @@ def test_unlike_boards_relay_what_skips_a_stage(folder: Path) -> None:
     assert [b.stage for b in streamed.boundaries] == [2, 2]
 
 
+def test_an_input_that_is_an_output_too_is_no_stages(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "class Both(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x, torch.tanh(x)\n"
+        "def net():\n"
+        "    return Both(), (torch.randn(2, 5),)\n"
+    )
+    loaded = load(f"{tmp_path / 'net.py'}:net")
+    emit(make_plan(loaded.graph, parse_cluster("1xvcu118"), "fpga"), tmp_path / "out")
+    report = verify_chain(tmp_path / "out", loaded, 2)
+    assert report.ok
+    assert len(report.boundaries) == 2
+
+
 def test_the_same_plan_gives_the_same_bytes(encoder: tuple[Plan, Path, str], folder: Path) -> None:
     _, directory, model = encoder
     again = folder / "again"
