@@ -9,7 +9,7 @@ graphs of that stage alone and torch.optim.SGD, with the tolerance of `pipec ver
 judgement of ReLUs at zero and maxima at a tie (`pipec.compiler.kinks`). Beside them: in how many
 gradients of the whole model autograd in float32 is farther than that from autograd in float64.
 
-Seconds are processor seconds, those of g++ and of the simulation included.
+Seconds are processor seconds since the start, those of g++ and of the simulation included.
 """
 
 from collections.abc import Mapping, Sequence

@@ -146,10 +146,9 @@ def kernels_on(
         folded, found = task.attempt(start, lacking, share)
         if isinstance(found, Kernels):
             return _balanced(task, folded, found, lacking, share)
-        # FIFOs are deeper than they need be where memory is slower than the engines beside it
-        lacking = (
-            found if found.interval <= _NEAR * folded else dataclasses.replace(found, fifos=())
-        )
+        # a slower design may need none of these FIFOs, nor one whose memory keeps up with engines
+        known = k > 0 and found.interval <= _NEAR * folded
+        lacking = found if known else dataclasses.replace(found, fifos=())
         start = round(max(start, folded, lacking.interval / growth) * growth)
         growth = growth**1.5
     raise BackendError(
