@@ -391,10 +391,11 @@ def rigid_cases() -> list[Case]:
             for what, found in rigid_nets(depth)
         ],
     ]  # fmt: skip
-    return [
+    small = [
         net(f"rigid{k:02}", f"{style.value}: {what}", found, style=style)
         for k, (what, found, style) in enumerate(nets, 1)
     ]
+    return [*small, *rigid_stages(len(small) + 1)]
 
 
 def rigid_nets(depth: int) -> list[tuple[str, Net]]:
@@ -416,18 +417,29 @@ def rigid_nets(depth: int) -> list[tuple[str, Net]]:
     ]
 
 
+def stage(model: str, depth: int | None = None) -> Json:
+    """A stage of ``stages/``, all its FIFOs of one depth if that is given."""
+    found: Json = json.loads((STAGES / f"{model}.json").read_text())
+    fifos = [{**f, "depth": depth or f["depth"]} for f in found["fifos"]]
+    return {**found, "fifos": fifos}
+
+
+SIZED = ("resnet", "inception", "dense", "shuffle", "vgg", "attention", "encoder")
+"""Stages whose FIFOs are as pipec sizes them."""
+
+
+def rigid_stages(first: int) -> list[Case]:
+    """The same stages as below in rigid pipelines; FIFOs are sized for free-running ones."""
+    chosen = [(model, style) for style in (Style.FLUSH, Style.STALL) for model in SIZED]
+    return [
+        Case(f"rigid{k:02}", f"{style.value}: {model}", partial(stage, model), 3, style)
+        for k, (model, style) in enumerate(chosen, first)
+    ]
+
+
 def stage_cases() -> list[Case]:
     """Whole stages as pipec folds them, from the models of its tests."""
-
-    def stage(model: str, depth: int | None) -> Json:
-        found: Json = json.loads((STAGES / f"{model}.json").read_text())
-        fifos = [{**f, "depth": depth or f["depth"]} for f in found["fifos"]]
-        return {**found, "fifos": fifos}
-
-    chosen = [
-        ("resnet", None), ("inception", None), ("dense", None), ("shuffle", None), ("vgg", None),
-        ("attention", None), ("encoder", None), ("resnet", 8), ("inception", 8), ("vgg", 2),
-    ]  # fmt: skip
+    chosen = [*((model, None) for model in SIZED), ("resnet", 8), ("inception", 8), ("vgg", 2)]
     return [
         Case(
             f"stage{k:02}",

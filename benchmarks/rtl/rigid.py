@@ -30,6 +30,6 @@ def prices(rows: Sequence[Row]) -> Iterator[str]:
     for style, depth in sorted(found, key=lambda key: (key[0].number, key[1])):
         worse = found[style, depth]
         yield (
-            f"{style.value} over free, FIFOs of {depth} and more: {len(worse)} networks, interval "
+            f"{style.value} beside free, shallowest FIFO {depth}: {len(worse)} networks, interval "
             f"{min(worse):+.2%} to {max(worse):+.2%}; {stuck[style, depth]} more deadlock"
         )

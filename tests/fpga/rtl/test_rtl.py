@@ -34,7 +34,7 @@ EXACT = [
     "mac01", "mac07", "mac12", "mac17", "window09", "window11", "window14", "window16", "fifo04",
     "fifo08", "fifo19", "fifo20", "tile02", "tile10", "norm04", "cell03", "cell06", "stage04",
 ]  # fmt: skip
-RIGID = ["rigid04", "rigid18", "rigid22", "rigid36", "rigid38", "rigid40", "rigid46"]
+RIGID = ["rigid04", "rigid18", "rigid22", "rigid36", "rigid38", "rigid40", "rigid46", "rigid64"]
 
 needs_icarus = pytest.mark.skipif(
     not Simulator.ICARUS.installed, reason="iverilog is not installed (apt-get install iverilog)"
