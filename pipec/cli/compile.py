@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pipec.cli.console import output
 from pipec.cli.exploring import DEFAULTS, watched
-from pipec.cli.options import assignments, cluster_of, devices_options, model_options, shapes
+from pipec.cli.options import cluster_of, devices_options, load_options, model_options
 from pipec.cluster.cluster import Cluster, parse_cluster
 from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import default_passes, emit, make_plan
@@ -56,12 +56,12 @@ class _Options:
     shape: tuple[str, ...]
     bind: tuple[str, ...]
     training: bool
+    loss: str
     trust: bool
     seed: int
 
     def load_options(self) -> LoadOptions:
-        bound = assignments(self.bind, "--bind")
-        return LoadOptions(shapes(self.shape), bound, self.training, self.trust, self.seed)
+        return load_options(vars(self))
 
     def pipeline(self) -> list[Pass]:
         """The passes that the options name, the default ones otherwise."""

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pipec.cli.console import output
 from pipec.cli.exploring import DEFAULTS, watched
-from pipec.cli.options import assignments, cluster_of, devices_options, model_options, shapes
+from pipec.cli.options import cluster_of, devices_options, load_options, model_options
 from pipec.compiler.backend import load_backend
 from pipec.cost.file import load_costs
 from pipec.errors import NoLossError
@@ -61,13 +61,7 @@ def command(**given: Any) -> None:
 def _search(given: dict[str, Any], console: Console) -> Search:
     cluster = cluster_of(given["devices"], given["cluster"])
     load_backend(given["target"])
-    options = LoadOptions(
-        shapes(given["shape"]),
-        assignments(given["bind"], "--bind"),
-        training=True,
-        trust=given["trust"],
-        seed=given["seed"],
-    )
+    options = load_options({**given, "training": True})
     with console.status(f"reading {given['model']}"):
         graph, options = _read(given["model"], options, console)
     return Search(

@@ -1,14 +1,15 @@
 """Options that several commands share: how a model is read, and where the plan goes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from pipec.cluster.cluster import Cluster, parse_cluster
 from pipec.cluster.file import load_cluster
 from pipec.errors import FrontendError
+from pipec.frontends.base import LoadOptions
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -18,6 +19,13 @@ def model_options(function: _F) -> _F:
     for option in (
         click.option("--seed", default=0, show_default=True, help="Seed of a factory's weights."),
         click.option("--trust", is_flag=True, help="Allow formats that run code on load (.pt2)."),
+        click.option(
+            "--loss",
+            default="",
+            metavar="FILE.py:FUNCTION",
+            help="Loss of a model without one: a function that returns the loss, or the loss and "
+            "an example target. For training.",
+        ),
         click.option("--training", is_flag=True, help="Trace with the loss, in training mode."),
         click.option(
             "--bind",
@@ -34,6 +42,22 @@ def model_options(function: _F) -> _F:
     ):
         function = option(function)
     return function
+
+
+def load_options(given: Mapping[str, Any]) -> LoadOptions:
+    """How a model is read, from the values of `model_options` by name.
+
+    Raises:
+        FrontendError: A text cannot be read.
+    """
+    return LoadOptions(
+        shapes(given["shape"]),
+        assignments(given["bind"], "--bind"),
+        training=given["training"] or bool(given["loss"]),
+        trust=given["trust"],
+        seed=given["seed"],
+        loss=given["loss"],
+    )
 
 
 def devices_options(function: _F) -> _F:

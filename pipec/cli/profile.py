@@ -2,13 +2,14 @@
 
 import platform
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pipec.cli.options import assignments, model_options, shapes
+from pipec.cli.options import load_options, model_options
 from pipec.cli.profile_stages import StageOptions, profile_stages
 from pipec.cluster.presets import PRESETS
 from pipec.cluster.units import show
@@ -16,7 +17,7 @@ from pipec.cost.file import save_costs
 from pipec.cost.measure import Measuring, measured_costs
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
-from pipec.frontends.base import Loaded, LoadOptions
+from pipec.frontends.base import Loaded
 from pipec.frontends.load import load
 from pipec.graph.ir import origin
 
@@ -51,11 +52,8 @@ def command(
     local: bool,
     seconds: float,
     heaviest: int,
-    shape: tuple[str, ...],
-    bind: tuple[str, ...],
-    training: bool,
     trust: bool,
-    seed: int,
+    **given: Any,
 ) -> None:
     """Run every node of MODEL on this machine and write a cost file for --costs.
 
@@ -74,10 +72,7 @@ def command(
     kind = (kind or this_kind(device)).lower()
     console = Console(stderr=True)
     with console.status(f"reading {model}"):
-        loaded = load(
-            model,
-            LoadOptions(shapes(shape), assignments(bind, "--bind"), training, trust, seed),
-        )
+        loaded = load(model, load_options({**given, "trust": trust}))
     table = _measured(loaded, kind, how, console)
     save_costs(output, table, loaded.graph, _machine(device))
     _summary(loaded, table, kind, heaviest)

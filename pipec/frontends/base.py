@@ -33,6 +33,7 @@ class LoadOptions:
         training: Trace in training mode, with the loss in the graph. Needs a loss.
         trust: Allow formats that may run code while they are read.
         seed: Seed of the random weights and example inputs that a factory makes.
+        loss: Of a model without one: ``path/file.py:function``, see `factory.call_loss`.
     """
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class LoadOptions:
     training: bool = False
     trust: bool = False
     seed: int = 0
+    loss: str = ""
 
 
 @dataclass(frozen=True)

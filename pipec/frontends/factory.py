@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,32 @@ def call_factory(spec: str, seed: int) -> Made:
     Raises:
         FrontendError: The file or factory is missing, raises, or returns something else.
     """
+    factory = _named(spec)
+    if isinstance(factory, nn.Module):
+        return Made(factory)
+    return _checked(_called(factory, spec, seed), spec)
+
+
+def call_loss(spec: str, seed: int) -> Loss:
+    """Import and call a function that returns what is the third part of a factory's result.
+
+    Raises:
+        FrontendError: The file or function is missing, raises, or returns something else.
+    """
+    return as_loss(_called(_named(spec), spec, seed), spec)
+
+
+def _called(function: Any, spec: str, seed: int) -> object:
+    """What a user's function returns."""
+    hint = "it is called without arguments"
+    with torch.random.fork_rng(devices=[]), user_code(f"the factory {spec} raised", hint):
+        torch.manual_seed(seed)
+        return function()
+    raise AssertionError  # `user_code` never swallows
+
+
+def _named(spec: str) -> Any:
+    """The callable that ``spec`` names."""
     match = _SPEC.fullmatch(spec)
     if match is None:
         raise FrontendError(
@@ -79,12 +106,7 @@ def call_factory(spec: str, seed: int) -> Made:
     factory = getattr(module, name)
     if not callable(factory):
         raise FrontendError("the factory cannot be called", where=spec, got=type(factory).__name__)
-    if isinstance(factory, nn.Module):
-        return Made(factory)
-    with torch.random.fork_rng(devices=[]), user_code(f"the factory {spec} raised"):
-        torch.manual_seed(seed)
-        made = factory()
-    return _checked(made, spec)
+    return factory
 
 
 def as_loss(loss: object, where: str) -> Loss:

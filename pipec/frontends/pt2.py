@@ -46,6 +46,13 @@ class Pt2Frontend(Frontend):
                 got="a file format that torch.export.load may unpickle, which can run any code",
                 hint="add --trust if it comes from you, or compile the model itself",
             )
+        if options.loss:
+            raise FrontendError(
+                "an exported program is not given a loss",
+                where=spec,
+                got=options.loss,
+                hint="export the model with its loss, or use a factory",
+            )
         with quiet(), user_code(f"{spec} cannot be read", "is it whole, and of this torch?"):
             program = torch.export.load(path)
         return _loaded(program, options, Source("pt2", spec, file_digest(path), _told(options)))

@@ -54,6 +54,7 @@ def load_options(source: Source, *, trust: bool = False) -> LoadOptions:
             training=bool(told.get("training", False)),
             trust=trust,
             seed=int(told.get("seed", 0)),
+            loss=str(told.get("loss", "")),
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise FrontendError("the plan's source options are malformed", got=told) from error

@@ -1,7 +1,8 @@
 """The torch front end: an `nn.Module`, through the Python API or by the name of its factory."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,8 @@ from pipec.autodiff.recompute import is_random
 from pipec.errors import FrontendError, NoLossError
 from pipec.frontends.base import Frontend, Loaded, LoadOptions, user_code
 from pipec.frontends.digest import weights_digest
-from pipec.frontends.factory import Made, as_loss, call_factory, is_factory
+from pipec.frontends.examples import random_like, resized
+from pipec.frontends.factory import Made, as_loss, call_factory, call_loss, is_factory
 from pipec.frontends.leaves import Call
 from pipec.frontends.trace import MODEL, Flat, Loss, trace
 from pipec.graph.ir import Source
@@ -35,7 +37,10 @@ class TorchModuleFrontend(Frontend):
             FrontendError: The factory is missing, raises or returns nonsense, or its model cannot
                 be traced.
         """
-        return _load(call_factory(spec, options.seed), options, "factory", spec)
+        made = call_factory(spec, options.seed)
+        if options.loss:
+            made = replace(made, loss=call_loss(options.loss, options.seed))
+        return _load(made, options, "factory", spec)
 
 
 def from_module(
@@ -75,10 +80,11 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
     call = Call(module, args, kwargs)
     loss = (made.loss or Loss(_own_loss)) if options.training else None
     targets = loss.inputs if loss else {}
-    _reshape(call.tensors, targets, options, where)
+    _check_shapes(options, [*call.tensors, *targets], where)
+    call.tensors.update(resized(call.tensors, options))
     args, kwargs = call.arguments(list(call.tensors.values()))
-    if loss and any(options.shapes.get(name) for name in targets):
-        loss = loss.with_inputs(targets)
+    if loss:
+        loss = loss.with_inputs(resized(targets, options))
     flat = Flat(module, call, loss)
     source = Source(
         kind,
@@ -88,6 +94,7 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
             "seed": options.seed,
             "training": options.training,
             "shapes": {k: list(v) for k, v in options.shapes.items()},
+            "loss": options.loss,
         },
     )
     with mode(module, training=options.training):
@@ -148,32 +155,13 @@ def _arguments(made: Made, options: LoadOptions) -> tuple[tuple[object, ...], Ma
             hint="return (module, inputs), or give --shape input=1,3,224,224",
         )
     like = next((p for p in made.module.parameters() if p.is_floating_point()), torch.empty(0))
-    return (), {k: _random(v, like, options.seed) for k, v in options.shapes.items()}
+    return (), {k: random_like(like, v, options.seed) for k, v in options.shapes.items()}
 
 
-def _reshape(
-    inputs: dict[str, Tensor], targets: dict[str, Tensor], options: LoadOptions, where: str
-) -> None:
-    """Put tensors of the shapes that ``options`` ask for among the inputs and the targets."""
-    for name, shape in options.shapes.items():
-        home = inputs if name in inputs else targets
-        if name not in home:
-            raise FrontendError(
-                "no such input", where=where, got=name, want=", ".join([*inputs, *targets])
-            )
-        if home[name].shape != shape:
-            home[name] = _random(shape, home[name], options.seed)
-
-
-def _random(shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
-    """Random values: normal for floats; what stays in the range of ``like`` for integers."""
-    if not has_data(like):
-        return torch.zeros(shape, dtype=like.dtype)
-    generator = torch.Generator().manual_seed(seed)
-    if like.is_floating_point() or like.is_complex():
-        return torch.randn(shape, dtype=like.dtype, generator=generator)
-    high = int(like.max()) + 1 if like.numel() else 1
-    return torch.randint(0, max(high, 1), shape, generator=generator).to(like.dtype)
+def _check_shapes(options: LoadOptions, inputs: Iterable[str], where: str) -> None:
+    for name in options.shapes:
+        if name not in inputs:
+            raise FrontendError("no such input", where=where, got=name, want=", ".join(inputs))
 
 
 @contextmanager

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from pipec.errors import FrontendError, NoLossError
-from pipec.frontends.base import Frontend, Loaded, LoadOptions
+from pipec.frontends.base import Frontend, Loaded, LoadOptions, user_code
+from pipec.frontends.examples import resized
+from pipec.frontends.factory import call_loss
 from pipec.frontends.onnx.evaluation import Evaluation, evaluate
 from pipec.frontends.onnx.inputs import bound_inputs, examples, input_types
 from pipec.frontends.onnx.mini import LARGEST_IR_VERSION
@@ -40,14 +42,17 @@ class OnnxFrontend(Frontend):
         Raises:
             FrontendError: The file is broken, a dimension is open, or a node has no translation.
         """
-        evaluation = evaluate_file(Path(spec), options)
-        graph = graph_of(evaluation, source_of(evaluation.model, options))
+        given = options.training and options.loss
+        loss = call_loss(options.loss, options.seed) if given else None
+        evaluation, loss = _read(Path(spec), options, loss)
+        source = source_of(evaluation.model, options)
         traced = {n: v for n, v in evaluation.inputs.items() if isinstance(v, Tensor)}
-        return Loaded(
-            graph=_with_loss(graph, spec) if options.training else graph,
-            example_inputs=traced,
-            original=Original(evaluation.model, evaluation.inputs),
-        )
+        original = Original(evaluation.model, evaluation.inputs)
+        if loss:
+            graph = graph_of(evaluation, source, loss)
+            return Loaded(graph, {**traced, **loss.inputs}, _OriginalLoss(original, loss))
+        graph = graph_of(evaluation, source)
+        return Loaded(_with_loss(graph, spec) if options.training else graph, traced, original)
 
 
 def evaluate_file(path: Path, options: LoadOptions) -> Evaluation:
@@ -71,6 +76,8 @@ def source_of(model: ModelFile, options: LoadOptions) -> Source:
         told["bind"] = {name: list(values) for name, values in sorted(options.bind.items())}
     if options.training:
         told["training"] = True
+    if options.loss:
+        told["loss"] = options.loss
     return Source("onnx", str(model.path or ""), model.digest(), told)
 
 
@@ -85,10 +92,30 @@ def graph_for_training(path: Path, loss: Loss, options: LoadOptions | None = Non
     Raises:
         FrontendError: See `OnnxFrontend.load`.
     """
-    evaluation = evaluate_file(path, options or LoadOptions())
-    source = source_of(evaluation.model, options or LoadOptions())
-    flat = Loss(lambda outputs, *targets: loss.fn(*outputs, *targets), loss.target)
-    return graph_of(evaluation, source, flat)
+    options = options or LoadOptions()
+    evaluation, flat = _read(path, options, loss)
+    return graph_of(evaluation, source_of(evaluation.model, options), flat)
+
+
+class _OfAll(nn.Module):
+    """A loss of the tuple of a file's outputs; a module, so that the loss may have weights."""
+
+    def __init__(self, fn: Callable[..., object]) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, outputs: tuple[Tensor, ...], *args: Tensor, **named: Tensor) -> object:
+        """The loss of all outputs, in the file's order, and the target's tensors."""
+        return self.fn(*outputs, *args, **named)
+
+
+def _read(path: Path, options: LoadOptions, loss: Loss | None) -> tuple[Evaluation, Loss | None]:
+    """A file, and its loss as a function of the tuple of outputs; shapes are of both's inputs."""
+    if loss is None:
+        return evaluate_file(path, options), None
+    own = {n: s for n, s in options.shapes.items() if n not in loss.inputs}
+    sized = loss.with_inputs(resized(loss.inputs, options))
+    return evaluate_file(path, replace(options, shapes=own)), Loss(_OfAll(loss.fn), sized.target)
 
 
 def graph_of(evaluation: Evaluation, source: Source, loss: Loss | None = None) -> Graph:
@@ -138,7 +165,7 @@ def _with_loss(graph: Graph, where: str) -> Graph:
             where=where,
             got=", ".join(o.name for o in graph.outputs),
             want="one output, a single floating point number",
-            hint="export the model together with its loss",
+            hint="give it one, --loss path/file.py:function, or export the model with its loss",
         )
     (output,) = graph.outputs
     return graph.replace(outputs=(replace(output, kind=OutputKind.LOSS),))
@@ -157,7 +184,7 @@ def _check_outputs(evaluation: Evaluation) -> None:
 
 
 def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """The graph with ONNX names for its weights; constants that nothing reads are dropped."""
+    """The graph with ONNX names for the file's weights; constants nothing reads are dropped."""
     read = {n.name for n in graph.module.graph.nodes if n.users}
     kept = [i for i in graph.inputs if i.kind is not InputKind.CONSTANT or i.node in read]
     dropped = {i.node for i in graph.inputs} - {i.node for i in kept}
@@ -166,9 +193,9 @@ def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
             graph.module.graph.erase_node(n)
     graph.module.recompile()
     inputs = tuple(
-        i if not i.kind.is_weight else type(i)(i.node, i.kind, names[i.name]) for i in kept
+        replace(i, name=names.get(i.name, i.name)) if i.kind.is_weight else i for i in kept
     )
-    weights = {names[name]: t for name, t in graph.weights.items()}
+    weights = {names.get(name, name): t for name, t in graph.weights.items()}
     held = {i.name for i in inputs}
     return graph.replace(
         inputs=inputs,
@@ -203,6 +230,30 @@ class Original:
         names = [o.name for o in self._session.get_outputs()]
         found = _guarded(self._model, lambda: self._session.run(names, fed))
         return {n: to_tensor(np.asarray(a)) for n, a in zip(names, found, strict=True)}
+
+
+class _OriginalLoss:
+    """The loss of what the model file computes.
+
+    Args:
+        model: Its outputs by name.
+        loss: Called with the tuple of its outputs.
+    """
+
+    def __init__(self, model: Original, loss: Loss) -> None:
+        self._model, self._loss = model, loss
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The loss, as ``loss``, for inputs and targets by name.
+
+        Raises:
+            FrontendError: onnxruntime refuses the model or the inputs, or the loss raises.
+        """
+        targets = {n: inputs[n] for n in self._loss.inputs}
+        found = self._model({n: t for n, t in inputs.items() if n not in targets})
+        with user_code("the loss raised"):
+            return {"loss": self._loss(tuple(found.values()), list(targets.values()))}
+        raise AssertionError  # `user_code` never swallows
 
 
 def session(model: ModelFile) -> Any:
