@@ -3,11 +3,13 @@
 A Boolean says "node v sits at or before place d"; one Boolean per place says "this is a CPU".
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from ortools.sat.python import cp_model
 
+from pipec.partition.costgraph import CostGraph
 from pipec.partition.workload import Workload
 
 SCALE = 1 << 20
@@ -36,18 +38,7 @@ def least_load(workload: Workload, upper: float) -> float:
     scaled = np.round(np.where(np.isfinite(graph.work), graph.work, 0) * SCALE).astype(int).tolist()
     cost = np.round(graph.seconds * SCALE).astype(int).tolist()
     top = model.new_int_var(0, int(upper * SCALE) + graph.size + len(cost), "")
-    orphan = [
-        bool(b) and (g < 0 or int(g) not in forward)
-        for g, b in zip(graph.group, graph.backward, strict=True)
-    ]
-    for u, v in graph.edges().tolist():
-        both = graph.backward[u] and graph.backward[v]
-        if not graph.backward[u] and not graph.backward[v]:
-            first, second = label[u], label[v]
-        elif both and (orphan[u] or orphan[v]):
-            first, second = label[v], label[u]
-        else:
-            continue
+    for first, second in _precedences(graph, label, forward):
         for d in range(1, places):
             model.add(before[second][d] <= before[first][d])
     for d in range(places):
@@ -78,3 +69,19 @@ def least_load(workload: Workload, upper: float) -> float:
     status = solver.solve(model)
     assert status == cp_model.OPTIMAL, solver.status_name(status)
     return float(solver.objective_value) / SCALE
+
+
+def _precedences(
+    graph: CostGraph, label: list[int], forward: set[int]
+) -> Iterator[tuple[int, int]]:
+    """Pairs of units, the first of which is at the same place or an earlier one."""
+    orphan = [
+        bool(b) and (g < 0 or int(g) not in forward)
+        for g, b in zip(graph.group, graph.backward, strict=True)
+    ]
+    for u, v in graph.edges().tolist():
+        both = graph.backward[u] and graph.backward[v]
+        if not graph.backward[u] and not graph.backward[v]:
+            yield label[u], label[v]
+        elif both and (orphan[u] or orphan[v]):
+            yield label[v], label[u]
