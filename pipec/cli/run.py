@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -245,7 +245,7 @@ def _print(step: Step) -> None:
 
 
 def _print_json(step: Step) -> None:
-    click.echo(json.dumps(asdict(step)))
+    click.echo(step.to_json())
 
 
 def _compiler(backend: str) -> Any:

@@ -1,6 +1,7 @@
 """What a run tells: one line per step, JSON lines, TensorBoard."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,11 @@ class Step:
     bubble: float
     seconds: float
 
+    def to_json(self) -> str:
+        """One line of strict JSON: null for a loss that is not finite, or not there."""
+        known = self.loss is not None and math.isfinite(self.loss)
+        return json.dumps(asdict(self) | {"loss": self.loss if known else None}, allow_nan=False)
+
     def __str__(self) -> str:
         loss = "" if self.loss is None else f"loss {self.loss:.4f}  "
         return (
@@ -47,7 +53,7 @@ class JsonLines:
     def __call__(self, step: Step) -> None:
         """Write one line and let it reach the disk."""
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(step)) + "\n")
+            file.write(step.to_json() + "\n")
 
 
 class TensorBoard:
