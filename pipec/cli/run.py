@@ -169,7 +169,7 @@ def command(**given: Any) -> None:
 def _check(options: _Options, plan: Plan) -> None:
     """Refuse files that this plan cannot fill, and options without effect, before anything runs."""
     assert plan.schedule is not None
-    if (options.t1 or options.t2) and plan.schedule.rule.name == "flush":
+    if (options.t1 or options.t2) and plan.schedule.rule.flush:
         raise PipecError(
             "--t1 and --t2 correct for delay, and a schedule with a flush has none",
             where=options.directory,

@@ -83,6 +83,7 @@ def _of_one(
     relus = maxima = 0
 
     def turned(stage: int, own: Tensors) -> Tensors:
+        """What a stage's B reads; counts what was put on the other side."""
         nonlocal relus, maxima
         found, *counts = on_their_side(stages[stage], own, saved[stage], tolerance)
         relus, maxima = relus + counts[0], maxima + counts[1]

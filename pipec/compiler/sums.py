@@ -47,7 +47,7 @@ def joint_devices(plan: Plan, schedule: Schedule, *, clipped: bool) -> tuple[Dev
         clipped: Whether all devices find the norm of all gradients.
     """
     place = schedule.placement
-    if schedule.rule.name != "flush" or not (place.backward and plan.differentiated):
+    if not schedule.rule.flush or not (place.backward and plan.differentiated):
         return ()
     if clipped:
         return (_homes(place, range(len(place.backward))),)

@@ -11,9 +11,7 @@ def factory():
 
 import difflib
 import importlib
-import importlib.util
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,7 @@ from torch import Tensor, nn
 from pipec.errors import FrontendError
 from pipec.frontends.base import user_code
 from pipec.frontends.trace import Loss
+from pipec.user_module import module_of
 
 _SPEC = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)|(?P<module>\w+(\.\w+)*):(?P<attribute>\w+)")
 _WANT = "a module, (module, example inputs) or (module, example inputs, loss)"
@@ -153,14 +152,6 @@ def _from_package(name: str) -> ModuleType:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FrontendError("no such file", got=path)
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # as `python path/file.py` does: its neighbours are importable
-    name = f"pipec_factory_{path.stem}"
-    found = importlib.util.spec_from_file_location(name, path.resolve())
-    assert found is not None
-    assert found.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(found)
     with user_code(f"{path} cannot be imported"):
-        found.loader.exec_module(module)
-    return module
+        return module_of(path, "factory")
+    raise AssertionError  # `user_code` never swallows

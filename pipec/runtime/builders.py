@@ -1,8 +1,6 @@
 """Optimizers, learning-rate schedules and data by text, for the command line."""
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +11,7 @@ import torch
 from pipec.errors import PipecError
 from pipec.runtime.executor import Batch
 from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
+from pipec.user_module import module_of
 
 
 def optimizer_from_text(text: str) -> OptimizerFactory:
@@ -107,15 +106,8 @@ def data_from_spec(spec: str) -> Batch:
     file = Path(path)
     if not (file.suffix == ".py" and file.is_file() and name):
         raise PipecError("no such data function", got=spec, want="path/file.py:function")
-    loader = importlib.util.spec_from_file_location(file.stem, file)
-    assert loader is not None
-    assert loader.loader is not None
-    module = importlib.util.module_from_spec(loader)
-    folder = str(file.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # as for a factory: its neighbours are importable
     try:
-        loader.loader.exec_module(module)
+        module = module_of(file, "data")
     except Exception as error:
         got = f"{type(error).__name__}: {error}"
         raise PipecError("the data file cannot be imported", where=path, got=got) from error

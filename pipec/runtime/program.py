@@ -172,7 +172,7 @@ class Program:
     @property
     def flush(self) -> bool:
         """Whether weights change only when no microbatch is under way."""
-        return self.schedule.rule.name == "flush"
+        return self.schedule.rule.flush
 
 
 def _stage(plan: Plan, stage: Stage, *, training: bool) -> StageProgram:

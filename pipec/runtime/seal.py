@@ -17,24 +17,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from pipec.errors import PlanError
+from pipec.graph.torch_private import CHECKPOINT_METADATA
 
 _SEAL = "sha256.json"
-_METADATA = "torch.distributed.checkpoint.metadata"
-_ALLOWED = frozenset(
-    {
-        (_METADATA, "BytesStorageMetadata"),
-        (_METADATA, "ChunkStorageMetadata"),
-        (_METADATA, "Metadata"),
-        (_METADATA, "MetadataIndex"),
-        (_METADATA, "StorageMeta"),
-        (_METADATA, "TensorProperties"),
-        (_METADATA, "TensorStorageMetadata"),
-        (_METADATA, "_MEM_FORMAT_ENCODING"),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        ("torch.serialization", "_get_layout"),
-    }
-)
-"""What the metadata of tensors is made of, besides sizes and dtypes."""
 
 
 def digests(place: Path) -> dict[str, str]:
@@ -122,7 +107,7 @@ class _Plain(pickle.Unpickler):
         found = getattr(torch, name, None) if module == "torch" else None
         if found is torch.Size or isinstance(found, torch.dtype):
             return found
-        if (module, name) in _ALLOWED:
+        if (module, name) in CHECKPOINT_METADATA:
             return super().find_class(module, name)
         raise PlanError(
             "metadata of a checkpoint may only describe tensors", got=f"{module}.{name}"

@@ -17,7 +17,7 @@ def expected_versions(schedule: Schedule) -> Int32:
     """
     rule, version = schedule.rule, schedule.version.copy()
     compute = schedule.kind <= W
-    if rule.name == "flush":
+    if rule.flush:
         version[compute] = 0
         return version
     if rule.name == "2bw":

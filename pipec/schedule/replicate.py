@@ -50,7 +50,7 @@ def replicated(schedule: Schedule, replicas: int, adjacent: str = "stages") -> S
     if replicas == 1:
         return schedule
     place = schedule.placement
-    if schedule.rule.name != "flush" or schedule.inserted or place.separate:
+    if not schedule.rule.flush or schedule.inserted or place.separate:
         raise ScheduleError(
             f"schedule {schedule.name} cannot be copied", want="one whose update waits for a flush"
         )

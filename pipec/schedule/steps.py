@@ -30,7 +30,7 @@ def insert_steps(schedule: Schedule, joint: tuple[tuple[int, ...], ...] = ()) ->
             come before the end of a row because there is no flush.
     """
     _refuse(schedule, "steps")
-    if joint and schedule.rule.name != "flush":
+    if joint and not schedule.rule.flush:
         got = f"rule {schedule.rule.name}"
         raise ScheduleError("joint steps need a flush", where=schedule.name, got=got)
     anchor, stage, replica, version = _updates(schedule)

@@ -41,6 +41,11 @@ class VersionRule:
         if self.update_every < 0:
             raise ScheduleError("cannot update every negative number", got=self.update_every)
 
+    @property
+    def flush(self) -> bool:
+        """Whether weights change only when no microbatch is under way."""
+        return self.name == "flush"
+
     def update_of(self, microbatch: int, replicas: int) -> int:
         """The version that the gradients of a microbatch go into, 1-based.
 

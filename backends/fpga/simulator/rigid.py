@@ -19,7 +19,7 @@ next one arrive; frames are therefore run on, as far as the first ones need it.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -49,12 +49,10 @@ class _Fifo:
     producer: "_Pipeline | None" = None
     consumer: "_Pipeline | None" = None
 
-    @property
     def arrival(self) -> int | None:
         """When the next token to be read is visible; None if that is not known yet."""
         return self.vis[len(self.free)] if len(self.free) < len(self.vis) else None
 
-    @property
     def room(self) -> int | None:
         """When the slot of the next token to be pushed is free; None if not known yet."""
         before = len(self.vis) - self.slots
@@ -113,7 +111,7 @@ class _Pipeline:
         end = self.due if self.stalls else NEVER
         while self.flight and self.flight[0][0] < end:
             step, outs = self.flight[0]
-            at = self._free(outs)
+            at = self._known(outs, _Fifo.room)
             if at is None:
                 break
             before, cycle = self.marks[-1]
@@ -121,11 +119,11 @@ class _Pipeline:
             moved = True
         return moved
 
-    def _free(self, outs: Sequence[_Fifo]) -> int | None:
-        """When all of these have a slot; None, and who blocks, if that is not known."""
+    def _known(self, fifos: Sequence[_Fifo], when: Callable[[_Fifo], int | None]) -> int | None:
+        """The latest of these times; None, and who blocks, if one is not known yet."""
         latest = 0
-        for fifo in outs:
-            if (at := fifo.room) is None:
+        for fifo in fifos:
+            if (at := when(fifo)) is None:
                 self.blocked = fifo
                 return None
             latest = max(latest, at)
@@ -142,17 +140,14 @@ class _Pipeline:
         """Start the next iteration, if it is known when."""
         reads = [f for k, f in enumerate(self.ins) if self.run.reads >> k & 1]
         writes = [f for k, f in enumerate(self.outs) if self.run.writes >> k & 1]
-        arrival = 0
-        for fifo in reads:
-            if (at := fifo.arrival) is None:
-                self.blocked = fifo
-                return False
-            arrival = max(arrival, at)
+        arrival = self._known(reads, _Fifo.arrival)
+        if arrival is None:
+            return False
         step, cycle = self._first_step(0 if self.stalls else arrival)
         cycle = max(cycle, arrival)
         self.flight.append((step + self.process.depth - 1, writes))
         if self.flight[0][0] <= step:  # what leaves by this very step must have a slot
-            room = self._free(self.flight[0][1])
+            room = self._known(self.flight[0][1], _Fifo.room)
             if room is None:
                 self.flight.pop()
                 return False
