@@ -79,6 +79,13 @@ def check_placement(plan: Plan, schedule: Schedule) -> None:
         return
     if not schedule.training and planned.forward == wanted.forward:
         return
+    if schedule.training and not plan.trains:
+        raise ScheduleError(
+            f"schedule {schedule.name} trains, and this model has no loss",
+            got="outputs " + ", ".join(o.name for o in plan.graph.outputs),
+            want="a loss, or --schedule inference",
+            hint="trace with --training; --loss names what the model lacks",
+        )
     raise ScheduleError(
         f"schedule {schedule.name} runs stages on other devices than the plan was cut for",
         got=_placed(wanted),

@@ -143,6 +143,12 @@ def _links(
 
     if workload.priced:
         return None
+    if len(bandwidth) > 1:
+        raise PartitionError(
+            "one bandwidth joins all neighbours",
+            got="--bandwidth " + " --bandwidth ".join(f"{rate:g}" for rate in bandwidth),
+            want="--bandwidth once; several are the levels of --planner pipedream",
+        )
     if workload.links and not bandwidth:
         return list(workload.links[: devices - 1])
     return Link(bandwidth[0] if bandwidth else 1e9, latency)

@@ -20,7 +20,7 @@ from pipec.simulate.draw_trace import trace
 from pipec.simulate.simulate import simulate
 from pipec.simulate.timeline import Timeline
 from pipec.simulate.times import Times
-from pipec.simulate.verify import verify
+from pipec.simulate.verify import check
 
 DRAWN = 20_000
 """Most compute actions that are drawn as a grid of text."""
@@ -64,11 +64,11 @@ def command(**given: Any) -> None:
         click.echo(_listing())
         return
     plain = _schedule(given)
-    verify(plain)
+    check(plain)
     times = _times(given["times"], plain, given["comm"], given["host"])
     policy = given["lanes"] or ("one" if given["depth"] == 0 else "links")
     full = lower(plain, depth=given["depth"], comm=policy)
-    verify(full)
+    check(full)
     timeline = simulate(full, times)
     _write_files(given, plain, full, timeline)
     if given["as_json"]:

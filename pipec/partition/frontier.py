@@ -108,9 +108,10 @@ def search(
             state.value[rows == 0] = 0.0
         states.append(state)
         for number, step in enumerate(machine.steps[s]):
+            move = _Move(family, machine, step, caps)
             if not machine.exactly:
-                _skip(states[step.source], state, number)
-            _Move(family, machine, step, caps).advance(states[step.source], state, number)
+                move.skip(states[step.source], state, number)
+            move.advance(states[step.source], state, number)
     return _trace(family, machine, states)
 
 
@@ -141,19 +142,6 @@ def _thinned(family: Family, rows: IntArray, most: int) -> IntArray:
     return chosen
 
 
-def _skip(source: _State, target: _State, number: int) -> None:
-    """A device stays empty: the same cut, one more device used."""
-    place = np.searchsorted(target.rows, source.rows)
-    place = np.minimum(place, len(target.rows) - 1)
-    if not len(target.rows):
-        return
-    same = (target.rows[place] == source.rows) & (source.value < target.value[place])
-    at = place[same]
-    target.value[at] = source.value[same]
-    target.from_row[at] = np.flatnonzero(same)
-    target.from_step[at] = number
-
-
 @dataclass(frozen=True)
 class _Move:
     """One step of the program, from the cuts of one state to those of the next."""
@@ -162,6 +150,21 @@ class _Move:
     machine: Machine
     step: Step
     caps: _Caps
+
+    def skip(self, source: _State, target: _State, number: int) -> None:
+        """The device stays empty: the same cut, one more device used; it relays what crosses."""
+        if not len(target.rows) or not len(source.rows):
+            return
+        place = np.searchsorted(target.rows, source.rows)
+        place = np.minimum(place, len(target.rows) - 1)
+        relay = relay_seconds(self.family, self.machine, self.step, source.rows)
+        value = source.value + relay if self.caps.total else np.maximum(source.value, relay)
+        same = (target.rows[place] == source.rows) & (value < target.value[place])
+        same &= (value < self.caps.best) & (relay < self.caps.limit)
+        at = place[same]
+        target.value[at] = value[same]
+        target.from_row[at] = np.flatnonzero(same)
+        target.from_step[at] = number
 
     def advance(self, source: _State, target: _State, number: int) -> None:
         """Relax all pairs; ``number`` is the step's place among those into the target."""
@@ -296,6 +299,17 @@ def loads(
     load += cut_seconds(into, step.link_in, priced=False)
     load += cut_seconds(out, step.link_out, priced=False)
     return load
+
+
+def relay_seconds(family: Family, machine: Machine, step: Step, rows: IntArray) -> FloatArray:
+    """Load of an empty device that passes on what crosses a cut, [rows]."""
+    if step.link_in is None or step.link_out is None or not machine.kinds[step.kind].pays:
+        return np.zeros(len(rows))
+    crossing = family.cut[:, rows]
+    if machine.overlap:
+        return np.maximum(cut_peak(crossing, step.link_in), cut_peak(crossing, step.link_out))
+    into = cut_seconds(crossing, step.link_in, priced=False)
+    return into + cut_seconds(crossing, step.link_out, priced=False)
 
 
 def _trace(family: Family, machine: Machine, states: list[_State]) -> Path | None:

@@ -99,15 +99,15 @@ def stage_loads(
     boundary = np.arange(1, count)
     crossing = (first[:, None] < boundary) & (boundary <= last[:, None])
     times = [
-        np.array([float(link.seconds(b)) for link, b in zip(links, size @ crossing, strict=True)])
+        np.array([float(link.seconds(b)) for link, b in zip(links, size @ crossing, strict=False)])
         for size in (graph.bytes, graph.gradient_bytes)
     ]
-    padding = np.zeros(1)
+    padding, pays = np.zeros(1), np.array([d.pays for d in devices], float)
     if overlap:
         peak = np.concatenate([padding, np.maximum(*times), padding])
-        return np.asarray(np.maximum(work, np.maximum(peak[:-1], peak[1:])))
+        return np.asarray(np.maximum(work, pays * np.maximum(peak[:-1], peak[1:])))
     both = np.concatenate([padding, times[0] + times[1], padding])
-    return np.asarray(work + both[:-1] + both[1:])
+    return np.asarray(work + pays * (both[:-1] + both[1:]))
 
 
 def stage_memory(

@@ -5,7 +5,7 @@ from math import inf
 import numpy as np
 
 from pipec.partition.family import PrefixFamily
-from pipec.partition.frontier import Path, allowed, loads
+from pipec.partition.frontier import Path, allowed, loads, relay_seconds
 from pipec.partition.machine import Machine, Step
 
 STRIP = 256
@@ -62,7 +62,10 @@ def _rows(
         left = len(steps) - number - 1
         most = last - left if machine.exactly else last
         ahead = _farthest(family, machine, step, at, most, limit)
-        if ahead == at and machine.exactly:
+        idle = ahead == at
+        if idle and machine.exactly:
+            return None
+        if idle and relay_seconds(family, machine, step, np.array([at]))[0] > limit:
             return None
         at = ahead
         rows.append(at)

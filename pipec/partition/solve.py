@@ -18,7 +18,7 @@ import numpy as np
 from pipec.errors import PartitionError
 from pipec.partition import clock
 from pipec.partition.bounds import TOLERANCE
-from pipec.partition.costgraph import CostGraph, FloatArray, check_acyclic
+from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, check_acyclic
 from pipec.partition.cutting import cut_orders
 from pipec.partition.devices import Device, Link, StageMemory, one_of_each
 from pipec.partition.fill import Objective, cut_for_fill
@@ -138,18 +138,28 @@ def _fitting(
         raise nothing_fits(graph, machine, fit)
     if fit.best.stage is None or fit.enough > 1 + TOLERANCE:
         return Incumbent()
-    loads = _loads(graph, machine, links, fit.best)
+    loads, _ = _loads(graph, machine, links, fit.best)
     return Incumbent(float(loads.max()), fit.best.stage, fit.best.steps, "least memory")
 
 
 def _loads(
     graph: CostGraph, machine: Machine, links: Link | Sequence[Link] | None, best: Incumbent
-) -> FloatArray:
-    """Load of every stage of the incumbent, from the definition."""
+) -> tuple[FloatArray, IntArray]:
+    """Load of every position, from the definition, and the position of each stage.
+
+    An empty device between two stages has a load too where links carry the values: it relays them.
+    """
     assert best.stage is not None
-    used = [machine.devices[d] for d in name_devices(machine, best.steps)]
-    joints = [links] * (len(used) - 1) if isinstance(links, Link) else links
-    return stage_loads(graph, best.stage, used, links=joints, overlap=machine.overlap)
+    place = np.array([int(machine.used[step.source].sum()) for step in best.steps])
+    order = name_devices(machine, best.steps)
+    idle = [d for d in range(len(machine.devices)) if d not in set(order)]
+    at = dict(zip(place.tolist(), order, strict=True))
+    devices = [
+        machine.devices[at[p] if p in at else idle.pop(0)] for p in range(int(place[-1]) + 1)
+    ]
+    joints = [links] * (len(devices) - 1) if isinstance(links, Link) else links
+    loads = stage_loads(graph, place[best.stage], devices, links=joints, overlap=machine.overlap)
+    return loads, place
 
 
 def _result(
@@ -165,16 +175,16 @@ def _result(
     """Names the devices and evaluates the cut from the definition."""
     assert best.stage is not None
     order = name_devices(machine, best.steps)
-    loads = _loads(graph, machine, links, best)
-    largest = float(loads.max())
-    objective = largest if microbatches is None else Objective(microbatches).of(loads)
+    loads, place = _loads(graph, machine, links, best)
+    held = stage_memory(graph, place[best.stage], len(machine.devices), memory)[place]
+    objective = float(loads.max()) if microbatches is None else Objective(microbatches).of(loads)
     return CutResult(
         assignment=np.array(order)[best.stage],
         stage=best.stage,
         device_order=tuple(order),
-        loads=tuple(loads.tolist()),
-        memory_bytes=tuple(stage_memory(graph, best.stage, len(order), memory).tolist()),
-        max_load=largest,
+        loads=tuple(loads[place].tolist()),
+        memory_bytes=tuple(held.tolist()),
+        max_load=float(loads.max()),
         objective=objective,
         lower_bound=min(proof.lower, objective),
         contiguous=True,

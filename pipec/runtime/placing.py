@@ -7,8 +7,8 @@ from pipec.errors import PlanError
 from pipec.runtime.program import Program, gradient_of
 from pipec.runtime.tensors import TensorType, packed_bytes
 from pipec.runtime.transport import Coming, Message
+from pipec.schedule.acknowledgements import NONE, acknowledgements
 from pipec.schedule.action import Action
-from pipec.schedule.answers import NONE, answers
 from pipec.schedule.channels import Channel, ChannelKind
 
 _LAST = -1
@@ -106,9 +106,9 @@ class Messages:
         schedule = self._program.schedule
         begin, end = schedule.device_ptr[self._device : self._device + 2].tolist()
         found: dict[Message, tuple[Message, ...]] = {}
-        for sent, answer in enumerate(answers(schedule)[begin:end].tolist(), begin):
-            if answer != NONE:
-                by, proved = self.of(schedule[answer]), self.of(schedule[sent])
+        for sent, proof in enumerate(acknowledgements(schedule)[begin:end].tolist(), begin):
+            if proof != NONE:
+                by, proved = self.of(schedule[proof]), self.of(schedule[sent])
                 found[by] = (*found.get(by, ()), proved)
         return found
 

@@ -1,4 +1,4 @@
-"""Buffers of a transport that posts receives ahead and keeps what it sent until an answer comes.
+"""Buffers of a transport that posts receives ahead and keeps what it sent until that is proven.
 
 ```text
 receiver   buffer       from its post, up to ``slots`` of a channel ahead of the row
@@ -15,8 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
+from pipec.schedule.acknowledgements import NONE, acknowledgements
 from pipec.schedule.action import ActionKind
-from pipec.schedule.answers import NONE, answers
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.times import Float
@@ -62,10 +62,10 @@ class Posted:
 
     @cached_property
     def until_proven(self) -> Float:
-        """By position of a send, when an answer lets the value go; the end of all without one."""
-        answer = answers(self.schedule)
+        """By position of a send, when its acknowledgement comes; else the end of all."""
+        proof = acknowledgements(self.schedule)
         taken = np.maximum(self._reached, self.end)
-        return np.where(answer == NONE, self.end.max(initial=0.0), taken[answer])
+        return np.where(proof == NONE, self.end.max(initial=0.0), taken[proof])
 
     @cached_property
     def _reached(self) -> Float:

@@ -172,7 +172,17 @@ class Times:
         work = self.work(schedule)
         if schedule.lanes.compute == "split":
             work[_K.F] = work[_K.B] = self._slots(work)
-        return Durations(schedule, work, self._transfers(schedule))
+        transfers = self._transfers(schedule)
+        with np.errstate(over="ignore"):
+            longest = max(work.max(), transfers.max(initial=0.0))
+            total = longest * (len(schedule) + 1)
+        if not np.isfinite(total):
+            raise ScheduleError(
+                "the times of all actions together are beyond floating point",
+                got=f"{len(schedule)} actions of up to {longest:g}",
+                hint="count in a larger unit of time",
+            )
+        return Durations(schedule, work, transfers)
 
     def _transfers(self, schedule: Schedule) -> Float:
         routes = routes_of(schedule)

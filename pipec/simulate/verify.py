@@ -23,7 +23,7 @@ from pipec.schedule.action import ActionKind
 from pipec.schedule.assign import expected_versions
 from pipec.schedule.dependencies import Dependencies, dependencies
 from pipec.schedule.lanes import lanes
-from pipec.schedule.schedule import Schedule
+from pipec.schedule.schedule import Int64, Schedule
 from pipec.schedule.tables import Tables
 from pipec.simulate.complete import incomplete
 from pipec.simulate.deadlock import explain
@@ -59,18 +59,27 @@ def verify(
         >>> from pipec.schedule.registry import generate
         >>> verify(generate("zbv", stages=4, microbatches=3))
     """
-    found = list(findings(schedule))
-    if found:
-        more = [f"... and {len(found) - MOST} more"] if len(found) > MOST else []
-        raise ScheduleError(
-            "the schedule is not right", where=schedule.name, got="; ".join([*found[:MOST], *more])
-        )
+    check(schedule)
     prepared = Prepared.of(schedule)
     result = run(prepared, lambda rows: np.ones(len(rows)))
     if result.heads:
         raise ScheduleError("the schedule deadlocks", **explain(prepared, result))
     if times is not None and memory is not None and limits is not None:
         _check_memory(schedule, times, memory, limits)
+
+
+def check(schedule: Schedule) -> None:
+    """Rules 1 to 5, for schedules that are simulated next: that finds deadlocks itself.
+
+    Raises:
+        ScheduleError: With every finding of the first rules that fail.
+    """
+    found = list(findings(schedule))
+    if found:
+        more = [f"... and {len(found) - MOST} more"] if len(found) > MOST else []
+        raise ScheduleError(
+            "the schedule is not right", where=schedule.name, got="; ".join([*found[:MOST], *more])
+        )
 
 
 def findings(schedule: Schedule) -> Iterator[str]:
@@ -117,19 +126,21 @@ def _unmatched_links(schedule: Schedule) -> Iterator[str]:
         if sender is None:
             continue
         sent = queue.order[queue.start[sender] : queue.start[sender + 1]]
-        got, put = (_messages(schedule, rows) for rows in (received, sent))
-        for first, second in zip(got, put, strict=False):
-            if first != second:
-                where = f"from device {lane.name[3:]} to {lane.device}"
-                yield f"{where}, channel and message {second} is sent but {first} is received"
-                break
+        both = min(len(received), len(sent))
+        got, put = (_messages(schedule, rows[:both]) for rows in (received, sent))
+        wrong = np.flatnonzero((got != put).any(axis=0))
+        if len(wrong):
+            first, second = (tuple(m[:, wrong[0]].tolist()) for m in (got, put))
+            where = f"from device {lane.name[3:]} to {lane.device}"
+            yield f"{where}, channel and message {second} is sent but {first} is received"
 
 
-def _messages(schedule: Schedule, rows: np.ndarray) -> list[tuple[int, int]]:
+def _messages(schedule: Schedule, rows: Int64) -> Int64:
+    """Channel and message, [2, rows]."""
     kind = schedule.kind[rows]
     weights = (kind == ActionKind.SEND_W) | (kind == ActionKind.RECV_W)
     message = np.where(weights, schedule.version[rows], schedule.microbatch[rows])
-    return list(zip(schedule.channel[rows].tolist(), message.tolist(), strict=True))
+    return np.stack([schedule.channel[rows], message]).astype(np.int64)
 
 
 def _wrong_versions(schedule: Schedule) -> Iterator[str]:

@@ -114,6 +114,10 @@ def test_listing(pipec: Pipec) -> None:
         (["1f1b", "--stages", "4", "--microbatches", "8", "--depth", "0"], "meets 2RECV_B0"),
         (["1f1b", "--stages", "4", "--microbatches", "8", "--option", "x"], "KEY=VALUE"),
         (["1f1b", "--stages", "4", "--microbatches", "8", "--option", "x=1"], "no option 'x'"),
+        (
+            ["1f1b", "--stages", "4", "--microbatches", "8", "--times", "F=1,B=1e308"],
+            "beyond floating point",
+        ),
         (["--from-csv", "missing.csv"], "cannot be read"),
         (["1f1b", "--stages", "2", "--microbatches", "2", "--svg", "no/such/dir.svg"], "write"),
     ],

@@ -152,6 +152,12 @@ def test_a_schedule_on_other_devices_than_the_cut_is_refused(graph: Graph) -> No
         make_plan(graph, parse_cluster("2xv100"), passes=default_passes(stages=4))
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "pipefb", "dualpipev"])
+def test_a_missing_loss_is_named(schedule: str) -> None:
+    with pytest.raises(ScheduleError, match="this model has no loss"):
+        compiled(mlp(), "4xv100", schedule)
+
+
 def test_inference_models_have_no_backward_place() -> None:
     passes = default_passes(schedule="inference")
     plan = make_plan(mlp(), parse_cluster("2xh100"), passes=passes)

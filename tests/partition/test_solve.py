@@ -66,10 +66,13 @@ def test_links(graph: CostGraph, count: int, overlap: bool, exactly: bool) -> No
 
 
 @EXAMPLES
-@given(graphs(training=False), st.booleans())
-def test_unlike_links(graph: CostGraph, overlap: bool) -> None:
-    links = [Link(4.0, 0.25), Link(1.0)]
-    agree(graph, [Device("fast")] * 3, links=links, overlap=overlap)
+@given(graphs(training=False), st.booleans(), st.booleans(), st.sampled_from([None, 1, 4]))
+def test_unlike_links(
+    graph: CostGraph, overlap: bool, exactly: bool, microbatches: int | None
+) -> None:
+    """A device between two stages may stay empty; it then relays what passes."""
+    options = {"overlap": overlap, "exactly": exactly, "microbatches": microbatches}
+    agree(graph, [Device("fast")] * 3, links=[Link(4.0, 0.25), Link(1.0)], **options)
 
 
 @EXAMPLES

@@ -33,20 +33,20 @@ def _other_ends(schedule: Schedule) -> Int64:
     return found
 
 
-def answers(schedule: Schedule) -> Int64:
+def acknowledgements(schedule: Schedule) -> Int64:
     """By position of a send that of the receive, on the same device, that proves its arrival.
 
     It is the first message that the receiver sends back after it has received. `NONE` where none
     comes, of copies that stay on their device, and of all that does not send.
     """
-    if "answers" not in schedule.memo:
-        schedule.memo["answers"] = _answers(schedule)
-    found = schedule.memo["answers"]
+    if "acknowledgements" not in schedule.memo:
+        schedule.memo["acknowledgements"] = _acknowledgements(schedule)
+    found = schedule.memo["acknowledgements"]
     assert isinstance(found, np.ndarray)
     return found
 
 
-def _answers(schedule: Schedule) -> Int64:
+def _acknowledgements(schedule: Schedule) -> Int64:
     other, found = _other_ends(schedule), np.full(len(schedule), NONE, dtype=np.int64)
     there = schedule.device[other] != schedule.device
     sends = np.isin(schedule.kind, _SENDS)

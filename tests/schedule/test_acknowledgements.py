@@ -4,8 +4,8 @@ from collections import defaultdict
 
 import pytest
 
+from pipec.schedule.acknowledgements import NONE, acknowledgements
 from pipec.schedule.action import ActionKind
-from pipec.schedule.answers import NONE, answers
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.schedule import Schedule
 from tests.simulate.cases import IDS, VARIANTS, full
@@ -47,14 +47,14 @@ def proofs(schedule: Schedule) -> list[int]:
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
 def test_the_first_message_back_proves_a_send(name: str, options: dict[str, object]) -> None:
     schedule = full(name, 4, 6, options)
-    assert answers(schedule).tolist() == proofs(schedule)
+    assert acknowledgements(schedule).tolist() == proofs(schedule)
 
 
 @pytest.mark.parametrize("saved", ["host", "direct"])
 def test_weights_that_come_back_prove_saved_values(saved: str) -> None:
     """Where forward and backward are apart, new weights are the only message from B to F."""
     schedule = full("pipefb", 1, 4, {"saved": saved})
-    found = answers(schedule)
+    found = acknowledgements(schedule)
     left = ActionKind.OFFLOAD if saved == "host" else ActionKind.SEND_S
     sends = [i for i in range(len(schedule)) if schedule.kind[i] == left]
     proof = {ActionKind(int(schedule.kind[found[i]])) for i in sends if found[i] != NONE}
