@@ -35,9 +35,9 @@ from benchmarks.prediction import PASSES, node_costs
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.complete import completed
 from pipec.compiler.driver import make_plan
+from pipec.compiler.facts import plan_facts
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.compiler.profile import Profiler
-from pipec.compiler.residency import stage_times
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, Source, origin
@@ -165,7 +165,7 @@ def bound_of(cell: Cell, plan: Plan, batch: Batch) -> tuple[Schedule, float]:
     measured = Profiler(plan, batch, Settings(sgd), clock=time.thread_time).measure(0.5)
     assert plan.costs is not None
     known = plan.replace(costs=measured.added(plan.costs, "cpu"))
-    return order, simulate(order, stage_times(known, order.rule, MICROBATCHES)).seconds
+    return order, simulate(order, plan_facts(known).times(order.rule, MICROBATCHES)).seconds
 
 
 def theirs(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> Step:

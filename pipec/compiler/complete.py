@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from pipec.compiler.sums import joint_devices, trained_bytes
+from pipec.compiler.facts import shared_weights, trained_bytes
+from pipec.compiler.timeline import joint_devices
 from pipec.plan.model import Plan, Stage, ValueChannel
 from pipec.runtime.program import check_paired
 from pipec.schedule.channels import Channel, ChannelKind, value
@@ -38,7 +39,8 @@ def completed(compute: Schedule, plan: Plan, *, clipped: bool = False) -> Schedu
     if slots or any(c.kind is ChannelKind.H for c in schedule.channels):
         schedule = insert_offload(schedule, slots)
     if schedule.training:
-        joint = joint_devices(plan, schedule, clipped=clipped)
+        shared = tuple(shared_weights(plan)) if plan.differentiated else ()
+        joint = joint_devices(shared, schedule, clipped=clipped and plan.differentiated)
         schedule = insert_steps(insert_reduce(schedule, overlap=False), joint)
     return schedule
 

@@ -17,12 +17,8 @@ from torch import fx
 
 from pipec.autodiff.model import Training
 from pipec.autodiff.rewrite import Replay
-from pipec.compiler.residency import (
-    StageWork,
-    saved_in_order,
-    stage_times,
-    stage_work,
-)
+from pipec.compiler.facts import plan_facts
+from pipec.compiler.residency import StageWork, saved_in_order, stage_work
 from pipec.compiler.stage_timing import holder, own_bytes, peak_of
 from pipec.compiler.timeline import plan_timeline
 from pipec.errors import PassError
@@ -95,7 +91,7 @@ def fit(
         PassError: A device's limit cannot be met; how far it is from that is told.
     """
     works, turns = stage_work(plan), in_flight(schedule)
-    times = stage_times(plan).compute
+    times = plan_facts(plan).times().compute
     found = []
     for s, room in enumerate(_rooms(plan, schedule, works, turns, limit)):
         whole = times[ActionKind.B][s]

@@ -8,8 +8,9 @@ device is fuller than thought its stage is told to leave as much free.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from pipec.compiler.facts import plan_facts
 from pipec.compiler.fit import Residency, WorkingBytes, refused, together, values_of
-from pipec.compiler.residency import stage_times, stage_work
+from pipec.compiler.residency import stage_work
 from pipec.compiler.timeline import plan_timeline
 from pipec.errors import PassError
 from pipec.plan.model import Plan
@@ -103,7 +104,7 @@ def _chosen(
     recompute: bool,
     host: bool,
 ) -> Residency:
-    work, times = stage_work(plan)[stage], stage_times(plan).compute
+    work, times = stage_work(plan)[stage], plan_facts(plan).times().compute
     ahead, behind = (p[stage][0] for p in (schedule.placement.forward, schedule.placement.backward))
     problem = Problem(
         *values_of(work, recompute=recompute),

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from pipec.compiler.backend import load_backend
 from pipec.compiler.complete import completed
-from pipec.compiler.sums import summed_bytes
+from pipec.compiler.facts import summed_bytes
 from pipec.cost.stage import MessageCost, StageCost
 from pipec.cost.table import CostTable
 from pipec.errors import CostError

@@ -1,10 +1,9 @@
-"""What a stage's training graphs take: seconds of its actions, and of computing values again.
+"""What a stage's training graphs take to compute values again.
 
 Seconds of the nodes of F are shares: the roofline's figures of these nodes, scaled so that F takes
 what the plan says of the stage.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,18 +13,13 @@ from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import everything
 from pipec.autodiff.rewrite import lineage
 from pipec.cluster.device import Device
-from pipec.compiler.stage_timing import device_of, measured_stage, peak_live
+from pipec.compiler.stage_timing import device_of, peak_live
 from pipec.cost.count import count
 from pipec.cost.model import Roofline
-from pipec.cost.stage import StageCost
 from pipec.graph.comm import is_comm
 from pipec.graph.ir import Graph, nbytes
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan
-from pipec.schedule.versions import VersionRule
-from pipec.simulate.times import Times
-
-_FLUSH = VersionRule()
 
 
 @dataclass(frozen=True)
@@ -86,51 +80,6 @@ def stage_work(plan: Plan) -> list[StageWork]:
         assert stage.training is not None
         found.append(StageWork(stage.training, device_of(plan, stage), timing.compute_seconds))
     return found
-
-
-def stage_times(plan: Plan, rule: VersionRule = _FLUSH, microbatches: int = 1) -> Times:
-    """Seconds of F, B, I, W and a step per stage.
-
-    Those of the costs where the whole stage was measured. Else B takes what the plan's timing says,
-    I and W half of it, plus what each recomputes; so does a step.
-
-    Args:
-        plan: With stages and timing.
-        rule: When weights change: how many microbatches add to one update, and whether a step
-            leaves older versions as they are.
-        microbatches: Of one round.
-    """
-    found = [measured_stage(plan, s) or _estimated(plan, s.index) for s in plan.stages]
-    if not plan.differentiated:
-        return Times.of_stages([c.F for c in found])
-    per_update = min(rule.update_every or microbatches, microbatches)
-    share = 1 - 1 / per_update
-    times = Times.of_stages(
-        [c.F for c in found],
-        [c.B + share * c.accumulate for c in found],
-        [c.I for c in found],
-        [c.W + share * c.accumulate for c in found],
-    )
-    in_place = rule.name == _FLUSH.name
-    step = tuple(c.step if in_place else c.step_copied for c in found)
-    together = tuple(t.together_seconds for t in plan.timing)
-    return dataclasses.replace(times, step=step, together=together)
-
-
-def _estimated(plan: Plan, stage: int) -> StageCost:
-    timing, training = plan.timing[stage], plan.stages[stage].training
-    forward, half = timing.compute_seconds, timing.backward_seconds / 2
-    if training is None:
-        return StageCost(forward)
-    work, step = stage_work(plan)[stage], timing.step_seconds
-    return StageCost(
-        forward,
-        B=2 * half + work.again(training.B),
-        I=half + work.again(training.I),
-        W=half + work.again(training.W),
-        step=step,
-        step_copied=step,
-    )
 
 
 def working_bytes(training: Training) -> int:

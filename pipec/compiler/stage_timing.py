@@ -9,7 +9,7 @@ from torch import fx
 
 from pipec.cluster.device import Device
 from pipec.compiler.problem import TRAINING_COPIES
-from pipec.cost.stage import MessageCost, StageCost
+from pipec.cost.stage import StageCost
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes
 from pipec.graph.lower import lower
@@ -36,11 +36,6 @@ def measured_stage(plan: Plan, stage: Stage) -> StageCost | None:
         return None
     key = stage.training.key if stage.training else stage.key
     return plan.costs.stages.get(_kind(plan, stage), {}).get(key)
-
-
-def measured_messages(plan: Plan, stage: Stage) -> MessageCost | None:
-    """What was measured of messages that a stage's kind of device sends; None if nothing was."""
-    return plan.costs.messages.get(_kind(plan, stage)) if plan.costs else None
 
 
 def _kind(plan: Plan, stage: Stage) -> str:

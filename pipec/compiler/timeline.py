@@ -1,157 +1,98 @@
-"""A schedule on a plan: the plan's stage times, links and memory, simulated."""
+"""The one predictor: facts of stages and a schedule to a timeline.
 
-from collections.abc import Collection, Sequence
+```text
+F, B, I, W, STEP   what the stage's facts say; where messages were measured, with the time of the
+                   sending and receiving processors
+SEND, RECV         the channel's bytes over the link of the two devices
+OFFLOAD, FETCH     the slot's bytes at the device's host bandwidth
+REDUCE_GRAD        gradients of a stage          its replicas            where it stands in the row
+STEP, with         of a shared weight            the stages that read    behind the rows of all
+                   the square of the norm        all, if clipped         behind the rows of all
+```
+
+What devices add up takes what was measured of two, else a ring over the slowest of their links.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pipec.cluster.device import Device
-from pipec.compiler.residency import stage_times, working_bytes
-from pipec.compiler.stage_timing import measured_messages, measured_stage
-from pipec.compiler.sums import before_steps, reductions, trained_bytes
-from pipec.errors import PlanError
-from pipec.graph.ir import InputKind, nbytes, tensor, tensor_nbytes
-from pipec.plan.model import HostSlot, Plan, Stage
+from pipec.compiler.facts import plan_facts
+from pipec.plan.facts import Facts, SharedWeight
+from pipec.plan.model import Plan
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.routes import routes_of
-from pipec.schedule.schedule import Schedule
-from pipec.simulate.memory import WORKSPACES, Memory
+from pipec.schedule.schedule import Placement, Schedule
 from pipec.simulate.simulate import simulate
 from pipec.simulate.timeline import Timeline
 from pipec.simulate.times import Times
 
-OPTIMIZER_COPIES = 2.0
-"""Weight-sized tensors of the optimizer's state where it was not measured: Adam's two moments."""
+Devices = tuple[int, ...]
 _K, _C = ActionKind, ChannelKind
 _BACKWARD = (_K.B, _K.I)
 _READER = {_C.F: (_K.F,), _C.B: _BACKWARD, _C.S: _BACKWARD, _C.H: _BACKWARD, _C.W: (_K.F,)}
 _WRITER = {_C.F: (_K.F,), _C.B: _BACKWARD, _C.S: (_K.F,), _C.H: (_K.F,), _C.W: (_K.STEP,)}
+_NORM_BYTES = 8
 
 
-def plan_timeline(plan: Plan, schedule: Schedule, *, clipped: bool = False) -> Timeline:
-    """Play ``schedule`` with the backend's stage times and the cluster's links.
-
-    1. Every action of a measured stage takes what was measured. Else a forward takes the stage's
-       interval, a backward and a step what the plan's timing says, and what is recomputed.
-    2. A transfer takes its channel's bytes over the link of the two devices, a copy to the host
-       or back the slot's bytes at the device's host bandwidth.
-    3. Where messages were measured, these take what they took, and the time of the sending and
-       receiving processors is added to the actions that yield and read them.
-    4. Replicas of a stage add up their gradients: as was measured of two, else in a ring over the
-       slowest of their links. So do, as part of their step, the devices of stages that share a
-       weight, and all devices where gradients are clipped (`pipec.compiler.sums`).
-    5. Weights stay. In inference the values of a forward are counted while it runs, and the
-       model's outputs from then on. In training, once stages are differentiated, gradients,
-       optimizer state, the values that every microbatch in flight saves and those that a backward
-       recomputes are counted; of a measured stage, all that an action allocates while it runs.
+def timeline_of(facts: Facts, schedule: Schedule, *, clipped: bool = False) -> Timeline:
+    """Play ``schedule`` with what is known of its stages.
 
     Args:
-        plan: With stages and timing.
+        facts: Of its stages.
         schedule: With communication inserted.
         clipped: Whether the norm of all gradients is found before the steps.
 
     Raises:
-        PlanError: The stages are not timed.
         ScheduleError: It deadlocks at the channels' depths; the shortest cycle of waits is told.
     """
-    if len(plan.timing) != len(plan.stages):
-        raise PlanError("the stages are not timed", want="the pass time-stages")
-    times = stage_times(plan, schedule.rule, schedule.microbatches)
+    times = facts.times(schedule.rule, schedule.microbatches)
     turns = range(routes_of(schedule).period)
     times = replace(
         times,
         transfer=tuple(
-            tuple(_seconds(plan, schedule, k, c, turn) for turn in turns)
+            tuple(_seconds(facts, schedule, k, c, turn) for turn in turns)
             for k, c in enumerate(schedule.channels)
         ),
-        host=copies(schedule, plan.cluster.devices),
-        reduce=reductions(plan, schedule),
-        step=_steps(plan, schedule, times, clipped=clipped),
+        host=copies(schedule, facts.cluster.devices),
+        reduce=_reductions(facts, schedule),
+        step=_steps(facts, schedule, times, clipped=clipped),
     )
-    return simulate(schedule, _with_processors(plan, schedule, times), _with_posts(plan))
+    return simulate(schedule, _with_processors(facts, schedule, times), facts.memory())
 
 
-def _steps(plan: Plan, schedule: Schedule, times: Times, *, clipped: bool) -> tuple[float, ...]:
-    """Seconds of a step per stage, with what devices add up before it."""
-    if not schedule.training:
-        return times.step
-    own = times.step or (0.0,) * schedule.stages
-    added = before_steps(plan, schedule, clipped=clipped)
-    return tuple(a + b for a, b in zip(own, added, strict=True))
+def plan_timeline(plan: Plan, schedule: Schedule, *, clipped: bool = False) -> Timeline:
+    """`timeline_of` the plan's facts.
+
+    Raises:
+        PlanError: The stages are not timed.
+        ScheduleError: As `timeline_of`.
+    """
+    return timeline_of(plan_facts(plan), schedule, clipped=clipped)
 
 
-def _with_processors(plan: Plan, schedule: Schedule, times: Times) -> Times:
-    """What sending and receiving takes of the processors, added to what computes the values."""
-    own = {**times.compute, _K.STEP: times.step or (0.0,) * schedule.stages}
-    taken = {kind: list(seconds) for kind, seconds in own.items()}
-    for number, c in enumerate(schedule.channels):
-        src, dst = _ends(schedule, number)
-        cost = measured_messages(plan, plan.stages[c.src])
-        if cost is None or src == dst:
-            continue
-        for kind in _WRITER[c.kind]:
-            taken[kind][c.src] += cost.sending(c.nbytes)
-        for kind in _READER[c.kind]:
-            taken[kind][c.dst] += cost.receiving(c.nbytes)
-    step = tuple(taken.pop(_K.STEP))
-    return replace(times, compute={kind: tuple(s) for kind, s in taken.items()}, step=step)
+def joint_devices(
+    shared: Sequence[SharedWeight], schedule: Schedule, *, clipped: bool = False
+) -> tuple[Devices, ...]:
+    """Sets of devices that add something up before they step.
 
-
-def plan_memory(plan: Plan) -> Memory:
-    """Bytes that every stage holds; see `plan_timeline`."""
-    weights = [_weight_bytes(stage) for stage in plan.stages]
-    if not plan.trains:
-        return _of_inference(plan, weights)
-    if not plan.differentiated:
-        return Memory(weights=weights)
-    trained = [float(trained_bytes(stage)) for stage in plan.stages]
-    hosted = {(slot.stage, value) for slot in plan.slots for value in slot.values}
-    saved = [
-        _saved_bytes(stage, {v for s, v in hosted if s == stage.index}) for stage in plan.stages
-    ]
-    return Memory(
-        weights=weights,
-        gradients=trained,
-        optimizer=[_optimizer_bytes(plan, s, b) for s, b in zip(plan.stages, trained, strict=True)],
-        saved=[s for s, _ in saved],
-        saved_for_w=[w for _, w in saved],
-        moved_for_w={slot.name: _moved_for_w(plan, slot) for slot in plan.slots},
-        workspace=_workspace(plan),
-    )
-
-
-def _of_inference(plan: Plan, weights: list[float]) -> Memory:
-    measured = [measured_stage(plan, stage) for stage in plan.stages]
-    workspace = [
-        float(whole.workspace.get("F", 0) if whole else timing.workspace_bytes)
-        for whole, timing in zip(measured, plan.timing, strict=True)
-    ]
-    outputs = [float(timing.output_bytes) for timing in plan.timing]
-    return Memory(weights=weights, workspace={"F": workspace}, outputs=outputs)
-
-
-def _with_posts(plan: Plan) -> Memory:
-    """What stages hold; where messages were measured, as their transport has them."""
-    memory = plan_memory(plan)
-    costs = [measured_messages(plan, stage) for stage in plan.stages]
-    slots = max((c.slots for c in costs if c), default=0)
-    if not slots:
-        return memory
-    saved = [{v.name for v in s.training.saved} if s.training else set() for s in plan.stages]
-    both = [c.name for c in plan.channels if c.value in saved[c.src]]
-    return replace(memory, slots=slots, saved_too=both)
-
-
-def _workspace(plan: Plan) -> dict[str, list[float]]:
-    """Kind of action to bytes per stage: measured, else what a backward computes again."""
-    found: dict[str, list[float]] = {k: [] for k in WORKSPACES}
-    for stage in plan.stages:
-        assert stage.training is not None
-        whole = measured_stage(plan, stage)
-        again = 0 if whole else working_bytes(stage.training)
-        other = {k: again for k in WORKSPACES if k not in ("F", "STEP")}
-        for kind, values in found.items():
-            values.append(float((whole.workspace if whole else other).get(kind, 0)))
-    return {kind: values for kind, values in found.items() if any(values)}
+    Args:
+        shared: Weights that several stages train.
+        schedule: What runs; without a flush there are none.
+        clipped: Whether all devices find the norm of all gradients.
+    """
+    place = schedule.placement
+    if not schedule.rule.flush or not place.backward:
+        return ()
+    if clipped:
+        return (_homes(place, range(len(place.backward))),)
+    groups: list[set[int]] = []
+    for _, stages in _shared(shared, place):
+        group = set(_homes(place, stages))
+        overlapping = [g for g in groups if g & group]
+        groups = [g for g in groups if not g & group] + [group.union(*overlapping)]
+    return tuple(sorted(tuple(sorted(g)) for g in groups))
 
 
 def copies(schedule: Schedule, devices: Sequence[Device]) -> dict[int, float]:
@@ -170,15 +111,32 @@ def copies(schedule: Schedule, devices: Sequence[Device]) -> dict[int, float]:
     }
 
 
-def _seconds(plan: Plan, schedule: Schedule, number: int, channel: Channel, turn: int) -> float:
+def _with_processors(facts: Facts, schedule: Schedule, times: Times) -> Times:
+    """What sending and receiving takes of the processors, added to what computes the values."""
+    own = {**times.compute, _K.STEP: times.step or (0.0,) * schedule.stages}
+    taken = {kind: list(seconds) for kind, seconds in own.items()}
+    for number, c in enumerate(schedule.channels):
+        src, dst = _ends(schedule, number)
+        cost = facts.messages.get(facts.stages[c.src].kind)
+        if cost is None or src == dst:
+            continue
+        for kind in _WRITER[c.kind]:
+            taken[kind][c.src] += cost.sending(c.nbytes)
+        for kind in _READER[c.kind]:
+            taken[kind][c.dst] += cost.receiving(c.nbytes)
+    step = tuple(taken.pop(_K.STEP))
+    return replace(times, compute={kind: tuple(s) for kind, s in taken.items()}, step=step)
+
+
+def _seconds(facts: Facts, schedule: Schedule, number: int, channel: Channel, turn: int) -> float:
     """Transfer time of one message of a channel; stages on one device hand values over."""
     src, dst = _ends(schedule, number, turn)
     if src == dst:
         return 0.0
-    cost = measured_messages(plan, plan.stages[channel.src])
+    cost = facts.messages.get(facts.stages[channel.src].kind)
     if cost is not None:
         return cost.on_the_way(channel.nbytes)
-    return plan.cluster.link(src, dst).seconds(channel.nbytes)
+    return facts.cluster.link(src, dst).seconds(channel.nbytes)
 
 
 def _ends(schedule: Schedule, number: int, turn: int = 0) -> tuple[int, int]:
@@ -187,32 +145,47 @@ def _ends(schedule: Schedule, number: int, turn: int = 0) -> tuple[int, int]:
     return int(routes.sender[number, turn]), int(routes.receiver[number, turn])
 
 
-def _weight_bytes(stage: Stage) -> float:
-    kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
-    nodes = stage.graph.nodes
-    return float(sum(nbytes(nodes[i.node]) for i in stage.graph.inputs_of(*kinds)))
+def _reductions(facts: Facts, schedule: Schedule) -> tuple[float, ...]:
+    """Seconds of a REDUCE_GRAD, per stage."""
+    backward = schedule.placement.backward
+    if not (backward and facts.trains):
+        return ()
+    pairs = zip(backward, facts.stages, strict=False)
+    return tuple(_all_reduce(facts, devices, stage.gradients) for devices, stage in pairs)
 
 
-def _optimizer_bytes(plan: Plan, stage: Stage, trained: float) -> float:
-    whole = measured_stage(plan, stage)
-    return float(whole.optimizer_bytes) if whole else OPTIMIZER_COPIES * trained
+def _steps(facts: Facts, schedule: Schedule, times: Times, *, clipped: bool) -> tuple[float, ...]:
+    """Seconds of a step per stage; the first that a device steps bears what it adds up before."""
+    place = schedule.placement
+    if not schedule.training:
+        return times.step
+    found = list(times.step or (0.0,) * schedule.stages)
+    if not (place.backward and facts.trains):
+        return tuple(found)
+    added = list(_shared(facts.shared, place))
+    if clipped:
+        added.append((_NORM_BYTES, list(range(len(place.backward)))))
+    for size, stages in added:
+        devices = _homes(place, stages)
+        first = {min(s for s in stages if d in place.backward[s]) for d in devices}
+        for stage in first:
+            found[stage] += _all_reduce(facts, devices, size)
+    return tuple(found)
 
 
-def _moved_for_w(plan: Plan, slot: HostSlot) -> float:
-    """Bytes of a slot that W reads too."""
-    training = plan.stages[slot.stage].training
-    assert training is not None
-    W = training.W
-    read = {i.name: i.node for i in W.inputs_of(InputKind.SAVED)}
-    nodes = W.nodes
-    return float(sum(tensor_nbytes(tensor(nodes[read[v]])) for v in slot.values if v in read))
+def _shared(shared: Sequence[SharedWeight], place: Placement) -> Iterator[tuple[float, list[int]]]:
+    for weight in shared:
+        yield weight.nbytes, [s for s in weight.stages if s < len(place.backward)]
 
 
-def _saved_bytes(stage: Stage, hosted: Collection[str]) -> tuple[float, float]:
-    """What F keeps on the device for the backward, and what is left of it for W after I."""
-    assert stage.training is not None
-    w = stage.training.W
-    nodes = w.nodes
-    kept = [i for i in w.inputs_of(InputKind.SAVED) if i.name not in hosted]
-    left = sum(tensor_nbytes(tensor(nodes[i.node])) for i in kept)
-    return float(stage.training.saved_bytes), float(left)
+def _homes(place: Placement, stages: Sequence[int]) -> Devices:
+    return tuple(sorted({d for s in stages for d in place.backward[s]}))
+
+
+def _all_reduce(facts: Facts, devices: Devices, nbytes: float) -> float:
+    """By what was measured between two devices of the first one's kind, else over their links."""
+    if len(devices) < 2:
+        return 0.0
+    measured = facts.messages.get(facts.cluster.devices[devices[0]].kind)
+    seconds = measured.all_reduce(nbytes, len(devices)) if measured else None
+    return facts.cluster.all_reduce(devices, nbytes) if seconds is None else seconds

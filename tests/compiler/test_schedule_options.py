@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
-from pipec.compiler.sums import trained_bytes
+from pipec.compiler.facts import trained_bytes
 from pipec.errors import ClusterError, PartitionError, PipecError, ScheduleError
 from pipec.graph.ir import Graph
 from pipec.graph.lower import lower

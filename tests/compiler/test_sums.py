@@ -4,7 +4,7 @@ import pytest
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.complete import completed
-from pipec.compiler.sums import summed_bytes, trained_bytes
+from pipec.compiler.facts import summed_bytes, trained_bytes
 from pipec.compiler.timeline import plan_timeline
 from pipec.cost.stage import MessageCost, StageCost
 from pipec.cost.table import CostTable

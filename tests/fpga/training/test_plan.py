@@ -34,7 +34,7 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import TrainingRunner, load_backend
 from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.compiler.emitted import EmittedPipeline
-from pipec.compiler.residency import stage_times
+from pipec.compiler.facts import plan_facts
 from pipec.compiler.verify_training import gradients_of
 from pipec.compiler.verify_update import compare_emitted
 from pipec.errors import BackendError
@@ -256,7 +256,7 @@ def test_forward_and_backward_run_side_by_side() -> None:
     slots = [t.together_seconds for t in plan.timing]
     for timing, slot in zip(plan.timing, slots, strict=True):
         assert 0 < max(timing.interval_seconds, timing.backward_seconds) <= slot
-    seconds = stage_times(plan).durations(plan.schedule)
+    seconds = plan_facts(plan).times().durations(plan.schedule)
     for kind in (ActionKind.F, ActionKind.B):
         for stage, slot in enumerate(slots):
             mine = (plan.schedule.kind == kind) & (plan.schedule.stage == stage)

@@ -1,0 +1,144 @@
+"""The facts of a plan's stages, read off its graphs, its costs and its backend's timing.
+
+1. A stage that was measured as a whole takes what was measured. Else F takes the backend's
+   interval, B and a step what its timing says, I and W half of B; and what each computes again.
+2. Weights stay. In inference the values of a forward are there while it runs, and the model's
+   outputs from then on. In training, once stages are differentiated, gradients, the optimizer's
+   state, what every microbatch in flight saves and what a backward computes again are there.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from pipec.compiler.residency import stage_work, working_bytes
+from pipec.compiler.stage_timing import device_of, measured_stage
+from pipec.cost.stage import StageCost
+from pipec.errors import PlanError
+from pipec.graph.ir import InputKind, nbytes, tensor, tensor_nbytes
+from pipec.plan.facts import Facts, SharedWeight, StageFacts
+from pipec.plan.model import HostSlot, Plan, Stage
+from pipec.simulate.memory import WORKSPACES
+
+OPTIMIZER_COPIES = 2
+"""Weight-sized tensors of the optimizer's state where it was not measured: Adam's two moments."""
+
+
+def plan_facts(plan: Plan) -> Facts:
+    """What is known of a plan's stages.
+
+    Raises:
+        PlanError: The stages are not timed.
+    """
+    if len(plan.timing) != len(plan.stages):
+        raise PlanError("the stages are not timed", want="the pass time-stages")
+    trains = plan.trains and plan.differentiated
+    saved = [{v.name for v in s.training.saved} if s.training else set() for s in plan.stages]
+    return Facts(
+        plan.cluster,
+        tuple(_trained(plan, s) if trains else _forward(plan, s) for s in plan.stages),
+        trains=trains,
+        shared=tuple(shared_weights(plan)) if trains else (),
+        messages=plan.costs.messages if plan.costs else {},
+        moved_for_w={slot.name: _moved_for_w(plan, slot) for slot in plan.slots} if trains else {},
+        saved_too=tuple(c.name for c in plan.channels if c.value in saved[c.src]),
+    )
+
+
+def trained_bytes(stage: Stage) -> int:
+    """Bytes of the parameters of a differentiated stage that get a gradient."""
+    assert stage.training is not None
+    nodes, trained = stage.graph.nodes, set(stage.training.trained)
+    parameters = stage.graph.inputs_of(InputKind.PARAMETER)
+    return sum(nbytes(nodes[i.node]) for i in parameters if i.name in trained)
+
+
+def shared_weights(plan: Plan) -> Iterator[SharedWeight]:
+    """Weights that several stages of a differentiated plan train."""
+    sizes = {i.name: nbytes(s.graph.nodes[i.node]) for s in plan.stages for i in s.graph.inputs}
+    for name, readers in plan.tied().items():
+        stages = [plan.stages[s] for s in readers]
+        if any(s.training is not None and name in s.training.trained for s in stages):
+            yield SharedWeight(sizes[name], readers)
+
+
+def summed_bytes(plan: Plan) -> set[int]:
+    """Bytes of everything that devices of a plan add up."""
+    if not plan.differentiated or plan.placement is None:
+        return set()
+    pairs = zip(plan.stages, plan.placement.backward, strict=False)
+    replicated = {trained_bytes(stage) for stage, devices in pairs if len(devices) > 1}
+    return replicated | {int(w.nbytes) for w in shared_weights(plan)}
+
+
+def _forward(plan: Plan, stage: Stage) -> StageFacts:
+    timing, whole = plan.timing[stage.index], measured_stage(plan, stage)
+    cost = whole or StageCost(timing.compute_seconds)
+    if plan.trains:  # before it is differentiated: weights, and nothing that is guessed
+        return StageFacts(_kind(plan, stage), replace(cost, workspace={}), _weight_bytes(stage))
+    room = whole.workspace.get("F", 0) if whole else timing.workspace_bytes
+    return StageFacts(
+        _kind(plan, stage),
+        replace(cost, workspace={"F": room}),
+        weights=_weight_bytes(stage),
+        outputs=float(timing.output_bytes),
+    )
+
+
+def _trained(plan: Plan, stage: Stage) -> StageFacts:
+    assert stage.training is not None
+    timing, trained = plan.timing[stage.index], trained_bytes(stage)
+    hosted = {v for slot in plan.slots if slot.stage == stage.index for v in slot.values}
+    return StageFacts(
+        _kind(plan, stage),
+        measured_stage(plan, stage) or _estimated(plan, stage, OPTIMIZER_COPIES * trained),
+        weights=_weight_bytes(stage),
+        gradients=float(trained),
+        saved=float(stage.training.saved_bytes),
+        saved_for_w=_left_for_w(stage, hosted),
+        together=timing.together_seconds,
+    )
+
+
+def _estimated(plan: Plan, stage: Stage, optimizer_bytes: int) -> StageCost:
+    timing, training = plan.timing[stage.index], stage.training
+    assert training is not None
+    half, step = timing.backward_seconds / 2, timing.step_seconds
+    work, again = stage_work(plan)[stage.index], working_bytes(training)
+    return StageCost(
+        timing.compute_seconds,
+        B=2 * half + work.again(training.B),
+        I=half + work.again(training.I),
+        W=half + work.again(training.W),
+        step=step,
+        step_copied=step,
+        optimizer_bytes=optimizer_bytes,
+        workspace={k: again for k in WORKSPACES if k not in ("F", "STEP")},
+    )
+
+
+def _kind(plan: Plan, stage: Stage) -> str:
+    return device_of(plan, stage).kind
+
+
+def _weight_bytes(stage: Stage) -> float:
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
+    nodes = stage.graph.nodes
+    return float(sum(nbytes(nodes[i.node]) for i in stage.graph.inputs_of(*kinds)))
+
+
+def _moved_for_w(plan: Plan, slot: HostSlot) -> float:
+    """Bytes of a slot that W reads too."""
+    training = plan.stages[slot.stage].training
+    assert training is not None
+    nodes = training.W.nodes
+    read = {i.name: i.node for i in training.W.inputs_of(InputKind.SAVED)}
+    return float(sum(tensor_nbytes(tensor(nodes[read[v]])) for v in slot.values if v in read))
+
+
+def _left_for_w(stage: Stage, hosted: Collection[str]) -> float:
+    """What is left for W after I, of what stays on the device."""
+    assert stage.training is not None
+    w = stage.training.W
+    nodes = w.nodes
+    kept = [i for i in w.inputs_of(InputKind.SAVED) if i.name not in hosted]
+    return float(sum(tensor_nbytes(tensor(nodes[i.node])) for i in kept))

@@ -1,0 +1,126 @@
+"""What is known of a pipeline's stages before anything runs: the one input of every prediction.
+
+Whoever wants a time, a bubble or a peak of memory states its stages as `StageFacts` and asks
+`pipec.compiler.timeline.timeline_of`; there is no other formula.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pipec.cluster.cluster import Cluster
+from pipec.cost.stage import MessageCost, StageCost
+from pipec.schedule.versions import VersionRule
+from pipec.simulate.memory import WORKSPACES, Memory
+from pipec.simulate.times import Times
+
+_FLUSH = VersionRule()
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """One stage on its kind of device; seconds and bytes are of one microbatch.
+
+    Attributes:
+        kind: The kind of device that runs it; the slowest if it has replicas.
+        cost: Seconds of F, B, I, W and a step, what they allocate while they run, and the bytes
+            of the optimizer's state.
+        weights: Bytes of one version of all weights, buffers and constants.
+        gradients: Bytes of the gradients of the parameters that are trained.
+        saved: Bytes that F keeps on the device for the backward.
+        saved_for_w: The part of ``saved`` that I leaves for W; all of it if absent.
+        outputs: In inference, bytes of the model's outputs that a forward leaves.
+        together: Seconds of F and of B where a device runs both at a time; 0 where it does not.
+    """
+
+    kind: str
+    cost: StageCost
+    weights: float = 0.0
+    gradients: float = 0.0
+    saved: float = 0.0
+    saved_for_w: float | None = None
+    outputs: float = 0.0
+    together: float = 0.0
+
+
+@dataclass(frozen=True)
+class SharedWeight:
+    """A trained weight that several stages read.
+
+    Attributes:
+        nbytes: Of its gradient.
+        stages: Who reads it.
+    """
+
+    nbytes: float
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All stages of one pipeline, and the cluster that they run on.
+
+    What crosses between stages stands in the channels of the schedule, with its bytes.
+
+    Attributes:
+        cluster: Devices and links.
+        stages: In order.
+        trains: Whether there is a backward.
+        shared: Weights whose gradients several stages add up.
+        messages: What was measured of messages, by kind of device.
+        moved_for_w: See `pipec.simulate.memory.Memory`.
+        saved_too: See `pipec.simulate.memory.Memory`.
+    """
+
+    cluster: Cluster
+    stages: tuple[StageFacts, ...]
+    trains: bool
+    shared: tuple[SharedWeight, ...] = ()
+    messages: Mapping[str, MessageCost] = field(default_factory=dict)
+    moved_for_w: Mapping[str, float] = field(default_factory=dict)
+    saved_too: tuple[str, ...] = ()
+
+    def times(self, rule: VersionRule = _FLUSH, microbatches: int = 1) -> Times:
+        """Seconds of F, B, I, W and a step, per stage.
+
+        Args:
+            rule: When weights change: how many microbatches add to one update, and whether a
+                step leaves older versions as they are.
+            microbatches: Of one round.
+        """
+        costs = [s.cost for s in self.stages]
+        if not self.trains:
+            return Times.of_stages([c.F for c in costs])
+        share = 1 - 1 / min(rule.update_every or microbatches, microbatches)
+        times = Times.of_stages(
+            [c.F for c in costs],
+            [c.B + share * c.accumulate for c in costs],
+            [c.I for c in costs],
+            [c.W + share * c.accumulate for c in costs],
+        )
+        in_place = rule.name == _FLUSH.name
+        step = tuple(c.step if in_place else c.step_copied for c in costs)
+        together = tuple(s.together for s in self.stages)
+        return Times(times.compute, step=step, together=together)
+
+    def memory(self) -> Memory:
+        """Bytes per stage, as the simulation follows them."""
+        slots = max((m.slots for s in self.stages if (m := self.messages.get(s.kind))), default=0)
+        every = self.stages
+        workspace = {
+            kind: [float(s.cost.workspace.get(kind, 0)) for s in every] for kind in WORKSPACES
+        }
+        apart = any(s.saved_for_w is not None for s in every)
+        return Memory(
+            weights=[s.weights for s in every],
+            gradients=[s.gradients for s in every] if self.trains else (),
+            optimizer=[float(s.cost.optimizer_bytes) for s in every] if self.trains else (),
+            saved=[s.saved for s in every] if self.trains else (),
+            saved_for_w=[s.saved if s.saved_for_w is None else s.saved_for_w for s in every]
+            if apart
+            else None,
+            moved_for_w=self.moved_for_w,
+            workspace={kind: values for kind, values in workspace.items() if any(values)},
+            slots=slots,
+            saved_too=self.saved_too if slots else (),
+            outputs=[s.outputs for s in every] if any(s.outputs for s in every) else (),
+        )
