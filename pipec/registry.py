@@ -1,11 +1,17 @@
 """The one door for plug-ins: passes, backends, schedules and front ends, found by entry point.
 
 What ships with pipec comes through the same door, so nothing in the core names a pass or backend.
+What a program defines itself comes through it too: `add` gives it a name for the time that the
+process lives.
 """
 
 import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar, cast
 
 from pipec.errors import PipecError
 
@@ -14,16 +20,59 @@ _KINDS = {
     "pipec.backends": "backend",
     "pipec.schedules": "schedule",
     "pipec.frontends": "front end",
+    "pipec.views": "view",
 }
+_T = TypeVar("_T")
 
 
-@cache
-def entries(group: str) -> dict[str, EntryPoint]:
+@dataclass(frozen=True)
+class Added:
+    """What a program put in by `add`; it looks like an entry point that is loaded already."""
+
+    thing: object
+    dist: None = None
+
+    @property
+    def value(self) -> str:
+        """Where it is defined."""
+        module, name = (getattr(self.thing, a, "?") for a in ("__module__", "__qualname__"))
+        return f"{module}:{name}"
+
+    def load(self) -> object:
+        """The thing itself."""
+        return self.thing
+
+
+_added: dict[str, dict[str, Added]] = {}
+
+
+def add(group: str, name: str, thing: object) -> None:
+    """Register a thing of this process; what it registered before under the name is replaced.
+
+    Raises:
+        PipecError: An installed package has registered the name.
+    """
+    if name in _installed(group):
+        raise PipecError(
+            f"{name!r} is the name of a {_KINDS.get(group, group)} that is installed",
+            where=_owner(_installed(group)[name]),
+            got=Added(thing).value,
+            hint="give it another name",
+        )
+    _added.setdefault(group, {})[name] = Added(thing)
+
+
+def entries(group: str) -> Mapping[str, EntryPoint | Added]:
     """Name to entry point of everything registered in ``group``, sorted by name; nothing loaded.
 
     Raises:
         PipecError: Two packages register one name; both are named.
     """
+    return dict(sorted([*_installed(group).items(), *_added.get(group, {}).items()]))
+
+
+@cache
+def _installed(group: str) -> dict[str, EntryPoint]:
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=group):
         other = found.setdefault(entry.name, entry)
@@ -33,7 +82,7 @@ def entries(group: str) -> dict[str, EntryPoint]:
                 got=f"{_owner(other)} ({other.value}) and {_owner(entry)} ({entry.value})",
                 hint="uninstall one of them",
             )
-    return dict(sorted(found.items()))
+    return found
 
 
 def load(group: str, name: str) -> object:
@@ -63,5 +112,37 @@ def load(group: str, name: str) -> object:
     return loaded
 
 
-def _owner(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown package"
+def view(name: str) -> Callable[..., Any]:
+    """What shows or writes a thing of a lower layer: ``plan.report``, ``timeline.text``, ..."""
+    return cast("Callable[..., Any]", load("pipec.views", name))
+
+
+def load_class(group: str, name: str, base: type[_T]) -> type[_T]:
+    """The class registered as ``name``: a subclass of ``base`` that lacks no method.
+
+    Raises:
+        PipecError: As `load`; or it is no such class, has another name, or lacks a method.
+    """
+    return check_class(group, name, load(group, name), base)
+
+
+def check_class(group: str, name: str, loaded: object, base: type[_T]) -> type[_T]:
+    """See whether a class can be registered as ``name``; see `load_class`."""
+    kind = _KINDS[group]
+    if not (isinstance(loaded, type) and issubclass(loaded, base)):
+        raise PipecError(f"a registered {kind} is not a {base.__name__}", where=name, got=loaded)
+    missing = sorted(getattr(loaded, "__abstractmethods__", ()))
+    if inspect.isabstract(loaded):
+        raise PipecError(
+            f"{kind} {name!r} lacks {', '.join(missing)}",
+            where=f"{loaded.__module__}.{loaded.__qualname__}",
+            want=f"every abstract method of {base.__name__}",
+        )
+    own = getattr(loaded, "name", name)
+    if own != name:
+        raise PipecError(f"a {kind} is registered under another name", got=name, want=own)
+    return loaded
+
+
+def _owner(entry: EntryPoint | Added) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "this process"

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -217,7 +217,4 @@ def load_backend(name: str) -> Backend:
     Raises:
         PipecError: There is none.
     """
-    loaded: Any = registry.load("pipec.backends", name)
-    if not (isinstance(loaded, type) and issubclass(loaded, Backend)):
-        raise BackendError("a registered backend is not a Backend", where=name, got=loaded)
-    return loaded()
+    return registry.load_class("pipec.backends", name, Backend)()  # type: ignore[type-abstract]

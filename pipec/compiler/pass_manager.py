@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from pipec import registry
 from pipec.compiler.pass_base import Pass
@@ -30,12 +29,7 @@ def known_passes() -> dict[str, type[Pass]]:
 
 
 def _pass_class(name: str) -> type[Pass]:
-    loaded: Any = registry.load("pipec.passes", name)
-    if not (isinstance(loaded, type) and issubclass(loaded, Pass)):
-        raise PassError("a registered pass is not a Pass", where=name, got=loaded)
-    if loaded.name != name:
-        raise PassError("a pass is registered under another name", got=name, want=loaded.name)
-    return loaded
+    return registry.load_class("pipec.passes", name, Pass)  # type: ignore[type-abstract]
 
 
 def check_pipeline(passes: Sequence[Pass], plan: Plan) -> None:

@@ -50,6 +50,10 @@ class CostTable:
     messages: Mapping[str, MessageCost] = field(default_factory=dict)
     backward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        methods = ", ".join(f"{kind}: {method}" for kind, method in self.method.items())
+        return f"CostTable({len(self.nodes)} nodes; {methods})"
+
     def of(self, kind: str) -> Mapping[str, float]:
         """Seconds per node on devices of ``kind``.
 

@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from traceback import extract_tb
 
@@ -30,7 +30,8 @@ class LoadOptions:
     Attributes:
         shapes: Shape per input name, for dimensions that the model file leaves open.
         bind: Values of inputs that are fixed at compile time, flattened.
-        training: Trace in training mode, with the loss in the graph. Needs a loss.
+        training: Trace in training mode, with the loss in the graph. Needs a loss. None: where
+            the model brings one as its own part, or ``loss`` names one.
         trust: Allow formats that may run code while they are read.
         seed: Seed of the random weights and example inputs that a factory makes.
         loss: Of a model without one: ``path/file.py:function``, see `factory.call_loss`.
@@ -38,10 +39,16 @@ class LoadOptions:
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     bind: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    training: bool = False
+    training: bool | None = False
     trust: bool = False
     seed: int = 0
     loss: str = ""
+
+    def decided(self, *, brings_loss: bool = False) -> "LoadOptions":
+        """The same, with ``training`` decided: whether there is a loss, where nobody said."""
+        if self.training is not None:
+            return self
+        return replace(self, training=brings_loss or bool(self.loss))
 
 
 @dataclass(frozen=True)

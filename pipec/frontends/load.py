@@ -1,7 +1,5 @@
 """Finding the front end for a model: all that are registered are asked in turn."""
 
-from typing import Any
-
 from pipec import registry
 from pipec.errors import FrontendError
 from pipec.frontends.base import Frontend, Loaded, LoadOptions
@@ -32,9 +30,6 @@ def frontend(name: str) -> Frontend:
     """The front end registered as ``name``.
 
     Raises:
-        FrontendError: What is registered is no front end.
+        PipecError: There is none, or what is registered is no front end.
     """
-    loaded: Any = registry.load(GROUP, name)
-    if not (isinstance(loaded, type) and issubclass(loaded, Frontend)):
-        raise FrontendError("a registered front end is not a Frontend", where=name, got=loaded)
-    return loaded()
+    return registry.load_class(GROUP, name, Frontend)()  # type: ignore[type-abstract]

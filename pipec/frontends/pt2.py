@@ -36,7 +36,7 @@ class Pt2Frontend(Frontend):
         Raises:
             FrontendError: ``trust`` was not given, or the file cannot be read or used.
         """
-        path = Path(spec)
+        path, options = Path(spec), options.decided()
         if not path.is_file():
             raise FrontendError("no such file", got=spec)
         if not options.trust:
@@ -70,8 +70,8 @@ def _loaded(program: ExportedProgram, options: LoadOptions, source: Source) -> L
         loss = _loss(program, outputs, source.location)
     original = _Original(program, list(inputs), outputs)
     naming = Naming(list(inputs), outputs, tied=_tied(program.state_dict), loss=loss)
-    decomposed = decompose(program, differentiable=options.training)
-    graph = cleaned(decomposed, naming, source, differentiable=options.training)
+    decomposed = decompose(program, differentiable=bool(options.training))
+    graph = cleaned(decomposed, naming, source, differentiable=bool(options.training))
     verify(graph, source.location)
     return Loaded(graph, inputs, original)
 

@@ -74,6 +74,7 @@ def from_module(
 
 def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
     module, where = made.module, type(made.module).__name__
+    options = options.decided(brings_loss=made.loss is not None)
     if options.bind:
         raise FrontendError("inputs of a module cannot be bound", got=", ".join(options.bind))
     args, kwargs = _arguments(made, options)
@@ -97,20 +98,20 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
             "loss": options.loss,
         },
     )
-    with mode(module, training=options.training):
+    with mode(module, training=bool(options.training)):
         graph = trace(
             module,
             args,
             kwargs=kwargs,
             loss=loss,
             source=source,
-            differentiable=options.training,
+            differentiable=bool(options.training),
         )
-    told = options.training and not any(map(is_random, graph.calls))
+    told = bool(options.training) and not any(map(is_random, graph.calls))
     return Loaded(
         graph,
         flat.inputs,
-        _original(flat, training=options.training),
+        _original(flat, training=bool(options.training)),
         _gradients(flat) if told else None,
     )
 

@@ -151,6 +151,12 @@ class Graph:
     source: Source = field(default_factory=lambda: Source("memory", ""))
     namespaces: frozenset[str] = frozenset()
 
+    def __repr__(self) -> str:
+        return (
+            f"Graph({self.source.location or 'part of a model'}: {len(self.calls)} nodes, "
+            f"{len(self.weights)} weights, {len(self.inputs)} inputs, {len(self.outputs)} outputs)"
+        )
+
     @property
     def nodes(self) -> dict[str, fx.Node]:
         """Name to node, in topological order (placeholders first, the output node included)."""

@@ -1,14 +1,20 @@
 """What a plan is made of. Everything is frozen: a pass returns a new plan."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
+
+from torch import fx
 
 from pipec.autodiff.model import Training
 from pipec.cluster.cluster import Cluster
 from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph, InputKind, OutputKind
+from pipec.graph.lower import lower
+from pipec.registry import view
 from pipec.schedule.schedule import Placement, Schedule
 from pipec.simulate.timeline import Timeline
 
@@ -125,6 +131,15 @@ class Stage:
     key: str
     training: Training | None = None
 
+    @property
+    def module(self) -> fx.GraphModule:
+        """What it computes, without communication; `print` its ``code``."""
+        return lower(self.graph).graph.module
+
+    def __repr__(self) -> str:
+        trained = ", differentiated" if self.training else ""
+        return f"Stage({self.index}: {len(self.graph.calls)} nodes, graph {self.key}{trained})"
+
 
 @dataclass(frozen=True)
 class StageTiming:
@@ -221,6 +236,34 @@ class Plan:
     timeline: Timeline | None = None
     explored: tuple[Tried, ...] = ()
     options: Mapping[str, object] = field(default_factory=dict)
+
+    def save(self, directory: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the plan with the artifacts of its target: all of them, or nothing.
+
+        Args:
+            directory: What to make.
+            force: Replace a directory that pipec wrote.
+
+        Raises:
+            PipecError: See `pipec.compiler.driver.emit`.
+        """
+        view("plan.save")(self, Path(directory), force=force)
+
+    def __str__(self) -> str:
+        """Its tables, as ``pipec inspect`` prints them."""
+        return str(view("plan.text")(self))
+
+    def __repr__(self) -> str:
+        cut, when = self.partition, self.schedule
+        told = [f"{len(self.stages)} stages" if self.stages else "not cut"]
+        told += [f"slowest {cut.max_load:.3g} s"] if cut else []
+        told += [f"{when.name}, {when.microbatches} microbatches"] if when else []
+        told += [f"{self.timeline.seconds:.3g} s a step"] if self.timeline else []
+        model = self.graph.source.location
+        return f"Plan({model} on {self.cluster} for {self.target}: {'; '.join(told)})"
+
+    def _repr_html_(self) -> str:
+        return str(view("plan.html")(self))
 
     def facts(self) -> frozenset[Fact]:
         """What is decided, read off the plan itself."""

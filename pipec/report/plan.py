@@ -1,5 +1,8 @@
 """A plan as tables for the terminal."""
 
+import html
+import io
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -19,6 +22,18 @@ _VALUES_SHOWN = 8
 def graph_text(graph: Graph) -> str:
     """One graph as readable Python, communication nodes included."""
     return graph_to_python(graph)
+
+
+def plan_text(plan: Plan, width: int = 100) -> str:
+    """The tables of `print_plan` as text."""
+    console = Console(file=io.StringIO(), width=width, record=True, color_system=None)
+    print_plan(plan, console)
+    return console.export_text().rstrip()
+
+
+def plan_html(plan: Plan) -> str:
+    """The tables of `print_plan` for a notebook: text in one block, escaped."""
+    return f"<pre>{html.escape(plan_text(plan, 120))}</pre>"
 
 
 def print_plan(plan: Plan, console: Console, heaviest: int = 10) -> None:

@@ -15,12 +15,14 @@ from typing import cast
 from pipec.errors import ScheduleError
 from pipec.options import parse_one, spelled, value_of
 from pipec.registry import entries, load
-from pipec.schedule.build import check_counts
+from pipec.schedule.action import Action
+from pipec.schedule.build import build, check_counts
 from pipec.schedule.replicate import OPTIONS, replicated
 from pipec.schedule.schedule import Schedule
 
 GROUP = "pipec.schedules"
-Generator = Callable[..., Schedule]
+Generator = Callable[..., object]
+"""Of (stages, microbatches, **options): a schedule, or its rows."""
 
 SYNCHRONOUS = ("1f1b", "gpipe", "1f1b-so", "zb-h1", "interleaved", "zbv", "dualpipev")
 """Schedules whose update waits for a flush, on devices that do one thing at a time."""
@@ -125,7 +127,7 @@ def generate(name: str, stages: int, microbatches: int, **options: object) -> Sc
     every = {**parsed(name, {}), **options}
     _check_known(plain_name(name), function, every)
     if "replicas" in inspect.signature(function).parameters:
-        return function(stages, microbatches, **every)
+        return _built(function(stages, microbatches, **every), name, microbatches)
     replicas, adjacent = every.pop("replicas", 1), every.pop("adjacent", "stages")
     assert isinstance(replicas, int)
     if replicas < 1 or microbatches % replicas:
@@ -134,7 +136,26 @@ def generate(name: str, stages: int, microbatches: int, **options: object) -> Sc
             got=f"{microbatches} microbatches, {replicas} replicas",
             want="a multiple of the replicas",
         )
-    return replicated(function(stages, microbatches // replicas, **every), replicas, str(adjacent))
+    made = function(stages, microbatches // replicas, **every)
+    return replicated(_built(made, name, microbatches // replicas), replicas, str(adjacent))
+
+
+def _built(made: object, name: str, microbatches: int) -> Schedule:
+    """What a generator gave as a schedule: it may give plain rows, of actions or of their text.
+
+    Raises:
+        ScheduleError: It is neither.
+    """
+    if isinstance(made, Schedule):
+        return made
+    if not isinstance(made, list | tuple) or not all(isinstance(r, list | tuple) for r in made):
+        raise ScheduleError(
+            f"schedule {plain_name(name)} gave no schedule",
+            got=type(made).__name__,
+            want='a Schedule, or one row of actions per device: [["0F0", "0B0"], ["1F0", "1B0"]]',
+        )
+    rows = [[Action.parse(a) if isinstance(a, str) else a for a in row] for row in made]
+    return build(plain_name(name), rows, microbatches)
 
 
 def stages_on(name: str, devices: int, microbatches: int) -> int:

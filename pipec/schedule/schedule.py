@@ -128,6 +128,12 @@ class Schedule:
     joint: tuple[tuple[int, ...], ...] = ()
     memo: dict[str, object] = field(default_factory=dict, init=False, repr=False)
 
+    def __repr__(self) -> str:
+        return (
+            f"Schedule({self.name}: {self.stages} stages, {self.microbatches} microbatches, "
+            f"{self.devices} devices, {len(self)} actions)"
+        )
+
     def __len__(self) -> int:
         return len(self.kind)
 

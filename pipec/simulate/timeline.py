@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pipec.registry import view
 from pipec.schedule.action import Action, ActionKind
 from pipec.schedule.lanes import Lanes, previous_in_lane
 from pipec.schedule.schedule import Int32, Schedule
@@ -30,6 +31,16 @@ class Timeline:
     times: Times
     memory: Memory
     end: Float
+
+    def __repr__(self) -> str:
+        return f"Timeline({self.schedule!r}: {self.seconds:.6g} long, bubble {self.bubble:.1%})"
+
+    def __str__(self) -> str:
+        """Drawn as text."""
+        return str(view("timeline.text")(self))
+
+    def _repr_svg_(self) -> str:
+        return str(view("timeline.svg")(self))
 
     @property
     def seconds(self) -> float:

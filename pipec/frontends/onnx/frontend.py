@@ -42,6 +42,7 @@ class OnnxFrontend(Frontend):
         Raises:
             FrontendError: The file is broken, a dimension is open, or a node has no translation.
         """
+        options = options.decided()
         given = options.training and options.loss
         loss = call_loss(options.loss, options.seed) if given else None
         evaluation, loss = _read(Path(spec), options, loss)

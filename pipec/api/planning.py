@@ -1,0 +1,219 @@
+"""From a model to a plan: `compile`, `load` and `explore`."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pipec.api.reading import Devices, Model, check_known, read_cluster, read_model
+from pipec.api.registering import register
+from pipec.compiler.backend import Backend, load_backend
+from pipec.compiler.driver import default_passes, make_plan
+from pipec.compiler.pass_base import Pass
+from pipec.compiler.pass_manager import parse_pipeline
+from pipec.cost.file import load_costs
+from pipec.errors import PassError, PipecError
+from pipec.explore.explore import Exploration
+from pipec.explore.rebatch import Rebatched
+from pipec.explore.search import Search
+from pipec.frontends.base import Loaded, LoadOptions
+from pipec.graph.ir import OutputKind
+from pipec.plan.model import Plan
+from pipec.plan.store import load_plan
+
+SETTINGS: Mapping[str, object] = {
+    "precision": "float32", "pt2": False, "simulate": False, "rtl": False,
+}  # fmt: skip
+"""What passes and backends are told if nobody says otherwise."""
+
+
+def compile(  # noqa: A001
+    model: Model,
+    inputs: object = None,
+    devices: Devices | None = None,
+    *,
+    loss: object = None,
+    target: str | type[Backend] = "torch",
+    schedule: str | Callable[..., object] = "fastest",
+    stages: int | None = None,
+    microbatches: int | None = None,
+    batch: int | None = None,
+    passes: str | Sequence[str | Pass] | None = None,
+    costs: str | os.PathLike[str] | None = None,
+    training: bool | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    bind: Mapping[str, tuple[float, ...]] | None = None,
+    seed: int = 0,
+    trust: bool = False,
+    **settings: object,
+) -> Plan:
+    """Trace a model, cut it into balanced stages, place and order them: the plan.
+
+    Args:
+        model: An `nn.Module`, or a path: ``net.onnx``, ``net.pt2``, ``file.py:factory``.
+        inputs: Example inputs of a module: a tensor, a tuple, or a dict by keyword.
+        devices: Such as ``"4xh100"`` or ``"2xvcu129,2xvcu118"``, a list of such, a cluster file
+            (TOML), or a `Cluster`; two of the target's usual kind if not given.
+        loss: For training: a callable of the outputs, or (callable, target).
+        target: ``torch``, ``onnx``, ``fpga``, or a subclass of `Backend`.
+        schedule: A name with its options (``interleaved{chunks=2}``), ``fastest``, ``auto``
+            (everything that can vary is explored), or a function of your own.
+        stages: Number of stages; as many as devices if not given.
+        microbatches: Microbatches of one step; 8 if not given, any with ``auto``.
+        batch: With ``auto``: samples of one step.
+        passes: Instead of the default pipeline: text, or texts and `Pass` objects, among which
+            ``"default"`` stands for the whole default pipeline.
+        costs: A file of measured costs (``pipec profile``).
+        training: Whether a model from a path is traced with its loss; if not given, a factory
+            that returns a loss is.
+        shapes: Of inputs whose dimensions a file leaves open.
+        bind: Values of inputs that are fixed.
+        seed: Of a factory's weights.
+        trust: Allow formats that run code when they are read (``.pt2``).
+        settings: Options of the target, such as ``precision="int8"``.
+
+    Raises:
+        PipecError: What is wrong with the model, the devices or an option, with a hint.
+
+    Example:
+        >>> import pipec, torch
+        >>> layers = [torch.nn.Linear(64, 64) for _ in range(8)]
+        >>> plan = pipec.compile(torch.nn.Sequential(*layers), torch.zeros(4, 64), "4xh100")
+        >>> len(plan.stages), plan.schedule.name, [(c.src, c.dst) for c in plan.channels]
+        (4, 'inference', [(0, 1), (1, 2), (2, 3)])
+    """
+    check_known(settings, SETTINGS, "pipec.compile")
+    backend = load_backend(target if isinstance(target, str) else register(target).name)
+    cluster = read_cluster(backend.devices if devices is None else devices)
+    chosen = schedule if isinstance(schedule, str) else _own(schedule)
+    explores = chosen == "auto" and passes is None
+    if batch is not None and not explores:
+        raise PipecError("batch goes with schedule='auto'", got=f"batch={batch}")
+    if passes is not None and (chosen != "fastest" or stages or microbatches):
+        raise PipecError(
+            "passes say everything themselves",
+            got="passes beside schedule, stages or microbatches",
+            hint='write it as an option: "partition{stages=4}"',
+        )
+    told = LoadOptions(
+        dict(shapes or {}), dict(bind or {}), training=training, trust=trust, seed=seed,
+        loss=loss if isinstance(loss, str) else "",
+    )  # fmt: skip
+    loaded = read_model(model, inputs, loss, told)
+    table = load_costs(Path(costs), loaded.graph) if costs is not None else None
+    whole = {**SETTINGS, **settings}
+    if explores and loaded.graph.outputs_of(OutputKind.LOSS):
+        spec = "" if loaded.graph.source.kind == "memory" else str(model)
+        return Search(
+            Rebatched(loaded.graph, spec, told), cluster, backend.name, batch=batch,
+            stages=stages, microbatches=microbatches, costs=table, settings=whole,
+        ).run()[1]  # fmt: skip
+    usual = default_passes(
+        stages=stages, schedule="fastest" if explores else chosen, microbatches=microbatches or 8
+    )
+    return make_plan(
+        loaded.graph, cluster, backend.name, passes=pipeline(passes, usual), costs=table,
+        options={**whole, **_calibration(loaded, whole)},
+    )  # fmt: skip
+
+
+def pipeline(passes: str | Sequence[str | Pass] | None, usual: Sequence[Pass]) -> list[Pass]:
+    """Passes from text and objects; the word ``default`` stands for ``usual``.
+
+    Raises:
+        PassError: An item is neither text nor a pass, or the text cannot be read.
+    """
+    if passes is None:
+        return list(usual)
+    found: list[Pass] = []
+    for item in [passes] if isinstance(passes, str) else passes:
+        if isinstance(item, Pass):
+            found.append(item)
+        elif isinstance(item, str):
+            found += usual if item == "default" else parse_pipeline(item)
+        else:
+            raise PassError("this is no pass", got=repr(item), want="text, or an object of a Pass")
+    return found
+
+
+def load(directory: str | os.PathLike[str]) -> Plan:
+    """Read a plan that ``plan.save`` or ``pipec compile -o`` wrote; weights are mapped, not read.
+
+    Args:
+        directory: The output of a compilation.
+
+    Raises:
+        PlanError: A file is missing or changed.
+
+    Example:
+        >>> import pipec, tempfile, torch
+        >>> plan = pipec.compile(torch.nn.Linear(4, 4), torch.zeros(1, 4), "1xcpu")
+        >>> directory = tempfile.mkdtemp() + "/out"
+        >>> plan.save(directory)
+        >>> pipec.load(directory).facts() == plan.facts()
+        True
+    """
+    return load_plan(Path(directory))
+
+
+def explore(
+    model: Model,
+    inputs: object = None,
+    devices: Devices | None = None,
+    *,
+    loss: object = None,
+    target: str = "torch",
+    batch: int | None = None,
+    stages: int | None = None,
+    microbatches: int | None = None,
+    schedules: Sequence[str] = (),
+    cached: bool = True,
+) -> Exploration:
+    """Predict every schedule, depth, replication and microbatch size, fastest first.
+
+    Args:
+        model: As in `compile`; one without a loss is run forward.
+        inputs: As in `compile`.
+        devices: As in `compile`.
+        loss: As in `compile`.
+        target: As in `compile`.
+        batch: Samples of one step; 8 traced batches per device if not given.
+        stages: Number of stages, if it is fixed.
+        microbatches: Microbatches of one step, if they are fixed.
+        schedules: Names instead of those of the devices' family.
+        cached: Whether an equal exploration of before is taken.
+
+    Raises:
+        PipecError: What is wrong with the model, the devices or an option, with a hint.
+
+    Example:
+        >>> import pipec, torch
+        >>> model, x = torch.nn.Sequential(*[torch.nn.Linear(64, 64)] * 4), torch.zeros(4, 64)
+        >>> loss = lambda y: y.square().mean()
+        >>> found = pipec.explore(model, x, "2xv100", loss=loss, batch=8, cached=False)
+        >>> found.predictions[0] is found.best
+        True
+    """
+    backend = load_backend(target)
+    told = LoadOptions(training=None, loss=loss if isinstance(loss, str) else "")
+    loaded = read_model(model, inputs, loss, told)
+    spec = "" if loaded.graph.source.kind == "memory" else str(model)
+    return Search(
+        Rebatched(loaded.graph, spec, told),
+        read_cluster(backend.devices if devices is None else devices), target, batch=batch,
+        schedules=tuple(schedules), stages=stages, microbatches=microbatches,
+        settings=SETTINGS, cached=cached,
+    ).run()[0]  # fmt: skip
+
+
+def _own(schedule: Callable[..., object]) -> str:
+    """The name of a schedule that the caller wrote."""
+    return str(register(schedule).__name__).replace("_", "-")
+
+
+def _calibration(loaded: Loaded, settings: Mapping[str, object]) -> dict[str, object]:
+    """Where narrow numbers take their ranges from."""
+    if settings["precision"] == "float32":
+        return {}
+    from pipec.backends.fpga.quantise.samples import input_ranges
+
+    return {"calibrate": "random", "input_ranges": input_ranges(loaded.example_inputs)}

@@ -1,0 +1,108 @@
+"""What a caller may hand over for a model, for devices and for a plan."""
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import nn
+
+from pipec.cluster.cluster import Cluster, parse_cluster
+from pipec.cluster.file import load_cluster
+from pipec.errors import ClusterError, FrontendError, PipecError, PlanError
+from pipec.frontends.base import Loaded, LoadOptions
+from pipec.frontends.load import load as load_model
+from pipec.frontends.torch_module import from_module
+from pipec.plan.model import Plan
+from pipec.plan.store import load_plan
+
+Model = nn.Module | str | os.PathLike[str] | Loaded
+Devices = str | os.PathLike[str] | Cluster | Sequence[str]
+
+
+def read_model(model: Model, inputs: object, loss: object, options: LoadOptions) -> Loaded:
+    """A model as the compiler sees it.
+
+    Args:
+        model: A module, or a path: ``net.onnx``, ``net.pt2``, ``file.py:factory``.
+        inputs: Example inputs of a module; a path brings its own.
+        loss: Of a module: a callable of its outputs, or (callable, target). Of a path: another
+            path, ``file.py:function``.
+        options: How it is read.
+
+    Raises:
+        FrontendError: It is none of these, or cannot be read.
+    """
+    if isinstance(model, Loaded):
+        return model
+    if isinstance(model, nn.Module):
+        if inputs is None:
+            raise FrontendError(
+                "a module needs example inputs",
+                got=type(model).__name__,
+                want="a tensor, a tuple or a dict of them",
+                hint="pipec.compile(model, torch.zeros(8, 64), ...)",
+            )
+        return from_module(model, inputs, loss, options if loss is None else None)
+    if not isinstance(model, str | os.PathLike):
+        raise FrontendError(
+            "this is no model",
+            got=type(model).__name__,
+            want="an nn.Module, or a path: net.onnx, net.pt2, file.py:factory",
+        )
+    if inputs is not None:
+        raise FrontendError(
+            "a model that is read from a path brings its example inputs",
+            where=os.fspath(model),
+            got=f"inputs of type {type(inputs).__name__}",
+            hint="give the shape instead: shapes={'input': (8, 64)}",
+        )
+    return load_model(os.fspath(model), options)
+
+
+def read_cluster(devices: Devices) -> Cluster:
+    """Devices from ``4xh100``, ``["h100", "a100"]``, a cluster file (TOML), or a cluster.
+
+    Raises:
+        ClusterError: It is none of these.
+    """
+    if isinstance(devices, Cluster):
+        return devices
+    if isinstance(devices, os.PathLike) or (isinstance(devices, str) and ".toml" in devices):
+        return load_cluster(Path(devices))
+    if isinstance(devices, str):
+        return parse_cluster(devices)
+    if isinstance(devices, list | tuple) and devices and all(isinstance(d, str) for d in devices):
+        return parse_cluster(",".join(devices))
+    raise ClusterError(
+        "these are no devices",
+        got=repr(devices),
+        want='text such as "4xh100", a list of such, a path to a cluster file, or a Cluster',
+    )
+
+
+def read_plan(plan: Plan | str | os.PathLike[str]) -> Plan:
+    """A plan as it is, or the one in a directory that was written before.
+
+    Raises:
+        PlanError: It is neither.
+    """
+    if isinstance(plan, Plan):
+        return plan
+    if isinstance(plan, str | os.PathLike):
+        return load_plan(Path(plan), check_weights=False)
+    raise PlanError(
+        "this is no plan", got=type(plan).__name__, want="a Plan or a directory that holds one"
+    )
+
+
+def check_known(given: Mapping[str, object], known: Mapping[str, object], where: str) -> None:
+    """Refuse an option that nothing reads.
+
+    Raises:
+        PipecError: Naming the nearest option.
+    """
+    for name in given.keys() - known.keys():
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else None
+        raise PipecError("no such option", where=where, got=name, want=", ".join(known), hint=hint)

@@ -1,0 +1,168 @@
+"""What a user writes: programs of at most ten lines and one import, and what they do wrong."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import pipec
+
+MODEL = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(8)])
+inputs = torch.randn(4, 16)
+"""
+PROGRAMS = {
+    "compile and walk the stages": """
+import pipec
+plan = pipec.compile(model, inputs, devices="4xh100")
+for stage in plan.stages:
+    print(stage.index, stage.module.code, plan.timing[stage.index].interval_seconds)
+assert torch.equal(model(inputs), pipec.verify(plan, model, inputs).ok * model(inputs))
+""",
+    "draw": """
+import pipec
+plan = pipec.compile(model, inputs, "4xh100", loss=lambda y: y.square().mean(), schedule="1f1b")
+pipec.draw(plan, "plan.svg")
+pipec.draw(plan, "trace.json")
+pipec.draw(plan.stages[1], "stage1.onnx")
+print(plan.timeline)
+""",
+    "own pass": """
+import pipec
+class WidestCut(pipec.Pass):
+    name = "widest-cut"
+    def run(self, plan):
+        widest = max(plan.channels, key=lambda c: c.nbytes)
+        return plan.replace(options={**plan.options, "widest": widest.name})
+plan = pipec.compile(model, inputs, "2xh100", passes=["default", WidestCut()])
+assert plan.options["widest"] == plan.channels[0].name
+""",
+    "own schedule": """
+import pipec
+def waves(stages, microbatches, width=2):
+    groups = [range(m, min(m + width, microbatches)) for m in range(0, microbatches, width)]
+    return [[f"{s}{k}{m}" for g in groups for k in "FB" for m in g] for s in range(stages)]
+assert pipec.schedule(waves, 3, 4).peak_in_flight == (2, 2, 2)
+plan = pipec.compile(model, inputs, "4xh100", loss=lambda y: y.mean(), schedule=waves)
+assert plan.schedule.name == "waves"
+""",
+    "own backend": """
+import pipec
+class Listing(pipec.Backend):
+    name = "listing"
+    check = lambda self, plan: None
+    timing = lambda self, plan: tuple(pipec.StageTiming(1e-3, 1e-3, "?") for _ in plan.stages)
+    emit = lambda self, plan, out: (out / "code.py").write_text(plan.stages[0].module.code)
+    load = lambda self, plan, out: []
+    tolerance = lambda self, plan: 0.0
+pipec.compile(model, inputs, "2xh100", target=Listing).save("out")
+""",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = PROGRAMS[name].strip()
+    assert len(program.splitlines()) <= 10
+    assert program.count("import") == 1
+    exec(MODEL + program, {"__name__": "program"})
+    if name == "draw":
+        assert Path("plan.svg").read_text().startswith("<svg")
+        assert Path("stage1.onnx").stat().st_size > 100
+    if name == "own backend":
+        assert "linear" in Path("out/code.py").read_text()
+        assert len(pipec.load("out").stages) == 2
+
+
+def test_names_are_few_documented_and_shown() -> None:
+    names = dir(pipec)
+    assert len(names) <= 25
+    assert set(names) == set(pipec.__all__)
+    for name in names:
+        assert getattr(pipec, name) is not None
+    for name in set(names) - {"__version__"}:
+        assert (getattr(pipec, name).__doc__ or "").strip(), name
+
+
+def test_verbs_are_packages_too() -> None:
+    from pipec.schedule.build import build
+
+    assert callable(pipec.schedule)
+    assert build is not None
+    assert pipec.schedule("gpipe", 2, 2).schedule.stages == 2
+
+
+def test_import_brings_no_torch() -> None:
+    code = (
+        "import pipec, sys; dir(pipec); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: pipec.compile(_net()), "needs example inputs"),
+        (lambda: pipec.compile(3, devices="2xcpu"), "an nn.Module, or a path"),  # type: ignore[arg-type]
+        (lambda: pipec.compile("net.onnx", torch.zeros(1)), "brings its example inputs"),
+        (lambda: pipec.compile(_net(), torch.zeros(1, 4), 4), "a path to a cluster file"),  # type: ignore[arg-type]
+        (lambda: pipec.compile(_net(), torch.zeros(1, 4), "2xh200x"), "h200"),
+        (lambda: pipec.compile(_net(), torch.zeros(1, 4), "2xcpu", precison="int8"), "'precision'"),
+        (lambda: pipec.compile(_net(), torch.zeros(1, 4), "2xcpu", passes=[3]), "this is no pass"),  # type: ignore[list-item]
+        (lambda: pipec.compile(_net(), torch.zeros(1, 4), "2xcpu", batch=8), "schedule='auto'"),
+        (lambda: pipec.compile(_net(), torch.zeros(1, 4), passes="simplify", stages=2), "option"),
+        (lambda: pipec.schedule("1f1c", 2, 2), "did you mean '1f1b'"),
+        (lambda: pipec.schedule("1f1b", 2, 2, times={"Q": 1}), "F, B, I, W"),
+        (lambda: pipec.schedule(lambda n, m: "no", 2, 2), "one row of actions"),
+        (lambda: pipec.partition("nothere.json"), "nothere.json"),
+        (lambda: pipec.load("nothere"), "nothere"),
+        (lambda: pipec.draw(pipec.schedule("1f1b", 2, 2), "x.gif"), ".svg"),
+        (lambda: pipec.register(3), "subclass of Pass"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told(call: object, words: str) -> None:
+    assert callable(call)
+    with pytest.raises(pipec.PipecError, match=words):
+        call()
+
+
+def test_a_plug_in_that_lacks_a_method_is_refused() -> None:
+    class Half(pipec.Backend):
+        name = "half"
+
+        def check(self, plan: pipec.Plan) -> None:
+            del plan
+
+    with pytest.raises(pipec.PipecError, match=r"'half' lacks .*emit"):
+        pipec.register(Half)
+
+
+def test_a_name_that_is_taken_is_refused() -> None:
+    def gpipe(stages: int, microbatches: int) -> None:
+        del stages, microbatches
+
+    with pytest.raises(pipec.PipecError, match="is installed"):
+        pipec.register(gpipe)
+
+
+def test_what_is_shown_stays_small() -> None:
+    layers = [nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(12)]
+    plan = pipec.compile(
+        nn.Sequential(*layers), torch.zeros(2, 8, 16), "4xh100", loss=lambda y: y.mean()
+    )
+    shown: list[object] = [plan, plan.graph, plan.costs, plan.schedule, plan.timeline, *plan.stages]
+    shown += [plan.stages[0].training, plan.timing, plan.placement]
+    assert all(len(repr(part)) < 2000 for part in shown), [len(repr(p)) for p in shown]
+    assert "<script" not in plan._repr_html_()
+    assert plan.timeline is not None
+    assert plan.timeline._repr_svg_().startswith("<svg")
