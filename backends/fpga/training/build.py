@@ -106,7 +106,7 @@ def _windows(layer: Windows, factors: Factors, dtype: str) -> Built:
 
 @build.register
 def _one_hot(layer: OneHotRows, factors: Factors, dtype: str) -> Built:
-    nest = OneHot(layer.rows, layer.channels, factors.lanes_out)
+    nest = OneHot(layer.rows, layer.channels, factors.lanes_out, layer.ignored)
     return one(layer, "one_hot", nest, factors.lanes_out, dtype, depth=2)
 
 

@@ -38,7 +38,7 @@ def outer(engine: Engine, nest: Outer) -> Unit:
     return Unit("outer.h", "outer", constants)
 
 
-def _integers(nest: ArgMax | Scatter | Spread | Spill | Refill) -> dict[str, int]:
+def _integers(nest: ArgMax | OneHot | Scatter | Spread | Spill | Refill) -> dict[str, int]:
     return {name.upper(): value for name, value in asdict(nest).items()}
 
 
@@ -59,8 +59,7 @@ def spread(engine: Engine, nest: Spread) -> Unit:
 
 def one_hot(engine: Engine, nest: OneHot) -> Unit:
     """Class numbers to rows."""
-    constants = {"ROWS": nest.rows, "C": nest.channels, "LANES": nest.lanes}
-    return Unit("expand.h", "one_hot", constants)
+    return Unit("expand.h", "one_hot", _integers(nest))
 
 
 def row_gradient(engine: Engine, nest: RowGradient) -> Unit:

@@ -43,7 +43,9 @@ class Windows(Layer):
 
 @dataclass(frozen=True)
 class OneHotRows(Layer):
-    """Class numbers to one-hot rows."""
+    """Class numbers to one-hot rows; rows of zeros where the class is ``ignored``."""
+
+    ignored: int = -1
 
 
 @dataclass(frozen=True)

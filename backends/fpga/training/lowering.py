@@ -373,12 +373,18 @@ def _repeated(b: Builder, node: fx.Node, dy: Maps, kernel: tuple[int, ...], scal
 
 @lowers("pipec_fpga.one_hot.default")
 def one_hot(b: Builder, node: fx.Node) -> Value:
-    """``(classes, count)``, in floating point."""
+    """``(classes, count, ignored)``, in floating point."""
     value = b.value(node.args[0])
     shape = shape_of(node)
     if len(shape) != 2:
         raise UnsupportedError(f"one-hot rows of a rank {len(shape) - 1} tensor")
-    layer = OneHotRows(**b.facts(node), inputs=(value.use(1),), rows=shape[0], channels=shape[1])
+    layer = OneHotRows(
+        **b.facts(node),
+        inputs=(value.use(1),),
+        rows=shape[0],
+        channels=shape[1],
+        ignored=cast("int", argument(node, 2, "ignored", -1)),
+    )
     return Value(b.add(layer), *shape, View.of(shape, (0, 1)), b.precision)
 
 

@@ -121,11 +121,15 @@ class ArgMax:
 
 @dataclass(frozen=True)
 class OneHot:
-    """Class numbers to rows of zeros with a one: ``for row: i = read in0; for c in cf: write``."""
+    """Class numbers to rows of zeros with a one: ``for row: i = read in0; for c in cf: write``.
+
+    A row is zeros throughout where the number is ``ignored`` or no class.
+    """
 
     rows: int
     channels: int
     lanes: int = 1
+    ignored: int = -1
 
     @property
     def cf(self) -> int:

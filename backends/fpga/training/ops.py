@@ -7,14 +7,17 @@ from torch import Tensor
 
 
 @torch.library.custom_op("pipec_fpga::one_hot", mutates_args=())
-def one_hot(classes: Tensor, count: int) -> Tensor:
-    """One-hot rows ``[n, count]`` in float32 of class numbers ``[n]``."""
+def one_hot(classes: Tensor, count: int, ignored: int = -1) -> Tensor:
+    """One-hot rows ``[n, count]`` in float32 of class numbers ``[n]``.
+
+    Zeros throughout where the number is ``ignored`` or no class.
+    """
     columns = torch.arange(count, device=classes.device)
-    return (classes[:, None] == columns).to(torch.float32)
+    return ((classes[:, None] == columns) & (columns != ignored)).to(torch.float32)
 
 
 @one_hot.register_fake
-def _(classes: Tensor, count: int) -> Tensor:
+def _(classes: Tensor, count: int, ignored: int = -1) -> Tensor:
     return torch.empty(classes.shape[0], count, device=classes.device)
 
 

@@ -98,28 +98,30 @@ def layer_norm_backward(emit: Emit, old: fx.Node, args: Args, eps: float) -> Fou
 
 
 def nll_loss(emit: Emit, old: fx.Node, args: Args) -> Found | None:
-    """``(log p, classes, weight, reduction, ignored)``: ``-mean(sum(log p * one_hot))``."""
-    logs, classes, weight, reduction, _ = args
+    """``(log p, classes, weight, reduction, ignored)``: ``-sum(log p * one_hot) / labelled``.
+
+    Rows whose class is ``ignored`` count neither above nor below; the sum is not divided.
+    """
+    logs, classes, weight, reduction, ignored = args
     if weight is not None or reduction == 0 or len(shape_of(logs)) != 2:
         return None
-    product = emit(aten.mul.Tensor, logs, _one_hot(emit, logs, classes))
-    count = shape_of(logs)[0] if reduction == 1 else 1
-    total = emit(aten.sum.default, product)
-    return (emit(aten.mul.Scalar, total, -1.0 / count), None)
-
-
-def _one_hot(emit: Emit, logs: fx.Node, classes: fx.Node) -> fx.Node:
-    return emit(ops.one_hot.default, classes, shape_of(logs)[1])
+    hot = emit(ops.one_hot.default, classes, shape_of(logs)[1], ignored)
+    total = emit(aten.sum.default, emit(aten.mul.Tensor, logs, hot))
+    if reduction == 1:
+        total = emit(aten.div.Tensor, total, emit(aten.sum.default, hot))
+    return (emit(aten.mul.Scalar, total, -1.0), None)
 
 
 def nll_loss_backward(emit: Emit, old: fx.Node, args: Args) -> Found | None:
-    """``(dy, log p, classes, weight, reduction, ignored, total)``: ``-dy/n * one_hot``."""
-    dy, logs, classes, weight, reduction = args[:5]
+    """``(dy, log p, classes, weight, reduction, ignored, total)``: ``-dy/labelled * one_hot``."""
+    dy, logs, classes, weight, reduction, ignored = args[:6]
     if weight is not None or reduction == 0 or len(shape_of(logs)) != 2:
         return None
-    count = shape_of(logs)[0] if reduction == 1 else 1
-    scale = emit(aten.mul.Scalar, dy, -1.0 / count)
-    return emit(aten.mul.Tensor, _one_hot(emit, logs, classes), scale)
+    hot = emit(ops.one_hot.default, classes, shape_of(logs)[1], ignored)
+    scale = emit(aten.mul.Scalar, dy, -1.0)
+    if reduction == 1:
+        scale = emit(aten.div.Tensor, scale, emit(aten.sum.default, hot))
+    return emit(aten.mul.Tensor, hot, scale)
 
 
 def mse_loss(emit: Emit, old: fx.Node, args: Args) -> Found | None:

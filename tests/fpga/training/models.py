@@ -109,6 +109,18 @@ def cnn() -> Graph:
     return _traced(net, torch.randn(3, 3, 35, 35), functional.cross_entropy, classes)
 
 
+def ignoring() -> Graph:
+    """Cross-entropy of rows some of which are of a class that does not count."""
+    loss = functools.partial(functional.cross_entropy, ignore_index=2)
+    return _traced(nn.Linear(7, 5), torch.randn(6, 7), loss, LABELS["ignoring"])
+
+
+def unlabelled() -> Graph:
+    """Cross-entropy of rows some of which have no class."""
+    loss = functools.partial(functional.cross_entropy, reduction="mean")
+    return _traced(nn.Linear(7, 5), torch.randn(6, 7), loss, LABELS["unlabelled"])
+
+
 def resnet() -> Graph:
     """Stem with max pooling of three pixels, a strided residual block, global pooling."""
     net = nn.Sequential(
@@ -234,9 +246,17 @@ def forgetful() -> Graph:
     return _traced(Forgetful(), x, functional.mse_loss, target)
 
 
+LABELS = {
+    "ignoring": torch.tensor([2, 4, 0, 2, 1, 3]),
+    "unlabelled": torch.tensor([1, -100, 4, 0, -100, 2]),
+}
+"""Labels that random numbers would not show: of rows that do not count."""
+
 MODELS: dict[str, Callable[[], Graph]] = {
     "mlp": mlp,
     "cnn": cnn,
+    "ignoring": ignoring,
+    "unlabelled": unlabelled,
     "resnet": resnet,
     "rows": rows,
     "encoder": encoder,

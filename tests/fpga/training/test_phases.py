@@ -26,7 +26,7 @@ from pipec.backends.fpga.training.nests import Outer
 from pipec.backends.fpga.training.phases import Phases, phases_of
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
 from pipec.runtime.draws import Reseeding
-from tests.fpga.training.models import MODELS, example
+from tests.fpga.training.models import LABELS, MODELS, example
 
 TARGET = 2_000
 """Cycles per microbatch to fold for: engines of several lanes, tiles that overhang."""
@@ -49,6 +49,7 @@ def truth(name: str) -> Truth:
     graph = MODELS[name]()
     phases = phases_of(differentiate(graph, [graph], portable=True)[0])
     inputs = {i.name: example(tensor(graph.node(i.node))) for i in graph.inputs_of(InputKind.INPUT)}
+    inputs |= {n: LABELS[name] for n, x in inputs.items() if name in LABELS and x.ndim == 1}
     names = [i.name for i in graph.inputs_of(InputKind.PARAMETER)]
     weights = {n: w.detach().clone() for n, w in graph.weights.items()}
     for n in names:
@@ -125,6 +126,7 @@ def kernels_checked(name: str, tmp_path: Path) -> list[StageDesign]:
     "name",
     [
         "cnn",
+        "ignoring",
         "resnet",
         "rows",
         "encoder",
