@@ -12,7 +12,7 @@ from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.runs import run_table, tokens
 from pipec.backends.fpga.simulator import native, plain
-from pipec.backends.fpga.simulator.process import Process, Trace, port_process, written
+from pipec.backends.fpga.simulator.process import Process, Style, Trace, port_process, written
 from pipec.backends.fpga.toolchain import has_compiler
 from pipec.errors import BackendError
 
@@ -42,6 +42,7 @@ def simulate(
     record: bool = False,
     until_steady: bool = False,
     initial: Mapping[str, int] | None = None,
+    style: Style = Style.FREE,
 ) -> Trace:
     """Run a network of processes on whichever simulator is faster.
 
@@ -53,10 +54,21 @@ def simulate(
         record: Keep the cycle of every handshake.
         until_steady: Stop at the first frame from which on all frames are alike.
         initial: Tokens that a stream holds at reset (a feedback loop needs some); 0 where absent.
+        style: `Style.FREE`, or `Style.STALL` for pipelines that stall as a whole.
 
     Raises:
         BackendError: The network deadlocks; the cycle of waits is reported.
     """
+    if style is not Style.FREE:
+        return native.simulate(
+            processes,
+            depths,
+            frames,
+            record=record,
+            until_steady=until_steady,
+            initial=initial,
+            style=style,
+        )
     handshakes = sum(
         tokens(p.table, k, written=True) for p in processes for k in range(len(p.outputs))
     )
@@ -69,6 +81,7 @@ def steady_state(
     processes: Sequence[Process],
     depths: Mapping[str, int],
     initial: Mapping[str, int] | None = None,
+    style: Style = Style.FREE,
 ) -> Trace:
     """Run a network until every later frame is known to repeat the last one.
 
@@ -80,6 +93,7 @@ def steady_state(
         processes: See `simulate`.
         depths: Declared FIFO depth per stream.
         initial: Tokens that a stream holds at reset.
+        style: See `simulate`.
 
     Returns:
         A trace whose ``steady`` says whether the last frame repeats for ever.
@@ -89,12 +103,15 @@ def steady_state(
     """
     held, capped = initial or {}, dict(depths)
     for process in processes:
+        in_flight = process.depth if style is Style.FREE else 0
         for name, per_frame in written(process).items():
             slots = max(2 * per_frame + held.get(name, 0), 1)
-            capped[name] = min(depths.get(name, 1), slots - process.depth)
+            capped[name] = min(depths.get(name, 1), slots - in_flight)
     while True:
         try:
-            trace = simulate(processes, capped, MOST_FRAMES, until_steady=True, initial=initial)
+            trace = simulate(
+                processes, capped, MOST_FRAMES, until_steady=True, initial=initial, style=style
+            )
         except BackendError:
             if capped == depths:
                 raise

@@ -135,7 +135,8 @@ class Links:
     """Who writes and who reads the streams inside a network.
 
     Attributes:
-        slots: Slots K = N + D of each inner stream, those with both a writer and a reader.
+        slots: Slots (K = N + D, or N where pipelines are rigid) of each inner stream, those with
+            both a writer and a reader.
         initial: Tokens that each of them holds at reset.
         writer: Name of the process that writes a stream; ``reader`` that reads it.
     """
@@ -150,6 +151,8 @@ def links(
     processes: Iterable[Process],
     depths: Mapping[str, int],
     initial: Mapping[str, int] | None = None,
+    *,
+    in_flight: bool = True,
 ) -> Links:
     """The inner streams of a network.
 
@@ -158,12 +161,13 @@ def links(
             one side (a source that is always ready, a sink that always takes).
         depths: Declared FIFO depth N per stream.
         initial: Tokens that a stream holds at reset (a feedback loop needs some); 0 where absent.
+        in_flight: Whether tokens in the writer's pipeline own slots too (K = N + D).
     """
     writers = {s: p for p in processes for s in p.outputs}
     readers = {s: p for p in processes for s in p.inputs}
     inner = [s for s in writers if s in readers]
     return Links(
-        {s: depths[s] + writers[s].depth for s in inner},
+        {s: depths[s] + (writers[s].depth if in_flight else 0) for s in inner},
         {s: (initial or {}).get(s, 0) for s in inner},
         {s: writers[s].name for s in inner},
         {s: readers[s].name for s in inner},

@@ -1,12 +1,14 @@
-// The fast simulator: the semantics of plain.py, compiled.
+// The fast simulator: the semantics of plain.py (free pipelines) and of rigid.py (style `stall`).
 //
 // Input (whitespace-separated integers on stdin):
-//   frames until_steady record
+//   frames until_steady rigid record
 //   streams, then per stream its slots and the tokens that it holds at reset
-//   processes, then each: depth, inputs n + stream numbers, outputs n + stream numbers,
-//   length of its code + code; a run is "0 count delta reads writes", a loop "1 times length body"
+//   processes, then each: depth, inputs n + stream numbers, outputs n + stream numbers, items of its
+//   table + items; a run is "0 count delta reads n + ports writes n + ports", a loop "1 times n" in
+//   front of its n items
 // Output: "end CYCLE" per frame, "stream TOKENS EMPTY FULL LAST_EMPTY LAST_FULL DIGEST" per
-//   stream, "steady 0|1"; or "wait PROCESS STREAM EMPTY" per blocked process. Handshake cycles go to the file argv[1].
+//   stream, "steady 0|1"; or "wait PROCESS STREAM EMPTY" per blocked process. Handshake cycles go to
+//   the file argv[1].
 #include <algorithm>
 #include <cinttypes>
 #include <cstdint>
@@ -25,25 +27,37 @@ i64 number() {
   return value;
 }
 
+// FNV-1a over whole words.
+struct hash {
+  uint64_t value = 0xcbf29ce484222325u;
+  void see(i64 word) { value = (value ^ uint64_t(word)) * 0x100000001b3u; }
+};
+
 struct fifo {
   i64 slots = 0, initial = 0, written = 0, read = 0, empty = 0, full = 0;
   i64 empty_before = 0, full_before = 0;
   i64 put = 0, get = 0;  // written and read modulo slots
   std::vector<i64> vis, free, log;
-  uint64_t digest = 0xcbf29ce484222325u;
+  hash digest;
   int producer = -1, consumer = -1;
 };
 
-struct run {
-  i64 count, delta, reads, writes;
+// A run of firings, or the head of a loop that ends before item `end`.
+struct item {
+  bool loop;
+  i64 count, delta;
+  std::size_t end;
+  std::vector<fifo *> reads, writes;
 };
 
-// Walks a table's code: the runs in order, loops unrolled.
+using table = std::vector<item>;
+
+// Walks a table: the runs in order, loops unrolled.
 class walker {
  public:
-  explicit walker(std::vector<i64> code) : code_(std::move(code)) {}
+  explicit walker(table items) : items_(std::move(items)) {}
 
-  bool next(run &r) {
+  const item *next() {
     for (;;) {
       while (!loops_.empty() && at_ == loops_.back().end) {
         if (--loops_.back().left > 0) {
@@ -52,18 +66,13 @@ class walker {
           loops_.pop_back();
         }
       }
-      if (at_ == code_.size()) {
+      if (at_ == items_.size()) {
         at_ = 0;
-        return false;
+        return nullptr;
       }
-      if (code_[at_] == 0) {
-        r = {code_[at_ + 1], code_[at_ + 2], code_[at_ + 3], code_[at_ + 4]};
-        at_ += 5;
-        return true;
-      }
-      const std::size_t first = at_ + 3;
-      loops_.push_back({code_[at_ + 1], first, first + std::size_t(code_[at_ + 2])});
-      at_ = first;
+      const item &found = items_[at_++];
+      if (!found.loop) return &found;
+      loops_.push_back({found.count, at_, found.end});
     }
   }
 
@@ -72,72 +81,71 @@ class walker {
     i64 left;
     std::size_t begin, end;
   };
-  std::vector<i64> code_;
+  table items_;
   std::vector<loop> loops_;
   std::size_t at_ = 0;
 };
 
 bool keep_log = false;
+bool rigid = false;  // pipelines stall as a whole
+
+// Tokens of a firing on their way through a rigid pipeline, and the step in which they leave it.
+struct leaving {
+  i64 step;
+  const std::vector<fifo *> *outs;
+};
 
 struct process {
-  process(i64 d, std::vector<fifo *> i, std::vector<fifo *> o, std::vector<i64> code)
-      : depth(d), ins(std::move(i)), outs(std::move(o)), table(std::move(code)) {}
+  process(i64 d, std::vector<fifo *> i, std::vector<fifo *> o, table items)
+      : depth(d), ins(std::move(i)), outs(std::move(o)), runs(std::move(items)) {}
 
   i64 depth, left = 0, time = 0, frames = 0, blocked = -1;
+  i64 step = 0, lag = 0;  // rigid: the step of the last firing, and cycle less step
   bool started = false, queued = false, blocked_empty = false;
-  std::vector<fifo *> ins, outs, reads, writes;
-  walker table;
-  run now = {0, 0, 0, 0};
-  std::vector<i64> times, shape, last_shape;
+  std::vector<fifo *> ins, outs;
+  walker runs;
+  const item *now = nullptr;
+  std::deque<leaving> flight;
+  std::vector<i64> times;
+  std::vector<uint64_t> shapes;  // per frame what the future depends on, relative to its end
 
   bool done() const { return i64(times.size()) == frames; }
 
   void end_frame() {
     times.push_back(time);
-    last_shape.swap(shape);
-    shape.clear();
+    hash shape;
     for (const fifo *f : ins) {
       for (i64 k = 0; k < f->slots; ++k) {
-        shape.push_back(f->free[std::size_t((f->get + k) % f->slots)] - time);
+        shape.see(f->free[std::size_t((f->get + k) % f->slots)] - time);
       }
     }
-    for (const fifo *f : outs) see_newest(*f);
-  }
-
-  // Visibility times of the last tokens, as many as were there at reset.
-  void see_newest(const fifo &f) {
-    for (i64 k = f.written - f.initial; k < f.written; ++k) {
-      shape.push_back(f.vis[static_cast<std::size_t>(k % f.slots)] - time);
+    for (const fifo *f : outs) {  // the last tokens, as many as were there at reset
+      for (i64 k = f->written - f->initial; k < f->written; ++k) {
+        shape.see(f->vis[static_cast<std::size_t>(k % f->slots)] - time);
+      }
     }
+    shapes.push_back(shape.value);
   }
 
   bool next_run() {
-    while (!table.next(now)) {
+    while ((now = runs.next()) == nullptr) {
       end_frame();
       if (done()) return false;
     }
-    left = now.count;
-    reads.clear();
-    writes.clear();
-    for (std::size_t k = 0; k < ins.size(); ++k) {
-      if (now.reads >> k & 1) reads.push_back(ins[k]);
-    }
-    for (std::size_t k = 0; k < outs.size(); ++k) {
-      if (now.writes >> k & 1) writes.push_back(outs[k]);
-    }
+    left = now->count;
     return true;
   }
 
   i64 ready(const std::vector<fifo> &all) {
     i64 can = left;
-    for (const fifo *f : reads) {
+    for (const fifo *f : now->reads) {
       if (f->written - f->read < can) {
         can = f->written - f->read;
         blocked = f - all.data();
         blocked_empty = true;
       }
     }
-    for (const fifo *f : writes) {
+    for (const fifo *f : now->writes) {
       if (f->slots - (f->written - f->read) < can) {
         can = f->slots - (f->written - f->read);
         blocked = f - all.data();
@@ -147,39 +155,110 @@ struct process {
     return can;
   }
 
-  void fire(i64 times_now) {
-    i64 t = started ? time : -now.delta;
-    for (i64 i = 0; i < times_now; ++i) {
-      t += now.delta;
-      for (fifo *f : reads) {
-        const i64 at = f->vis[std::size_t(f->get)];
-        if (at > t) {
-          f->empty += at - t;
-          t = at;
-        }
-      }
-      for (fifo *f : writes) {
-        const i64 at = f->free[std::size_t(f->put)];
-        if (at > t) {
-          f->full += at - t;
-          t = at;
-        }
-      }
-      for (fifo *f : reads) {
-        f->free[std::size_t(f->get)] = t + 1;
-        if (++f->get == f->slots) f->get = 0;
-      }
-      for (fifo *f : writes) {
-        f->vis[std::size_t(f->put)] = t + depth;
-        f->digest = (f->digest ^ uint64_t(t + depth)) * 0x100000001b3u;
-        if (++f->put == f->slots) f->put = 0;
-        if (keep_log) f->log.push_back(t + depth);
+  static void pop(fifo *f, i64 at) {
+    f->free[std::size_t(f->get)] = at + 1;
+    if (++f->get == f->slots) f->get = 0;
+    ++f->read;
+  }
+
+  static void push(fifo *f, i64 at) {
+    f->vis[std::size_t(f->put)] = at;
+    f->digest.see(at);
+    if (++f->put == f->slots) f->put = 0;
+    ++f->written;
+    if (keep_log) f->log.push_back(at);
+  }
+
+  // A cycle not before t at which tokens (slots) are there; delays are charged to who causes them.
+  static i64 wait_tokens(const std::vector<fifo *> &reads, i64 t) {
+    for (fifo *f : reads) {
+      const i64 at = f->vis[std::size_t(f->get)];
+      if (at > t) {
+        f->empty += at - t;
+        t = at;
       }
     }
-    for (fifo *f : reads) f->read += times_now;
-    for (fifo *f : writes) f->written += times_now;
+    return t;
+  }
+
+  static i64 wait_slots(const std::vector<fifo *> &writes, i64 t) {
+    for (fifo *f : writes) {
+      const i64 at = f->free[std::size_t(f->put)];
+      if (at > t) {
+        f->full += at - t;
+        t = at;
+      }
+    }
+    return t;
+  }
+
+  void fire(i64 times_now) {
+    i64 t = started ? time : -now->delta;
+    for (i64 i = 0; i < times_now; ++i) {
+      t = wait_slots(now->writes, wait_tokens(now->reads, t + now->delta));
+      for (fifo *f : now->reads) pop(f, t);
+      for (fifo *f : now->writes) push(f, t + depth);
+    }
     time = t;
     started = true;
+  }
+
+  bool has_slots(const std::vector<fifo *> &outs_now, const std::vector<fifo> &all) {
+    for (const fifo *f : outs_now) {
+      if (f->slots > f->written - f->read) continue;
+      blocked = f - all.data();
+      blocked_empty = false;
+      return false;
+    }
+    return true;
+  }
+
+  bool has_tokens(const std::vector<fifo> &all) {
+    for (const fifo *f : now->reads) {
+      if (f->written > f->read) continue;
+      blocked = f - all.data();
+      blocked_empty = true;
+      return false;
+    }
+    return true;
+  }
+
+  void leave() {
+    for (fifo *f : *flight.front().outs) push(f, flight.front().step + lag + 1);
+    flight.pop_front();
+  }
+
+  // What happens in one step of a rigid pipeline waits for one another: a firing, and the tokens
+  // of an earlier one that leave. Tokens that leave before the next firing is due need no firing.
+  bool advance_rigid(const std::vector<fifo> &all) {
+    bool moved = false;
+    while (!done()) {
+      if (left == 0 && !next_run()) return true;
+      const i64 due = started ? step + now->delta : 0;
+      while (!flight.empty() && flight.front().step < due) {
+        if (!has_slots(*flight.front().outs, all)) return moved;
+        lag = wait_slots(*flight.front().outs, flight.front().step + lag) - flight.front().step;
+        leave();
+        moved = true;
+      }
+      if (!has_tokens(all)) return moved;
+      if (!now->writes.empty()) flight.push_back({due + depth - 1, &now->writes});
+      const bool leaves = !flight.empty() && flight.front().step == due;
+      if (leaves && !has_slots(*flight.front().outs, all)) {
+        if (!now->writes.empty()) flight.pop_back();
+        return moved;
+      }
+      i64 t = wait_tokens(now->reads, due + lag);
+      if (leaves) t = wait_slots(*flight.front().outs, t);
+      lag = t - due;
+      for (fifo *f : now->reads) pop(f, t);
+      if (leaves) leave();
+      step = due;
+      time = t;
+      started = moved = true;
+      --left;
+    }
+    return moved;
   }
 
   bool advance(const std::vector<fifo> &all) {
@@ -198,10 +277,11 @@ struct process {
   }
 };
 
-void one_frame(std::vector<process> &all, const std::vector<fifo> &fifos) {
+// Advance all until nothing more is known; whether a connected process moved.
+bool settle(std::vector<process> &all, const std::vector<fifo> &fifos) {
+  bool any = false;
   std::deque<int> queue;
   for (std::size_t k = 0; k < all.size(); ++k) {
-    ++all[k].frames;
     all[k].queued = true;
     queue.push_back(int(k));
   }
@@ -214,18 +294,32 @@ void one_frame(std::vector<process> &all, const std::vector<fifo> &fifos) {
     process &p = all[std::size_t(queue.front())];
     queue.pop_front();
     p.queued = false;
-    if (p.done() || !p.advance(fifos)) continue;
+    if (p.done() || !(rigid ? p.advance_rigid(fifos) : p.advance(fifos))) continue;
+    any = any || !p.ins.empty() || !p.outs.empty();
     for (const fifo *f : p.ins) wake(f->producer);
     for (const fifo *f : p.outs) wake(f->consumer);
   }
+  return any;
 }
 
-bool is_steady(const std::vector<process> &all) {
-  const std::size_t n = all[0].times.size();
+// Run every process through a frame. Of rigid pipelines the last results of a frame may leave only
+// when the next one arrives, so frames are run on as far as this one needs it.
+void one_frame(std::vector<process> &all, const std::vector<fifo> &fifos, std::size_t frame) {
+  const auto behind = [&](const process &p) { return p.times.size() < frame; };
+  const i64 before = all.empty() ? 0 : all[0].frames;
+  for (i64 limit = std::max(before, i64(frame));; ++limit) {
+    for (process &p : all) p.frames = limit;
+    const bool moved = settle(all, fifos);
+    if (!rigid || std::none_of(all.begin(), all.end(), behind)) return;
+    if (!moved && limit > before) return;
+  }
+}
+
+bool is_steady(const std::vector<process> &all, std::size_t n) {
   if (n < 2) return false;
   const i64 step = all[0].times[n - 1] - all[0].times[n - 2];
   return std::all_of(all.begin(), all.end(), [&](const process &p) {
-    return p.times[n - 1] - p.times[n - 2] == step && p.shape == p.last_shape;
+    return p.times[n - 1] - p.times[n - 2] == step && p.shapes[n - 1] == p.shapes[n - 2];
   });
 }
 
@@ -238,22 +332,44 @@ std::vector<fifo *> ports(std::vector<fifo> &fifos, int process, bool reads) {
   return found;
 }
 
+std::vector<fifo *> some(const std::vector<fifo *> &of) {
+  std::vector<fifo *> found(static_cast<std::size_t>(number()));
+  for (fifo *&f : found) f = of[static_cast<std::size_t>(number())];
+  return found;
+}
+
+table read_table(const std::vector<fifo *> &ins, const std::vector<fifo *> &outs) {
+  table items(static_cast<std::size_t>(number()));
+  for (std::size_t k = 0; k < items.size(); ++k) {
+    item &t = items[k];
+    t.loop = number() != 0;
+    t.count = number();
+    if (t.loop) {
+      t.end = k + 1 + static_cast<std::size_t>(number());
+    } else {
+      t.delta = number();
+      t.reads = some(ins);
+      t.writes = some(outs);
+    }
+  }
+  return items;
+}
+
 std::vector<process> read_processes(std::vector<fifo> &fifos) {
   std::vector<process> all;
   const int count = int(number());
   for (int k = 0; k < count; ++k) {
     const i64 depth = number();
     std::vector<fifo *> ins = ports(fifos, k, true), outs = ports(fifos, k, false);
-    std::vector<i64> code(static_cast<std::size_t>(number()));
-    for (i64 &word : code) word = number();
-    all.emplace_back(depth, std::move(ins), std::move(outs), std::move(code));
+    table items = read_table(ins, outs);
+    all.emplace_back(depth, std::move(ins), std::move(outs), std::move(items));
   }
   return all;
 }
 
-void print_ends(const std::vector<process> &all) {
+void print_ends(const std::vector<process> &all, std::size_t frames) {
   const bool any = std::any_of(all.begin(), all.end(), [](auto &p) { return p.outs.empty(); });
-  for (std::size_t f = 0; f < all[0].times.size(); ++f) {
+  for (std::size_t f = 0; f < frames; ++f) {
     i64 end = 0;
     for (const process &p : all) {
       if (p.outs.empty() || !any) end = std::max(end, p.times[f] + p.depth);
@@ -273,6 +389,7 @@ void write_logs(const std::vector<fifo> &fifos, const char *path) {
 
 int main(int argc, char **argv) {
   const i64 frames = number(), until_steady = number();
+  rigid = number() != 0;
   keep_log = number() != 0 && argc > 1;
   std::vector<fifo> fifos(static_cast<std::size_t>(number()));
   for (fifo &f : fifos) {
@@ -284,26 +401,27 @@ int main(int argc, char **argv) {
   }
   std::vector<process> all = read_processes(fifos);
   bool steady = false;
-  for (i64 frame = 0; frame < frames && !(until_steady != 0 && steady); ++frame) {
+  std::size_t done = 0;
+  while (i64(done) < frames && !(until_steady != 0 && steady)) {
     for (fifo &f : fifos) {
       f.empty_before = f.empty;
       f.full_before = f.full;
     }
-    one_frame(all, fifos);
+    one_frame(all, fifos, ++done);
     bool waits = false;
     for (std::size_t k = 0; k < all.size(); ++k) {
-      if (all[k].done()) continue;
+      if (all[k].times.size() >= done) continue;
       std::printf("wait %zu %" PRId64 " %d\n", k, all[k].blocked, int(all[k].blocked_empty));
       waits = true;
     }
     if (waits) return 0;
-    steady = is_steady(all);
+    steady = is_steady(all, done);
   }
-  print_ends(all);
+  print_ends(all, done);
   for (const fifo &f : fifos) {
     std::printf("stream %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRIx64 "\n",
                 f.written - f.initial, f.empty, f.full, f.empty - f.empty_before, f.full - f.full_before,
-                f.digest);
+                f.digest.value);
   }
   std::printf("steady %d\n", int(steady));
   if (keep_log) write_logs(fifos, argv[1]);

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipec.backends.fpga.cycles import steady_state
 from pipec.backends.fpga.runs import Run
-from pipec.backends.fpga.simulator import plain, rigid
+from pipec.backends.fpga.simulator import native, plain, rigid
 from pipec.backends.fpga.simulator.process import Process, Style
 from pipec.errors import BackendError
 from tests.fpga.design.naive import naive_rigid
@@ -37,6 +38,34 @@ def test_every_handshake_is_that_of_clocked_registers(
     if found is not None and want is not None:
         assert found == {s: cycles[: len(found[s])] for s, cycles in want.items()}
         assert all(found.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(networks(), st.integers(1, 3))
+def test_the_fast_simulator_stalls_like_the_slow_one(network: Network, frames: int) -> None:
+    want = visible(network, frames, Style.STALL)
+    try:
+        found = native.simulate(*network, frames, record=True, style=Style.STALL)
+    except BackendError:
+        assert want is None
+        return
+    assert want is not None
+    assert found.ends == rigid.simulate(*network, frames, Style.STALL).ends
+    assert {s: list(t[: len(want[s])]) for s, t in found.handshakes.items()} == want
+
+
+@settings(max_examples=60, deadline=None)
+@given(networks())
+def test_a_steady_state_of_rigid_pipelines_lasts(network: Network) -> None:
+    try:
+        trace = steady_state(*network, style=Style.STALL)
+    except BackendError:
+        return
+    longer = rigid.simulate(*network, len(trace.ends) + 6, Style.STALL)
+    assert longer.ends[: len(trace.ends)] == trace.ends
+    if trace.steady:
+        last = len(trace.ends) - 1
+        assert longer.ends[last:] == tuple(trace.ends[-1] + k * trace.interval for k in range(7))
 
 
 @settings(max_examples=100, deadline=None)
