@@ -23,15 +23,15 @@ from time import process_time
 import numpy as np
 
 from benchmarks.synthetic import FAMILIES
-from pipec.partition import chunk_model
-from pipec.partition.chunks import solve_chunks
+from pipec.partition.chunks import model as chunk_model
+from pipec.partition.chunks.solve import solve_chunks
 from pipec.partition.costgraph import CostGraph
 from pipec.partition.devices import Device
-from pipec.partition.replica_dp import Level
-from pipec.partition.replicate import ReplicatedPlan, plan_replicated
+from pipec.partition.formats.workload import Workload, read_workload
+from pipec.partition.replicas.plan import ReplicatedPlan, plan_replicated
+from pipec.partition.replicas.recurrence import Level
 from pipec.partition.solve import solve_contiguous
 from pipec.partition.units import make_units
-from pipec.partition.workload import Workload, read_workload
 from tests.partition.families import branches, priced, scattered, trained
 
 DATA = Path(os.environ.get("PIPEC_DATA", Path(__file__).parents[2] / "shared" / "data"))

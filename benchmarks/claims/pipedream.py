@@ -9,8 +9,8 @@ from benchmarks.claims.pipedream_parts import rows as parts
 from benchmarks.claims.profiles import profile, totals
 from benchmarks.claims.table import Row
 from pipec.partition.costgraph import CostGraph
-from pipec.partition.replica_dp import Level
-from pipec.partition.replicate import plan_replicated
+from pipec.partition.replicas.plan import plan_replicated
+from pipec.partition.replicas.recurrence import Level
 
 # servers of 4 V100 on PCIe behind 10 Gb/s, servers of 8 V100 on NVLink behind 25 Gb/s
 CLUSTERS = {

@@ -11,8 +11,8 @@ from benchmarks.claims.profiles import profile, totals
 from benchmarks.claims.table import Row
 from pipec.partition.costgraph import CostGraph
 from pipec.partition.devices import Device, Link
-from pipec.partition.replica_dp import Level
-from pipec.partition.replicate import ReplicatedPlan, plan_replicated
+from pipec.partition.replicas.plan import ReplicatedPlan, plan_replicated
+from pipec.partition.replicas.recurrence import Level
 from pipec.partition.result import CutResult
 from pipec.partition.solve import solve_contiguous
 from pipec.schedule.comm import insert_comm

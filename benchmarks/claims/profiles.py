@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from pipec.partition.costgraph import CostGraph
-from pipec.partition.workload import read_workload
+from pipec.partition.formats.workload import read_workload
 
 ROOT = Path(__file__).parents[2]
 

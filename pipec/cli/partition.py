@@ -17,9 +17,9 @@ from pipec.errors import PartitionError
 if TYPE_CHECKING:
     from pipec.partition.costgraph import CostGraph
     from pipec.partition.devices import Device, Link
-    from pipec.partition.replicate import ReplicatedStage
+    from pipec.partition.formats.workload import Workload
+    from pipec.partition.replicas.plan import ReplicatedStage
     from pipec.partition.result import CutResult
-    from pipec.partition.workload import Workload
 
 
 @click.command("partition")
@@ -110,7 +110,7 @@ def _read(file: Path) -> "Workload":
         from pipec.cli.plan_workload import plan_workload
 
         return plan_workload(file)
-    from pipec.partition.workload import read_workload
+    from pipec.partition.formats.workload import read_workload
 
     return read_workload(file)
 
@@ -163,8 +163,8 @@ def _replicated(
     as_json: bool,
 ) -> None:
     """PipeDream's planner."""
-    from pipec.partition.replica_dp import Level
-    from pipec.partition.replicate import plan_replicated
+    from pipec.partition.replicas.plan import plan_replicated
+    from pipec.partition.replicas.recurrence import Level
 
     if workload.priced:
         raise PartitionError(
@@ -241,7 +241,7 @@ def _contiguous(
 def _in_chunks(
     workload: "Workload", devices: "list[Device]", chunks: int, time_limit: float
 ) -> "CutResult":
-    from pipec.partition.chunks import solve_chunks
+    from pipec.partition.chunks.solve import solve_chunks
 
     if not workload.priced:
         raise PartitionError("chunks need transfer times in seconds", got="sizes in bytes")

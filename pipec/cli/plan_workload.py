@@ -7,7 +7,7 @@ from pipec.cluster.cluster import Cluster
 from pipec.compiler.problem import placement_problem
 from pipec.errors import PartitionError
 from pipec.partition.devices import Device, Link
-from pipec.partition.workload import Workload
+from pipec.partition.formats.workload import Workload
 from pipec.plan.store import load_plan
 
 

@@ -19,9 +19,9 @@ The public interface, each imported from its own module::
     cut.device_order   # device of every stage
     cut.max_load, cut.lower_bound, cut.gap, cut.proven, cut.loads, cut.memory_bytes, cut.method
 
-    from pipec.partition.chunks import solve_chunks          # several chunks per device
-    from pipec.partition.replicate import plan_replicated    # PipeDream: replicas, hierarchy
-    from pipec.partition.workload import read_workload       # cost graphs from files
+    from pipec.partition.chunks.solve import solve_chunks        # several chunks per device
+    from pipec.partition.replicas.plan import plan_replicated   # PipeDream: replicas, hierarchy
+    from pipec.partition.formats.workload import read_workload    # cost graphs from files
 
 ``exactly=True`` (the default) gives every device a stage; ``exactly=False`` lets devices stay
 empty. ``free_order=True`` also chooses the order of unlike devices. ``microbatches=M`` counts the

@@ -12,11 +12,11 @@ import numpy as np
 from pipec.errors import PartitionError
 from pipec.partition import clock
 from pipec.partition.costgraph import CostGraph, FloatArray
-from pipec.partition.cutting import cut_orders
 from pipec.partition.devices import Device, StageMemory
-from pipec.partition.incumbent import Incumbent
 from pipec.partition.machine import Machine
-from pipec.partition.prove import prove
+from pipec.partition.proof.prove import prove
+from pipec.partition.search.cutting import cut_orders
+from pipec.partition.search.incumbent import Incumbent
 from pipec.partition.units import make_units
 
 SECONDS = 3.0

@@ -17,16 +17,16 @@ import numpy as np
 
 from pipec.errors import PartitionError
 from pipec.partition import clock
-from pipec.partition.bounds import TOLERANCE
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, check_acyclic
-from pipec.partition.cutting import cut_orders
 from pipec.partition.devices import Device, Link, StageMemory, one_of_each
-from pipec.partition.fill import Objective, cut_for_fill
 from pipec.partition.fitting import check_runnable, fit_memory, nothing_fits
-from pipec.partition.incumbent import Incumbent, name_devices
 from pipec.partition.machine import Machine, make_machine
-from pipec.partition.prove import Proof, prove
+from pipec.partition.proof.bounds import TOLERANCE
+from pipec.partition.proof.prove import Proof, prove
 from pipec.partition.result import CutResult, stage_loads, stage_memory
+from pipec.partition.search.cutting import cut_orders
+from pipec.partition.search.fill import Objective, cut_for_fill
+from pipec.partition.search.incumbent import Incumbent, name_devices
 from pipec.partition.units import Units, make_units
 
 
@@ -56,8 +56,7 @@ def solve_contiguous(
         memory: Weight versions and microbatches in flight per stage, for memory limits.
         microbatches: If given, minimise the time of one pipeline flush instead,
             (microbatches - 1) * largest load + sum of loads.
-        time_limit: Seconds of work for the proof (see `pipec.partition.clock`); the cut itself is
-            not interrupted.
+        time_limit: Seconds for everything but the first cut, which is made however long it takes.
 
     Returns:
         The cut, its bound, and whether they meet.

@@ -10,7 +10,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from pipec.partition.costgraph import CostGraph
-from pipec.partition.workload import Workload
+from pipec.partition.formats.workload import Workload
 
 SCALE = 1 << 20
 

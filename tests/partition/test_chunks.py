@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipec.errors import PartitionError
-from pipec.partition import chunk_model
-from pipec.partition.anneal import anneal
-from pipec.partition.chunks import solve_chunks
+from pipec.partition.chunks import model as chunk_model
+from pipec.partition.chunks.anneal import anneal
+from pipec.partition.chunks.lattice import Lattice
+from pipec.partition.chunks.solve import solve_chunks
 from pipec.partition.costgraph import CostGraph, Value, cost_graph
 from pipec.partition.devices import Device
-from pipec.partition.lattice import Lattice
 from pipec.partition.units import make_units
 from tests.partition.brute import legal, loads
 from tests.partition.families import branches, priced

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipec.partition.costgraph import Value, cost_graph
 from pipec.partition.devices import Device
-from pipec.partition.grain import common_grain, least_share
+from pipec.partition.proof.grain import common_grain, least_share
 from pipec.partition.solve import solve_contiguous
 
 

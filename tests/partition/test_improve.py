@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipec.partition.costgraph import CostGraph
-from pipec.partition.ideals import closures
-from pipec.partition.improve import _neighbours
+from pipec.partition.proof.ideals import closures
+from pipec.partition.search.improve import _neighbours
 from pipec.partition.units import make_units
 from tests.partition.strategies import graphs
 

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipec.partition.bounds import make_bounds
-from pipec.partition.branch_cuts import OFF, order_for_cuts
-from pipec.partition.branch_tree import BRANCH_RULES
 from pipec.partition.costgraph import CostGraph, IntArray, Value, cost_graph
-from pipec.partition.decompose import Decomposition
 from pipec.partition.devices import Device
-from pipec.partition.family import PrefixFamily
-from pipec.partition.ideal_family import IdealFamily
-from pipec.partition.ideals import Window, enumerate_ideals
-from pipec.partition.incumbent import Incumbent
-from pipec.partition.large import cut_large
 from pipec.partition.machine import make_machine
-from pipec.partition.mixture import MixedFamily, zoned
-from pipec.partition.orders import linear_orders
+from pipec.partition.orders.branch_cuts import OFF, order_for_cuts
+from pipec.partition.orders.branch_tree import BRANCH_RULES
+from pipec.partition.orders.decompose import Decomposition
+from pipec.partition.orders.linear import linear_orders
+from pipec.partition.orders.mixture import MixedFamily, zoned
+from pipec.partition.proof.bounds import make_bounds
+from pipec.partition.proof.ideal_family import IdealFamily
+from pipec.partition.proof.ideals import Window, enumerate_ideals
 from pipec.partition.result import stage_loads
+from pipec.partition.search.family import PrefixFamily
+from pipec.partition.search.incumbent import Incumbent
+from pipec.partition.search.large import cut_large
 from pipec.partition.units import Units, make_units
 from tests.partition.brute import best_cut, legal
 from tests.partition.strategies import graphs

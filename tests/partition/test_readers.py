@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipec.errors import PartitionError
-from pipec.partition.workload import read_workload
+from pipec.partition.formats.workload import read_workload
 
 
 def node(number: int, **other: Any) -> dict[str, Any]:

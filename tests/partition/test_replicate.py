@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, Value, cost_graph
-from pipec.partition.replica_dp import Level
-from pipec.partition.replicate import plan_replicated
-from pipec.partition.workload import read_workload
+from pipec.partition.formats.workload import read_workload
+from pipec.partition.replicas.plan import plan_replicated
+from pipec.partition.replicas.recurrence import Level
 
 DATA = Path(os.environ.get("PIPEC_DATA", Path(__file__).parents[3] / "shared" / "data"))
 PROFILES = DATA / "pipedream-profiles"

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipec.cli.partition import command
-from pipec.partition.workload import read_workload
+from pipec.partition.formats.workload import read_workload
 from tests.partition.cpsat import least_load
 
 DATA = Path(os.environ.get("PIPEC_DATA", Path(__file__).parents[3] / "shared" / "data"))

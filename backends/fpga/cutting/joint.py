@@ -21,7 +21,7 @@ from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph, tensors
 from pipec.partition.costgraph import CostGraph
 from pipec.partition.devices import Device
-from pipec.partition.orders import linear_orders
+from pipec.partition.orders.linear import linear_orders
 from pipec.partition.result import CutResult, stage_memory
 from pipec.partition.units import Units, make_units
 

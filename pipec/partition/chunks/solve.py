@@ -18,10 +18,10 @@ import numpy as np
 
 from pipec.errors import PartitionError
 from pipec.partition import clock
-from pipec.partition.anneal import anneal
-from pipec.partition.bounds import highest_load, make_bounds
-from pipec.partition.chunk_model import ChunkModel, has_ortools, solve_model
-from pipec.partition.closure import heaviest, least_loads
+from pipec.partition.chunks.anneal import anneal
+from pipec.partition.chunks.closure import heaviest, least_loads
+from pipec.partition.chunks.lattice import Lattice
+from pipec.partition.chunks.model import ChunkModel, has_ortools, solve_model
 from pipec.partition.costgraph import (
     CostGraph,
     FloatArray,
@@ -31,10 +31,10 @@ from pipec.partition.costgraph import (
 )
 from pipec.partition.devices import Device, one_of_each
 from pipec.partition.fitting import NOTHING, fit_memory
-from pipec.partition.grain import least_share
-from pipec.partition.lattice import Lattice
 from pipec.partition.machine import Machine, make_machine
-from pipec.partition.reduce import reduce_units
+from pipec.partition.proof.bounds import highest_load, make_bounds
+from pipec.partition.proof.grain import least_share
+from pipec.partition.proof.reduce import reduce_units
 from pipec.partition.result import NO_GAP, CutResult, stage_loads
 from pipec.partition.solve import solve_contiguous
 from pipec.partition.units import Units, make_units
@@ -58,7 +58,7 @@ def solve_chunks(
         graph: The problem; values are priced in seconds.
         devices: Equal devices that pay for communication, at most 62.
         chunks: Chunks per device, in cyclic order along the pipeline; some may be empty.
-        time_limit: Seconds of work (`pipec.partition.clock`).
+        time_limit: Seconds.
 
     Returns:
         The cut; ``stage`` is the chunk, ``assignment`` the device, ``loads`` are per device.
@@ -113,7 +113,7 @@ class _Problem:
     time_limit: float
 
     def __post_init__(self) -> None:
-        self._began, self._pace = clock.now(), clock.Pace()
+        self._began = clock.now()
         self.devices = self.machine.devices
         self.memory_bytes = self.devices[0].memory_bytes
         self.best: IntArray | None = None
@@ -140,7 +140,7 @@ class _Problem:
             since = MODEL_UNTIL
             upper = min(self.largest, highest_load(units, self.machine))
             model = ChunkModel(units, k, self.chunks, self.memory_bytes, upper)
-            left = self._pace.wall(max(self._until(MODEL_UNTIL) - clock.now(), 1.0))
+            left = max(self._until(MODEL_UNTIL) - clock.now(), 1.0)
             better, bound, solver = solve_model(model, self._start(), upper, left)
             lower, method = max(lower, bound), f"{method}, {solver}"
             self._offer_units(better)

@@ -23,8 +23,8 @@ from typing import cast
 
 import numpy as np
 
-from pipec.partition.branch_tree import NOTHING, TINY, BranchRule, BranchTree
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
+from pipec.partition.orders.branch_tree import NOTHING, TINY, BranchRule, BranchTree
 
 BEAM = 16  # states that are kept from level to level
 LEVELS = 150  # of branches within branches, at most

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, Value, cost_graph
-from pipec.partition.workload import ACCELERATOR, CPU, Workload
+from pipec.partition.formats.workload import ACCELERATOR, CPU, Workload
 
 MOST = 1e300  # larger numbers, which may be whole ones of any length, are infinite
 

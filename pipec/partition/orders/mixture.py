@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
-from pipec.partition.family import Family, PrefixFamily, passing_spans
+from pipec.partition.search.family import Family, PrefixFamily, passing_spans
 from pipec.partition.units import Units
 
 

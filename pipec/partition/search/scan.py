@@ -4,9 +4,9 @@ from math import inf
 
 import numpy as np
 
-from pipec.partition.family import PrefixFamily
-from pipec.partition.frontier import Path, allowed, loads, relay_seconds
 from pipec.partition.machine import Machine, Step
+from pipec.partition.search.family import PrefixFamily
+from pipec.partition.search.frontier import Path, allowed, loads, relay_seconds
 
 STRIP = 256
 ROUNDS = 26

@@ -45,8 +45,8 @@ def read_workload(path: Path) -> Workload:
     Raises:
         PartitionError: Unreadable, truncated, malformed or cyclic, with the line or node at fault.
     """
-    from pipec.partition.dnn_json import parse_dnn_json
-    from pipec.partition.profile import parse_profile
+    from pipec.partition.formats.dnn_json import parse_dnn_json
+    from pipec.partition.formats.profile import parse_profile
 
     try:
         text = path.read_text(encoding="utf-8")

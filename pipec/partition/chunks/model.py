@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipec.partition.bounds import TOLERANCE
 from pipec.partition.costgraph import FloatArray, IntArray
+from pipec.partition.proof.bounds import TOLERANCE
 from pipec.partition.units import Units
 
 if TYPE_CHECKING:

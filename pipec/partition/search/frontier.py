@@ -16,11 +16,11 @@ from math import inf
 import numpy as np
 
 from pipec.partition import clock
-from pipec.partition.bounds import TOLERANCE, Bounds, Reach
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
 from pipec.partition.devices import cut_peak, cut_seconds
-from pipec.partition.family import Family, PairwiseFamily
 from pipec.partition.machine import Machine, Step
+from pipec.partition.proof.bounds import TOLERANCE, Bounds, Reach
+from pipec.partition.search.family import Family, PairwiseFamily
 
 BLOCK = 512
 SPARSE = 0.05  # share of the pairs below which they are looked at one by one

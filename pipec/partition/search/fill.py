@@ -11,18 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipec.errors import PartitionError
-from pipec.partition.bounds import TOLERANCE, Bounds, Reach, highest_load, make_bounds
 from pipec.partition.costgraph import FloatArray
-from pipec.partition.family import Family, PrefixFamily
-from pipec.partition.frontier import OutOfTimeError, Path, loads, search
-from pipec.partition.ideal_family import IdealFamily
-from pipec.partition.ideals import enumerate_ideals
-from pipec.partition.incumbent import Incumbent
 from pipec.partition.machine import Machine
-from pipec.partition.orders import linear_orders
-from pipec.partition.prove import Proof
-from pipec.partition.reduce import CLOSURE_LIMIT, reduce_units
-from pipec.partition.scan import scan
+from pipec.partition.orders.linear import linear_orders
+from pipec.partition.proof.bounds import TOLERANCE, Bounds, Reach, highest_load, make_bounds
+from pipec.partition.proof.ideal_family import IdealFamily
+from pipec.partition.proof.ideals import enumerate_ideals
+from pipec.partition.proof.prove import Proof
+from pipec.partition.proof.reduce import CLOSURE_LIMIT, reduce_units
+from pipec.partition.search.family import Family, PrefixFamily
+from pipec.partition.search.frontier import OutOfTimeError, Path, loads, search
+from pipec.partition.search.incumbent import Incumbent
+from pipec.partition.search.scan import scan
 from pipec.partition.units import Units
 
 SMALL = 800

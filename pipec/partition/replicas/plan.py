@@ -18,9 +18,9 @@ from math import ceil, inf, prod
 import numpy as np
 
 from pipec.errors import PartitionError
-from pipec.partition.bounds import TOLERANCE
 from pipec.partition.costgraph import CostGraph, FloatArray
-from pipec.partition.replica_dp import (
+from pipec.partition.proof.bounds import TOLERANCE
+from pipec.partition.replicas.recurrence import (
     Cuts,
     Inner,
     Level,

@@ -9,9 +9,9 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from pipec.partition.branch_tree import BRANCH_RULES
 from pipec.partition.costgraph import FloatArray, IntArray, topological_order
-from pipec.partition.decompose import Decomposition
+from pipec.partition.orders.branch_tree import BRANCH_RULES
+from pipec.partition.orders.decompose import Decomposition
 from pipec.partition.units import Units
 
 

@@ -5,20 +5,19 @@ from enum import Enum, auto
 from math import inf
 
 from pipec.partition import clock
-from pipec.partition.bounds import TOLERANCE, Reach, highest_load, make_bounds
-from pipec.partition.frontier import OutOfTimeError, search
-from pipec.partition.ideal_family import IdealFamily
-from pipec.partition.ideals import enumerate_ideals
-from pipec.partition.improve import improve
-from pipec.partition.incumbent import Incumbent
 from pipec.partition.machine import Machine
-from pipec.partition.reduce import CLOSURE_LIMIT, reduce_units
-from pipec.partition.relax import Programs
+from pipec.partition.proof.bounds import TOLERANCE, Reach, highest_load, make_bounds
+from pipec.partition.proof.ideal_family import IdealFamily
+from pipec.partition.proof.ideals import enumerate_ideals
+from pipec.partition.proof.reduce import CLOSURE_LIMIT, reduce_units
+from pipec.partition.search.frontier import OutOfTimeError, search
+from pipec.partition.search.improve import improve
+from pipec.partition.search.incumbent import Incumbent
 from pipec.partition.units import Units
 
 QUICK, IDEALS_LIMIT = 20_000, 400_000  # ideals looked at: at first, and if the cut is good
 CELLS = 200_000_000  # ideals x (units + 3 x hyperedges) in memory
-IMPROVE, POLISH, RELAX, TRIAL = 0.3, 0.2, 0.4, 0.5  # shares of the time that is left
+IMPROVE, TRIAL = 0.4, 0.5  # shares of the time that is left
 CLOSE = 2e-3  # trial limits nearer than this to what is known are not worth their time
 
 
@@ -49,7 +48,7 @@ def prove(units: Units, machine: Machine, best: Incumbent, deadline: float) -> P
         return Proof(lower, f"{best.found}, work bound")
     known = best.stage is not None
     trials = _Trials(lower, best.value if known else highest_load(units, machine), known=known)
-    programs, most = Programs(units, machine, best), QUICK
+    most = QUICK
     while not trials.done and clock.now() <= deadline:
         outcome = _below(units, machine, trials.limit, _share(deadline, TRIAL), best, most)
         if outcome is FOUND:
@@ -58,18 +57,14 @@ def prove(units: Units, machine: Machine, best: Incumbent, deadline: float) -> P
             trials.nothing()
         elif most < IDEALS_LIMIT:
             most = IDEALS_LIMIT
-            lower = max(lower, programs.heaviest())
-            if known and best.value > lower * (1 + TOLERANCE):
-                lower = _without_ideals(units, machine, best, programs, lower, deadline)
-                trials = _Trials(max(lower, trials.lower), best.value, known=True)
+            if known:
+                improve(units, machine, best, _share(deadline, IMPROVE))
+                trials = _Trials(trials.lower, best.value, known=True)
         else:
             trials.too_many()
     if trials.lower >= trials.ceiling:
         return Proof(trials.lower, f"{best.found}, optimal: no ideal in the windows beats it")
-    reached = programs.solve(trials.lower, deadline)
-    if reached > trials.lower:
-        return Proof(reached, f"{best.found}, bound by linear programs")
-    return Proof(reached, f"{best.found}, bound by ideals up to a limit")
+    return Proof(trials.lower, f"{best.found}, bound by ideals up to a limit")
 
 
 class _Trials:
@@ -106,21 +101,6 @@ class _Trials:
     def _next(self) -> None:
         middle = (self.lower + self._failed) / 2
         self.limit = min(self.ceiling, middle, self.lower + self._step)
-
-
-def _without_ideals(
-    units: Units,
-    machine: Machine,
-    best: Incumbent,
-    programs: Programs,
-    lower: float,
-    deadline: float,
-) -> float:
-    """A better incumbent by local searches, a better bound by relaxation."""
-    improve(units, machine, best, _share(deadline, IMPROVE))
-    if programs.polish(_share(deadline, POLISH)):
-        improve(units, machine, best, _share(deadline, POLISH))
-    return programs.bound(lower, _share(deadline, RELAX))
 
 
 def _share(deadline: float, share: float) -> float:

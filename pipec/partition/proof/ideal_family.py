@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
-from pipec.partition.family import PairwiseFamily
+from pipec.partition.search.family import PairwiseFamily
 from pipec.partition.units import Units
 
 BLOCK = 4096

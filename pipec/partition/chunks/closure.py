@@ -1,14 +1,12 @@
-"""What a unit drags along: the cheapest ideal around it, by minimum cuts.
+"""What holding a unit costs at least, by a minimum cut: a bound on the chunks of op_bert_l-3.
 
-Whatever lies left of a cut is an ideal; if it holds unit v, it is at least as much work, with the
-values that cross, as
+A device that holds unit v has as much load as the cheapest set around it, with the values that
+enter and leave,
 
-    min over ideals J with v in J of  work(J) + price * cut(J),
+    min over sets J with v in J of  work(J) + cut(J),
 
-a closure problem (Picard, Management Science 1976): a minimum cut in a network whose source side is
-J. A unit of J cuts its arc to the sink; arcs without limit lead from a unit to its producers; a
-value that is partly in J cuts the arc between its two nodes. Without the arcs between units it is
-the cheapest set of any kind around v: no device that holds v has less load.
+a minimum cut (Picard, Management Science 1976) in a network whose source side is J. A unit of J
+cuts its arc to the sink; a value that is partly in J cuts the arc between its two nodes.
 """
 
 import numpy as np
@@ -18,19 +16,6 @@ from pipec.partition.units import Units
 
 SCALE = 2.0**30
 HEAVY = 12
-
-
-def cheapest_ideals(units: Units, ref: FloatArray, price: float, *, right: bool) -> FloatArray:
-    """Least work and price of the values that cross, for an ideal with each unit in it, [units].
-
-    Args:
-        units: The DAG; values are priced in seconds.
-        ref: Work measure, [units].
-        price: Factor of the seconds.
-        right: Look at what lies right of a cut instead.
-    """
-    tail, head = units.edges.T if right else units.edges.T[::-1]
-    return _cheapest(units, ref, price, tail, head, np.arange(units.size))
 
 
 def heaviest(work: FloatArray) -> IntArray:
@@ -50,33 +35,24 @@ def least_loads(units: Units, work: FloatArray, which: IntArray) -> FloatArray:
         work: Seconds of every unit on the device, which pays for values, [units].
         which: Units to look at.
     """
-    none = np.zeros(0, np.int64)
-    return _cheapest(units, work, 1.0, none, none, which)
-
-
-def _cheapest(
-    units: Units, ref: FloatArray, price: float, tail: IntArray, head: IntArray, which: IntArray
-) -> FloatArray:
-    """Minimum cut per unit; whoever has the tail of an arc has its head."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 
     n, values = units.size, len(units.pin_ptr) - 1
     source, sink = n + 2 * values, n + 2 * values + 1
     pin, edge = units.pin, units.pin_edge()
-    total = float(ref.sum()) + price * float(units.cost[0].sum())
+    total = float(work.sum()) + float(units.cost[0].sum())
     if not total > 0:
         return np.zeros(len(which))
     scale = SCALE / total
     endless = np.int64(2**30)
     value = np.arange(values)
-    tails = [np.arange(n), tail, pin, n + value, n + values + edge, np.full(n, source)]
-    heads = [np.full(n, sink), head, n + edge, n + values + value, pin, np.arange(n)]
+    tails = [np.arange(n), pin, n + value, n + values + edge, np.full(n, source)]
+    heads = [np.full(n, sink), n + edge, n + values + value, pin, np.arange(n)]
     limits: list[FloatArray | IntArray] = [
-        np.floor(ref * scale),
-        np.full(len(tail), endless),
+        np.floor(work * scale),
         np.full(len(pin), endless),
-        np.floor(units.cost[0] * price * scale),
+        np.floor(units.cost[0] * scale),
         np.full(len(pin), endless),
         np.zeros(n),
     ]

@@ -15,8 +15,8 @@ ordered depth first, each with all that was contracted into it.
 
 import numpy as np
 
-from pipec.partition.branch_tree import NOTHING, BranchRule, BranchTree
 from pipec.partition.costgraph import FloatArray, IntArray, sums
+from pipec.partition.orders.branch_tree import NOTHING, BranchRule, BranchTree
 from pipec.partition.units import Units
 
 

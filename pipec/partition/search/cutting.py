@@ -3,15 +3,15 @@
 from math import inf
 
 from pipec.partition import clock
-from pipec.partition.bounds import TOLERANCE, highest_load, make_bounds
-from pipec.partition.family import PrefixFamily
-from pipec.partition.frontier import search
-from pipec.partition.incumbent import Incumbent
-from pipec.partition.large import cut_large
 from pipec.partition.machine import Machine
-from pipec.partition.orders import linear_orders
-from pipec.partition.reduce import CLOSURE_LIMIT, reduce_units
-from pipec.partition.scan import scan
+from pipec.partition.orders.linear import linear_orders
+from pipec.partition.proof.bounds import TOLERANCE, highest_load, make_bounds
+from pipec.partition.proof.reduce import CLOSURE_LIMIT, reduce_units
+from pipec.partition.search.family import PrefixFamily
+from pipec.partition.search.frontier import search
+from pipec.partition.search.incumbent import Incumbent
+from pipec.partition.search.large import cut_large
+from pipec.partition.search.scan import scan
 from pipec.partition.units import Units
 
 LARGE = 800

@@ -7,19 +7,19 @@ from math import inf
 
 import numpy as np
 
-from pipec.partition.bounds import TOLERANCE, Bounds, Reach, highest_load, make_bounds
-from pipec.partition.branch_cuts import order_for_cuts
-from pipec.partition.branch_tree import BRANCH_RULES
 from pipec.partition.costgraph import FloatArray, IntArray
-from pipec.partition.decompose import Decomposition
 from pipec.partition.devices import cut_seconds
-from pipec.partition.family import PrefixFamily
-from pipec.partition.frontier import OutOfTimeError, search
-from pipec.partition.incumbent import Incumbent
 from pipec.partition.machine import Machine
-from pipec.partition.mixture import MixedFamily, zoned
-from pipec.partition.orders import linear_orders
-from pipec.partition.scan import scan
+from pipec.partition.orders.branch_cuts import order_for_cuts
+from pipec.partition.orders.branch_tree import BRANCH_RULES
+from pipec.partition.orders.decompose import Decomposition
+from pipec.partition.orders.linear import linear_orders
+from pipec.partition.orders.mixture import MixedFamily, zoned
+from pipec.partition.proof.bounds import TOLERANCE, Bounds, Reach, highest_load, make_bounds
+from pipec.partition.search.family import PrefixFamily
+from pipec.partition.search.frontier import OutOfTimeError, search
+from pipec.partition.search.incumbent import Incumbent
+from pipec.partition.search.scan import scan
 from pipec.partition.units import Units
 
 PAIRS = 1.5e7  # of cuts looked at per order

@@ -6,9 +6,9 @@ from math import inf
 import numpy as np
 
 from pipec.partition.costgraph import IntArray
-from pipec.partition.family import Family
-from pipec.partition.frontier import Path
 from pipec.partition.machine import Machine, Step
+from pipec.partition.search.family import Family
+from pipec.partition.search.frontier import Path
 from pipec.partition.units import Units
 
 

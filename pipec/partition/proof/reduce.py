@@ -13,10 +13,10 @@
 
 import numpy as np
 
-from pipec.partition.bounds import TOLERANCE, make_bounds, memory_shares
 from pipec.partition.costgraph import BoolArray, IntArray, topological_order
 from pipec.partition.devices import cut_peak, cut_seconds
 from pipec.partition.machine import Machine
+from pipec.partition.proof.bounds import TOLERANCE, make_bounds, memory_shares
 from pipec.partition.units import Units, merge
 
 CLOSURE_LIMIT = 3000

@@ -14,12 +14,12 @@ from math import inf
 import numpy as np
 
 from pipec.partition import clock
-from pipec.partition.bounds import TOLERANCE
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
-from pipec.partition.ideal_family import IdealFamily
-from pipec.partition.ideals import Window, enumerate_ideals
-from pipec.partition.orders import linear_orders
-from pipec.partition.reduce import CLOSURE_LIMIT
+from pipec.partition.orders.linear import linear_orders
+from pipec.partition.proof.bounds import TOLERANCE
+from pipec.partition.proof.ideal_family import IdealFamily
+from pipec.partition.proof.ideals import Window, enumerate_ideals
+from pipec.partition.proof.reduce import CLOSURE_LIMIT
 from pipec.partition.units import Units
 
 MOST = 3_000  # ideals, as all pairs of them are kept

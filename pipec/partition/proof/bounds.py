@@ -23,9 +23,9 @@ import numpy as np
 
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
 from pipec.partition.devices import cut_peak, cut_seconds
-from pipec.partition.grain import least_share
-from pipec.partition.ideals import Window
 from pipec.partition.machine import Machine
+from pipec.partition.proof.grain import least_share
+from pipec.partition.proof.ideals import Window
 from pipec.partition.units import Units
 
 TOLERANCE = 1e-9

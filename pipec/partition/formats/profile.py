@@ -11,7 +11,7 @@ import re
 
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import Value, cost_graph
-from pipec.partition.workload import ACCELERATOR, Workload
+from pipec.partition.formats.workload import ACCELERATOR, Workload
 
 _NODE = re.compile(r"^(?P<name>\S+) -- (?:(?P<what>.*) -- )?(?P<costs>forward_compute_time=.*)$")
 _EDGE = re.compile(r"^\s+(?P<tail>\S+) -- (?P<head>\S+)$")

@@ -7,13 +7,13 @@ from math import ceil, inf, prod
 import numpy as np
 
 from pipec.errors import PartitionError
-from pipec.partition.bounds import TOLERANCE
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
 from pipec.partition.devices import Link
-from pipec.partition.ideal_family import IdealFamily
-from pipec.partition.ideals import Window, enumerate_ideals
-from pipec.partition.orders import linear_orders
-from pipec.partition.reduce import join_idle
+from pipec.partition.orders.linear import linear_orders
+from pipec.partition.proof.bounds import TOLERANCE
+from pipec.partition.proof.ideal_family import IdealFamily
+from pipec.partition.proof.ideals import Window, enumerate_ideals
+from pipec.partition.proof.reduce import join_idle
 from pipec.partition.units import Units, make_units, merge
 
 IDEALS_LIMIT = 700

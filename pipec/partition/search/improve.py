@@ -12,15 +12,15 @@ from itertools import islice
 import numpy as np
 
 from pipec.partition import clock
-from pipec.partition.bounds import TOLERANCE, Reach, make_bounds
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
-from pipec.partition.frontier import OutOfTimeError, search
-from pipec.partition.ideal_family import IdealFamily, measure_of
-from pipec.partition.ideals import closures
-from pipec.partition.incumbent import Incumbent
 from pipec.partition.machine import Machine
-from pipec.partition.orders import linear_orders
-from pipec.partition.reduce import reduce_units
+from pipec.partition.orders.linear import linear_orders
+from pipec.partition.proof.bounds import TOLERANCE, Reach, make_bounds
+from pipec.partition.proof.ideal_family import IdealFamily, measure_of
+from pipec.partition.proof.ideals import closures
+from pipec.partition.proof.reduce import reduce_units
+from pipec.partition.search.frontier import OutOfTimeError, search
+from pipec.partition.search.incumbent import Incumbent
 from pipec.partition.units import Units
 
 ORDERS = 27

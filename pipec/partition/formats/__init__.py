@@ -1,0 +1,1 @@
+"""Cost graphs from files: dnn-partitioning JSON and PipeDream profiles."""

@@ -1,0 +1,82 @@
+"""Ideals, minimum cuts and memory in the bound: against brute force."""
+
+from itertools import product
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pipec.partition.chunks.closure import least_loads
+from pipec.partition.costgraph import CostGraph
+from pipec.partition.devices import Device
+from pipec.partition.machine import make_machine
+from pipec.partition.proof.bounds import Reach, make_bounds
+from pipec.partition.proof.ideals import enumerate_ideals
+from pipec.partition.solve import solve_contiguous
+from pipec.partition.units import Units, make_units
+from tests.partition.brute import best_cut
+from tests.partition.strategies import graphs
+
+
+def _units(graph: CostGraph) -> Units:
+    return make_units(graph, graph.seconds[None])
+
+
+def _closed(units: Units, inside: tuple[bool, ...], *, right: bool) -> bool:
+    """Whether a set is what lies on one side of a cut."""
+    return all(inside[v] <= inside[u] for u, v in (units.edges[:, ::-1] if right else units.edges))
+
+
+def _paid(units: Units, here: np.ndarray) -> float:
+    """Cost of the hyperedges that are partly in a set."""
+    return sum(
+        float(cost)
+        for cost, a, b in zip(units.cost[0], units.pin_ptr[:-1], units.pin_ptr[1:], strict=True)
+        if here[units.pin[a:b]].any() and not here[units.pin[a:b]].all()
+    )
+
+
+@given(graphs(most=6))
+def test_least_loads_are_minimum_cuts(graph: CostGraph) -> None:
+    units = _units(graph)
+    work, device = units.work[0], np.full(units.size, inf)
+    for inside in product((False, True), repeat=units.size):
+        here = np.array(inside)
+        device[here] = np.minimum(device[here], work @ here + _paid(units, here))
+    found = least_loads(units, work, np.arange(units.size))
+    assert found == pytest.approx(device, abs=1e-6)
+
+
+@given(graphs(most=7), st.integers(2, 4), st.booleans(), st.integers(0, 40))
+def test_ideals_are_those_that_loads_below_a_limit_allow(
+    graph: CostGraph, count: int, hosted: bool, limit: int
+) -> None:
+    devices = [Device("fast")] * count + [Device("slow", pays=False)] * hosted
+    machine, units = make_machine(graph, devices, free_order=True), _units(graph)
+    bounds = make_bounds(units, machine)
+    reach = Reach(bounds, machine, limit / 2)
+    states = np.arange(1, len(machine.used) - 1)
+    want = {(False,) * units.size, (True,) * units.size}
+    for inside in product((False, True), repeat=units.size):
+        here = np.array(inside)
+        work, cut = np.array([bounds.ref @ here]), np.array([[_paid(units, here)]])
+        if _closed(units, inside, right=False) and reach.may_hold(states, work, work, cut)[0]:
+            want.add(inside)
+    found = enumerate_ideals(units, bounds.ref, reach.windows(), 1_000)
+    assert found is not None
+    assert sorted(map(tuple, found.tolist())) == sorted(want)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(most=6, blocked=True), st.integers(1, 2), st.integers(1, 20))
+def test_bytes_weigh_where_memory_is_short(graph: CostGraph, count: int, limit: int) -> None:
+    devices = [Device("fast", float(limit))] * count + [Device("slow", pays=False)]
+    optimum = best_cut(graph, devices, exactly=False)
+    assume(optimum < inf)
+    machine = make_machine(graph, devices, exactly=False)
+    assert make_bounds(_units(graph), machine).lower <= optimum + 1e-6
+    cut = solve_contiguous(graph, devices, exactly=False)
+    assert cut.max_load == pytest.approx(optimum)
+    assert cut.proven
