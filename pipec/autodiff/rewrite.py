@@ -10,14 +10,16 @@ Neither changes what F and B compute, bit for bit.
 """
 
 import hashlib
+import operator
 from collections.abc import Collection, Mapping
 from functools import cached_property
 
+import torch
 from torch import fx
 from torch.fx.node import Argument
 
 from pipec.autodiff.model import Training
-from pipec.autodiff.recompute import everything
+from pipec.autodiff.recompute import everything, views
 from pipec.errors import GraphError
 from pipec.graph.comm import FETCH, OFFLOAD
 from pipec.graph.ir import (
@@ -81,12 +83,10 @@ def recomputed(training: Training, values: Collection[str]) -> Training:
                 raise GraphError(
                     "a random value cannot be computed again", where=name, got=node.name
                 )
-    backward = {
-        kind: Replay(getattr(training, kind), training.F, again).graph() for kind in ("B", "I", "W")
-    }
-    read = {i.name for g in backward.values() for i in g.inputs_of(InputKind.SAVED)}
-    F = _yielding(training.F, read)
-    return Training(F=F, key=_key(training, "recompute", sorted(again)), **backward)
+    found = Replays(training, again)
+    F = _yielding(training.F, found.read)
+    key = _key(training, "recompute", sorted(again))
+    return Training(F, found.B.graph(), found.I.graph(), found.W.graph(), key)
 
 
 def offloaded(training: Training, slots: Mapping[str, Collection[str]]) -> Training:
@@ -125,6 +125,41 @@ def _saved_names(graph: Graph) -> set[str]:
     return {i.name for i in graph.inputs_of(InputKind.SAVED)}
 
 
+class Replays:
+    """B, I and W of a stage that compute some saved values again.
+
+    What F keeps saved is read, by whichever of them needs it. W reads what I has computed again for
+    itself, which I then yields; only views are made twice.
+
+    Args:
+        training: The graphs of a stage.
+        again: Names of saved values.
+
+    Attributes:
+        B, I, W: The graphs, as `Replay`.
+        read: What F must yield for them, by name.
+    """
+
+    def __init__(self, training: Training, again: Collection[str]) -> None:
+        forward = training.F
+        kept = {v.name for v in training.saved}.difference(again)
+        made = _lasting(forward, Replay(training.I, forward, again, kept).computed)
+        self.B = Replay(training.B, forward, again, kept)
+        self.W = Replay(training.W, forward, again, kept | made)
+        passed = [n for n in forward.nodes if n in made & self.W.read]
+        self.I = Replay(training.I, forward, again, kept, passed)  # noqa: E741
+        of_i = {o.name for o in training.I.outputs_of(OutputKind.SAVED)}
+        self.read = (self.B.read | self.I.read | self.W.read).difference(passed, of_i)
+
+
+def _lasting(forward: Graph, computed: Collection[str]) -> set[str]:
+    """Which of the nodes that I computes again W may read: tensors with memory of their own."""
+    items = {n.name for n in forward.calls if n.target is operator.getitem and
+             n.all_input_nodes[0].name in computed}  # fmt: skip
+    own = {n.name for n in forward.calls if n.name in computed and not views(n)}
+    return items | {n for n in own if isinstance(forward.node(n).meta["val"], torch.Tensor)}
+
+
 class Replay:
     """B, I or W with what it read of some saved values computed in its place, node by node.
 
@@ -134,26 +169,35 @@ class Replay:
         graph: B, I or W.
         forward: F.
         again: Names of saved values.
+        given: Names of values of F that are there, and so are read.
+        passed: Names of values of F to yield too.
 
     Attributes:
         nodes: Those of F and of ``graph`` in their new order, inputs first where they are read.
-        results: Names of what is yielded.
+        outputs: What is yielded.
     """
 
-    def __init__(self, graph: Graph, forward: Graph, again: Collection[str]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        forward: Graph,
+        again: Collection[str],
+        given: Collection[str],
+        passed: Collection[str] = (),
+    ) -> None:
         self._graph, self._forward = graph, forward
-        mine = graph.nodes
-        there = {n: node for n, node in mine.items() if n not in again or _calls(node)}
+        there = {n: node for n, node in graph.nodes.items() if n not in again or _calls(node)}
         self._sources: dict[str, fx.Node] = {**forward.nodes, **there}
+        self._given = {n for n in given if n not in there}
         lazy = {n.name for n in forward.calls}
         self.nodes: list[fx.Node] = []
         self._done: set[str] = set()
         for node in graph.calls:
             if node.name not in lazy:
                 self._need(node.name)
-        self.results = [o.node for o in graph.outputs]
-        for name in self.results:
-            self._need(name)
+        self.outputs = (*graph.outputs, *(GraphOutput(n, OutputKind.SAVED, n) for n in passed))
+        for output in self.outputs:
+            self._need(output.node)
 
     def _need(self, name: str) -> None:
         """Put a node and what it needs into the order."""
@@ -162,7 +206,7 @@ class Replay:
             at, ready = stack.pop()
             if at in self._done:
                 continue
-            if ready:
+            if ready or at in self._given:
                 self._done.add(at)
                 self.nodes.append(self._sources[at])
                 continue
@@ -170,11 +214,21 @@ class Replay:
             stack += [(n.name, False) for n in reversed(self._sources[at].all_input_nodes)]
 
     @cached_property
+    def computed(self) -> frozenset[str]:
+        """Names of the nodes that it computes."""
+        return frozenset(n.name for n in self.nodes if _calls(n) and n.name not in self._given)
+
+    @cached_property
+    def read(self) -> set[str]:
+        """Names of the saved values that it reads."""
+        return {i.name for i in self.inputs if i.kind is InputKind.SAVED}
+
+    @cached_property
     def inputs(self) -> list[GraphInput]:
         """What it reads, in the order of the kinds."""
         known = {i.node: i for i in self._graph.inputs}
         known |= {i.node: i for i in self._forward.inputs_of(*_WEIGHTS) if i.node not in known}
-        read = [n.name for n in self.nodes if not _calls(n)]
+        read = [n.name for n in self.nodes if n.name not in self.computed]
         entries = [known.get(n, GraphInput(n, InputKind.SAVED, n)) for n in read]
         places = {n: k for k, n in enumerate(self._sources)}
         kinds = list(InputKind)
@@ -189,12 +243,13 @@ class Replay:
         for node in self.nodes:
             if node.name not in env:
                 env[node.name] = new.node_copy(node, lambda n: env[n.name])
-        new.output(tuple(env[n] for n in self.results))
+        new.output(tuple(env[o.node] for o in self.outputs))
         weights = {i.name for i in self.inputs if i.kind.is_weight}
         forward = self._forward
         return self._graph.replace(
             module=fx.GraphModule({}, new, type(self._graph.module).__name__),
             inputs=tuple(self.inputs),
+            outputs=self.outputs,
             weights={n: w for n, w in forward.weights.items() if n in weights},
             tied={n: t for n, t in forward.tied.items() if n in weights},
         )

@@ -9,7 +9,7 @@ W = the rest of B
 """
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from torch import fx
@@ -82,8 +82,10 @@ class _Splitter:
         """I and W."""
         mine = self._with_ancestors(self._received) - self._forward
         mine = {n for n in mine if n.op == "call_function"}
+        again = self._needs(self._received, self._forward)[0] & self._forward
+        mine |= again
         mine |= self._items_of(mine)
-        w_nodes, w_read = self._needs(self._weights, self._forward | mine)
+        w_nodes, w_read = self._needs(self._weights, self._forward | mine, made=mine)
         kept = [n for n in w_read if n in mine or n in self._gradient_inputs]
         i_nodes, i_read = self._needs([*self._received, *kept], self._forward)
         outputs = [*self._gradients(received=True, weights=False), *_saved(kept)]
@@ -114,9 +116,17 @@ class _Splitter:
         return found is not None and found.kind in _WEIGHTS
 
     def _needs(
-        self, roots: Iterable[fx.Node], given: set[fx.Node]
+        self,
+        roots: Iterable[fx.Node],
+        given: set[fx.Node],
+        made: Collection[fx.Node] = (),
     ) -> tuple[set[fx.Node], list[fx.Node]]:
         """What a graph that yields ``roots`` computes and reads, when ``given`` exists already.
+
+        Args:
+            roots: What it yields.
+            given: Nodes that are computed before.
+            made: Those of them that I computes, for itself or because F's are recomputed.
 
         Returns:
             Call nodes to copy, nodes of ``given`` that are recomputed among them; and what is
@@ -127,16 +137,14 @@ class _Splitter:
             node = stack.pop()
             if node in copied or node in read:
                 continue
-            if node.op == "placeholder" or (node in given and not self._cheap(node)):
+            if node.op == "placeholder" or (
+                node in given and not (views(node) if node in made else self._recompute(node))
+            ):
                 read.add(node)
             else:
                 copied.add(node)
                 stack.extend(node.all_input_nodes)
         return copied, sorted(read, key=self._order.__getitem__)
-
-    def _cheap(self, node: fx.Node) -> bool:
-        """Whether to compute a given node again; of what I made, only views."""
-        return self._recompute(node) if node in self._forward else views(node)
 
     def _gradients(self, *, received: bool, weights: bool) -> list[tuple[fx.Node, GraphOutput]]:
         found = []

@@ -16,14 +16,14 @@ import numpy as np
 from torch import fx
 
 from pipec.autodiff.model import Training
-from pipec.autodiff.rewrite import Replay
+from pipec.autodiff.rewrite import Replay, Replays
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.residency import StageWork, saved_in_order, stage_work
 from pipec.compiler.stage_timing import holder, own_bytes, peak_of
 from pipec.compiler.timeline import plan_timeline
 from pipec.errors import PassError
 from pipec.graph.comm import is_comm
-from pipec.graph.ir import InputKind, nbytes
+from pipec.graph.ir import nbytes
 from pipec.plan.model import Plan
 from pipec.residency.choose import Choice, DoesNotFitError, choose
 from pipec.residency.problem import RECOMPUTE, FloatArray, IntArray, Problem, Working
@@ -259,17 +259,16 @@ class WorkingBytes:
 
     def _working(self, again: frozenset[str]) -> Working:
         """As of `recomputed`, from the order of its nodes alone."""
-        t = self.training
-        replays = [Replay(graph, t.F, again) for graph in (t.B, t.I, t.W)]
-        read = {i.name for r in replays for i in r.inputs if i.kind is InputKind.SAVED}
-        new, old = self._bytes(read), self._bytes({*self._names} - again)
-        alive, nodes = max(map(self._peak, replays), key=lambda p: p[0])
+        replays = Replays(self.training, again)
+        new, old = self._bytes(replays.read), self._bytes({*self._names} - again)
+        each = (replays.B, replays.I, replays.W)
+        alive, nodes = max(map(self._peak, each), key=lambda p: p[0])
         values = tuple(v for v, name in enumerate(self._names) if name in again & nodes)
         return Working(alive + self.flight * (new - old), alive, values)
 
     def _peak(self, replay: Replay) -> tuple[int, frozenset[str]]:
-        calls = {n.name for n in replay.nodes if n.op == "call_function"}
-        return peak_of(replay.nodes, replay.results, calls & self._calls)
+        results = [o.node for o in replay.outputs]
+        return peak_of(replay.nodes, results, replay.computed & self._calls)
 
     def _bytes(self, names: Collection[str]) -> float:
         """Bytes that these values of F take if they are saved."""

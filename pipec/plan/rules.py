@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from pipec.autodiff.recompute import is_random
 from pipec.errors import PlanError
 from pipec.graph.ir import InputKind, OutputKind, nbytes
 from pipec.graph.lower import Lowered, Transfer, lower
@@ -135,6 +136,14 @@ def _slots_are_scheduled(parts: _Parts) -> Iterator[Finding]:
             yield f"host slot {slot.name}: the schedule copies {found.nbytes} bytes"
 
 
+def _random_values_are_drawn_once(parts: _Parts) -> Iterator[Finding]:
+    """Only F draws random numbers: a backward that draws again computes with another mask."""
+    for stage in parts.plan.stages:
+        for kind in ("B", "I", "W") if stage.training else ():
+            for node in filter(is_random, getattr(stage.training, kind).calls):
+                yield f"{kind} of stage {stage.index} draws random numbers again: {node.name}"
+
+
 def _buffers_have_one_home(parts: _Parts) -> Iterator[Finding]:
     """No stage reads a copy of a buffer that another one updates."""
     updated = {
@@ -155,6 +164,7 @@ RULES: dict[str, Callable[[_Parts], Iterator[Finding]]] = {
     "channels-have-two-ends": _channels_have_two_ends,
     "values-arrive": _values_arrive,
     "buffers-have-one-home": _buffers_have_one_home,
+    "random-values-are-drawn-once": _random_values_are_drawn_once,
     "bytes-agree": _bytes_agree,
     "slots-have-two-ends": _slots_have_two_ends,
     "slots-are-scheduled": _slots_are_scheduled,
