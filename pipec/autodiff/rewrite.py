@@ -147,7 +147,7 @@ class Replays:
         self.B = Replay(training.B, forward, again, kept)
         self.W = Replay(training.W, forward, again, kept | made)
         passed = [n for n in forward.nodes if n in made & self.W.read]
-        self.I = Replay(training.I, forward, again, kept, passed)  # noqa: E741
+        self.I = Replay(training.I, forward, again, kept, passed)
         of_i = {o.name for o in training.I.outputs_of(OutputKind.SAVED)}
         self.read = (self.B.read | self.I.read | self.W.read).difference(passed, of_i)
 

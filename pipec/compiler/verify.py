@@ -195,8 +195,10 @@ def verify_stages(
             batches = [random_inputs(reference.example_inputs, seed + k) for k in range(count)]
             found += compare_emitted(plan, reference.graph, batches, tolerance, seed, ready)
         else:
+            more = random_inputs(reference.example_inputs, seed + 1)
+            first = [inputs, more][: plan.schedule.microbatches]
             found += compare_gradients(
-                plan, reference.graph, inputs, tolerance, seed, reference.gradients
+                plan, reference.graph, first, tolerance, seed, reference.gradients
             )
     return VerifyReport(tolerance, seed, tuple(found))
 

@@ -1,13 +1,15 @@
-"""The gradients of chained stages against autograd on the model in one piece.
+"""The gradients of a plan's stages against autograd on the model in one piece.
 
 ```text
-F of stage 0 ─► F of stage 1 ─► F of stage 2 ─► loss
-B of stage 0 ◄─ B of stage 1 ◄─ B of stage 2 ◄─ 1        gradients of a weight summed over stages
+0: F0 F1 OFFLOAD0 FETCH0 I0 W0 ...    the schedule's rows, the first microbatches of them, played
+1:    F0 I0       F1     I1 W0 ...    by the runtime; gradients of a weight summed over stages
 ```
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,9 +17,12 @@ from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.emitted import add
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.plan.model import Plan
-from pipec.runtime.draws import Reseeding, draws
-from pipec.runtime.program import Program, StageProgram
+from pipec.runtime.draws import Reseeding, Stream, draws, stream
+from pipec.runtime.executor import Settings
+from pipec.runtime.local import LocalPipeline
+from pipec.runtime.program import StageProgram
 from pipec.runtime.stage import StageRunner
+from pipec.schedule.schedule import Schedule
 
 Tensors = dict[str, Tensor]
 
@@ -29,28 +34,74 @@ gradient of a key's bias in attention, say, is zero but for rounding."""
 def compare_gradients(
     plan: Plan,
     source: Graph,
-    inputs: Mapping[str, Tensor],
+    batches: Sequence[Mapping[str, Tensor]],
     tolerance: float,
     seed: int,
     eager: Callable[[Mapping[str, Tensor]], Tensors] | None = None,
 ) -> list[Comparison]:
-    """Run F of all stages, then B of all, and compare every parameter's gradient.
+    """Play the first microbatches of the plan's schedule, and compare every parameter's gradient.
+
+    F, B, I and W run in the schedule's order, what is offloaded leaves and comes back, what is
+    recomputed is; every forward and backward uses the weights that training starts with.
 
     Args:
         plan: A plan with a training schedule, as loaded from its directory.
         source: The whole model with weights, traced from its source.
-        inputs: The model's inputs and targets by name.
+        batches: The model's inputs and targets by name, one set per microbatch.
         tolerance: Largest error relative to a gradient's largest magnitude.
         seed: Of random ops.
-        eager: The gradients of the model as written; autograd on the traced graph if absent.
+        eager: The gradients of the model as written, of the first microbatch; autograd on the
+            traced graph if absent, and for the others.
 
     Returns:
         One comparison per trained parameter, of kind ``gradient``, in the order of the stages.
     """
-    found, stage_of = chained(Program.of(plan).stages, plan.graph.weights, inputs, seed)
-    want = eager(inputs) if eager else gradients_of(source, inputs, set(found), seed)
-    want = {n: want[n] for n in found}
-    return compared(found, want, stage_of, tolerance)
+    found, stage_of = played(plan, batches, seed)
+    want: Tensors = {}
+    sizes = dict.fromkeys(found, 0.0)
+    for m, batch in enumerate(batches):
+        grads, buffers = _autograd(source, batch, set(found), partial(stream, seed, m))
+        part = eager(batch) if eager and m == 0 else grads
+        part = {n: part[n] for n in found}
+        add(want, part)
+        for n, g in part.items():  # parts that cancel each other leave the rounding of each
+            sizes[n] += float(g.abs().max()) if g.numel() else 0.0
+        source = source.replace(weights={**source.weights, **buffers})
+    return compared(found, want, stage_of, tolerance, sizes)
+
+
+def played(
+    plan: Plan, batches: Sequence[Mapping[str, Tensor]], seed: int
+) -> tuple[Tensors, dict[str, int]]:
+    """Gradients that the runtime sums up over the first microbatches of a plan's schedule.
+
+    Returns:
+        Gradients by parameter, and the first stage that trains each.
+    """
+    assert plan.schedule is not None
+    first = _first(plan.schedule, len(batches))
+    pipeline = LocalPipeline(plan, batches.__getitem__, Settings(seed=seed), schedule=first)
+    pipeline.play()
+    grads: Tensors = {}
+    for executor in pipeline.executors:
+        for weights in executor.weights.values():
+            for sums in weights.summed():
+                add(grads, sums)
+    stages = pipeline.program.stages
+    order = [(i.name, s.index) for s in stages for i in s.forward.inputs_of(InputKind.PARAMETER)]
+    stage_of = {n: stage for n, stage in reversed(order) if n in grads}
+    return {n: grads[n] for n, _ in order if n in grads}, stage_of
+
+
+def _first(schedule: Schedule, count: int) -> Schedule:
+    """What the schedule does with its first microbatches, without any step."""
+    kept = (schedule.microbatch >= 0) & (schedule.microbatch < count)
+    columns = {name: column[kept] for name, column in schedule.columns().items()}
+    columns["version"] = np.zeros_like(columns["version"])
+    ptr = np.concatenate([[0], np.cumsum(kept)])[schedule.device_ptr]
+    return schedule.replace(
+        microbatches=min(count, schedule.microbatches), joint=(), device_ptr=ptr, **columns
+    )
 
 
 def compared(
@@ -58,6 +109,7 @@ def compared(
     want: Mapping[str, Tensor],
     stage_of: Mapping[str, int],
     tolerance: float | Allowed,
+    sizes: Mapping[str, float] | None = None,
 ) -> list[Comparison]:
     """One comparison of kind ``gradient`` per parameter.
 
@@ -66,7 +118,9 @@ def compared(
         want: Likewise.
         stage_of: Parameter to the stage that is named.
         tolerance: Largest relative error.
+        sizes: What errors are relative to, where that is more than a gradient's largest magnitude.
     """
+    floors = sizes or {}
     largest = max((float(g.abs().max()) for g in want.values() if g.numel()), default=0.0)
     return [
         compare(
@@ -76,7 +130,7 @@ def compared(
             name=name,
             kind="gradient",
             stage=stage_of[name],
-            floor=NOISE * largest,
+            floor=max(NOISE * largest, floors.get(name, 0.0)),
         )
         for name in found
     ]
@@ -86,15 +140,23 @@ def gradients_of(
     source: Graph, inputs: Mapping[str, Tensor], names: set[str], seed: int
 ) -> Tensors:
     """The gradients by autograd; zeros where the loss does not depend on a parameter."""
+    torch.manual_seed(seed)
+    return _autograd(source, inputs, names, int)[0]
+
+
+def _autograd(
+    source: Graph, inputs: Mapping[str, Tensor], names: set[str], seeds: Stream
+) -> tuple[Tensors, Tensors]:
+    """Gradients by parameter, and the buffers afterwards."""
     held = {
         i.name: source.weights[i.name].detach().clone().requires_grad_(i.name in names)
         for i in source.inputs
         if i.kind.is_weight
     }
     args = [held[i.name] if i.kind.is_weight else inputs[i.name] for i in source.inputs]
-    torch.manual_seed(seed)
     # stages seed each random op by its number in the model
     seeding = Reseeding(0, torch.device("cpu"))
+    seeding.stream = seeds
     module = seeding.put_into(source.module) if draws(source) else source.module
     with torch.enable_grad():
         results = module(*args)
@@ -102,7 +164,12 @@ def gradients_of(
     loss = results[kinds.index(OutputKind.LOSS)]
     wanted = [held[n] for n in sorted(names)]
     grads = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
-    return dict(zip(sorted(names), grads, strict=True))
+    buffers = {
+        o.name: value.detach()
+        for o, value in zip(source.outputs, results, strict=True)
+        if o.kind is OutputKind.BUFFER_UPDATE
+    }
+    return dict(zip(sorted(names), grads, strict=True)), buffers
 
 
 def chained(

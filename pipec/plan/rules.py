@@ -97,7 +97,7 @@ def _slots_have_two_ends(parts: _Parts) -> Iterator[Finding]:
         if stage.training is None:
             continue
         slots = [s for s in parts.plan.slots if s.stage == stage.index]
-        want = {(slot.name, value) for slot in slots for value in slot.values}
+        want = [(slot.name, value) for slot in slots for value in slot.values]
         training = stage.training
         ends = (
             ("offload", "F", lower(training.F).offloads),
@@ -105,20 +105,30 @@ def _slots_have_two_ends(parts: _Parts) -> Iterator[Finding]:
             ("fetch", "I", lower(training.I).fetches),
         )
         for word, graph, transfers in ends:
-            found = {(t.channel, t.value) for t in transfers}
-            for name, value in sorted(want - found):
-                yield f"host slot {name}: {graph} of stage {stage.index} does not {word} {value}"
-            for name, value in sorted(found - want):
+            found = Counter((t.channel, t.value) for t in transfers)
+            for name, value in want:
+                times = found[name, value]
+                where = f"host slot {name}: {graph} of stage {stage.index}"
+                if not times:
+                    yield f"{where} does not {word} {value}"
+                elif times > 1:
+                    yield f"{where} does {word} {value} {times} times"
+            for name, value in sorted(found.keys() - set(want)):
                 yield f"{graph} of stage {stage.index}: {word} of {value} in {name} is not planned"
-            if found == want:
-                yield from _slot_bytes(slots, graph, word, transfers)
+            if found == Counter(want):
+                yield from _slot_contents(slots, graph, word, transfers)
 
 
-def _slot_bytes(
+def _slot_contents(
     slots: list[HostSlot], graph: str, word: str, transfers: tuple[Transfer, ...]
 ) -> Iterator[Finding]:
+    """The values of a slot lie in it in the order in which they leave, and come back."""
     for slot in slots:
-        if sum(t.nbytes for t in transfers if t.channel == slot.name) != slot.nbytes:
+        mine = [t for t in transfers if t.channel == slot.name]
+        order = tuple(t.value for t in mine)
+        if order != slot.values:
+            yield f"host slot {slot.name}: {graph} does {word} {order}, the plan says {slot.values}"
+        if sum(t.nbytes for t in mine) != slot.nbytes:
             yield f"host slot {slot.name}: {graph} does not {word} {slot.nbytes} bytes"
 
 
@@ -134,6 +144,9 @@ def _slots_are_scheduled(parts: _Parts) -> Iterator[Finding]:
             yield f"host slot {slot.name}: the schedule does not copy it"
         elif (found.src, found.nbytes) != (slot.stage, slot.nbytes):
             yield f"host slot {slot.name}: the schedule copies {found.nbytes} bytes"
+        elif found.depth != slot.depth:
+            depths = f"depth {found.depth} in the schedule, {slot.depth} planned"
+            yield f"host slot {slot.name}: {depths}"
 
 
 def _random_values_are_drawn_once(parts: _Parts) -> Iterator[Finding]:

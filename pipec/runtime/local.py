@@ -59,6 +59,22 @@ class LocalPipeline:
         Raises:
             ScheduleError: No device can go on.
         """
+        self.play()
+        merged = Result()
+        for e in self.executors:
+            found = e.end()
+            merged.losses |= found.losses
+            merged.outputs |= found.outputs
+            merged.versions += found.versions
+            merged.busy += found.busy
+        return merged
+
+    def play(self) -> None:
+        """Run the schedule to the end of every row; weights and gradients are as they are then.
+
+        Raises:
+            ScheduleError: No device can go on.
+        """
         for e in self.executors:
             e.start()
         while not all(e.finished for e in self.executors):
@@ -68,14 +84,6 @@ class LocalPipeline:
                     moved = True
             if not moved:
                 raise deadlock(self.executors)
-        merged = Result()
-        for e in self.executors:
-            found = e.end()
-            merged.losses |= found.losses
-            merged.outputs |= found.outputs
-            merged.versions += found.versions
-            merged.busy += found.busy
-        return merged
 
     def run(self, rounds: int) -> list[float]:
         """Run several rounds; the losses of all microbatches in order."""

@@ -138,6 +138,10 @@ class StageWeights:
             total.grads |= dict(zip(others, sums, strict=True))
             total.owned = frozenset(total.grads)
 
+    def summed(self) -> list[Tensors]:
+        """The sums of all updates that no step has used yet."""
+        return [self.gradients(update) for update in self._sums]
+
     def gradients(self, update: int) -> Tensors:
         """The sums of an update, zeros where no microbatch gave a gradient."""
         found = self._sums.get(update)

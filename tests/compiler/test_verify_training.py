@@ -10,19 +10,16 @@ from torch import Tensor
 from pipec.compiler.tolerance import SAME_KERNELS, rounding_tolerance
 from pipec.compiler.verify_training import compare_gradients
 from pipec.frontends.torch_module import from_module
-from pipec.graph.ir import InputKind
 from pipec.plan.model import Plan
-from tests.autodiff.chain import cut, flat
+from tests.autodiff.chain import cut
 from tests.autodiff.zoo import CASES, seeded
-from tests.runtime.pipelines import scheduled, staged, staged_graph
+from tests.runtime.pipelines import batches, scheduled, staged, staged_graph
 
 
-def plan_and_inputs(name: str) -> tuple[Plan, dict[str, Tensor]]:
+def plan_and_inputs(name: str) -> tuple[Plan, list[Mapping[str, Tensor]]]:
     case = CASES[name]
     plan = staged(case, seeded(case), case.stages)
-    args, target = case.batch(0)
-    names = [i.name for i in plan.graph.inputs_of(InputKind.INPUT)]
-    inputs = dict(zip(names, flat(args, target), strict=True))
+    inputs = [batches(case, plan.graph)(k) for k in range(2)]
     return plan.replace(schedule=scheduled(plan, "gpipe", 2)), inputs
 
 
@@ -71,7 +68,7 @@ def test_gradients_are_those_of_the_model_as_written() -> None:
     assert loaded.gradients
     staged_plan = staged_graph(loaded.graph, cut(loaded.graph, 3))
     plan = staged_plan.replace(schedule=scheduled(staged_plan, "gpipe", 2))
-    inputs = loaded.example_inputs
+    inputs = [loaded.example_inputs]
     found = compare_gradients(plan, plan.graph, inputs, 1e-5, 1, loaded.gradients)
     assert all(c.ok for c in found)
     assert not any(p.grad is not None for p in module.parameters())

@@ -1,0 +1,111 @@
+"""One training under a memory limit: refused, or right and within what was asked for."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.driver import make_plan
+from pipec.compiler.pass_manager import parse_pipeline, run_passes
+from pipec.compiler.tolerance import SAME_KERNELS, rounding_tolerance
+from pipec.compiler.verify_training import compare_gradients
+from pipec.errors import PassError
+from pipec.frontends.trace import Loss, trace
+from pipec.graph.ir import Source
+from pipec.plan.model import Plan
+from tests.autodiff.chain import Case
+from tests.autodiff.zoo import seeded
+from tests.runtime.pipelines import batches
+
+DEVICES = 2
+SCHEDULES = {"gpipe": 2, "1f1b": 2, "interleaved": 4, "zb-h1": 2, "zbv": 4, "dualpipev": 4}
+"""Schedule to stages on two devices."""
+PASSES = {
+    "recompute": "insert-recompute{{memory-limit={limit}{planned}}}",
+    "offload": "insert-offload{{memory-limit={limit}{planned}}}",
+    "both": "insert-offload{{memory-limit={limit} recompute=true{planned}}}",
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of one setting.
+
+    Attributes:
+        refused: What the pass said, if it refused.
+        peak: The plan's simulated peak, as a share of the limit.
+        error: The largest error of a gradient beyond its tolerance, as a multiple of that.
+    """
+
+    refused: str | None = None
+    peak: float = 0.0
+    error: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        """One word."""
+        if self.refused is not None:
+            return "refused"
+        if self.error > 1:
+            return "WRONG"
+        return "over" if self.peak > 1 else "ok"
+
+
+@cache
+def planned(case: "Name", schedule: str) -> Plan:
+    """Partitioned, differentiated and timed, no schedule yet."""
+    stages = SCHEDULES[schedule]
+    args, target = case.case.batch(0)
+    graph = trace(seeded(case.case), args, loss=Loss(case.case.loss, target),
+                  source=Source("memory", case.name))  # fmt: skip
+    passes = (
+        f"simplify,annotate-cost,partition{{stages={stages} schedule={schedule} microbatches=4}},"
+        "insert-comm,differentiate,time-stages"
+    )
+    return make_plan(graph, parse_cluster(f"{DEVICES}xh100"), passes=parse_pipeline(passes))
+
+
+@dataclass(frozen=True)
+class Name:
+    """A case that can be a key."""
+
+    name: str
+    case: Case
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+def timed(plan: Plan, schedule: str, microbatches: int, before: str = "") -> Plan:
+    """With a schedule and its timeline; ``before`` them another pass."""
+    last = f"schedule{{generator={schedule} microbatches={microbatches}}},simulate"
+    return run_passes(parse_pipeline(f"{before},{last}" if before else last), plan)
+
+
+def tried(
+    name: str, case: Case, schedule: str, how: str, share: float, microbatches: int = 4
+) -> Trial:
+    """Train under a limit and compare.
+
+    Args:
+        name: Of the model.
+        case: The model.
+        schedule: One of `SCHEDULES`.
+        how: One of `PASSES`.
+        share: The limit, as a share of the peak without it.
+        microbatches: Of one step.
+    """
+    plan = planned(Name(name, case), schedule)
+    plain = timed(plan, schedule, microbatches).timeline
+    assert plain is not None
+    limit = share * max(plain.peak_bytes)
+    told = f" generator={schedule} microbatches={microbatches}"
+    try:
+        plan = timed(plan, schedule, microbatches, PASSES[how].format(limit=limit, planned=told))
+    except PassError as error:
+        return Trial(refused=str(error))
+    assert plan.timeline is not None
+    inputs = [batches(case, plan.graph)(k) for k in range(2)]
+    tolerance = rounding_tolerance(plan.graph, SAME_KERNELS)
+    found = compare_gradients(plan, plan.graph, inputs, tolerance, seed=3)
+    worst = max((0.0 if c.ok else 1 + c.max_abs_error for c in found), default=0.0)
+    return Trial(peak=max(plan.timeline.peak_bytes) / limit, error=worst)
