@@ -15,9 +15,9 @@ from pipec.frontends.reload import load_options, reload
 from pipec.graph.ir import Source
 from pipec.partition.costgraph import CostGraph
 from pipec.partition.devices import Link
+from pipec.partition.formats.workload import Workload, read_workload
 from pipec.partition.result import CutResult
 from pipec.partition.solve import solve_contiguous
-from pipec.partition.formats.workload import Workload, read_workload
 from pipec.plan.manifest import read_manifest
 from pipec.plan.model import Plan
 from pipec.schedule.action import ActionKind
