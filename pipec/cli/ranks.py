@@ -1,14 +1,165 @@
-"""Becoming torchrun."""
+"""Starting one process per device on this host, and ending all of them together.
 
+```text
+pipec run out ─┬─ store for the rendezvous, on 127.0.0.1 alone
+               ├─ rank 0 ─ pipec run out      its standard error is kept until it is known
+               ├─ rank 1 ─ pipec run out      whether the run failed, and which rank was first
+               └─ ...
+```
+
+Several hosts are started by torchrun, which also restarts ranks that have died.
+"""
+
+import ctypes
 import os
+import re
+import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from tempfile import TemporaryFile
+from types import FrameType
+from typing import IO
+
+from pipec.errors import PipecError
+
+_GRACE_SECONDS = 10.0
+"""How long ranks may take to end by themselves once another one has failed."""
+_POLL_SECONDS = 0.05
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+_CONSEQUENCE = "another rank did not answer"
 
 
 def start_ranks(devices: int) -> None:
-    """This command again, once per device; it does not return."""
-    args = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    args += ["--nproc-per-node", str(devices), "--no-python", sys.argv[0], *sys.argv[1:]]
+    """This command again, once per device; returns when all of them have ended well.
+
+    Args:
+        devices: How many.
+
+    Raises:
+        SystemExit: A rank failed; what the first of them said is printed, and its status is ours.
+        KeyboardInterrupt: Somebody interrupted this process; no rank is left.
+    """
     sys.stdout.flush()
-    execute: Callable[[str, list[str]], None] = os.execv
-    execute(sys.executable, args)
+    ranks: list[_Rank] = []
+    store, port = _store()
+    try:
+        with _ended_by(signal.SIGTERM):
+            ranks.extend(_Rank(k, devices, port) for k in range(devices))
+            failed = _wait(ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+        del store
+    if failed:
+        cause = next((r for r in failed if _CONSEQUENCE not in r.said()), failed[0])
+        raise SystemExit(_report(cause, failed))
+    sys.stderr.write(ranks[0].said())
+
+
+class _Rank:
+    """One process; it dies when this one does."""
+
+    def __init__(self, number: int, world: int, port: int) -> None:
+        self.number = number
+        self._error: IO[bytes] = TemporaryFile()  # noqa: SIM115
+        told = {
+            "RANK": number,
+            "LOCAL_RANK": number,
+            "WORLD_SIZE": world,
+            "LOCAL_WORLD_SIZE": world,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "TORCHELASTIC_USE_AGENT_STORE": True,
+        }
+        environment = {"OMP_NUM_THREADS": "1"} | os.environ | {k: str(v) for k, v in told.items()}
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "pipec", *sys.argv[1:]],
+            env=environment,
+            stderr=self._error,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509  # it calls one C function
+        )
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs."""
+        return self.process.poll()
+
+    def said(self) -> str:
+        """All of its standard error."""
+        self._error.seek(0)
+        return self._error.read().decode(errors="replace")
+
+    def kill(self) -> None:
+        """End it for certain."""
+        self.process.kill()
+        self.process.wait()
+
+
+def _wait(ranks: Sequence[_Rank]) -> list[_Rank]:
+    """Those that failed, the first one first; the others are given time to notice."""
+    failed: list[_Rank] = []
+    deadline = float("inf")
+    while any(r.status is None for r in ranks) and time.monotonic() < deadline:
+        new = [r for r in ranks if r.status and r not in failed]
+        if new and not failed:
+            deadline = time.monotonic() + _GRACE_SECONDS
+        failed += new
+        time.sleep(_POLL_SECONDS)
+    return failed + [r for r in ranks if r.status and r not in failed]
+
+
+def _report(cause: _Rank, failed: Sequence[_Rank]) -> int:
+    """Print what the failing rank said, once; the exit status of the whole."""
+    status = cause.status or 1
+    said = cause.said().strip()
+    if not said:
+        name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        error = PipecError("a rank ended without a word", where=f"rank {cause.number}", got=name)
+        said = f"error: {error}"
+    others = ", ".join(str(r.number) for r in failed if r is not cause)
+    first = "" if re.search(r"\brank \d", said) else f" (rank {cause.number} failed first)"
+    sys.stderr.write(f"{said}\n")
+    if first or others:
+        also = f"; then ranks {others}" if others else ""
+        sys.stderr.write(f"rank {cause.number} failed{also}\n")
+    return status if status > 0 else 128 - status
+
+
+def _store() -> tuple[object, int]:
+    """A key-value store that only processes of this host reach, and its port."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = int(listening.getsockname()[1])
+    store = TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+    return store, port
+
+
+def _die_with_parent() -> None:
+    """In the child: SIGTERM when the parent is gone. Linux only; elsewhere nothing happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
+
+@contextmanager
+def _ended_by(number: signal.Signals) -> Iterator[None]:
+    """A signal ends the block like an interrupt, so that what it started is ended too."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)

@@ -16,6 +16,7 @@ from pipec.cli.ranks import start_ranks
 from pipec.errors import PipecError
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
+from pipec.runtime.agreement import agree
 from pipec.runtime.builders import data_from_spec, optimizer_from_text, scheduler_from_text
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.device import local_device
@@ -75,6 +76,19 @@ class _Options:
         if self.tensorboard:
             found.append(TensorBoard(self.tensorboard))
         return found
+
+    def told(self) -> dict[str, str | None]:
+        """Options that all ranks must share, besides what the pipeline itself compares."""
+        return {
+            "--data": self.data,
+            "--rounds": str(self.rounds),
+            "--every": str(self.every),
+            "--optimizer": self.optimizer,
+            "--lr-schedule": str(self.lr_schedule),
+            "--checkpoints": str(self.checkpoints),
+            "--save": str(self.save),
+            "--compile": str(self.compiler),
+        }
 
     @property
     def patience(self) -> timedelta:
@@ -154,6 +168,7 @@ def command(**given: Any) -> None:
     elif "RANK" in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // plan.schedule.devices))
         with process_group(options.patience, options.device) as rank:
+            agree(options.told())
             ranks = DistributedPipeline(
                 plan,
                 _batch(options, plan),

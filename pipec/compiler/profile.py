@@ -24,6 +24,7 @@ from pipec.cost.stage import MessageCost, StageCost
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
 from pipec.plan.model import Plan
+from pipec.runtime.agreement import exchange
 from pipec.runtime.device import Device
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.process_group import ProcessGroupTransport
@@ -210,11 +211,12 @@ class Profiler:
             )
             if messages is not None:
                 messages = replace(messages, slots=self._transport.slots)
-        parts: list[dict[str, StageCost]] = [{} for _ in range(self._world)]
-        dist.all_gather_object(parts, mine)
-        told: list[MessageCost | None] = [messages]
-        dist.broadcast_object_list(told, src=0)
-        return Profile(_merged(parts), told[0])
+        parts = exchange({k: cost.to_json() for k, cost in mine.items()})
+        told = exchange(None if messages is None else messages.to_json())[0]
+        return Profile(
+            _merged([{k: StageCost.from_json(c) for k, c in part.items()} for part in parts]),
+            None if told is None else MessageCost.from_json(told),
+        )
 
 
 def _larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

@@ -35,6 +35,7 @@ class LoadOptions:
         trust: Allow formats that may run code while they are read.
         seed: Seed of the random weights and example inputs that a factory makes.
         loss: Of a model without one: ``path/file.py:function``, see `factory.call_loss`.
+        scored: Give the loss and the model's outputs, in training mode or not.
     """
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class LoadOptions:
     trust: bool = False
     seed: int = 0
     loss: str = ""
+    scored: bool = False
 
     def decided(self, *, brings_loss: bool = False) -> "LoadOptions":
         """The same, with ``training`` decided: whether there is a loss, where nobody said."""

@@ -79,7 +79,9 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
         raise FrontendError("inputs of a module cannot be bound", got=", ".join(options.bind))
     args, kwargs = _arguments(made, options)
     call = Call(module, args, kwargs)
-    loss = (made.loss or Loss(_own_loss)) if options.training else None
+    loss = (made.loss or Loss(_own_loss)) if options.training or options.scored else None
+    if loss:
+        loss = replace(loss, alone=not options.scored)
     targets = loss.inputs if loss else {}
     _check_shapes(options, [*call.tensors, *targets], where)
     call.tensors.update(resized(call.tensors, options))

@@ -12,7 +12,7 @@ Parameters on ``meta`` are traced as fake CPU tensors, so that no node of the gr
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,10 +46,12 @@ class Loss:
         target: Example target: a tensor (input ``target``), a tuple of tensors (``target0``, ...,
             passed in order), a mapping (inputs by its keys, passed by keyword), or None for a
             loss that needs none (a model that computes its own: ``lambda out: out.loss``).
+        alone: Whether the graph ends in the loss alone, without the model's outputs.
     """
 
     fn: Callable[..., object]
     target: object = None
+    alone: bool = True
 
     @property
     def inputs(self) -> dict[str, Tensor]:
@@ -63,10 +65,10 @@ class Loss:
     def with_inputs(self, targets: Mapping[str, Tensor]) -> "Loss":
         """The same loss against other example targets, by the names of `inputs`."""
         if isinstance(self.target, list | tuple):
-            return Loss(self.fn, tuple(targets.values()))
+            return replace(self, target=tuple(targets.values()))
         if isinstance(self.target, Mapping):
-            return Loss(self.fn, {**self.target, **targets})
-        return Loss(self.fn, targets["target"]) if targets else self
+            return replace(self, target={**self.target, **targets})
+        return replace(self, target=targets["target"]) if targets else self
 
     def __call__(self, outputs: object, targets: Sequence[Tensor]) -> Tensor:
         """The loss of ``outputs`` against the target's tensors, in the order of `inputs`.
@@ -114,13 +116,15 @@ class Flat(nn.Module):
         return self._names.outputs
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Outputs in the order of `outputs`; only the loss where there is one."""
+        """Outputs in the order of `outputs`; the loss first where there is one."""
         count = len(self._call.tensors)
         args, kwargs = self._call.arguments(tensors[:count])
         with kept_state(self.model):
             result = self.model(*args, **kwargs)
             if self._loss is not None:
-                result = {"loss": self._loss(result, tensors[count:])}
+                loss = {"loss": self._loss(result, tensors[count:])}
+                others = {} if self._loss.alone else named_tensors(result)
+                result = loss | {n: t for n, t in others.items() if n != "loss"}
         named = named_tensors(result)
         self._names.outputs = list(named)
         return tuple(named.values())
@@ -154,7 +158,7 @@ def trace(
         input_names: Names for the tensors among the arguments; by default the parameters of
             ``module.forward``.
         output_names: Names for the output tensors; by default see `named_tensors`.
-        loss: Ends the graph in this loss (and nothing else).
+        loss: Ends the graph in this loss (and nothing else, if it is alone).
         source: What the module was made of.
         origin: Gives a node's origin from what tracing noted on it; None leaves it to the module
             path.

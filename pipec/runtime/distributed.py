@@ -1,24 +1,29 @@
 """One process per device, under ``torchrun``."""
 
 import os
-from collections.abc import Iterator, Mapping
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from pipec.errors import BackendError
 from pipec.plan.model import Plan
+from pipec.runtime.agreement import agree, collect
 from pipec.runtime.device import backend_for, device_of, local_device
 from pipec.runtime.executor import Batch, Executor, Result, Settings, deadlock
 from pipec.runtime.host_memory import keep_freed_memory
-from pipec.runtime.local import gather
+from pipec.runtime.identity import identity, inputs_of, optimizers_of, weights_of
+from pipec.runtime.local import gather, named
 from pipec.runtime.placing import links
 from pipec.runtime.process_group import ProcessGroupTransport, answered, located
 from pipec.runtime.program import Program
+from pipec.runtime.rendezvous import join
+from pipec.runtime.shares import Shares
 from pipec.schedule.schedule import Schedule
 
 
@@ -45,10 +50,10 @@ def process_group(timeout: timedelta = timedelta(minutes=5), device: str = "auto
         keep_freed_memory()
     else:
         torch.cuda.set_device(mine)
+    _keep_to_one_host()
     with answered("all ranks to start"):
         store, rank, world = next(iter(rendezvous("env://", timeout=timeout)))
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        fresh = PrefixStore(f"attempt {attempt}", store)  # no addresses of ranks that died
+        fresh = join(store, rank, world, timeout)
         dist.init_process_group(
             backend_for(mine), store=fresh, rank=rank, world_size=world, timeout=timeout
         )
@@ -59,6 +64,14 @@ def process_group(timeout: timedelta = timedelta(minutes=5), device: str = "auto
                 dist.barrier()  # nobody leaves while another still sends
     finally:
         dist.destroy_process_group()
+
+
+def _keep_to_one_host() -> None:
+    """Where all ranks are on this host, let gloo listen on the loopback device alone."""
+    alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    if alone and loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
 class DistributedPipeline:
@@ -74,7 +87,7 @@ class DistributedPipeline:
         device: ``cpu``, ``cuda``, or ``auto`` for ``cuda`` where there is one.
 
     Raises:
-        BackendError: The number of ranks does not fit.
+        BackendError: The number of ranks does not fit, or they were told different things.
     """
 
     def __init__(
@@ -89,6 +102,8 @@ class DistributedPipeline:
         device: str = "auto",
     ) -> None:
         self.program = Program.of(plan, schedule)
+        settings = settings or Settings()
+        agree(identity(self.program, settings))
         world = dist.get_world_size()
         if world != self.program.schedule.devices:
             raise BackendError(
@@ -101,11 +116,13 @@ class DistributedPipeline:
         self._nccl = compute.torch.type != "cpu" and "nccl" in dist.get_backend_config()
         self._transport = transport = ProcessGroupTransport(compute.torch, (), timeout=timeout)
         self._connect()
-        source = plan.graph.weights if weights is None else weights
+        source = plan.graph.weights if weights is None else named(weights, plan)
         self.executor = Executor(
-            self.program, dist.get_rank(), transport, batch, settings or Settings(), source, compute
+            self.program, dist.get_rank(), transport, batch, settings, source, compute
         )
         self.executors = [self.executor]
+        mine = self.executor
+        agree(weights_of(mine) | optimizers_of(mine) | inputs_of(mine))
 
     def load(self, schedule: Schedule) -> None:
         """Continue with another schedule of the same devices; all ranks must call."""
@@ -117,39 +134,42 @@ class DistributedPipeline:
         apart = links(self.program) if self._nccl else ()
         self._transport.connect(self.program.groups(), apart)
 
-    def round(self) -> Result:
+    def round(self, shares: Shares | None = None) -> Result:
         """Run this rank's row once.
+
+        Args:
+            shares: How much each microbatch counts, and its shape; all alike if absent. The same
+                on all ranks.
 
         Raises:
             BackendError: Another rank did not answer in time.
         """
         mine = self.executor
         with located(lambda: f"round {mine.round}, at {mine.next_action or 'the end'}"):
-            mine.start()
+            mine.start(shares)
             while not mine.finished:
                 if not mine.advance():
                     raise deadlock([mine])
             return mine.end()
 
+    def beside(self, programs: Sequence[Program], batch: Batch) -> "DistributedPipeline":
+        """What runs other graphs of the same stages on the weights as they are now, not copied.
+
+        All ranks must call.
+        """
+        made = copy(self)
+        made.program = programs[0]
+        made._connect()  # noqa: SLF001  # of this very class
+        made.executor = self.executor.beside(programs, batch)
+        made.executors = [made.executor]
+        return made
+
     def state_dict(self) -> dict[str, torch.Tensor] | None:
         """All weights under their original names on rank 0, None elsewhere. All ranks must call."""
-        parts = collected(self.executor.state_dict())
+        parts = collect(self.executor.state_dict())
         return None if parts is None else gather(parts, self.program.plan)
 
     def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
         """What all ranks found on rank 0, None elsewhere. All ranks must call."""
-        parts = collected(found)
+        parts = collect(found)
         return None if parts is None else {n: t for part in parts for n, t in part.items()}
-
-
-def collected(mine: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
-    """The tensors of every rank on rank 0, in host memory; None elsewhere.
-
-    Raises:
-        BackendError: Another rank did not answer.
-    """
-    rank, world = dist.get_rank(), dist.get_world_size()
-    parts: list[dict[str, torch.Tensor]] | None = None if rank else [{} for _ in range(world)]
-    with answered("the tensors of all ranks"):
-        dist.gather_object({n: t.cpu() for n, t in mine.items()}, parts)
-    return parts

@@ -9,10 +9,12 @@ It knows what each action means and nothing about how the schedule came to be: w
 which weight version and which channel are data on the action.
 """
 
-from collections.abc import Callable, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf, isfinite
 
 import torch
 
@@ -23,10 +25,12 @@ from pipec.runtime.draws import stream
 from pipec.runtime.moves import Moves
 from pipec.runtime.program import Program, StageProgram, gradient_of
 from pipec.runtime.rules import Correction, DelayRule, delays
+from pipec.runtime.shares import Shares
 from pipec.runtime.stage import Compile, Outcome, StageRunner
 from pipec.runtime.synchronize import Deferred
+from pipec.runtime.tensors import TensorType
 from pipec.runtime.transport import Transport
-from pipec.runtime.weights import OptimizerFactory, SchedulerFactory, StageWeights
+from pipec.runtime.weights import OptimizerFactory, SchedulerFactory, StageWeights, check_fits
 from pipec.schedule.action import Action, ActionKind
 
 Tensors = dict[str, torch.Tensor]
@@ -47,6 +51,8 @@ class Settings:
         seed: Of the random numbers of every forward: one stream per microbatch and random op.
         correction: PipeMare's T1 and T2.
         compiled: Makes a graph fast, such as ``torch.compile``.
+        skips: Leave out an update whose gradients are not finite, on all devices alike; needs the
+            norm of all gradients, and so a flush.
 
     Raises:
         PlanError: No norm is that small.
@@ -58,6 +64,12 @@ class Settings:
     seed: int = 0
     correction: Correction = field(default_factory=Correction)
     compiled: Compile | None = None
+    skips: bool = False
+
+    @property
+    def wants_norm(self) -> bool:
+        """Whether steps wait for the norm of all gradients together."""
+        return self.clip is not None or self.skips
 
     def __post_init__(self) -> None:
         if self.clip is not None and not self.clip > 0:
@@ -75,12 +87,16 @@ class Result:
         outputs: (microbatch, name) to an output of the model.
         versions: Every action with the updates that were in the weights it really used, or made.
         busy: Seconds spent computing, over all devices that this result is of.
+        norm: Of all gradients together, before clipping; None where nobody asked for it.
+        skipped: Whether the update was left out, its gradients not being finite.
     """
 
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
     outputs: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
     versions: list[tuple[Action, int]] = field(default_factory=list)
     busy: float = 0.0
+    norm: float | None = None
+    skipped: bool = False
 
 
 class Executor:
@@ -94,6 +110,10 @@ class Executor:
         settings: Optimizer and so on.
         weights: Where the initial weights come from, by name.
         compute: Where it computes; the CPU if absent.
+        borrows: Whether ``weights`` are used as they are, where they lie, and not copied.
+
+    Raises:
+        PlanError: A weight has another shape or dtype than the model's.
     """
 
     def __init__(
@@ -105,14 +125,19 @@ class Executor:
         settings: Settings,
         weights: Mapping[str, torch.Tensor],
         compute: Device | None = None,
+        *,
+        borrows: bool = False,
     ) -> None:
+        self._borrows = borrows
         self.device, self.transport = device, transport
         self.compute = compute or Device(torch.device("cpu"))
         self._batch, self._settings = batch, settings
         self.weights: dict[int, StageWeights] = {}
         self.rules: dict[int, DelayRule] = {}
-        self._runners: dict[int, StageRunner] = {}
-        self._moves = moves = Moves(self.compute, transport, self._runners, self.weights)
+        self.shares = Shares()
+        self._shapes: list[Program] = []
+        self._runners: list[dict[int, StageRunner]] = []
+        self._moves = moves = Moves(self.compute, transport, self.runner, self.weights)
         self._handlers: dict[ActionKind, Callable[[Action], bool]] = {
             _K.F: self._forward,
             _K.B: self._backward,
@@ -140,36 +165,69 @@ class Executor:
         """Take another schedule for the same stages; between rounds only.
 
         Raises:
-            PlanError: Clipping is asked for where there is no flush.
+            PlanError: Clipping or skipping is asked for where there is no flush.
         """
-        if self._settings.clip is not None and not program.flush:
+        if self._settings.wants_norm and not program.flush:
             raise PlanError(
-                "gradients can be clipped together only where all weights change at once",
+                "gradients can be clipped or judged together only where all weights change at once",
                 got=f"schedule {program.schedule.name}",
                 want="a schedule with a flush, such as 1f1b",
             )
         self.program = program
         self._row = program.schedule.row(self.device)
         self._oldest = _oldest_used_later(self._row)
-        self._moves.load(program, self.device)
-        self._deferred = Deferred(program, self.device, self._settings.clip)
+        self._moves.load(program, self.device, self._shapes)
+        wanted = self._settings.wants_norm
+        self._deferred = Deferred(
+            program, self.device, (self._settings.clip or inf) if wanted else None
+        )
         self._at = len(self._row)
-        for stage in self._runners:
+        for stage in self.weights:
             self._rule(stage)
+
+    def add_shape(self, program: Program) -> int:
+        """Make the stages ready for microbatches of another shape; between rounds only.
+
+        Args:
+            program: The same plan, compiled for that shape.
+
+        Returns:
+            The number of the shape, for `Shares`.
+        """
+        self._shapes.append(program)
+        self._runners.append({s: self._made(program, s) for s in self.weights})
+        self._moves.load(self.program, self.device, self._shapes)
+        return len(self._shapes)
+
+    def _made(self, program: Program, stage: int) -> StageRunner:
+        return StageRunner(program.stages[stage], self._settings.compiled, self.compute.torch)
+
+    def runner(self, stage: int, microbatch: int) -> StageRunner:
+        """What runs a stage on a microbatch of its shape."""
+        return self._runners[self.shares.shape(microbatch)][stage]
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Inputs of the model that some stage of this device reads."""
+        return frozenset(n for r in self._runners[0].values() for n in r.input_names)
+
+    def share(self, stage: int, update: int) -> float:
+        """The weight of all microbatches in an update of a stage."""
+        return self.shares.total(self.program.members.get((stage, update), ()))
 
     def _place(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Make the runner and the weights of every stage of this device."""
         place = self.program.schedule.placement
+        self._runners.append({})
         for s in self.program.stages:
             steps = place.backward and self.device in place.backward[s.index]
             if not steps and self.device not in place.forward[s.index]:
                 continue
             mine = {}
             for name in s.weights:
-                like = s.type_of(name).empty(self.compute.torch)
-                mine[name] = like.copy_(weights[name])
+                mine[name] = self._weight(s, name, weights)
             trained = self.program.trained(s.index) if place.backward else ()
-            self._runners[s.index] = StageRunner(s, self._settings.compiled, self.compute.torch)
+            self._runners[0][s.index] = self._made(self.program, s.index)
             self.weights[s.index] = StageWeights(
                 s.index,
                 mine,
@@ -179,6 +237,16 @@ class Executor:
             )
             self._rule(s.index)
 
+    def _weight(
+        self, stage: StageProgram, name: str, weights: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        given, kind = weights[name], stage.type_of(name)
+        if self._borrows and given.device == self.compute.torch and TensorType.of(given) == kind:
+            return given
+        like = kind.empty(self.compute.torch)
+        check_fits(name, like, given)
+        return like.copy_(given)
+
     def _rule(self, stage: int) -> None:
         schedule = self.program.schedule
         late = delays(schedule, stage) if schedule.training else (0.0, 0.0)
@@ -187,10 +255,15 @@ class Executor:
             rule.updates, rule.velocity = self.rules[stage].updates, self.rules[stage].velocity
         self.rules[stage] = rule
 
-    def start(self) -> None:
-        """Begin a round: rewind the row and tell the transport what will come."""
+    def start(self, shares: Shares | None = None) -> None:
+        """Begin a round: rewind the row and tell the transport what will come.
+
+        Args:
+            shares: How much each microbatch counts, and its shape; all alike if absent.
+        """
         self._at, self.result = 0, Result()
-        self._moves.start(self._row)
+        self.shares = shares or Shares()
+        self._moves.start(self._row, self.shares)
 
     def resume(self, number: int, microbatch: int) -> None:
         """Count rounds and microbatches from where a checkpoint was made."""
@@ -204,7 +277,7 @@ class Executor:
     @property
     def saved_bytes(self) -> int:
         """Bytes of saved values on the device now; what waits in host memory does not count."""
-        held = sum(r.saved_bytes() for r in self._runners.values())
+        held = sum(r.saved_bytes() for runners in self._runners for r in runners.values())
         return held + self._moves.coming_bytes
 
     @property
@@ -232,9 +305,28 @@ class Executor:
         for w in self.weights.values():
             w.rebase()
         self.result.busy = self.compute.busy()
+        self.result.norm = self._deferred.norm
         self.round += 1
         self.microbatch += self.program.schedule.microbatches
         return self.result
+
+    def live(self) -> Tensors:
+        """The newest weights of this device's stages, by name: the tensors themselves."""
+        found: Tensors = {}
+        for weights in self.weights.values():
+            found |= weights.at(weights.newest).tensors
+        return found
+
+    def beside(self, programs: Sequence[Program], batch: Batch) -> "Executor":
+        """What runs other graphs of the same stages on this device's weights, as they are now."""
+        weights = ChainMap(self.live(), dict(programs[0].plan.graph.weights))
+        made = Executor(
+            programs[0], self.device, self.transport, batch, Settings(), weights, self.compute,
+            borrows=True,
+        )  # fmt: skip
+        for program in programs[1:]:
+            made.add_shape(program)
+        return made
 
     def state_dict(self) -> Tensors:
         """The newest parameters and buffers of this device's stages, by name."""
@@ -245,31 +337,31 @@ class Executor:
             found |= {n: w for n, w in weights.at(weights.newest).tensors.items() if n in names}
         return found
 
-    def _global(self, microbatch: int) -> int:
-        return self.microbatch + microbatch
+    def inputs(self, microbatch: int) -> Mapping[str, torch.Tensor]:
+        """The inputs of a microbatch of this round."""
+        return self._batch(self.microbatch + microbatch)
 
     def _stage(self, action: Action) -> tuple[StageProgram, StageRunner, StageWeights, int]:
         assert action.microbatch is not None
-        runner = self._runners[action.stage]
+        runner = self.runner(action.stage, action.microbatch)
         return runner.program, runner, self.weights[action.stage], action.microbatch
 
     def _forward(self, action: Action) -> bool:
         stage, runner, weights, m = self._stage(action)
-        number = self._global(m)
         values = {v: self._moves.take(c.name, m) for v, c in stage.incoming.items()}
-        inputs = self._batch(number) if runner.input_names else {}
+        inputs = self.inputs(m) if runner.input_names else {}
         held = weights.at(action.version)
         tensors = held.tensors
         self.result.versions.append((action, held.updates.count))
         with self.compute.own_random() if runner.random else nullcontext():
-            seeds = partial(stream, self._settings.seed, number)
+            seeds = partial(stream, self._settings.seed, self.microbatch + m)
             outcome = runner.forward(m, tensors, values, inputs, seeds)
         for value, channels in stage.outgoing.items():
             for c in channels:
                 self._moves.put(c.name, m, outcome.values[value])
-        if outcome.buffers:
+        if self.shares.weight(m):
             weights.update_buffers(outcome.buffers)
-        self._note(outcome, m)
+            self._note(outcome, m)
         return True
 
     def _note(self, outcome: Outcome, microbatch: int) -> None:
@@ -307,7 +399,9 @@ class Executor:
                 for c in stage.gradients_in.get(name, [])
             ]
             if name == stage.loss:
-                parts.append(torch.ones((), dtype=stage.loss_dtype, device=self.compute.torch))
+                weight = self.shares.weight(microbatch)
+                dtype, device = stage.loss_dtype, self.compute.torch
+                parts.append(torch.full((), weight, dtype=dtype, device=device))
             total = parts[0]
             for part in parts[1:]:
                 total = total + part
@@ -341,10 +435,14 @@ class Executor:
         Args:
             action: The step.
             oldest: The oldest version that later actions use.
-            factor: On the gradients, besides one over the microbatches in the update.
+            factor: On the gradients, besides one over the weight of the update's microbatches.
         """
         weights, rule = self.weights[action.stage], self.rules[action.stage]
-        count = self.program.counts[action.stage, action.version]
+        count = self.share(action.stage, action.version)
+        if not count or (not isfinite(factor) and self._settings.skips):
+            weights.skip(action.version, oldest)
+            self.result.skipped |= bool(count)
+            return
         before = weights.at(weights.newest).tensors
         old = {n: before[n] for n in weights.trained} if rule.corrects else {}
         weights.step(

@@ -1,14 +1,17 @@
 """All devices of a plan in one process: for tests, for debugging, and for exactness."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 
 import torch
 
+from pipec.errors import PlanError
 from pipec.graph.ir import InputKind
 from pipec.plan.model import Plan
 from pipec.runtime.device import device_of
 from pipec.runtime.executor import Batch, Executor, Result, Settings, deadlock
 from pipec.runtime.program import Program
+from pipec.runtime.shares import Shares
 from pipec.runtime.transport import Loopback
 from pipec.schedule.schedule import Schedule
 
@@ -41,7 +44,7 @@ class LocalPipeline:
         self.program = Program.of(plan, schedule)
         compute = device_of(device)
         transport = Loopback()
-        source = plan.graph.weights if weights is None else weights
+        source = plan.graph.weights if weights is None else named(weights, plan)
         self.executors = [
             Executor(self.program, d, transport, batch, settings or Settings(), source, compute)
             for d in range(self.program.schedule.devices)
@@ -53,13 +56,16 @@ class LocalPipeline:
         for e in self.executors:
             e.load(self.program)
 
-    def round(self) -> Result:
+    def round(self, shares: Shares | None = None) -> Result:
         """Run the schedule once: one step if it flushes, else all of its microbatches.
+
+        Args:
+            shares: How much each microbatch counts, and its shape; all alike if absent.
 
         Raises:
             ScheduleError: No device can go on.
         """
-        self.play()
+        self.play(shares)
         merged = Result()
         for e in self.executors:
             found = e.end()
@@ -67,16 +73,21 @@ class LocalPipeline:
             merged.outputs |= found.outputs
             merged.versions += found.versions
             merged.busy += found.busy
+            merged.norm = found.norm if merged.norm is None else merged.norm
+            merged.skipped |= found.skipped
         return merged
 
-    def play(self) -> None:
+    def play(self, shares: Shares | None = None) -> None:
         """Run the schedule to the end of every row; weights and gradients are as they are then.
+
+        Args:
+            shares: As for `round`.
 
         Raises:
             ScheduleError: No device can go on.
         """
         for e in self.executors:
-            e.start()
+            e.start(shares)
         while not all(e.finished for e in self.executors):
             moved = False
             for e in self.executors:
@@ -84,6 +95,13 @@ class LocalPipeline:
                     moved = True
             if not moved:
                 raise deadlock(self.executors)
+
+    def beside(self, programs: Sequence[Program], batch: Batch) -> "LocalPipeline":
+        """What runs other graphs of the same stages on the weights as they are now, not copied."""
+        made = copy(self)
+        made.program = programs[0]
+        made.executors = [e.beside(programs, batch) for e in self.executors]
+        return made
 
     def run(self, rounds: int) -> list[float]:
         """Run several rounds; the losses of all microbatches in order."""
@@ -100,6 +118,49 @@ class LocalPipeline:
     def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What was found, all of it being here."""
         return found
+
+
+def named(weights: Mapping[str, torch.Tensor], plan: Plan) -> Mapping[str, torch.Tensor]:
+    """Weights that a user gives, with every name that the plan has; nothing is read.
+
+    Raises:
+        PlanError: A name is missing, or unknown.
+    """
+    graph = plan.graph
+    others = {alias: name for name, aliases in graph.tied.items() for alias in aliases}
+    wanted = {i.name for i in graph.inputs_of(InputKind.PARAMETER, InputKind.BUFFER)}
+    unknown = [n for n in weights if n not in wanted and n not in others and n not in graph.weights]
+    first = {others[n]: n for n in weights if n in others}
+    missing = [n for n in wanted if n not in weights and n not in first]
+    if unknown or missing:
+        raise PlanError(
+            "the weights are not those of the model",
+            got=f"unknown: {', '.join(unknown[:3])}" if unknown else "too few",
+            want=f"{', '.join(sorted(missing)[:3])}" if missing else f"{len(wanted)} names",
+        )
+    return _Named(weights, graph.weights, first)
+
+
+class _Named(Mapping[str, torch.Tensor]):
+    """A user's weights, then the plan's constants; read only when they are asked for."""
+
+    def __init__(
+        self,
+        given: Mapping[str, torch.Tensor],
+        others: Mapping[str, torch.Tensor],
+        first: Mapping[str, str],
+    ) -> None:
+        self._given, self._others, self._first = given, others, first
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        place = name if name in self._given else self._first.get(name)
+        return self._others[name] if place is None else self._given[place]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._given, *self._first, *self._others]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 def gather(parts: list[dict[str, torch.Tensor]], plan: Plan) -> dict[str, torch.Tensor]:

@@ -9,12 +9,14 @@ coming    (stage, microbatch) -> buffers       from FETCH to the backward that r
 """
 
 from collections import deque
+from collections.abc import Callable, Sequence
 
 import torch
 
 from pipec.runtime.device import Arriving, Device, HostCopy
 from pipec.runtime.placing import Messages
 from pipec.runtime.program import Program
+from pipec.runtime.shares import Shares
 from pipec.runtime.stage import StageRunner
 from pipec.runtime.tensors import pack, unpack
 from pipec.runtime.transport import Message, Transport
@@ -30,7 +32,7 @@ class Moves:
     Args:
         device: Where they lie.
         transport: Moves them to and from other devices.
-        runners: The device's stages.
+        runner: What runs a stage on a microbatch, by their numbers.
         weights: Their weights.
     """
 
@@ -38,11 +40,11 @@ class Moves:
         self,
         device: Device,
         transport: Transport,
-        runners: dict[int, StageRunner],
+        runner: Callable[[int, int], StageRunner],
         weights: dict[int, StageWeights],
     ) -> None:
         self._device, self._transport = device, transport
-        self._runners, self._weights = runners, weights
+        self._runner, self._weights = runner, weights
         self._values: dict[Key, torch.Tensor] = {}
         self._host: dict[Message, HostCopy] = {}
         self._coming: dict[tuple[int, int], list[tuple[str, Arriving]]] = {}
@@ -50,13 +52,14 @@ class Moves:
         self._leaving: deque[tuple[Message, HostCopy]] = deque()
         self._settling: list[tuple[int, Message]] = []
 
-    def load(self, program: Program, rank: int) -> None:
-        """Take another schedule; between rounds only."""
-        self._messages = Messages(program, rank)
+    def load(self, program: Program, rank: int, others: Sequence[Program] = ()) -> None:
+        """Take another schedule, or further shapes; between rounds only."""
+        self._messages = Messages(program, rank, others)
         self._rank = rank
 
-    def start(self, row: list[Action]) -> None:
+    def start(self, row: list[Action], shares: Shares) -> None:
         """Begin a round: tell the transport what will come."""
+        self._messages.shares = shares
         self._settling = self._messages.settling()
         self._values.clear()
         self._host.clear()
@@ -71,8 +74,8 @@ class Moves:
     def coming_bytes(self) -> int:
         """Bytes that come back from host memory and are not unpacked yet."""
         found = [
-            self._runners[stage].program.moved(channel)
-            for (stage, _), arriving in self._coming.items()
+            self._runner(stage, microbatch).program.moved(channel)
+            for (stage, microbatch), arriving in self._coming.items()
             for channel, _ in arriving
         ]
         return sum(t.nbytes for moved in found for t in moved.values())
@@ -105,7 +108,8 @@ class Moves:
     def send_saved(self, action: Action) -> bool:
         """SEND_S to the device of the backward, OFFLOAD to host memory."""
         assert action.microbatch is not None
-        runner, m = self._runners[action.stage], action.microbatch
+        m = action.microbatch
+        runner = self._runner(action.stage, m)
         moved, saved = runner.program.moved(action.channel), runner.saved[m]
         packed = pack([saved.pop(name) for name in moved], tuple(moved.values()))
         if not saved:
@@ -150,7 +154,7 @@ class Moves:
 
     def unpack(self, stage: int, microbatch: int) -> None:
         """Put what came back where the backward looks for it."""
-        runner, at = self._runners[stage], (stage, microbatch)
+        runner, at = self._runner(stage, microbatch), (stage, microbatch)
         arrived = [(c, self._device.wait(arriving)) for c, arriving in self._coming.pop(at, [])]
         arrived += [(c, self._transport.receive(m)) for c, m in self._fetched.pop(at, [])]
         for channel, packed in arrived:

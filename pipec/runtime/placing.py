@@ -1,10 +1,11 @@
 """Which message an action sends or receives: its channel, its number, its two devices."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from pipec.errors import PlanError
 from pipec.runtime.program import Program, gradient_of
+from pipec.runtime.shares import Shares
 from pipec.runtime.tensors import TensorType, packed_bytes
 from pipec.runtime.transport import Coming, Message
 from pipec.schedule.acknowledgements import NONE, acknowledgements
@@ -24,20 +25,20 @@ class Messages:
     Args:
         program: The plan.
         device: The device.
+        others: The same plan, compiled for other shapes of a microbatch.
 
     Raises:
         PlanError: The schedule sends something that the plan has no channel for.
     """
 
-    def __init__(self, program: Program, device: int) -> None:
+    def __init__(self, program: Program, device: int, others: Sequence[Program] = ()) -> None:
         self._program, self._device = program, device
+        self._programs = (program, *others)
+        self.shares = Shares()
         self._named: dict[str, Channel] = {c.name: c for c in program.schedule.channels if c.name}
-        self._types = {}
-        for name, value in program.channels.items():
-            kind = TensorType(value.shape, value.dtype)
-            self._types[name] = self._types[gradient_of(name)] = kind
+        self._types = [_types(p) for p in self._programs]
         for c in program.schedule.channels:
-            if c.kind in (ChannelKind.F, ChannelKind.B) and c.name not in self._types:
+            if c.kind in (ChannelKind.F, ChannelKind.B) and c.name not in self._types[0]:
                 raise PlanError(
                     "the schedule has a channel that the plan does not know",
                     got=c.name or f"an unnamed channel from stage {c.src} to {c.dst}",
@@ -71,9 +72,10 @@ class Messages:
     def type_of(self, action: Action) -> TensorType:
         """The type of the tensor that the action moves."""
         kind = _KIND[action.kind]
+        shape = self.shares.shape(action.microbatch)
         if kind in (ChannelKind.F, ChannelKind.B):
-            return self._types[action.channel]
-        stage = self._program.stages[action.stage]
+            return self._types[shape][action.channel]
+        stage = self._programs[shape].stages[action.stage]
         moved = tuple(stage.moved(action.channel).values())
         types = self.version_types(stage.index) if kind is ChannelKind.W else moved
         return TensorType((packed_bytes(types),), "uint8")
@@ -125,6 +127,12 @@ class Messages:
                 yield Coming(
                     message, TensorType((packed_bytes(self.version_types(stage)),), "uint8")
                 )
+
+
+def _types(program: Program) -> dict[str, TensorType]:
+    """The type of what each channel of a plan moves, gradients included."""
+    found = {n: TensorType(value.shape, value.dtype) for n, value in program.channels.items()}
+    return found | {gradient_of(n): kind for n, kind in found.items()}
 
 
 def links(program: Program) -> set[tuple[int, int]]:

@@ -5,7 +5,6 @@ its value, called ``<channel>.grad``.
 """
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -96,7 +95,7 @@ class Program:
         schedule: Its schedule.
         stages: Every stage.
         channels: Name to channel, values only.
-        counts: (stage, update) to the microbatches whose gradients go into that update.
+        members: (stage, update) to the microbatches whose gradients go into that update.
         tied: Weights that several stages train, with these stages.
     """
 
@@ -104,7 +103,7 @@ class Program:
     schedule: Schedule
     stages: tuple[StageProgram, ...]
     channels: dict[str, ValueChannel]
-    counts: Counter[tuple[int, int]]
+    members: dict[tuple[int, int], tuple[int, ...]]
     tied: dict[str, tuple[int, ...]]
 
     @classmethod
@@ -140,7 +139,7 @@ class Program:
             schedule,
             stages,
             {c.name: c for c in plan.channels},
-            _counts(schedule) if training else Counter(),
+            _members(schedule) if training else {},
             _tied(stages),
         )
         _check(program)
@@ -209,14 +208,15 @@ def _numbered(stages: list[StageProgram]) -> tuple[StageProgram, ...]:
     return tuple(dataclasses.replace(s, first_draw=k) for s, k in zip(stages, firsts, strict=False))
 
 
-def _counts(schedule: Schedule) -> Counter[tuple[int, int]]:
+def _members(schedule: Schedule) -> dict[tuple[int, int], tuple[int, ...]]:
     """Microbatches per (stage, update), all replicas together."""
-    found: Counter[tuple[int, int]] = Counter()
+    found: dict[tuple[int, int], tuple[int, ...]] = {}
     replicas = [len(d) for d in schedule.placement.backward]
     for action in schedule:
         if action.kind in (ActionKind.B, ActionKind.W) and action.microbatch is not None:
             update = schedule.rule.update_of(action.microbatch, replicas[action.stage])
-            found[action.stage, update] += 1
+            at = action.stage, update
+            found[at] = (*found.get(at, ()), action.microbatch)
     return found
 
 

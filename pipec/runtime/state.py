@@ -17,7 +17,7 @@ from the seed, the microbatch and the place in the model.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ import torch
 from pipec.errors import PlanError
 from pipec.graph.ir import InputKind
 from pipec.runtime.executor import Executor
+from pipec.runtime.local import named
 from pipec.runtime.weights import StageWeights
 
 Tensors = dict[str, torch.Tensor]
@@ -78,6 +79,24 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
         if weights.optimizer is not None:
             rule.updates = int(_facts(entries, weights.trained[0])["updates"])
             _restore_optimizer(weights, entries)
+
+
+def load_weights(executors: Sequence[Executor], weights: Mapping[str, torch.Tensor]) -> None:
+    """Replace the parameters and buffers of all stages by a model's state dict.
+
+    Args:
+        executors: Those of this process.
+        weights: By the model's names, aliases of shared ones included or not; tensors of stages
+            that are elsewhere are not read.
+
+    Raises:
+        PlanError: A name is missing or unknown, or a shape or dtype differs.
+    """
+    given = named(weights, executors[0].program.plan)
+    for executor in executors:
+        for held in executor.weights.values():
+            for name in _stored(executor, held):
+                held.load(name, given[name])
 
 
 def _stored(executor: Executor, weights: StageWeights) -> Tensors:

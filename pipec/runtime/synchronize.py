@@ -35,6 +35,7 @@ class Deferred:
         self._steps: list[tuple[Action, int]] = []
         self._todo: list[str] = []
         self._factor: float | None = None
+        self.norm: float | None = None
         training = program.schedule.training
         self._members = {n: program.sharers(n) for n in program.tied} if training else {}
 
@@ -92,19 +93,19 @@ class Deferred:
         if total is None:
             return False
         assert self._clip is not None
-        norm = float(total[0].sum().sqrt())
-        self._factor = min(self._clip / (norm + 1e-6), 1.0)  # not a number stays none
+        self.norm = float(total[0].sum().sqrt())
+        self._factor = min(self._clip / (self.norm + 1e-6), 1.0)  # not a number stays none
         return True
 
-    def _own_gradients(self, executor: "Executor") -> Iterator[tuple[str, torch.Tensor, int]]:
-        """(name, gradient, microbatches) of every weight that no earlier stage or replica counts.
+    def _own_gradients(self, executor: "Executor") -> Iterator[tuple[str, torch.Tensor, float]]:
+        """(name, gradient, weight of its microbatches) of all that no earlier stage counts.
 
         So each slot of the sum of squares has one summand, and the norm the same bits however the
         model is cut.
         """
         backward = self._program.schedule.placement.backward
         for stage, weights in executor.weights.items():
-            count = self._program.counts[stage, _UPDATE]
+            count = executor.share(stage, _UPDATE)
             for name, gradient in weights.gradients(_UPDATE).items():
                 first = self._program.tied.get(name, (stage,))[0] == stage
                 if first and backward[stage][0] == self._device:

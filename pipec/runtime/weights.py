@@ -6,6 +6,7 @@ to. So an optimizer step writes in place only when no microbatch will use an old
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,8 +15,9 @@ from pipec.errors import PlanError, ScheduleError
 from pipec.graph.torch_private import add_each, add_each_
 
 Tensors = dict[str, torch.Tensor]
-OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-"""Makes the optimizer of one stage from its parameters: ``lambda p: SGD(p, lr=0.1)``."""
+OptimizerFactory = Callable[[list[Any]], torch.optim.Optimizer]
+"""Makes the optimizer of one stage from its parameters, which are (name, parameter) pairs as
+`torch.nn.Module.named_parameters` gives them: ``lambda p: SGD(p, lr=0.1)``."""
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
@@ -74,9 +76,25 @@ class StageWeights:
         current |= {n: p.data for n, p in self.parameters.items()}
         self._versions = {0: Version(current)}
         self._sums: dict[int, _Sum] = {}
-        held = list(self.parameters.values())
+        held = list(self.parameters.items())
         self.optimizer = optimizer(held) if optimizer and held else None
+        if self.optimizer is not None:
+            self._check_own(self.optimizer)
         self.scheduler = scheduler(self.optimizer) if scheduler and self.optimizer else None
+
+    def _check_own(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse an optimizer over tensors that are not this stage's: it would train nothing."""
+        mine = {id(p) for p in self.parameters.values()}
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        foreign = sum(id(p) not in mine for p in held)
+        if foreign or not held:
+            raise PlanError(
+                "the optimizer is not one of the stage's parameters",
+                where=f"stage {self._stage}",
+                got=f"{foreign} others among {len(held)}",
+                want="the parameters that it is made from",
+                hint="optimizer=lambda parameters: AdamW(parameters, ...)",
+            )
 
     @property
     def newest(self) -> int:
@@ -193,6 +211,12 @@ class StageWeights:
         self.install(update, Version(made, updates), oldest)
         self._sums.pop(update, None)
 
+    def skip(self, update: int, oldest: int) -> None:
+        """Make version ``update`` of the newest one without a step: nothing is known to add."""
+        before = self._versions[self.newest]
+        self.install(update, Version(before.tensors, Updates(before.updates.count)), oldest)
+        self._sums.pop(update, None)
+
     def install(self, version: int, made: Version, oldest: int) -> None:
         """Hold a version that was made here or received; let go what is older than ``oldest``.
 
@@ -209,10 +233,36 @@ class StageWeights:
         for old in [v for v in self._versions if v < oldest]:
             del self._versions[old]
 
+    def load(self, name: str, tensor: torch.Tensor) -> None:
+        """Overwrite the newest version of a weight; between rounds only.
+
+        Raises:
+            PlanError: The shape or dtype differs.
+        """
+        held = self.at(self.newest).tensors[name]
+        check_fits(name, held, tensor)
+        with torch.no_grad():
+            held.copy_(tensor)
+
     def rebase(self) -> None:
         """Call the newest version 0 and forget the others: the next round counts from there."""
         self._versions = {0: Version(self._versions[self.newest].tensors)}
         self._sums.clear()
+
+
+def check_fits(name: str, held: torch.Tensor, given: torch.Tensor) -> None:
+    """Refuse a value for a weight that would have to be broadcast or cast.
+
+    Raises:
+        PlanError: The shape or dtype differs.
+    """
+    if (given.shape, given.dtype) != (held.shape, held.dtype):
+        raise PlanError(
+            "a weight has another type than the model's",
+            where=name,
+            got=f"{given.dtype}{list(given.shape)}",
+            want=f"{held.dtype}{list(held.shape)}",
+        )
 
 
 def _step(optimizer: torch.optim.Optimizer, rate: float) -> None:

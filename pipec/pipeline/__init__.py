@@ -1,0 +1,1 @@
+"""Training and evaluation with batches, as loops of one process have them."""

@@ -1,0 +1,100 @@
+"""A batch of the user's becomes microbatches: rows in order, the last one as short as it is."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from pipec.errors import PlanError
+from pipec.graph.ir import Graph, InputKind, tensor
+
+Inputs = Mapping[str, torch.Tensor]
+Batch = Inputs | Sequence[torch.Tensor] | Sequence[Inputs] | torch.Tensor
+"""Tensors by input name; or in the order of the model's inputs; or a list of microbatches, each by
+name, whose shapes may differ."""
+Shape = tuple[tuple[str, tuple[int, ...]], ...]
+"""Shapes of a microbatch's inputs, by name, in the order of the model."""
+
+
+class Splitter:
+    """Cuts batches for one plan.
+
+    Args:
+        graph: The model at the shape that it was compiled for: its rows are those of a microbatch.
+        microbatches: Most microbatches of a batch.
+    """
+
+    def __init__(self, graph: Graph, microbatches: int) -> None:
+        self._shapes = {
+            i.name: tuple(int(n) for n in tensor(graph.node(i.node)).shape)
+            for i in graph.inputs_of(InputKind.INPUT)
+        }
+        self.rows = next((s[0] for s in self._shapes.values() if s), 1)
+        self._split = [n for n, s in self._shapes.items() if s[:1] == (self.rows,)]
+        self._most = microbatches
+
+    @property
+    def names(self) -> list[str]:
+        """The model's inputs."""
+        return list(self._shapes)
+
+    def split(self, batch: Batch) -> list[dict[str, torch.Tensor]]:
+        """The microbatches of a batch; fewer than the schedule has if the batch is small.
+
+        Raises:
+            PlanError: An input is missing, unknown, no tensor, or has too many rows.
+        """
+        if isinstance(batch, Sequence) and batch and isinstance(batch[0], Mapping):
+            if len(batch) > self._most:
+                raise PlanError("too many microbatches", got=len(batch), want=self._most)
+            return [self._named(part) for part in batch]
+        named = self._named(batch)
+        counts = {n: len(named[n]) for n in self._split}
+        count = max(counts.values(), default=1)
+        if len(set(counts.values())) > 1:
+            got = ", ".join(f"{n}: {c}" for n, c in counts.items())
+            raise PlanError("the inputs of a batch differ in their rows", got=got)
+        if not 0 < count <= self.rows * self._most:
+            raise PlanError(
+                "the batch has a number of rows that the schedule cannot take",
+                got=count,
+                want=f"1 to {self.rows * self._most}: {self._most} microbatches of {self.rows}",
+                hint="compile for more microbatches, or split the batch",
+            )
+        begins = range(0, count, self.rows)
+        return [
+            {n: t[b : b + self.rows] if n in counts else t for n, t in named.items()}
+            for b in begins
+        ]
+
+    def _named(self, batch: object) -> dict[str, torch.Tensor]:
+        if isinstance(batch, Mapping):
+            given = dict(batch)
+        else:
+            parts = [batch] if isinstance(batch, torch.Tensor) else batch
+            if not isinstance(parts, Sequence) or len(parts) != len(self._shapes):
+                raise PlanError(
+                    "a batch has another number of tensors than the model has inputs",
+                    got=len(parts) if isinstance(parts, Sequence) else type(batch).__name__,
+                    want=", ".join(self._shapes),
+                )
+            given = dict(zip(self._shapes, parts, strict=True))
+        for name, value in given.items():
+            if name not in self._shapes:
+                raise PlanError(
+                    "the model has no such input",
+                    got=name,
+                    want=", ".join(self._shapes),
+                    hint="leave it out of the batch",
+                )
+            if not isinstance(value, torch.Tensor):
+                raise PlanError("an input is no tensor", where=name, got=type(value).__name__)
+        missing = [n for n in self._shapes if n not in given]
+        if missing:
+            got = ", ".join(given) or "nothing"
+            raise PlanError("a batch lacks an input", got=got, want=", ".join(missing))
+        return {n: given[n] for n in self._shapes}
+
+
+def shape_of(inputs: Inputs) -> Shape:
+    """The shapes of a microbatch."""
+    return tuple((n, tuple(map(int, t.shape))) for n, t in inputs.items())

@@ -1,0 +1,434 @@
+"""One object for the loop that people already have: a batch in, a step made.
+
+```text
+for batch in loader:                  DataLoader, any iterable
+    result = pipeline.step(batch)     loss, gradient norm; the same on every rank
+pipeline.evaluate(loader)             the same stages, nothing is gathered
+pipeline.state_dict()                 the model's own names, on rank 0
+```
+"""
+
+import math
+import os
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pipec.errors import PlanError
+from pipec.pipeline.batches import Batch, Inputs, Shape, Splitter, shape_of
+from pipec.pipeline.shapes import Retraced, tracer
+from pipec.pipeline.valid import Count, count_of
+from pipec.plan.model import Plan
+from pipec.runtime.agreement import agree, exchange
+from pipec.runtime.checkpoint import Checkpoints
+from pipec.runtime.distributed import DistributedPipeline, process_group
+from pipec.runtime.executor import Result, Settings
+from pipec.runtime.identity import digest
+from pipec.runtime.local import LocalPipeline
+from pipec.runtime.program import Program
+from pipec.runtime.rules import Correction
+from pipec.runtime.shares import Shares
+from pipec.runtime.state import load_weights
+from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
+
+Tensors = dict[str, torch.Tensor]
+Hook = Callable[["Pipeline"], None]
+OnNan = Literal["stop", "skip", "continue"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step of training found; the same on all ranks, but for the outputs.
+
+    Attributes:
+        loss: Mean over the valid targets (or samples) of the whole batch.
+        gradient_norm: Of all gradients together, before clipping; None without a flush.
+        skipped: Whether no update was made, because the gradients were not finite.
+        outputs: On rank 0, if the model was compiled with its outputs: ``[rows, ...]`` by name.
+    """
+
+    loss: float
+    gradient_norm: float | None = None
+    skipped: bool = False
+    outputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the model made of a data set, in evaluation mode.
+
+    Attributes:
+        loss: Mean over all valid targets (or samples); None if the plan does not train.
+        outputs: On rank 0: every output of the model by name, all rows together.
+    """
+
+    loss: float | None
+    outputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Pipeline:
+    """Trains and evaluates a plan with batches.
+
+    Under torchrun this process is one rank of the plan; elsewhere it runs all devices, in turns.
+    Every rank calls the same methods; a rank whose stages read no input may pass None as a batch.
+
+    Args:
+        plan: A plan with a schedule.
+        optimizer: Makes the optimizer of a stage from its parameters, (name, parameter) pairs as
+            `torch.nn.Module.named_parameters` gives them: ``lambda p: AdamW(p, lr=1e-3)``.
+        scheduler: Makes the learning-rate schedule of an optimizer, stepped after every update.
+        clip: Largest norm of all gradients together; needs a schedule with a flush.
+        model: The module that the plan was made of. Needed for `evaluate` and for batches of
+            another shape, unless the plan names a file from which it can be read again.
+        loss: The loss that it was compiled with, if the module does not compute it.
+        weights: Initial weights by name, see `pipec.runtime.stored.Stored` for files; those of the
+            plan if absent.
+        weight: How much a microbatch counts, from its inputs. By default the valid targets of a
+            cross entropy, or the rows of the microbatch.
+        on_nan: What to do if gradients are not finite: ``stop`` with an error before the update,
+            ``skip`` the update on all ranks, or ``continue``.
+        hooks: Called with this object after every update.
+        seed: Of dropout: one stream per microbatch and place in the model.
+        correction: PipeMare's T1 and T2.
+        device: ``cpu``, ``cuda``, or ``auto``.
+        timeout: How long to wait for another rank.
+
+    Raises:
+        PlanError: The plan has no schedule, or weights that do not fit.
+        BackendError: The ranks do not agree on what to run.
+
+    Example:
+        ``with Pipeline(plan, optimizer=lambda p: SGD(p, lr=0.1)) as p: p.step({"input": x})``
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        optimizer: OptimizerFactory | None = None,
+        scheduler: SchedulerFactory | None = None,
+        clip: float | None = None,
+        model: nn.Module | None = None,
+        loss: Callable[..., object] | None = None,
+        weights: Mapping[str, torch.Tensor] | None = None,
+        weight: Count | None = None,
+        on_nan: OnNan = "stop",
+        hooks: Iterable[Hook] = (),
+        seed: int = 0,
+        correction: Correction | None = None,
+        device: str = "auto",
+        timeout: timedelta = timedelta(minutes=5),
+    ) -> None:
+        self._open, self._hooks, self._on_nan = ExitStack(), list(hooks), on_nan
+        self._timeout, self._device = timeout, device
+        self._batch: list[Tensors] = []
+        flush = Program.of(plan).flush
+        settings = Settings(
+            optimizer,
+            scheduler,
+            clip=clip if clip is not None or not flush or not plan.trains else math.inf,
+            seed=seed,
+            correction=correction or Correction(),
+            skips=plan.trains and flush and on_nan != "continue",
+        )
+        if plan.trains and optimizer is None:
+            raise PlanError("a training plan needs an optimizer", hint="optimizer=lambda p: ...")
+        self._joined(timeout, device)
+        self._active = self._runner = self._made(plan, settings, weights)
+        self.plan = plan
+        assert plan.schedule is not None
+        self._splitter = Splitter(plan.graph, plan.schedule.microbatches)
+        self._retraced = Retraced(plan, tracer(plan, model, loss))
+        self._weight = weight
+        self._shapes: dict[Shape, tuple[int, Count | None]] = {}
+        self._evaluations: dict[Shape, Program] = {}
+        self._saved: dict[Path, Checkpoints] = {}
+        self._first = True
+
+    def _joined(self, timeout: timedelta, device: str) -> None:
+        if "RANK" in os.environ and not dist.is_initialized():
+            self._open.enter_context(process_group(timeout, device))
+
+    def _made(
+        self, plan: Plan, settings: Settings, weights: Mapping[str, torch.Tensor] | None
+    ) -> LocalPipeline | DistributedPipeline:
+        if not dist.is_initialized():
+            device = "cpu" if self._device == "auto" else self._device
+            return LocalPipeline(plan, self._inputs, settings, weights=weights, device=device)
+        return DistributedPipeline(
+            plan, self._inputs, settings, weights=weights, timeout=self._timeout,
+            device=self._device,
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for saved in self._saved.values():
+            if error is None:
+                saved.wait()
+        self._open.__exit__(kind, error, trace)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank; 0 where it runs all devices."""
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    def step(self, batch: Batch | None) -> StepResult:
+        """Run the schedule once on a batch: one update if it has a flush.
+
+        Args:
+            batch: Up to ``microbatches`` times the compiled rows; None where no input is read.
+
+        Returns:
+            The loss over the whole batch, and the norm of its gradient.
+
+        Raises:
+            PlanError: The batch does not fit, or its gradients are not finite.
+            BackendError: The ranks were given different batches, or one did not answer.
+        """
+        shares = self._take(batch, self._training_shape)
+        self._active = self._runner
+        result = self._runner.round(shares)
+        loss, norm, skipped = self._figures(result, shares)
+        if self._on_nan == "stop" and (skipped or not math.isfinite(loss)):
+            raise PlanError(
+                "the loss or its gradient is not finite; the weights were not updated"
+                if skipped
+                else "the loss is not finite",
+                where=f"round {self._runner.executors[0].round - 1}",
+                got=f"loss {loss}, gradient norm {norm}",
+                hint="a smaller learning rate, clip=..., or on_nan='skip'",
+            )
+        for hook in self._hooks:
+            hook(self)
+        return StepResult(loss, norm, skipped, self._outputs(self._runner, result, shares))
+
+    def evaluate(self, loader: Iterable[Batch | None], *, outputs: bool = False) -> Evaluation:
+        """Run the model in evaluation mode, on the stages and weights as they are.
+
+        Args:
+            loader: Batches as `step` takes them, as many on every rank.
+            outputs: Keep what the model gives.
+
+        Raises:
+            PlanError: The model cannot be traced again, or a batch does not fit.
+        """
+        total = weights = 0.0
+        kept: dict[str, list[torch.Tensor]] = {}
+        runner, known = None, 0
+        for batch in loader:
+            shares = self._take(batch, self._evaluation_shape)
+            if runner is None or known < len(self._evaluations):
+                known, programs = len(self._evaluations), list(self._evaluations.values())
+                runner = self._runner.beside(programs, self._inputs)
+            self._active = runner
+            result = runner.round(shares)
+            loss, _, _ = self._figures(result, shares)
+            weight = sum(shares.weights)
+            total, weights = total + loss * weight, weights + weight
+            if outputs:
+                for name, value in self._outputs(runner, result, shares).items():
+                    kept.setdefault(name, []).append(value)
+        mean = total / weights if self.plan.trains and weights else None
+        return Evaluation(mean, {n: torch.cat(parts) for n, parts in kept.items()})
+
+    def state_dict(self) -> Tensors | None:
+        """All weights under their original names on rank 0, None elsewhere; all ranks call."""
+        return self._runner.state_dict()
+
+    def load_state_dict(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Replace the weights by others of the same names, shapes and dtypes.
+
+        Raises:
+            PlanError: A name is missing or unknown, or a shape or dtype differs.
+        """
+        load_weights(self._runner.executors, weights)
+
+    def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """The newest trained weights that this process holds, by name; not copies."""
+        for e in self._runner.executors:
+            for held in e.weights.values():
+                newest = held.at(held.newest).tensors
+                yield from ((n, newest[n]) for n in held.trained)
+
+    def save(self, directory: Path | str) -> None:
+        """Write a checkpoint in the background; all ranks call.
+
+        Weights, optimizer, learning-rate schedule and counts; any number of stages can go on.
+        """
+        self._checkpoints(Path(directory)).save()
+
+    def resume(self, directory: Path | str) -> int:
+        """Go on from the newest good checkpoint in a directory; the number of rounds it had."""
+        return self._checkpoints(Path(directory)).resume()
+
+    def save_pretrained(self, model: Any, directory: Path | str) -> None:
+        """Write the weights as ``model.save_pretrained`` does (transformers); all ranks call."""
+        weights = self.state_dict()
+        if weights is not None:
+            model.save_pretrained(directory, state_dict=weights)
+
+    def _checkpoints(self, directory: Path) -> Checkpoints:
+        if directory not in self._saved:
+            executors = self._runner.executors
+            self._saved[directory] = Checkpoints(directory, executors, timeout=self._timeout)
+        return self._saved[directory]
+
+    def _inputs(self, number: int) -> Inputs:
+        """The inputs of a microbatch, counted over all rounds; a stand-in where there is none."""
+        if not self._batch:
+            raise PlanError(
+                "this rank's stages read inputs, but it was given no batch",
+                where=f"rank {self.rank}",
+            )
+        place = number - self._active.executors[0].microbatch
+        return self._batch[place if place < len(self._batch) else self._stand_in]
+
+    def _take(
+        self, batch: Batch | None, compiled: Callable[[Inputs], tuple[int, Count | None]]
+    ) -> Shares:
+        """Split a batch and find out, on all ranks, how much each microbatch counts."""
+        self._batch = [] if batch is None else self._splitter.split(batch)
+        told = exchange([[shape_of(m), _small(m)] for m in self._batch] or None)
+        known = [t for t in told if t is not None]
+        if not known:
+            raise PlanError("no rank was given a batch")
+        self._check_same(known)
+        shapes = [tuple((n, tuple(s)) for n, s in shape) for shape, _ in known[0]]
+        compiled_for = [compiled(_empty(shape, self.plan)) for shape in shapes]
+        counts = [self._counted(m, c) for m, (_, c) in zip(self._batch, compiled_for, strict=False)]
+        counted = next(c for c in exchange(counts or None) if c is not None)
+        if not any(counted):
+            raise PlanError("no microbatch of the batch has a valid target")
+        return self._shares(counted, [number for number, _ in compiled_for])
+
+    def _shares(self, counted: Sequence[float], shapes: Sequence[int]) -> Shares:
+        assert self.plan.schedule is not None
+        self._stand_in = next(k for k, c in enumerate(counted) if c)
+        if self._batch:
+            self._batch = [
+                m if c else self._batch[self._stand_in]
+                for m, c in zip(self._batch, counted, strict=True)
+            ]
+        stand_in = shapes[self._stand_in]
+        used = [s if c else stand_in for s, c in zip(shapes, counted, strict=True)]
+        left = self.plan.schedule.microbatches - len(used)
+        return Shares((*counted, *[0.0] * left), (*used, *[stand_in] * left))
+
+    def _counted(self, inputs: Inputs, count: Count | None) -> float:
+        if self._weight is not None or count is not None:
+            return float((self._weight or count)(inputs))  # type: ignore[misc]
+        return float(next((len(t) for t in inputs.values() if t.dim()), 1))
+
+    def _check_same(self, known: list[Any]) -> None:
+        if any(k != known[0] for k in known):
+            raise PlanError(
+                "the ranks were given different batches",
+                got="; ".join(_told(k) for k in known),
+                want="the same batch on every rank that passes one",
+                hint="seed the sampler, and give every rank the same data",
+            )
+        if self._first:
+            self._first = False
+            first = self._batch[0] if self._batch else {}
+            agree({f"the data: {n} of the first microbatch": digest(t) for n, t in first.items()})
+
+    def _training_shape(self, inputs: Inputs) -> tuple[int, Count | None]:
+        """The number of a shape, compiled now if it is new; and what counts its targets."""
+        shape = shape_of(inputs)
+        if not self._shapes:
+            base = shape_of(_example(self.plan))
+            self._shapes[base] = 0, count_of(self.plan.graph)
+        if shape not in self._shapes:
+            program = self._retraced.training(inputs)
+            numbers = [e.add_shape(program) for e in self._runner.executors]
+            self._shapes[shape] = numbers[0], count_of(program.plan.graph)
+        return self._shapes[shape]
+
+    def _evaluation_shape(self, inputs: Inputs) -> tuple[int, Count | None]:
+        """The number of a shape among those for evaluation, and what counts its targets."""
+        assert self.plan.schedule is not None
+        shape = shape_of(inputs)
+        if shape not in self._evaluations:
+            microbatches = self.plan.schedule.microbatches
+            self._evaluations[shape] = self._retraced.evaluation(inputs, microbatches)
+        program = self._evaluations[shape]
+        return list(self._evaluations).index(shape), count_of(program.plan.graph)
+
+    def _figures(self, result: Result, shares: Shares) -> tuple[float, float | None, bool]:
+        """Loss, norm and whether the update was skipped, over all ranks."""
+        weighted = sum(float(loss) * shares.weight(m) for m, loss in result.losses.items())
+        mine = [weighted, shares.total(result.losses), result.norm, result.skipped]
+        told = exchange([None if _odd(v) else v for v in mine] + [str(weighted)])
+        total = sum(float(t[4]) for t in told)
+        weight = sum(t[1] for t in told)
+        norms = [t[2] for t in told if t[2] is not None]
+        loss = total / weight if weight else math.nan
+        skipped = any(t[3] for t in told)
+        return loss, max(norms) if norms else (math.nan if skipped else None), skipped
+
+    def _outputs(
+        self,
+        runner: LocalPipeline | DistributedPipeline,
+        result: Result,
+        shares: Shares,
+    ) -> Tensors:
+        """The rows of every output on rank 0."""
+        named = {f"{m:09} {n}": t for (m, n), t in result.outputs.items()}
+        if not any(exchange(bool(named))):
+            return {}
+        found = runner.outputs(named)
+        parts: dict[str, list[torch.Tensor]] = {}
+        for key in sorted(found or {}):
+            m, name = key.split(" ", 1)
+            if found and shares.weight(int(m)):
+                parts.setdefault(name, []).append(found[key])
+        return {n: torch.cat(p) if p[0].dim() else torch.stack(p) for n, p in parts.items()}
+
+
+def _odd(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _small(inputs: Inputs) -> list[int]:
+    """A cheap mark of a microbatch's values: their number and the bytes of a few of them."""
+    marks = []
+    for t in inputs.values():
+        flat = t.detach().reshape(-1)
+        step = max(1, len(flat) // 64)
+        some = flat[::step].contiguous().cpu().view(torch.uint8)
+        marks.append(zlib.crc32(some.numpy().tobytes()))
+    return marks
+
+
+def _told(known: list[Any]) -> str:
+    return f"{len(known)} microbatches, {known[0][0] if known else ''}"
+
+
+def _example(plan: Plan) -> Tensors:
+    """Fake inputs of the compiled shape."""
+    from pipec.graph.ir import InputKind, tensor
+
+    graph = plan.graph
+    return {i.name: tensor(graph.node(i.node)) for i in graph.inputs_of(InputKind.INPUT)}
+
+
+def _empty(shape: Shape, plan: Plan) -> Tensors:
+    """Zeros of a shape, of the dtypes that the model reads."""
+    types = {n: t.dtype for n, t in _example(plan).items()}
+    return {n: torch.zeros(s, dtype=types[n]) for n, s in shape}

@@ -1,0 +1,178 @@
+"""A plan's model traced again, for another shape or for evaluation, and cut where the plan is cut.
+
+Weights stay where they are: a node goes to the first stage that is not before any of its operands
+and that holds all weights that it reads. Where the new graph has the plan's own nodes, they keep
+their stages.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx, nn
+
+from pipec.compiler.pass_manager import parse_pipeline, run_passes
+from pipec.errors import PlanError
+from pipec.frontends.base import LoadOptions
+from pipec.frontends.load import load
+from pipec.frontends.reload import load_options
+from pipec.frontends.torch_module import from_module
+from pipec.graph.extract import extract
+from pipec.graph.ir import Graph, InputKind
+from pipec.graph.structure import structural_key
+from pipec.plan.model import Partition, Plan, Stage
+from pipec.runtime.program import Program
+from pipec.schedule.action import ActionKind
+from pipec.schedule.build import build
+from pipec.schedule.schedule import Placement, Schedule
+
+Trace = Callable[[Mapping[str, torch.Tensor], LoadOptions], Graph]
+
+
+def tracer(plan: Plan, model: nn.Module | None, loss: Callable[..., object] | None) -> Trace:
+    """What traces the plan's model again on other inputs.
+
+    Args:
+        plan: The plan.
+        model: Its module, if it was made of one in memory.
+        loss: Its loss, if the module does not compute it: of the outputs and the target.
+    """
+    source = plan.graph.source
+
+    def trace(inputs: Mapping[str, torch.Tensor], options: LoadOptions) -> Graph:
+        """The graph on these inputs, targets among them.
+
+        Raises:
+            PlanError: Nobody has said where the model is.
+            FrontendError: It cannot be traced so.
+        """
+        if model is not None:
+            names = ("target",) if loss is not None else ()
+            args = {n: t for n, t in inputs.items() if n not in names}
+            with_target = (loss, inputs["target"]) if loss is not None else None
+            return from_module(model, args, with_target, options).graph
+        if source.kind == "memory":
+            raise PlanError(
+                "the plan was made of a module in memory, which must be traced again here",
+                got=f"inputs of {_shapes(inputs)}",
+                hint="pass it: Pipeline(plan, model=model), and loss= if it was compiled with one",
+            )
+        shapes = {n: tuple(t.shape) for n, t in inputs.items()}
+        recorded = load_options(source)
+        told = replace(options, shapes=shapes, seed=recorded.seed, loss=recorded.loss)
+        return load(source.location, told).graph
+
+    return trace
+
+
+@dataclass(frozen=True)
+class Retraced:
+    """Makes plans for other shapes of a plan's microbatches, and for evaluation.
+
+    Attributes:
+        plan: The plan.
+        trace: Traces its model again.
+    """
+
+    plan: Plan
+    trace: Trace
+
+    def training(self, inputs: Mapping[str, torch.Tensor]) -> Program:
+        """The plan for microbatches of another shape, under its own schedule.
+
+        Raises:
+            PlanError: The model is another one at this shape.
+        """
+        outputs = any(o.kind.name == "OUTPUT" for o in self.plan.graph.outputs)
+        graph = self.trace(inputs, LoadOptions(training=True, scored=outputs))
+        made = self._cut(graph, "insert-comm,differentiate")
+        if {c.name for c in made.channels} != {c.name for c in self.plan.channels}:
+            raise PlanError(
+                "at this shape the model sends other values between its stages",
+                got=_shapes(inputs),
+                hint="compile for this shape, or make batches of one shape",
+            )
+        made = made.replace(slots=self.plan.slots)
+        return Program.of(made, self.plan.schedule)
+
+    def evaluation(self, inputs: Mapping[str, torch.Tensor], microbatches: int) -> Program:
+        """The model in evaluation mode, its loss beside its outputs, forward only."""
+        graph = self.trace(inputs, LoadOptions(scored=self.plan.trains))
+        made = self._cut(graph, "insert-comm")
+        return Program.of(made, _forward(made, microbatches))
+
+    def _cut(self, graph: Graph, passes: str) -> Plan:
+        plan = self.plan
+        graph = run_passes(parse_pipeline("simplify"), Plan(graph, plan.cluster, plan.target)).graph
+        stage_of = _stage_of(graph, plan)
+        stages = tuple(_stage(graph, stage_of, s.index) for s in plan.stages)
+        assert plan.partition is not None
+        seconds = plan.partition.seconds
+        partition = Partition(stage_of, seconds, 0.0, proven=False, answers="", method="as before")
+        made = Plan(graph, plan.cluster, plan.target, stages=stages, partition=partition)
+        return run_passes(parse_pipeline(passes), made.replace(placement=plan.placement))
+
+
+def _stage(graph: Graph, stage_of: Mapping[str, int], index: int) -> Stage:
+    part = extract(graph, {n for n, s in stage_of.items() if s == index}, f"Stage{index}")
+    return Stage(index, part, structural_key(part))
+
+
+def _stage_of(graph: Graph, plan: Plan) -> dict[str, int]:
+    """The stage of every node of a graph of the plan's model.
+
+    Raises:
+        PlanError: A node reads weights that no stage behind its operands holds.
+    """
+    assert plan.partition is not None
+    before = plan.partition.stage_of
+    if [(n.name, n.target) for n in graph.calls] == [(n.name, n.target) for n in plan.graph.calls]:
+        return dict(before)
+    holders: dict[str, list[int]] = {}
+    for s in plan.stages:
+        for i in s.graph.inputs:
+            if i.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+                holders.setdefault(i.name, []).append(s.index)
+    weights = {i.node: i.name for i in graph.inputs if i.name in holders}
+    found: dict[str, int] = {}
+    for node in graph.calls:
+        found[node.name] = _home(node, found, weights, holders, len(plan.stages))
+    return found
+
+
+def _home(
+    node: fx.Node,
+    found: Mapping[str, int],
+    weights: Mapping[str, str],
+    holders: Mapping[str, list[int]],
+    stages: int,
+) -> int:
+    read = node.all_input_nodes
+    first = max((found[r.name] for r in read if r.name in found), default=0)
+    wanted = [weights[r.name] for r in read if r.name in weights]
+    for stage in range(first, stages):
+        if all(stage in holders[w] for w in wanted):
+            return stage
+    raise PlanError(
+        "the model cannot be cut in evaluation as it is in training",
+        where=node.name,
+        got=f"weights {', '.join(wanted)} on stages {[holders[w] for w in wanted]}",
+        want=f"a stage from {first} on that holds them",
+    )
+
+
+def _forward(plan: Plan, microbatches: int) -> Schedule:
+    """Every stage on its own devices, microbatch after microbatch."""
+    from pipec.compiler.complete import completed
+
+    assert plan.placement is not None
+    place = Placement(plan.placement.forward)
+    rows: list[list[tuple[int, int, int]]] = [[] for _ in range(plan.placement.devices)]
+    for m in range(microbatches):
+        for stage, devices in enumerate(place.forward):
+            rows[devices[m % len(devices)]].append((stage, int(ActionKind.F), m))
+    return completed(build("inference", rows, microbatches, placement=place), plan)
+
+
+def _shapes(inputs: Mapping[str, torch.Tensor]) -> str:
+    return ", ".join(f"{n}{list(t.shape)}" for n, t in inputs.items())

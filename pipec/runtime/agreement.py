@@ -1,0 +1,92 @@
+"""What all ranks must have in common, compared before the first round; and messages of plain data.
+
+Nothing that comes from another rank is unpickled: tensors travel as tensors, all else as JSON.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipec.errors import BackendError
+from pipec.runtime.process_group import answered
+
+
+def exchange(mine: Any) -> list[Any]:
+    """What every rank has given, by rank; all ranks must call.
+
+    Args:
+        mine: Anything that JSON can hold.
+
+    Raises:
+        BackendError: Another rank did not answer.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return [json.loads(json.dumps(mine))]
+    data = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
+    world = dist.get_world_size()
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
+    with answered("the messages of all ranks"):
+        dist.all_gather(lengths, torch.tensor([len(data)]))
+        longest = max(int(n) for n in lengths)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(data)] = data
+        parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(world)]
+        dist.all_gather(parts, padded)
+    pairs = zip(parts, lengths, strict=True)
+    return [json.loads(part[: int(n)].numpy().tobytes()) for part, n in pairs]
+
+
+def collect(mine: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
+    """The tensors of every rank on rank 0, in host memory; None elsewhere. All ranks must call.
+
+    Raises:
+        BackendError: Another rank did not answer.
+    """
+    types = {n: [str(t.dtype).removeprefix("torch."), list(t.shape)] for n, t in mine.items()}
+    parts = exchange(types)
+    with answered("the tensors of all ranks"):
+        if dist.get_rank():
+            for t in mine.values():
+                dist.send(t.detach().cpu().contiguous(), 0)
+            return None
+        found = [{n: t.cpu() for n, t in mine.items()}]
+        for rank, theirs in enumerate(parts[1:], 1):
+            found.append({})
+            for name, (dtype, shape) in theirs.items():
+                buffer = torch.empty(shape, dtype=getattr(torch, dtype))
+                dist.recv(buffer, rank)
+                found[rank][name] = buffer
+    return found
+
+
+def agree(facts: Mapping[str, str | None]) -> None:
+    """Refuse to go on with ranks that were told different things; all ranks must call.
+
+    Args:
+        facts: What it is called in the message, to a text or a digest of it; None where this rank
+            cannot say, which agrees with everything.
+
+    Raises:
+        BackendError: Which fact differs, and on which ranks.
+    """
+    parts: list[dict[str, str | None]] = exchange(dict(facts))
+    for name in dict.fromkeys(n for part in parts for n in part):
+        told: dict[str, list[int]] = {}
+        for rank, part in enumerate(parts):
+            value = part.get(name)
+            if value is not None:
+                told.setdefault(value, []).append(rank)
+        if len(told) > 1:
+            raise BackendError(
+                f"the ranks do not agree on {name}",
+                got="; ".join(f"{_ranks(ranks)}: {value}" for value, ranks in told.items()),
+                want="the same on all ranks",
+                hint="start all ranks with the same command, files and package versions",
+            )
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

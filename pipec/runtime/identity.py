@@ -1,0 +1,113 @@
+"""What a rank was told, as short texts and digests: ranks of one run must have the same."""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+
+import torch
+
+from pipec.errors import PipecError
+from pipec.plan.record import plan_record
+from pipec.runtime.executor import Executor, Settings
+from pipec.runtime.program import Program
+from pipec.schedule import json_form
+
+_SHORT = 12
+
+
+def identity(program: Program, settings: Settings) -> dict[str, str | None]:
+    """What must be equal on all ranks before they train together.
+
+    Args:
+        program: What they will run.
+        settings: How.
+
+    Returns:
+        A name for people, to a text or the beginning of a SHA-256.
+    """
+    plan, schedule = program.plan, json_form.to_json(program.schedule)
+    record = {k: v for k, v in plan_record(plan).items() if k not in ("schedule", "timeline")}
+    graphs = [plan.graph.module.code, *(s.graph.module.code for s in plan.stages)]
+    return {
+        "the version of pipec": version("pipec"),
+        "the version of torch": torch.__version__,
+        "the model's weights": plan.graph.source.sha256[:_SHORT] or None,
+        "the plan": _digest([record, graphs]),
+        "the schedule": f"{program.schedule.name} {_digest(schedule)}",
+        "the clipping norm": str(settings.clip),
+        "the seed": str(settings.seed),
+        "the correction": str(settings.correction),
+        "the optimizer": _function(settings.optimizer),
+        "the learning-rate schedule": _function(settings.scheduler),
+    }
+
+
+def weights_of(executor: Executor) -> dict[str, str | None]:
+    """Digests of the weights that this rank begins with, of those that other ranks hold too."""
+    program, found = executor.program, dict[str, str | None]()
+    place = program.schedule.placement
+    for stage, weights in executor.weights.items():
+        copies = {*place.forward[stage], *(place.backward[stage] if place.backward else ())}
+        for name, tensor in weights.at(weights.newest).tensors.items():
+            if len(copies) > 1 or name in program.tied:
+                found[f"the first value of weight {name}"] = digest(tensor)
+    return found
+
+
+def optimizers_of(executor: Executor) -> dict[str, str | None]:
+    """Classes of what steps the weights; their settings may differ by stage."""
+    made = [w for w in executor.weights.values() if w.optimizer is not None]
+    return {
+        "the optimizer's class": made[0].optimizer.__class__.__name__ if made else None,
+        "the learning-rate schedule's class": made[0].scheduler.__class__.__name__
+        if made
+        else None,
+    }
+
+
+def inputs_of(executor: Executor) -> dict[str, str | None]:
+    """Digests of all that the data gives for the first microbatch, where this rank reads any."""
+    if not executor.reads:
+        return {}
+    try:
+        batch = executor.inputs(0)
+    except PipecError:
+        return {}  # it is told when it is needed, with its place
+    return {
+        f"the data: {name} of the first microbatch": digest(tensor)
+        for name, tensor in batch.items()
+    }
+
+
+def digest(tensor: object) -> str | None:
+    """The beginning of the SHA-256 of a tensor's type and bytes; None of anything else."""
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    held = tensor.detach().cpu().contiguous()
+    head = f"{held.dtype} {list(held.shape)} ".encode()
+    data = held.reshape(-1).view(torch.uint8).numpy() if held.numel() else b""
+    return hashlib.sha256(head + bytes(data)).hexdigest()[:_SHORT]
+
+
+def _digest(data: object) -> str:
+    text = json.dumps(data, sort_keys=True, default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()[:_SHORT]
+
+
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def _function(made: object) -> str | None:
+    """A digest of a function's source and of the values that it has captured."""
+    if made is None:
+        return None
+    try:
+        source = inspect.getsource(made)  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return None
+    captured = getattr(made, "__closure__", None) or ()
+    held = [c.cell_contents for c in captured]
+    return _digest([source, [h for h in held if isinstance(h, (str, int, float, list, dict))]])

@@ -1,0 +1,211 @@
+"""Batches of any size against a plain loop on the model in one piece."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.driver import default_passes, make_plan
+from pipec.errors import PlanError
+from pipec.frontends.torch_module import from_module
+from pipec.pipeline.pipeline import Pipeline
+from pipec.plan.model import Plan
+from pipec.runtime.stored import Stored
+
+LOSS = nn.functional.cross_entropy
+
+
+class Tagger(nn.Module):
+    """A label per token; in evaluation without dropout, and with the statistics of a norm."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(11, 16)
+        layers = [part for _ in range(3) for part in (nn.Linear(16, 16), nn.Tanh())]
+        self.body = nn.Sequential(*layers, nn.Dropout(dropout))
+        self.head = nn.Linear(16, 11)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.head(self.body(self.embedding(tokens)))
+        return found.transpose(1, 2)
+
+
+def plan_of(model: nn.Module, schedule: str, loss: object = LOSS) -> Plan:
+    tokens = torch.zeros(4, 8, dtype=torch.long)
+    graph = from_module(model, {"tokens": tokens}, (loss, tokens)).graph
+    passes = default_passes(schedule=schedule, microbatches=4)
+    return make_plan(graph, parse_cluster("2xh100"), passes=passes)
+
+
+def sgd(parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def batches() -> list[dict[str, Tensor]]:
+    """Full, short in the last microbatch, short by whole microbatches, shorter and longer rows."""
+    g = torch.Generator().manual_seed(1)
+    found = []
+    for rows, length in ((16, 8), (13, 8), (3, 8), (16, 5), (7, 12)):
+        tokens, target = (torch.randint(0, 11, (rows, length), generator=g) for _ in range(2))
+        target[torch.rand(rows, length, generator=g) < 0.3] = -100
+        found.append({"tokens": tokens, "target": target})
+    found[0]["target"][4:8] = -100  # a microbatch without any valid target
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1"])
+def test_ragged_batches_train_as_one_process_does(schedule: str) -> None:
+    model, plain = Tagger(), Tagger()
+    steps = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    with Pipeline(plan_of(model, schedule), optimizer=sgd, model=model, loss=LOSS) as pipeline:
+        for batch in batches():
+            found = pipeline.step(batch)
+            steps.zero_grad()
+            loss = LOSS(plain(batch["tokens"]), batch["target"])
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(plain.parameters(), float("inf"))
+            steps.step()
+            assert found.loss == pytest.approx(loss.item(), rel=1e-6)
+            assert found.gradient_norm == pytest.approx(norm.item(), rel=1e-5)
+        weights = pipeline.state_dict()
+    assert weights is not None
+    for name, want in plain.state_dict().items():
+        torch.testing.assert_close(weights[name], want, rtol=1e-6, atol=1e-6)
+
+
+def test_pipedream_makes_no_update_for_microbatches_that_are_not_there() -> None:
+    """With one stage PipeDream is plain SGD, one update per microbatch that holds rows."""
+    model, plain = Tagger(), Tagger()
+    tokens = torch.zeros(4, 8, dtype=torch.long)
+    graph = from_module(model, {"tokens": tokens}, (LOSS, tokens)).graph
+    passes = default_passes(stages=1, schedule="pipedream", microbatches=4)
+    plan = make_plan(graph, parse_cluster("1xh100"), passes=passes)
+    steps, batch = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9), batches()[1]
+    with Pipeline(plan, optimizer=sgd, model=model, loss=LOSS) as pipeline:
+        for rows in (slice(0, 13), slice(0, 6)):
+            part = {n: t[rows] for n, t in batch.items()}
+            pipeline.step(part)
+            for begin in range(0, len(part["tokens"]), 4):
+                mine = {n: t[begin : begin + 4] for n, t in part.items()}
+                steps.zero_grad()
+                LOSS(plain(mine["tokens"]), mine["target"]).backward()
+                steps.step()
+        weights = pipeline.state_dict()
+    assert weights is not None
+    for name, want in plain.state_dict().items():
+        torch.testing.assert_close(weights[name], want, rtol=1e-6, atol=1e-6)
+
+
+def test_evaluation_is_without_dropout_on_the_weights_of_now() -> None:
+    model = Tagger(dropout=0.5)
+    with Pipeline(plan_of(model, "1f1b"), optimizer=sgd, model=model, loss=LOSS) as pipeline:
+        pipeline.step(batches()[0])
+        found = pipeline.evaluate(batches(), outputs=False)
+        some = pipeline.evaluate([batches()[1]], outputs=True)
+        weights = pipeline.state_dict()
+    assert weights is not None
+    plain = Tagger().eval()
+    plain.load_state_dict(weights)
+    with torch.no_grad():
+        scores = [(plain(b["tokens"]).transpose(1, 2).reshape(-1, 11), b["target"].reshape(-1))
+                  for b in batches()]  # fmt: skip
+        want = LOSS(torch.cat([s for s, _ in scores]), torch.cat([t for _, t in scores]))
+        outputs = plain(batches()[1]["tokens"])
+    assert found.loss == pytest.approx(want.item(), rel=1e-6)
+    torch.testing.assert_close(some.outputs["output"], outputs)
+
+
+def squared(output: Tensor, target: Tensor) -> Tensor:
+    return ((output - target[:, None, :].float()) ** 2).mean()
+
+
+def test_a_loss_that_counts_nothing_is_a_mean_over_rows() -> None:
+    model, plain = Tagger(), Tagger()
+    plan = plan_of(model, "1f1b", squared)
+    batch = {"tokens": batches()[1]["tokens"], "target": batches()[1]["tokens"]}
+    with Pipeline(plan, optimizer=sgd, model=model, loss=squared) as pipeline:
+        found = pipeline.step(batch)
+    assert found.loss == pytest.approx(squared(plain(batch["tokens"]), batch["target"]).item())
+
+
+def test_what_is_not_finite_stops_or_is_skipped_before_the_update() -> None:
+    model = Tagger()
+    plan, batch = plan_of(model, "1f1b"), batches()[0]
+    with torch.no_grad():
+        bad = {n: t.clone() for n, t in model.state_dict().items()}
+        bad["head.weight"][0, 0] = torch.nan
+    with Pipeline(plan, optimizer=sgd, weights=bad, on_nan="skip") as pipeline:
+        assert pipeline.step(batch).skipped
+        weights = pipeline.state_dict()
+        assert weights is not None
+        assert all(torch.equal(w, bad[n]) for n, w in weights.items() if n != "head.weight")
+    with Pipeline(plan, optimizer=sgd, weights=bad) as pipeline:
+        with pytest.raises(PlanError, match="weights were not updated"):
+            pipeline.step(batch)
+        weights = pipeline.state_dict()
+        assert weights is not None
+        assert torch.equal(weights["body.0.weight"], bad["body.0.weight"])
+
+
+def test_weights_come_from_shards_one_by_one(tmp_path: Path) -> None:
+    model = Tagger()
+    plan, state = plan_of(model, "1f1b"), model.state_dict()
+    for k, part in enumerate([sorted(state)[k : k + 3] for k in range(0, len(state), 3)]):
+        save_file({n: state[n] + 1 for n in part}, tmp_path / f"{k}.safetensors")
+    with Pipeline(plan, optimizer=sgd, weights=Stored(tmp_path)) as pipeline:
+        weights = pipeline.state_dict()
+        assert weights is not None
+        assert all(torch.equal(weights[n], w + 1) for n, w in state.items())
+        pipeline.load_state_dict(state)
+        again = pipeline.state_dict()
+        assert again is not None
+        assert all(torch.equal(again[n], w) for n, w in state.items())
+
+
+BAD_WEIGHTS: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
+    "another shape": lambda s: {**s, "head.bias": torch.zeros(1)},
+    "another dtype": lambda s: {**s, "head.bias": torch.zeros(11, dtype=torch.float64)},
+    "one is missing": lambda s: {n: t for n, t in s.items() if n != "head.bias"},
+    "one is unknown": lambda s: {**s, "heads.bias": torch.zeros(11)},
+}
+
+
+@pytest.mark.parametrize("name", BAD_WEIGHTS)
+def test_weights_of_another_model_are_refused(name: str) -> None:
+    model = Tagger()
+    plan, bad = plan_of(model, "1f1b"), BAD_WEIGHTS[name](model.state_dict())
+    with pytest.raises(PlanError):
+        Pipeline(plan, optimizer=sgd, weights=bad)
+    with Pipeline(plan, optimizer=sgd) as pipeline, pytest.raises(PlanError):
+        pipeline.load_state_dict(bad)
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    model = Tagger()
+    with pytest.raises(PlanError, match="not one of the stage's parameters"):
+        Pipeline(plan_of(model, "1f1b"), optimizer=lambda _: sgd(list(model.named_parameters())))
+
+
+BAD_BATCHES: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
+    "too many rows": lambda b: {n: torch.cat([t, t]) for n, t in b.items()},
+    "an input is missing": lambda b: {"tokens": b["tokens"]},
+    "an unknown input": lambda b: {**b, "mask": b["tokens"]},
+    "rows differ": lambda b: {**b, "target": b["target"][:3]},
+    "no valid target": lambda b: {**b, "target": torch.full_like(b["target"], -100)},
+}
+
+
+@pytest.mark.parametrize("name", BAD_BATCHES)
+def test_batches_that_do_not_fit_are_refused(name: str) -> None:
+    model = copy.deepcopy(Tagger())
+    with (
+        Pipeline(plan_of(model, "1f1b"), optimizer=sgd, model=model, loss=LOSS) as pipeline,
+        pytest.raises(PlanError),
+    ):
+        pipeline.step(BAD_BATCHES[name](batches()[0]))
