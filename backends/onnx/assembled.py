@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipec.backends.onnx.files import Names
+from pipec.backends.onnx.files import Names, apart
 from pipec.errors import BackendError
 from pipec.frontends.onnx.frontend import evaluate_file
 from pipec.frontends.onnx.submodel import Assembler, Part
@@ -30,14 +30,21 @@ def assembled_stages(plan: Plan) -> Iterator[tuple[Stage, Part, Names]]:
     called: dict[str, str] = {c.value: assembler.name_of(nodes[c.value]) for c in plan.channels}
     for stage in plan.stages:
         graph = lower(stage.graph).graph
-        names = _names(graph, called)
+        names, passed_on = _names(graph, called)
         indices = {k for n in graph.calls if (k := origin(n).index) is not None}
         outputs = dict.fromkeys(names.outputs.values())
-        part = assembler.part(f"stage{stage.index}", indices, names.inputs.values(), outputs)
+        part = assembler.part(
+            f"stage{stage.index}",
+            indices,
+            names.inputs.values(),
+            [n for n in outputs if n not in passed_on],
+            passed_on,
+        )
         yield stage, part, names
 
 
-def _names(graph: Graph, called: dict[str, str]) -> Names:
+def _names(graph: Graph, called: dict[str, str]) -> tuple[Names, dict[str, str]]:
+    """What a stage's tensors are called, and which outputs are copies of inputs of their name."""
     received = {i.name for i in graph.inputs_of(InputKind.VALUE)}
     inputs = {
         i.name: called[i.name] if i.kind is InputKind.VALUE else i.name
@@ -49,4 +56,5 @@ def _names(graph: Graph, called: dict[str, str]) -> Names:
         for o in graph.outputs
         if o.kind is not OutputKind.VALUE or o.name not in received
     }
-    return Names(inputs, outputs)
+    free = apart(outputs, inputs.values())
+    return Names(inputs, free), {free[n]: old for n, old in outputs.items() if free[n] != old}

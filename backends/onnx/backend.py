@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pipec.backends.onnx.assembled import assembled_stages
 from pipec.backends.onnx.exported import StageExporter
-from pipec.backends.onnx.files import Names, write_model
-from pipec.backends.onnx.runner import onnx_runner
+from pipec.backends.onnx.files import Names, check_file, check_shapes, write_model
+from pipec.backends.onnx.runner import onnx_runner, session
 from pipec.compiler.backend import Backend, StageRunner
 from pipec.compiler.stage_timing import sequential_timing
 from pipec.compiler.tolerance import OTHER_KERNELS, rounding_tolerance
@@ -71,13 +71,21 @@ class OnnxBackend(Backend):
         return sequential_timing(plan)
 
     def emit(self, plan: Plan, directory: Path) -> None:
-        """Write one model per stage."""
+        """Write one model per stage, each of which passes the checker and loads.
+
+        Raises:
+            BackendError: The ONNX checker, strict shape inference or onnxruntime refuses a stage.
+        """
         for stage, proto, weights, names in _stages(plan):
             folder = directory / stage_folder(stage.index)
             folder.mkdir()
             proto.graph.name = folder.name
             names.write(folder / "names.json")
-            write_model(proto, weights, _file(directory, stage.index))
+            path = _file(directory, stage.index)
+            check_shapes(proto, weights)
+            write_model(proto, weights, path)
+            check_file(path)
+            session(path)
 
     def load(self, plan: Plan, directory: Path) -> Sequence[StageRunner]:
         """The emitted models as functions, run by onnxruntime.

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from pipec.backends.onnx.files import Names
+from pipec.backends.onnx.files import Names, apart
 from pipec.backends.torch.exported import export_stage
 from pipec.errors import BackendError
 from pipec.graph.extract import with_outputs
@@ -60,12 +60,16 @@ class StageExporter:
         template = self._templates[stage.key]
         held = {graph.inputs[k].name: value for k, value in template.weights.items()}
         inputs = [i.name for i in graph.inputs if not i.kind.is_weight]
-        _rename(template.model, inputs, [o.name for o in outputs], held)
+        first = {o.node: o.name for o in outputs}
+        free = apart({o.name: first[o.node] for o in own}, [*inputs, *held])
+        _rename(template.model, inputs, [free[o.name] for o in outputs], held)
         proto = ir.to_proto(template.model)
         _strip(proto)
-        first = {o.node: o.name for o in outputs}
-        names = Names({n: n for n in inputs}, {o.name: first[o.node] for o in own})
-        return proto, {name: graph.weights[name] for name in held}, names
+        return (
+            proto,
+            {name: graph.weights[name] for name in held},
+            Names({n: n for n in inputs}, free),
+        )
 
 
 def _outputs(graph: Graph) -> tuple[list[GraphOutput], list[GraphOutput]]:

@@ -1,7 +1,7 @@
 """ONNX model files of any size, and the names that go with a stage's."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from pipec.graph.arrays import ONNX_TYPES, Array
 
 LARGEST_INLINE = 2**30
 """Bytes of weights up to which they lie in the model file; a protobuf ends at 2 GiB."""
+
+_SMALL = 4096
+"""Bytes of weights up to which shape inference sees their values: shapes, axes, counts."""
 
 _ALIGNMENT = 4096
 """Offsets of external data are multiples of it, so that they can be mapped."""
@@ -52,6 +55,26 @@ class Names:
             raise BackendError("a stage's names cannot be read", where=path, got=error) from error
 
 
+def apart(outputs: Mapping[str, str], inputs: Collection[str]) -> dict[str, str]:
+    """Outputs to names in a model none of which is an input's: one tensor cannot be both.
+
+    Args:
+        outputs: Output to its name in the model so far; an input that is passed on has its own.
+        inputs: Names of the model's inputs, and of what else no node yields.
+
+    Example:
+        >>> apart({"y": "y", "x": "x"}, ["x"])
+        {'y': 'y', 'x': 'x/out'}
+    """
+    taken, found = {*inputs, *outputs.values()}, dict[str, str]()
+    for output, name in outputs.items():
+        free = name
+        while free in inputs or (free != name and free in taken):
+            free += "/out"
+        found[output] = free
+    return found
+
+
 def write_model(
     proto: onnx.ModelProto,
     weights: Mapping[str, Tensor | Array],
@@ -82,9 +105,53 @@ def write_model(
     path.write_bytes(proto.SerializeToString(deterministic=True))
 
 
+def check_shapes(proto: onnx.ModelProto, weights: Mapping[str, Tensor | Array]) -> None:
+    """Infer all types and shapes strictly, from the values of small weights too.
+
+    Args:
+        proto: A model, before `write_model` puts the weights into it.
+        weights: Those; of large ones only types and shapes are looked at.
+
+    Raises:
+        BackendError: A node, or what the model says of its outputs, does not fit.
+    """
+    light = onnx.ModelProto()
+    light.CopyFrom(proto)
+    light.graph.initializer.extend(
+        _inline(n, w) if w.nbytes <= _SMALL else _external(n, w, "weights", 0)
+        for n, w in weights.items()
+    )
+    try:
+        onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=True, data_prop=True)
+    except (onnx.shape_inference.InferenceError, ValueError) as error:
+        raise _refused(proto.graph.name, error) from error
+
+
+def check_file(path: Path) -> None:
+    """See that the ONNX checker, with all its checks, has nothing against a written model.
+
+    Raises:
+        BackendError: It has.
+    """
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise _refused(path.stem, error) from error
+
+
+def _refused(stage: str, error: Exception) -> BackendError:
+    return BackendError(
+        "a stage is no valid ONNX model, and nothing was written",
+        where=stage,
+        got=str(error).strip().split("\n")[0][:300],
+        want="one that the ONNX checker and strict shape inference take",
+        hint="is the source one? onnx.checker.check_model(..., full_check=True)",
+    )
+
+
 def _inline(name: str, weight: Tensor | Array) -> TensorProto:
     if isinstance(weight, np.ndarray):
-        return numpy_helper.from_array(np.ascontiguousarray(weight), name)
+        return numpy_helper.from_array(weight, name)
     kind = ONNX_TYPES[weight.dtype]
     return TensorProto(
         name=name, data_type=kind, dims=weight.shape, raw_data=_bytes(weight).tobytes()

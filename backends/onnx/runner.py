@@ -26,8 +26,8 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
     Raises:
         BackendError: onnxruntime refuses the file.
     """
-    session = _session(path)
-    nodes = graph.nodes
+    engine = session(path)
+    nodes, something = graph.nodes, torch.empty(1)
     types = {o.name: tensor(nodes[o.node]) for o in graph.outputs}
     made_as = {names.outputs[name]: types[name] for name in names.outputs}
 
@@ -36,12 +36,13 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
         fed = {names.inputs[n]: inputs[n].detach().contiguous() for n in names.inputs}
         made = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in made_as.items()}
         # Bound to torch's memory: numpy has no bfloat16 and no 8-bit floats.
-        binding = session.io_binding()
+        binding = engine.io_binding()
         for bind, tensors in ((binding.bind_input, fed), (binding.bind_output, made)):
             for name, t in tensors.items():
-                bind(name, "cpu", 0, ONNX_TYPES[t.dtype], list(t.shape), t.data_ptr())
+                address = t.data_ptr() or something.data_ptr()  # nothing is read or written there
+                bind(name, "cpu", 0, ONNX_TYPES[t.dtype], list(t.shape), address)
         try:
-            session.run_with_iobinding(binding)
+            engine.run_with_iobinding(binding)
         except engine_errors() as error:
             raise BackendError(
                 "onnxruntime fails on a stage", where=path, got=_first_line(error)
@@ -51,7 +52,12 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
     return run
 
 
-def _session(path: Path) -> Any:
+def session(path: Path) -> Any:
+    """An onnxruntime session on an emitted stage.
+
+    Raises:
+        BackendError: onnxruntime refuses the file.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()

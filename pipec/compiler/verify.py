@@ -8,6 +8,7 @@ inputs ─► stage 0 ─► channel ─► stage 1 ─► channel ─► stage 
 Each stage sees its user inputs and what arrives on its channels, nothing else.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ from pipec.plan.store import load_plan
 
 MICROBATCHES = 3
 """Microbatches that emitted kernels of training are run on."""
+
+DECLARED = (OutputKind.OUTPUT, OutputKind.LOSS)
+"""What the model as written returns."""
 
 Progress = Callable[[str], None]
 """Told what is being done."""
@@ -176,13 +180,13 @@ def verify_stages(
     progress("running the original model")
     torch.manual_seed(seed)
     originals = reference.original(inputs)
+    check_outputs(plan, list(originals))
     progress("running the traced graph")
     want = _references(plan, reference.graph, inputs, seed)
     torch.manual_seed(seed)
     found: list[Comparison] = []
     for name, kind, stage, got in _run_chain(plan, runners, inputs, progress):
-        expected = originals.get(name) if kind is not OutputKind.VALUE else None
-        expected = want.get((kind, name)) if expected is None else expected
+        expected = originals[name] if kind in DECLARED else want.get((kind, name))
         if expected is None:
             raise PlanError("the source does not compute a value of the plan", got=name)
         allowed = (bounds or {}).get(name, tolerance)
@@ -249,6 +253,30 @@ def check_same_model(plan: Plan, graph: Graph) -> None:
             "the plan was made of another model",
             got=f"inputs and outputs of {graph.source.location}",
             want=f"those of {plan.graph.source.location}",
+        )
+
+
+def check_outputs(plan: Plan, declared: Sequence[str]) -> None:
+    """See that the stages yield what the model as written does, each output by one stage.
+
+    Args:
+        plan: The plan.
+        declared: Names of the outputs of the model as written, in its order, as its own engine
+            (eager torch, onnxruntime) gave them.
+
+    Raises:
+        PlanError: An output is missing, yielded twice, or not the model's; or the order is another.
+    """
+    known = [o.name for o in plan.graph.outputs_of(*DECLARED)]
+    homes = Counter(o.name for s in plan.stages for o in s.graph.outputs_of(*DECLARED))
+    wrong = [n for n in {*declared, *homes} if homes[n] != declared.count(n)]
+    if known != list(declared) or wrong:
+        yielded = ", ".join(f"{n} by {c} stages" if c > 1 else n for n, c in homes.items())
+        raise PlanError(
+            "the stages do not yield the outputs of the model as written",
+            where=plan.graph.source.location,
+            got=yielded or "none",
+            want=", ".join(declared),
         )
 
 

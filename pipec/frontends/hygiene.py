@@ -233,7 +233,6 @@ class _Copy:
                 continue
             new = self.env[value]
             if spec.kind is export.OutputKind.BUFFER_MUTATION:
-                new = self._computed(new)
                 kind = OutputKind.BUFFER_UPDATE
                 name = self._canonical(str(spec.target))
             elif spec.kind is export.OutputKind.USER_OUTPUT:
@@ -248,14 +247,18 @@ class _Copy:
                     got=spec.kind.name,
                     hint="make it a buffer",
                 )
+            new = self._computed(new)
             found.append((new, GraphOutput(new.name, kind, name)))
         return found
 
     def _computed(self, new: fx.Node) -> fx.Node:
-        """The next value of a buffer as a call: an input itself would belong to no stage."""
+        """What leaves the graph as a call: an input or a weight itself would belong to no stage."""
         if new.op != "placeholder":
             return new
-        copy = self.new.call_function(_aten.clone.default, (new,))
+        name, k = f"{new.name}_out", 0
+        while name in self.taken:
+            name, k = f"{new.name}_out_{k}", k + 1
+        copy = self.new.create_node("call_function", _aten.clone.default, (new,), name=name)
         copy.meta = {"val": new.meta["val"].clone(), "origin": Origin("", "clone")}
         return copy
 

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from torch import fx
+
 from pipec.autodiff.recompute import is_random
 from pipec.errors import PlanError
-from pipec.graph.ir import InputKind, OutputKind, nbytes
+from pipec.graph.ir import InputKind, OutputKind, nbytes, tensor
 from pipec.graph.lower import Lowered, Transfer, lower
 from pipec.graph.rules import verify as verify_graph
 from pipec.plan.model import HostSlot, Plan, ValueChannel
@@ -34,6 +36,35 @@ def _every_node_once(parts: _Parts) -> Iterator[Finding]:
     for n in parts.plan.graph.calls:
         if where[n.name] != 1:
             yield f"node {n.name} is in {where[n.name]} stages; want exactly one"
+
+
+def _outputs_leave_once(parts: _Parts) -> Iterator[Finding]:
+    """Every output of the model is yielded by one stage: by its name, in its order, of its type."""
+    if not parts.plan.stages:
+        return
+    model = {(o.kind, o.name): (k, o.node) for k, o in enumerate(parts.plan.graph.outputs)}
+    nodes, homes = parts.plan.graph.nodes, Counter[tuple[OutputKind, str]]()
+    for stage in parts.plan.stages:
+        own = [o for o in stage.graph.outputs if o.kind is not OutputKind.VALUE]
+        homes.update((o.kind, o.name) for o in own)
+        places = [model[o.kind, o.name][0] for o in own if (o.kind, o.name) in model]
+        if places != sorted(places):
+            yield f"stage {stage.index} yields outputs in another order than the model"
+        have = stage.graph.nodes
+        for o in own:
+            _, node = model.get((o.kind, o.name), (0, ""))
+            if node != o.node:
+                yield f"stage {stage.index}: {o.node} as {o.kind} {o.name}; want {node or 'none'}"
+            elif _type(have[node]) != _type(nodes[node]):
+                yield f"stage {stage.index} yields {o.kind} {o.name} of another type than the model"
+    for kind, name in model:
+        if homes[kind, name] != 1:
+            yield f"{kind} {name} is yielded by {homes[kind, name]} stages; want exactly one"
+
+
+def _type(node: fx.Node) -> tuple[object, ...]:
+    t = tensor(node)
+    return t.dtype, *t.shape
 
 
 def _stages_compute(parts: _Parts) -> Iterator[Finding]:
@@ -173,6 +204,7 @@ def _buffers_have_one_home(parts: _Parts) -> Iterator[Finding]:
 
 RULES: dict[str, Callable[[_Parts], Iterator[Finding]]] = {
     "every-node-once": _every_node_once,
+    "outputs-leave-once": _outputs_leave_once,
     "stages-compute": _stages_compute,
     "channels-have-two-ends": _channels_have_two_ends,
     "values-arrive": _values_arrive,

@@ -35,7 +35,7 @@ from pipec.backends.fpga.lowering.view import standard_order
 from pipec.backends.fpga.lowering.written import gathered
 from pipec.backends.fpga.training import lowering  # noqa: F401  (registers its handlers)
 from pipec.errors import BackendError
-from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor
+from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor, tensors
 
 
 def lower(
@@ -166,6 +166,8 @@ def _borders(b: Builder, node: fx.Node) -> None:
 def _node(
     b: Builder, node: fx.Node, tuples: Mapping[fx.Node, tuple[Value | None, ...]]
 ) -> Value | tuple[Value | None, ...]:
+    if any(not t.numel() for t in tensors(node)):
+        raise UnsupportedError("an empty tensor, of which nothing can be streamed")
     if node.target is operator.getitem:
         source, index = cast("fx.Node", node.args[0]), cast("int", node.args[1])
         value = tuples[source][index]
@@ -196,6 +198,9 @@ def _outputs(b: Builder) -> tuple[list[NetPort], list[str]]:
     found, problems = [], []
     for output in b.graph.outputs:
         node = b.graph.node(output.node)
+        if not tensor(node).numel():
+            problems.append(f"output {output.name}: an empty tensor, which no stream carries")
+            continue
         if node in b.constants:
             b.values[node] = shapes.constant_stream(b, node, standard_order(shape_of(node)))
         try:

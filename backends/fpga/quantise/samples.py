@@ -158,7 +158,7 @@ def _frames(array: NDArray[Any], like: Tensor, where: str) -> list[Tensor]:
             got=f"{array.dtype}{list(array.shape)}",
             want=f"[frames, {', '.join(map(str, shape))}]",
         )
-    return [torch.from_numpy(np.ascontiguousarray(a)).to(like.dtype) for a in array]
+    return [torch.from_numpy(np.asarray(a, order="C")).to(like.dtype) for a in array]
 
 
 def input_ranges(examples: Mapping[str, Tensor]) -> str:

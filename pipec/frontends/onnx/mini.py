@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
@@ -55,7 +54,7 @@ def one_node(
     graph.output.extend(outputs)
     for name, array in constants.items():
         try:
-            graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+            graph.initializer.append(numpy_helper.from_array(array, name))
         except (TypeError, ValueError, NotImplementedError) as error:
             raise Refused(f"its input {name} cannot be stored: {error}") from error
     opsets = [helper.make_opsetid(d, v) for d, v in sorted(frame.opsets.items())]

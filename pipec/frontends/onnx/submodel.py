@@ -91,7 +91,12 @@ class Assembler:
         return str(names[0])
 
     def part(
-        self, name: str, indices: Collection[int], inputs: Iterable[str], outputs: Iterable[str]
+        self,
+        name: str,
+        indices: Collection[int],
+        inputs: Iterable[str],
+        outputs: Iterable[str],
+        passed_on: Mapping[str, str] | None = None,
     ) -> Part:
         """One part.
 
@@ -100,6 +105,7 @@ class Assembler:
             indices: Nodes that the graph places in this part.
             inputs: ONNX names of what the part is given.
             outputs: ONNX names of what it yields, each once.
+            passed_on: Names of further outputs that are copies of inputs, to those inputs' names.
 
         Raises:
             FrontendError: Something that the part reads can neither be received nor made.
@@ -113,6 +119,10 @@ class Assembler:
         graph.node.extend(self._nodes[k] for k in sorted(mine))
         graph.input.extend(self._value_info(n) for n in given)
         graph.output.extend(self._value_info(n) for n in wanted)
+        for copy, of in (passed_on or {}).items():
+            kind = self._type(of)
+            graph.node.append(helper.make_node("Identity", [of], [copy], copy))
+            graph.output.append(helper.make_tensor_value_info(copy, kind.dtype, kind.shape))
         for constant in constants:
             self._add_constant(part, constant)
         return part
@@ -155,6 +165,8 @@ class Assembler:
     def _type(self, name: str) -> Type:
         if name in self._evaluation.types:
             return self._evaluation.types[name]
+        if name in self._evaluation.known:
+            return type_of(self._evaluation.known[name])
         raise FrontendError(
             "a value that crosses a cut is no tensor", where=f"{self._model.where}, {name}"
         )
