@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types layers unit fuzz conformance fpga-conformance rtl bench clean
+.PHONY: help setup demo test lint types layers unit fuzz conformance fpga-conformance rtl bench zoo fuzz-onnx clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -56,6 +56,12 @@ fpga-conformance: setup ## every stage of 14 models: warnings, onnxruntime, sani
 
 bench: setup ## speed and memory, each against a peer or a bound in the same run
 	$(BIN)/python -m benchmarks
+
+fuzz-onnx: setup ## 50,000 mutants of ten ONNX models against onnxruntime's verdict (hours)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz_onnx
+
+zoo: setup ## ONNX models of published packages (network); ZOO=list.toml takes any other list
+	$(BIN)/python -m benchmarks.zoo $(if $(ZOO),--list $(ZOO))
 
 clean: ## remove what was built
 	rm -rf $(VENV) build dist *.egg-info .demo .bench

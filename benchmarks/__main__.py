@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ON_REQUEST = ("gpu",)
-"""What needs a machine of its own kind."""
+ON_REQUEST = ("gpu", "zoo", "fuzz_onnx")
+"""What needs a machine of its own kind, the network, or hours."""
 NAMES = sorted(p.stem for p in HERE.glob("*.py") if not p.stem.startswith("_"))
 
 

@@ -15,6 +15,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import onnx
@@ -178,13 +179,22 @@ def check_engine(key: str, engine: str) -> None:
     _engine(key, engine)
 
 
-def _ort(payload: bytes) -> Engine:
+def ort_session(payload: bytes) -> Any:
+    """An onnxruntime session on a model in memory, on one thread.
+
+    Raises:
+        Exception: One of the types that `engine_errors` lists.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    session = ort.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
+
+
+def _ort(payload: bytes) -> Engine:
+    session = ort_session(payload)
     inputs = [i.name for i in session.get_inputs()]
     outputs = [o.name for o in session.get_outputs()]
 

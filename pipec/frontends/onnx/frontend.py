@@ -16,6 +16,7 @@ from pipec.frontends.base import Frontend, Loaded, LoadOptions, user_code
 from pipec.frontends.examples import resized
 from pipec.frontends.factory import call_loss
 from pipec.frontends.onnx.evaluation import Evaluation, evaluate
+from pipec.frontends.onnx.inline_if import inlined
 from pipec.frontends.onnx.inputs import bound_inputs, examples, input_types
 from pipec.frontends.onnx.mini import LARGEST_IR_VERSION
 from pipec.frontends.onnx.module import OnnxModule, index_of
@@ -48,7 +49,7 @@ class OnnxFrontend(Frontend):
         evaluation, loss = _read(Path(spec), options, loss)
         source = source_of(evaluation.model, options)
         traced = {n: v for n, v in evaluation.inputs.items() if isinstance(v, Tensor)}
-        original = Original(evaluation.model, evaluation.inputs)
+        original = Original(evaluation.model.written, evaluation.inputs)
         if loss:
             graph = graph_of(evaluation, source, loss)
             return Loaded(graph, {**traced, **loss.inputs}, _OriginalLoss(original, loss))
@@ -65,7 +66,10 @@ def evaluate_file(path: Path, options: LoadOptions) -> Evaluation:
     model = read(path)
     types = input_types(model, options)
     inputs = examples(model, types, bound_inputs(model, types, options), options.seed)
-    return evaluate(model, inputs)
+    evaluation = evaluate(model, inputs)
+    while (flat := inlined(evaluation.model, evaluation.known)) is not None:
+        evaluation = evaluate(flat, inputs)
+    return evaluation
 
 
 def source_of(model: ModelFile, options: LoadOptions) -> Source:

@@ -19,6 +19,9 @@ from pipec.graph.arrays import Array
 LARGEST_INPUT = 2**28
 """Elements that an input may have."""
 
+NAMELESS = "?"
+"""What some exporters call every open dimension: two of that name need not be equal."""
+
 _PASSED_ON = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 
 
@@ -40,7 +43,8 @@ def dimensions(info: onnx.ValueInfoProto) -> list[Dimension] | None:
         return None
     return [
         Dimension(
-            d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None, d.dim_param
+            d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None,
+            d.dim_param if d.dim_param != NAMELESS else "",
         )
         for d in tensor.shape.dim
     ]

@@ -33,6 +33,9 @@ from pipec.frontends.onnx.weights import Weights
 REGISTERED = (control_flow, sequences, *LOADED)
 """The modules whose import fills the tables of structural ops and lowerings."""
 
+UNITS = frozenset({"If", "Loop", "Scan"})
+"""Control flow that stays one opaque node where it hangs on a value of run time."""
+
 MOST_STEPS = 500_000
 """Nodes that one evaluation may run, unrolled loops included."""
 
@@ -188,13 +191,13 @@ class Interpreter:
         raise Refused("; ".join(reasons) or "no way to run it is allowed")
 
     def _candidates(self, ctx: Context, values: list[Value]) -> list[Way]:
+        opaque = [Way.ORT] if self.allowed & {Way.ORT, Way.REFERENCE} else []
         if standard(ctx.node.domain) == "" and ctx.node.op_type in STRUCTURAL:
-            return [Way.STRUCTURAL]
-        ways = [Way.NATIVE, Way.FUNCTION, Way.ORT]
+            return [Way.STRUCTURAL, *opaque] if ctx.node.op_type in UNITS else [Way.STRUCTURAL]
+        ways = [Way.NATIVE, Way.FUNCTION]
         if all(map(known, values)) and deterministic(ctx.node):
             ways.insert(0, Way.FOLDED)
-        opaque = self.allowed & {Way.ORT, Way.REFERENCE}
-        return [w for w in ways if w in self.allowed or (w is Way.ORT and opaque)]
+        return [*(w for w in ways if w in self.allowed), *opaque]
 
     def _follow(self, way: Way, ctx: Context, values: list[Value]) -> tuple[Value, ...]:
         if way is Way.STRUCTURAL:
@@ -234,7 +237,7 @@ class Interpreter:
         if ctx.path not in self.memory.opaque:
             self.memory.opaque[ctx.path] = make_opaque(ctx, values, self.allowed)
         opaque = self.memory.opaque[ctx.path]
-        return opaque(ctx.node, values), opaque.way
+        return opaque(ctx, values), opaque.way
 
     def _demand(self, need: NeedKnown, values: list[Value]) -> None:
         """Ask for a restart where what must be known follows from initialisers and small inputs.

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import torch
-from onnx import AttributeProto, NodeProto
 from torch import Tensor
 
 from pipec.frontends.onnx.context import Context
+from pipec.frontends.onnx.engine_types import types_by_running
+from pipec.frontends.onnx.frame import standard
 from pipec.frontends.onnx.mini import first_line, named_inputs, one_node, output_types, type_proto
 from pipec.frontends.onnx.refusals import Refused
-from pipec.frontends.onnx.values import Value, torch_dtype
+from pipec.frontends.onnx.subgraphs import free_names
+from pipec.frontends.onnx.values import Type, Value, torch_dtype, type_of
 from pipec.frontends.onnx.ways import Way
 from pipec.graph.opaque import check_engine, engine_errors, output_spec, register_payload
 
@@ -33,15 +35,25 @@ class Opaque:
     way: Way
     outputs: str
 
-    def __call__(self, node: NodeProto, values: Sequence[Value]) -> tuple[Value, ...]:
+    def __call__(self, ctx: Context, values: Sequence[Value]) -> tuple[Value, ...]:
         """Put the op into the trace; outputs at their positions, None where absent."""
-        inputs = named_inputs(node, values)
+        inputs = _inputs(ctx, values)
         found = iter(
             torch.ops.pipec.onnx(
                 [inputs[n] for n in self.reads], self.key, self.way.value, self.outputs
             )
         )
-        return tuple(next(found) if name else None for name in node.output)
+        return tuple(next(found) if name else None for name in ctx.node.output)
+
+
+def _inputs(ctx: Context, values: Sequence[Value]) -> dict[str, Value]:
+    """What the node reads by name: its inputs, and what its subgraphs read from outside."""
+    inputs = named_inputs(ctx.node, values)
+    for name in free_names(ctx.node):
+        if name not in ctx.frame.env:
+            raise Refused(f"a subgraph reads {name!r}, which nothing before it yields")
+        inputs.setdefault(name, ctx.frame.env[name])
+    return inputs
 
 
 def make_opaque(ctx: Context, values: Sequence[Value], ways: frozenset[Way]) -> Opaque:
@@ -50,9 +62,7 @@ def make_opaque(ctx: Context, values: Sequence[Value], ways: frozenset[Way]) -> 
     Raises:
         Refused: Its output shapes are not static, a type has no tensor, or no engine knows the op.
     """
-    if any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in ctx.node.attribute):
-        raise Refused("a node with a subgraph cannot stand alone")
-    inputs = named_inputs(ctx.node, values)
+    inputs = _inputs(ctx, values)
     if any(isinstance(v, list) for v in inputs.values()):
         raise Refused("a sequence cannot enter an opaque node")
     traced = {
@@ -63,13 +73,60 @@ def make_opaque(ctx: Context, values: Sequence[Value], ways: frozenset[Way]) -> 
     constants = {n: v for n, v in inputs.items() if isinstance(v, np.ndarray)}
     present = [onnx.ValueInfoProto(name=o) for o in ctx.node.output if o]
     model = one_node(ctx.node, ctx.frame, traced, present, constants)
-    types = [t for t in output_types(ctx.node, model) if t is not None]
+    if ctx.node.op_type == "Loop" and not standard(ctx.node.domain):
+        types = _loop_types(ctx, model, values[2:])
+    elif _has_schema(ctx):
+        types = [t for t in output_types(ctx.node, model) if t is not None]
+    elif Way.ORT in ways:
+        types = types_by_running(model)
+    else:
+        raise Refused("ONNX has no such op")
     spec = output_spec([(torch_dtype(t.dtype), t.shape) for t in types])
     for info, found in zip(model.graph.output, types, strict=True):
         info.type.CopyFrom(onnx.helper.make_tensor_type_proto(found.dtype, found.shape))
     model.graph.name = f"{ctx.node.op_type} {ctx.label}"
     key = register_payload(model.SerializeToString(deterministic=True))
     return Opaque(tuple(traced), key, _engine(key, ways), spec)
+
+
+def _loop_types(ctx: Context, unit: onnx.ModelProto, carried: Sequence[Value]) -> list[Type]:
+    """Types of a Loop's outputs: those of the carried values, if one iteration keeps them.
+
+    Args:
+        ctx: The loop.
+        unit: The model of the loop alone, which says what it reads.
+        carried: Initial values of what it carries.
+
+    Raises:
+        Refused: An iteration changes a shape, or rows are stacked, as many as iterations.
+    """
+    body = onnx.GraphProto()
+    body.CopyFrom(ctx.attr("body"))
+    if any(ctx.node.output[len(carried) :]):
+        raise Refused("the number of rows that it stacks depends on data")
+    before = [type_proto(v) for v in carried]
+    for info, kind in zip(body.input[2:], before, strict=True):
+        info.type.CopyFrom(kind)
+    body.input.extend(i for i in unit.graph.input if i.name in set(free_names(ctx.node)))
+    body.initializer.extend(unit.graph.initializer)
+    for info in body.output:
+        info.ClearField("type")
+    inner = onnx.ModelProto(graph=body, ir_version=unit.ir_version)
+    inner.opset_import.extend(unit.opset_import)
+    inner.functions.extend(unit.functions)
+    last = onnx.NodeProto(output=[o.name for o in body.output[1 : 1 + len(carried)]])
+    after = output_types(last, inner)
+    if after != [type_of(v) for v in carried if isinstance(v, Tensor | np.ndarray)]:
+        raise Refused("an iteration changes the shape of what it carries")
+    return [t for name, t in zip(ctx.node.output, after, strict=False) if name and t is not None]
+
+
+def _has_schema(ctx: Context) -> bool:
+    """Whether ONNX itself, or the model, defines the op: then its shapes can be inferred."""
+    node, frame = ctx.node, ctx.frame
+    if (node.domain, node.op_type, node.overload) in frame.functions:
+        return True
+    return onnx.defs.has(node.op_type, frame.version(node.domain), standard(node.domain))
 
 
 def _engine(key: str, ways: frozenset[Way]) -> Way:

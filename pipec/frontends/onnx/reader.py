@@ -16,6 +16,7 @@ from torch import Tensor
 from pipec.errors import FrontendError
 from pipec.frontends.onnx.frame import Frame, FunctionKey, standard
 from pipec.frontends.onnx.refusals import Refused
+from pipec.frontends.onnx.validity import check_validity
 from pipec.frontends.onnx.values import (
     TORCH_OF_ONNX,
     constant_tensor,
@@ -35,11 +36,15 @@ class ModelFile:
     Attributes:
         proto: The model without external data.
         path: Where it was read; None for a model in memory.
+        written: The model as its author wrote it; itself unless it was rewritten.
         initializers: Name to tensor proto.
     """
 
-    def __init__(self, proto: onnx.ModelProto, path: Path | None = None) -> None:
+    def __init__(
+        self, proto: onnx.ModelProto, path: Path | None = None, written: "ModelFile | None" = None
+    ) -> None:
         self.proto, self.path = proto, path
+        self.written: ModelFile = written.written if written else self
         self.initializers = {t.name: t for t in proto.graph.initializer}
         self._sparse = {t.values.name: t for t in proto.graph.sparse_initializer}
         self._files: dict[Path, torch.UntypedStorage] = {}
@@ -58,6 +63,10 @@ class ModelFile:
     def functions(self) -> dict[FunctionKey, onnx.FunctionProto]:
         """Functions that the file defines."""
         return {(f.domain, f.name, f.overload): f for f in self.proto.functions}
+
+    def rewritten(self, proto: onnx.ModelProto) -> "ModelFile":
+        """This file as the compiler goes on with it: ``proto`` in place of what was read."""
+        return ModelFile(proto, self.path, self)
 
     def frame(self) -> Frame:
         """An empty scope for the model's graph."""
@@ -248,6 +257,7 @@ def read(path: Path) -> ModelFile:
         ) from error
     model = ModelFile(proto, path)
     check(model)
+    check_validity(proto, model.where)
     return model
 
 

@@ -15,17 +15,18 @@ anything else                                zeros: the trace proves that its co
 ===========================================  ============================================
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, TensorProto, helper
 from torch import Tensor, fx
 
 from pipec.errors import FrontendError
 from pipec.frontends.onnx.evaluation import Evaluation
 from pipec.frontends.onnx.mini import LARGEST_IR_VERSION
+from pipec.frontends.onnx.subgraphs import reads
 from pipec.frontends.onnx.values import Type, type_of
 from pipec.graph.arrays import Array
 from pipec.graph.ir import origin, tensor
@@ -141,7 +142,7 @@ class Assembler:
     ) -> tuple[set[int], list[str], list[str]]:
         """All nodes of the part, what it holds as initialisers, and what only has a shape."""
         yielded = {name for k in mine for name in self._nodes[k].output}
-        todo = [*wanted, *(name for k in sorted(mine) for name in _reads(self._nodes[k]))]
+        todo = [*wanted, *(name for k in sorted(mine) for name in reads(self._nodes[k]))]
         done, constants, blanks = set[str](), list[str](), list[str]()
         while todo:
             name = todo.pop(0)
@@ -154,7 +155,7 @@ class Assembler:
             elif index is not None and index not in self._traced:
                 mine.add(index)
                 yielded.update(self._nodes[index].output)
-                todo.extend(_reads(self._nodes[index]))
+                todo.extend(reads(self._nodes[index]))
             elif index is not None or name in self._evaluation.inputs:
                 blanks.append(name)
             else:
@@ -211,19 +212,3 @@ def _width(node: fx.Node) -> int:
     source = node.all_input_nodes[0] if node.all_input_nodes else node
     value = source.meta.get("val")
     return len(value) if isinstance(value, list | tuple) else 0
-
-
-def _reads(node: NodeProto) -> Iterator[str]:
-    """Names that a node reads, free names of its subgraphs included."""
-    yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            yield from _free(graph)
-
-
-def _free(graph: GraphProto) -> Iterator[str]:
-    own = {i.name for i in graph.input} | {t.name for t in graph.initializer}
-    for node in graph.node:
-        yield from (name for name in _reads(node) if name not in own)
-        own.update(node.output)
-    yield from (o.name for o in graph.output if o.name not in own)

@@ -1,0 +1,132 @@
+"""Whether a file is ONNX at all: nodes against the schemas, types, names, sizes, attributes.
+
+Rests on `onnx.checker` and on ONNX's own inference in its strict mode, which is what onnxruntime
+asks of a node too. Both get the model without its weights: a large tensor is stood in for by an
+input of its type, so that a check costs no copy of them. Declared shapes of inner values are left
+out, for engines take a wrong one there with a warning; declared element types are not.
+"""
+
+import math
+from collections.abc import Iterator
+
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
+
+from pipec.errors import FrontendError
+from pipec.frontends.onnx.mini import ENGINE_ERRORS, LARGEST_IR_VERSION, first_line
+from pipec.graph.opaque import engine_errors, ort_session
+
+LARGEST_SEEN = 4096
+"""Bytes of a tensor up to which its values are given to inference: shapes, axes, counts."""
+
+_MOST = 2**40
+"""Elements that a tensor of a file may declare; more is an overflow or an attack."""
+
+
+def check_validity(proto: ModelProto, where: str) -> None:
+    """Check a model against ONNX's schemas and rules.
+
+    Args:
+        proto: The model; external data are not read.
+        where: The file, for messages.
+
+    Raises:
+        FrontendError: It breaks a rule; the message says which.
+    """
+    found = next(_faults(proto.graph, outermost=True), None)
+    if found is None:
+        found = _by_onnx(proto)
+    if found is not None:
+        raise FrontendError(
+            "the file is not a valid ONNX model",
+            where=where,
+            got=found,
+            hint="it may be damaged, or written by a tool with a fault",
+        )
+
+
+def _faults(graph: GraphProto, *, outermost: bool) -> Iterator[str]:
+    """What ONNX's checker lets pass."""
+    for info in graph.input:
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value") and dim.dim_value < -1:
+                yield f"input {info.name} has a dimension of {dim.dim_value}"
+    held = [t.name for t in graph.initializer]
+    if len(set(held)) < len(held):
+        yield "two initialisers of one name"
+    for tensor in graph.initializer:
+        yield from _of_tensor(tensor, external=outermost)
+    for node in graph.node:
+        names = [a.name for a in node.attribute]
+        if len(set(names)) < len(names):
+            yield f"{node.op_type} {node.name} has an attribute twice"
+        for a in node.attribute:
+            yield from _of_attribute(a, node)
+
+
+def _of_attribute(a: AttributeProto, node: onnx.NodeProto) -> Iterator[str]:
+    for tensor in (a.t, *a.tensors):
+        yield from _of_tensor(tensor, external=False)
+    for inner in (a.g, *a.graphs):
+        yield from _faults(inner, outermost=False)
+    if not a.ref_attr_name and a.type == AttributeProto.UNDEFINED:
+        yield f"attribute {a.name} of {node.op_type} {node.name} has no type"
+
+
+def _of_tensor(tensor: TensorProto, *, external: bool) -> Iterator[str]:
+    if any(d < 0 for d in tensor.dims) or math.prod(tensor.dims) > _MOST:
+        yield f"tensor {tensor.name} has the shape {list(tensor.dims)}"
+    if tensor.data_location == TensorProto.EXTERNAL and not external:
+        yield f"tensor {tensor.name}, which is no initialiser of the model, has external data"
+
+
+def _by_onnx(proto: ModelProto) -> str | None:
+    """What the checker, or inference in strict mode, finds; None if nothing."""
+    lean = _lean(proto)
+    shaped = ModelProto()
+    shaped.CopyFrom(lean)
+    for info in (*shaped.graph.input, *shaped.graph.output):
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.shape.SetInParent()  # the checker wants one, engines do not
+    try:
+        onnx.checker.check_model(shaped)
+        onnx.shape_inference.infer_shapes(lean, check_type=True, strict_mode=True)
+    except ENGINE_ERRORS as error:
+        return None if _loads(lean) else first_line(error)
+    return None
+
+
+def _loads(lean: ModelProto) -> bool:
+    """Whether onnxruntime takes a model; ONNX's inference has faults of its own."""
+    lean.ir_version = min(lean.ir_version, LARGEST_IR_VERSION)
+    try:
+        ort_session(lean.SerializeToString())
+    except engine_errors():
+        return False
+    return True
+
+
+def _lean(proto: ModelProto) -> ModelProto:
+    """A copy without large tensors and without declared shapes of what nodes yield."""
+    lean = ModelProto(ir_version=proto.ir_version)
+    lean.opset_import.extend(proto.opset_import)
+    lean.functions.extend(proto.functions)
+    graph, old = lean.graph, proto.graph
+    graph.name = old.name or "graph"
+    graph.node.extend(old.node)
+    graph.input.extend(old.input)
+    graph.sparse_initializer.extend(old.sparse_initializer)
+    have = {i.name for i in old.input}
+    for tensor in old.initializer:
+        if tensor.data_location != TensorProto.EXTERNAL and tensor.ByteSize() <= LARGEST_SEEN:
+            graph.initializer.append(tensor)
+        elif tensor.name not in have:
+            kind = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            graph.input.append(kind)
+    for infos, kept in ((old.output, graph.output), (old.value_info, graph.value_info)):
+        for info in infos:
+            copy = kept.add()
+            copy.CopyFrom(info)
+            if info.type.HasField("tensor_type"):
+                copy.type.tensor_type.ClearField("shape")
+    return lean

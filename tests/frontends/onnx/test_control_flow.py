@@ -1,0 +1,125 @@
+"""Control flow in files: known conditions are inlined, others stay one opaque node."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from pipec.errors import FrontendError
+from pipec.graph.ir import origin
+from tests.frontends.onnx.models import load, model, run, worst
+
+RNG = np.random.default_rng(0)
+W = {n: (RNG.normal(size=(4, 4)) / 2).astype(np.float32) for n in "abcd"}
+X = {"x": (TensorProto.FLOAT, [3, 4])}
+
+
+def branch(name: str, *weights: str) -> onnx.GraphProto:
+    """Products with weights that the branch itself holds; all branches use the same names."""
+    nodes, last = [], "h"
+    for k in range(len(weights)):
+        nodes.append(helper.make_node("MatMul", [last, f"w{k}"], [f"v{k}"], name=f"{name}{k}"))
+        last = f"v{k}"
+    out = helper.make_tensor_value_info(last, TensorProto.FLOAT, [3, 4])
+    held = [numpy_helper.from_array(W[w], f"w{k}") for k, w in enumerate(weights)]
+    return helper.make_graph(nodes, name, [], [out], held)
+
+
+def with_if(condition: list[onnx.NodeProto], more: dict[str, Any] | None = None) -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["h"]),
+        *condition,
+        helper.make_node(
+            "If", ["go"], ["v0"], then_branch=branch("t", "b", "c"), else_branch=branch("e", "d")
+        ),
+        helper.make_node("Tanh", ["v0"], ["y"]),
+    ]
+    return model(nodes, X, ["y"], {"a": W["a"], **(more or {})})
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_an_if_on_a_known_condition_is_its_branch(taken: bool, tmp_path: Path) -> None:
+    loaded = load(with_if([], {"go": np.array(taken)}), tmp_path)
+    found = run(loaded.graph, loaded.example_inputs)
+    assert worst(found, loaded.original(loaded.example_inputs)) < 1e-6
+    ops = [origin(n).op for n in loaded.graph.calls]
+    assert ops == ["MatMul"] * (3 if taken else 2) + ["Tanh"]
+    assert len({origin(n).index for n in loaded.graph.calls}) == len(ops)
+    held = [W["a"], *([W["b"], W["c"]] if taken else [W["d"]])]
+    assert len(loaded.graph.weights) == len(held)
+
+
+def test_an_if_on_a_value_of_run_time_is_one_node(tmp_path: Path) -> None:
+    test = [
+        helper.make_node("ReduceSum", ["h"], ["s"], keepdims=0),
+        helper.make_node("Greater", ["s", "zero"], ["go"]),
+    ]
+    loaded = load(with_if(test, {"zero": np.float32(0)}), tmp_path)
+    assert [origin(n).op for n in loaded.graph.calls].count("If") <= 2  # the node, its getitem
+    seen = set()
+    for sign in (1.0, -1.0):
+        inputs = {"x": loaded.example_inputs["x"] * sign}
+        want = loaded.original(inputs)
+        assert worst(run(loaded.graph, inputs), want) < 1e-6
+        seen.add(float(want["y"].sum()))
+    assert len(seen) == 2
+
+
+def test_a_loop_of_unknown_count_is_one_node_or_refused(tmp_path: Path) -> None:
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["c"], ["c2"]),
+            helper.make_node("Tanh", ["s"], ["s2"]),
+            helper.make_node("Identity", ["s2"], ["row"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("k", TensorProto.INT64, []),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("s", TensorProto.FLOAT, [3, 4]),
+        ],
+        [
+            helper.make_tensor_value_info("c2", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("s2", TensorProto.FLOAT, [3, 4]),
+            helper.make_tensor_value_info("row", TensorProto.FLOAT, [3, 4]),
+        ],
+    )
+    count = helper.make_node("ReduceMax", ["n"], ["trips"], keepdims=0)
+
+    def looped(*outputs: str) -> onnx.ModelProto:
+        inner = onnx.GraphProto()
+        inner.CopyFrom(body)
+        del inner.output[1 + len(outputs) :]
+        loop = helper.make_node("Loop", ["trips", "", "x"], outputs, body=inner)
+        return model([count, loop], {**X, "n": (TensorProto.INT64, [100])}, outputs)
+
+    loaded = load(looped("y"), tmp_path)
+    inputs = {**loaded.example_inputs, "n": torch.arange(100) % 3}
+    assert worst(run(loaded.graph, inputs), loaded.original(inputs)) < 1e-6
+    with pytest.raises(FrontendError, match="depends on data"):
+        load(looped("y", "rows"), tmp_path)
+
+
+def test_contrib_ops_are_opaque_nodes_typed_by_onnxruntime(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node(
+            "FusedMatMul", ["x", "a"], ["h"], domain="com.microsoft", alpha=0.5, transB=1
+        ),
+        helper.make_node("Tanh", ["h"], ["y"]),
+    ]
+    proto = model(nodes, X, ["y"], {"a": W["a"]})
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    loaded = load(proto, tmp_path)
+    assert worst(
+        run(loaded.graph, loaded.example_inputs), loaded.original(loaded.example_inputs)
+    ) < 1e-6  # fmt: skip
+
+
+def test_two_open_dimensions_called_question_mark_may_differ(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Tanh", ["x"], ["y"])]
+    proto = model(nodes, {"x": (TensorProto.FLOAT, ["?", "?"])}, ["y"])
+    assert load(proto, tmp_path, shapes={"x": (2, 5)}).example_inputs["x"].shape == (2, 5)

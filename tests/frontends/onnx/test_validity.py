@@ -1,0 +1,102 @@
+"""Files that are no valid ONNX are refused when they are read, as onnxruntime refuses them."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from pipec.errors import FrontendError
+from tests.frontends.onnx.fuzzing import bases, judge, mutant
+from tests.frontends.onnx.models import load, model
+
+SAMPLE = 100
+"""Mutants of the suite; ``make fuzz-onnx`` runs 50,000."""
+
+
+def sound() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Softmax", ["h"], ["y"]),
+    ]
+    return model(
+        nodes, {"x": (TensorProto.FLOAT, [2, 4])}, ["y"], {"w": np.ones((4, 3), np.float32)}
+    )
+
+
+def unknown_attribute(p: onnx.ModelProto) -> None:
+    p.graph.node[1].attribute.append(helper.make_attribute("nonsense", 1))
+
+
+def attribute_twice(p: onnx.ModelProto) -> None:
+    p.graph.node[1].attribute.extend([helper.make_attribute("axis", 1)] * 2)
+
+
+def two_types(p: onnx.ModelProto) -> None:
+    p.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((4, 3)), "w"))
+
+
+def wrong_output_type(p: onnx.ModelProto) -> None:
+    p.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+
+
+def inner_dimensions_differ(p: onnx.ModelProto) -> None:
+    p.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((5, 3), np.float32), "w"))
+
+
+def negative_dimension(p: onnx.ModelProto) -> None:
+    p.graph.initializer[0].dims[0] = -4
+
+
+def overflowing_dimension(p: onnx.ModelProto) -> None:
+    p.graph.initializer[0].dims[0] = 2**62
+
+
+def one_name_twice(p: onnx.ModelProto) -> None:
+    p.graph.initializer.append(p.graph.initializer[0])
+
+
+def external_constant(p: onnx.ModelProto) -> None:
+    tensor = TensorProto(name="c", data_type=1, dims=[3], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="c.bin")
+    p.graph.node.append(helper.make_node("Constant", [], ["c"], value=tensor))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        unknown_attribute, attribute_twice, two_types, wrong_output_type, inner_dimensions_differ,
+        negative_dimension, overflowing_dimension, one_name_twice, external_constant,
+    ],
+)  # fmt: skip
+def test_what_breaks_a_rule_is_refused(
+    damage: Callable[[onnx.ModelProto], None], tmp_path: Path
+) -> None:
+    load(sound(), tmp_path)
+    proto = sound()
+    damage(proto)
+    with pytest.raises(FrontendError):
+        load(proto, tmp_path)
+
+
+def test_mutants_are_judged_as_onnxruntime_judges_them(tmp_path: Path) -> None:
+    held = [p.SerializeToString() for p in bases().values()]
+    outcomes = [
+        judge(mutant(held[k % len(held)], random.Random(k)), tmp_path / "m.onnx")
+        for k in range(SAMPLE)
+    ]
+    assert not [o.crash for o in outcomes if o.crash]
+    assert not [o.differs for o in outcomes if o.differs]
+    assert not [o.reason for o in outcomes if o.accepted and not o.by_onnxruntime]
+    assert sum(o.accepted for o in outcomes) >= SAMPLE // 20
+
+
+def test_the_ten_models_themselves_are_accepted_and_right(tmp_path: Path) -> None:
+    for name, proto in bases().items():
+        outcome = judge(proto.SerializeToString(), tmp_path / "m.onnx")
+        assert outcome.accepted, f"{name}: {outcome.reason}{outcome.crash}"
+        assert outcome.by_onnxruntime, f"{name}: {outcome.reason}"
+        assert not outcome.differs, f"{name}: {outcome.differs}"
