@@ -166,7 +166,7 @@ def _borders(b: Builder, node: fx.Node) -> None:
 def _node(
     b: Builder, node: fx.Node, tuples: Mapping[fx.Node, tuple[Value | None, ...]]
 ) -> Value | tuple[Value | None, ...]:
-    if any(not t.numel() for t in tensors(node)):
+    if not any(t.numel() for t in tensors(node)):
         raise UnsupportedError("an empty tensor, of which nothing can be streamed")
     if node.target is operator.getitem:
         source, index = cast("fx.Node", node.args[0]), cast("int", node.args[1])
