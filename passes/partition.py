@@ -3,18 +3,22 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from math import lcm
+from math import inf, lcm
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from pipec.cluster.cluster import Cluster, slowest_link
+from pipec.cluster.device import Device as PhysicalDevice
 from pipec.compiler.backend import load_backend
+from pipec.compiler.cut_search import Cut, CutSearch
+from pipec.compiler.outline import Outline
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.problem import placement_problem, shared_work
 from pipec.cost.table import CostTable
-from pipec.errors import PartitionError
+from pipec.errors import PartitionError, ScheduleError
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, OutputKind
 from pipec.graph.structure import structural_key
@@ -23,8 +27,10 @@ from pipec.partition.devices import Device, Link
 from pipec.partition.result import CutResult
 from pipec.partition.solve import solve_contiguous
 from pipec.plan.model import Fact, Partition, Plan, Stage
-from pipec.schedule.registry import generate, stages_on
-from pipec.schedule.schedule import Placement
+from pipec.schedule.action import ActionKind
+from pipec.schedule.channels import ChannelKind
+from pipec.schedule.registry import SYNCHRONOUS, generate, stages_on
+from pipec.schedule.schedule import Placement, Schedule
 
 HANDED_OVER = 1e18
 """Bytes per second between two stages of one device."""
@@ -74,13 +80,19 @@ class PartitionPass(Pass):
             return plan
         assert plan.costs is not None
         place = self._placement(plan)
-        cut = self._cut(plan, plan.costs, place)
         names = [n.name for n in plan.graph.calls]
-        stage_of = dict(zip(names, cut.stage.tolist(), strict=True))
         count = len(place.forward)
+        orders = self._orders(plan, place)
+        if orders:
+            cluster, partition = self._predicted(plan, plan.costs, place, orders)
+        else:
+            cut = self._cut(plan, plan.costs, place)
+            cluster = plan.cluster.reordered(cut.device_order)
+            partition = _partition(cut, dict(zip(names, cut.stage.tolist(), strict=True)))
+        stage_of = dict(partition.stage_of)
         return plan.replace(
-            partition=_partition(cut, stage_of),
-            cluster=plan.cluster.reordered(cut.device_order),
+            partition=partition,
+            cluster=cluster,
             placement=place,
             stages=tuple(_stage(plan.graph, stage_of, k) for k in range(count)),
         )
@@ -105,6 +117,66 @@ class PartitionPass(Pass):
         if not trains:
             return Placement(place.forward)
         return place if place.backward else Placement.together(place.forward)
+
+    def _predicted(
+        self, plan: Plan, costs: CostTable, place: Placement, orders: Sequence[Schedule]
+    ) -> tuple[Cluster, Partition]:
+        """The cut whose step is fastest and fits, for the best schedule that may be meant."""
+        cluster, problem = plan.cluster, placement_problem(plan.graph, costs)
+        if self.order == "free":
+            cluster = cluster.reordered(self._cut(plan, costs, place).device_order)
+        outline = Outline(
+            plan.graph, costs, cluster, self.microbatches, activations=self.activations
+        )
+        limits = [d.memory_bytes for d in cluster.devices[: place.devices]]
+        found: list[tuple[Cut, Schedule]] = []
+        refused: PartitionError | None = None
+        for compute in orders:
+            search = CutSearch(outline, problem, compute, limits)
+            try:
+                found.append((search.best(partial(self._seeds, plan, costs, place)), compute))
+            except PartitionError as error:
+                refused = refused or error
+        if not found:
+            assert refused is not None
+            raise refused
+        cut, compute = min(found, key=lambda pair: pair[0].timeline.seconds)
+        return cluster, _of_step(plan.graph, cut, compute)
+
+    def _orders(self, plan: Plan, place: Placement) -> list[Schedule]:
+        """The schedules that may be meant: the one that is named, or those that fit the places.
+
+        None where stages do not run as `pipec.compiler.outline` knows them: in streams, or with
+        their backward on devices of its own.
+        """
+        streams = any(d.family == "fpga" for d in plan.cluster.devices)
+        if streams or place.separate:
+            return []
+        count, trains = len(place.forward), bool(plan.graph.outputs_of(OutputKind.LOSS))
+        names: tuple[str, ...] = (self.schedule,)
+        if not trains and not self.schedule.startswith("inference"):
+            names = ("inference",)
+        elif self.schedule in ("", "fastest"):
+            names = SYNCHRONOUS if self.schedule else ("1f1b",)
+        found = []
+        for name in names:
+            try:
+                compute = generate(name, count, self.microbatches)
+            except ScheduleError:
+                if len(names) == 1:
+                    raise
+                continue
+            if compute.placement.forward == place.forward and compute.training == trains:
+                found.append(compute)
+        return found
+
+    def _seeds(self, plan: Plan, costs: CostTable, place: Placement) -> list[IntArray]:
+        """Cuts with the least largest load."""
+        try:
+            return [self._cut(plan, costs, place).stage]
+        except PartitionError:
+            free = replace(plan.cluster, devices=tuple(map(_roomy, plan.cluster.devices)))
+            return [self._cut(plan.replace(cluster=free), costs, place).stage]
 
     def _cut(self, plan: Plan, costs: CostTable, place: Placement) -> CutResult:
         count = len(place.forward)
@@ -196,6 +268,34 @@ def _partition(cut: CutResult, stage_of: dict[str, int]) -> Partition:
         answers="contiguous stages, slowest stage with its transfers",
         method=cut.method,
     )
+
+
+def _of_step(graph: Graph, cut: Cut, compute: Schedule) -> Partition:
+    """What is known of a cut that was made for a schedule."""
+    times = cut.timeline.times
+    seconds = np.sum([times.compute[k] for k in (ActionKind.F, ActionKind.B)], axis=0)
+    if not compute.training:
+        seconds = np.array(times.compute[ActionKind.F])
+    sent = np.zeros(len(seconds))
+    assert isinstance(times.transfer, tuple)
+    for c, way in zip(cut.timeline.schedule.channels, times.transfer, strict=True):
+        if c.kind in (ChannelKind.F, ChannelKind.B):
+            sent[[c.src, c.dst]] += max(way)
+    names = [n.name for n in graph.calls]
+    return Partition(
+        stage_of=dict(zip(names, cut.stage.tolist(), strict=True)),
+        seconds=tuple((seconds + sent).tolist()),
+        lower_bound=cut.bound,
+        proven=cut.bound >= cut.timeline.seconds,
+        answers=f"contiguous stages, a step of {compute.name} with "
+        f"{compute.microbatches} microbatches",
+        method=cut.method,
+        step_seconds=cut.timeline.seconds,
+    )
+
+
+def _roomy(device: PhysicalDevice) -> PhysicalDevice:
+    return replace(device, memory_bytes=inf)
 
 
 def _stage(graph: Graph, stage_of: dict[str, int], index: int) -> Stage:

@@ -1,9 +1,11 @@
 """From the compute actions of a generator to a schedule that a plan can run."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pipec.compiler.facts import shared_weights, trained_bytes
 from pipec.compiler.timeline import joint_devices
+from pipec.plan.facts import SharedWeight
 from pipec.plan.model import Plan, Stage, ValueChannel
 from pipec.runtime.program import check_paired
 from pipec.schedule.channels import Channel, ChannelKind, value
@@ -29,18 +31,45 @@ def completed(compute: Schedule, plan: Plan, *, clipped: bool = False) -> Schedu
     Raises:
         PlanError: The backward has other stages than the forward.
     """
-    check_paired(compute)
     kept = [c for c in compute.channels if c.kind not in (ChannelKind.F, ChannelKind.B)]
     if compute.placement.separate:
         kept = [_sized(c, plan) for c in kept]
     compute = compute.replace(channels=tuple(kept))  # no gradient may go back: then none is sent
-    schedule = insert_comm(compute, _channels(plan, training=compute.training))
-    slots = host_channels(plan) if compute.training else []
+    return assembled(
+        compute,
+        _channels(plan, training=compute.training),
+        host_channels(plan) if compute.training else [],
+        tuple(shared_weights(plan)) if plan.differentiated else (),
+        clipped=clipped and plan.differentiated,
+    )
+
+
+def assembled(
+    compute: Schedule,
+    channels: Sequence[Channel],
+    slots: Sequence[Channel] = (),
+    shared: Sequence[SharedWeight] = (),
+    *,
+    clipped: bool = False,
+) -> Schedule:
+    """`completed`, of what stages exchange.
+
+    Args:
+        compute: Of compute actions, without channels of activations and gradients.
+        channels: What crosses between stages.
+        slots: What waits in host memory.
+        shared: Weights that several stages train.
+        clipped: Whether the norm of all gradients together is limited.
+
+    Raises:
+        PlanError: The backward has other stages than the forward.
+    """
+    check_paired(compute)
+    schedule = insert_comm(compute, channels)
     if slots or any(c.kind is ChannelKind.H for c in schedule.channels):
         schedule = insert_offload(schedule, slots)
     if schedule.training:
-        shared = tuple(shared_weights(plan)) if plan.differentiated else ()
-        joint = joint_devices(shared, schedule, clipped=clipped and plan.differentiated)
+        joint = joint_devices(shared, schedule, clipped=clipped)
         schedule = insert_steps(insert_reduce(schedule, overlap=False), joint)
     return schedule
 

@@ -38,10 +38,13 @@ class Partition:
     Attributes:
         stage_of: Call node name to stage, 0-based.
         seconds: Predicted seconds of each stage per microbatch, transfers included.
-        lower_bound: No cut of this kind has a slowest stage faster than this, in seconds.
+        lower_bound: No cut of this kind does better than this, in seconds: of a step, or of the
+            slowest stage where ``step_seconds`` is 0.
         proven: Whether the cut is proven optimal among those of this kind.
         answers: Which problem the numbers answer, in words (contiguous, chunks, ...).
         method: The algorithm that found it.
+        step_seconds: Predicted seconds of a step of the schedule that was cut for; 0 where the
+            slowest stage was made as fast as can be instead.
     """
 
     stage_of: Mapping[str, int]
@@ -50,6 +53,7 @@ class Partition:
     proven: bool
     answers: str
     method: str
+    step_seconds: float = 0.0
 
     @property
     def stages(self) -> int:
@@ -63,8 +67,8 @@ class Partition:
 
     @property
     def gap(self) -> float:
-        """How far the slowest stage may be above the optimum: max load / lower bound - 1."""
-        return 0.0 if self.proven else self.max_load / self.lower_bound - 1
+        """How far the step (or the slowest stage) may be above the optimum, as a share of it."""
+        return 0.0 if self.proven else (self.step_seconds or self.max_load) / self.lower_bound - 1
 
 
 @dataclass(frozen=True)

@@ -202,6 +202,22 @@ def _buffers_have_one_home(parts: _Parts) -> Iterator[Finding]:
                 yield f"stage {stage.index} reads buffer {i.name}, which stage {home} updates"
 
 
+def _memory_is_kept(parts: _Parts) -> Iterator[Finding]:
+    """No device holds more than it has, as the timeline follows it."""
+    plan = parts.plan
+    if plan.timeline is None:
+        return
+    pairs = zip(plan.timeline.memory_curves, plan.cluster.devices, strict=False)
+    for k, (curve, device) in enumerate(pairs):
+        if curve.peak > device.memory_bytes:
+            held = ", ".join(f"{n} {v / 1e6:.4g} MB" for n, v in curve.at_peak.items() if v)
+            yield (
+                f"device {k} ({device.kind}) needs {curve.peak / 1e6:.4g} of "
+                f"{device.memory_bytes / 1e6:.4g} MB ({curve.peak / device.memory_bytes:.1%}): "
+                f"{held}; --schedule auto, insert-offload or smaller microbatches need less"
+            )
+
+
 RULES: dict[str, Callable[[_Parts], Iterator[Finding]]] = {
     "every-node-once": _every_node_once,
     "outputs-leave-once": _outputs_leave_once,
@@ -213,6 +229,7 @@ RULES: dict[str, Callable[[_Parts], Iterator[Finding]]] = {
     "bytes-agree": _bytes_agree,
     "slots-have-two-ends": _slots_have_two_ends,
     "slots-are-scheduled": _slots_are_scheduled,
+    "memory-is-kept": _memory_is_kept,
 }
 """Rule name to what finds its violations."""
 
@@ -236,7 +253,7 @@ def verify(plan: Plan, *, before: Plan | None = None) -> None:
             verify_graph(stage.graph, f"stage {stage.index}")
     if before and all(
         getattr(before, part) is getattr(plan, part)
-        for part in ("stages", "channels", "slots", "schedule")
+        for part in ("stages", "channels", "slots", "schedule", "timeline")
     ):
         return
     parts = _Parts(plan)

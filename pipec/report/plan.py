@@ -93,9 +93,10 @@ def _print_balance(data: Data, console: Console) -> None:
     if balance is None:
         return
     gap = "proven optimal" if balance["proven"] else f"at most {balance['gap']:.1%} above optimum"
+    step = f"step {show(balance['step_seconds'], 's')}, " if balance["step_seconds"] else ""
     console.print(
         f"balance: slowest stage {show(balance['slowest_seconds'], 's')}, "
-        f"mean/slowest {balance['mean_over_slowest']:.1%}, "
+        f"mean/slowest {balance['mean_over_slowest']:.1%}, {step}"
         f"lower bound {show(balance['lower_bound_seconds'], 's')} ({gap}; "
         f"{escape(balance['answers'])}){_as_emitted(balance)}"
     )
@@ -104,7 +105,9 @@ def _print_balance(data: Data, console: Console) -> None:
 def _as_emitted(balance: Data) -> str:
     """What the stages take that the backend made, where that is 1 % above the estimate or more."""
     emitted, bound = balance["emitted_seconds"], balance["lower_bound_seconds"]
-    if emitted is None or emitted < 1.01 * balance["slowest_seconds"] or not bound:
+    if balance["step_seconds"] or emitted is None or not bound:
+        return ""
+    if emitted < 1.01 * balance["slowest_seconds"]:
         return ""
     return f"; as emitted {show(emitted, 's')}, {emitted / bound - 1:.1%} above the bound"
 

@@ -86,6 +86,7 @@ def balance_data(plan: Plan) -> Data | None:
     return {
         "slowest_seconds": cut.max_load,
         "mean_over_slowest": sum(cut.seconds) / len(cut.seconds) / cut.max_load,
+        "step_seconds": cut.step_seconds or None,
         "lower_bound_seconds": cut.lower_bound,
         "gap": cut.gap,
         "proven": cut.proven,

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.cli.running import Pipec
 
 
@@ -12,7 +10,7 @@ def test_a_plan_is_cut_again(pipec: Pipec, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     compiled = json.loads(pipec("compile", model, "--devices", "3xcpu", "-o", out, "--json").out)
     again = json.loads(pipec("partition", out, "--json").out)
-    assert again["max_load"] == pytest.approx(compiled["balance"]["slowest_seconds"])
+    assert again["max_load"] <= compiled["balance"]["slowest_seconds"] * (1 + 1e-9)
     assert again["proven"]
     assert set(again["assignment"].values()) == {0, 1, 2}
     fewer = json.loads(pipec("partition", out / "plan.json", "--devices", "2", "--json").out)

@@ -1,0 +1,124 @@
+"""A bound on the time of many cuts at once, and how many bytes each needs at least.
+
+The schedule's compute actions are played for all cuts together, one array per action. Left out is
+what can only add time: links that are busy, channels that are full, steps and reductions. So no
+cut of a schedule is faster than its bound, and where links are not crowded the two are equal.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from pipec.partition.costgraph import FloatArray, IntArray
+from pipec.schedule.action import ActionKind
+from pipec.schedule.dependencies import dependencies
+from pipec.schedule.lanes import lanes, previous_in_lane
+from pipec.schedule.schedule import Schedule
+from pipec.simulate.simulate import simulate
+from pipec.simulate.times import Times
+
+_K = ActionKind
+CELLS = 2_000_000
+"""Actions times cuts that are played at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Crossing:
+    """What it takes to hand one microbatch from a stage to the next, per cut.
+
+    Attributes:
+        seconds: Of all its messages, one after the other, [cuts, stages - 1].
+        there: Whether there is any, [cuts, stages - 1].
+    """
+
+    seconds: FloatArray
+    there: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A schedule of compute actions, ready to be played on many cuts."""
+
+    schedule: Schedule
+
+    def seconds(
+        self, forward: FloatArray, backward: FloatArray, ahead: Crossing, back: Crossing
+    ) -> FloatArray:
+        """A time that no step of these cuts is faster than, [cuts].
+
+        Args:
+            forward: Seconds of F, [cuts, stages].
+            backward: Seconds of B, [cuts, stages]; I and W take half of it each.
+            ahead: Activations from each stage to the next.
+            back: Gradients on their way back.
+        """
+        found, size = np.zeros(len(forward)), max(1, CELLS // max(1, len(self.schedule)))
+        for k in range(0, len(forward), size):
+            part = slice(k, k + size)
+            ways = [Crossing(c.seconds[part].T, c.there[part].T) for c in (ahead, back)]
+            found[part] = self._play(forward[part].T, backward[part].T, *ways)
+        return found
+
+    def _play(
+        self, forward: FloatArray, backward: FloatArray, ahead: Crossing, back: Crossing
+    ) -> FloatArray:
+        """`seconds`, with the cuts along the last axis."""
+        s = self.schedule
+        took = {_K.F: forward, _K.B: backward, _K.I: backward / 2, _K.W: backward / 2}
+        if s.lanes.compute == "split":
+            took = dict.fromkeys(took, forward + backward)
+        kinds, stage = s.kind.tolist(), s.stage.tolist()
+        ends: list[FloatArray] = [forward[0]] * len(s)
+        last = np.zeros(forward.shape[1])
+        for index in self._order:
+            begin = np.zeros(forward.shape[1])
+            for awaited in self._waits[index]:
+                a, b = stage[awaited], stage[index]
+                end = ends[awaited]
+                if a != b:
+                    way, at = (ahead, a) if a < b else (back, b)
+                    end = np.where(way.there[at], end + way.seconds[at], 0.0)
+                begin = np.maximum(begin, end)
+            if self._before[index] < len(s):
+                begin = np.maximum(begin, ends[self._before[index]])
+            ends[index] = begin + took[_K(kinds[index])][stage[index]]
+            last = np.maximum(last, ends[index])
+        return last
+
+    @cached_property
+    def _order(self) -> list[int]:
+        """The actions, each behind all that it waits for."""
+        end = simulate(self.schedule, Times.uniform(self.schedule.stages)).end
+        return np.argsort(end, kind="stable").tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def _waits(self) -> list[list[int]]:
+        """What each action waits for on its own stage and on neighbouring ones."""
+        s, n = self.schedule, len(self.schedule)
+        columns = dependencies(s).columns
+        rows = np.stack(columns, axis=1).tolist() if columns else [[]] * n
+        stage = s.stage.tolist()
+        return [
+            sorted({a for a in row if a < n and abs(stage[a] - stage[k]) <= 1})
+            for k, row in enumerate(rows)
+        ]
+
+    @cached_property
+    def _before(self) -> list[int]:
+        """The action before each one on its lane; the number of actions where there is none."""
+        return previous_in_lane(lanes(self.schedule)).tolist()  # type: ignore[no-any-return]
+
+
+def stage_sums(cuts: IntArray, rows: FloatArray) -> FloatArray:
+    """Every stage's part of something that units have, [cuts, stages].
+
+    Args:
+        cuts: Stage of every unit, [cuts, units].
+        rows: What a unit has on the device of each stage, [stages, units].
+    """
+    found = np.zeros((len(cuts), len(rows)))
+    for s, row in enumerate(rows):
+        found[:, s] = (cuts == s) @ row
+    return found

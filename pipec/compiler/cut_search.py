@@ -1,0 +1,373 @@
+"""The contiguous cut whose step is fastest and fits, judged by the one predictor.
+
+1. Where the contiguous cuts can be counted (a chain of units, or few ideals) all are bounded at
+   once (`pipec.compiler.cut_bounds`) and predicted in the order of their bounds, until no bound is
+   below the best prediction: this one is optimal, and that is a proof.
+2. Else the cut with the least largest load is improved: boundaries move along its order while the
+   bound falls, and the best of what was met is predicted.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, combinations, islice, pairwise
+from math import comb, inf
+
+import numpy as np
+
+from pipec.compiler.complete import assembled
+from pipec.compiler.cut_bounds import Bound, Crossing, stage_sums
+from pipec.compiler.outline import Edges, Outline
+from pipec.compiler.timeline import timeline_of
+from pipec.errors import PartitionError, ScheduleError
+from pipec.partition.costgraph import BoolArray, CostGraph, FloatArray, IntArray, topological_order
+from pipec.partition.units import Units, make_units
+from pipec.schedule.action import ActionKind
+from pipec.schedule.channels import ChannelKind
+from pipec.schedule.registry import generate
+from pipec.schedule.schedule import Placement, Schedule
+from pipec.simulate.timeline import Timeline
+
+COUNTED = 30_000_000
+"""Cuts times what each costs to bound (actions, and units ten times), up to which all are."""
+IDEALS = 400
+"""Most ideals of a graph whose chains are counted."""
+PREDICTED, NEAR = 200, 12
+"""Most cuts that are predicted, of all and of those that come of moving boundaries."""
+LONG = 6_000
+"""Compute actions of a schedule beyond which cuts are compared on fewer microbatches."""
+STEPS = (1, 2, 4, 8, 16)
+"""How far a boundary is moved at a time, in units."""
+_BELOW = 1 - 1e-12
+_BACKWARD_ENDS = (ActionKind.B, ActionKind.W)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A cut and what is known of it.
+
+    Attributes:
+        stage: Of every call, [calls].
+        timeline: As predicted.
+        bound: No contiguous cut that fits has a faster step, in seconds.
+        method: How it was found.
+    """
+
+    stage: IntArray
+    timeline: Timeline
+    bound: float
+    method: str
+
+
+@dataclass(frozen=True, eq=False)
+class CutSearch:
+    """What is to be cut, for which order.
+
+    Attributes:
+        outline: The model on its cluster.
+        problem: The same as arrays.
+        compute: The schedule's compute actions; its placement says where stages run.
+        limits: Bytes of each device.
+    """
+
+    outline: Outline
+    problem: CostGraph
+    compute: Schedule
+    limits: Sequence[float]
+
+    def best(self, seeds: Callable[[], Sequence[IntArray]]) -> Cut:
+        """The fastest cut that fits.
+
+        Args:
+            seeds: Cuts to improve where there are too many to look at all, [calls] each.
+
+        Raises:
+            PartitionError: None fits, or none of those that were looked at.
+        """
+        every = self._every() if self._bound.schedule is self.compute else None
+        cuts = self._near(seeds()) if every is None else every
+        bounds, fits = self._bounds(cuts), self._may_fit(cuts)
+        order = np.flatnonzero(fits)[np.argsort(bounds[fits], kind="stable")]
+        best: tuple[IntArray, Timeline] | None = None
+        most, closest, done = (PREDICTED if every is not None else NEAR), inf, False
+        for k in order[:most].tolist():
+            done = best is not None and bounds[k] >= best[1].seconds * _BELOW
+            if done:
+                break
+            stage = cuts[k][self.units.of_node]
+            try:
+                timeline = self.predict(stage)
+            except ScheduleError:  # the channels of this cut let the order deadlock
+                continue
+            over = self._fullest(timeline)
+            closest = min(closest, over)
+            if over <= 1 and (best is None or timeline.seconds < best[1].seconds):
+                best = stage, timeline
+        done = every is not None and (done or len(order) <= most)
+        if best is None:
+            raise self._nothing(len(cuts), closest, proven=done)
+        method = "all contiguous cuts, by their bounds" if done else "boundaries moved"
+        bound = best[1].seconds if done else min(self._least(), best[1].seconds)
+        return Cut(*best, bound, method)
+
+    def predict(self, stage: IntArray) -> Timeline:
+        """The timeline of one cut, given the stage of every call."""
+        facts = self.outline.facts(stage, self._place)
+        channels = self.outline.channels(stage)
+        if not self.compute.training:
+            channels = [c for c in channels if c.kind is ChannelKind.F]
+        order = assembled(self._bare, channels, (), facts.shared)
+        return timeline_of(facts, order)
+
+    @cached_property
+    def units(self) -> Units:
+        """What no cut may separate."""
+        problem = self.problem
+        return make_units(problem, np.stack([problem.bytes, problem.gradient_bytes]))
+
+    @property
+    def _place(self) -> Placement:
+        return self.compute.placement
+
+    @property
+    def _stages(self) -> int:
+        return len(self._place.forward)
+
+    @cached_property
+    def _bare(self) -> Schedule:
+        plain = (ChannelKind.F, ChannelKind.B)
+        return self.compute.replace(
+            channels=tuple(c for c in self.compute.channels if c.kind not in plain)
+        )
+
+    def _every(self) -> IntArray | None:
+        """All contiguous cuts, [cuts, units]; None if they are too many."""
+        most = COUNTED // (len(self.compute) + 10 * self.units.size)
+        order = np.array(topological_order(self.units.size, self.units.succ))
+        links = {(int(a), int(b)) for a, b in self.units.edges}
+        if all(pair in links for pair in pairwise(order.tolist())):
+            if comb(len(order) - 1, self._stages - 1) > most:
+                return None
+            return _along(order, combinations(range(1, len(order)), self._stages - 1))
+        return _chains(self.units, self._stages, most)
+
+    def _near(self, seeds: Sequence[IntArray]) -> IntArray:
+        """Cuts that come of moving boundaries while the bound falls."""
+        met: list[IntArray] = []
+        for seed in seeds:
+            stage = self.units.stages(seed)
+            rank = np.empty(self.units.size, np.int64)
+            rank[topological_order(self.units.size, self.units.succ)] = np.arange(len(rank))
+            order = np.lexsort((rank, stage))
+            here = tuple(np.searchsorted(stage[order], range(1, self._stages)).tolist())
+            value = inf
+            while True:
+                cuts = _along(order, [here, *_moves(here, len(order))])
+                bounds = np.where(self._may_fit(cuts), self._bounds(cuts), inf)
+                met.append(cuts[np.argsort(bounds, kind="stable")[:16]])
+                k = int(np.argmin(bounds))
+                if not bounds[k] < value * _BELOW:
+                    break
+                value = float(bounds[k])
+                here = tuple(np.searchsorted(cuts[k][order], range(1, self._stages)).tolist())
+        return np.unique(np.concatenate(met), axis=0)
+
+    def _bounds(self, cuts: IntArray) -> FloatArray:
+        forward, backward = (stage_sums(cuts, self._rows(w)) for w in self._work)
+        ahead, back = (self._crossing(cuts, sizes) for sizes in self._edges)
+        return self._bound.seconds(forward, backward, ahead, back)
+
+    @cached_property
+    def _bound(self) -> Bound:
+        """Of the schedule, or to look at more cuts of the same with fewer microbatches."""
+        s, replicas = self.compute, max(len(stage) for stage in self._place.forward)
+        fewer = max(LONG // (2 * s.stages), 2 * s.stages) // replicas * replicas
+        if len(s) <= LONG or not 0 < fewer < s.microbatches:
+            return Bound(s)
+        return Bound(generate(s.name, s.stages, fewer, **s.options))
+
+    @cached_property
+    def _work(self) -> tuple[FloatArray, FloatArray]:
+        """Forward and backward seconds of every unit, [kinds of devices, units]."""
+        costs, calls = self.outline.costs, self.outline.graph.calls
+        found = []
+        for of in (costs.of, costs.backward_of):
+            rows = np.zeros((len(costs.seconds), self.units.size))
+            for row, kind in zip(rows, costs.seconds, strict=True):
+                seconds = of(kind) if self.compute.training or of == costs.of else {}
+                np.add.at(row, self.units.of_node, [seconds.get(n.name, 0.0) for n in calls])
+            found.append(rows)
+        return found[0], found[1]
+
+    def _rows(self, work: FloatArray) -> FloatArray:
+        """What units take on the device of each stage, [stages, units]."""
+        kinds = list(self.outline.costs.seconds)
+        cluster = self.outline.cluster
+        at = [kinds.index(cluster.slowest(devices).kind) for devices in self._place.forward]
+        return work.take(at, axis=0)
+
+    @cached_property
+    def _edges(self) -> tuple[Edges, ...]:
+        """Of activations and of gradients."""
+        edges = [self.outline.edges(gradients=False)]
+        edges += [self.outline.edges(gradients=True)] if self.compute.training else [Edges.none()]
+        return tuple(edges)
+
+    def _crossing(self, cuts: IntArray, edges: Edges) -> Crossing:
+        """From each stage to the next; a value that several units there read goes once."""
+        count = self._stages - 1
+        seconds, there = np.zeros((len(cuts), count)), np.zeros((len(cuts), count), bool)
+        if not len(edges.producer):
+            return Crossing(seconds, there)
+        src, dst = (cuts[:, self.units.of_node[e]] for e in (edges.producer, edges.reader))
+        start = np.flatnonzero(np.diff(edges.producer, prepend=-1))
+        for a in range(count):
+            crosses = (src == a) & (dst == a + 1)
+            sent = np.logical_or.reduceat(crosses, start, axis=1)
+            there[:, a] = sent.any(axis=1)
+            seconds[:, a] = sent @ self._message_seconds(edges.nbytes[start], a)
+        return Crossing(seconds, there)
+
+    def _message_seconds(self, sizes: FloatArray, stage: int) -> FloatArray:
+        """At least what messages from a stage to the next take; measured ones count nothing."""
+        ends = self._place.forward[stage], self._place.forward[stage + 1]
+        if self.outline.costs.messages or set(ends[0]) & set(ends[1]):
+            return np.zeros(len(sizes))
+        links = [self.outline.cluster.link(a, b) for a in ends[0] for b in ends[1]]
+        ways = [[link.seconds(size) for size in sizes.tolist()] for link in links]
+        return np.asarray(np.array(ways).min(axis=0), np.float64)
+
+    def _may_fit(self, cuts: IntArray) -> BoolArray:
+        """Whether a cut's least bytes are below the limits, [cuts]."""
+        held = np.zeros((len(cuts), len(self.limits)))
+        static, saved = self._bytes
+        rows = np.ones((self._stages, 1))
+        weights = stage_sums(cuts, rows * static)
+        most = np.array(self._flight)
+        kept = stage_sums(cuts, rows * saved) * most
+        full = np.zeros_like(held)
+        for s, devices in enumerate(self._place.forward):
+            for d in devices:
+                held[:, d] += weights[:, s]
+                full[:, d] = np.maximum(full[:, d], kept[:, s])
+        return np.asarray((held + full <= np.array(self.limits) * (1 + 1e-9)).all(axis=1))
+
+    @cached_property
+    def _bytes(self) -> tuple[FloatArray, FloatArray]:
+        """At least what each unit adds to its stage: weights and their state; saved values."""
+        static, saved = np.zeros(self.units.size), np.zeros(self.units.size)
+        calls = self.outline.graph.calls
+        of = dict(zip((n.name for n in calls), self.units.of_node.tolist(), strict=True))
+        for size, readers in self.outline.least_weights():
+            static[min(of[r] for r in readers)] += size
+        if self.compute.training:
+            for size, name in self.outline.least_saved():
+                saved[of[name]] += size
+        return static, saved
+
+    @cached_property
+    def _flight(self) -> list[int]:
+        """Most microbatches of each stage between F and the end of the backward on a device."""
+        found, s = [0] * self._stages, self.compute
+        if not s.training:
+            return found
+        now: dict[tuple[int, int], int] = {}
+        rows = zip(s.kind.tolist(), s.stage.tolist(), s.replica.tolist(), strict=True)
+        for kind, stage, replica in rows:
+            key = stage, replica
+            if kind == ActionKind.F:
+                now[key] = now.get(key, 0) + 1
+                found[stage] = max(found[stage], now[key])
+            elif kind in _BACKWARD_ENDS:
+                now[key] = now.get(key, 0) - 1
+        return found
+
+    def _fullest(self, timeline: Timeline) -> float:
+        peaks = zip(timeline.peak_bytes, self.limits, strict=False)
+        return max(p / limit if limit else inf for p, limit in peaks)
+
+    def _least(self) -> float:
+        """A time that no cut is faster than: the work dealt out evenly, or the heaviest unit."""
+        per_kind = self._work[0] + self._work[1]
+        work = per_kind.min(axis=0)
+        m = self.compute.microbatches
+        devices = len({d for stage in self._place.forward for d in stage})
+        replicas = max(len(stage) for stage in self._place.forward)
+        return float(max(m * work.sum() / devices, m * work.max() / replicas))
+
+    def _nothing(self, cuts: int, closest: float, *, proven: bool) -> PartitionError:
+        told = f"{closest:.0%} of its memory" if closest < inf else "more than a device has"
+        return PartitionError(
+            f"no cut into {self._stages} stages fits the memory of the devices",
+            where=f"schedule {self.compute.name}, {self.compute.microbatches} microbatches",
+            got=f"the fullest device of the nearest of {cuts} cuts needs {told}",
+            want="at most 100%" + (", which no contiguous cut meets" if proven else ""),
+            hint="--schedule auto also tries recompute, offload and other schedules; "
+            "or smaller microbatches, more devices",
+        )
+
+
+def _along(order: IntArray, cuts: Iterable[tuple[int, ...]]) -> IntArray:
+    """Cuts by their boundaries in an order of the units, [cuts, units]."""
+    bounds = np.array(list(cuts), np.int64)
+    stage = np.zeros((len(bounds), len(order)), np.int64)
+    for boundary in bounds.T:
+        stage[:, order] += np.arange(len(order)) >= boundary[:, None]
+    return stage
+
+
+def _moves(here: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
+    """Boundaries with one, or two neighbouring ones, moved."""
+    found = set()
+    for k in range(len(here)):
+        for width in (1, 2, len(here)):
+            for step in chain(STEPS, (-s for s in STEPS)):
+                new = [b + step * (k <= i < k + width) for i, b in enumerate(here)]
+                if all(a < b for a, b in pairwise([0, *new, size])):
+                    found.add(tuple(new))
+    return sorted(found)
+
+
+def _chains(units: Units, stages: int, most: int) -> IntArray | None:
+    """All chains of ideals that cut a small graph, [cuts, units]; None if there are too many."""
+    ideals = _ideals(units)
+    if ideals is None:
+        return None
+    inside = np.array([[i >> u & 1 for u in range(units.size)] for i in ideals], bool)
+    found = islice(_nested(ideals, stages - 1), most + 1)
+    rows = np.array(list(found), np.int64).reshape(-1, stages - 1)
+    if len(rows) > most:
+        return None
+    return (stages - 1) - inside[rows].sum(axis=1)  # type: ignore[no-any-return]
+
+
+def _nested(
+    ideals: Sequence[int], count: int, start: int = 0, below: int = 0
+) -> Iterator[tuple[int, ...]]:
+    """Tuples of positions of ``count`` ideals, each inside the next."""
+    if count == 0:
+        yield ()
+        return
+    for k in range(start, len(ideals)):
+        if ideals[k] & below == below and ideals[k] != below:
+            for rest in _nested(ideals, count - 1, k + 1, ideals[k]):
+                yield (k, *rest)
+
+
+def _ideals(units: Units) -> list[int] | None:
+    """Sets closed under predecessors, neither empty nor whole, smallest first; None if many."""
+    needs = [sum(1 << p for p in units.pred[u]) for u in range(units.size)]
+    whole = (1 << units.size) - 1
+    found, fresh = set[int](), {0}
+    while fresh:
+        grown = {
+            i | 1 << u
+            for i in fresh
+            for u in range(units.size)
+            if not i >> u & 1 and i & needs[u] == needs[u]
+        }
+        fresh = grown - {whole}
+        found |= fresh
+        if len(found) > IDEALS:
+            return None
+    return sorted(found, key=lambda i: (i.bit_count(), i))

@@ -1,0 +1,304 @@
+"""The facts of any cut of a model, before its stages are made.
+
+The joint graph of the whole model, each node labelled with the model's node that it comes of, says
+what every node's backward reads. A stage then saves what the backwards of its nodes read: the same
+values as when the stage is differentiated by itself.
+"""
+
+import operator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from torch import fx
+
+from pipec.autodiff.joint import trace_joint
+from pipec.autodiff.needs import needs_grad
+from pipec.autodiff.recompute import views
+from pipec.autodiff.tidy import results
+from pipec.cluster.cluster import Cluster
+from pipec.compiler.facts import OPTIMIZER_COPIES
+from pipec.compiler.stage_timing import holder, peak_of
+from pipec.cost.stage import StageCost
+from pipec.cost.table import CostTable
+from pipec.graph.extract import extract
+from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, origin
+from pipec.partition.costgraph import FloatArray, IntArray
+from pipec.plan.facts import Facts, SharedWeight, StageFacts
+from pipec.schedule.channels import Channel, value
+from pipec.schedule.schedule import Placement
+
+PER_CALL = 8
+"""More values of a call's own size than its backward reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Who reads what, sorted by who makes it.
+
+    Attributes:
+        producer: The call that makes a value, [edges].
+        reader: A call that reads it, [edges].
+        nbytes: Of the value, [edges].
+    """
+
+    producer: IntArray
+    reader: IntArray
+    nbytes: FloatArray
+
+    @classmethod
+    def none(cls) -> Self:
+        """No edges."""
+        return cls(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+
+
+@dataclass(frozen=True)
+class Outline:
+    """One model with its costs on one cluster.
+
+    Attributes:
+        graph: The whole model; with a loss it is trained.
+        costs: Seconds of its nodes.
+        cluster: Where it runs.
+        microbatches: Of one step: no more are in flight.
+        activations: Whether what the backward needs counts; not where a later pass moves it.
+    """
+
+    graph: Graph
+    costs: CostTable
+    cluster: Cluster
+    microbatches: int
+    activations: bool = True
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether the model has a loss."""
+        return bool(self.graph.outputs_of(OutputKind.LOSS))
+
+    def facts(self, stage: IntArray, place: Placement) -> Facts:
+        """What is known of the stages of a cut.
+
+        Args:
+            stage: Of every call of the graph, [calls].
+            place: Devices of the stages.
+        """
+        of = dict(zip(self._names, stage.tolist(), strict=True))
+        rows: list[list[str]] = [[] for _ in place.forward]
+        for name, s in of.items():
+            rows[s].append(name)
+        kinds = [self.cluster.slowest(devices).kind for devices in place.forward]
+        weights, trained, shared = self._weights(of, len(rows))
+        if self.trains:
+            found = [
+                self._trained(row, kind, w, t)
+                for row, kind, w, t in zip(rows, kinds, weights, trained, strict=True)
+            ]
+        else:
+            found = list(self._forward(rows, of, kinds, weights))
+        messages = self.costs.messages
+        return Facts(
+            self.cluster, tuple(found), trains=self.trains, shared=shared, messages=messages
+        )
+
+    def channels(self, stage: IntArray) -> list[Channel]:
+        """What crosses between the stages of a cut, and the gradients that come back."""
+        of = dict(zip(self._names, stage.tolist(), strict=True))
+        found: list[Channel] = []
+        for n in self.graph.calls:
+            src = of[n.name]
+            readers = defaultdict[int, bool](bool)
+            for u in n.users:
+                if of.get(u.name, src) != src:
+                    readers[of[u.name]] |= self._yields_gradient(u)
+            for dst in sorted(readers):
+                back = self.trains and n.name in self._needs and readers[dst]
+                name = f"s{src}.s{dst}.{n.name}"
+                found += value(name, src, dst, nbytes(n), depth=2, gradient=back)
+        return found
+
+    def edges(self, *, gradients: bool) -> Edges:
+        """Every value with its readers; with ``gradients`` those that give a gradient back."""
+        at = {name: k for k, name in enumerate(self._names)}
+        found = [
+            (at[n.name], at[u.name], float(nbytes(n)))
+            for n in self.graph.calls
+            for u in n.users
+            if u.name in at
+            and (not gradients or (n.name in self._needs and self._yields_gradient(u)))
+        ]
+        if not found:
+            return Edges.none()
+        producer, reader, size = zip(*found, strict=True)
+        return Edges(np.array(producer), np.array(reader), np.array(size))
+
+    def least_weights(self) -> Iterator[tuple[float, list[str]]]:
+        """Bytes that each weight takes at least where it is, and the calls that read it."""
+        for _, size, learns, readers in self._readers:
+            if readers:
+                held = size * (1 + OPTIMIZER_COPIES * learns) if self.trains else size
+                yield held, readers
+
+    def least_saved(self) -> Iterator[tuple[float, str]]:
+        """Bytes of each value that a backward reads, and one call that it is saved for.
+
+        However the model is cut, the stage of this call saves these bytes at least.
+        """
+        seen = set[fx.Node]()
+        for name in self._names if self._counted else ():
+            for read in self._reads.get(name, ()):
+                node, size = read, nbytes(read)
+                while node.op == "call_function" and views(node):
+                    node = node.all_input_nodes[0]
+                    size = min(size, nbytes(node))
+                if node not in seen and node not in self._free:
+                    seen.add(node)
+                    yield float(size), name
+
+    def _yields_gradient(self, reader: fx.Node) -> bool:
+        """Whether what a call yields depends on what it reads, as far as gradients go."""
+        items = [u.name for u in reader.users if u.target is operator.getitem]
+        return not self._needs.isdisjoint([reader.name, *items])
+
+    def _trained(self, row: Sequence[str], kind: str, weights: float, trained: float) -> StageFacts:
+        seconds, backward = self.costs.of(kind), self.costs.backward_of(kind)
+        back = sum(backward.get(n, 0.0) for n in row)
+        cost = StageCost(
+            sum(seconds.get(n, 0.0) for n in row),
+            B=back,
+            I=back / 2,
+            W=back / 2,
+            optimizer_bytes=int(OPTIMIZER_COPIES * trained),
+        )
+        saved = self._saved(frozenset(row)) if self._counted else 0.0
+        return StageFacts(kind, cost, weights=weights, gradients=trained, saved=saved)
+
+    def _forward(
+        self,
+        rows: Sequence[Sequence[str]],
+        of: dict[str, int],
+        kinds: Sequence[str],
+        weights: Sequence[float],
+    ) -> Iterator[StageFacts]:
+        nodes, inputs = self.graph.nodes, {i.node for i in self.graph.inputs_of(InputKind.INPUT)}
+        ends = {o.node for o in self.graph.outputs_of(OutputKind.OUTPUT)} & of.keys()
+        for s, row in enumerate(rows):
+            mine = [nodes[name] for name in row]
+            given = {r.name: r for n in mine for r in n.all_input_nodes if r.name in inputs}
+            leave = {n.name for n in mine if any(of.get(u.name, s) != s for u in n.users)}
+            order = [*given.values(), *mine]
+            names = {n.name for n in order}
+            room = peak_of(order, leave | (ends & names), names)[0]
+            kept = {holder(nodes[name]) for name in ends & names}
+            outputs = sum(nbytes(n) for n in kept if n.op == "call_function")
+            seconds = self.costs.of(kinds[s])
+            cost = StageCost(sum(seconds.get(n, 0.0) for n in row), workspace={"F": room})
+            yield StageFacts(kinds[s], cost, weights=weights[s], outputs=float(outputs))
+
+    def _weights(
+        self, of: dict[str, int], stages: int
+    ) -> tuple[list[float], list[float], tuple[SharedWeight, ...]]:
+        """Bytes of all weights and of trained ones per stage, and the trained ones shared."""
+        held, trained, shared = [0.0] * stages, [0.0] * stages, list[SharedWeight]()
+        for name, size, learns, readers in self._readers:
+            at = sorted({of[r] for r in readers})
+            for s in at:
+                held[s] += size
+                trained[s] += size * learns
+            if learns and len(at) > 1:
+                shared.append(SharedWeight(size, tuple(at)))
+            del name
+        return held, trained, tuple(shared)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return [n.name for n in self.graph.calls]
+
+    @cached_property
+    def _needs(self) -> frozenset[str]:
+        return needs_grad(self.graph) if self.trains else frozenset()
+
+    @cached_property
+    def _readers(self) -> list[tuple[str, float, bool, list[str]]]:
+        """Every weight: its bytes, whether it is trained, and the calls that read it."""
+        nodes = self.graph.nodes
+        calls = set(self._names)
+        return [
+            (
+                i.name,
+                float(nbytes(nodes[i.node])),
+                i.kind is InputKind.PARAMETER and i.node in self._needs,
+                [u.name for u in nodes[i.node].users if u.name in calls],
+            )
+            for i in self.graph.inputs
+            if i.kind.is_weight
+        ]
+
+    def _saved(self, row: frozenset[str]) -> float:
+        """Bytes of what the backward of these calls reads of their forward."""
+        stack = [r for name in row for r in self._reads.get(name, ())]
+        seen, size = set[fx.Node](), 0
+        while stack:
+            node = stack.pop()
+            if node in seen or node in self._free:
+                continue
+            seen.add(node)
+            if node.op == "call_function" and views(node) and origin(node).name in row:
+                stack.extend(node.all_input_nodes)
+            else:
+                size += nbytes(node)
+        return float(size)
+
+    @cached_property
+    def _free(self) -> frozenset[fx.Node]:
+        """Weights of the joint graph: they are there anyway."""
+        kinds = (InputKind.PARAMETER, InputKind.CONSTANT)
+        names = {i.node for i in self.graph.inputs_of(*kinds)}
+        return frozenset(n for n in self._joint.nodes if n.op == "placeholder" and n.name in names)
+
+    @cached_property
+    def _counted(self) -> bool:
+        """Whether what the backward needs may matter: not where there is room for all of it.
+
+        A backward is taken to read at most `PER_CALL` times what the calls of the model yield.
+        """
+        yielded = PER_CALL * sum(map(nbytes, self.graph.calls)) * self.microbatches
+        weights = (2 + OPTIMIZER_COPIES) * sum(size for _, size, _, _ in self._readers)
+        least = min(d.memory_bytes for d in self.cluster.devices)
+        return self.activations and yielded + weights > least
+
+    @cached_property
+    def _reads(self) -> dict[str, list[fx.Node]]:
+        """Call of the model to what its backward reads of the forward."""
+        graph = self._joint
+        ends = results(graph)[: len(self.graph.outputs)]
+        forward, stack = set[fx.Node](), [n for n in ends if isinstance(n, fx.Node)]
+        while stack:
+            node = stack.pop()
+            if node not in forward:
+                forward.add(node)
+                stack.extend(node.all_input_nodes)
+        forward |= {u for n in forward for u in n.users if u.target is operator.getitem}
+        given = {n for n in graph.nodes if n.op == "placeholder" and n.name.startswith("grad_")}
+        found = defaultdict[str, list[fx.Node]](list)
+        for n in graph.nodes:
+            if n.op == "call_function" and n not in forward:
+                mine = [r for r in n.all_input_nodes if r not in given]
+                found[origin(n).name] += [r for r in mine if r in forward or r.op == "placeholder"]
+        return found
+
+    @cached_property
+    def _joint(self) -> fx.Graph:
+        """The joint graph of the whole model, labelled with the model's own nodes."""
+        whole = extract(self.graph, self._names, "Whole")
+        for n in whole.calls:
+            n.meta["origin"] = replace(origin(n), name=n.name)
+        wanted = tuple(
+            k
+            for k, i in enumerate(whole.inputs)
+            if i.kind is InputKind.PARAMETER and i.node in self._needs
+        )
+        losses = tuple(k for k, o in enumerate(whole.outputs) if o.kind is OutputKind.LOSS)
+        return trace_joint(whole, wanted, losses).graph
