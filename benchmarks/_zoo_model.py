@@ -33,12 +33,17 @@ from pipec.plan.store import load_plan
 
 FLOOR = 2e-4
 """Error, relative to an output's largest number, that is rounding whatever onnxruntime says."""
-HALF_FLOOR = 1e-2
-"""The same where the model computes with 16-bit floating point numbers."""
+COARSE_FLOOR = 1e-2
+"""The same where the model computes with 16-bit floats or on a grid of 8 bits, found at run time:
+there a rounding apart is one step of the grid."""
 TIMES = 8.0
 """How many times onnxruntime's own difference the chain may err."""
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"}
+)
+"""Where only types and shapes can be compared."""
+_COARSE = frozenset(
+    {"DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "QuantizeLinear"}
 )
 
 
@@ -146,7 +151,8 @@ def _worst(
         ShortError: See there.
         UnusableError: See there.
     """
-    pairs, only_types, why = [], is_random(path), ""
+    pairs, only_types, why = [], has_op(path, _RANDOM), ""
+    coarse = has_op(path, _COARSE)
     for seed in range(3):
         inputs = sample(examples, given, seed)
         try:
@@ -161,17 +167,18 @@ def _worst(
         if missing:
             raise ShortError(f"no stage yields {', '.join(missing)}")
         pairs += [
-            (difference(values[n], w, only_types), allowed(w, noise[n])) for n, w in want.items()
+            (difference(values[n], w, only_types), allowed(w, noise[n], coarse))
+            for n, w in want.items()
         ]
     if not pairs:
         raise UnusableError(f"onnxruntime refuses the original: {why}")
     return max(pairs, key=lambda p: p[0] / p[1])
 
 
-def is_random(path: Path) -> bool:
-    """Whether the file draws random numbers: then only types and shapes can be compared."""
+def has_op(path: Path, ops: frozenset[str]) -> bool:
+    """Whether the file holds one of some ops."""
     proto = onnx.load(str(path), load_external_data=False)
-    return any(n.op_type in _RANDOM for n in proto.graph.node)
+    return any(n.op_type in ops for n in proto.graph.node)
 
 
 def difference(got: Tensor, want: Tensor, only_types: bool) -> float:
@@ -191,10 +198,10 @@ def difference(got: Tensor, want: Tensor, only_types: bool) -> float:
     return error if np.isfinite(error) else float("inf")
 
 
-def allowed(want: Tensor, noise: float) -> float:
+def allowed(want: Tensor, noise: float, coarse: bool) -> float:
     """The error that counts as rounding."""
-    floor = HALF_FLOOR if want.dtype in (torch.float16, torch.bfloat16) else FLOOR
-    return max(floor, TIMES * noise)
+    half = want.dtype in (torch.float16, torch.bfloat16)
+    return max(COARSE_FLOOR if coarse or half else FLOOR, TIMES * noise)
 
 
 def reference(
@@ -217,7 +224,7 @@ def reference(
                 fed[i.name] = like.reshape([d if isinstance(d, int) else -1 for d in i.shape])
         results.append([to_tensor(np.asarray(a)) for a in session.run(names, fed)])
     pairs = zip(names, *results, strict=True)
-    noise = {n: difference(a, b, is_random(path)) for n, a, b in pairs}
+    noise = {n: difference(a, b, has_op(path, _RANDOM)) for n, a, b in pairs}
     return dict(zip(names, results[0], strict=True)), noise
 
 

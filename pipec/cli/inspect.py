@@ -11,6 +11,7 @@ from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.compiler.backend import load_backend
 from pipec.compiler.cycles import StageCycles
 from pipec.errors import PlanError
+from pipec.escape import terminal
 from pipec.graph.ir import Graph
 from pipec.plan.model import Plan, Stage
 from pipec.plan.store import load_plan
@@ -64,7 +65,7 @@ def command(
         print_plan(plan, output(), heaviest)
     if with_graph or stage is not None:
         for s in chosen:
-            click.echo(graph_text(_graph(s, phase)))
+            click.echo(terminal(graph_text(_graph(s, phase))))
 
 
 def _show_cycles(found: Sequence[StageCycles], *, as_json: bool, heaviest: int) -> None:

@@ -7,6 +7,7 @@ import sys
 import click
 
 from pipec.errors import PipecError
+from pipec.escape import terminal
 
 _COMMANDS = {
     "compile": "cut a model into stages and emit one artifact per stage",
@@ -56,7 +57,7 @@ def main() -> None:
     try:
         cli(standalone_mode=True)
     except PipecError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {terminal(error)}", err=True)
         for note in getattr(error, "__notes__", []):
-            click.echo(f"  note:  {note}", err=True)
+            click.echo(f"  note:  {terminal(note)}", err=True)
         sys.exit(1)

@@ -7,7 +7,6 @@ this machine do not.
 """
 
 import operator
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch.export import ExportedProgram
 from torch.export import graph_signature as export
 
 from pipec.errors import FrontendError
+from pipec.escape import python_identifier
 from pipec.frontends.composites import COMPOSITES, Args
 from pipec.frontends.inplace import FUNCTIONAL, written_values
 from pipec.frontends.origins import OriginOf, module_origin
@@ -169,7 +169,7 @@ class _Copy:
             if kind.is_weight and name in holders:
                 self.env[n] = holders[name]  # a tied weight has one placeholder
                 continue
-            placeholder = self.new.placeholder(re.sub(r"\W", "_", _PREFIX.get(kind, "") + name))
+            placeholder = self.new.placeholder(python_identifier(_PREFIX.get(kind, "") + name))
             placeholder.target = placeholder.name
             placeholder.meta["val"] = n.meta["val"]
             self.env[n] = holders[name] = placeholder

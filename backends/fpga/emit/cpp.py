@@ -85,8 +85,10 @@ def comment(text: str) -> str:
     Example:
         >>> comment("Conv\nx\\")
         'Conv x/'
+
+    Two question marks in a row are parted: ``??/`` is a backslash to a compiler of C++14.
     """
-    line = " ".join(text.split()).replace("\\", "/")
+    line = " ".join(text.split()).replace("\\", "/").replace("??", "? ?").replace("??", "? ?")
     return "".join(c if c.isprintable() else "?" for c in line)
 
 

@@ -161,6 +161,10 @@ class ModelFile:
 
     def _inside(self, location: str, where: str) -> Path:
         folder = (self.path.parent if self.path else Path()).resolve()
+        if not location.isprintable():
+            raise FrontendError(
+                "the location of external data is no file name", where=where, got=repr(location)
+            )
         path = (folder / location).resolve()
         if Path(location).is_absolute() or not path.is_relative_to(folder):
             raise FrontendError(
@@ -176,6 +180,14 @@ class ModelFile:
                 got=location,
                 want=f"the file {path}",
                 hint="copy it next to the model",
+            )
+        if path.stat().st_nlink > 1:
+            raise FrontendError(
+                "an external data file has a second name, which may lie outside the model's folder",
+                where=where,
+                got=f"{location}, a hard link",
+                want="a file of its own",
+                hint=f"cp {location} copy && mv copy {location}",
             )
         return path
 

@@ -56,6 +56,9 @@ def _faults(graph: GraphProto, *, outermost: bool) -> Iterator[str]:
         yield "two initialisers of one name"
     for tensor in graph.initializer:
         yield from _of_tensor(tensor, external=outermost)
+    called = [n.name for n in graph.node if n.name]
+    if len(set(called)) < len(called):
+        yield "two nodes of one name"
     for node in graph.node:
         names = [a.name for a in node.attribute]
         if len(set(names)) < len(names):
