@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types layers unit fuzz conformance fpga-conformance rtl bench zoo fuzz-onnx clean
+.PHONY: help setup demo test lint types layers unit fuzz conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -16,6 +16,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@command -v g++ >/dev/null || { apt-get update -qq && apt-get install -y -qq g++ make; }
 	@command -v iverilog >/dev/null || { apt-get update -qq && apt-get install -y -qq iverilog; } \
 	  || echo "iverilog cannot be installed: the RTL tests will be skipped"
+	@command -v clang-14 >/dev/null \
+	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends clang-14; } \
+	  || echo "clang-14 cannot be installed: the tests of intervals will be skipped"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt "torch" "setuptools>=77" wheel
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
@@ -50,6 +53,11 @@ rtl: setup ## cycles against SystemVerilog under Verilator; rewrites docs/fpga_r
 	  || { apt-get update -qq && apt-get install -y -qq verilator yosys; }
 	$(BIN)/python -m benchmarks.rtl.synthesis
 	$(BIN)/python -m benchmarks.rtl --table docs/fpga_rtl.md
+
+hls-check: setup ## intervals of emitted loops from LLVM IR; DIR= what pipec compile wrote
+	@command -v clang-14 >/dev/null \
+	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends clang-14; }
+	$(BIN)/python -m $(if $(DIR),pipec.backends.fpga.hlscheck $(DIR),benchmarks.hls_check)
 
 fpga-conformance: setup ## every stage of 14 models: warnings, onnxruntime, sanitizers, cycles
 	$(BIN)/python -m benchmarks.fpga_conformance

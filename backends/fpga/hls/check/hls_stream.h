@@ -1,0 +1,39 @@
+// Stand-in for the vendor's header of this name, for `pipec.backends.fpga.hlscheck` alone: a FIFO
+// is two opaque functions, so that a compiler knows nothing of what it holds.
+#ifndef PIPEC_CHECK_HLS_STREAM_H
+#define PIPEC_CHECK_HLS_STREAM_H
+
+extern "C" {
+const void *pipec_fifo_read(const void *fifo);
+void *pipec_fifo_write(const void *fifo);
+void pipec_pipeline(int ii, int depth);
+}
+
+#define FIRE(II, D) pipec_pipeline(II, D)
+
+namespace hls {
+
+template <typename T, int DEPTH = 0>
+class stream;
+
+template <typename T>
+class stream<T, 0> {
+ public:
+  explicit stream(const char * = "") {}
+  void write(const T &token) { *static_cast<T *>(pipec_fifo_write(this)) = token; }
+  T read() { return *static_cast<const T *>(pipec_fifo_read(this)); }
+  bool empty() const { return pipec_fifo_read(this) == nullptr; }
+
+ private:
+  char identity_ = 0;
+};
+
+template <typename T, int DEPTH>
+class stream : public stream<T, 0> {
+ public:
+  explicit stream(const char *name = "") : stream<T, 0>(name) {}
+};
+
+}  // namespace hls
+
+#endif

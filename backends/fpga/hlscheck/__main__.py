@@ -1,0 +1,69 @@
+"""``python -m pipec.backends.fpga.hlscheck out``: whether emitted loops reach their intervals.
+
+Every pipelined loop of every stage in a directory that pipec wrote is compiled to LLVM IR; its
+recurrences and memory ports give the least interval at the stage's clock. The exit status is 1 if
+one is longer than what the code declares.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from pipec.backends.fpga.hlscheck.compiled import intervals
+from pipec.backends.fpga.hlscheck.recurrence import Interval
+from pipec.errors import BackendError, PipecError
+
+
+def stages_in(folder: Path) -> list[Path]:
+    """Stage directories: the folder itself, or all below it that hold a kernel.
+
+    Raises:
+        BackendError: There is none.
+    """
+    found = sorted(p.parent for p in folder.rglob("stage.json") if (p.parent / "src").is_dir())
+    if not found:
+        raise BackendError(f"no emitted stage in {folder}", hint="name what `pipec compile` wrote")
+    return found
+
+
+def line(found: Interval) -> str:
+    """A loop as a row of the table."""
+    because = f"ports of {found.memory}" if found.ports > found.recurrence else found.path
+    return f"{found.engine:32} {found.declared:8} {found.recurrence:10} {found.ports:6}  {because}"
+
+
+@click.command()
+@click.argument("folders", nargs=-1, required=True,
+                type=click.Path(exists=True, file_okay=False, path_type=Path))  # fmt: skip
+@click.option("--all", "everything", is_flag=True, help="Print loops that are well, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON data instead of a table.")
+def main(folders: tuple[Path, ...], *, everything: bool, as_json: bool) -> None:
+    """Check the pipelined loops of FOLDERS, which pipec wrote."""
+    try:
+        found = {str(s): intervals(s) for f in folders for s in stages_in(f)}
+    except PipecError as error:
+        raise click.ClickException(str(error)) from error
+    loops = [i for rows in found.values() for i in rows]
+    red = [i for i in loops if not i.ok]
+    if as_json:
+        data = {
+            s: [dataclasses.asdict(i) | {"engine": i.engine, "ok": i.ok} for i in every]
+            for s, every in found.items()
+        }
+        click.echo(json.dumps(data, indent=1))
+        sys.exit(bool(red))
+    for stage, rows in found.items():
+        click.echo(stage)
+        click.echo(f"{'engine':32} declared recurrence  ports  because of")
+        for row in rows:
+            if everything or not row.ok:
+                click.echo(line(row))
+    click.echo(f"{len(loops) - len(red)} of {len(loops)} pipelined loops reach their interval")
+    sys.exit(bool(red))
+
+
+if __name__ == "__main__":
+    main()

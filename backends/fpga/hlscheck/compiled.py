@@ -1,0 +1,153 @@
+"""An emitted kernel as LLVM IR, its pragmas put into words that clang understands."""
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Collection, Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from pipec.backends.fpga.hlscheck.ir import Function, functions
+from pipec.backends.fpga.hlscheck.operators import Delays
+from pipec.backends.fpga.hlscheck.recurrence import Array, Body, Interval
+from pipec.backends.fpga.stagejson import read_record
+from pipec.errors import BackendError
+
+CLANG = ("clang-14", "clang-15", "clang-16")
+"""Compilers whose IR has typed pointers, or can be told to."""
+_UNROLL = re.compile(r"^(\s*for \(.*\{)\n(#pragma HLS UNROLL\b.*)$", re.MULTILINE)
+_PRAGMA = re.compile(r"^#pragma HLS (\w+)\s+(.*)$", re.MULTILINE)
+_HEAD = re.compile(r"^(?:inline )?[\w:<>,&* ]+?(\w+)\([^;]*?$", re.MULTILINE)
+_GLOBAL = re.compile(
+    r"^(@(?:\"[^\"]+\"|[-\w.$]+)) = .*?(?:global|constant) ((?:\[\d+ x )+)", re.MULTILINE
+)
+FLAGS = [
+    "-std=c++17",
+    "-O2",
+    "-S",
+    "-emit-llvm",
+    "-fno-discard-value-names",
+    "-fno-vectorize",
+    "-fno-slp-vectorize",
+    "-fno-unroll-loops",
+    "-fno-exceptions",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-w",
+    "-mllvm",
+    "-inline-threshold=1000000",
+    "-mllvm",
+    "-pragma-unroll-threshold=100000000",
+    "-mllvm",
+    "-unroll-threshold=100000000",
+    "-mllvm",
+    "-disable-loop-idiom-all",
+]
+
+
+def intervals(stage: Path) -> list[Interval]:
+    """What every pipelined loop of an emitted stage allows, engine by engine.
+
+    Args:
+        stage: Its directory, ``stage.json`` included.
+
+    Raises:
+        BackendError: There is no clang, or it refuses the code; a loop is left in a pipelined one.
+    """
+    return loops_in(stage / "src", float(read_record(stage)["clock_mhz"]))
+
+
+def loops_in(source: Path, clock_mhz: float) -> list[Interval]:
+    """The same of a folder with ``stage_top.cpp``, whose engines are functions of ``engine::``.
+
+    Raises:
+        BackendError: As `intervals`.
+    """
+    with tempfile.TemporaryDirectory(prefix="pipec-hls-") as name:
+        folder = Path(name)
+        shutil.copytree(source, folder / "src", ignore=shutil.ignore_patterns("weights"))
+        arrays: dict[tuple[str, str], Array] = {}
+        kernel = (folder / "src" / "stage_top.cpp").read_text(encoding="utf-8")
+        engines = frozenset(re.findall(r"engine::(\w+)[<(]", kernel))
+        for path in sorted((folder / "src").rglob("*")):
+            if path.suffix in {".h", ".cpp"}:
+                text = path.read_text(encoding="utf-8")
+                _collect(arrays, text, engines)
+                path.write_text(_translated(text, engines), encoding="utf-8")
+        for header, where in (("hls_stream.h", "check"), ("ap_axi_sdata.h", "csim")):
+            own = files("pipec.backends.fpga") / "hls" / where / header
+            (folder / header).write_text(own.read_text(encoding="utf-8"), encoding="utf-8")
+        text = _ir(folder)
+    sizes = {name: _product(dims) for name, dims in _GLOBAL.findall(text)}
+    delays = Delays(clock_mhz)
+    return [i for f in functions(text) for i in _loops(f, arrays, delays, sizes)]
+
+
+def _product(dims: str) -> int:
+    size = 1
+    for n in re.findall(r"\d+", dims):
+        size *= int(n)
+    return size
+
+
+def _loops(
+    function: Function, arrays: dict[tuple[str, str], Array], delays: Delays, sizes: dict[str, int]
+) -> Iterator[Interval]:
+    """The pipelined loops of a function: those with a mark of their own."""
+    seen = set[str]()
+    for mark in [i for i in function if i.callee == "@pipec_pipeline"]:
+        loop = function.innermost(mark.block)
+        if loop is None or loop.header in seen:
+            continue
+        seen.add(loop.header)
+        inner = [x for x in function.loops if x.header != loop.header and x.blocks < loop.blocks]
+        if inner:
+            raise BackendError("a loop inside a pipelined loop has no fixed end",
+                               where=function.name, got=inner[0].header,
+                               hint="unroll it")  # fmt: skip
+        declared = int(re.findall(r"i32 (?:noundef )?(\d+)", mark.rest)[0])
+        body = Body(function, loop, arrays, delays, sizes)
+        ports, memory = body.ports()
+        least, cycle = body.recurrence()
+        yield Interval(function.name, declared, least, cycle, ports, memory)
+
+
+def _translated(text: str, engines: Collection[str]) -> str:
+    """The source with clang's unrolling; each engine a function, all else a part of one."""
+    text = _UNROLL.sub(r"#pragma clang loop unroll(full)\n\1", text)
+    names = "|".join(sorted(engines))
+    return re.sub(
+        rf"^void (?=(?:{names})\()", "__attribute__((noinline)) void ", text, flags=re.MULTILINE
+    )
+
+
+def _collect(arrays: dict[tuple[str, str], Array], text: str, engines: Collection[str]) -> None:
+    """Add what the pragmas of a text say of arrays."""
+    heads = [(m.start(), m[1]) for m in _HEAD.finditer(text)]
+    for pragma in _PRAGMA.finditer(text):
+        kind, rest = pragma.groups()
+        around = [name for at, name in heads if at < pragma.start()]
+        words = dict(re.findall(r"(\w+)\s*=\s*([\w.]+)", rest))
+        variable = words.get("variable", "").split(".")[0]
+        name = (around[-1] if around and around[-1] in engines else "", variable)
+        old = arrays.get(name, Array())
+        if kind == "ARRAY_PARTITION" and "complete" in rest:
+            arrays[name] = Array(True, old.ports, old.distance)
+        elif kind == "BIND_STORAGE" and words.get("type") in {"ram_2p", "ram_s2p"}:
+            arrays[name] = Array(old.partitioned, (1, 1), old.distance)
+        elif kind == "DEPENDENCE" and words.get("distance", "").isdigit():
+            arrays[name] = Array(old.partitioned, old.ports, int(words["distance"]))
+
+
+def _ir(folder: Path) -> str:
+    clang = next((c for c in CLANG if shutil.which(c)), None)
+    if clang is None:
+        raise BackendError("no clang to read the emitted code with", want=" or ".join(CLANG),
+                           hint="apt-get install clang-14")  # fmt: skip
+    command = [clang, *FLAGS, "-I", str(folder), "-I", str(folder / "src"),
+               str(folder / "src" / "stage_top.cpp"), "-o", str(folder / "stage.ll")]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+    if done.returncode != 0:
+        raise BackendError("clang refuses the emitted code", got=done.stderr[:2000])
+    return (folder / "stage.ll").read_text(encoding="utf-8")

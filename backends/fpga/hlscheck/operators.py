@@ -1,0 +1,63 @@
+"""Delays of operators in a UltraScale+ part, by clock: what a schedule of HLS may count on.
+
+Latencies of floating-point cores are those of public Vitis HLS 2023.2 reports (Stream-HLS and
+Prometheus, U280 and U55C; 3.33, 4.00 and 4.55 ns) and hold at and below their clock. An adder on a
+recurrence is the fabric one, which the tool picks there. Combinational delays are assumptions that
+reproduce the intervals of those reports: a naive sum takes 3 cycles at 220 to 250 MHz and 4 at
+300 MHz, a guarded sum through a RAM 5 at 250 MHz.
+"""
+
+from dataclasses import dataclass
+
+CLOCKS = (100.0, 220.0, 250.0, 300.0, 400.0)
+"""Clocks of the reports, in MHz."""
+CORES = {
+    "fadd": (3, 3, 3, 4, 7),
+    "fmul": (2, 3, 3, 3, 5),
+    "fdiv": (11, 11, 11, 11, 15),
+    "sqrt": (11, 11, 11, 11, 11),
+    "exp": (13, 13, 13, 13, 13),
+    "fcmp": (1, 1, 1, 1, 1),
+    "mul": (2, 2, 2, 2, 3),
+    "wide_mul": (4, 4, 4, 4, 5),
+}
+"""Latency in cycles by clock; a wide product has more than 32 bits."""
+UNCERTAINTY = 0.27
+"""Share of the period that synthesis keeps free."""
+MUX, GATE, STORE, RAM = 0.35, 0.25, 0.6, 1.2
+"""Nanoseconds: a multiplexer, a logic gate, into a RAM, out of a RAM behind its cycle."""
+
+
+@dataclass(frozen=True)
+class Delays:
+    """Delays at one clock.
+
+    Attributes:
+        clock_mhz: The clock.
+    """
+
+    clock_mhz: float
+
+    @property
+    def usable(self) -> float:
+        """Nanoseconds of a cycle that logic may take."""
+        return 1e3 / self.clock_mhz * (1 - UNCERTAINTY)
+
+    def core(self, name: str) -> float:
+        """Nanoseconds of an operator with registers: whole cycles."""
+        at = next((k for k, c in enumerate(CLOCKS) if self.clock_mhz <= c), len(CLOCKS) - 1)
+        return CORES[name][at] * self.usable
+
+    def cycles(self, count: int) -> float:
+        """Nanoseconds of so many cycles."""
+        return count * self.usable
+
+    @staticmethod
+    def add(bits: int) -> float:
+        """An adder in fabric."""
+        return 0.35 + 0.017 * bits
+
+    @staticmethod
+    def compare(bits: int) -> float:
+        """A comparison in fabric."""
+        return 0.30 + 0.015 * bits

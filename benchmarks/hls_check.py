@@ -1,0 +1,63 @@
+"""Intervals that emitted loops can reach, by kind of engine, over models and precisions.
+
+    python -m benchmarks.hls_check                         three small models, four precisions
+    python -m benchmarks.hls_check resnet50 --devices 4xvcu118 --precision int8
+
+The check is `pipec.backends.fpga.hlscheck` on what `pipec compile` writes. Exit status 1 if a loop
+declares less than its recurrences and memory ports allow.
+"""
+
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+import click
+
+from benchmarks._fpga_models import NAMES, write_model
+from pipec.backends.fpga.hlscheck.__main__ import stages_in
+from pipec.backends.fpga.hlscheck.compiled import intervals
+from pipec.backends.fpga.hlscheck.recurrence import Interval
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.driver import emit, make_plan
+from pipec.frontends.load import load
+
+PRECISIONS = ("float32", "bfloat16", "int8", "ap_fixed<16,6>")
+SMALL = ("mlp", "gru_cell", "encoder")
+
+
+def loops_of(name: str, devices: str, precision: str, folder: Path) -> list[Interval]:
+    """The pipelined loops of all stages of a model."""
+    graph = load(write_model(name, folder)).graph
+    plan = make_plan(graph, parse_cluster(devices), "fpga", options={"precision": precision})
+    emit(plan, folder / "out")
+    return [i for stage in stages_in(folder / "out") for i in intervals(stage)]
+
+
+@click.command()
+@click.argument("models", nargs=-1, type=click.Choice(NAMES))
+@click.option("--devices", default="1xvcu118", show_default=True)
+@click.option("--precision", "precisions", multiple=True, help="As of pipec compile; all four.")
+def main(models: tuple[str, ...], devices: str, precisions: tuple[str, ...]) -> None:
+    """Print per kind of engine how many loops reach their interval."""
+    failed = False
+    for precision in precisions or PRECISIONS:
+        kinds: dict[str, list[Interval]] = defaultdict(list)
+        for name in models or SMALL:
+            with tempfile.TemporaryDirectory() as folder:
+                for found in loops_of(name, devices, precision, Path(folder)):
+                    kinds[found.kind].append(found)
+        loops = [i for every in kinds.values() for i in every]
+        print(f"{precision}: {sum(i.ok for i in loops)} of {len(loops)} loops reach their interval")
+        for kind, every in sorted(kinds.items()):
+            worst = max(every, key=lambda i: i.least / i.declared)
+            print(
+                f"  {kind:12} {sum(i.ok for i in every):3} of {len(every):3}; worst "
+                f"{worst.declared} declared, recurrence {worst.recurrence}, ports {worst.ports}",
+                flush=True,
+            )
+        failed = failed or not all(i.ok for i in loops)
+    raise SystemExit(failed)
+
+
+if __name__ == "__main__":
+    main()

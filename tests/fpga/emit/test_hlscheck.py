@@ -1,0 +1,125 @@
+"""Intervals from the code: loops of vendor reports, forms that differ by one fault, engines."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipec.backends.fpga.hlscheck.compiled import loops_in
+from pipec.backends.fpga.hlscheck.ir import functions
+from pipec.backends.fpga.hlscheck.recurrence import Interval
+
+needs_clang = pytest.mark.skipif(shutil.which("clang-14") is None, reason="needs clang-14")
+
+KERNEL = """
+#include "hls_stream.h"
+namespace engine {{
+void work(int n, hls::stream<float> &in, hls::stream<float> &out) {{
+{before}
+  for (int i = 0; i < n; ++i) {{
+    for (int k = 0; k < {trip}; ++k) {{
+#pragma HLS PIPELINE II = 1
+      FIRE(1, 9);
+{body}
+    }}
+  }}
+}}
+}}
+void stage_top(int n, hls::stream<float> &a, hls::stream<float> &b) {{ engine::work(n, a, b); }}
+"""
+
+
+def least(folder: Path, clock: float, body: str, before: str = "", trip: int = 64) -> Interval:
+    folder.mkdir(exist_ok=True)
+    text = KERNEL.format(body=body, before=before, trip=trip)
+    (folder / "stage_top.cpp").write_text(text)
+    (found,) = loops_in(folder, clock)
+    assert (found.kind, found.declared, found.ok) == ("work", 1, found.least == 1)
+    return found
+
+
+@needs_clang
+@pytest.mark.parametrize(("clock", "ii"), [(220.0, 3), (250.0, 3), (300.0, 4)])
+def test_a_naive_sum_takes_what_vitis_reports(tmp_path: Path, clock: float, ii: int) -> None:
+    """67 loops at 300 MHz and 8 at 250 MHz of Stream-HLS and Prometheus."""
+    body = "sum += in.read(); out.write(sum);"
+    assert least(tmp_path / "s", clock, body, "float sum = 0;").recurrence == ii
+
+
+@needs_clang
+def test_a_guarded_sum_in_memory_takes_what_vitis_reports(tmp_path: Path) -> None:
+    """2 loops at 250 MHz: load, adder, store."""
+    body = "float x = in.read(); if (x > 0) { at = int(x); } sum[at] += x;"
+    assert least(tmp_path / "s", 250.0, body, "static float sum[64]; int at = 0;").recurrence == 5
+
+
+RAM = "sum[k] = (i ? sum[k] : 0.0f) + in.read(); out.write(sum[k]);"
+
+
+@needs_clang
+@pytest.mark.parametrize(("trip", "ii"), [(3, 2), (5, 2), (6, 1), (8, 1), (64, 1)])
+def test_the_distance_of_a_word_is_the_loop_around_it(tmp_path: Path, trip: int, ii: int) -> None:
+    """A fabric adder at 300 MHz and a RAM: six iterations, one less is too few."""
+    found = least(tmp_path / "s", 300.0, RAM, f"static float sum[{trip + 2}];", trip)
+    assert found.recurrence == ii
+
+
+RING = """
+      const float now = (k < {n} ? 0.0f : sum[{n} - 1]) + in.read();
+      for (int j = {n} - 1; j > 0; --j) {{
+#pragma HLS UNROLL
+        sum[j] = sum[j - 1];
+      }}
+      sum[0] = now;
+      out.write(now);
+"""
+
+
+@needs_clang
+def test_mutations_are_seen(tmp_path: Path) -> None:
+    """A turning ring a register shorter, a computed index, a port fewer, a pragma less."""
+    ring = {n: least(tmp_path / f"r{n}", 300.0, RING.format(n=n), f"float sum[{n}] = {{}};")
+            for n in (4, 5)}  # fmt: skip
+    assert {n: found.recurrence for n, found in ring.items()} == {4: 2, 5: 1}
+    partition = "#pragma HLS ARRAY_PARTITION variable = sum complete\n"
+    computed = "sum[at] += in.read(); at = at == 4 ? 0 : at + 1; out.write(sum[at]);"
+    found = least(tmp_path / "c", 300.0, computed, f"float sum[5] = {{}}; int at = 0;\n{partition}")
+    assert found.recurrence >= 4
+    bind = "#pragma HLS BIND_STORAGE variable = line type = ram_2p\n"
+    line = "static float line[64];\n"
+    read = "out.write(line[k] + line[k ^ 1]); line[(k + 9) & 63] = in.read();"
+    assert least(tmp_path / "p", 300.0, read, line + bind).ports == 2
+    assert least(tmp_path / "q", 300.0, "out.write(line[k]); line[(k + 9) & 63] = in.read();",
+                 line + bind).ports == 1  # fmt: skip
+    far = "sum[at & 63] += in.read(); at += 5; out.write(0);"
+    said = "#pragma HLS DEPENDENCE variable = sum type = inter direction = RAW distance = {} true\n"
+    ram = "static float sum[64]; int at = 0;\n"
+    distances = {d: least(tmp_path / f"d{d}", 300.0, far, ram + said.format(d)) for d in (3, 8)}
+    assert {d: f.recurrence for d, f in distances.items()} == {3: 2, 8: 1}
+    assert least(tmp_path / "n", 300.0, far, ram).recurrence >= 5
+
+
+def test_loops_and_blocks_of_ir() -> None:
+    text = """
+define void @f(i32 %n) {
+entry:
+  br label %head
+
+head:                                             ; preds = %body, %entry
+  %i = phi i32 [ 0, %entry ], [ %next, %body ]
+  %done = icmp eq i32 %i, %n
+  br i1 %done, label %out, label %body
+
+body:                                             ; preds = %head
+  %next = add nuw nsw i32 %i, 1
+  br label %head
+
+out:                                              ; preds = %head
+  ret void
+}
+"""
+    (f,) = functions(text)
+    (loop,) = f.loops
+    assert (loop.header, set(loop.blocks)) == ("%head", {"%head", "%body"})
+    assert f.defined["%i"].incoming == [("0", "%entry"), ("%next", "%body")]
+    assert f.innermost("%out") is None
