@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pipec.compiler.pass_base import Pass as Pass
     from pipec.errors import PipecError as PipecError
     from pipec.frontends.base import Frontend as Frontend
+    from pipec.pipeline.pipeline import Pipeline as Pipeline
     from pipec.plan.model import Fact as Fact
     from pipec.plan.model import Plan as Plan
     from pipec.plan.model import Stage as Stage
@@ -57,6 +58,7 @@ _HOMES = {
     "Frontend": "frontends.base",
     "Pass": "compiler.pass_base",
     "PipecError": "errors",
+    "Pipeline": "pipeline.pipeline",
     "Plan": "plan.model",
     "Schedule": "schedule.schedule",
     "Stage": "plan.model",

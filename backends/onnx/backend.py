@@ -39,6 +39,7 @@ class OnnxBackend(Backend):
     """
 
     name: ClassVar[str] = "onnx"
+    runs_emitted_code: ClassVar[bool] = False
 
     def check(self, plan: Plan) -> None:
         """See whether every stage can be emitted.

@@ -41,6 +41,7 @@ class TorchBackend(Backend):
     """
 
     name: ClassVar[str] = "torch"
+    runs_emitted_code: ClassVar[bool] = False
 
     def check(self, plan: Plan) -> None:
         """See whether every stage can be emitted.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipec.api.reading import Model, read_model
 from pipec.api.registering import register
+from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import emit
 from pipec.compiler.verify import VerifyReport, verify_artifacts
 from pipec.errors import PartitionError, ScheduleError
@@ -20,6 +21,7 @@ from pipec.partition.result import CutResult
 from pipec.partition.solve import solve_contiguous
 from pipec.plan.manifest import read_manifest
 from pipec.plan.model import Plan
+from pipec.plan.trust import check_trusted, code_of
 from pipec.schedule.action import ActionKind
 from pipec.schedule.lower import lower
 from pipec.schedule.registry import generate
@@ -149,7 +151,11 @@ def verify(
             emit(plan, directory)
             reference = _reference(plan.graph.source, model, inputs, loss, trust=trust)
             return verify_artifacts(directory, reference, seed=seed, tolerance=tolerance)
-    source = Source(**read_manifest(Path(plan))["source"])
+    record = read_manifest(Path(plan))
+    source, target = Source(**record["source"]), str(record["target"])
+    code = code_of(source, None if model is None else str(model))
+    code = code or (target if load_backend(target).runs_emitted_code else None)
+    check_trusted(Path(plan), code, trust=trust)
     reference = _reference(source, model, inputs, loss, trust=trust)
     return verify_artifacts(Path(plan), reference, seed=seed, tolerance=tolerance)
 

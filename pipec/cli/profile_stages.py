@@ -20,6 +20,7 @@ from pipec.frontends.base import Loaded
 from pipec.frontends.reload import reload
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
+from pipec.plan.trust import check_trusted, code_of
 from pipec.runtime.builders import optimizer_from_text
 from pipec.runtime.device import device_of, local_device
 from pipec.runtime.distributed import process_group
@@ -91,6 +92,7 @@ def _only_kind(plan: Plan) -> str:
 
 
 def _measure(options: StageOptions, plan: Plan, kind: str, machine: str) -> None:
+    check_trusted(options.directory, code_of(plan.graph.source, None), trust=options.trust)
     loaded = reload(plan.graph.source, trust=options.trust)
     first = not dist.is_initialized() or dist.get_rank() == 0
     nodes = _nodes(options, loaded, kind) if first else None

@@ -16,6 +16,7 @@ from pipec.cli.ranks import start_ranks
 from pipec.errors import PipecError
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
+from pipec.plan.trust import check_trusted, code_of
 from pipec.runtime.agreement import agree
 from pipec.runtime.builders import data_from_spec, optimizer_from_text, scheduler_from_text
 from pipec.runtime.checkpoint import Checkpoints
@@ -146,7 +147,7 @@ class _Options:
 @click.option("--t1", default=0, help="PipeMare: updates over which the rate of stages grows.")
 @click.option("--t2", default=0.0, help="PipeMare: decay D of the weight correction, 0.135.")
 @click.option("--model", help="Where the model is now, for its example inputs.")
-@click.option("--trust", is_flag=True, help="Allow formats that run code on load (.pt2).")
+@click.option("--trust", is_flag=True, help="Let code run that the plan names.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 @allow_namespace_option
 def command(**given: Any) -> None:
@@ -251,6 +252,8 @@ def _batch(options: _Options, plan: Plan) -> Batch:
         return data_from_spec(options.data)
     from pipec.frontends.reload import reload
 
+    code = code_of(plan.graph.source, options.model)
+    check_trusted(options.directory, code, trust=options.trust)
     inputs = reload(plan.graph.source, spec=options.model, trust=options.trust).example_inputs
     return lambda _: inputs
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from pipec.graph.ir import Source
 from pipec.plan.manifest import read_manifest
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
+from pipec.plan.trust import check_trusted, code_of
 from pipec.report.cycles import print_checks
 from pipec.report.verification import print_report
 
@@ -27,7 +29,7 @@ from pipec.report.verification import print_report
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--model", help="Where the model is now, if not where it was.")
-@click.option("--trust", is_flag=True, help="Allow formats that run code on load (.pt2).")
+@click.option("--trust", is_flag=True, help="Let code run that the plan names or holds.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
 @click.option("--tolerance", type=float, help="Relative error to allow, instead of the backend's.")
 @click.option("--timed", is_flag=True, help="Compare every handshake's cycle (FPGAs).")
@@ -61,12 +63,15 @@ def command(
     """
     allowed = import_namespaces(allow_namespace)
     if timed:
+        check_trusted(directory, emitted_code(read_manifest(directory)), trust=trust)
         _timed(
             load_plan(directory, allowed=allowed, check_weights=False), directory, as_json=as_json
         )
         return
     console = Console(stderr=True)
-    source = Source(**read_manifest(directory)["source"])
+    record = read_manifest(directory)
+    source = Source(**record["source"])
+    check_trusted(directory, code_of(source, model) or emitted_code(record), trust=trust)
     reading = f"reading {model or source.location}"
     # Whatever the model's own code prints must not end up in our output.
     with console.status(reading) as status, contextlib.redirect_stdout(sys.stderr):
@@ -82,6 +87,12 @@ def command(
     _show(report, as_json=as_json)
     if not report.ok:
         raise SystemExit(1)
+
+
+def emitted_code(record: Mapping[str, object]) -> str | None:
+    """What checking a plan's artifacts would run besides its model; None if they are data."""
+    target = str(record.get("target"))
+    return f"the {target} stages" if load_backend(target).runs_emitted_code else None
 
 
 def _timed(plan: Plan, directory: Path, *, as_json: bool) -> None:

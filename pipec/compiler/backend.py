@@ -80,12 +80,15 @@ class Backend(ABC):
         route: How a value that skips stages travels: ``direct``, or ``relay`` from stage to stage
             where devices form a chain.
         fused_attention: Whether its stages can train with torch's fused kernels of attention.
+        runs_emitted_code: Whether `run_stages` runs code out of the directory, such as C++, which
+            a plan of somebody else may not; false where graphs are data that are interpreted.
         devices: What `pipec compile` plans for where no devices are named.
     """
 
     name: ClassVar[str]
     route: ClassVar[str] = "direct"
     fused_attention: ClassVar[bool] = True
+    runs_emitted_code: ClassVar[bool] = True
     devices: ClassVar[str] = "2xcpu"
 
     @abstractmethod

@@ -13,6 +13,7 @@ from pipec.errors import PlanError
 from pipec.graph.ir import Graph
 from pipec.plan.model import Plan
 from pipec.plan.store import write_plan
+from pipec.plan.trust import remember
 
 
 def default_passes(
@@ -82,3 +83,4 @@ def emit(plan: Plan, directory: Path, *, force: bool = False) -> None:
     with atomic_directory(directory, force=force) as temporary:
         backend.emit(plan, temporary)
         write_plan(plan, temporary)
+    remember(directory)

@@ -1,15 +1,20 @@
 """Writing a directory all at once: it appears complete under its name, or not at all."""
 
+import ctypes
 import errno
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pipec.errors import PipecError
 
+_ASIDE = ".old"
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
 MARK = "plan.json"
 """The file by which a directory is known as one that pipec wrote."""
 
@@ -32,13 +37,16 @@ def atomic_directory(path: Path, *, force: bool = False) -> Iterator[Path]:
         PipecError: ``path`` exists or cannot be written, or an `OSError` (a full disk) ended the
             block.
     """
+    _sweep(path)
     check_target(path, force=force)
     temporary: Path | None = None
     try:
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        temporary.chmod(0o777 & ~_umask())
-        yield temporary
-        _take_place(temporary, path)
+        with _unwound_by(signal.SIGTERM):
+            prefix = f".{path.name}.{os.getpid()}."
+            temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
+            temporary.chmod(0o777 & ~_umask())
+            yield temporary
+            _take_place(temporary, path)
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
@@ -75,11 +83,17 @@ def check_target(path: Path, *, force: bool = False) -> None:
 
 
 def _take_place(temporary: Path, path: Path) -> None:
-    """Rename; what was there before moves aside first and back again on failure."""
+    """Rename; an old directory changes places with the new one in one step, then it goes.
+
+    Where the system cannot do that, the old one moves aside first, and `_sweep` brings it back
+    should this process be killed in between.
+    """
     if not path.exists():
         temporary.rename(path)
         return
-    aside = temporary.with_name(temporary.name + ".old")
+    if _exchanged(temporary, path):
+        return
+    aside = temporary.with_name(temporary.name + _ASIDE)
     path.rename(aside)
     try:
         temporary.rename(path)
@@ -87,6 +101,57 @@ def _take_place(temporary: Path, path: Path) -> None:
         if not path.exists():
             aside.rename(path)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Let two directories change names at once (``renameat2``); False where that is not known."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    here, there = os.fsencode(one.absolute()), os.fsencode(other.absolute())
+    done: int = rename(_HERE, here, _HERE, there, _EXCHANGE)
+    return done == 0
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes that were killed have left beside ``path``; bring its old self back."""
+    for left in path.parent.glob(f".{path.name}.*"):
+        parts = left.name.removesuffix(_ASIDE).split(".")
+        if not parts[-2].isdigit() or _lives(int(parts[-2])):
+            continue
+        if left.name.endswith(_ASIDE) and not path.exists():
+            left.rename(path)
+        else:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _lives(process: int) -> bool:
+    """Whether there is such a process on this host."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextmanager
+def _unwound_by(number: signal.Signals) -> Iterator[None]:
+    """A signal ends the block as Ctrl-C does, so that what it has made is removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def _umask() -> int:

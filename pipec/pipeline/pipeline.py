@@ -38,6 +38,7 @@ from pipec.runtime.program import Program
 from pipec.runtime.rules import Correction
 from pipec.runtime.shares import Shares
 from pipec.runtime.state import load_weights
+from pipec.runtime.stored import Stored
 from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
 
 Tensors = dict[str, torch.Tensor]
@@ -90,8 +91,8 @@ class Pipeline:
         model: The module that the plan was made of. Needed for `evaluate` and for batches of
             another shape, unless the plan names a file from which it can be read again.
         loss: The loss that it was compiled with, if the module does not compute it.
-        weights: Initial weights by name, see `pipec.runtime.stored.Stored` for files; those of the
-            plan if absent.
+        weights: Initial weights by name, or the path of safetensors, of which every rank reads
+            only what it holds; those of the plan if absent.
         weight: How much a microbatch counts, from its inputs. By default the valid targets of a
             cross entropy, or the rows of the microbatch.
         on_nan: What to do if gradients are not finite: ``stop`` with an error before the update,
@@ -119,7 +120,7 @@ class Pipeline:
         clip: float | None = None,
         model: nn.Module | None = None,
         loss: Callable[..., object] | None = None,
-        weights: Mapping[str, torch.Tensor] | None = None,
+        weights: Mapping[str, torch.Tensor] | Path | str | None = None,
         weight: Count | None = None,
         on_nan: OnNan = "stop",
         hooks: Iterable[Hook] = (),
@@ -143,7 +144,8 @@ class Pipeline:
         if plan.trains and optimizer is None:
             raise PlanError("a training plan needs an optimizer", hint="optimizer=lambda p: ...")
         self._joined(timeout, device)
-        self._active = self._runner = self._made(plan, settings, weights)
+        held = Stored(weights) if isinstance(weights, Path | str) else weights
+        self._active = self._runner = self._made(plan, settings, held)
         self.plan = plan
         assert plan.schedule is not None
         self._splitter = Splitter(plan.graph, plan.schedule.microbatches)

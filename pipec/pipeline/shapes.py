@@ -47,10 +47,10 @@ def tracer(plan: Plan, model: nn.Module | None, loss: Callable[..., object] | No
             FrontendError: It cannot be traced so.
         """
         if model is not None:
-            names = ("target",) if loss is not None else ()
-            args = {n: t for n, t in inputs.items() if n not in names}
-            with_target = (loss, inputs["target"]) if loss is not None else None
-            return from_module(model, args, with_target, options).graph
+            if loss is None or "target" not in inputs:
+                return from_module(model, inputs, loss, options).graph
+            args = {n: t for n, t in inputs.items() if n != "target"}
+            return from_module(model, args, (loss, inputs["target"]), options).graph
         if source.kind == "memory":
             raise PlanError(
                 "the plan was made of a module in memory, which must be traced again here",

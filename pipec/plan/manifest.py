@@ -1,7 +1,9 @@
 """The file ``plan.json`` itself: its text, its digest, and the hashes of all files beside it."""
 
+import errno
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,6 +14,8 @@ PLAN = "plan.json"
 EDITABLE = ("train.py",)
 """Files that are for the user to change: they are not hashed."""
 FORMAT, VERSION = "pipec.plan", 1
+_LARGEST = 1 << 29
+"""Bytes of a ``plan.json``: some thirty times that of a model of 405 billion parameters."""
 Record = dict[str, Any]
 
 
@@ -39,12 +43,12 @@ def read_manifest(directory: Path) -> Record:
     """
     path = directory / PLAN
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(_read(path), parse_constant=_refuse)
     except FileNotFoundError as error:
         raise PlanError(
             "no plan here", where=directory, want=f"a directory with {PLAN}, made by pipec compile"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PlanError("the plan cannot be read", where=path, got=error) from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise PlanError("not a plan", where=path, want=f'"format": "{FORMAT}"')
@@ -82,6 +86,8 @@ def check_files(directory: Path, files: Mapping[str, str], *, skip: tuple[str, .
             raise PlanError("the plan names a file outside its directory", got=name)
         if pure.name in skip:
             continue
+        if not (directory / name).resolve().is_relative_to(directory.resolve()):
+            raise PlanError("the plan names a file outside its directory", got=name)
         try:
             found = sha256_of(directory / name)
         except OSError as error:
@@ -105,8 +111,26 @@ def sha256_of(path: Path) -> str:
     Raises:
         OSError: It cannot be read.
     """
+    _check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: Path) -> str:
+    """The text of a file that is no device, no pipe, and no larger than any plan."""
+    _check_regular(path)
+    if path.stat().st_size > _LARGEST:
+        raise ValueError(f"{path.stat().st_size} bytes, at most {_LARGEST}")
+    return path.read_text(encoding="utf-8")
+
+
+def _check_regular(path: Path) -> None:
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def _refuse(number: str) -> float:
+    raise ValueError(f"{number} is no number of JSON")
 
 
 def _files(directory: Path) -> list[str]:

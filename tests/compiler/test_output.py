@@ -1,7 +1,10 @@
 """An output directory is complete or absent, whatever happens while it is written."""
 
 import errno
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,3 +87,48 @@ def test_force_replaces_only_what_pipec_wrote(tmp_path: Path) -> None:
     with atomic_directory(empty, force=True) as directory:
         (directory / "plan.json").write_text("new")
     assert (empty / "plan.json").exists()
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from pipec.compiler.output import atomic_directory
+with atomic_directory(Path(sys.argv[1]), force=True) as directory:
+    (directory / "plan.json").write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_killed_writer_loses_nothing_and_the_next_run_removes_its_rest(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    out = tmp_path / "out"
+    with atomic_directory(out) as directory:
+        (directory / "plan.json").write_text("old")
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, out], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    writer.send_signal(number)
+    writer.communicate()
+    assert (out / "plan.json").read_text() == "old"
+    assert number == signal.SIGKILL or len(list(tmp_path.iterdir())) == 1
+    with atomic_directory(out, force=True) as directory:
+        (directory / "plan.json").write_text("new")
+    assert (out / "plan.json").read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_killed_exchange_has_moved_aside_comes_back(tmp_path: Path) -> None:
+    """Where directories cannot be exchanged at once, a kill may leave only the one moved aside."""
+    out, dead = tmp_path / "out", subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    aside = tmp_path / f".out.{dead.pid}.abc.old"
+    aside.mkdir()
+    (aside / "plan.json").write_text("old")
+    with pytest.raises(PipecError, match="--force"), atomic_directory(out):
+        pytest.fail("the old one is back, so the block must not run")
+    assert (out / "plan.json").read_text() == "old"

@@ -15,7 +15,6 @@ from pipec.errors import PlanError
 from pipec.frontends.torch_module import from_module
 from pipec.pipeline.pipeline import Pipeline
 from pipec.plan.model import Plan
-from pipec.runtime.stored import Stored
 
 LOSS = nn.functional.cross_entropy
 
@@ -158,7 +157,7 @@ def test_weights_come_from_shards_one_by_one(tmp_path: Path) -> None:
     plan, state = plan_of(model, "1f1b"), model.state_dict()
     for k, part in enumerate([sorted(state)[k : k + 3] for k in range(0, len(state), 3)]):
         save_file({n: state[n] + 1 for n in part}, tmp_path / f"{k}.safetensors")
-    with Pipeline(plan, optimizer=sgd, weights=Stored(tmp_path)) as pipeline:
+    with Pipeline(plan, optimizer=sgd, weights=tmp_path) as pipeline:
         weights = pipeline.state_dict()
         assert weights is not None
         assert all(torch.equal(weights[n], w + 1) for n, w in state.items())

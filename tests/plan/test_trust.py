@@ -1,0 +1,85 @@
+"""A plan of somebody else is data: nothing that it names runs unless the user says so."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pipec.cli.main import cli
+from pipec.errors import PlanError
+from pipec.plan.manifest import read_manifest
+
+FACTORY = """
+from pathlib import Path
+import torch
+Path(__file__).with_name("ran").touch()
+def make():
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)), torch.zeros(2, 4)
+"""
+
+
+def pipec(*args: object) -> Result:
+    return CliRunner().invoke(cli, [str(a) for a in args])
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A plan that this user has compiled, of a factory that leaves a trace when it runs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "model.py").write_text(FACTORY)
+    done = pipec(
+        "compile", f"{tmp_path}/model.py:make", "--devices", "2xcpu", "-o", tmp_path / "out"
+    )
+    assert done.exit_code == 0, done.output
+    (tmp_path / "ran").unlink()
+    return tmp_path / "out"
+
+
+COMMANDS = [("verify",), ("run", "--local", "--rounds", "1"), ("profile", "--local")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=[c[0] for c in COMMANDS])
+def test_a_foreign_plan_runs_nothing(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user's"))
+    name, *options = command
+    extra = ["-o", tmp_path / "costs.json"] if name == "profile" else []
+    refused = pipec(name, mine, *options, *extra)
+    assert refused.exit_code == 1
+    assert "not compiled here" in refused.output
+    assert "--trust" in refused.output
+    assert not (tmp_path / "ran").exists()
+    trusted = pipec(name, mine, *options, *extra, "--trust")
+    assert trusted.exit_code == 0, trusted.output
+    assert (tmp_path / "ran").exists()
+
+
+def test_ones_own_plan_needs_no_word(mine: Path, tmp_path: Path) -> None:
+    done = pipec("verify", mine)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_changed_plan_is_not_ones_own(mine: Path, tmp_path: Path) -> None:
+    record = json.loads((mine / "plan.json").read_text())
+    (mine / "plan.json").write_text(json.dumps(record, indent=2))
+    assert "not compiled here" in pipec("verify", mine).output
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "deep", "nan"])
+def test_files_that_are_no_plan_are_refused_at_once(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "plan.json"
+    if kind == "device":
+        place.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "deep":
+        place.write_text("[" * 200_000)
+    else:
+        place.write_text('{"format": "pipec.plan", "version": NaN}')
+    with pytest.raises(PlanError, match="cannot be read"):
+        read_manifest(tmp_path)
