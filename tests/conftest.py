@@ -1,12 +1,16 @@
-"""How the property tests draw their examples.
+"""How the property tests draw their examples, and where the suite keeps what is the user's.
 
 `make test` draws the same examples each time, so that a run can be repeated; `make fuzz` draws
 new ones (HYPOTHESIS_PROFILE=fuzz), to find what the fixed ones miss.
 """
 
 import os
+import tempfile
 
 from hypothesis import settings
+
+_STATE = tempfile.TemporaryDirectory()
+os.environ["XDG_STATE_HOME"] = _STATE.name  # plans of tests are no plans of the user's
 
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.register_profile("fuzz", deadline=None, print_blob=True)
