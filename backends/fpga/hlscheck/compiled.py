@@ -70,11 +70,12 @@ def loops_in(source: Path, clock_mhz: float) -> list[Interval]:
         arrays: dict[tuple[str, str], Array] = {}
         kernel = (folder / "src" / "stage_top.cpp").read_text(encoding="utf-8")
         engines = frozenset(re.findall(r"engine::(\w+)[<(]", kernel))
-        for path in sorted((folder / "src").rglob("*")):
-            if path.suffix in {".h", ".cpp"}:
-                text = path.read_text(encoding="utf-8")
-                _collect(arrays, text, engines)
-                path.write_text(_translated(text, engines), encoding="utf-8")
+        paths = [p for p in sorted((folder / "src").rglob("*")) if p.suffix in {".h", ".cpp"}]
+        texts = {path: path.read_text(encoding="utf-8") for path in paths}
+        headers = "\n".join(text for path, text in texts.items() if path.suffix == ".h")
+        for path, text in texts.items():
+            _collect(arrays, text, headers)
+            path.write_text(_translated(text, engines), encoding="utf-8")
         for header, where in (("hls_stream.h", "check"), ("ap_axi_sdata.h", "csim")):
             own = files("pipec.backends.fpga") / "hls" / where / header
             (folder / header).write_text(own.read_text(encoding="utf-8"), encoding="utf-8")
@@ -122,15 +123,16 @@ def _translated(text: str, engines: Collection[str]) -> str:
     )
 
 
-def _collect(arrays: dict[tuple[str, str], Array], text: str, engines: Collection[str]) -> None:
-    """Add what the pragmas of a text say of arrays."""
+def _collect(arrays: dict[tuple[str, str], Array], text: str, headers: str) -> None:
+    """Add what the pragmas of a text say of arrays; functions that headers call have no name."""
     heads = [(m.start(), m[1]) for m in _HEAD.finditer(text)]
+    parts = {name for _, name in heads if re.search(rf"(?<!void )\b{name}[<(]", headers)}
     for pragma in _PRAGMA.finditer(text):
         kind, rest = pragma.groups()
         around = [name for at, name in heads if at < pragma.start()]
         words = dict(re.findall(r"(\w+)\s*=\s*([\w.]+)", rest))
         variable = words.get("variable", "").split(".")[0]
-        name = (around[-1] if around and around[-1] in engines else "", variable)
+        name = (around[-1] if around and around[-1] not in parts else "", variable)
         old = arrays.get(name, Array())
         if kind == "ARRAY_PARTITION" and "complete" in rest:
             arrays[name] = Array(True, old.ports, old.distance)

@@ -9,6 +9,7 @@ from pipec.backends.fpga.hlscheck.compiled import loops_in
 from pipec.backends.fpga.hlscheck.ir import functions
 from pipec.backends.fpga.hlscheck.recurrence import Interval
 
+ENGINES = Path(__file__).resolve().parents[3] / "backends/fpga/hls/engines"
 needs_clang = pytest.mark.skipif(shutil.which("clang-14") is None, reason="needs clang-14")
 
 KERNEL = """
@@ -123,3 +124,37 @@ out:                                              ; preds = %head
     assert (loop.header, set(loop.blocks)) == ("%head", {"%head", "%body"})
     assert f.defined["%i"].incoming == [("0", "%entry"), ("%next", "%body")]
     assert f.innermost("%out") is None
+
+
+UNIT = """
+#include "engines/{header}.h"
+namespace cfg {{
+struct unit {{
+  using T = float;
+  static constexpr int N = 4, GROUPS = 1, NF = {nf}, SF = 12, PE = 2, SIMD = 2, PARTIAL = {partial};
+  static constexpr int II = 1, DEPTH = 9;
+}};
+}}
+static vec<float, 4> weight[{nf} * 12];
+void stage_top(int frames, hls::stream<vec<float, 2>> &a, hls::stream<vec<float, 2>> &b) {{
+  engine::{engine}<cfg::unit, float>(frames, a, b, weight, engine::no_bias{{}});
+}}
+"""
+
+
+def unit(folder: Path, engine: str, *, nf: int = 3, partial: int = 1) -> Interval:
+    shutil.copytree(ENGINES, folder / "engines")
+    text = UNIT.format(header="mvu", engine=engine, nf=nf, partial=partial)
+    (folder / "stage_top.cpp").write_text(text)
+    (found,) = loops_in(folder, 300.0)
+    assert (found.kind, found.engine) == (engine, "unit")
+    return found
+
+
+@needs_clang
+def test_matrix_units_reach_their_interval(tmp_path: Path) -> None:
+    """Order A by its ring of partial sums, order B by its outputs; one fewer is too few."""
+    ring = {p: unit(tmp_path / f"a{p}", "mvu_a", partial=p).recurrence for p in (4, 5)}
+    words = {n: unit(tmp_path / f"b{n}", "mvu_b", nf=n).recurrence for n in (5, 6)}
+    assert ring == {4: 2, 5: 1}
+    assert words == {5: 2, 6: 1}

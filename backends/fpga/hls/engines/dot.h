@@ -52,9 +52,50 @@ inline void multiply_add(vec<A, PE> &acc, const vec<W, SIMD * PE> &word, const v
 }
 
 // PARTIAL accumulators used in turn, so that a slow adder is never waited for.
+//
+// `turn` makes them a ring that moves on by one register per firing: a sum comes back to the adder
+// PARTIAL firings after it left, at a place that is known when the loop is compiled. With a
+// computed index in its place, the distance would be hidden from whoever schedules the loop.
 template <typename T, int PE, int PARTIAL>
 struct accumulator {
   vec<sum_t<T>, PE> sum[PARTIAL];
+
+  // The sum whose turn it is: the oldest, or a new one in the first PARTIAL firings.
+  vec<sum_t<T>, PE> oldest(bool fresh) const {
+#pragma HLS INLINE
+    vec<sum_t<T>, PE> found;
+    for (int pe = 0; pe < PE; ++pe) {
+#pragma HLS UNROLL
+      found.lane[pe] = fresh ? sum_t<T>(0) : sum[PARTIAL - 1].lane[pe];
+    }
+    return found;
+  }
+
+  void turn(const vec<sum_t<T>, PE> &newest) {
+#pragma HLS INLINE
+    for (int k = PARTIAL - 1; k > 0; --k) {
+#pragma HLS UNROLL
+      sum[k] = sum[k - 1];
+    }
+    sum[0] = newest;
+  }
+
+  // All sums after COUNT firings of `turn`; sum k is that of the firings k, k + PARTIAL, ...
+  template <int COUNT>
+  vec<sum_t<T>, PE> turned() const {
+#pragma HLS INLINE
+    accumulator<T, PE, PARTIAL> order;
+#pragma HLS ARRAY_PARTITION variable = order.sum complete
+    for (int k = 0; k < PARTIAL; ++k) {
+#pragma HLS UNROLL
+      if (k < COUNT) {
+        order.sum[k] = sum[(COUNT - 1 - k) % PARTIAL];
+      } else {
+        order.sum[k] = zeros<sum_t<T>, PE>();
+      }
+    }
+    return order.total();
+  }
 
   void clear() {
     for (int k = 0; k < PARTIAL; ++k) {

@@ -60,15 +60,15 @@ void matmul(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in0,
 #pragma HLS PIPELINE II = G::II
           FIRE(G::II, G::DEPTH);
           if (f == 0) x[s] = in0.read();
-          if (s == 0) acc.clear();
-          multiply_add<G::PE, G::SIMD>(acc.sum[s % G::PARTIAL],
-                                       b[(group * G::NF + f) * G::SF + s], x[s]);
+          vec<sum_t<typename G::T>, G::PE> sum = acc.oldest(s < G::PARTIAL);
+          multiply_add<G::PE, G::SIMD>(sum, b[(group * G::NF + f) * G::SF + s], x[s]);
+          acc.turn(sum);
           if (s == G::SF - 1) {
-            const vec<sum_t<typename G::T>, G::PE> sum = acc.total();
+            const vec<sum_t<typename G::T>, G::PE> total = acc.template turned<G::SF>();
             vec<Y, G::PE> y;
             for (int p = 0; p < G::PE; ++p) {
 #pragma HLS UNROLL
-              y.lane[p] = Y(G::finish(sum.lane[p]));
+              y.lane[p] = Y(G::finish(total.lane[p]));
             }
             out.write(y);
           }

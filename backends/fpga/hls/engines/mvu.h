@@ -78,10 +78,10 @@ void mvu_a(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
           FIRE(G::II, G::DEPTH);
           const int row = group * G::NF + f;
           if (f == 0) x[s] = in.read();
-          if (s == 0) acc.clear();
-          multiply_add<G::PE, G::SIMD>(acc.sum[s % G::PARTIAL],
-                                       next_word(weight, row * G::SF + s), x[s]);
-          if (s == G::SF - 1) out.write(add_bias<Y, G>(acc.total(), bias, row));
+          vec<sum_t<typename G::T>, G::PE> sum = acc.oldest(s < G::PARTIAL);
+          multiply_add<G::PE, G::SIMD>(sum, next_word(weight, row * G::SF + s), x[s]);
+          acc.turn(sum);
+          if (s == G::SF - 1) out.write(add_bias<Y, G>(acc.template turned<G::SF>(), bias, row));
         }
       }
     }

@@ -31,12 +31,13 @@ void vvu(int frames, hls::stream<vec<typename G::T, G::KP * G::LANES>> &in,
           product[i] = x.lane[i] * weight[c * G::KS + k].lane[i];
         }
         adder_tree<G::KP, G::LANES>::run(product);
-        if (k == 0) acc.clear();
+        vec<sum_t<typename G::T>, G::LANES> sum = acc.oldest(k < G::PARTIAL);
         for (int p = 0; p < G::LANES; ++p) {
 #pragma HLS UNROLL
-          acc.sum[k % G::PARTIAL].lane[p] += product[p];
+          sum.lane[p] += product[p];
         }
-        if (k == G::KS - 1) out.write(add_bias<Y, G>(acc.total(), bias, c));
+        acc.turn(sum);
+        if (k == G::KS - 1) out.write(add_bias<Y, G>(acc.template turned<G::KS>(), bias, c));
       }
     }
   }
