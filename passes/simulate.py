@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipec.compiler.pass_base import Pass
+from pipec.compiler.reside import check_limit
 from pipec.compiler.timeline import plan_timeline
 from pipec.plan.model import Fact, Plan
 
@@ -15,6 +16,7 @@ class Simulate(Pass):
     1. A forward takes the stage's interval, a backward what the backend's timing says.
     2. A transfer takes its channel's bytes over the link of the two devices.
     3. A deadlock at the channels' depths is an error that shows the shortest cycle of waits.
+    4. So is a device that holds more than a memory pass before it was told to keep.
     """
 
     name: ClassVar[str] = "simulate"
@@ -23,4 +25,6 @@ class Simulate(Pass):
 
     def run(self, plan: Plan) -> Plan:
         assert plan.schedule is not None
-        return plan.replace(timeline=plan_timeline(plan, plan.schedule))
+        timeline = plan_timeline(plan, plan.schedule)
+        check_limit(plan, timeline)
+        return plan.replace(timeline=timeline)

@@ -1,34 +1,46 @@
 """Making training fit a device: which saved values stay, leave for the host, or come by recompute.
 
 Each stage is a `pipec.residency` problem: its saved values, how many of its microbatches are in
-flight, and what weights, gradients, optimizer and messages leave of its device's memory as the
-schedule is simulated. Stages that share a device share that room and the link to the host.
+flight, and what may be held of them. The finished plan is simulated; where a device is fuller than
+its limit its stages are told to hold less, until it fits or they cannot:
+
+```text
+room of a device ──► problems of its stages ──► choices ──► plan ──► simulated peak
+       ▲                                                                  │
+       └───────────────── less by what is above the limit ◄───────────────┘
+```
 """
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
 from typing import Self
 
 import numpy as np
-from torch import fx
+import numpy.typing as npt
 
 from pipec.autodiff.model import Training
-from pipec.autodiff.rewrite import Replay, Replays
+from pipec.compiler.complete import completed
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.residency import StageWork, saved_in_order, stage_work
-from pipec.compiler.stage_timing import holder, own_bytes, peak_of
 from pipec.compiler.timeline import plan_timeline
-from pipec.errors import PassError
-from pipec.graph.comm import is_comm
-from pipec.graph.ir import nbytes
+from pipec.compiler.working import WorkingBytes, together, values_of
+from pipec.errors import PassError, PipecError
 from pipec.plan.model import Plan
+from pipec.residency.apart import Apart, choose_apart
 from pipec.residency.choose import Choice, DoesNotFitError, choose
-from pipec.residency.problem import RECOMPUTE, FloatArray, IntArray, Problem, Working
+from pipec.residency.problem import RECOMPUTE, Problem
 from pipec.schedule.action import ActionKind
+from pipec.schedule.channels import ChannelKind
+from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
+from pipec.simulate.timeline import Timeline
+
+_ROUNDS = 10
+"""Most times that a choice is simulated and tightened."""
+_MORE = 1 + 1e-9
+"""What a limit that a choice meets exactly is widened by."""
+_SAVED = (ChannelKind.S, ChannelKind.H)
 
 
 @dataclass(frozen=True)
@@ -42,11 +54,6 @@ class Fates:
 
     recompute: frozenset[str]
     slots: tuple[tuple[int, tuple[str, ...]], ...]
-
-    @property
-    def changes(self) -> bool:
-        """Whether anything leaves or is computed again."""
-        return bool(self.recompute or self.slots)
 
 
 @dataclass(frozen=True)
@@ -68,48 +75,25 @@ class Residency(Fates):
         return cls(frozenset(names[v] for v in again), slots, choice)
 
 
-def fit(
-    plan: Plan,
-    schedule: Schedule,
-    limit: float | None = None,
-    *,
-    recompute: bool = True,
-    host: bool = False,
-) -> list[Residency]:
-    """Choose for every stage of a plan, so that each device keeps its limit.
+@dataclass(frozen=True)
+class Fitted:
+    """Choices for all stages, and what the plan is with them.
 
-    Forward and backward of a stage run on one device; `pipec.compiler.fit_apart` is for others.
-
-    Args:
-        plan: Differentiated and timed.
-        schedule: What it will run, communication included.
-        limit: Bytes per device; what its cluster says if absent.
-        recompute: Whether values may be computed again.
-        host: Whether values may leave for host memory.
-
-    Raises:
-        PassError: A device's limit cannot be met; how far it is from that is told.
+    Attributes:
+        stages: One choice per stage.
+        plan: With them in its stages and slots.
+        schedule: With the copies.
+        timeline: Of both; it keeps every device's limit.
     """
-    works, turns = stage_work(plan), in_flight(schedule)
-    times = plan_facts(plan).times().compute
-    found = []
-    for s, room in enumerate(_rooms(plan, schedule, works, turns, limit)):
-        whole = times[ActionKind.B][s]
-        problem = Problem(
-            *values_of(works[s], recompute=recompute),
-            forward=times[ActionKind.F][s],
-            backward=whole,
-            cap=max(room.nbytes, 0.0),
-            bandwidth=works[s].device.host_bandwidth / room.stages if host else 0.0,
-            flight=max(turns[s].most, 1),
-            alternates=turns[s].alternates,
-            together=together(works[s].training),
-            working=WorkingBytes(works[s].training, max(turns[s].most, 1)),
-        )
-        with refused(s, room.device, room.limit, room.nbytes):
-            choice = choose(problem)
-        found.append(Residency.of(works[s].training, choice))
-    return found
+
+    stages: list[Residency]
+    plan: Plan
+    schedule: Schedule
+    timeline: Timeline
+
+
+Floats = npt.NDArray[np.float64]
+Apply = Callable[[Sequence[Fates]], tuple[Plan, Schedule]]
 
 
 @dataclass(frozen=True)
@@ -144,144 +128,199 @@ def in_flight(schedule: Schedule) -> list[Turns]:
     return found
 
 
-@dataclass(frozen=True)
-class _Room:
-    """What a stage may fill with saved values on its fullest device.
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A plan that is to keep a limit.
 
     Attributes:
-        device: The device.
-        limit: All of its bytes.
-        nbytes: The stage's share of what weights and so on leave.
-        stages: How many stages share the device.
+        plan: Differentiated and timed.
+        schedule: What it will run, communication included.
+        limit: Bytes per device; what its cluster says if None.
+        apply: Makes plan and schedule of a choice.
+        recompute: Whether values may be computed again.
+        host: Whether values may leave for host memory; where forward and backward run on two
+            devices, whether a part may leave, and come, while nothing is computed.
     """
 
-    device: int
-    limit: float
-    nbytes: float
-    stages: int
+    plan: Plan
+    schedule: Schedule
+    limit: float | None
+    apply: Apply
+    recompute: bool
+    host: bool
+    _known: dict[tuple[int, float], Residency] = field(default_factory=dict, init=False)
 
+    def solved(self) -> Fitted:
+        """Choices whose plan, simulated, keeps every limit.
 
-def _rooms(
-    plan: Plan,
-    schedule: Schedule,
-    works: list[StageWork],
-    turns: list[Turns],
-    limit: float | None,
-) -> list[_Room]:
-    """Room per stage: stages on one device share it by what they would save."""
-    fixed, place = _fixed_bytes(plan, schedule), schedule.placement.forward
-    wanted = [t.most * w.training.saved_bytes for t, w in zip(turns, works, strict=True)]
-    rooms: list[list[_Room]] = [[] for _ in works]
-    for device in range(schedule.devices):
-        mine = [s for s, d in enumerate(place) if device in d]
-        bound = plan.cluster.devices[device].memory_bytes if limit is None else limit
-        total = sum(wanted[s] for s in mine)
-        for s in mine:
-            share = wanted[s] / total if total else 1.0
-            left = share * (bound - fixed[device])
-            rooms[s].append(_Room(device, bound, left, len(mine)))
-    return [min(r, key=lambda room: room.nbytes) for r in rooms]
+        Raises:
+            PassError: A device's limit cannot be met; how far it is from that is told.
+        """
+        room, floors, turn = self._first_room(), dict[int, float](), 0
+        apart = self.schedule.placement.separate
+        while True:
+            chosen = [self._chosen(s, room, floors) for s in range(len(self.plan.stages))]
+            plan, order = self.apply(chosen)
+            found = Fitted(chosen, plan, order, plan_timeline(plan, order))
+            over = np.array(found.timeline.peak_bytes) - self.limits
+            worst, turn = int(over.argmax()), turn + 1
+            if over[worst] <= 0:
+                return found
+            if turn == _ROUNDS or all(s in floors for s in self._stages_of(worst)):
+                raise self._refusal(found, worst)
+            eager = 1 + turn / 4  # little is left when this no longer helps
+            held = room if apart else self._summed([r.choice.peak_bytes for r in chosen])
+            room = np.where(over > 0, np.minimum(room, held) - eager * over, room)
 
+    @property
+    def needed(self) -> bool:
+        """Whether the plan as it is, simulated, is above a limit."""
+        return bool((self._plain_peaks > self.limits).any())
 
-def _fixed_bytes(plan: Plan, schedule: Schedule) -> list[float]:
-    """Peak of each device without saved values: weights, gradients, optimizer, messages."""
-    timeline = plan_timeline(plan, schedule)
-    saved = timeline.memory.saved
-    bare = [0.0] * len(saved)
-    memory = replace(timeline.memory, saved=bare, saved_for_w=None)
-    return list(replace(timeline, memory=memory).peak_bytes)
+    @cached_property
+    def _plain_peaks(self) -> Floats:
+        return np.array(plan_timeline(self.plan, self.schedule).peak_bytes)
 
+    @cached_property
+    def limits(self) -> Floats:
+        """Bytes of each device."""
+        devices = self.plan.cluster.devices[: self.schedule.devices]
+        limits = [d.memory_bytes if self.limit is None else self.limit for d in devices]
+        return np.array(limits, dtype=np.float64)
 
-def values_of(work: StageWork, *, recompute: bool) -> tuple[FloatArray, FloatArray]:
-    """Bytes of every saved value, in the order of `saved_in_order`, and seconds to redo it."""
-    names = saved_in_order(work.training)
-    sizes = {v.name: float(v.nbytes) for v in work.training.saved}
-    again = [work.recompute(n) if recompute else inf for n in names]
-    return np.array([sizes[n] for n in names]), np.array(again)
+    @cached_property
+    def _turns(self) -> list[Turns]:
+        return in_flight(self.schedule)
 
+    @cached_property
+    def _wanted(self) -> list[float]:
+        """Bytes that every stage holds with everything kept."""
+        pairs = zip(self._turns, self.plan.stages, strict=True)
+        return [float(t.most * s.training.saved_bytes) for t, s in pairs if s.training]
 
-@contextmanager
-def refused(stage: int, device: int, limit: float, left: float) -> Iterator[None]:
-    """Say of what does not fit which stage and device it is, and how far it is from fitting.
+    @cached_property
+    def _homes(self) -> list[tuple[int, ...]]:
+        """Devices of every stage, those of its backward too."""
+        place = self.schedule.placement
+        return [tuple({*f, *b}) for f, b in zip(place.forward, place.backward, strict=True)]
 
-    Args:
-        stage: The stage.
-        device: Its device.
-        limit: All bytes of the device.
-        left: What weights and so on leave of them to saved values.
+    def _stages_of(self, device: int) -> list[int]:
+        return [s for s, home in enumerate(self._homes) if device in home]
 
-    Raises:
-        PassError: Instead of a `DoesNotFitError`.
-    """
-    try:
-        yield
-    except DoesNotFitError as error:
-        raise PassError(
-            f"stage {stage} does not fit device {device}, with all that may move or be recomputed",
+    def _summed(self, of_stage: Sequence[float]) -> Floats:
+        """Per device the sum over its stages."""
+        devices = range(self.schedule.devices)
+        return np.array([sum(of_stage[s] for s in self._stages_of(d)) for d in devices])
+
+    def _first_room(self) -> Floats:
+        """What all saved values may take of a device, if what they take less is what it holds less.
+
+        Where forward and backward run on two devices, what is left without any.
+        """
+        if not self.schedule.placement.separate:
+            over = np.maximum(self._plain_peaks - self.limits, 0.0)
+            return self._summed(self._wanted) - over
+        light = [replace(c, nbytes=0) if c.kind in _SAVED else c for c in self.schedule.channels]
+        bare = plan_timeline(self.plan, self.schedule.replace(channels=tuple(light)))
+        left: Floats = self.limits - np.array(bare.peak_bytes)
+        return left
+
+    def _cap(self, room: Floats, floors: dict[int, float], stage: int, device: int) -> float:
+        """A stage's part of the room of a device; the others' that can take no less is theirs."""
+        if stage in floors:
+            return floors[stage]
+        mine = self._stages_of(device)
+        left = room[device] - sum(floors[s] for s in mine if s in floors)
+        whole = sum(self._wanted[s] for s in mine if s not in floors)
+        return max(float(left * self._wanted[stage] / whole if whole else left), 0.0)
+
+    def _chosen(self, stage: int, room: Floats, floors: dict[int, float]) -> Residency:
+        """The choice for a stage; the least that it can hold where it has not that much room."""
+        place, training = self.schedule.placement, self._works[stage].training
+        cap = min(self._cap(room, floors, stage, d) for d in place.forward[stage])
+        if place.separate:
+            after = self._cap(room, floors, stage, place.backward[stage][0])
+            apart = Apart(self._problem(stage, cap), after, parts=self.host)
+            return Residency.of(training, choose_apart(apart))
+        if (stage, cap) not in self._known:
+            try:
+                found = choose(self._problem(stage, cap))
+            except DoesNotFitError as error:
+                floors[stage] = error.least * _MORE
+                found = choose(self._problem(stage, floors[stage]))
+            self._known[stage, cap] = Residency.of(training, found)
+        return self._known[stage, cap]
+
+    @cached_property
+    def _works(self) -> list[StageWork]:
+        return stage_work(self.plan)
+
+    def _problem(self, stage: int, cap: float) -> Problem:
+        return replace(self._problems[stage], cap=cap)
+
+    @cached_property
+    def _problems(self) -> list[Problem]:
+        """Every stage's, with no room."""
+        times, apart = plan_facts(self.plan).times().compute, self.schedule.placement.separate
+        found = []
+        for s, (work, turns) in enumerate(zip(self._works, self._turns, strict=True)):
+            flight = 1 if apart else max(turns.most, 1)
+            problem = Problem(
+                *values_of(work, recompute=self.recompute),
+                forward=times[ActionKind.F][s],
+                backward=times[ActionKind.B][s],
+                cap=0.0,
+                bandwidth=self._bandwidth(s),
+                flight=flight,
+                alternates=turns.alternates or apart,
+                together=together(work.training),
+                working=WorkingBytes(work.training, flight),
+            )
+            found.append(problem)
+        return found
+
+    def _bandwidth(self, stage: int) -> float:
+        """Bytes per second of what is saved, to host memory or to the device of the backward.
+
+        Stages that share a device share its link.
+        """
+        place, devices = self.schedule.placement, self.plan.cluster.devices
+        ahead, behind = place.forward[stage][0], place.backward[stage][0]
+        if place.separate:
+            if any(c.kind is ChannelKind.S for c in self.schedule.channels):
+                return self.plan.cluster.link(ahead, behind).bytes_per_second
+            return min(devices[d].host_bandwidth for d in (ahead, behind))
+        sharing = max(len(self._stages_of(d)) for d in place.forward[stage])
+        return devices[ahead].host_bandwidth / sharing if self.host else 0.0
+
+    def _refusal(self, found: Fitted, device: int) -> PassError:
+        peak, limit = found.timeline.peak_bytes[device], self.limits[device]
+        allowed = [
+            w for w, able in (("move", self.host), ("be recomputed", self.recompute)) if able
+        ]
+        return PassError(
+            f"schedule {self.schedule.name} does not fit device {device}, with all that may "
+            + " or ".join(allowed),
             where=f"{limit:,.0f} bytes of memory",
-            got=f"{error.least:,.0f} bytes of saved values at least",
-            want=f"{max(left, 0):,.0f} bytes, which is what weights and messages leave: "
-            f"{error.least - left:,.0f} bytes short",
-            hint=error.hint,
-        ) from error
+            got=f"{peak:,.0f} bytes at least",
+            want=f"{limit:,.0f} bytes: {peak - limit:,.0f} bytes short",
+            hint=self._hint(found),
+        )
 
-
-def together(training: Training) -> list[dict[int, float]]:
-    """Values that are alive while each saved value is computed again: itself and what it reads."""
-    names = saved_in_order(training)
-    at, nodes = {n: v for v, n in enumerate(names)}, training.F.nodes
-    found = []
-    for v, name in enumerate(names):
-        alive = {v: float(own_bytes(nodes[name]))}
-        for read in {holder(n) for n in nodes[name].all_input_nodes} - {holder(nodes[name])}:
-            if read.name in at:
-                alive[at[read.name]] = float(own_bytes(read))
-            elif read.op == "call_function":
-                alive[v] += own_bytes(read)
-        found.append(alive)
-    return found
-
-
-@dataclass(frozen=True)
-class WorkingBytes:
-    """Bytes that recomputing costs: values alive in B, and inputs that are saved in their place."""
-
-    training: Training
-    flight: int
-    known: dict[frozenset[str], Working] = field(default_factory=dict)
-
-    def __call__(self, decision: IntArray) -> Working:
-        """See `Problem.working`; decisions that were asked for are remembered."""
-        again = frozenset(self._names[v] for v in np.flatnonzero(decision == RECOMPUTE).tolist())
-        if again not in self.known:
-            self.known[again] = self._working(again)
-        return self.known[again]
-
-    def _working(self, again: frozenset[str]) -> Working:
-        """As of `recomputed`, from the order of its nodes alone."""
-        replays = Replays(self.training, again)
-        new, old = self._bytes(replays.read), self._bytes({*self._names} - again)
-        each = (replays.B, replays.I, replays.W)
-        alive, nodes = max(map(self._peak, each), key=lambda p: p[0])
-        values = tuple(v for v, name in enumerate(self._names) if name in again & nodes)
-        return Working(alive + self.flight * (new - old), alive, values)
-
-    def _peak(self, replay: Replay) -> tuple[int, frozenset[str]]:
-        results = [o.node for o in replay.outputs]
-        return peak_of(replay.nodes, results, replay.computed & self._calls)
-
-    def _bytes(self, names: Collection[str]) -> float:
-        """Bytes that these values of F take if they are saved."""
-        return float(sum(nbytes(n) for name, n in self._nodes.items() if name in names))
-
-    @cached_property
-    def _names(self) -> list[str]:
-        return saved_in_order(self.training)
-
-    @cached_property
-    def _nodes(self) -> dict[str, fx.Node]:
-        return self.training.F.nodes
-
-    @cached_property
-    def _calls(self) -> set[str]:
-        return {n.name for n in self.training.F.calls if not is_comm(n)}
+    def _hint(self, found: Fitted) -> str:
+        """What would fit: schedules that the same stages keep the limit with; more freedom."""
+        name, m, n = self.schedule.name, self.schedule.microbatches, len(self.plan.stages)
+        for other, count in ((name, m // 2), ("1f1b", m), ("1f1b", max(n, m // 2))):
+            if count < 1 or (other, count) == (name, m):
+                continue
+            try:
+                order = completed(generate(other, n, count), found.plan)
+                peaks = np.array(plan_timeline(found.plan, order).peak_bytes)
+            except PipecError:
+                continue
+            if order.placement == self.schedule.placement and (peaks <= self.limits).all():
+                return f"schedule {other} with {count} microbatches fits"
+        more = [t for t, able in (("recompute=true", self.recompute), ("insert-offload", self.host))
+                if not able]  # fmt: skip
+        more += ["differentiate{recompute=all}", "fewer microbatches in flight", "more stages"]
+        return ", ".join(more) + " take less"

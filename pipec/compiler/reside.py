@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from pipec.autodiff.rewrite import offloaded, recomputed
 from pipec.compiler.complete import completed, host_channels
-from pipec.compiler.fit import Fates, Residency, fit
-from pipec.compiler.fit_apart import fit_apart
+from pipec.compiler.fit import Apply, Fates, Fit, Fitted
 from pipec.compiler.residency import saved_in_order
 from pipec.errors import PassError
 from pipec.graph.ir import nbytes
@@ -18,6 +17,10 @@ from pipec.schedule.channels import ChannelKind
 from pipec.schedule.offload import insert_offload
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
+from pipec.simulate.timeline import Timeline
+
+LIMIT = "memory_limit"
+"""Name of the plan's option that remembers what a memory pass was told to keep."""
 
 
 def planned(plan: Plan, generator: str, microbatches: int) -> Schedule:
@@ -39,7 +42,8 @@ def fitted(
     """The plan with training graphs, host slots and schedule that keep every device's limit.
 
     Raises:
-        PassError: A limit cannot be met, or values wait in host memory already.
+        PassError: A limit cannot be met, values wait in host memory already, or forward and
+            backward are cut differently.
     """
     if plan.slots:
         raise PassError(
@@ -48,35 +52,101 @@ def fitted(
             hint="choose recomputation and offload together, before the pass schedule: "
             "insert-offload{recompute=true}",
         )
+    if limit is not None:
+        plan = plan.replace(options={**plan.options, LIMIT: limit})
     if schedule.placement.separate:
-        return _fitted_apart(plan, schedule, limit, recompute=recompute, host=host)
-    chosen = fit(plan, schedule, limit, recompute=recompute, host=host)
-    if not any(r.changes for r in chosen):
+        _check_apart(schedule, host=host)
+    elif not Fit(plan, schedule, limit, _applied(plan, schedule), recompute, host).needed:
         return plan
-    new = _with(plan, chosen)
-    if new.slots and plan.schedule is not None:
-        return new.replace(schedule=insert_offload(plan.schedule, host_channels(new)))
-    return new
+    found = best(plan, schedule, limit, recompute=recompute, host=host)
+    return found.plan.replace(schedule=None if plan.schedule is None else found.schedule)
 
 
-def _fitted_apart(
+def check_limit(plan: Plan, timeline: Timeline) -> None:
+    """Refuse a schedule that takes more memory than a memory pass before it was told to keep.
+
+    Raises:
+        PassError: What was fitted for one schedule does not fit the one that is run.
+    """
+    limit = plan.options.get(LIMIT)
+    peak = max(timeline.peak_bytes)
+    if isinstance(limit, float) and peak > limit:
+        assert plan.schedule is not None
+        name, count = plan.schedule.name, plan.schedule.microbatches
+        raise PassError(
+            "saved values were fitted to a limit for another schedule than the one that is run",
+            where=f"device {timeline.peak_bytes.index(peak)}",
+            got=f"{peak:,.0f} bytes under {name} with {count} microbatches",
+            want=f"{limit:,.0f} bytes",
+            hint=f"say it to the memory pass too: generator={name} microbatches={count}",
+        )
+
+
+def best(
     plan: Plan, schedule: Schedule, limit: float | None, *, recompute: bool, host: bool
-) -> Plan:
-    """Where all that is saved leaves: in slots, unless it goes straight to the other device."""
-    direct = all(c.kind is not ChannelKind.H for c in schedule.channels)
+) -> Fitted:
+    """What keeps the limit and, as the whole schedule is simulated, takes the least time.
 
-    def applied(chosen: Sequence[Residency]) -> tuple[Plan, Schedule]:
+    Where values may both leave and be computed again, either alone is tried too.
+
+    Raises:
+        PassError: A limit cannot be met.
+    """
+    ways = [(recompute, host)]
+    if recompute and host and not schedule.placement.separate:
+        ways += [(True, False), (False, True)]
+    found, refused = list[Fitted](), list[PassError]()
+    for again, leave in ways:
+        fit = Fit(plan, schedule, limit, _applied(plan, schedule), again, leave)
+        try:
+            found.append(fit.solved())
+        except PassError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    return min(found, key=lambda f: f.timeline.seconds)
+
+
+def _check_apart(schedule: Schedule, *, host: bool) -> None:
+    place = schedule.placement
+    if len(place.forward) != len(place.backward):
+        raise PassError(
+            "forward and backward are cut differently: what F of one stage saves, B of several "
+            "stages reads, which have no graphs of their own",
+            got=f"{len(place.forward)} forward and {len(place.backward)} backward stages",
+            want="as many",
+        )
+    if host and all(c.kind is not ChannelKind.H for c in schedule.channels):
+        raise PassError(
+            "saved values go straight to the device of the backward; none waits in host memory",
+            got=f"schedule {schedule.name} with {dict(schedule.options)}",
+            hint="pipefb{saved=host}, or insert-recompute",
+        )
+
+
+def _applied(plan: Plan, schedule: Schedule) -> Apply:
+    """What makes the plan with a choice, and its schedule.
+
+    Where forward and backward run on two devices all that is saved leaves: in slots, unless it
+    goes straight to the other device.
+    """
+    apart = schedule.placement.separate
+    direct = apart and all(c.kind is not ChannelKind.H for c in schedule.channels)
+
+    def applied(chosen: Sequence[Fates]) -> tuple[Plan, Schedule]:
         """The plan with a choice, and its schedule."""
-        pairs = zip(plan.stages, chosen, strict=True)
-        new = _with(plan, [replace(r, slots=() if direct else _all(s, r)) for s, r in pairs])
+        if apart:
+            pairs = zip(plan.stages, chosen, strict=True)
+            chosen = [replace(r, slots=() if direct else _all(s, r)) for s, r in pairs]
+        new = _with(plan, chosen)
+        if plan.schedule is not None and not apart:
+            return new, insert_offload(schedule, host_channels(new)) if new.slots else schedule
         compute = generate(
             schedule.name, len(plan.stages), schedule.microbatches, **schedule.options
         )
         return new, completed(compute, new)
 
-    chosen = fit_apart(plan, schedule, limit, applied, recompute=recompute, host=host)
-    new, order = applied(chosen)
-    return new.replace(schedule=None if plan.schedule is None else order)
+    return applied
 
 
 def through_host(plan: Plan, schedule: Schedule) -> Plan:

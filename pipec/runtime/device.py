@@ -2,20 +2,22 @@
 
 ```text
             CPU                          CUDA
-copies      a buffer of its own          pinned host buffers, a copy stream, events
+copies      to memory mapped for them    pinned host buffers, a copy stream, events
 time        wall clock                   events on the compute stream, read at the end of a round
 ```
 """
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from pipec.errors import BackendError
+from pipec.runtime.host_memory import HostArena
+from pipec.runtime.tensors import TensorType, pack, packed_bytes
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Device:
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch = torch_device
+        self.host = HostArena()
         self._seconds = 0.0
 
     @contextmanager
@@ -88,13 +91,15 @@ class Device:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def to_host(self, buffer: torch.Tensor) -> HostCopy:
-        """Start a copy to host memory; the caller gives ``buffer`` away."""
-        return HostCopy(buffer)
+    def to_host(self, tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> HostCopy:
+        """Start a copy of tensors, packed, to host memory; the caller gives them away."""
+        return HostCopy(pack(tensors, types, self.host.take(packed_bytes(types))))
 
     def from_host(self, copy: HostCopy) -> Arriving:
-        """Start the copy back."""
-        return Arriving(copy.buffer)
+        """Start the copy back; the caller gives the copy in host memory away."""
+        buffer = copy.buffer.clone()
+        self.host.give(copy.buffer)
+        return Arriving(buffer)
 
     def wait(self, arriving: Arriving) -> torch.Tensor:
         """The buffer, ready to be read by what is computed next."""
@@ -133,8 +138,9 @@ class CudaDevice(Device):
         self._spans.clear()
         return float(sum(milliseconds)) / 1e3
 
-    def to_host(self, buffer: torch.Tensor) -> HostCopy:
-        """Copy to pinned memory once the compute stream has written ``buffer``."""
+    def to_host(self, tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> HostCopy:
+        """Pack on the device, and copy to pinned memory once that is written."""
+        buffer = pack(tensors, types)
         host = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
         self._copies.wait_stream(torch.cuda.current_stream(self.torch))
         with torch.cuda.stream(self._copies):

@@ -111,16 +111,16 @@ class Moves:
         m = action.microbatch
         runner = self._runner(action.stage, m)
         moved, saved = runner.program.moved(action.channel), runner.saved[m]
-        packed = pack([saved.pop(name) for name in moved], tuple(moved.values()))
+        tensors, types = [saved.pop(name) for name in moved], tuple(moved.values())
         if not saved:
             del runner.saved[m]
         message = self._messages.of(action)
         if not message.host:
-            self._transport.send(message, packed)
+            self._transport.send(message, pack(tensors, types))
         elif message.src == message.dst:
-            self._host[message] = self._device.to_host(packed)
+            self._host[message] = self._device.to_host(tensors, types)
         else:
-            self._leaving.append((message, self._device.to_host(packed)))
+            self._leaving.append((message, self._device.to_host(tensors, types)))
             self.forward_copies()
         return True
 
@@ -129,7 +129,9 @@ class Moves:
         moved = False
         while self._leaving and (wait or self._leaving[0][1].ended):
             message, copy = self._leaving.popleft()
-            self._transport.send(message, copy.wait())
+            buffer = copy.wait()
+            self._transport.send(message, buffer)
+            self._device.host.give(buffer, again=False)
             moved = True
         return moved
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
@@ -71,29 +70,59 @@ def packed_bytes(types: Sequence[TensorType]) -> int:
     return _offsets(types)[-1]
 
 
-def pack(tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> torch.Tensor:
-    """All tensors in one buffer of bytes, each without repetition and in logical order."""
+def pack(
+    tensors: Sequence[torch.Tensor],
+    types: Sequence[TensorType],
+    buffer: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """All tensors in one buffer of bytes, each without repetition, as it lies in memory.
+
+    Args:
+        tensors: What to copy.
+        types: Theirs.
+        buffer: Where to; `packed_bytes` long. One on the device of the tensors if absent.
+    """
     offsets = _offsets(types)
-    device = tensors[0].device if tensors else None
-    buffer = torch.empty(offsets[-1], dtype=torch.uint8, device=device)
-    for t, kind, (begin, _) in zip(tensors, types, pairwise(offsets), strict=True):
+    if buffer is None:
+        device = tensors[0].device if tensors else None
+        buffer = torch.empty(offsets[-1], dtype=torch.uint8, device=device)
+    for t, kind, begin in zip(tensors, types, offsets, strict=False):
         for dim, n in enumerate(kind.kept):
             t = t.narrow(dim, 0, n) if n != t.shape[dim] else t  # noqa: PLW2901
-        part = buffer[begin : begin + kind.nbytes].view(kind.torch_dtype)
-        part.view(kind.kept).copy_(t)
+        _part(buffer, kind, begin).copy_(t)
     return buffer
 
 
 def unpack(buffer: torch.Tensor, types: Sequence[TensorType]) -> list[torch.Tensor]:
     """What `pack` was given, bit for bit, with the strides that the types say.
 
-    Backward kernels were chosen for these strides; contiguous stand-ins would not do.
+    Backward kernels were chosen for these strides; contiguous stand-ins would not do. What lies
+    densely in memory, in any order of its dimensions, is a view of the buffer.
     """
     found = []
-    for kind, (begin, _) in zip(types, pairwise(_offsets(types)), strict=True):
-        part = buffer[begin : begin + kind.nbytes].view(kind.torch_dtype).view(kind.kept)
-        if kind.stride is not None and tuple(part.stride()) != kind.stride:
+    for kind, begin in zip(types, _offsets(types), strict=False):
+        part = _part(buffer, kind, begin)
+        if kind.stride is not None and not _dense(kind):
             strided = TensorType(kind.kept, kind.dtype, kind.stride).empty(buffer.device)
             part = strided.copy_(part)
         found.append(part.expand(kind.shape))
     return found
+
+
+def _part(buffer: torch.Tensor, kind: TensorType, begin: int) -> torch.Tensor:
+    """A value's place in a buffer, in the order of its strides where it is dense."""
+    part = buffer[begin : begin + kind.nbytes].view(kind.torch_dtype)
+    if kind.stride is not None and _dense(kind):
+        return part.as_strided(kind.kept, kind.stride)
+    return part.view(kind.kept)
+
+
+def _dense(kind: TensorType) -> bool:
+    """Whether what is kept fills its memory without gaps, in some order of the dimensions."""
+    assert kind.stride is not None
+    step = 1
+    for stride, n in sorted(zip(kind.stride, kind.kept, strict=True)):
+        if n > 1 and stride != step:
+            return False
+        step *= max(n, 1)
+    return True

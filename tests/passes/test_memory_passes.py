@@ -15,11 +15,13 @@ from pipec.autodiff.model import Training
 from pipec.autodiff.rewrite import recomputed
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
-from pipec.compiler.fit import WorkingBytes, fit, in_flight
+from pipec.compiler.fit import in_flight
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
+from pipec.compiler.reside import best
 from pipec.compiler.residency import saved_in_order, stage_work, working_bytes
 from pipec.compiler.timeline import plan_timeline
+from pipec.compiler.working import WorkingBytes
 from pipec.errors import PassError, PlanError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.comm import FETCH, OFFLOAD
@@ -263,13 +265,23 @@ def test_added_time_is_within_a_point_of_the_bound(
     plan = plan_of(layers)
     schedule = scheduled(plan, "1f1b", MICROBATCHES)
     timeline = plan_timeline(plan, schedule)
-    for found in fit(plan, schedule, share * max(timeline.peak_bytes), **options):
+    given = {"recompute": False, "host": False, **options}
+    for found in best(plan, schedule, share * max(timeline.peak_bytes), **given).stages:
         assert found.choice.bound - 1e-9 <= found.choice.added <= found.choice.bound + 0.01
 
 
 def test_nothing_changes_where_everything_fits() -> None:
     assert InsertRecompute().run(plan_of()) is plan_of()
-    assert InsertOffload(memory_limit=peak_of_plain()).run(plan_of()) is plan_of()
+    limited_plan = InsertOffload(memory_limit=peak_of_plain()).run(plan_of())
+    assert (limited_plan.stages, limited_plan.slots) == (plan_of().stages, ())
+
+
+def test_what_was_fitted_for_one_schedule_is_refused_under_another() -> None:
+    made = InsertRecompute(memory_limit=0.65 * peak_of_plain()).run(plan_of())
+    under = "schedule{generator=gpipe microbatches=8},simulate"
+    with pytest.raises(PassError, match="fitted to a limit for another schedule") as told:
+        run_passes(parse_pipeline(under), made)
+    assert "generator=gpipe microbatches=8" in str(told.value)
 
 
 @pytest.mark.parametrize("kind", [InsertRecompute, InsertOffload])

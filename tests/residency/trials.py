@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
@@ -12,8 +13,8 @@ from pipec.errors import PassError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
 from pipec.plan.model import Plan
-from tests.autodiff.chain import Case
 from tests.autodiff.zoo import seeded
+from tests.residency.random_models import MODELS
 from tests.runtime.pipelines import batches
 
 DEVICES = 2
@@ -33,12 +34,14 @@ class Trial:
     Attributes:
         refused: What the pass said, if it refused.
         peak: The plan's simulated peak, as a share of the limit.
-        error: The largest error of a gradient beyond its tolerance, as a multiple of that.
+        error: Above 1 if a gradient is off.
+        seconds: Of the whole schedule, as simulated.
     """
 
     refused: str | None = None
     peak: float = 0.0
     error: float = 0.0
+    seconds: float = inf
 
     @property
     def verdict(self) -> str:
@@ -51,28 +54,17 @@ class Trial:
 
 
 @cache
-def planned(case: "Name", schedule: str) -> Plan:
+def planned(name: str, schedule: str) -> Plan:
     """Partitioned, differentiated and timed, no schedule yet."""
-    stages = SCHEDULES[schedule]
-    args, target = case.case.batch(0)
-    graph = trace(seeded(case.case), args, loss=Loss(case.case.loss, target),
-                  source=Source("memory", case.name))  # fmt: skip
+    stages, case = SCHEDULES[schedule], MODELS[name]
+    args, target = case.batch(0)
+    loss = Loss(case.loss, target)
+    graph = trace(seeded(case), args, loss=loss, source=Source("memory", name))
     passes = (
         f"simplify,annotate-cost,partition{{stages={stages} schedule={schedule} microbatches=4}},"
         "insert-comm,differentiate,time-stages"
     )
     return make_plan(graph, parse_cluster(f"{DEVICES}xh100"), passes=parse_pipeline(passes))
-
-
-@dataclass(frozen=True)
-class Name:
-    """A case that can be a key."""
-
-    name: str
-    case: Case
-
-    def __hash__(self) -> int:
-        return hash(self.name)
 
 
 def timed(plan: Plan, schedule: str, microbatches: int, before: str = "") -> Plan:
@@ -81,20 +73,17 @@ def timed(plan: Plan, schedule: str, microbatches: int, before: str = "") -> Pla
     return run_passes(parse_pipeline(f"{before},{last}" if before else last), plan)
 
 
-def tried(
-    name: str, case: Case, schedule: str, how: str, share: float, microbatches: int = 4
-) -> Trial:
+def tried(name: str, schedule: str, how: str, share: float, microbatches: int = 4) -> Trial:
     """Train under a limit and compare.
 
     Args:
-        name: Of the model.
-        case: The model.
+        name: One of `MODELS`.
         schedule: One of `SCHEDULES`.
         how: One of `PASSES`.
         share: The limit, as a share of the peak without it.
         microbatches: Of one step.
     """
-    plan = planned(Name(name, case), schedule)
+    case, plan = MODELS[name], planned(name, schedule)
     plain = timed(plan, schedule, microbatches).timeline
     assert plain is not None
     limit = share * max(plain.peak_bytes)
@@ -108,4 +97,5 @@ def tried(
     tolerance = rounding_tolerance(plan.graph, SAME_KERNELS)
     found = compare_gradients(plan, plan.graph, inputs, tolerance, seed=3)
     worst = max((0.0 if c.ok else 1 + c.max_abs_error for c in found), default=0.0)
-    return Trial(peak=max(plan.timeline.peak_bytes) / limit, error=worst)
+    peak = max(plan.timeline.peak_bytes) / limit
+    return Trial(peak=peak, error=worst, seconds=plan.timeline.seconds)

@@ -16,6 +16,7 @@ from pipec.runtime.device import Device, backend_for, device_of, local_device
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.placed import placed
+from pipec.runtime.tensors import TensorType
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.offload import insert_offload
 from tests.autodiff.chain import Case, worst
@@ -180,10 +181,15 @@ def test_attention_in_products_runs_where_the_cpus_kernel_does_not() -> None:
 
 
 def test_host_copies_come_back() -> None:
-    device, bits = Device(torch.device("cpu")), torch.arange(9, dtype=torch.uint8)
-    copy = device.to_host(bits)
+    device, bits = Device(torch.device("cpu")), torch.arange(16, dtype=torch.uint8)
+    copy = device.to_host([bits], [TensorType.of(bits)])
     assert copy.ended
-    assert torch.equal(device.wait(device.from_host(copy)), bits)
+    assert (device.host.held, device.host.peak) == (16, 16)
+    back = device.wait(device.from_host(copy))
+    assert torch.equal(back, bits)
+    assert back.data_ptr() not in (bits.data_ptr(), copy.buffer.data_ptr())
+    assert (device.host.held, device.host.peak) == (0, 16)
+    assert device.host.take(16).data_ptr() == copy.buffer.data_ptr()
     assert device.peak_bytes() is None
 
 

@@ -191,3 +191,18 @@ def test_packed_tensors_come_back_with_their_bits_and_strides() -> None:
         assert torch.equal(t, again)
         assert t.stride() == again.stride()
         assert t.dtype == again.dtype
+    shared = [again.untyped_storage().data_ptr() for again in unpack(buffer, types)]
+    views = [p == buffer.untyped_storage().data_ptr() for p in shared]
+    assert views == [True, False, True, True, True, True]  # all but the one with gaps
+
+
+def test_what_waits_on_the_host_is_not_on_the_device() -> None:
+    """All that F saved is let go behind its copy, and counted in the arena."""
+    case, plan = cnn()
+    plan = hosted(plan, 1, 1)
+    order = scheduled(plan, "gpipe", MICROBATCHES)
+    pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(sgd), schedule=order)
+    host, slots = pipeline.executors[0].compute.host, sum(s.nbytes for s in plan.slots)
+    pipeline.round()
+    assert host.held == 0
+    assert host.peak >= slots * (MICROBATCHES - 2)  # at the turn nearly all microbatches wait

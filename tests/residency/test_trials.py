@@ -1,0 +1,16 @@
+"""Trainings under limits: refused, or right and within the limit; freedom is never a loss."""
+
+import pytest
+
+from tests.residency.trials import PASSES, tried
+
+# all models and schedules: python -m benchmarks offload_training
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zbv"])
+def test_limits_hold_and_more_freedom_is_never_slower(schedule: str) -> None:
+    found = {how: tried("dropout between", schedule, how, 0.85) for how in PASSES}
+    accepted = [t for t in found.values() if t.refused is None]
+    assert accepted
+    assert all(t.verdict == "ok" for t in accepted)
+    assert found["both"].seconds <= min(t.seconds for t in found.values())
