@@ -175,11 +175,12 @@ class Fit:
     @property
     def needed(self) -> bool:
         """Whether the plan as it is, simulated, is above a limit."""
-        return bool((self._plain_peaks > self.limits).any())
+        return bool((np.array(self.plain.peak_bytes) > self.limits).any())
 
     @cached_property
-    def _plain_peaks(self) -> Floats:
-        return np.array(plan_timeline(self.plan, self.schedule).peak_bytes)
+    def plain(self) -> Timeline:
+        """Of the plan as it is."""
+        return plan_timeline(self.plan, self.schedule)
 
     @cached_property
     def limits(self) -> Floats:
@@ -218,7 +219,7 @@ class Fit:
         Where forward and backward run on two devices, what is left without any.
         """
         if not self.schedule.placement.separate:
-            over = np.maximum(self._plain_peaks - self.limits, 0.0)
+            over = np.maximum(np.array(self.plain.peak_bytes) - self.limits, 0.0)
             return self._summed(self._wanted) - over
         light = [replace(c, nbytes=0) if c.kind in _SAVED else c for c in self.schedule.channels]
         bare = plan_timeline(self.plan, self.schedule.replace(channels=tuple(light)))

@@ -53,7 +53,7 @@ def fitted(
             "insert-offload{recompute=true}",
         )
     if limit is not None:
-        plan = plan.replace(options={**plan.options, LIMIT: limit})
+        plan = plan.replace(options={**plan.options, LIMIT: float(limit)})
     if schedule.placement.separate:
         _check_apart(schedule, host=host)
     elif not Fit(plan, schedule, limit, _applied(plan, schedule), recompute, host).needed:
@@ -102,6 +102,9 @@ def best(
             found.append(fit.solved())
         except PassError as error:
             refused.append(error)
+            continue
+        if found[-1].timeline.seconds <= fit.plain.seconds:
+            break
     if not found:
         raise refused[0]
     return min(found, key=lambda f: f.timeline.seconds)
