@@ -65,4 +65,5 @@ def remember(key: str, exploration: Exploration) -> None:
 
 def _prediction(data: Mapping[str, Any]) -> Prediction:
     lists = {k: tuple(data[k]) for k in ("peak_bytes", "memory_bytes")}
-    return Prediction(**{**data, **lists, "candidate": Candidate(**data["candidate"])})
+    candidate = {**data["candidate"], "order": tuple(data["candidate"]["order"])}
+    return Prediction(**{**data, **lists, "candidate": Candidate(**candidate)})

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, permutations, product
 
 from pipec.cluster.cluster import Cluster
 from pipec.errors import PartitionError
@@ -12,6 +13,9 @@ INFERENCE = "inference"
 """The schedule of models without a loss."""
 CHUNKS = {"interleaved": 2, "zbv": 2, "dualpipev": 2}
 """Schedules that give every device several stages, and how many if they are not told."""
+
+MOST_KINDS = 4
+"""Most kinds of devices that are put in every order."""
 
 
 @dataclass(frozen=True, order=True)
@@ -30,6 +34,7 @@ class Candidate:
         adjacent: What lies on neighbouring devices: ``stages`` of one pipeline or ``replicas``.
         split: Node that is split by output channels; none if empty.
         share: Part of its channels in the first half.
+        order: Index of each device of the cluster in the order of the pipeline; as listed if empty.
     """
 
     depth: int
@@ -42,6 +47,7 @@ class Candidate:
     split: str = ""
     share: float = 0.5
     fitted: bool = False
+    order: tuple[int, ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -54,6 +60,10 @@ class Candidate:
         chunks = parsed(self.schedule, {}).get("chunks", CHUNKS.get(plain_name(self.schedule), 1))
         assert isinstance(chunks, int)
         return chunks
+
+    def on(self, cluster: Cluster) -> Cluster:
+        """The cluster with its devices in the candidate's order."""
+        return cluster.reordered(self.order) if self.order else cluster
 
     @property
     def stages(self) -> int:
@@ -70,6 +80,7 @@ class Candidate:
         """Such as ``1f1b 4x2, 8 x 4 samples, recompute``."""
         name = "data parallel" if self.depth == 1 else self.schedule
         extra = ", recompute" if self.recompute else ", saved values fitted" if self.fitted else ""
+        extra += f", devices {','.join(map(str, self.order))}" if self.order else ""
         extra += f", {self.split} split at {self.share:.0%}" if self.split else ""
         inner = f", {self.adjacent} adjacent" if self.depth > 1 < self.replicas else ""
         return (
@@ -83,8 +94,9 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Every candidate for one batch, plain data parallelism, GPipe and 1F1B among them.
 
-    Depth times replicas uses as many devices as it can; microbatches divide the batch evenly;
-    microbatch counts stop at eight per stage, where bubbles are small.
+    Devices stand in every order of `device_orders`, and the first of them are used: with one device
+    more, all candidates are there that were there before. Replicas and microbatches divide the
+    batch evenly; microbatch counts stop at eight per stage, where bubbles are small.
 
     Args:
         cluster: The devices.
@@ -100,19 +112,47 @@ def candidates(
     streaming = all(d.family == "fpga" for d in cluster.devices)
     names = schedules or (STREAMING if streaming else SYNCHRONOUS) if trains else (INFERENCE,)
     alone = "1f1b" if trains else INFERENCE
-    for depth in range(1, cluster.size + 1):
-        for replicas in sorted({cluster.size // depth, 1}):
-            if batch % replicas:
-                continue
-            layouts = ("stages", "replicas") if depth > 1 < replicas else ("stages",)
-            for schedule in names if depth > 1 else (alone,):
-                for m in _counts(batch // replicas, depth):
-                    for recompute in (False, True) if trains else (False,):
-                        for adjacent in layouts:
-                            yield Candidate(
-                                depth, replicas, schedule, batch // replicas // m, m,
-                                recompute, adjacent,
-                            )  # fmt: skip
+    for order, (depth, replicas) in product(device_orders(cluster), _shapes(cluster.size, batch)):
+        layouts = ("stages", "replicas") if depth > 1 < replicas else ("stages",)
+        for schedule in names if depth > 1 else (alone,):
+            for m in _counts(batch // replicas, depth):
+                for recompute in (False, True) if trains else (False,):
+                    for adjacent in layouts:
+                        yield Candidate(
+                            depth, replicas, schedule, batch // replicas // m, m,
+                            recompute, adjacent, order=order,
+                        )  # fmt: skip
+
+
+def device_orders(cluster: Cluster) -> list[tuple[int, ...]]:
+    """Orders of the devices that are tried: whole kinds of devices one behind the other.
+
+    A pipeline takes the first devices of an order, so that kinds are left out too. Where links
+    differ the order that is listed means something and is tried first; where all are alike it
+    means nothing, and the orders depend on the devices alone.
+
+    Returns:
+        Indices of the devices; empty for the order that is listed.
+    """
+    listed = tuple(range(cluster.size))
+    kinds = sorted({d.kind for d in cluster.devices})
+    if len(kinds) == 1 or cluster.levels:
+        return [()]
+    found = [listed] if cluster.links or len(kinds) > MOST_KINDS else []
+    for kinds_in_order in permutations(kinds) if len(kinds) <= MOST_KINDS else ():
+        rows = [[k for k in listed if cluster.devices[k].kind == kind] for kind in kinds_in_order]
+        found.append(tuple(chain.from_iterable(rows)))
+    return [() if order == listed else order for order in dict.fromkeys(found)]
+
+
+def _shapes(devices: int, batch: int) -> list[tuple[int, int]]:
+    """Depth and replicas: the batch is dealt out evenly, not all devices need be used."""
+    return [
+        (depth, replicas)
+        for depth in range(1, devices + 1)
+        for replicas in range(1, devices // depth + 1)
+        if batch % replicas == 0
+    ]
 
 
 def _counts(samples: int, depth: int) -> list[int]:

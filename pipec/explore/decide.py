@@ -50,13 +50,13 @@ class _Decision:
             plan = self.maker.make(candidate)
         except PipecError as error:
             self.known[candidate] = replace(guess, problem=f"no plan: {_first(error)}")
+            eased = candidate.fitted or candidate.recompute or not candidate.trains
+            if guess.possible and not eased:
+                fitted = replace(candidate, fitted=True)
+                self.known.setdefault(fitted, replace(guess, candidate=fitted))
             return
-        found = self.known[candidate] = _as_planned(guess, plan)
-        if found.possible:
-            self.plans[candidate] = plan
-        elif not (candidate.fitted or candidate.recompute):
-            fitted = replace(candidate, fitted=True)
-            self.known.setdefault(fitted, replace(guess, candidate=fitted))
+        self.known[candidate] = _as_planned(guess, plan)
+        self.plans[candidate] = plan
 
     def _refuse(self, microbatch: int, error: PipecError) -> None:
         """No candidate with this microbatch can be made."""
@@ -88,6 +88,7 @@ def decide(exploration: Exploration, maker: Maker) -> tuple[Exploration, Plan]:
     """
     known = {p.candidate: p for p in exploration.predictions}
     state = _Decision(maker, exploration.batch, known)
+    _make_nearest(state)
     _make_fastest(state)
     for name in BASELINES:
         _make_baseline(state, name)
@@ -101,6 +102,25 @@ def decide(exploration: Exploration, maker: Maker) -> tuple[Exploration, Plan]:
 def recalled(exploration: Exploration, maker: Maker) -> Plan:
     """The plan of an exploration that was decided before."""
     return maker.make(exploration.best.candidate).replace(explored=exploration.tried())
+
+
+def _make_nearest(state: _Decision) -> None:
+    """Where nothing is predicted to fit: plans of what comes closest, until one does fit.
+
+    A plan's cut is chosen by what its stages really save; a prediction's is not.
+    """
+    if any(p.possible for p in state.known.values()):
+        return
+    over = [p for p in state.known.values() if p.peak_bytes]
+    for p in sorted(over, key=_share_needed)[:MOST]:
+        state.make(p.candidate)
+        if state.known[p.candidate].possible:
+            return
+    _ = state.exploration.best  # tells that nothing fits
+
+
+def _share_needed(p: Prediction) -> float:
+    return max(b / m if m else inf for b, m in zip(p.peak_bytes, p.memory_bytes, strict=True))
 
 
 def _make_fastest(state: _Decision) -> None:
@@ -162,4 +182,4 @@ def _as_planned(guess: Prediction, plan: Plan) -> Prediction:
 
 
 def _first(error: PipecError) -> str:
-    return str(error).splitlines()[0]
+    return " ".join(str(error).split())[:160]

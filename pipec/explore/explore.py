@@ -160,13 +160,15 @@ def _fitted(predict: Predict, found: Sequence[Prediction]) -> list[Prediction]:
     those that are slower as they stand than what fits are not tried; nor are more than `FITTED`.
     """
     trained = [p for p in found if p.candidate.trains and not p.candidate.recompute]
-    over = [p for p in trained if p.peak_bytes and not p.possible]
-    over = sorted(over, key=lambda p: (p.seconds, p.candidate))[:FITTED]
+    tight = [p for p in trained if p.peak_bytes and (p.loose_seconds or not p.possible)]
+    over = sorted(
+        ((p.loose_seconds or p.seconds, p.candidate) for p in tight),
+    )[:FITTED]
     best = min((p.seconds for p in found if p.possible), default=inf)
     tried = list[Prediction]()
     for k in range(0, len(over), TOGETHER):
-        some = [p for p in over[k : k + TOGETHER] if p.seconds < best]
-        tried += predict([replace(p.candidate, fitted=True) for p in some], QUICKLY)
+        some = [candidate for seconds, candidate in over[k : k + TOGETHER] if seconds < best]
+        tried += predict([replace(c, fitted=True) for c in some], QUICKLY)
         best = min([best, *(p.seconds for p in tried if p.possible)])
     return tried
 

@@ -62,7 +62,7 @@ class Maker:
         """
         return make_plan(
             self.model.at(candidate.microbatch),
-            self.workload.cluster,
+            candidate.on(self.workload.cluster),
             self.target,
             passes=passes_of(candidate),
             costs=self._costs(candidate.microbatch),

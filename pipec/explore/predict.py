@@ -1,12 +1,13 @@
 """Time and memory of one candidate: cut, schedule, simulate."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 
 from pipec.cluster.cluster import Link, all_reduce_seconds
+from pipec.compiler.fit import in_flight
 from pipec.compiler.problem import TRAINING_COPIES
 from pipec.errors import PipecError
 from pipec.explore.candidate import Candidate
@@ -53,6 +54,8 @@ class Prediction:
         transfer_share: Busiest link's share of the pipeline's time.
         recomputed: Share of the saved bytes that is computed again, where it is fitted.
         offloaded: Share of the saved bytes that waits in host memory, where it is fitted.
+        loose_seconds: Of a step with the cut that would be fastest if memory were no matter, where
+            that cut does not fit and another does; else 0.
         planned: Whether the figures are those of a plan that was made of it.
         problem: Why it is impossible; empty if it is possible.
     """
@@ -66,6 +69,7 @@ class Prediction:
     transfer_share: float = 0.0
     recomputed: float = 0.0
     offloaded: float = 0.0
+    loose_seconds: float = 0.0
     planned: bool = False
     problem: str = ""
 
@@ -90,20 +94,27 @@ class Predictor:
             candidate: What to predict.
             work: For the cut (`CAREFULLY`).
         """
-        layout = lay_out(candidate, self.workload.cluster)
+        layout = lay_out(candidate, candidate.on(self.workload.cluster))
         schedule = self._schedule(candidate)
         if isinstance(schedule, str):
             return Prediction(candidate, np.inf, problem=schedule)
         cut = self._cut(candidate, layout, work)
         if isinstance(cut, str):
             return Prediction(candidate, np.inf, problem=cut)
-        return self._time(candidate, layout, schedule, cut)
+        found = self._time(candidate, layout, schedule, cut)
+        if found.possible or candidate.fitted or not found.peak_bytes:
+            return found
+        within = self._cut(candidate, layout, work, limited=True)
+        fits = found if isinstance(within, str) else self._time(candidate, layout, schedule, within)
+        return replace(fits, loose_seconds=found.seconds) if fits.possible else found
 
     def cut(self, candidate: Candidate) -> CutResult | None:
         """Where a candidate's stages begin and end; None if it is impossible."""
         if isinstance(self._schedule(candidate), str):
             return None
-        cut = self._cut(candidate, lay_out(candidate, self.workload.cluster), CAREFULLY)
+        cut = self._cut(
+            candidate, lay_out(candidate, candidate.on(self.workload.cluster)), CAREFULLY
+        )
         return None if isinstance(cut, str) else cut
 
     def _schedule(self, c: Candidate) -> Prepared | str:
@@ -116,21 +127,31 @@ class Predictor:
                 self._schedules[key] = str(error).splitlines()[0]
         return self._schedules[key]
 
-    def _cut(self, c: Candidate, layout: Layout, work: int) -> CutResult | str:
+    def _cut(
+        self, c: Candidate, layout: Layout, work: int, *, limited: bool = False
+    ) -> CutResult | str:
+        """The cut, or why there is none; ``limited`` keeps every stage's share of the memory."""
         schedule = self._schedule(c)
         assert isinstance(schedule, Prepared)
         home = [d[0] for d in schedule.schedule.placement.forward]
         kinds = tuple(layout.devices[p].kind for p in home)
-        key = (c.microbatch, c.recompute, tuple(home), kinds, layout.links, work)
+        order = (c.schedule, c.microbatches, layout.memory_bytes) if limited else ()
+        key = (c.microbatch, c.recompute, tuple(home), kinds, layout.links, work, order)
         if key not in self._cuts:
             problem = self.workload.problem(c.microbatch, recompute=c.recompute)
             ways = [_joint(layout, a, b) for a, b in pairwise(home)]
             links = [CutLink(w.bytes_per_second, w.latency_seconds) for w in ways]
-            devices = [Device(layout.devices[p].kind) for p in home]
+            room = [layout.memory_bytes[p] / home.count(p) if limited else np.inf for p in home]
+            devices = [Device(layout.devices[p].kind, r) for p, r in zip(home, room, strict=True)]
+            turns = in_flight(schedule.schedule)
             try:
                 with counted():
                     self._cuts[key] = solve_contiguous(
-                        problem, devices, links=links, time_limit=work
+                        problem,
+                        devices,
+                        links=links,
+                        memory=lambda s, _: (1.0, float(turns[s].most)),
+                        time_limit=work,
                     )
             except PipecError as error:
                 self._cuts[key] = str(error).splitlines()[0]

@@ -246,3 +246,39 @@ def test_an_inference_pipeline_is_as_fast_as_its_slowest_stage() -> None:
     slowest = max(cut.loads)
     assert 64 * max(np.bincount(cut.stage, work.forward(work.traced_batch)[0])) <= many.seconds
     assert many.seconds <= 66 * slowest
+
+
+@pytest.mark.parametrize("listed", ["1xcpu,1xv100", "2xcpu,1xh100"])
+def test_the_order_in_which_devices_are_listed_means_nothing(listed: str) -> None:
+    """The slow device may stand first, last, or not be used at all."""
+    found = []
+    known = {d.kind: d for d in parse_cluster(listed).devices}
+    names = [d.kind for d in parse_cluster(listed).devices]
+    for kinds in sorted(set(itertools.permutations(names))):
+        work = workload(Cluster(tuple(known[k] for k in kinds)), layers=2, batch=4)
+        tried = list(candidates(work.cluster, 4, ("1f1b",)))
+        found.append(explore(work, tried, 4, workers=1).best.seconds)
+    assert len(found) > 1
+    assert found == pytest.approx([found[0]] * len(found), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "v100"])
+def test_one_device_more_is_never_slower(kind: str) -> None:
+    """Of a batch that no longer divides evenly, and of a device that is no help."""
+    times = []
+    for devices in ("2xv100", "2xv100,1x" + kind):
+        work = workload(devices, layers=2, batch=4)
+        tried = list(candidates(work.cluster, 4, ("1f1b",)))
+        times.append(explore(work, tried, 4, workers=1).best.seconds)
+    assert times[1] <= times[0] * (1 + 1e-9)
+
+
+def test_what_fits_is_not_said_to_fit_nowhere() -> None:
+    """Memory between the least that any cut needs and what a balanced cut needs."""
+    work = workload("2xv100", layers=8, batch=512)
+    candidate = Candidate(2, 1, "1f1b", 512, 8)
+    peaks = Predictor(work).predict(candidate).peak_bytes
+    tight = replace(work, cluster=shrunk(work.cluster, 0.95 * max(peaks)))
+    found = Predictor(tight).predict(candidate)
+    assert found.possible
+    assert max(found.peak_bytes) <= 0.95 * max(peaks)
