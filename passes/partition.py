@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import inf, lcm
+from time import perf_counter
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -14,6 +15,8 @@ from pipec.cluster.cluster import Cluster, slowest_link
 from pipec.cluster.device import Device as PhysicalDevice
 from pipec.compiler.backend import load_backend
 from pipec.compiler.cut_search import Cut, CutSearch
+from pipec.compiler.layers import place_layers
+from pipec.compiler.layouts import parse_layout
 from pipec.compiler.outline import Outline
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.problem import placement_problem, shared_work
@@ -24,7 +27,7 @@ from pipec.graph.ir import Graph, OutputKind
 from pipec.graph.structure import structural_key
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
 from pipec.partition.devices import Device, Link
-from pipec.partition.result import CutResult
+from pipec.partition.result import CutResult, stage_loads, stage_memory
 from pipec.partition.solve import solve_contiguous
 from pipec.plan.model import Fact, Partition, Plan, Stage
 from pipec.schedule.action import ActionKind
@@ -61,6 +64,8 @@ class PartitionPass(Pass):
         activations: Whether what a microbatch saves counts against the memory; not where a later
             pass moves or recomputes what does not fit.
         time_limit: Seconds for the proof of optimality.
+        layout: Layers of every stage as another runtime writes them (`pipec.compiler.layouts`),
+            instead of the best cut; its bound is still that of the best cut.
     """
 
     name: ClassVar[str] = "partition"
@@ -73,6 +78,7 @@ class PartitionPass(Pass):
     overlap: bool = False
     activations: bool = True
     time_limit: float = 5.0
+    layout: str = ""
 
     def run(self, plan: Plan) -> Plan:
         """The plan with its cut and the device of every stage."""
@@ -82,7 +88,7 @@ class PartitionPass(Pass):
         place = self._placement(plan)
         names = [n.name for n in plan.graph.calls]
         count = len(place.forward)
-        orders = self._orders(plan, place)
+        orders = [] if self.layout else self._orders(plan, place)
         if orders:
             cluster, partition = self._predicted(plan, plan.costs, place, orders)
         else:
@@ -182,6 +188,8 @@ class PartitionPass(Pass):
         count = len(place.forward)
         if place.forward == tuple((k,) for k in range(count)):
             own = load_backend(plan.target).cut(plan, count, free_order=self.order == "free")
+            if own is not None and self.layout:
+                raise PartitionError("this target cuts by itself", got=f"layout={self.layout}")
             if own is not None:
                 return own
         cluster, problem = plan.cluster, placement_problem(plan.graph, costs)
@@ -191,6 +199,8 @@ class PartitionPass(Pass):
         kinds = [[cluster.devices[d] for d in stage] for stage in place.forward]
         problem, names = shared_work(problem, [[d.kind for d in stage] for stage in kinds])
         memory = np.array([min(d.memory_bytes for d in stage) for stage in kinds])
+        if self.layout:
+            return self._laid_out(plan, problem, names, place, memory)
         cut = self._solved(plan, problem, names, place, memory)
         if _holds(cluster, place, cut):
             return cut
@@ -199,6 +209,44 @@ class PartitionPass(Pass):
             return self._solved(plan, problem, names, place, memory / _beside(place))
         except PartitionError:
             return cut
+
+    def _laid_out(
+        self,
+        plan: Plan,
+        problem: CostGraph,
+        names: Sequence[str],
+        place: Placement,
+        memory: FloatArray,
+    ) -> CutResult:
+        """The cut that the layout says, beside the bound of the best one."""
+        began = perf_counter()
+        layout = parse_layout(self.layout)
+        if len(layout.layers) != len(place.forward):
+            raise PartitionError(
+                "the layout has another number of stages",
+                got=f"{len(layout.layers)} in {layout}",
+                want=len(place.forward),
+            )
+        stage = place_layers(plan.graph, layout)
+        devices = _devices(names, memory)
+        loads = stage_loads(
+            problem, stage, devices, links=_links(plan.cluster, place), overlap=self.overlap
+        )
+        held = stage_memory(problem, stage, len(devices))
+        lower = self._solved(plan, problem, names, place, np.full(len(memory), inf)).lower_bound
+        return CutResult(
+            assignment=stage,
+            stage=stage,
+            device_order=tuple(range(len(devices))),
+            loads=tuple(loads.tolist()),
+            memory_bytes=tuple(held.tolist()),
+            max_load=float(loads.max()),
+            objective=float(loads.max()),
+            lower_bound=min(lower, float(loads.max())),
+            contiguous=True,
+            method=f"layout {layout}",
+            seconds=perf_counter() - began,
+        )
 
     def _solved(
         self,
@@ -210,12 +258,20 @@ class PartitionPass(Pass):
     ) -> CutResult:
         return solve_contiguous(
             problem,
-            [Device(name, bytes_) for name, bytes_ in zip(names, memory.tolist(), strict=True)],
+            _devices(names, memory),
             free_order=self.order == "free",
-            links=[_link(plan.cluster, a, b) for a, b in pairwise(place.forward)],
+            links=_links(plan.cluster, place),
             overlap=self.overlap,
             time_limit=self.time_limit,
         )
+
+
+def _devices(names: Sequence[str], memory: FloatArray) -> list[Device]:
+    return [Device(name, bytes_) for name, bytes_ in zip(names, memory.tolist(), strict=True)]
+
+
+def _links(cluster: Cluster, place: Placement) -> list[Link]:
+    return [_link(cluster, a, b) for a, b in pairwise(place.forward)]
 
 
 def _holds(cluster: Cluster, place: Placement, cut: CutResult) -> bool:

@@ -14,6 +14,7 @@ from pipec.cli.options import cluster_of, devices_options, load_options, model_o
 from pipec.compiler.backend import load_backend
 from pipec.cost.file import load_costs
 from pipec.errors import NoLossError
+from pipec.explore.beside import judge
 from pipec.explore.rebatch import Rebatched
 from pipec.explore.search import Search
 from pipec.frontends.base import LoadOptions
@@ -39,6 +40,12 @@ from pipec.report.exploration import print_exploration
     show_default=True,
     help="How many candidates to show.",
 )
+@click.option(
+    "--beside",
+    metavar="LAYOUT",
+    help="Judge another tool's layout too: Megatron's E|tt|ttL, layers per stage 5,6,7, or the "
+    "path of a schedule in torch's CSV.",
+)
 @click.option("--no-cache", is_flag=True, help="Predict anew even if nothing changed.")
 @click.option("--json", "as_json", is_flag=True, help="Print all candidates as JSON.")
 @model_options
@@ -51,11 +58,18 @@ def command(**given: Any) -> None:
     `pipec compile --schedule auto` writes the plan that is chosen here.
     """
     console = Console(stderr=True)
-    exploration, _ = watched(_search(given, console), console)
+    search = _search(given, console)
+    exploration, plan = watched(search, console)
+    layout = given["beside"]
+    beside = judge(layout, search.maker(), exploration, plan) if layout else None
     if given["as_json"]:
-        click.echo(json.dumps(exploration.to_json(), indent=2))
-    else:
-        print_exploration(exploration, output(), given["top"])
+        tried = exploration.to_json()
+        told = {"candidates": tried, "beside": beside.to_json()} if beside else tried
+        click.echo(json.dumps(told, indent=2))
+        return
+    print_exploration(exploration, output(), given["top"])
+    if beside:
+        click.echo(str(beside))
 
 
 def _search(given: dict[str, Any], console: Console) -> Search:

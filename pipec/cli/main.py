@@ -18,6 +18,7 @@ _COMMANDS = {
     "profile": "measure the nodes of a model and write a cost file",
     "partition": "cut a cost graph optimally, with proof",
     "schedule": "generate, check, time and draw a pipeline schedule",
+    "export": "write the best split between layers for another runtime",
     "explore": "predict every schedule, depth and microbatch size; choose the fastest",
     "devices": "list known devices with their figures and sources",
 }

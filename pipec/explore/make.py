@@ -1,6 +1,6 @@
 """A candidate made into a plan, by the passes that ``pipec compile`` runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipec.compiler.driver import make_plan
@@ -54,8 +54,13 @@ class Maker:
     target: str = "torch"
     options: Mapping[str, object] = field(default_factory=dict)
 
-    def make(self, candidate: Candidate, observe: Observer | None = None) -> Plan:
-        """The plan of a candidate, simulated.
+    def make(
+        self,
+        candidate: Candidate,
+        observe: Observer | None = None,
+        passes: Sequence[Pass] | None = None,
+    ) -> Plan:
+        """The plan of a candidate, simulated; by other passes than its own if they are given.
 
         Raises:
             PipecError: The model cannot be traced at its microbatch, or a pass refuses it.
@@ -64,7 +69,7 @@ class Maker:
             self.model.at(candidate.microbatch),
             candidate.on(self.workload.cluster),
             self.target,
-            passes=passes_of(candidate),
+            passes=passes_of(candidate) if passes is None else passes,
             costs=self._costs(candidate.microbatch),
             options=self.options,
             observe=observe,

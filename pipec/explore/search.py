@@ -61,10 +61,10 @@ class Search:
             PartitionError: No candidate is as asked for, or none fits; or schedules are named for a
                 model without a loss, which has one.
         """
-        workload = self._workload()
+        maker = self.maker()
+        workload = maker.workload
         batch = self.batch if self.batch is not None else self._default_batch(workload)
         tried = self._candidates(workload, batch)
-        maker = Maker(self.model, workload, self.target, self.settings)
         settings = {**self.settings, "target": self.target, "readable": bool(self.model.spec)}
         key = content_key(workload, tried, batch, settings)
         known = recall(key) if self.cached else None
@@ -83,6 +83,10 @@ class Search:
         if self.cached:
             remember(key, found)
         return found, plan
+
+    def maker(self) -> Maker:
+        """What makes plans of candidates."""
+        return Maker(self.model, self._workload(), self.target, self.settings)
 
     def _workload(self) -> Workload:
         plan = Plan(

@@ -113,3 +113,26 @@ def test_batch_without_auto_is_refused(pipec: Pipec, spec: str) -> None:
     ended = pipec("compile", spec, "--devices", "2xv100", "--batch", 8)
     assert ended.code == 2
     assert "--schedule auto" in ended.err
+
+
+def test_a_layout_of_another_tool_is_judged(pipec: Pipec, spec: str, tmp_path: Path) -> None:
+    """One layer against five on two devices: slower than the chosen plan; gpipe as a CSV too."""
+    spread = ("--devices", "2xv100", "--batch", 8, "--training")
+    asked = (*spread, "--stages", 2, "--schedules", "1f1b", "--microbatches", 4)
+    judged = pipec("explore", spec, *asked, "--beside", "5,1", "--json")
+    assert judged.code == 0, judged.err
+    told = json.loads(judged.out)["beside"]
+    assert told["deadlock"] is False
+    assert told["chosen_is_faster"] > 1.0
+    assert told["stage_seconds"][0] > told["stage_seconds"][1]
+    order = tmp_path / "order.csv"
+    made = pipec("schedule", "gpipe", "--stages", 2, "--microbatches", 4, "--csv", order)
+    assert made.code == 0, made.err
+    judged = pipec("explore", spec, *asked, "--beside", order)
+    assert judged.code == 0, judged.err
+    assert "free of deadlock" in judged.out
+    stuck = order.read_text().splitlines()
+    order.write_text("\n".join([",".join(reversed(stuck[0].split(","))), stuck[1]]) + "\n")
+    judged = pipec("explore", spec, *asked, "--beside", order)
+    assert judged.code == 1
+    assert "error: " in judged.err

@@ -1,0 +1,194 @@
+"""The best split between whole layers, in the words of runtimes that people already have.
+
+The cut of a plan may pass through a layer. These runtimes cut between layers, so the problem is
+solved again with every layer in one piece: the split is optimal for what they can do.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from pipec.cluster.cluster import Cluster
+from pipec.compiler.layers import NONE, layers_of, place_layers, whole_layers
+from pipec.compiler.layouts import Layout
+from pipec.compiler.problem import placement_problem
+from pipec.errors import PartitionError
+from pipec.graph.units import placement_units
+from pipec.partition.costgraph import CostGraph, IntArray
+from pipec.partition.devices import Device, Link
+from pipec.partition.result import stage_loads
+from pipec.partition.solve import solve_contiguous
+from pipec.plan.model import Plan
+
+
+@dataclass(frozen=True)
+class Split:
+    """Whole layers on stages.
+
+    Attributes:
+        parts: Paths of the layers of every stage, in order.
+        numbered: How many of them are numbered layers, by stage.
+        seconds: Predicted seconds of every stage, transfers included.
+        lower_bound: No split between layers has a slowest stage faster than this.
+        even: Slowest stage if every stage had as many numbered layers, which is what these
+            runtimes do by default.
+    """
+
+    parts: tuple[tuple[str, ...], ...]
+    numbered: tuple[int, ...]
+    seconds: tuple[float, ...]
+    lower_bound: float
+    even: float
+
+
+def split_layers(plan: Plan, stages: int | None = None) -> Split:
+    """Solves the plan's placement problem with every layer in one piece.
+
+    Args:
+        plan: With costs.
+        stages: How many; as many as the plan has if not given.
+
+    Raises:
+        PartitionError: Fewer layers than stages, or nothing fits.
+    """
+    assert plan.costs is not None
+    count = len(plan.stages) if stages is None else stages
+    layers, problem = layers_of(plan.graph), placement_problem(plan.graph, plan.costs)
+    if count > len(layers.names):
+        raise PartitionError(
+            "fewer layers than stages", got=f"{len(layers.names)} layers", want=f"{count} or more"
+        )
+    home = whole_layers(plan.graph, layers)
+    first, end = layers.ends
+    # what is in front of the numbered layers, and behind them, is one piece each for these runtimes
+    piece = np.clip(home, first - 1, end)
+    group = np.where(home == NONE, _free_groups(plan, len(layers.names) + 2), piece + 2)
+    whole = replace(problem, group=group)
+    devices, links = _cluster(plan.cluster, count)
+    cut = solve_contiguous(whole, devices, links=links)
+    of_layer = np.array([_stage_of(cut.stage, home, k) for k in range(len(layers.names))])
+    parts: list[list[str]] = [[] for _ in range(count)]
+    for name, stage in zip(layers.names, of_layer.tolist(), strict=True):
+        parts[stage].append(name)
+    numbered = np.bincount(of_layer[list(layers.numbered)], minlength=count)
+    return Split(
+        tuple(map(tuple, parts)),
+        tuple(numbered.tolist()),
+        cut.loads,
+        cut.lower_bound,
+        _evenly(plan, problem, devices, links, len(layers.numbered)),
+    )
+
+
+def _free_groups(plan: Plan, begin: int) -> IntArray:
+    """Units of what lies between modules, numbered behind the layers; -1 of single nodes."""
+    unit_of = placement_units(plan.graph)
+    units = np.array([unit_of[n.name] for n in plan.graph.calls])
+    return np.where(units >= 0, units + begin, -1)
+
+
+def _stage_of(stage: IntArray, home: IntArray, layer: int) -> int:
+    """Stage of a layer; one whose operations all went to others stands where the first did."""
+    mine = np.flatnonzero(home == layer)
+    return int(stage[mine[0]]) if len(mine) else 0
+
+
+def _cluster(cluster: Cluster, count: int) -> tuple[list[Device], list[Link]]:
+    found = [Device(d.kind, d.memory_bytes) for d in cluster.devices[:count]]
+    ways = [cluster.link(a, b) for a, b in pairwise(range(count))]
+    return found, [Link(way.bytes_per_second, way.latency_seconds) for way in ways]
+
+
+def _evenly(
+    plan: Plan, problem: CostGraph, devices: list[Device], links: list[Link], layers: int
+) -> float:
+    """Slowest stage of the split into equal numbers of layers."""
+    count = len(devices)
+    ends = [layers * (k + 1) // count for k in range(count)]
+    layout = Layout(tuple(b - a for a, b in pairwise([0, *ends])), 0, count - 1)
+    stage = place_layers(plan.graph, layout)
+    return float(stage_loads(problem, stage, devices, links=links).max())
+
+
+def _torch(split: Split) -> str:
+    """``torch.distributed.pipelining``: where stages begin."""
+    lines = [f'    "{part[0]}": SplitPoint.BEGINNING,' for part in split.parts[1:]]
+    return "\n".join(
+        [
+            "from torch.distributed.pipelining import SplitPoint, pipeline",
+            "",
+            "SPLIT = {",
+            *lines,
+            "}",
+            "# pipe = pipeline(model, mb_args=example_microbatch, split_spec=SPLIT)",
+        ]
+    )
+
+
+def _torchtitan(split: Split) -> str:
+    """``module_fqns_per_model_part`` of a configuration file."""
+    rows = ",\n  ".join(json.dumps(list(part)) for part in split.parts)
+    return f"[parallelism]\nmodule_fqns_per_model_part = [\n  {rows},\n]"
+
+
+def _megatron(split: Split) -> str:
+    """Megatron-LM's layout string."""
+    layout = Layout(split.numbered, 0, len(split.parts) - 1)
+    return f"--pipeline-model-parallel-layout '{layout}'"
+
+
+def _deepspeed(split: Split) -> str:
+    """A PipelineModule that is cut where it is told, for a list of exactly these layers."""
+    ends = [0, *np.cumsum([len(part) for part in split.parts]).tolist()]
+    return "\n".join(
+        [
+            "from deepspeed.pipe import PipelineModule",
+            "",
+            f"PARTS = {ends}  # first layer of every stage, and the end",
+            f"LAYERS = {json.dumps([name for part in split.parts for name in part])}",
+            "",
+            "",
+            "class Cut(PipelineModule):",
+            '    def _partition_layers(self, method="uniform"):',
+            "        stage = self._topo.get_coord(self.global_rank).pipe",
+            "        self.parts = PARTS",
+            "        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])",
+        ]
+    )
+
+
+def _vllm(split: Split) -> str:
+    """Layers of every rank."""
+    return f"VLLM_PP_LAYER_PARTITION={','.join(map(str, split.numbered))}"
+
+
+def _llama(split: Split) -> str:
+    """Shares of every GPU; the output counts as one layer more, on the last."""
+    counts = [*split.numbered[:-1], split.numbered[-1] + 1]
+    return f"--n-gpu-layers {sum(counts)} --split-mode layer --tensor-split " + ",".join(
+        map(str, counts)
+    )
+
+
+FORMATS: dict[str, Callable[[Split], str]] = {
+    "deepspeed": _deepspeed,
+    "llama.cpp": _llama,
+    "megatron": _megatron,
+    "torch": _torch,
+    "torchtitan": _torchtitan,
+    "vllm": _vllm,
+}
+
+
+def exported(split: Split, runtime: str) -> str:
+    """The text for a runtime.
+
+    Raises:
+        PartitionError: An unknown runtime.
+    """
+    if runtime not in FORMATS:
+        raise PartitionError("no such runtime", got=runtime, want=", ".join(FORMATS))
+    return FORMATS[runtime](split)

@@ -1,0 +1,186 @@
+"""Layouts of other runtimes: read, laid out, judged; and the best split written for them."""
+
+import json
+import re
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.pipelining import SplitPoint, pipeline
+
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.driver import make_plan
+from pipec.compiler.export import FORMATS, exported, split_layers
+from pipec.compiler.layers import layers_of, place_layers
+from pipec.compiler.layouts import Layout, parse_layout
+from pipec.compiler.pass_manager import parse_pipeline
+from pipec.errors import PartitionError
+from pipec.frontends.torch_module import from_module
+from pipec.plan.model import Plan
+
+
+class Uneven(nn.Module):
+    """An embedding, layers of which the last are wide, a norm and a head."""
+
+    def __init__(self, widths: tuple[int, ...] = (16, 16, 16, 16, 131072, 131072)) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 32)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(32, 2, w, batch_first=True, dropout=0.0) for w in widths
+        )
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 50)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        out: torch.Tensor = self.head(self.norm(x))
+        return out
+
+
+TOKENS = torch.arange(64).reshape(4, 16) % 50
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    model = Uneven().eval()
+    return make_plan(from_module(model, (TOKENS,)).graph, parse_cluster("3xv100"))
+
+
+def megatron(text: str) -> list[list[str]]:
+    """As `PipelineParallelLayerLayout.parse_str_to_list` of Megatron-LM reads it, written anew."""
+    text = text.replace(",", "")
+    while "*" in text:
+        text = re.sub(
+            r"\(([^()]*)\)\*(\d+)|(.)\*(\d+)",
+            lambda m: (m[1] * int(m[2])) if m[1] is not None else m[3] * int(m[4]),
+            text,
+            count=1,
+        )
+    return [list(stage) for stage in text.split("|")]
+
+
+@pytest.mark.parametrize("text", ["E|(t|)*11m|m|m|L", "Et*3|(tt|)*29,m|L", "Ettt|tt|tL", "E|t|L"])
+def test_layouts_are_those_of_megatron(text: str) -> None:
+    stages, found = megatron(text), parse_layout(text)
+    assert found.layers == tuple(sum(c in "tm" for c in stage) for stage in stages)
+    assert "E" in stages[found.first]
+    assert "L" in stages[found.last]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any))
+def test_a_layout_is_read_as_it_is_written(counts: list[int]) -> None:
+    layout = Layout(tuple(counts), 0, len(counts) - 1)
+    assert parse_layout(str(layout)) == layout
+    assert parse_layout(",".join(map(str, counts))) == layout
+
+
+@pytest.mark.parametrize("text", ["", "tEt", "E||L", "Ltt", "x", "t*", "(t|)*999999", "1,,2", "-1"])
+def test_what_is_no_layout_is_refused(text: str) -> None:
+    with pytest.raises(PartitionError):
+        parse_layout(text)
+
+
+def test_stages_hold_the_layers_that_a_layout_says(plan: Plan) -> None:
+    layout = parse_layout("Et|tttt|tL")
+    layers, stage = layers_of(plan.graph), place_layers(plan.graph, layout)
+    assert layers.names == ("embed", *(f"layers.{k}" for k in range(6)), "norm", "head")
+    heavy = {n.name for n in plan.graph.calls if "linear" in n.name or "addmm" in n.name}
+    assert heavy
+    want = dict(zip(layers.names, [0, 0, 1, 1, 1, 1, 2, 2, 2], strict=True))
+    for n, layer, at in zip(plan.graph.calls, layers.of, stage, strict=True):
+        if n.name in heavy:
+            assert at == want[layers.names[layer]], n.name
+    order = {n.name: k for k, n in enumerate(plan.graph.calls)}
+    for n in plan.graph.calls:
+        assert all(stage[order[p.name]] <= stage[order[n.name]] for p in n.all_input_nodes
+                   if p.name in order)  # fmt: skip
+
+
+def test_a_plan_is_made_of_a_layout(plan: Plan) -> None:
+    passes = parse_pipeline("simplify,annotate-cost,partition{layout=1,4,1},insert-comm")
+    laid = make_plan(plan.graph, parse_cluster("3xv100"), passes=passes)
+    assert laid.partition is not None
+    seconds = laid.partition.seconds
+    assert seconds[1] == laid.partition.max_load > laid.partition.lower_bound
+    with pytest.raises(PartitionError, match="another number of layers"):
+        make_plan(
+            plan.graph, parse_cluster("2xv100"), passes=parse_pipeline(
+                "simplify,annotate-cost,partition{layout=2,2}"
+            ),
+        )  # fmt: skip
+
+
+def test_the_split_is_the_best_between_layers(plan: Plan) -> None:
+    """Against every split into whole layers, timed as any layout is."""
+    split = split_layers(plan)
+    best = float("inf")
+    for a in range(7):
+        for b in range(a + 1, 7):
+            counts = (a, b - a, 6 - b)
+            text = ",".join(map(str, counts))
+            passes = parse_pipeline(f"simplify,annotate-cost,partition{{layout={text}}}")
+            laid = make_plan(plan.graph, parse_cluster("3xv100"), passes=passes)
+            assert laid.partition is not None
+            best = min(best, laid.partition.max_load)
+    # glue between modules may stand elsewhere, which costs or saves a little
+    assert max(split.seconds) <= best * (1 + 1e-9)
+    assert max(split.seconds) == pytest.approx(split.lower_bound)
+    assert split.even > max(split.seconds)
+    assert split.numbered[0] > split.numbered[-1]
+
+
+def test_torch_cuts_where_it_is_told(plan: Plan) -> None:
+    split = split_layers(plan)
+    place: dict[str, Any] = {}
+    exec(exported(split, "torch"), place)
+    model = Uneven().eval()
+    pipe = pipeline(model, mb_args=(TOKENS,), split_spec=place["SPLIT"])
+    assert set(place["SPLIT"].values()) == {SplitPoint.BEGINNING}
+    assert pipe.num_stages == 3
+    for number, part in enumerate(split.parts):
+        names = {n for n, _ in pipe.get_stage_module(number).named_parameters()}
+        for layer in part:
+            assert any(n.startswith(f"{layer}.") for n in names), (number, layer)
+    x: Any = TOKENS
+    for number in range(3):
+        x = pipe.get_stage_module(number)(x)
+    torch.testing.assert_close(x, model(TOKENS))
+
+
+def llama_devices(shares: list[int], layers: int) -> list[int]:
+    """llama.cpp's rule: the first device whose running share is beyond the layer's."""
+    splits = np.cumsum(np.array(shares, np.float32)) / np.float32(sum(shares))
+    act = layers + 1
+    places = [np.float32(k) / np.float32(act) for k in range(act)]
+    return [int(np.searchsorted(splits, place, "right")) for place in places]
+
+
+def test_every_text_says_the_split(plan: Plan) -> None:
+    split = split_layers(plan)
+    texts = {name: exported(split, name) for name in FORMATS}
+    assert texts["vllm"] == "VLLM_PP_LAYER_PARTITION=" + ",".join(map(str, split.numbered))
+    stages = megatron(texts["megatron"].split("'")[1])
+    assert tuple(stage.count("t") for stage in stages) == split.numbered
+    shares = [int(s) for s in texts["llama.cpp"].rsplit(" ", 1)[1].split(",")]
+    want = [s for s, count in enumerate(split.numbered) for _ in range(count)] + [2]
+    assert llama_devices(shares, 6) == want
+    rows = texts["torchtitan"].partition("=")[2]
+    assert json.loads(re.sub(r",\s*\]\s*$", "]", rows)) == [list(p) for p in split.parts]
+    found: dict[str, Any] = {}
+    names = texts["deepspeed"].splitlines()
+    exec("\n".join(n for n in names if n.startswith(("PARTS", "LAYERS"))), found)
+    parts = [tuple(found["LAYERS"][a:b]) for a, b in pairwise(found["PARTS"])]
+    assert tuple(parts) == split.parts
+
+
+def test_more_stages_than_layers(plan: Plan) -> None:
+    with pytest.raises(PartitionError, match="fewer layers than stages"):
+        split_layers(plan, 10)
+    with pytest.raises(PartitionError, match="no such runtime"):
+        exported(split_layers(plan), "jax")
