@@ -1,7 +1,8 @@
 """The published figures of PipeDream, BaPipe, PipeMare and PipeFB, held against our model.
 
 For each figure: the claim, its setting, what our planner and simulator give at that setting, and
-where the two differ why. Nothing is fitted. PipeDream's and BaPipe's rows need the measured
+where the two differ why. Nothing is fitted. Rows marked circular confirm nothing: their setting is
+inferred from the figure itself. PipeDream's and BaPipe's rows need the measured
 profiles (environment variable PIPEC_DATA).
 """
 

@@ -71,7 +71,7 @@ def _utilisation() -> list[Row]:
                 claim,
                 f"P={stages}, N={microbatches}",
                 f"{1 / gpipe:.4f}x simulated, (N+P-1)/N = {formula:.4f}",
-                "P=107 is recalled and N inferred from the ratio (nearest whole number)",
+                "circular: N is inferred from this ratio (nearest whole number), P=107 is recalled",
             )
         )
     return found

@@ -135,6 +135,7 @@ def test_the_split_is_the_best_between_layers(plan: Plan) -> None:
     assert split.numbered[0] > split.numbered[-1]
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch calls its own
 def test_torch_cuts_where_it_is_told(plan: Plan) -> None:
     split = split_layers(plan)
     place: dict[str, Any] = {}
