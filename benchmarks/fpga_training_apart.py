@@ -24,8 +24,8 @@ from benchmarks.fpga_csim import cpu
 from pipec.backends.fpga.training.run import TrainedRunner, load_training
 from pipec.compiler.comparison import Comparison, compare
 from pipec.compiler.emitted import add
+from pipec.compiler.inputs import draw
 from pipec.compiler.kinks import on_their_side
-from pipec.compiler.verify import random_inputs
 from pipec.compiler.verify_training import NOISE, gradients_of
 from pipec.compiler.verify_training import compared as by_parameter
 from pipec.compiler.verify_update import compare_updates
@@ -148,7 +148,7 @@ def main(directory: Path) -> None:
     """Print one row per stage; exit 1 if any value is off by more than 1e-4."""
     plan = load_plan(directory)
     loaded = reload(plan.graph.source)
-    inputs = random_inputs(loaded.example_inputs, 0)
+    inputs = draw(loaded.graph, loaded.example_inputs, 0)
     start, right, total = cpu(), 0, 0
     print("stage     values  gradients    updates       right  sides           seconds")
     every = truths(Program.of(plan).stages, loaded.graph.weights, inputs)

@@ -29,6 +29,14 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
     engine = session(path)
     nodes, something = graph.nodes, torch.empty(1)
     types = {o.name: tensor(nodes[o.node]) for o in graph.outputs}
+    wanted = {i.name for i in graph.inputs if not i.kind.is_weight}
+    if names.inputs.keys() != wanted or not names.outputs.keys() <= types.keys():
+        raise BackendError(
+            "a stage's names are not those of its graph",
+            where=path,
+            got=", ".join((*names.inputs, *names.outputs)),
+            want=", ".join((*wanted, *types)),
+        )
     made_as = {names.outputs[name]: types[name] for name in names.outputs}
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

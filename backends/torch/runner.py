@@ -29,8 +29,12 @@ def stage_runner(graph: Graph, weights: Mapping[str, torch.Tensor]) -> StageRunn
             where = type(graph.module).__name__
             raise BackendError("a stage lacks inputs", where=where, got=", ".join(missing))
         args = [held[i.node] if i.node in held else inputs[i.name] for i in graph.inputs]
-        with torch.no_grad():
-            results = graph.module(*args)
+        try:
+            with torch.no_grad():
+                results = graph.module(*args)
+        except (RuntimeError, ValueError, IndexError) as error:
+            where, said = type(graph.module).__name__, str(error).split("\n")[0]
+            raise BackendError("torch fails on a stage", where=where, got=said) from error
         return {o.name: value for o, value in zip(graph.outputs, results, strict=True)}
 
     return run

@@ -12,13 +12,13 @@ import torch
 
 from pipec.compiler.backend import load_backend
 from pipec.compiler.comparison import compare
+from pipec.compiler.inputs import KINDS, draw
 from pipec.compiler.verify import (
     Progress,
     Reference,
     VerifyReport,
     allowed_errors,
     check_same_model,
-    random_inputs,
 )
 from pipec.errors import PlanError
 from pipec.graph.ir import OutputKind
@@ -57,7 +57,7 @@ def verify_chain(
     error, bounds = allowed_errors(backend, plan, directory, tolerance)
     inputs = [
         backend.sample_inputs(plan, directory, seed + k)
-        or random_inputs(reference.example_inputs, seed + k)
+        or draw(reference.graph, reference.example_inputs, seed + k, KINDS[(seed + k) % len(KINDS)])
         for k in range(frames)
     ]
     progress(f"streaming {frames} frames through {len(plan.stages)} stages")

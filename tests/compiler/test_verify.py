@@ -8,14 +8,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipec.backends.torch.backend import TorchBackend
 from pipec.compiler.comparison import INCOMPARABLE, compare
 from pipec.compiler.driver import emit
+from pipec.compiler.inputs import KINDS, choose_inputs, draw, table_sizes
 from pipec.compiler.tolerance import rounding_tolerance
-from pipec.compiler.verify import random_inputs, verify_artifacts, verify_stages
+from pipec.compiler.verify import verify_artifacts, verify_stages
 from pipec.errors import PlanError
+from pipec.frontends.torch_module import from_module
 from pipec.graph.ir import Source
 from pipec.plan.store import load_plan
 from tests.plans import chain, cut, loaded, tied
@@ -108,28 +110,73 @@ def test_a_mask_value_does_not_hide_an_error() -> None:
 
 
 @given(seed=st.integers(0, 99), low=st.integers(-5, 5), span=st.integers(0, 9))
-def test_random_inputs_stay_in_the_range_of_the_example(seed: int, low: int, span: int) -> None:
+def test_random_inputs_stay_in_their_range(seed: int, low: int, span: int) -> None:
     examples = {
         "ids": torch.tensor([low, low + span]),
-        "mask": torch.ones(3, dtype=torch.bool),
+        "mask": torch.ones(64, dtype=torch.bool),
+        "bytes": torch.ones(64, dtype=torch.uint8),
         "unit": torch.tensor([0.0, 1.0, 0.5], dtype=torch.float16),
         "constant": torch.zeros(4),
         "bias": torch.tensor([0.0, float("-inf")]),
         "none": torch.empty(0),
         "wave": torch.ones(2, dtype=torch.complex64),
     }
-    found = random_inputs(examples, seed)
+    found = draw(chain(), examples, seed)
     assert {k: (v.shape, v.dtype) for k, v in found.items()} == {
         k: (v.shape, v.dtype) for k, v in examples.items()
     }
-    assert low <= int(found["ids"].min())
-    assert int(found["ids"].max()) <= low + span
-    assert bool(found["mask"].all())
+    least, most = (low, low + span) if span else (min(0, low), max(1, low))
+    assert least <= int(found["ids"].min()) <= int(found["ids"].max()) <= most
+    assert 0 < int(found["mask"].sum()) < 64
+    assert int(found["bytes"].max()) > 9
     assert 0 <= float(found["unit"].min()) <= float(found["unit"].max()) <= 1
     assert float(found["constant"].abs().max()) > 0
     assert torch.equal(found["bias"], examples["bias"])
-    again = random_inputs(examples, seed)
+    again = draw(chain(), examples, seed)
     assert all(torch.equal(found[k], again[k]) for k in found)
+
+
+class Picks(nn.Module):
+    """Rows by number in three ways: of 50, shifted by 2; of 7; and of as many as there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.other = nn.Embedding(50, 4), nn.Embedding(7, 4)
+
+    def forward(self, ids: Tensor, kinds: Tensor, at: Tensor) -> Tensor:
+        """Their sum, picked from again."""
+        picked: Tensor = (self.table(ids + 2) + self.other(kinds.view(3)))[at]
+        return picked
+
+
+def test_numbers_of_rows_span_their_table() -> None:
+    ones = torch.ones(3, dtype=torch.int64)
+    found = from_module(Picks(), (ones, ones, ones))
+    assert table_sizes(found.graph) == {"ids": 48, "kinds": 7, "at": 3}
+
+
+def test_floats_come_in_three_kinds_that_the_model_takes() -> None:
+    examples, seen = {"x": torch.zeros(100)}, []
+
+    def told(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        seen.append(inputs["x"])
+        return {"y": inputs["x"]}
+
+    large = [float(choose_inputs(chain(), examples, told, s, 1e-3)[0]["x"].max()) for s in range(3)]
+    assert 1 < large[0] < 9
+    assert 0 <= float(seen[2].min()) <= large[1] <= 1
+    assert large[2] > 32
+
+    def root(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"y": inputs["x"].sqrt()}
+
+    def steep(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"y": torch.sin(1e6 * inputs["x"]) if inputs["x"].max() > 9 else inputs["x"]}
+
+    for model, kept in ((root, 1), (steep, 0)):
+        inputs, _ = choose_inputs(chain(), examples, model, 2, 1e-3)
+        want = draw(chain(), examples, 2, KINDS[kept])
+        assert torch.equal(inputs["x"], want["x"])
 
 
 def test_tolerance_follows_dtype_and_depth() -> None:

@@ -1,0 +1,1 @@
+"""Faults injected into emitted directories: does ``pipec verify`` report them? `make faults`."""

@@ -1,0 +1,244 @@
+"""Faults of an emitted directory, as functions that change it in place, by target.
+
+A fault is injected into the files that run. Digests are computed anew afterwards, so that only
+what the stages compute can give it away.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from safetensors.numpy import load_file, save_file
+
+from benchmarks.faults.tables import Array, changes
+from pipec.plan.manifest import PLAN, write_manifest
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong.
+
+    Attributes:
+        kind: What.
+        where: In what.
+        apply: Injects it into a directory.
+    """
+
+    kind: str
+    where: str
+    apply: Callable[[Path], None]
+
+
+def sealed(directory: Path) -> None:
+    """Compute all digests of a changed directory anew."""
+    record = json.loads((directory / PLAN).read_text(encoding="utf-8"))
+    for key in ("format", "version", "files", "digest"):
+        record.pop(key)
+    (directory / PLAN).unlink()
+    write_manifest(record, directory)
+
+
+def faults(directory: Path, target: str) -> list[Fault]:
+    """Every fault that can be injected into a clean directory."""
+    return list({"torch": _torch, "onnx": _onnx, "fpga": _fpga}[target](directory))
+
+
+def _torch(directory: Path) -> Iterator[Fault]:
+    rng = np.random.default_rng(0)
+    for path in sorted(directory.glob("stage*/weights.safetensors")):
+        tables = {n: t for n, t in load_file(path).items() if t.dtype.kind == "f"}
+        name = path.relative_to(directory)
+        for kind, where, wrong in changes(tables, rng):
+            yield Fault(kind, f"{path.parent.name} {where}", partial(_resave, name, wrong))
+    for path in sorted(directory.glob("graphs/*/F.json")):
+        yield from _of_graph(path.relative_to(directory), json.loads(path.read_text("utf-8")))
+    plan = json.loads((directory / PLAN).read_text("utf-8"))
+    for stage in plan["stages"]:
+        into = [k for k in stage["channels"] if k.startswith("in")]
+        if len(into) > 1:
+            where = f"stage {stage['index']}"
+            yield Fault("two channels of a link swapped", where, partial(_relink, stage["index"]))
+
+
+def _resave(name: Path, wrong: Mapping[str, Array], directory: Path) -> None:
+    save_file({**load_file(directory / name), **wrong}, directory / name)
+
+
+def _of_graph(name: Path, graph: Json) -> Iterator[Fault]:
+    """Faults of the nodes of a stage's graph."""
+    for k, node in enumerate(graph["nodes"]):
+        for kind, args in _wrong_args(node["target"], node["args"]):
+            where = f"{name.parent.name} {node['name']}"
+            yield Fault(kind, where, partial(_rewrite, name, ("nodes", k, "args"), args))
+    if graph["outputs"]:
+        fewer = graph["outputs"][1:]
+        yield Fault(
+            "a dropped output", name.parent.name, partial(_rewrite, name, ("outputs",), fewer)
+        )
+
+
+def _wrong_args(target: str, args: list[Any]) -> Iterator[tuple[str, list[Any]]]:
+    if target.startswith("aten.sub.") and args[0] != args[1]:
+        yield "operands of a subtraction swapped", [args[1], args[0], *args[2:]]
+    if target in ("aten.softmax.int", "aten._softmax.default"):
+        axis = args[1] - 1 if args[1] != 0 else 1
+        yield "a wrong axis", [args[0], axis, *args[2:]]
+    if target == "aten.cat.default":
+        yield "a wrong axis", [args[0], 0 if len(args) > 1 and args[1] else 1]
+    if target == "aten.mean.dim":
+        yield "a wrong axis", [args[0], [1, 2], *args[2:]]
+    if target == "aten.permute.default":
+        yield "a wrong permutation", [args[0], list(range(len(args[1])))]
+    if target == "aten.transpose.int":
+        yield "a wrong permutation", [args[0], 0, 0]
+    if target.startswith(("aten.conv2d", "aten.max_pool2d")):
+        for at in range(3, len(args)):
+            if isinstance(args[at], list) and len(args[at]) == 2:
+                off = [n + 1 for n in args[at]]
+                yield "a stride or pad off by one", [*args[:at], off, *args[at + 1 :]]
+
+
+def _rewrite(name: Path, keys: tuple[Any, ...], value: object, directory: Path) -> None:
+    data = json.loads((directory / name).read_text("utf-8"))
+    at = data
+    for key in keys[:-1]:
+        at = at[key]
+    at[keys[-1]] = value
+    (directory / name).write_text(json.dumps(data), encoding="utf-8")
+
+
+def _relink(stage: int, directory: Path) -> None:
+    """A stage takes what arrives on one channel for what arrives on another."""
+    path = directory / PLAN
+    data = json.loads(path.read_text("utf-8"))
+    channels = data["stages"][stage]["channels"]
+    a, b = [k for k in channels if k.startswith("in")][:2]
+    channels[a], channels[b] = channels[b], channels[a]
+    path.write_text(json.dumps(data), encoding="utf-8")
+
+
+def _onnx(directory: Path) -> Iterator[Fault]:
+    rng = np.random.default_rng(0)
+    for path in sorted(directory.glob("stage*/*.onnx")):
+        graph, name = onnx.load(path).graph, path.relative_to(directory)
+        held = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+        tables = {n: t for n, t in held.items() if t.dtype.kind == "f"}
+        for kind, where, wrong in changes(tables, rng):
+            yield Fault(kind, f"{path.stem} {where}", partial(_reinitialise, name, wrong))
+        for k, node in enumerate(graph.node):
+            for kind, changed in _wrong_nodes(node):
+                where = f"{path.stem} {node.name or node.op_type}"
+                yield Fault(kind, where, partial(_renode, name, k, changed))
+        if graph.output:
+            yield Fault("a dropped output", path.stem, partial(_drop, name))
+        names = json.loads(path.with_name("names.json").read_text("utf-8"))
+        for side in ("inputs", "outputs"):
+            if len(names[side]) > 1:
+                wrong = dict(zip(names[side], [*names[side].values()][::-1], strict=True))
+                at = path.with_name("names.json").relative_to(directory)
+                where = f"{path.stem} {side}"
+                swap = partial(_rewrite, at, (side,), wrong)
+                yield Fault("two channels of a link swapped", where, swap)
+
+
+def _wrong_nodes(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.NodeProto]]:
+    def with_(**attributes: object) -> onnx.NodeProto:
+        kept = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        return helper.make_node(
+            node.op_type, node.input, node.output, node.name, domain=node.domain,
+            **{**kept, **attributes},
+        )  # fmt: skip
+
+    held = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if node.op_type == "Sub" and node.input[0] != node.input[1]:
+        swapped = onnx.NodeProto()
+        swapped.CopyFrom(node)
+        swapped.input[0], swapped.input[1] = node.input[1], node.input[0]
+        yield "operands of a subtraction swapped", swapped
+    if node.op_type in ("Softmax", "Concat", "Gather", "LayerNormalization"):
+        axis = held.get("axis", 0)
+        yield "a wrong axis", with_(axis=axis - 1 if axis else 1)
+    if node.op_type == "Transpose":
+        yield "a wrong permutation", with_(perm=list(range(len(held["perm"]))))
+    if node.op_type in ("Conv", "MaxPool"):
+        yield (
+            "a stride or pad off by one",
+            with_(strides=[s + 1 for s in held.get("strides", [1, 1])]),
+        )
+        yield "a stride or pad off by one", with_(pads=[p + 1 for p in held.get("pads", [0] * 4)])
+
+
+def _reinitialise(name: Path, wrong: Mapping[str, Array], directory: Path) -> None:
+    model = onnx.load(directory / name)
+    for t in model.graph.initializer:
+        if t.name in wrong:
+            t.CopyFrom(numpy_helper.from_array(wrong[t.name], t.name))
+    onnx.save(model, directory / name)
+
+
+def _renode(name: Path, index: int, node: onnx.NodeProto, directory: Path) -> None:
+    model = onnx.load(directory / name)
+    model.graph.node[index].CopyFrom(node)
+    onnx.save(model, directory / name)
+
+
+def _drop(name: Path, directory: Path) -> None:
+    """The file, and its list of names, have one output less."""
+    model = onnx.load(directory / name)
+    gone = model.graph.output[0].name
+    del model.graph.output[0]
+    onnx.save(model, directory / name)
+    path = (directory / name).with_name("names.json")
+    names = json.loads(path.read_text("utf-8"))
+    names["outputs"] = {k: v for k, v in names["outputs"].items() if v != gone}
+    path.write_text(json.dumps(names), encoding="utf-8")
+
+
+def _fpga(directory: Path) -> Iterator[Fault]:
+    """Of the tables that the C simulation reads when it runs, and of its ports."""
+    rng = np.random.default_rng(0)
+    for stage in sorted(directory.glob("stage*/")):
+        tables = {
+            str(p.relative_to(directory)): np.fromfile(p, np.float32)
+            for p in sorted(stage.glob("src/weights/*.bin"))
+        }
+        for kind, where, wrong in changes(tables, rng):
+            yield Fault(kind, where, partial(_retable, wrong))
+        path = stage / "tb" / "ports.json"
+        name, ports = path.relative_to(directory), json.loads(path.read_text("utf-8"))
+        for k, port in enumerate(ports):
+            order, shape = port["order"], port["shape"]
+            if sum(n > 1 for n in shape) > 1:
+                wrong_order = sorted(order) if order != sorted(order) else order[::-1]
+                where = f"{stage.name} {port['value']}"
+                change = partial(_rewrite, name, (k, "order"), wrong_order)
+                yield Fault("a wrong permutation", where, change)
+        for way in ("in", "out"):
+            these = [k for k, port in enumerate(ports) if port["direction"] == way]
+            if len(these) > 1:
+                files = [port["file"] for port in ports]
+                a, b = these[:2]
+                files[a], files[b] = files[b], files[a]
+                wrong_ports = [{**p, "file": f} for p, f in zip(ports, files, strict=True)]
+                change = partial(_replace, name, wrong_ports)
+                yield Fault("two channels of a link swapped", f"{stage.name} {way}", change)
+            if these and way == "out":
+                fewer = [p for k, p in enumerate(ports) if k != these[0]]
+                yield Fault("a dropped output", stage.name, partial(_replace, name, fewer))
+
+
+def _retable(wrong: Mapping[str, Array], directory: Path) -> None:
+    for name, table in wrong.items():
+        table.tofile(directory / name)
+
+
+def _replace(name: Path, data: object, directory: Path) -> None:
+    (directory / name).write_text(json.dumps(data), encoding="utf-8")
