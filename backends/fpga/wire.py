@@ -45,6 +45,14 @@ def from_tokens(tokens: NDArray[np.generic], port: Port, stream: Stream) -> torc
         stream: Its stream.
     """
     values = decoded(tokens, stream.dtype)
+    want = stream.rows * stream.tokens_per_row * stream.lanes
+    if values.size != want:
+        raise BackendError(
+            "a stream has another length than its port says",
+            where=port.value,
+            got=f"{values.size} elements",
+            want=want,
+        )
     rows = values.reshape(stream.rows, stream.tokens_per_row * stream.lanes)
     dense = torch.from_numpy(np.ascontiguousarray(rows[:, : stream.channels]))
     on_wire = dense.reshape([port.shape[axis] for axis in port.order])

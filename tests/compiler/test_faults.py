@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.__main__ import reported, sample, tried
-from benchmarks.faults.inject import faults
+from benchmarks.faults.inject import Fault, faults
 from benchmarks.faults.models import make
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
@@ -16,6 +16,8 @@ def test_faults_are_reported(tmp_path: Path, model: str, target: str) -> None:
     loaded, clean = make(model, tmp_path), tmp_path / "clean"
     emit(make_plan(loaded.graph, parse_cluster("2xcpu"), target), clean)
     assert [reported(clean, loaded, seed) for seed in range(6)] == [""] * 6
+    nothing = Fault("nothing", "", lambda _: None)
+    assert tried(clean, loaded, nothing, tmp_path, 0) == ""
     found = faults(clean, target)
     assert len({f.kind for f in found}) >= 7
     for seed, fault in enumerate(sample(found, 12, 0)):
