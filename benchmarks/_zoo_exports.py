@@ -34,6 +34,7 @@ def write(
     module: nn.Module, args: tuple[Tensor, ...], path: Path, *, dynamo: bool = True, **options: Any
 ) -> None:
     """Export a module in evaluation mode."""
+    torch.backends.mha.set_fastpath_enabled(False)  # an op that the exporters lack
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(module.eval(), args, str(path), dynamo=dynamo, verbose=False, **options)

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -211,12 +212,7 @@ def reference(
     proto = onnx.load(str(path), load_external_data=False)
     names = [o.name for o in proto.graph.output]
     results = []
-    for level in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL"):
-        options = ort.SessionOptions()
-        options.log_severity_level, options.intra_op_num_threads = 4, 1
-        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
-        providers = ["CPUExecutionProvider"]
-        session = ort.InferenceSession(str(path), options, providers=providers)
+    for session in sessions(path):
         fed = {n: to_array(t) for n, t in inputs.items()}
         for i in session.get_inputs():
             if i.name in given.bind:
@@ -226,6 +222,19 @@ def reference(
     pairs = zip(names, *results, strict=True)
     noise = {n: difference(a, b, has_op(path, _RANDOM)) for n, a, b in pairs}
     return dict(zip(names, results[0], strict=True)), noise
+
+
+@lru_cache(maxsize=1)
+def sessions(path: Path) -> list[Any]:
+    """onnxruntime on the file, with and without its graph optimizations."""
+    found = []
+    for level in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL"):
+        options = ort.SessionOptions()
+        options.log_severity_level, options.intra_op_num_threads = 4, 1
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+        providers = ["CPUExecutionProvider"]
+        found.append(ort.InferenceSession(str(path), options, providers=providers))
+    return found
 
 
 _NUMPY = {

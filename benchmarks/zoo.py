@@ -174,7 +174,7 @@ def markdown(rows: list[Row], title: str) -> str:
         "8 times what onnxruntime differs from itself without its graph optimizations, at least",
         "2e-4. Files that draw random numbers are compared by type and shape.",
         "",
-        f"{models} models, {packages} packages. ",
+        f"{models} models, {packages} packages.",
         "",
         "| target | " + " | ".join(KINDS) + " |",
         "|---|" + "---|" * len(KINDS),
@@ -206,6 +206,14 @@ def _line(text: str) -> str:
     return plain[:400].replace("|", "\\|").replace("<", "\\<")
 
 
+def _keep(rows: list[Row], options: argparse.Namespace) -> None:
+    """Write what is known so far: a run that is stopped leaves what it found."""
+    if options.list == ROOT / "benchmarks/zoo.toml" and not options.only:
+        DOCS.write_text(markdown(rows, "Models that other people made"), encoding="utf-8")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+
+
 def main() -> int:
     """Run a list; 1 if a model is wrong, unloadable, short of an output, or crashes."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -226,12 +234,8 @@ def main() -> int:
                 flush=True,
             )
             rows.append(r)
+        _keep(rows, options)
     worker.close()
-    own = options.list == ROOT / "benchmarks/zoo.toml" and not options.only
-    if own:
-        DOCS.write_text(markdown(rows, "Models that other people made"), encoding="utf-8")
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     counts = Counter(r["kind"] for r in rows)
     print(", ".join(f"{counts[k]} {k}" for k in KINDS if counts[k]))
     return int(bool(counts.keys() - {"right", "refused"}))

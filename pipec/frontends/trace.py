@@ -195,6 +195,7 @@ def decompose(program: ExportedProgram, *, differentiable: bool) -> ExportedProg
     Raises:
         FrontendError: torch fails to, or a hidden update would be lost (see `explicit_no_grad`).
     """
+    _refuse_control_flow(program)
     specs = program.graph_signature.input_specs
     trained = (
         []
@@ -211,6 +212,28 @@ def decompose(program: ExportedProgram, *, differentiable: bool) -> ExportedProg
     with user_code("the traced model cannot be made functional"), quiet():
         result: ExportedProgram = program.run_decompositions({})
     return result
+
+
+_CONTROL_FLOW = frozenset({"cond", "while_loop", "scan", "map_impl", "associative_scan"})
+
+
+def _refuse_control_flow(program: ExportedProgram) -> None:
+    """Say which branch or loop of run time the model has.
+
+    Raises:
+        FrontendError: It has one; a flat graph runs every node once.
+    """
+    for n in program.graph.nodes:
+        name = getattr(n.target, "__name__", "")
+        if n.op == "call_function" and name in _CONTROL_FLOW and not hasattr(n.target, "_schema"):
+            raise FrontendError(
+                "a branch or loop on values of run time cannot be cut into stages",
+                where=n.name,
+                got=f"torch.{name}, a subgraph that runs once, never or many times",
+                want="a graph in which every node runs once",
+                hint="select with torch.where, unroll the loop, or compile the model as ONNX, "
+                "where an If or Loop is one opaque node (inference)",
+            )
 
 
 def tied_weights(module: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -26,7 +26,7 @@ from pipec.graph.torch_private import FakeTensorMode, fake_like, unset_fake_temp
 
 LOWERING_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError),
-    *(LookupError, RuntimeError, TypeError, ValueError),
+    *(LookupError, MemoryError, RuntimeError, TypeError, ValueError),
 )
 """What torch raises when a node's inputs do not fit its op."""
 

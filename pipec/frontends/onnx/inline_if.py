@@ -73,7 +73,9 @@ def _renamed_node(node: NodeProto, renamed: Mapping[str, str]) -> NodeProto:
     copy.input[:] = [renamed.get(n, n) for n in node.input]
     copy.output[:] = [renamed.get(n, n) for n in node.output]
     for attribute in copy.attribute:
-        for graph in (attribute.g, *attribute.graphs):
+        if attribute.HasField("g"):  # to touch it otherwise would make one
+            _rename_free(attribute.g, renamed)
+        for graph in attribute.graphs:
             _rename_free(graph, renamed)
     return copy
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -267,10 +268,37 @@ def read(path: Path) -> ModelFile:
             got=str(error).split("\n")[0] or type(error).__name__,
             hint="it may be truncated, or of another format",
         ) from error
+    for holder in (proto.graph, *proto.functions):
+        _say_defaults(holder.node)
     model = ModelFile(proto, path)
     check(model)
     check_validity(proto, model.where)
     return model
+
+
+_FIELDS = {
+    onnx.AttributeProto.STRING: "s",
+    onnx.AttributeProto.INT: "i",
+    onnx.AttributeProto.FLOAT: "f",
+}
+"""Attribute type to the field of its value."""
+
+
+def _say_defaults(nodes: Iterable[onnx.NodeProto]) -> None:
+    """Write the value of attributes that have a type and no value: empty or zero.
+
+    Some exporters leave it out, engines read the default, ONNX's checker wants it in the file.
+    """
+    for node in nodes:
+        for a in node.attribute:
+            field = _FIELDS.get(a.type)
+            if field and not a.ref_attr_name and not a.HasField(field):
+                setattr(a, field, getattr(a, field))
+            for graph in (a.g, *a.graphs) if a.type in _GRAPHS else ():
+                _say_defaults(graph.node)
+
+
+_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 def check(model: ModelFile) -> None:

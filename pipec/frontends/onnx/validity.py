@@ -56,9 +56,6 @@ def _faults(graph: GraphProto, *, outermost: bool) -> Iterator[str]:
         yield "two initialisers of one name"
     for tensor in graph.initializer:
         yield from _of_tensor(tensor, external=outermost)
-    called = [n.name for n in graph.node if n.name]
-    if len(set(called)) < len(called):
-        yield "two nodes of one name"
     for node in graph.node:
         names = [a.name for a in node.attribute]
         if len(set(names)) < len(names):
@@ -85,12 +82,20 @@ def _of_tensor(tensor: TensorProto, *, external: bool) -> Iterator[str]:
 
 def _by_onnx(proto: ModelProto) -> str | None:
     """What the checker, or inference in strict mode, finds; None if nothing."""
-    lean = _lean(proto)
-    shaped = ModelProto()
-    shaped.CopyFrom(lean)
-    for info in (*shaped.graph.input, *shaped.graph.output):
-        if info.type.HasField("tensor_type"):
-            info.type.tensor_type.shape.SetInParent()  # the checker wants one, engines do not
+    if proto.ir_version > onnx.IR_VERSION:
+        return f"file format {proto.ir_version}; the installed onnx knows up to {onnx.IR_VERSION}"
+    try:
+        lean = _lean(proto)
+        shaped = ModelProto()
+        shaped.CopyFrom(lean)
+        for info in (*shaped.graph.input, *shaped.graph.output):
+            if info.type.HasField("tensor_type"):
+                info.type.tensor_type.shape.SetInParent()  # the checker wants one, engines do not
+    except ValueError as error:
+        return f"a name or a type in it is malformed: {first_line(error)}"
+    called = [n.name for n in lean.graph.node if n.name]
+    if len(set(called)) < len(called) and not _loads(lean):
+        return "two nodes of one name"
     try:
         onnx.checker.check_model(shaped)
         onnx.shape_inference.infer_shapes(lean, check_type=True, strict_mode=True)

@@ -10,8 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from pipec.errors import FrontendError
+from pipec.frontends.onnx.reader import read
 from tests.frontends.onnx.fuzzing import bases, judge, mutant
-from tests.frontends.onnx.models import load, model
+from tests.frontends.onnx.models import load, model, run, worst
 
 SAMPLE = 100
 """Mutants of the suite; ``make fuzz-onnx`` runs 50,000."""
@@ -80,6 +81,21 @@ def test_what_breaks_a_rule_is_refused(
     damage(proto)
     with pytest.raises(FrontendError):
         load(proto, tmp_path)
+
+
+def test_an_attribute_without_its_value_has_the_default(tmp_path: Path) -> None:
+    proto = model(
+        [helper.make_node("Softmax", ["x"], ["y"], axis=0)],
+        {"x": (TensorProto.FLOAT, [2, 4])},
+        ["y"],
+    )
+    proto.graph.node[0].attribute[0].ClearField("i")
+    loaded = load(proto, tmp_path)
+    want = loaded.original(loaded.example_inputs)
+    assert worst(run(loaded.graph, loaded.example_inputs), want) < 1e-6
+    (attribute,) = read(tmp_path / "model.onnx").proto.graph.node[0].attribute
+    assert attribute.HasField("i")  # the checker refuses a stage without
+    assert attribute.i == 0
 
 
 def test_mutants_are_judged_as_onnxruntime_judges_them(tmp_path: Path) -> None:

@@ -127,3 +127,19 @@ def test_buffers_may_be_updated_without_gradients() -> None:
         ("buffer_update", "mean"),
         ("output", "output"),
     ]
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        taken: Tensor = torch.cond(h.sum() > 0, lambda t: t.sin(), lambda t: t.cos(), (h,))
+        return taken
+
+
+def test_control_flow_of_run_time_is_refused_by_its_name() -> None:
+    with pytest.raises(FrontendError, match=r"torch\.cond"):
+        trace(Branching(), (torch.ones(2, 4),), source=Source("memory", "B"), differentiable=False)
