@@ -159,7 +159,7 @@ class Fit:
         room, floors, turn = self._first_room(), dict[int, float](), 0
         apart = self.schedule.placement.separate
         while True:
-            chosen = [self._chosen(s, room, floors) for s in range(len(self.plan.stages))]
+            chosen = [self._choice(s, room, floors) for s in range(len(self.plan.stages))]
             plan, order = self.apply(chosen)
             found = Fitted(chosen, plan, order, plan_timeline(plan, order))
             over = np.array(found.timeline.peak_bytes) - self.limits
@@ -234,6 +234,23 @@ class Fit:
         left = room[device] - sum(floors[s] for s in mine if s in floors)
         whole = sum(self._wanted[s] for s in mine if s not in floors)
         return max(float(left * self._wanted[stage] / whole if whole else left), 0.0)
+
+    def _choice(self, stage: int, room: Floats, floors: dict[int, float]) -> Residency:
+        """As `_chosen`; a stage that fits in no way is named, with its device."""
+        try:
+            return self._chosen(stage, room, floors)
+        except DoesNotFitError as error:
+            device = min(self._homes[stage], key=lambda d: room[d])
+            limit = self.limits[device]
+            raise PassError(
+                f"stage {stage} does not fit device {device}, with all that may move or be "
+                "recomputed",
+                where=f"{limit:,.0f} bytes of memory",
+                got=f"{error.least:,.0f} bytes of saved values at least",
+                want=f"{error.cap:,.0f} bytes, which is what all else leaves: "
+                f"{error.least - error.cap:,.0f} bytes short",
+                hint=error.hint,
+            ) from error
 
     def _chosen(self, stage: int, room: Floats, floors: dict[int, float]) -> Residency:
         """The choice for a stage; the least that it can hold where it has not that much room."""

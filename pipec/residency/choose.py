@@ -61,7 +61,7 @@ class DoesNotFitError(PartitionError):
             want=f"{cap:,.0f} bytes",
             hint="smaller or fewer microbatches in flight, more stages, or a larger limit",
         )
-        self.least = least
+        self.least, self.cap = least, cap
 
 
 def _first_that_fits(problem: Problem, those: Iterable[Tried]) -> Tried:
