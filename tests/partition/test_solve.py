@@ -104,3 +104,13 @@ def test_cycle_is_spelled_out() -> None:
     graph = cost_graph("abc", {"gpu": [1, 1, 1]}, [Value(0, [1]), Value(1, [2]), Value(2, [1])])
     with pytest.raises(PartitionError, match=r"b -> c -> b"):
         solve_contiguous(graph, [Device("gpu")])
+
+
+def test_a_relay_counts_in_the_fill() -> None:
+    """Over the slow device between two fast ones it is 3 x 15 + 15 + 10 + 15; on one alone 80."""
+    chain = cost_graph("ab", {"fast": [10, 10], "slow": [1000, 1000]}, [Value(0, [1], bytes=20)])
+    devices = [Device("fast"), Device("slow"), Device("fast")]
+    links = [Link(4.0), Link(4.0)]
+    cut = solve_contiguous(chain, devices, exactly=False, links=links, microbatches=4)
+    assert cut.objective == best_cut(chain, devices, exactly=False, links=links, microbatches=4)
+    assert cut.objective == 80.0

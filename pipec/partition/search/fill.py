@@ -20,7 +20,7 @@ from pipec.partition.proof.ideals import enumerate_ideals
 from pipec.partition.proof.prove import Proof
 from pipec.partition.proof.reduce import CLOSURE_LIMIT, reduce_units
 from pipec.partition.search.family import Family, PrefixFamily
-from pipec.partition.search.frontier import OutOfTimeError, Path, loads, search
+from pipec.partition.search.frontier import OutOfTimeError, Path, loads, relay_seconds, search
 from pipec.partition.search.incumbent import Incumbent
 from pipec.partition.search.scan import scan
 from pipec.partition.units import Units
@@ -151,11 +151,15 @@ def _trade_offs(
 
 
 def path_loads(family: Family, machine: Machine, path: Path) -> FloatArray:
-    """Load of every stage of a path."""
+    """Load of every stage of a path, and of the empty devices between them, which relay."""
     result: list[float] = []
-    before = 0
+    before, state = 0, 0
+    chain = len(machine.used) == len(machine.devices) + 1
     for row, step in zip(path.rows, path.steps, strict=True):
         source, target = np.array([[before]]), np.array([row])
+        for idle in range(state, step.source) if chain and before else ():
+            relay = relay_seconds(family, machine, machine.steps[idle + 1][0], source[0])
+            result.append(float(relay[0]))
         result.append(float(loads(family, machine, step, source, target)[0, 0]))
-        before = row
+        before, state = row, step.target
     return np.array(result)
