@@ -6,6 +6,7 @@ STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo faults test lint types layers unit fuzz conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx clean
+.PHONY: help setup demo test lint types layers unit fuzz conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx docs pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -19,6 +20,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@command -v clang-14 >/dev/null \
 	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends clang-14; } \
 	  || echo "clang-14 cannot be installed: the tests of intervals will be skipped"
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null \
+	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; } \
+	  || echo "chromium cannot be installed: the report's tests in a browser will be skipped"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt "torch" "setuptools>=77" wheel
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
@@ -73,6 +77,14 @@ faults: setup ## faults injected into emitted directories; rewrites docs/faults.
 
 zoo: setup ## ONNX models of published packages (network); ZOO=list.toml takes any other list
 	$(BIN)/python -m benchmarks.zoo $(if $(ZOO),--list $(ZOO))
+
+docs: setup ## the site with its API reference, offline, in build/site
+	$(BIN)/pip install -q -c constraints.txt -e '.[docs]' --no-build-isolation
+	$(BIN)/python docs/make_commands.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+
+pictures: setup ## pictures of three reports, for README and docs, in docs/pictures
+	$(BIN)/python -m benchmarks.pictures
 
 clean: ## remove what was built
 	rm -rf $(VENV) build dist *.egg-info .demo .bench

@@ -7,6 +7,7 @@ plan = pipec.compile(model, inputs, devices="4xh100", schedule="1f1b")
 plan.stages[1].module        # what stage 1 computes
 print(plan.timeline)         # who works when
 pipec.draw(plan, "plan.svg") # the same as a picture
+plan.report("plan.html")     # one page to look at
 plan.save("out")             # what `pipec verify out` and `pipec run out` take
 ```
 

@@ -6,6 +6,7 @@ process lives.
 """
 
 import difflib
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,8 +21,16 @@ _KINDS = {
     "pipec.backends": "backend",
     "pipec.schedules": "schedule",
     "pipec.frontends": "front end",
-    "pipec.views": "view",
 }
+VIEWS = {
+    "plan.html": "pipec.report.plan:plan_html",
+    "plan.report": "pipec.report.page:write_report",
+    "plan.save": "pipec.compiler.driver:emit",
+    "plan.text": "pipec.report.plan:plan_text",
+    "timeline.svg": "pipec.simulate.draw_svg:svg",
+    "timeline.text": "pipec.simulate.draw_text:grid",
+}
+"""Methods of plans and timelines that an upper layer implements: found by name, imported late."""
 _T = TypeVar("_T")
 
 
@@ -113,8 +122,9 @@ def load(group: str, name: str) -> object:
 
 
 def view(name: str) -> Callable[..., Any]:
-    """What shows or writes a thing of a lower layer: ``plan.report``, ``timeline.text``, ..."""
-    return cast("Callable[..., Any]", load("pipec.views", name))
+    """What shows or writes a thing of a lower layer: one of `VIEWS`."""
+    module, _, function = VIEWS[name].partition(":")
+    return cast("Callable[..., Any]", getattr(importlib.import_module(module), function))
 
 
 def load_class(group: str, name: str, base: type[_T]) -> type[_T]:

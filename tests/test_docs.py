@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from docs.make_commands import text
 from pipec.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -30,3 +31,7 @@ def test_commands_and_links_exist(page: Path) -> None:
                 assert name in cli.list_commands(None), f"{page.name}: pipec {name}"  # type: ignore[arg-type]
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_page_of_commands_is_what_help_prints() -> None:
+    assert (ROOT / "docs/commands.md").read_text() == text(), "python docs/make_commands.py"

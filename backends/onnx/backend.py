@@ -50,7 +50,9 @@ class OnnxBackend(Backend):
         """
         if plan.graph.outputs_of(OutputKind.LOSS):
             raise BackendError(
-                "ONNX stages are for inference", got="a model with a loss", hint="--target torch"
+                "ONNX stages are for inference",
+                got="a model with a loss",
+                hint="--inference for its forward pass alone, or --target torch",
             )
         if not all_have_data(plan.graph.weights):
             raise BackendError("an ONNX file holds its weights, and the model was built without")

@@ -19,6 +19,7 @@ from pipec.compiler.output import check_target
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.cost.table import CostTable
+from pipec.errors import BackendError
 from pipec.explore.rebatch import Rebatched
 from pipec.explore.search import Search
 from pipec.frontends.base import Loaded, LoadOptions
@@ -55,7 +56,7 @@ class _Options:
     as_json: bool
     shape: tuple[str, ...]
     bind: tuple[str, ...]
-    training: bool
+    training: bool | None
     loss: str
     trust: bool
     seed: int
@@ -131,6 +132,7 @@ def command(**given: Any) -> None:
     for two of the target's kind.
     """
     options = _Options(**given)
+    _refuse_unused(options)
     console = Console(stderr=True)
     plan = _compile(options, console)
     if options.output is not None:
@@ -146,16 +148,41 @@ def command(**given: Any) -> None:
         console.print(f"wrote [bold]{options.output}[/]; check it: pipec verify {options.output}")
 
 
+def _refuse_unused(options: _Options) -> None:
+    """An option that would have no effect is a misunderstanding.
+
+    Raises:
+        click.UsageError: Naming the option, and what it goes with.
+    """
+    context = click.get_current_context()
+    given = {
+        name
+        for name in vars(options)
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+    cases = (
+        (not options.explores, {"batch", "no_cache"}, "goes with --schedule auto"),
+        (options.passes is not None, {"schedule", "stages", "microbatches"},
+         "has no effect beside --passes: write partition{stages=4}, schedule{generator=1f1b}"),
+        (options.output is None, {"force"}, "goes with -o"),
+    )  # fmt: skip
+    for applies, names, why in cases:
+        if applies and (unused := sorted(given & names)):
+            shown = ", ".join("--" + name.replace("_", "-") for name in unused)
+            raise click.UsageError(f"{shown} {why}")
+
+
 def _compile(options: _Options, console: Console) -> Plan:
     cluster = _cluster(options, console)
-    if options.batch is not None and not options.explores:
-        raise click.UsageError("--batch goes with --schedule auto")
     passes = [] if options.explores else options.pipeline()
     if options.output is not None:
         check_target(options.output, force=options.force)
     with _doing(console, f"reading {options.model}"):
         loaded = load(options.model, options.load_options())
-    if options.explores and loaded.graph.outputs_of(OutputKind.LOSS):
+    trains = bool(loaded.graph.outputs_of(OutputKind.LOSS))
+    if trains and options.training is None and not options.loss:
+        console.print("for training, as the factory returns a loss; --inference: forward alone")
+    if options.explores and trains:
         return _explored(options, cluster, loaded, console)
     if options.explores:
         passes = default_passes(stages=options.stages, microbatches=options.count)
@@ -186,7 +213,15 @@ def _cluster(options: _Options, console: Console) -> Cluster:
     """The devices that are named, or those that the backend assumes."""
     backend = load_backend(options.target)
     if options.devices is not None or options.cluster is not None:
-        return cluster_of(options.devices, options.cluster)
+        cluster = cluster_of(options.devices, options.cluster)
+        boards = [d.kind for d in cluster.devices if d.family == "fpga"]
+        if boards and options.target in ("torch", "onnx"):
+            raise BackendError(
+                f"the target {options.target} does not run on FPGAs",
+                got=boards[0],
+                hint="--target fpga, or name other devices",
+            )
+        return cluster
     console.print(f"for {backend.devices}, as neither --devices nor --cluster is given")
     return parse_cluster(backend.devices)
 

@@ -1,11 +1,13 @@
 """The command ``pipec``: a group whose subcommands are imported only when they are asked for."""
 
+import difflib
 import gc
 import importlib
 import sys
 
 import click
 
+from pipec.cli.early import check_first
 from pipec.errors import PipecError
 from pipec.escape import terminal
 
@@ -14,6 +16,7 @@ _COMMANDS = {
     "run": "train or infer with emitted stages, one process per device",
     "verify": "run emitted stages against the original model",
     "inspect": "show stages, balance, cuts, heaviest nodes and memory of a plan",
+    "report": "show a plan, or the difference of two, as one HTML page",
     "passes": "list passes with their options",
     "profile": "measure the nodes of a model and write a cost file",
     "partition": "cut a cost graph optimally, with proof",
@@ -28,6 +31,19 @@ class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
         return list(_COMMANDS)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a subcommand; a path that is not there is told before anything is imported."""
+        if args and args[0] in _COMMANDS:
+            check_first(args[0], args[1:])
+        elif args and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            ctx.fail(
+                f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else "")
+            )
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Import a subcommand; None if there is none of that name."""

@@ -26,7 +26,12 @@ def model_options(function: _F) -> _F:
             help="Loss of a model without one: a function that returns the loss, or the loss and "
             "an example target. For training.",
         ),
-        click.option("--training", is_flag=True, help="Trace with the loss, in training mode."),
+        click.option(
+            "--training/--inference",
+            default=None,
+            help="Trace with the loss, in training mode, or the forward pass alone; training if "
+            "the factory returns a loss or --loss names one.",
+        ),
         click.option(
             "--bind",
             multiple=True,
@@ -49,11 +54,14 @@ def load_options(given: Mapping[str, Any]) -> LoadOptions:
 
     Raises:
         FrontendError: A text cannot be read.
+        click.UsageError: A loss is named for the forward pass alone.
     """
+    if given["loss"] and given["training"] is False:
+        raise click.UsageError("--loss is for training, not beside --inference")
     return LoadOptions(
         shapes(given["shape"]),
         assignments(given["bind"], "--bind"),
-        training=given["training"] or bool(given["loss"]),
+        training=given["training"],
         trust=given["trust"],
         seed=given["seed"],
         loss=given["loss"],

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 import torch
-from safetensors.torch import save_file
 
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.cli.ranks import start_ranks
@@ -23,9 +22,10 @@ from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.device import local_device
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Batch, Settings
-from pipec.runtime.infer import infer, save_outputs
+from pipec.runtime.infer import FORMATS, infer, save_tensors
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.metrics import JsonLines, Observer, Step, TensorBoard
+from pipec.runtime.recording import collected, record, write_trace
 from pipec.runtime.rules import Correction
 from pipec.runtime.train import train
 
@@ -47,6 +47,7 @@ class _Options:
     save: Path | None
     outputs: Path | None
     metrics: Path | None
+    trace: Path | None
     tensorboard: Path | None
     checkpoints: Path | None
     every: int
@@ -121,11 +122,20 @@ class _Options:
     show_default=True,
     help="Seconds to wait for a rank.",
 )
-@click.option("--save", type=click.Path(path_type=Path), help="Trained weights (.safetensors).")
 @click.option(
-    "--outputs", type=click.Path(path_type=Path), help="Inference: .safetensors or .npz, by name."
+    "--save",
+    type=click.Path(path_type=Path),
+    help="Write trained weights: .safetensors, .npz, or .pth for torch.load.",
+)
+@click.option(
+    "--outputs", type=click.Path(path_type=Path), help="Inference: the same kinds of file, by name."
 )
 @click.option("--metrics", type=click.Path(path_type=Path), help="Append JSON lines to this file.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Write when every action of the last round ran (Perfetto, `pipec report --trace`).",
+)
 @click.option("--tensorboard", type=click.Path(path_type=Path), help="Directory of event files.")
 @click.option(
     "--checkpoints", type=click.Path(path_type=Path), help="Save here, and continue from here."
@@ -200,24 +210,43 @@ def _check(options: _Options, plan: Plan) -> None:
         if path is not None and plan.schedule.training is not wanted:
             kind = "a training plan" if plan.schedule.training else "an inference plan"
             raise PipecError(f"{name} is not for {kind}", where=options.directory, got=path)
-    for path in (options.save, options.outputs, options.metrics):
+    for path in (options.save, options.outputs, options.metrics, options.trace):
         if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
             raise PipecError("no file can be written here", got=path)
     for path in (options.checkpoints, options.tensorboard):
         if path is not None and path.exists() and not path.is_dir():
             raise PipecError("this is no directory", got=path)
-    if options.outputs is not None and options.outputs.suffix not in (".safetensors", ".npz"):
-        raise PipecError("no such format", got=options.outputs, want=".safetensors or .npz")
+    for path in (options.save, options.outputs):
+        if path is not None and path.suffix not in FORMATS:
+            raise PipecError("no such format", got=path, want=" ".join(FORMATS))
 
 
 def _finish(
     options: _Options, plan: Plan, pipeline: LocalPipeline | DistributedPipeline, rank: int = 0
 ) -> None:
     observers = options.observers() if rank == 0 else []
+    if options.trace:
+        record(pipeline)
+    _go(options, plan, pipeline, observers)
+    if options.trace:
+        rows = collected(pipeline)
+        if rows is not None:
+            write_trace(pipeline.program.schedule, rows, options.trace)
+            if not options.as_json:
+                click.echo(f"wrote {options.trace}")
+
+
+def _go(
+    options: _Options,
+    plan: Plan,
+    pipeline: LocalPipeline | DistributedPipeline,
+    observers: list[Observer],
+) -> None:
+    """Train, or infer, and write what came of it."""
     if not plan.trains:
         outputs = infer(pipeline, options.rounds, observers)
         if outputs is not None and options.outputs is not None:
-            save_outputs(outputs, options.outputs)
+            save_tensors(outputs, options.outputs)
             _wrote(options, options.outputs, outputs)
         return
     saved = None
@@ -229,7 +258,7 @@ def _finish(
         weights = pipeline.state_dict()
         if weights is not None:
             once = dict(_untied(plan, weights))
-            save_file({n: w.cpu().contiguous() for n, w in once.items()}, options.save)
+            save_tensors(once, options.save)
             _wrote(options, options.save, once)
 
 

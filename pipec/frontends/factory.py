@@ -104,7 +104,9 @@ def _named(spec: str) -> Any:
         )
     factory = getattr(module, name)
     if not callable(factory):
-        raise FrontendError("the factory cannot be called", where=spec, got=type(factory).__name__)
+        want = "a function without arguments, or a module"
+        got = type(factory).__name__
+        raise FrontendError("the factory cannot be called", where=spec, got=got, want=want)
     return factory
 
 
@@ -144,14 +146,14 @@ def _checked(made: object, spec: str) -> Made:
 
 
 def _from_package(name: str) -> ModuleType:
-    with user_code(f"the module {name} cannot be imported"):
+    with user_code(f"the module {name} cannot be imported", "is it installed, or on PYTHONPATH?"):
         return importlib.import_module(name)
     raise AssertionError  # `user_code` never swallows
 
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise FrontendError("no such file", got=path)
-    with user_code(f"{path} cannot be imported"):
+        raise FrontendError("no such file", got=path, hint="check the path")
+    with user_code(f"{path} cannot be imported", f"python {path} shows it too"):
         return module_of(path, "factory")
     raise AssertionError  # `user_code` never swallows

@@ -38,7 +38,7 @@ class Pt2Frontend(Frontend):
         """
         path, options = Path(spec), options.decided()
         if not path.is_file():
-            raise FrontendError("no such file", got=spec)
+            raise FrontendError("no such file", got=spec, hint="check the path")
         if not options.trust:
             raise FrontendError(
                 "a .pt2 file is read only if you trust it",

@@ -253,6 +253,15 @@ class Plan:
         """
         view("plan.save")(self, Path(directory), force=force)
 
+    def report(self, path: str | os.PathLike[str], other: "Plan | None" = None) -> Path:
+        """Write one HTML page that shows the plan, or how another one differs from it.
+
+        Raises:
+            PipecError: The file cannot be written.
+        """
+        written: Path = view("plan.report")(self, Path(path), other=other)
+        return written
+
     def __str__(self) -> str:
         """Its tables, as ``pipec inspect`` prints them."""
         return str(view("plan.text")(self))

@@ -9,6 +9,7 @@ It knows what each action means and nothing about how the schedule came to be: w
 which weight version and which channel are data on the action.
 """
 
+import time
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -76,6 +77,17 @@ class Settings:
             raise PlanError(
                 "gradients cannot be clipped to this norm", got=self.clip, want="above 0"
             )
+
+
+@dataclass
+class Recorded:
+    """When the actions of the last round began and ended, by ``time.perf_counter``.
+
+    Attributes:
+        rows: (place in the device's row, begin, end, bytes saved after it), in order.
+    """
+
+    rows: list[tuple[int, float, float, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -157,6 +169,7 @@ class Executor:
             _K.STEP: self._step,
         }
         self.result = Result()
+        self.recorded: Recorded | None = None
         self.round = self.microbatch = 0
         self.load(program)
         self._place(weights)
@@ -262,6 +275,8 @@ class Executor:
             shares: How much each microbatch counts, and its shape; all alike if absent.
         """
         self._at, self.result = 0, Result()
+        if self.recorded is not None:
+            self.recorded = Recorded()
         self.shares = shares or Shares()
         self._moves.start(self._row, self.shares)
 
@@ -291,11 +306,27 @@ class Executor:
         if self._at == len(self._row):
             return self._deferred.run(self) or self._moves.settle()
         action = self._row[self._at]
-        if action.kind.is_compute:
-            with self.compute.timed():
-                done = self._handlers[action.kind](action)
-        else:
-            done = self._handlers[action.kind](action)
+        if self.recorded is not None:
+            return self._advance_recorded(action, self.recorded)
+        done = self._act(action)
+        self._at += done
+        return done
+
+    def _act(self, action: Action) -> bool:
+        if not action.kind.is_compute:
+            return self._handlers[action.kind](action)
+        with self.compute.timed():
+            return self._handlers[action.kind](action)
+
+    def _advance_recorded(self, action: Action, recorded: Recorded) -> bool:
+        """Do an action and note when it ran; a GPU finishes it before the next one begins."""
+        begin = time.perf_counter()
+        done = self._act(action)
+        if done:
+            if self.compute.torch.type == "cuda":
+                torch.cuda.synchronize(self.compute.torch)
+            end = time.perf_counter()
+            recorded.rows.append((self._at, begin, end, self.saved_bytes))
         self._at += done
         return done
 

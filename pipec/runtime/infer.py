@@ -58,19 +58,26 @@ def infer(pipeline: Pipeline, rounds: int, observers: Iterable[Observer] = ()) -
     return pipeline.outputs({name: torch.stack(values) for name, values in found.items()})
 
 
-def save_outputs(outputs: Tensors, path: Path) -> None:
-    """Write outputs by name: ``.safetensors``, or ``.npz`` for NumPy.
+FORMATS = (".safetensors", ".npz", ".pth", ".pt")
+"""Endings of files of tensors that can be written."""
+
+
+def save_tensors(outputs: Tensors, path: Path) -> None:
+    """Write tensors by name, as the ending says: safetensors, NumPy, or torch's state dict.
 
     Raises:
-        PipecError: Another suffix, or a dtype that NumPy does not know.
+        PipecError: Another ending, or a dtype that NumPy does not know.
     """
     if path.suffix == ".safetensors":
-        save_file({n: t.contiguous() for n, t in outputs.items()}, path)
+        save_file({n: t.cpu().contiguous() for n, t in outputs.items()}, path)
+        return
+    if path.suffix in (".pth", ".pt"):
+        torch.save({n: t.cpu() for n, t in outputs.items()}, path)
         return
     if path.suffix != ".npz":
-        raise PipecError("no such format", got=path.name, want=".safetensors or .npz")
+        raise PipecError("no such format", got=path.name, want=" ".join(FORMATS))
     try:
-        arrays = {n: t.numpy() for n, t in outputs.items()}
+        arrays = {n: t.cpu().numpy() for n, t in outputs.items()}
     except TypeError as error:
         raise PipecError(
             "NumPy has no such numbers", where=path, got=error, hint="write .safetensors"

@@ -180,7 +180,7 @@ def test_offload_and_recompute_change_no_bit(pipec: Pipec, plans: Path) -> None:
 REFUSED = [
     (("--outputs", "y.npz"), "train", "--outputs is not for a training plan"),
     (("--save", "w.safetensors"), "infer", "--save is not for an inference plan"),
-    (("--outputs", "y.csv"), "infer", "want:  .safetensors or .npz"),
+    (("--outputs", "y.csv"), "infer", "want:  .safetensors .npz .pth .pt"),
     (("--compile", "gcc"), "train", "no such compiler"),
     (("--optimizer", "sgd:lr=fast"), "train", "cannot be read"),
     (("--optimizer", "sgd:speed=1"), "train", "no option 'speed'"),

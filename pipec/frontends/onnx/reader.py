@@ -258,7 +258,7 @@ def read(path: Path) -> ModelFile:
         FrontendError: There is no such file, or it is no ONNX model.
     """
     if not path.is_file():
-        raise FrontendError("no such model file", got=path)
+        raise FrontendError("no such model file", got=path, hint="check the path")
     try:
         proto = onnx.load(str(path), load_external_data=False)
     except (DecodeError, OSError, ValueError, RuntimeError, MemoryError) as error:

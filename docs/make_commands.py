@@ -1,0 +1,31 @@
+"""Rewrites docs/commands.md: one section per command, what ``--help`` prints at 80 columns."""
+
+from pathlib import Path
+
+import click
+from click.testing import CliRunner
+
+from pipec.cli.main import cli
+
+PAGE = Path(__file__).parent / "commands.md"
+HEAD = """# Commands
+
+What `pipec COMMAND --help` prints; `python docs/make_commands.py` rewrites this page. Every table
+has `--json` beside it. Exit status: 0 done, 1 a mistake or a limit that is told in one message, 2
+wrong usage.
+"""
+
+
+def text() -> str:
+    """The whole page."""
+    names = cli.list_commands(click.Context(cli))
+    return "\n".join([HEAD, *(_section([name]) for name in names)])
+
+
+def _section(words: list[str]) -> str:
+    shown = CliRunner().invoke(cli, [*words, "--help"], prog_name="pipec", terminal_width=80)
+    return f"## {' '.join(words)}\n\n```text\n{shown.output.strip()}\n```\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(text(), encoding="utf-8")

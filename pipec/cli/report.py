@@ -1,0 +1,51 @@
+"""``pipec report``: one HTML file that shows a plan, or what differs between two."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipec.cli.namespaces import allow_namespace_option, import_namespaces
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("other", type=click.Path(path_type=Path), required=False)
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("report.html"),
+              show_default=True, help="The file to write.")  # fmt: skip
+@click.option("--verify", "verified", type=click.Path(path_type=Path),
+              help="Show errors: what `pipec verify DIRECTORY --json` printed.")  # fmt: skip
+@click.option("--metrics", type=click.Path(path_type=Path),
+              help="Show curves: what `pipec run --metrics` wrote.")  # fmt: skip
+@click.option("--trace", type=click.Path(path_type=Path),
+              help="Show what ran beside the prediction: from `pipec run --trace`.")  # fmt: skip
+@click.option("--cycles", is_flag=True, help="Simulate the engines, for their waits (FPGAs).")
+@allow_namespace_option
+def command(directory: Path, other: Path | None, output: Path, **given: Any) -> None:
+    """Write one offline HTML page: the plan in DIRECTORY, or how OTHER differs from it."""
+    extras = [name for name in ("verified", "metrics", "trace", "cycles") if given[name]]
+    if other is not None and extras:
+        shown = ", ".join("--" + name.replace("verified", "verify") for name in extras)
+        raise click.UsageError(f"{shown}: only for one plan, not for the difference of two")
+    from pipec.compiler.backend import load_backend
+    from pipec.plan.store import load_plan
+    from pipec.report.extras import read_engines, read_metrics, read_trace, read_verification
+    from pipec.report.page import write_report
+
+    allowed = import_namespaces(given["allow_namespace"])
+    plan = load_plan(directory, allowed=allowed, check_weights=False)
+    second = load_plan(other, allowed=allowed, check_weights=False) if other else None
+    found: dict[str, Any] = {}
+    readers = {
+        "verified": ("verify", read_verification),
+        "metrics": ("metrics", read_metrics),
+        "trace": ("measured", read_trace),
+    }
+    for option, (name, read) in readers.items():
+        if given[option]:
+            found[name] = read(given[option])
+    cycles = load_backend(plan.target).cycles(plan, directory) if given["cycles"] else ()
+    if second is None and (engines := read_engines(plan, directory, cycles)) is not None:
+        found["engines"] = engines
+    write_report(plan, output, other=second, extras=found)
+    click.echo(f"wrote {output} ({output.stat().st_size / 1e3:.0f} kB)")

@@ -1,0 +1,93 @@
+"""What really ran: when every action of the last round began and ended, as a trace.
+
+The file is a Chrome trace like that of a prediction (`pipec.simulate.draw_trace`), with the same
+devices and lanes, so that `pipec report --trace` can lay one over the other. Clocks of all
+processes of one machine agree; those of several machines need not.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from pipec.errors import PipecError
+from pipec.runtime.executor import Executor, Recorded
+from pipec.schedule.lanes import lanes
+from pipec.schedule.schedule import Schedule
+
+
+class Recordable(Protocol):
+    """What `LocalPipeline` and `DistributedPipeline` have in common."""
+
+    executors: list[Executor]
+
+    def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+        """Tensors of all ranks on rank 0."""
+
+
+def record(pipeline: Recordable) -> None:
+    """Have every executor of this process keep the times of its last round."""
+    for executor in pipeline.executors:
+        executor.recorded = Recorded()
+
+
+def collected(pipeline: Recordable) -> dict[int, torch.Tensor] | None:
+    """Rows of (place in the row, begin, end, bytes saved) by device, on rank 0; else None.
+
+    All ranks must call.
+    """
+    mine = {
+        f"recorded {e.device}": torch.tensor(e.recorded.rows, dtype=torch.float64).reshape(-1, 4)
+        for e in pipeline.executors
+        if e.recorded is not None
+    }
+    every = pipeline.outputs(mine)
+    return None if every is None else {int(k.split()[1]): rows for k, rows in every.items()}
+
+
+def measured_trace(schedule: Schedule, rows: Mapping[int, torch.Tensor]) -> dict[str, Any]:
+    """The trace as JSON data.
+
+    Args:
+        schedule: What ran.
+        rows: What `collected` gave.
+    """
+    queue = lanes(schedule)
+    start = min((float(r[:, 1].min()) for r in rows.values() if len(r)), default=0.0)
+    events: list[dict[str, Any]] = []
+    for number, lane in enumerate(queue.names):
+        where = {"pid": lane.device, "tid": number, "ph": "M"}
+        events.append({**where, "name": "process_name", "args": {"name": f"device {lane.device}"}})
+        events.append({**where, "name": "thread_name", "args": {"name": lane.name}})
+    for device, table in sorted(rows.items()):
+        first = int(schedule.device_ptr[device])
+        for place, begin, end, saved in table.tolist():
+            index = first + int(place)
+            action = schedule[index]
+            at, where = (begin - start) * 1e6, {"pid": device, "tid": int(queue.of[index])}
+            told = {"stage": action.stage, "microbatch": _or_none(action.microbatch)}
+            event = {"name": str(action), "cat": action.kind.name, "ph": "X", "ts": at, **where}
+            events.append({**event, "dur": (end - begin) * 1e6, "args": told})
+            if action.kind.is_compute:
+                counter = {"name": "saved values (bytes)", "ph": "C", "pid": device}
+                after = (end - start) * 1e6
+                events.append({**counter, "ts": after, "args": {"saved": saved}})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def write_trace(schedule: Schedule, rows: Mapping[int, torch.Tensor], path: Path) -> None:
+    """Write `measured_trace`.
+
+    Raises:
+        PipecError: The file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(measured_trace(schedule, rows)), encoding="utf-8")
+    except OSError as error:
+        raise PipecError("the trace cannot be written", where=path, got=error.strerror) from error
+
+
+def _or_none(microbatch: int | None) -> int | None:
+    return None if microbatch is None or microbatch < 0 else microbatch

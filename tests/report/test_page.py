@@ -1,0 +1,202 @@
+"""The report page in a real browser: what it shows equals the plan, and names stay text."""
+
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipec
+from pipec.errors import PipecError
+from pipec.report.extras import read_metrics, read_trace, read_verification
+from pipec.report.page import page, write_report
+from pipec.simulate.draw_trace import trace
+from tests.cli.running import Pipec
+from tests.report.browser import browser, needs_browser
+
+if TYPE_CHECKING or find_spec("selenium"):
+    from selenium.webdriver import ActionChains, Chrome
+    from selenium.webdriver.common.by import By
+
+EVIL = "</script><img src=x onerror=document·title=666><script>alert(1)</script>"
+
+
+class Net(nn.Module):
+    """Eight layers, one under a name that would be code if it were not text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict(
+            {EVIL if k == 3 else f"l{k}": nn.Linear(16, 16) for k in range(8)}
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers.values():
+            x = layer(x).relu()
+        return x
+
+
+def make(schedule: str, devices: str = "4xv100") -> pipec.Plan:
+    torch.manual_seed(0)
+    x, loss = torch.zeros(4, 16), lambda y: y.square().mean()
+    return pipec.compile(Net(), x, devices, loss=loss, schedule=schedule)
+
+
+@pytest.fixture(scope="module")
+def plan() -> pipec.Plan:
+    return make("1f1b")
+
+
+@pytest.fixture(scope="module")
+def chrome() -> "Iterator[Chrome]":
+    with browser() as driver:
+        yield driver
+
+
+def opened(chrome: "Chrome", path: Path) -> Any:
+    chrome.get(path.as_uri())
+    assert chrome.execute_script("return document.documentElement.dataset.ready") == "yes"
+    assert not [entry for entry in chrome.get_log("browser") if entry["level"] != "INFO"]
+    return chrome.execute_script
+
+
+@needs_browser
+def test_what_is_shown_is_the_plan(chrome: "Chrome", plan: pipec.Plan, tmp_path: Path) -> None:
+    js = opened(chrome, plan.report(tmp_path / "plan.html"))
+    assert js("return PAGE.trees[0].root.count") == len(plan.graph.calls)
+    timeline = plan.timeline
+    assert timeline is not None
+    taking = timeline.end > timeline.begin
+    gantt = "PAGE.gantts[0]"
+    assert js(f"return {gantt}.c.begin.length") == taking.sum()
+    assert js(f"return Math.max(...{gantt}.c.end)") == pytest.approx(timeline.seconds, rel=1e-6)
+    compute = sum(lane.name == "compute" for lane in timeline.lanes.names)
+    assert js(f"return {gantt}.rows.length") == compute == 4
+    rows = chrome.find_elements(By.CSS_SELECTOR, "#stages > div.stages tbody tr")
+    assert len(rows) == len(plan.stages)
+    total = js("let s = 0; PAGE.trees[0].c.seconds.forEach((v) => { s += v; }); return s")
+    assert total == pytest.approx(sum(plan.costs.of("v100").values()), rel=1e-5)  # type: ignore[union-attr]
+    shown = {s.get_attribute("id") for s in chrome.find_elements(By.TAG_NAME, "section")}
+    assert shown == {"stages", "schedule", "model"}
+
+
+@needs_browser
+def test_search_zoom_hover_and_buttons(chrome: "Chrome", plan: pipec.Plan, tmp_path: Path) -> None:
+    js = opened(chrome, plan.report(tmp_path / "plan.html"))
+    chrome.find_element(By.CSS_SELECTOR, "input[type=search]").send_keys("relu_5")
+    assert chrome.find_element(By.CSS_SELECTOR, "#model [role=status]").text.startswith("1 of ")
+    js("arguments[0].click()", chrome.find_element(By.CSS_SELECTOR, "#model [role=treeitem]"))
+    assert "linear_5" in chrome.find_element(By.CSS_SELECTOR, ".detail").text
+    canvas = chrome.find_element(By.CSS_SELECTOR, "#schedule canvas")
+    whole = js("return PAGE.gantts[0].to")
+    js("arguments[0].focus()", canvas)
+    ActionChains(chrome).send_keys("+").send_keys("+").perform()
+    assert js("return PAGE.gantts[0].to - PAGE.gantts[0].from") == pytest.approx(0.49 * whole)
+    ActionChains(chrome).send_keys("0").perform()
+    assert js("return [PAGE.gantts[0].from, PAGE.gantts[0].to]") == [0, whole]
+    js("arguments[0].scrollIntoView()", canvas)
+    x = js("const g = PAGE.gantts[0]; return g.x((g.c.begin[0] + g.c.end[0]) / 2)")
+    left, top = js("const r = arguments[0].getBoundingClientRect(); return [r.x, r.y]", canvas)
+    where = "{clientX: arguments[1], clientY: arguments[2]}"
+    event = f"arguments[0].dispatchEvent(new MouseEvent('mousemove', {where}))"
+    js(event, canvas, left + x, top + 32)
+    assert "F of microbatch 0 on stage 0" in js("return document.getElementById('tip').textContent")
+    before = js("return PAGE.gantts[0].rows.length")
+    js("arguments[0].click()", chrome.find_element(By.XPATH, "//button[text()='links']"))
+    assert js("return PAGE.gantts[0].rows.length") > before
+    js("arguments[0].click()", chrome.find_element(By.CSS_SELECTOR, "button.cut"))
+    assert "values between stage 0" in chrome.find_element(By.ID, "stages").text
+
+
+@needs_browser
+def test_names_cannot_become_code(chrome: "Chrome", plan: pipec.Plan, tmp_path: Path) -> None:
+    path = plan.report(tmp_path / "plan.html")
+    assert "<img" not in path.read_text()
+    js = opened(chrome, path)
+    assert js("return document.images.length") == 0
+    assert js("return document.scripts.length") == 2
+    assert js("return document.body.textContent.includes('onerror=document')")
+    assert js("return document.querySelectorAll('link, iframe, [src]').length") == 0
+
+
+@needs_browser
+def test_the_difference_of_two_plans(chrome: "Chrome", plan: pipec.Plan, tmp_path: Path) -> None:
+    other = make("gpipe", "2xv100")
+    js = opened(chrome, plan.report(tmp_path / "difference.html", other))
+    assert plan.partition is not None
+    assert other.partition is not None
+    a, b = plan.partition.stage_of, other.partition.stage_of
+    moved = sum(a[name] != b[name] for name in a)
+    assert js("return document.querySelectorAll('#moved tbody tr').length") == moved > 0
+    assert js("return PAGE.gantts.length") == 2
+    ids = js("return [...document.querySelectorAll('[id]')].map((e) => e.id)")
+    assert len(ids) == len(set(ids))
+
+
+@needs_browser
+def test_measured_errors_and_curves(chrome: "Chrome", plan: pipec.Plan, tmp_path: Path) -> None:
+    assert plan.timeline is not None
+    ran = tmp_path / "trace.json"
+    ran.write_text(json.dumps(trace(plan.timeline, microseconds=2e6)))
+    metrics = tmp_path / "metrics.jsonl"
+    steps = [
+        {"step": k, "loss": 1.0 / (k + 1), "samples_per_second": 9.0, "seconds": 0.1}
+        for k in range(9)
+    ]
+    metrics.write_text("".join(json.dumps(s) + "\n" for s in steps))
+    verified = tmp_path / "verify.json"
+    row = {
+        "name": EVIL,
+        "stage": 0,
+        "kind": "value",
+        "relative_error": 1e-3,
+        "tolerance": 1e-4,
+        "ok": False,
+    }
+    verified.write_text(json.dumps({"boundaries": [row]}))
+    extras = {
+        "measured": read_trace(ran),
+        "metrics": read_metrics(metrics),
+        "verify": read_verification(verified),
+    }
+    path = write_report(plan, tmp_path / "all.html", extras=extras)
+    opened(chrome, path)
+    text = chrome.find_element(By.ID, "measured").text
+    taking = int((plan.timeline.end > plan.timeline.begin).sum())
+    assert "2.00 times the prediction" in text
+    assert f"{taking} actions are in both" in text
+    assert "1 of 1 values are off" in chrome.find_element(By.ID, "verify").text
+    assert "9 steps" in chrome.find_element(By.ID, "run").text
+
+
+def test_the_same_plan_gives_the_same_page(plan: pipec.Plan) -> None:
+    assert page([plan], {}) == page([plan], {})
+    assert "http" not in page([plan], {}).replace("http-equiv", "")
+
+
+def test_files_of_another_kind_are_refused(pipec_command: Pipec, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text("[1, 2]")
+    for read in (read_metrics, read_trace, read_verification):
+        with pytest.raises(PipecError, match="write it with: pipec"):
+            read(wrong)
+    assert pipec_command("report", tmp_path / "nothere").code == 1
+
+
+@pytest.fixture
+def pipec_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Pipec:
+    return Pipec(monkeypatch, capsys)
+
+
+def test_command_writes_a_page(pipec_command: Pipec, plan: pipec.Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "out")
+    done = pipec_command("report", tmp_path / "out", "-o", tmp_path / "r.html")
+    assert done.code == 0
+    assert "wrote" in done.out
+    both = pipec_command("report", tmp_path / "out", tmp_path / "out", "--cycles")
+    assert both.code == 2
+    assert "only for one plan" in both.err
