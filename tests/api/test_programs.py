@@ -24,6 +24,15 @@ for stage in plan.stages:
     print(stage.index, stage.module.code, plan.timing[stage.index].interval_seconds)
 assert torch.equal(model(inputs), pipec.verify(plan, model, inputs).ok * model(inputs))
 """,
+    "own training loop": """
+import pipec
+plan = pipec.compile(model, inputs, "2xcpu", loss=lambda y: y.square().mean(), schedule="1f1b")
+adam = lambda parameters: torch.optim.Adam(parameters, lr=1e-2)
+with pipec.Pipeline(plan, optimizer=adam, model=model) as pipeline:
+    losses = [pipeline.step({"input": inputs.repeat(8, 1)}).loss for _ in range(5)]
+    model.load_state_dict(pipeline.state_dict())
+assert losses[-1] < losses[0] / 2
+""",
     "draw": """
 import pipec
 plan = pipec.compile(model, inputs, "4xh100", loss=lambda y: y.square().mean(), schedule="1f1b")
