@@ -5,8 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo faults test lint types layers unit fuzz conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx clean
-.PHONY: help setup demo test lint types layers unit fuzz conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx docs pictures clean
+.PHONY: help setup demo faults test lint types layers unit fuzz conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx docs pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
