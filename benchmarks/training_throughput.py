@@ -41,7 +41,6 @@ from pipec.compiler.profile import Profiler
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, Source, origin
-from pipec.graph.structure import structural_key
 from pipec.plan.model import Plan, Stage
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Batch, Settings
@@ -104,7 +103,7 @@ def cut_at(graph: Graph, layers: Sequence[str], cluster: str) -> Plan:
     edges = [0, *starts, len(names)]
     parts = [names[a:b] for a, b in pairwise(edges)]
     graphs = [extract(graph, set(part), f"Stage{k}") for k, part in enumerate(parts)]
-    stages = tuple(Stage(k, g, structural_key(g)) for k, g in enumerate(graphs))
+    stages = tuple(Stage(k, g) for k, g in enumerate(graphs))
     plan = Plan(graph, parse_cluster(cluster), stages=stages)
     return make_stages(plan)
 

@@ -10,7 +10,6 @@ from pipec.compiler.backend import load_backend
 from pipec.compiler.pass_base import Pass
 from pipec.graph.ir import InputKind, OutputKind, nbytes, tensor
 from pipec.graph.lower import with_transfers
-from pipec.graph.structure import structural_key
 from pipec.plan.model import Fact, Plan, Stage, ValueChannel
 
 
@@ -82,4 +81,4 @@ def _with_comm(stage: Stage, channels: list[ValueChannel], nodes: dict[str, fx.N
     receives = {c.value: c.name for c in channels if c.dst == stage.index}
     sends = [(c.value, c.name, nodes[c.value]) for c in channels if c.src == stage.index]
     graph = with_transfers(stage.graph, receives, sends)
-    return Stage(stage.index, graph, structural_key(graph))
+    return Stage(stage.index, graph)

@@ -24,7 +24,6 @@ from pipec.cost.table import CostTable
 from pipec.errors import PartitionError, ScheduleError
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, OutputKind
-from pipec.graph.structure import structural_key
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
 from pipec.partition.devices import Device, Link
 from pipec.partition.result import CutResult, stage_loads, stage_memory
@@ -357,4 +356,4 @@ def _roomy(device: PhysicalDevice) -> PhysicalDevice:
 def _stage(graph: Graph, stage_of: dict[str, int], index: int) -> Stage:
     mine = {name for name, stage in stage_of.items() if stage == index}
     part = extract(graph, mine, f"Stage{index}")
-    return Stage(index, part, structural_key(part))
+    return Stage(index, part)

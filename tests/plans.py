@@ -11,7 +11,6 @@ from torch import Tensor
 from pipec.cluster.cluster import parse_cluster
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, GraphOutput, InputKind, OutputKind
-from pipec.graph.structure import structural_key
 from pipec.passes.insert_comm import InsertComm
 from pipec.plan.model import Plan, Stage
 from pipec.schedule.schedule import Placement
@@ -31,7 +30,7 @@ def cut(graph: Graph, *bounds: int, target: str = "torch", route: str = "direct"
         parse_cluster(f"{len(parts)}xh100"),
         target,
         placement=Placement(tuple((k,) for k in range(len(parts)))),
-        stages=tuple(Stage(k, g, structural_key(g)) for k, g in enumerate(parts)),
+        stages=tuple(Stage(k, g) for k, g in enumerate(parts)),
     )
     return InsertComm(route=route).run(plan)  # type: ignore[arg-type]
 

@@ -55,9 +55,10 @@ class StageExporter:
         """
         graph = lower(stage.graph).graph
         own, outputs = _outputs(graph)
-        if stage.key not in self._templates:
-            self._templates[stage.key] = _template(with_outputs(graph, outputs))
-        template = self._templates[stage.key]
+        key = stage.key
+        if key not in self._templates:
+            self._templates[key] = _template(with_outputs(graph, outputs))
+        template = self._templates[key]
         held = {graph.inputs[k].name: value for k, value in template.weights.items()}
         inputs = [i.name for i in graph.inputs if not i.kind.is_weight]
         first = {o.node: o.name for o in outputs}

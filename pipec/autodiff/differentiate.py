@@ -1,6 +1,5 @@
 """Differentiating all stages of a model: last stage first, each distinct stage once."""
 
-import hashlib
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
@@ -11,7 +10,7 @@ from pipec.autodiff.recompute import Recompute, views
 from pipec.autodiff.split import split
 from pipec.errors import GraphError
 from pipec.graph.ir import Graph, InputKind, OutputKind
-from pipec.graph.rules import verify
+from pipec.graph.rules import Role, verify
 from pipec.graph.structure import structural_key
 
 
@@ -49,7 +48,7 @@ def differentiate(
             hint="read the model in training mode and name a loss",
         )
     needs = needs_grad(model, frozen)
-    done: dict[str, tuple[Graph, Training]] = {}
+    done: dict[object, tuple[Graph, Training]] = {}
     demanded: set[str] = set()
     found: list[Training] = []
     trace = partial(trace_joint, portable=portable)
@@ -68,7 +67,7 @@ def _one(
     demanded: set[str],
     frozen: Collection[str],
     recompute: Recompute,
-    done: dict[str, tuple[Graph, Training]],
+    done: dict[object, tuple[Graph, Training]],
     trace: Callable[[Graph, tuple[int, ...], tuple[int, ...]], Joint],
 ) -> Training:
     wanted = tuple(
@@ -83,12 +82,11 @@ def _one(
         if o.node in needs
         and (o.kind is OutputKind.LOSS or (o.kind is OutputKind.VALUE and o.name in demanded))
     )
-    text = f"{structural_key(stage)} {wanted} {gradients}"
-    key = hashlib.sha256(text.encode()).hexdigest()[:12]
+    key = (structural_key(stage), wanted, gradients)
     if key not in done:
-        training = split(trace(stage, wanted, gradients), key, recompute)
-        for graph in (training.F, training.B, training.I, training.W):
-            verify(graph, f"{type(graph.module).__name__} of a stage")
+        training = split(trace(stage, wanted, gradients), recompute)
+        for kind, graph in training.graphs.items():
+            verify(graph, f"{kind} of a stage", Role(kind))
         done[key] = (stage, training)
     original, training = done[key]
     return training if original is stage else shared(training, original, stage)

@@ -15,6 +15,7 @@ decided by whoever calls it.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,10 @@ from pipec.graph.ir import (
     tensor_nbytes,
 )
 from pipec.graph.lower import lower
+from pipec.graph.structure import structural_key
+
+KINDS = ("F", "B", "I", "W")
+"""The training graphs of a stage."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +64,23 @@ class Training:
             that the stage received and of its parameters.
         I: The part of B that the gradients of received values need; it also yields what W reads.
         W: The rest of B.
-        key: Stages with equal keys share the four graph modules and differ in names only.
     """
 
     F: Graph
     B: Graph
     I: Graph  # noqa: E741
     W: Graph
-    key: str
+
+    @property
+    def key(self) -> str:
+        """Digest of the four graphs, names aside, computed anew (`structural_key`)."""
+        keys = " ".join(structural_key(getattr(self, kind)) for kind in KINDS)
+        return hashlib.sha256(keys.encode()).hexdigest()[:12]
+
+    @property
+    def graphs(self) -> dict[str, Graph]:
+        """The four graphs by their kind."""
+        return {kind: getattr(self, kind) for kind in KINDS}
 
     @property
     def saved(self) -> tuple[SavedValue, ...]:
@@ -90,10 +104,10 @@ class Training:
 
     def lowered(self) -> "Training":
         """The pure graphs: what waits in host memory is saved like the rest."""
-        low = {kind: lower(getattr(self, kind)) for kind in ("F", "B", "I", "W")}
+        low = {kind: lower(graph) for kind, graph in self.graphs.items()}
         if not low["F"].offloads and not low["B"].fetches:
             return self
-        return Training(key=self.key, **{kind: part.graph for kind, part in low.items()})
+        return Training(**{kind: part.graph for kind, part in low.items()})
 
     def gradients_in(self) -> tuple[str, ...]:
         """Values (and the loss) whose gradient B wants."""
@@ -140,13 +154,7 @@ def shared(training: Training, original: Graph, twin: Graph) -> Training:
             tied={n: t for n, t in twin.tied.items() if n in read},
         )
 
-    return dataclasses.replace(
-        training,
-        F=renamed(training.F),
-        B=renamed(training.B),
-        I=renamed(training.I),
-        W=renamed(training.W),
-    )
+    return Training(**{kind: renamed(graph) for kind, graph in training.graphs.items()})
 
 
 def _rename_input(

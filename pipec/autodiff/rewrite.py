@@ -9,7 +9,6 @@ recompute -                    v = op(kept, w)
 Neither changes what F and B compute, bit for bit.
 """
 
-import hashlib
 import operator
 from collections.abc import Collection, Mapping
 from functools import cached_property
@@ -85,8 +84,7 @@ def recomputed(training: Training, values: Collection[str]) -> Training:
                 )
     found = Replays(training, again)
     F = _yielding(training.F, found.read)
-    key = _key(training, "recompute", sorted(again))
-    return Training(F, found.B.graph(), found.I.graph(), found.W.graph(), key)
+    return Training(F, found.B.graph(), found.I.graph(), found.W.graph())
 
 
 def offloaded(training: Training, slots: Mapping[str, Collection[str]]) -> Training:
@@ -113,12 +111,7 @@ def offloaded(training: Training, slots: Mapping[str, Collection[str]]) -> Train
         B=_with_fetches(training.B, source, in_b),
         I=_with_fetches(training.I, source, slot_of, passed=only_w),
         W=training.W,
-        key=_key(training, ",".join(slots), [f"{v}:{s}" for v, s in slot_of.items()]),
     )
-
-
-def _key(training: Training, how: str, names: list[str]) -> str:
-    return hashlib.sha256(f"{training.key} {how} {names}".encode()).hexdigest()[:12]
 
 
 def _saved_names(graph: Graph) -> set[str]:
@@ -309,7 +302,10 @@ def _with_fetches(
     slot_of: Mapping[str, str],
     passed: Collection[str] = (),
 ) -> Graph:
-    """B or I with its first nodes fetching values instead of reading them; some pass on."""
+    """B or I with its first nodes fetching values instead of reading them; some pass on.
+
+    A value that B or I computes again although it was saved is taken from the host too.
+    """
     new, env = fx.Graph(), dict[str, fx.Node]()
     inputs = tuple(i for i in graph.inputs if i.node not in slot_of)
     for i in inputs:
@@ -318,8 +314,10 @@ def _with_fetches(
     for name in (n for n in source if n in slot_of):
         env[name] = _fetch(new, source[name], slot_of[name])
     for node in graph.calls:
-        env[node.name] = new.node_copy(node, lambda n: env[n.name])
-    more = [GraphOutput(n, OutputKind.SAVED, n) for n in source if n in passed]
+        if node.name not in slot_of:
+            env[node.name] = new.node_copy(node, lambda n: env[n.name])
+    yielded = {o.name for o in graph.outputs_of(OutputKind.SAVED)}
+    more = [GraphOutput(n, OutputKind.SAVED, n) for n in source if n in passed and n not in yielded]
     outputs = (*graph.outputs, *more)
     new.output(tuple(env[o.node] for o in outputs))
     module = fx.GraphModule({}, new, type(graph.module).__name__)

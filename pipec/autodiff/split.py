@@ -32,17 +32,16 @@ class _Results:
     weights: list[tuple[str, fx.Node]]
 
 
-def split(joint: Joint, key: str, recompute: Recompute = views) -> Training:
+def split(joint: Joint, recompute: Recompute = views) -> Training:
     """Split a joint graph into the four graphs of a stage.
 
     Args:
         joint: The joint graph.
-        key: The structural key that the result carries.
         recompute: Which forward nodes B computes again instead of reading them.
     """
     F, B = _Splitter(joint, recompute).forward_backward()
     I, W = _Splitter(joint.separated(), recompute).inputs_weights()  # noqa: E741
-    return Training(F, B, I, W, key)
+    return Training(F, B, I, W)
 
 
 class _Splitter:

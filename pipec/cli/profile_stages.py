@@ -119,7 +119,7 @@ def _nodes(options: StageOptions, loaded: Loaded, kind: str) -> CostTable:
 
 def _tell(plan: Plan, found: Profile) -> None:
     for stage in plan.stages:
-        cost = found.stages[stage.training.key if stage.training else stage.key]
+        cost = found.stages[stage.cost_key]
         parts = {"F": cost.F, "B": cost.B, "I": cost.I, "W": cost.W, "step": cost.step}
         shown = "  ".join(f"{k} {show(s, 's')}" for k, s in parts.items() if s)
         click.echo(f"stage {stage.index}: {shown}")

@@ -8,7 +8,7 @@ from pipec.compiler.pass_base import Pass
 from pipec.errors import PassError, PipecError
 from pipec.options import parse_list
 from pipec.plan.model import Plan
-from pipec.plan.rules import verify
+from pipec.plan.rules.verify import verify
 
 Observer = Callable[[Pass, Plan, Plan, float], None]
 """Called after every pass with (pass, plan before, plan after, seconds)."""
@@ -69,12 +69,15 @@ def run_passes(passes: Sequence[Pass], plan: Plan, observe: Observer | None = No
     done: list[str] = []
     for p in passes:
         before, start = plan, time.perf_counter()
+        where = f"in pass {p}, after {', '.join(done) or 'no other pass'}"
         try:
             plan = p.run(before)
             verify(plan, before=before)
         except PipecError as error:
-            error.add_note(f"in pass {p}, after {', '.join(done) or 'no other pass'}")
+            error.add_note(where)
             raise
+        except Exception as error:
+            raise PassError("the pass failed", where=where, got=repr(error)) from error
         missing = p.provides - plan.facts()
         if missing:
             raise PassError(f"pass {p.name} did not provide {', '.join(sorted(missing))}")

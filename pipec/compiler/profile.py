@@ -160,7 +160,7 @@ class Profiler:
             if not samples:
                 continue
             stage = self._plan.stages[index]
-            key = stage.training.key if stage.training else stage.key
+            key = stage.cost_key
             found.append({key: _cost(index, samples, self._workspace[index])})
             sends = [_pooled(samples, kind, index, first=None) for kind in _SENDS]
             handling += [s for part in sends for s in part]

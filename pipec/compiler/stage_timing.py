@@ -34,8 +34,8 @@ def measured_stage(plan: Plan, stage: Stage) -> StageCost | None:
     """What was measured of a stage on its kind of device; None if nothing was."""
     if plan.costs is None:
         return None
-    key = stage.training.key if stage.training else stage.key
-    return plan.costs.stages.get(_kind(plan, stage), {}).get(key)
+    measured = plan.costs.stages.get(_kind(plan, stage))
+    return measured.get(stage.cost_key) if measured else None
 
 
 def _kind(plan: Plan, stage: Stage) -> str:

@@ -15,9 +15,9 @@ from pipec.graph.ir import Graph, op_name, tensors
 def structural_key(graph: Graph) -> str:
     """Digest of a graph that does not depend on node, weight or channel names.
 
-    Covers the kind, shape, dtype and stride of every input, and per node its op and arguments,
-    with nodes replaced by their position; and kind and position of every output. Channel names of
-    communication nodes are left out.
+    Covers the kind, shape, dtype, stride and device of every input, and per node its op and
+    arguments, with nodes replaced by their position; and kind and position of every output.
+    Channel names of communication nodes are left out.
 
     Returns:
         Twelve hexadecimal digits (of SHA-256).
@@ -35,7 +35,10 @@ def structural_key(graph: Graph) -> str:
 
 
 def _types(node: fx.Node) -> str:
-    return " ".join(f"{t.dtype}{tuple(t.shape)}{t.stride()}" for t in tensors(node))
+    return " ".join(
+        f"{t.dtype}{tuple(t.shape)}{t.stride()}{'' if t.device.type == 'cpu' else t.device}"
+        for t in tensors(node)
+    )
 
 
 def _arguments(node: fx.Node, position: dict[fx.Node, int]) -> str:

@@ -10,7 +10,15 @@ from torch._export.utils import _is_cia_op, _is_preservable_cia_op
 from torch._library.custom_ops import OPDEFS
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_impls import register_op_impl
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    unset_fake_temporarily,
+)
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_unflatten
@@ -66,6 +74,16 @@ grad_mode_region = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 set_grad_enabled = torch._C._set_grad_enabled  # noqa: SLF001
 """What every change of the grad mode calls, ``torch.no_grad`` too."""
+
+
+UNKNOWN_WHEN_FAKE = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    NotImplementedError,
+)
+"""What an op raises on fake tensors whose result no types can tell."""
 
 
 def is_mutable(op: OpOverload) -> bool:

@@ -19,7 +19,6 @@ from pipec.frontends.reload import load_options
 from pipec.frontends.torch_module import from_module
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind
-from pipec.graph.structure import structural_key
 from pipec.plan.model import Partition, Plan, Stage
 from pipec.runtime.program import Program
 from pipec.schedule.action import ActionKind
@@ -115,7 +114,7 @@ class Retraced:
 
 def _stage(graph: Graph, stage_of: Mapping[str, int], index: int) -> Stage:
     part = extract(graph, {n for n, s in stage_of.items() if s == index}, f"Stage{index}")
-    return Stage(index, part, structural_key(part))
+    return Stage(index, part)
 
 
 def _stage_of(graph: Graph, plan: Plan) -> dict[str, int]:

@@ -14,6 +14,7 @@ from pipec.cluster.cluster import Cluster
 from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.graph.lower import lower
+from pipec.graph.structure import structural_key
 from pipec.registry import view
 from pipec.schedule.schedule import Placement, Schedule
 from pipec.simulate.timeline import Timeline
@@ -126,14 +127,22 @@ class Stage:
     Attributes:
         index: Position in the pipeline, 0-based.
         graph: Its graph, with communication nodes once these are inserted.
-        key: Structural key of the graph; equal stages share it.
         training: Its F, B, I and W graphs and what is saved between them, once differentiated.
     """
 
     index: int
     graph: Graph
-    key: str
     training: Training | None = None
+
+    @property
+    def key(self) -> str:
+        """Structural key of the graph, computed anew: equal stages share it."""
+        return structural_key(self.graph)
+
+    @property
+    def cost_key(self) -> str:
+        """What measured costs of the whole stage are filed under: what it runs, names aside."""
+        return self.training.key if self.training else self.key
 
     @property
     def module(self) -> fx.GraphModule:

@@ -25,9 +25,9 @@ from pipec.graph.torch_private import FakeTensorMode
 from pipec.plan.manifest import check_files, read_manifest, write_manifest
 from pipec.plan.model import Plan, Stage
 from pipec.plan.record import plan_from_record, plan_record
-from pipec.plan.rules import verify
+from pipec.plan.rules.verify import verify
 from pipec.plan.slots import Binding, join, split
-from pipec.plan.training import TrainingReader, write_training
+from pipec.plan.training import TrainingReader, TrainingWriter
 from pipec.plan.weights import WEIGHTS, StoredWeights, stage_folder
 
 MODEL, GRAPHS, PAYLOADS = "model.json", "graphs", "payloads"
@@ -50,9 +50,10 @@ def write_plan(plan: Plan, directory: Path) -> None:
     _write(directory / MODEL, dumps(model))
     origins, first = _origins(model), dict[str, Binding]()
     stages = [_write_stage(stage, directory, origins, first) for stage in plan.stages]
+    training = TrainingWriter(directory / GRAPHS)
     for stage, row in zip(plan.stages, stages, strict=True):
         if stage.training is not None:
-            row["training"] = write_training(stage.training, directory / GRAPHS)
+            row["training"] = training.write(stage.training)
     _write_payloads(model, directory / PAYLOADS)
     write_manifest({**plan_record(plan), "stages": stages}, directory)
 
@@ -92,10 +93,11 @@ def _write_stage(
     stage: Stage, directory: Path, origins: Mapping[str, Json], first: dict[str, Binding]
 ) -> Json:
     """Write the graph of a stage if no earlier stage has the same; its record for ``plan.json``."""
-    shared, own = split(graph_to_json(stage.graph), stage.key)
-    if stage.key not in first:
-        first[stage.key] = own
-        folder = directory / GRAPHS / stage.key
+    key = stage.key
+    shared, own = split(graph_to_json(stage.graph), key)
+    if key not in first:
+        first[key] = own
+        folder = directory / GRAPHS / key
         folder.mkdir(parents=True)
         _write(folder / "F.json", dumps(shared))
         _write(folder / "F.py", json_to_python(shared))
@@ -103,12 +105,12 @@ def _write_stage(
     calls = own.nodes[len(own.inputs) :]
     return {
         "index": stage.index,
-        "key": stage.key,
+        "key": key,
         "title": own.title,
         "inputs": [[row["kind"], row["name"]] for row in _rows(shared["inputs"], own.inputs)],
         "outputs": [[row["kind"], row["name"]] for row in _rows(shared["outputs"], own.outputs)],
         "channels": dict(own.channels),
-        "nodes": None if own.nodes == first[stage.key].nodes else list(own.nodes),
+        "nodes": None if own.nodes == first[key].nodes else list(own.nodes),
         "origins": {
             str(k): origin
             for k, (name, origin) in enumerate(zip(calls, own.origins, strict=True))
@@ -170,7 +172,10 @@ class _Reader:
         tied = {name: self._model.tied[name] for name in self._model.tied if name in read}
         graph = graph.replace(source=self._model.source, tied=tied)
         training = self._training.training(row["training"]) if "training" in row else None
-        return Stage(int(row["index"]), graph, key, training)
+        found = Stage(int(row["index"]), graph, training)
+        if found.key != key:
+            raise PlanError("the graph of a stage is not that of its key", got=found.key, want=key)
+        return found
 
     def _binding(self, row: Json, shared: Json) -> Binding:
         own = [i["node"] for i in shared["inputs"]] + [n["name"] for n in shared["nodes"]]

@@ -4,49 +4,80 @@ One folder per distinct differentiated stage; a stage's record holds only its ow
 """
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Collection
 from pathlib import Path
 
-from pipec.autodiff.model import Training
+from pipec.autodiff.model import KINDS, Training
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph
 from pipec.graph.printer import json_to_python
 from pipec.graph.serialize import Json, dumps, graph_from_json, graph_to_json
 from pipec.graph.torch_private import FakeTensorMode
 
-KINDS = ("F", "B", "I", "W")
 
-
-def write_training(training: Training, folder: Path) -> Json:
-    """Write the graphs of one stage unless a stage with the same key has.
+class TrainingWriter:
+    """Writes training graphs; stages whose graphs differ in the names of their ends share files.
 
     Args:
-        training: The graphs.
         folder: ``graphs``.
-
-    Returns:
-        The stage's record: its key, and per graph the names of what goes in and out.
     """
-    place = folder / training.key
-    if not place.exists():
-        place.mkdir(parents=True)
-        for kind in KINDS:
-            data = graph_to_json(getattr(training, kind))
-            (place / f"{kind}.json").write_text(dumps(data), encoding="utf-8")
-            (place / f"{kind}.py").write_text(json_to_python(data), encoding="utf-8")
-    record: Json = {"key": training.key}
-    for kind in KINDS:
-        graph: Graph = getattr(training, kind)
-        record[kind] = {
-            "inputs": [i.name for i in graph.inputs],
-            "outputs": [o.name for o in graph.outputs],
-        }
-    return record
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._written: dict[object, str] = {}
+
+    def write(self, training: Training) -> Json:
+        """Write the graphs of one stage unless they are there.
+
+        Returns:
+            The stage's record: the key of its files, and per graph the names of what goes in and
+            out.
+        """
+        record: Json = {"key": self._key(training)}
+        for kind, graph in training.graphs.items():
+            record[kind] = {
+                "inputs": [i.name for i in graph.inputs],
+                "outputs": [o.name for o in graph.outputs],
+            }
+        return record
+
+    def _key(self, training: Training) -> str:
+        """Digest of all that the files say but the names of the ends."""
+        graphs = training.graphs
+        same = tuple((id(g.module), _kinds(g)) for g in graphs.values())
+        if same not in self._written:
+            data = {kind: graph_to_json(graph) for kind, graph in graphs.items()}
+            text = "".join(dumps(_nameless(graph)) for graph in data.values())
+            key = hashlib.sha256(text.encode()).hexdigest()[:12]
+            self._written[same] = key
+            place = self._folder / key
+            if not place.exists():
+                place.mkdir(parents=True)
+                for kind, graph in data.items():
+                    (place / f"{kind}.json").write_text(dumps(graph), encoding="utf-8")
+                    (place / f"{kind}.py").write_text(json_to_python(graph), encoding="utf-8")
+        return self._written[same]
+
+
+def _kinds(graph: Graph) -> tuple[object, ...]:
+    return tuple((i.node, i.kind) for i in graph.inputs), tuple(
+        (o.node, o.kind) for o in graph.outputs
+    )
+
+
+def _nameless(data: Json) -> Json:
+    """A graph without what each stage says for itself."""
+    ends = {
+        key: [{k: v for k, v in row.items() if k != "name"} for row in data[key]]
+        for key in ("inputs", "outputs")
+    }
+    return {**data, **ends, "tied": {}}
 
 
 class TrainingReader:
-    """Reads what `write_training` wrote; each folder once.
+    """Reads what `TrainingWriter` wrote; each folder once.
 
     Args:
         folder: ``graphs``.
@@ -68,7 +99,7 @@ class TrainingReader:
         if not key.isalnum():
             raise PlanError("not the key of a graph", got=key)
         graphs = {kind: self._named(self._graph(key, kind), record[kind]) for kind in KINDS}
-        return Training(key=key, **graphs)
+        return Training(**graphs)
 
     def _graph(self, key: str, kind: str) -> Graph:
         if (key, kind) not in self._read:

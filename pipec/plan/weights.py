@@ -98,8 +98,15 @@ class StoredWeights(Mapping[str, torch.Tensor]):
         nodes = graph.nodes
         self._types = {i.name: tensor(nodes[i.node]) for i in graph.inputs if i.kind.is_weight}
         self._open: dict[Path, safe_open] = {}
+        self._mapped: dict[str, torch.Tensor] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        """The tensor; the same object every time, so that graphs can be seen to share it."""
+        if name not in self._mapped:
+            self._mapped[name] = self._map(name)
+        return self._mapped[name]
+
+    def _map(self, name: str) -> torch.Tensor:
         path, like = self._files[name], self._types[name]
         try:
             if path not in self._open:

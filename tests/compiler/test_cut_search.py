@@ -19,9 +19,8 @@ from pipec.errors import PartitionError, PlanError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, Source
-from pipec.graph.structure import structural_key
 from pipec.plan.model import Plan, Stage
-from pipec.plan.rules import verify
+from pipec.plan.rules.verify import verify
 from pipec.schedule.registry import generate
 from tests.toys import mlp
 
@@ -77,7 +76,7 @@ def planned(base: Plan, stage: tuple[int, ...], name: str, microbatches: int) ->
     stages = []
     for s in range(max(stage) + 1):
         part = extract(base.graph, {n for n, at in zip(names, stage, strict=True) if at == s}, "S")
-        stages.append(Stage(s, part, structural_key(part)))
+        stages.append(Stage(s, part))
     place = schedule.placement
     plan = base.replace(stages=tuple(stages), placement=place)
     order = f"generator={name} microbatches={microbatches}"

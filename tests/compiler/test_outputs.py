@@ -20,7 +20,7 @@ from pipec.frontends.load import load
 from pipec.frontends.torch_module import from_module
 from pipec.graph.extract import with_outputs
 from pipec.graph.ir import OutputKind
-from pipec.plan.rules import verify as verify_plan
+from pipec.plan.rules.verify import verify as verify_plan
 from tests.plans import cut
 
 INT64, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL

@@ -10,7 +10,7 @@ from pipec.graph.comm import mailbox
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.graph.lower import lower, with_transfers
-from pipec.graph.rules import verify
+from pipec.graph.rules import Role, verify
 from pipec.graph.structure import structural_key
 from tests.toys import mlp, run
 
@@ -31,7 +31,7 @@ def test_chained_parts_equal_the_whole(cuts: list[int]) -> None:
     graph, x = mlp(), torch.randn(2, 8)
     values = {"x": x}
     for part in parts(graph, cuts):
-        verify(part)
+        verify(part, role=Role.STAGE)
         values |= run(part, **values)
     assert torch.equal(values["y0"], run(graph, x=x)["y0"])
 
@@ -50,8 +50,8 @@ def test_transfers_are_put_in_and_peeled_off() -> None:
     nodes = graph.nodes
     sender = with_transfers(first, {}, [(v, f"c.{v}", nodes[v]) for v in ("relu0", "relu1")])
     receiver = with_transfers(last, {v: f"c.{v}" for v in ("relu0", "relu1")}, [])
-    verify(sender)
-    verify(receiver)
+    verify(sender, role=Role.STAGE)
+    verify(receiver, role=Role.STAGE)
     low = lower(receiver)
     assert [(t.channel, t.value, t.nbytes) for t in low.receives] == [
         ("c.relu0", "relu0", 64),

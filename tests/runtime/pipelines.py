@@ -13,7 +13,6 @@ from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.frontends.torch_module import from_module
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, InputKind, Source
-from pipec.graph.structure import structural_key
 from pipec.passes.differentiate import Differentiate
 from pipec.passes.insert_comm import InsertComm
 from pipec.plan.model import Plan, Stage
@@ -31,7 +30,7 @@ def staged(case: Case, module: nn.Module, stages: int, *, recompute: str = "view
 
 
 def staged_graph(graph: Graph, parts: list[Graph], *, recompute: str = "views") -> Plan:
-    stages = tuple(Stage(k, g, structural_key(g)) for k, g in enumerate(parts))
+    stages = tuple(Stage(k, g) for k, g in enumerate(parts))
     plan = Plan(graph, parse_cluster(f"{len(parts)}xh100"), stages=stages)
     return Differentiate(recompute=recompute).run(InsertComm().run(plan))  # type: ignore[arg-type]
 

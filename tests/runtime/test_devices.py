@@ -160,7 +160,7 @@ def test_attention_in_products_runs_where_the_cpus_kernel_does_not() -> None:
     module = seeded(case)
     plain = staged(case, module, 1)
     bare = plain.replace(
-        stages=tuple(type(s)(s.index, s.graph, s.key) for s in plain.stages),
+        stages=tuple(type(s)(s.index, s.graph) for s in plain.stages),
     )
     math = Differentiate(attention="math").run(bare)
     meta = torch.device("meta")

@@ -12,7 +12,7 @@ from pipec.compiler.driver import default_passes, make_plan
 from pipec.errors import GraphError, PlanError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
-from pipec.plan.rules import verify
+from pipec.plan.rules.verify import verify
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from tests.autodiff.chain import Case

@@ -1,0 +1,49 @@
+"""What a rule finds: the place, what is there, and what the rule wants."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipec.errors import PipecError
+
+MOST = 20
+"""Findings that one error tells."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place that breaks a rule.
+
+    Attributes:
+        place: Node, stage, channel or weight.
+        got: What is there.
+        want: What the rule asks for.
+    """
+
+    place: str
+    got: object
+    want: object
+
+    def __str__(self) -> str:
+        return f"{self.place}: got {self.got}; want {self.want}"
+
+
+Findings = Iterable[Finding]
+
+
+def refuse(kind: type[PipecError], what: str, found: list[tuple[str, Finding]], where: str) -> None:
+    """Raise one error that tells all findings, each with its rule; nothing if there are none.
+
+    Args:
+        kind: The class of the error.
+        what: ``graph`` or ``plan``.
+        found: (name of the rule, finding).
+        where: What was checked.
+
+    Raises:
+        PipecError: Of class ``kind``.
+    """
+    if found:
+        shown = "\n    ".join(f"[{name}] {finding}" for name, finding in found[:MOST])
+        more = f"\n    (+{len(found) - MOST} more)" if len(found) > MOST else ""
+        told = f"\n    {shown}{more}"
+        raise kind(f"the {what} breaks {len(found)} rule(s)", where=where, got=told)

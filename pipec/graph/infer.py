@@ -1,0 +1,152 @@
+"""The type of every value, inferred again from its op and the types of its arguments.
+
+An op is run on fake tensors once per distinct call: equal layers ask the same questions, so that
+126 of them cost little more than one.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from pipec.graph.tensor_type import type_text
+from pipec.graph.torch_private import (
+    UNKNOWN_WHEN_FAKE,
+    FakeTensorMode,
+    OpOverload,
+    fake_like,
+)
+
+Type = object
+"""The type of a value, comparable: a tuple per tensor, nested tuples, or the name of a class."""
+
+UNKNOWN = "unknown"
+"""Inferred for a result whose type depends on data."""
+
+_mode = FakeTensorMode(allow_non_fake_inputs=True)
+_inferred: dict[object, Type] = {}
+_MOST = 200_000
+"""Distinct calls that are remembered."""
+
+
+def type_of(value: object) -> Type:
+    """Dtype, shape, strides and device of a tensor; of several, a tuple of these.
+
+    The stride of a dimension of one element, and those of an empty tensor, mean nothing.
+    """
+    if isinstance(value, torch.Tensor):
+        shape, stride = tuple(value.shape), value.stride()
+        if 1 in shape or 0 in shape:
+            empty = 0 in shape
+            stride = tuple(0 if empty or n == 1 else s for n, s in zip(shape, stride, strict=True))
+        return value.dtype, shape, stride, value.device.type
+    if isinstance(value, list | tuple):
+        return tuple(map(type_of, value))
+    return type(value).__name__
+
+
+def type_words(value: object) -> str:
+    """The type of a value for people: ``float32[4,64]``."""
+    if isinstance(value, torch.Tensor):
+        return type_text(value)
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(type_words, value))})"
+    return "nothing" if value is None else type(value).__name__
+
+
+class Inference:
+    """Infers the types of the nodes of one graph; what nodes yield is looked up once."""
+
+    def __init__(self) -> None:
+        self._types: dict[fx.Node, Type] = {}
+
+    def annotated(self, node: fx.Node) -> Type:
+        """The type of ``meta["val"]``."""
+        if node not in self._types:
+            self._types[node] = type_of(node.meta.get("val"))
+        return self._types[node]
+
+    def wrong(self, node: fx.Node) -> str | None:
+        """What the op of a call yields instead of what is annotated, in words; None if it agrees.
+
+        Args:
+            node: A call of an op or of ``getitem`` whose arguments are all annotated.
+        """
+        if node.target is operator.getitem:
+            return self._wrong_item(node)
+        if not isinstance(node.target, OpOverload):
+            return None
+        key = (node.target, self._key(node.args), self._key(node.kwargs))
+        if key not in _inferred:
+            if len(_inferred) >= _MOST:
+                _inferred.clear()
+            _inferred[key] = _run(node)
+        found = _inferred[key]
+        if found in (UNKNOWN, self.annotated(node)):
+            return None
+        return found if isinstance(found, str) else _words(found)
+
+    def _wrong_item(self, node: fx.Node) -> str | None:
+        source, index = node.args
+        values: Any = source.meta.get("val") if isinstance(source, fx.Node) else None
+        if not isinstance(values, list | tuple) or not isinstance(index, int):
+            return f"no item {index} of {source}"
+        if not -len(values) <= index < len(values):
+            return f"no item {index} of {len(values)}"
+        found = type_of(values[index])
+        return None if found == self.annotated(node) else _words(found)
+
+    def _key(self, value: object) -> object:
+        if isinstance(value, fx.Node):
+            return "%", self.annotated(value)
+        if isinstance(value, list | tuple):
+            return tuple(map(self._key, value))
+        if isinstance(value, dict):
+            return tuple((k, self._key(v)) for k, v in value.items())
+        return type(value), repr(value)
+
+
+def _run(node: fx.Node) -> Type:
+    """The type that a call yields on fake tensors; a sentence where it does not take them."""
+    target: Callable[..., object] = node.target  # type: ignore[assignment]
+    args, kwargs = fx.map_arg((node.args, node.kwargs), _fake)
+    try:
+        with _mode:
+            return type_of(target(*args, **kwargs))
+    except UNKNOWN_WHEN_FAKE:
+        return UNKNOWN
+    except Exception as error:
+        return f"an op that cannot take them: {str(error).strip().splitlines()[0]}"
+
+
+def _fake(node: fx.Node) -> Any:
+    def of(value: object) -> Any:
+        """A tensor of the same type in this module's mode."""
+        if isinstance(value, torch.Tensor):
+            meta = torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device="meta"
+            )
+            if value.device.type == "meta":
+                with _mode:
+                    return torch.empty_strided(
+                        value.shape, value.stride(), dtype=value.dtype, device="meta"
+                    )
+            return fake_like(meta, value.device, _mode)
+        if isinstance(value, list | tuple):
+            return type(value)(map(of, value))
+        return value
+
+    return of(node.meta.get("val"))
+
+
+def _words(found: Type) -> str:
+    if isinstance(found, tuple) and found and isinstance(found[0], torch.dtype):
+        dtype, shape, stride, device = found
+        sizes = ",".join(map(str, shape))
+        strides = ",".join(map(str, stride))
+        return f"{str(dtype).removeprefix('torch.')}[{sizes}] of strides {strides} on {device}"
+    if isinstance(found, tuple):
+        return f"({', '.join(map(_words, found))})"
+    return str(found)

@@ -1,0 +1,1 @@
+"""The rules of a plan; with the graph rules they are checked after every pass."""

@@ -1,0 +1,224 @@
+"""Training graphs: saved values, gradients and their destinations, copies to the host."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from pipec.autodiff.recompute import is_random
+from pipec.graph.finding import Finding
+from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes
+from pipec.graph.lower import Lowered
+from pipec.plan.rules.parts import Parts, PlanRule, mismatch, value_of, values
+
+_STAGE_INPUTS = tuple(k for k in InputKind if k not in (InputKind.SAVED, InputKind.GRADIENT))
+_GRADIENTS = (OutputKind.GRADIENT, OutputKind.WEIGHT_GRADIENT)
+
+
+def _all_are_differentiated(parts: Parts) -> Iterator[Finding]:
+    """All stages have training graphs, or none; and none without a loss."""
+    some = {s.index for s in parts.plan.stages if s.training is not None}
+    if some and not parts.plan.trains:
+        yield Finding("training graphs", "backward graphs", "none: the model has no loss")
+    for stage in parts.plan.stages:
+        if some and stage.index not in some:
+            yield Finding(f"stage {stage.index}", "no training graphs", "as the other stages have")
+
+
+def _forward_keeps_ends(parts: Parts) -> Iterator[Finding]:
+    """F reads and yields what its stage does, and yields saved values besides."""
+    for stage, graphs in parts.trained:
+        own, F = parts.lowered[stage.index].graph, graphs["F"].graph
+        place = f"F of stage {stage.index}"
+        for what, got, want in (
+            ("inputs", _read(F), _read(own)),
+            ("outputs", _yielded(F), _yielded(own)),
+        ):
+            if list(got) != list(want):
+                yield Finding(f"{place}, {what}", _names(got), _names(want))
+            for key in got.keys() & want.keys():
+                yield from mismatch(f"{place}, {key[0]} {key[1]}", got[key], want[key])
+
+
+Ends = Mapping[tuple[str, str], object]
+
+
+def _read(graph: Graph) -> Ends:
+    nodes = graph.nodes
+    return {(i.kind, i.name): value_of(nodes[i.node]) for i in graph.inputs_of(*_STAGE_INPUTS)}
+
+
+def _yielded(graph: Graph) -> Ends:
+    nodes = graph.nodes
+    kinds = [k for k in OutputKind if k is not OutputKind.SAVED]
+    return {(o.kind, o.name): value_of(nodes[o.node]) for o in graph.outputs_of(*kinds)}
+
+
+def _names(ends: Ends) -> str:
+    return ", ".join(f"{kind} {name}" for kind, name in ends)
+
+
+def _saved_values_agree(parts: Parts) -> Iterator[Finding]:
+    """What B, I and W read was saved with that type and those strides; what is saved is read."""
+    for stage, graphs in parts.trained:
+        F, I = _saved(graphs["F"].graph), _saved(graphs["I"].graph)  # noqa: E741
+        kept = {name: value for name, value in I.items() if name not in F}
+        given = {"B": F, "I": F, "W": {**F, **kept}}
+        for kind, source in given.items():
+            for name, value in values(graphs[kind].graph, InputKind.SAVED).items():
+                place = f"{kind} of stage {stage.index}, saved {name}"
+                if name not in source:
+                    yield Finding(place, "not saved", f"one of {', '.join(sorted(source))}")
+                else:
+                    yield from mismatch(place, value, source[name], strided=True)
+        read = {k: set(values(graphs[k].graph, InputKind.SAVED)) for k in given}
+        for name in sorted(F.keys() - read["B"] - read["I"] - read["W"]):
+            yield Finding(f"F of stage {stage.index}, saved {name}", "no reader", "in B, I or W")
+        for name in sorted(kept.keys() - read["W"]):
+            yield Finding(f"I of stage {stage.index}, kept {name}", "no reader", "in W")
+
+
+def _saved(graph: Graph) -> dict[str, object]:
+    nodes = graph.nodes
+    return {o.name: value_of(nodes[o.node]) for o in graph.outputs_of(OutputKind.SAVED)}
+
+
+def _gradients_arrive(parts: Parts) -> Iterator[Finding]:
+    """B reads the gradients that later stages yield, of what its stage yields, in its type."""
+    demanded: set[str] = set()
+    for stage, graphs in reversed(parts.trained):
+        nodes = graphs["F"].graph.nodes
+        outputs = graphs["F"].graph.outputs_of(OutputKind.VALUE, OutputKind.LOSS)
+        results = {o.name: o for o in outputs}
+        for kind in ("B", "I"):
+            for name, value in values(graphs[kind].graph, InputKind.GRADIENT).items():
+                place = f"{kind} of stage {stage.index}, gradient of {name}"
+                if name not in results:
+                    yield Finding(place, "no value of the stage", f"one of {sorted(results)}")
+                    continue
+                yield from mismatch(place, value, value_of(nodes[results[name].node]))
+                if results[name].kind is OutputKind.VALUE and name not in demanded:
+                    yield Finding(place, "no later stage that yields it", "one that does")
+        read = values(graphs["B"].graph, InputKind.GRADIENT)
+        own = {n for n, o in results.items() if o.kind is OutputKind.VALUE}
+        for name in sorted((own & demanded) - read.keys()):
+            place = f"B of stage {stage.index}, gradient of {name}"
+            yield Finding(place, "not read", "what a later stage yields")
+        demanded |= {o.name for o in graphs["B"].graph.outputs_of(OutputKind.GRADIENT)}
+
+
+def _gradients_fit(parts: Parts) -> Iterator[Finding]:
+    """A gradient has the type of the value or parameter of its stage that it belongs to."""
+    for stage, graphs in parts.trained:
+        own = parts.lowered[stage.index].graph
+        known = {
+            OutputKind.GRADIENT: values(own, InputKind.VALUE),
+            OutputKind.WEIGHT_GRADIENT: values(own, InputKind.PARAMETER),
+        }
+        for kind in ("B", "I", "W"):
+            graph = graphs[kind].graph
+            nodes = graph.nodes
+            for o in graph.outputs_of(*_GRADIENTS):
+                place = f"{kind} of stage {stage.index}, gradient of {o.name}"
+                if o.name not in known[o.kind]:
+                    yield Finding(place, "nothing that the stage reads", sorted(known[o.kind]))
+                else:
+                    yield from mismatch(place, value_of(nodes[o.node]), known[o.kind][o.name])
+
+
+def _backward_is_one(parts: Parts) -> Iterator[Finding]:
+    """I and W together yield what B yields, and a node goes to one destination in both."""
+    for stage, graphs in parts.trained:
+        B = graphs["B"].graph.outputs_of(*_GRADIENTS)
+        halves = [o for k in ("I", "W") for o in graphs[k].graph.outputs_of(*_GRADIENTS)]
+        place = f"stage {stage.index}"
+        got, want = ({(o.kind.value, o.name) for o in found} for found in (halves, B))
+        for kind, name in sorted(got ^ want):
+            side = "B alone" if (kind, name) in want else "I or W alone"
+            yield Finding(f"{place}, {kind} of {name}", side, "B, and I or W")
+        destination = {(o.kind, o.node): o.name for o in B}
+        twice = {o.node for o in B if sum(x.node == o.node for x in B) > 1}
+        for o in halves:
+            other = destination.get((o.kind, o.node), o.name)
+            if other != o.name and o.node not in twice and not _made_anew(graphs, o.node):
+                place = f"stage {stage.index}, gradient {o.node}"
+                yield Finding(place, f"of {other} in B", f"of {o.name} as in I and W")
+
+
+def _made_anew(graphs: Mapping[str, Lowered], node: str) -> bool:
+    """Whether B's node of this name is another computation than I's or W's."""
+    calls = [g.graph.nodes[node] for g in graphs.values() if node in g.graph.nodes]
+    return len({(str(n.target), str(n.args)) for n in calls if n.op == "call_function"}) > 1
+
+
+def _slots_have_two_ends(parts: Parts) -> Iterator[Finding]:
+    """The values of host slots are offloaded by F and fetched by B, once, in their order."""
+    for stage, graphs in parts.trained:
+        slots = [s for s in parts.plan.slots if s.stage == stage.index]
+        want = [(slot.name, value) for slot in slots for value in slot.values]
+        ends = (
+            ("offload", "F", graphs["F"].offloads),
+            ("fetch", "B", graphs["B"].fetches),
+            ("fetch", "I", graphs["I"].fetches),
+        )
+        for word, kind, transfers in ends:
+            found = Counter((t.channel, t.value) for t in transfers)
+            place = f"{kind} of stage {stage.index}, host slot"
+            for name, value in sorted({*want, *found}):
+                planned = int((name, value) in want)
+                if found[name, value] != planned:
+                    times = f"{found[name, value]} times {word} {value}"
+                    yield Finding(f"{place} {name}", times, planned)
+            for slot in slots:
+                order = tuple(t.value for t in transfers if t.channel == slot.name)
+                if order != slot.values and sorted(order) == sorted(slot.values):
+                    yield Finding(f"{place} {slot.name}", f"{word} of {order}", slot.values)
+
+
+def _slots_say_the_bytes(parts: Parts) -> Iterator[Finding]:
+    for slot in parts.plan.slots:
+        place = f"host slot {slot.name}"
+        if not 0 <= slot.stage < len(parts.plan.stages):
+            yield Finding(place, f"stage {slot.stage}", f"below {len(parts.plan.stages)}")
+            continue
+        training = parts.plan.stages[slot.stage].training
+        nodes = training.F.nodes if training else {}
+        size = sum(nbytes(nodes[v]) for v in slot.values if v in nodes)
+        if size != slot.nbytes:
+            yield Finding(place, f"{slot.nbytes} bytes", f"{size} as its values have")
+        if slot.depth < 0:
+            yield Finding(place, f"depth {slot.depth}", "0 or more")
+
+
+def _slots_are_scheduled(parts: Parts) -> Iterator[Finding]:
+    """The schedule copies what the slots hold; without slots it is free to move everything."""
+    plan = parts.plan
+    if plan.schedule is None or not plan.slots:
+        return
+    copied = {c.name: (c.src, c.nbytes, c.depth) for c in parts.copied}
+    want = {s.name: (s.stage, s.nbytes, s.depth) for s in plan.slots}
+    for name in sorted(want.keys() | copied.keys()):
+        if want.get(name) != copied.get(name):
+            got = f"(stage, bytes, depth) {copied.get(name)} scheduled"
+            yield Finding(f"host slot {name or 'without a name'}", got, want.get(name))
+
+
+def _random_values_are_drawn_once(parts: Parts) -> Iterator[Finding]:
+    """Only F draws random numbers: a backward that draws again computes with another mask."""
+    for stage, graphs in parts.trained:
+        for kind in ("B", "I", "W"):
+            for node in filter(is_random, graphs[kind].graph.calls):
+                place = f"{kind} of stage {stage.index}, {node.name}"
+                yield Finding(place, "draws random numbers again", "what F has drawn, saved")
+
+
+RULES: dict[str, PlanRule] = {
+    "all-are-differentiated": _all_are_differentiated,
+    "forward-keeps-ends": _forward_keeps_ends,
+    "saved-values-agree": _saved_values_agree,
+    "gradients-arrive": _gradients_arrive,
+    "gradients-fit": _gradients_fit,
+    "backward-is-one": _backward_is_one,
+    "slots-have-two-ends": _slots_have_two_ends,
+    "slots-say-the-bytes": _slots_say_the_bytes,
+    "slots-are-scheduled": _slots_are_scheduled,
+    "random-values-are-drawn-once": _random_values_are_drawn_once,
+}
