@@ -57,9 +57,15 @@ def type_words(value: object) -> str:
 
 
 class Inference:
-    """Infers the types of the nodes of one graph; what nodes yield is looked up once."""
+    """Infers the types of the nodes of one graph; what nodes yield is looked up once.
 
-    def __init__(self) -> None:
+    Args:
+        strided: Whether strides count. Not where values arrive: they come contiguous, whatever
+            they were in the model, from which a stage has its annotations.
+    """
+
+    def __init__(self, *, strided: bool = True) -> None:
+        self._strided = strided
         self._types: dict[fx.Node, Type] = {}
 
     def annotated(self, node: fx.Node) -> Type:
@@ -84,9 +90,12 @@ class Inference:
                 _inferred.clear()
             _inferred[key] = _run(node)
         found = _inferred[key]
-        if found in (UNKNOWN, self.annotated(node)):
+        if found == UNKNOWN or self._same(found, self.annotated(node)):
             return None
         return found if isinstance(found, str) else _words(found)
+
+    def _same(self, a: Type, b: Type) -> bool:
+        return a == b or (not self._strided and _without_strides(a) == _without_strides(b))
 
     def _wrong_item(self, node: fx.Node) -> str | None:
         source, index = node.args
@@ -96,7 +105,7 @@ class Inference:
         if not -len(values) <= index < len(values):
             return f"no item {index} of {len(values)}"
         found = type_of(values[index])
-        return None if found == self.annotated(node) else _words(found)
+        return None if self._same(found, self.annotated(node)) else _words(found)
 
     def _key(self, value: object) -> object:
         if isinstance(value, fx.Node):
@@ -139,6 +148,12 @@ def _fake(node: fx.Node) -> Any:
         return value
 
     return of(node.meta.get("val"))
+
+
+def _without_strides(found: Type) -> Type:
+    if isinstance(found, tuple) and found and isinstance(found[0], torch.dtype):
+        return found[0], found[1], found[3]
+    return tuple(map(_without_strides, found)) if isinstance(found, tuple) else found
 
 
 def _words(found: Type) -> str:

@@ -127,7 +127,7 @@ def _typed(graph: Graph) -> Iterator[Finding]:
 
 def _types_follow_ops(graph: Graph) -> Iterator[Finding]:
     """What is annotated is what the op yields of arguments of the annotated types."""
-    inference = Inference()
+    inference = Inference(strided=all(n.target is not RECV for n in graph.calls))
     for n in graph.calls:
         if all("val" in x.meta for x in (n, *n.all_input_nodes)):
             found = inference.wrong(n)

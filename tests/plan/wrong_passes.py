@@ -105,7 +105,7 @@ WRONG: list[tuple[str, str, e.Edit, str]] = [
         e.in_stage(1, w.comm(RECV, dtype=torch.int32)),
         "types-follow-ops",
     ),
-    ("recv-strided", "bare", e.in_stage(1, w.recv_typed), "types-follow-ops"),
+    ("recv-strided", "bare", e.in_stage(1, w.recv_typed), "ends-say-the-bytes"),
     ("offloads-early", "hosted", e.in_training(0, "F", w.early_offload), "ends-in-order"),
     # training graphs
     (
