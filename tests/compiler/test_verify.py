@@ -16,7 +16,7 @@ from pipec.compiler.driver import emit
 from pipec.compiler.inputs import KINDS, choose_inputs, draw, table_sizes
 from pipec.compiler.tolerance import rounding_tolerance
 from pipec.compiler.verify import verify_artifacts, verify_stages
-from pipec.errors import PlanError
+from pipec.errors import FrontendError, PlanError
 from pipec.frontends.torch_module import from_module
 from pipec.graph.ir import Source
 from pipec.plan.store import load_plan
@@ -153,6 +153,17 @@ def test_numbers_of_rows_span_their_table() -> None:
     ones = torch.ones(3, dtype=torch.int64)
     found = from_module(Picks(), (ones, ones, ones))
     assert table_sizes(found.graph) == {"ids": 48, "kinds": 7, "at": 3}
+
+
+def test_a_model_that_takes_one_number_alone_gets_it() -> None:
+    def of_seven(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if bool((inputs["n"] != 7).any()):
+            raise FrontendError("the model raised")
+        return {"y": inputs["n"]}
+
+    for seed in range(4):
+        inputs, found = choose_inputs(chain(), {"n": torch.tensor([7, 7])}, of_seven, seed, 1e-3)
+        assert inputs["n"].tolist() == found["y"].tolist() == [7, 7]
 
 
 def test_floats_come_in_three_kinds_that_the_model_takes() -> None:
