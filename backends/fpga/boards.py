@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pipec.backends.fpga.cycles import steady_state
 from pipec.backends.fpga.runs import Loop, Run, Table
 from pipec.backends.fpga.simulator.process import Process
-from pipec.backends.fpga.stage_cycles import measured
+from pipec.backends.fpga.stage_cycles import measured, rigid_interval
 from pipec.backends.fpga.stagejson import Json, network
 from pipec.cluster.cluster import Link
 from pipec.compiler.cycles import StageCycles
@@ -117,4 +117,5 @@ def cycles_of_boards(records: Sequence[Json], links: Sequence[Link]) -> StageCyc
         boards.join(k, link)
     processes = list(boards.processes.values())
     trace = steady_state(processes, boards.depths, boards.initial)
-    return measured("all boards", clocks.pop(), processes, trace)
+    rigid = rigid_interval(processes, boards.depths, boards.initial)
+    return measured("all boards", clocks.pop(), processes, trace, rigid)

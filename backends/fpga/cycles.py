@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.runs import run_table, tokens
-from pipec.backends.fpga.simulator import native, plain
+from pipec.backends.fpga.simulator import native, plain, rigid
 from pipec.backends.fpga.simulator.process import Process, Style, Trace, port_process, written
 from pipec.backends.fpga.toolchain import has_compiler
 from pipec.errors import BackendError
@@ -59,6 +59,8 @@ def simulate(
     Raises:
         BackendError: The network deadlocks; the cycle of waits is reported.
     """
+    if style is not Style.FREE and not has_compiler():
+        return rigid.simulate(processes, depths, frames, style, initial=initial)
     if style is not Style.FREE:
         return native.simulate(
             processes,

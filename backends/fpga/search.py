@@ -6,6 +6,7 @@ search is by bisection, from the bound that the DSPs set.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -204,16 +205,11 @@ class Search:
         """The error for a stage that fits neither on chip nor streamed."""
         least = {name: blocks[0] for name, blocks in blocks_of(self.network).items()}
         design = self.unplaced(_SLOWEST, least)
-        limit = design.limits
-        used = sum((logic(e) for e in design.engines), Resources())
-        items = [*(i for e in design.engines for i in items_of(e)), *self.fifos]
-        bits = sum(item.bits for item in items)
-        room = ram_bits(limit.bram36, limit.uram) / 1e6
         return BackendError(
             f"{self.name} does not fit the board, not even with all possible weights in DDR",
             where=self.board.device.kind,
-            got=f"at least {used.dsp:.0f} DSP, {used.lut:.0f} LUT, {bits / 1e6:.1f} Mb on chip",
-            want=f"at most {limit.dsp:.0f} DSP, {limit.lut:.0f} LUT, {room:.1f} Mb of RAM",
+            got="; ".join(_exceeded(design, self.board, self.fifos)),
+            want="no more than the board's share that a design may use",
             hint="use more boards, larger ones, or a narrower precision",
         )
 
@@ -235,20 +231,59 @@ def fitted(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDes
     banked = ported if design.ddr else with_banks(ported, board.device)
     if banked is None:
         return None
-    limit, design = design.limits, banked
-    fixed = sum((logic(e) for e in design.engines), shift_registers(design.streams.values()))
-    shell = DDR_SHELL if design.ddr else Resources()
-    traffic = Resources(ddr=sum(p.bytes_per_second for p in design.ddr))
-    if not (fixed + shell + traffic).fits(limit):
+    design, extra = banked, _beside(banked)
+    if not (_fixed(design) + extra).fits(design.limits):
         return None
     items = [*(item for e in design.engines for item in items_of(e)), *fifos]
-    lut = min(limit.lut - fixed.lut - shell.lut, board.fabric.lut * LUT_MEMORY_LIMIT)
-    kinds = place(items, (lut, limit.bram36 - shell.bram36, limit.uram))
+    kinds = place(items, _left(design, board))
     if kinds is None:
         return None
     known = [(i, k) for i, k in zip(items, kinds, strict=True) if _is_in(i, design)]
     found = placed(design, [k for _, k in known], [i for i, _ in known])
-    return dataclasses.replace(found, resources=found.resources + shell + traffic)
+    return dataclasses.replace(found, resources=found.resources + extra)
+
+
+def _fixed(design: StageDesign) -> Resources:
+    """What a design takes without its memories: engines and shift registers."""
+    return sum((logic(e) for e in design.engines), shift_registers(design.streams.values()))
+
+
+def _beside(design: StageDesign) -> Resources:
+    """What its memory ports take: a controller, and bytes per second."""
+    shell = DDR_SHELL if design.ddr else Resources()
+    return shell + Resources(ddr=sum(p.bytes_per_second for p in design.ddr))
+
+
+def _left(design: StageDesign, board: Board) -> tuple[float, float, float]:
+    """LUTs, block RAMs and UltraRAMs that are left for memories."""
+    limit, used = design.limits, _fixed(design) + _beside(design)
+    lut = min(limit.lut - used.lut, board.fabric.lut * LUT_MEMORY_LIMIT)
+    return (lut, limit.bram36 - used.bram36, limit.uram)
+
+
+def _exceeded(design: StageDesign, board: Board, fifos: Sequence[Item]) -> list[str]:
+    """The limits that a design exceeds, each with by how much."""
+    design = dataclasses.replace(design, ddr=design.ddr or ddr_ports(design))
+    needed = (_fixed(design) + _beside(design)).values()
+    most = [max(math.floor(limit), 0) for limit in design.limits.values()]
+    names = ("DSP", "BRAM36", "UltraRAM", "LUT", "FF", "bytes/s of DDR")
+    found = [
+        f"{math.ceil(used):,} {name} of {limit:,} ({math.ceil(used) - limit:,} too many)"
+        for name, used, limit in zip(names, needed, most, strict=True)
+        if math.ceil(used) > limit
+    ]
+    if with_banks(design, board.device) is None:
+        found.append(f"{len(design.ddr)} readers of DDR, more than its ports have slots for")
+    if found:
+        return found
+    items = [*(i for e in design.engines for i in items_of(e)), *fifos]
+    lut, blocks, ultra = _left(design, board)
+    bits = sum(item.bits for item in items) / 1e6
+    room = ram_bits(blocks, ultra) / 1e6
+    return [
+        f"{len(items)} memories of {bits:,.1f} Mb, which do not fit {blocks:,.0f} BRAM36 and "
+        f"{ultra:,.0f} UltraRAMs ({room:,.1f} Mb) and {lut:,.0f} LUT"
+    ]
 
 
 def _is_in(item: Item, design: StageDesign) -> bool:

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from pipec.backends.fpga.cycles import steady_state
 from pipec.backends.fpga.runs import cycles
-from pipec.backends.fpga.simulator.process import Flow, Process, Trace
+from pipec.backends.fpga.simulator.process import Flow, Process, Style, Trace
 from pipec.backends.fpga.stagejson import Json, network
 from pipec.compiler.cycles import EngineCycles, StageCycles
+from pipec.errors import BackendError
 
 
 def cycles_of(record: Json) -> StageCycles:
@@ -20,11 +21,24 @@ def cycles_of(record: Json) -> StageCycles:
     """
     processes, depths, initial = network(record)
     trace = steady_state(processes, depths, initial)
-    return measured(str(record["stage"]), float(record["clock_mhz"]), processes, trace)
+    rigid = rigid_interval(processes, depths, initial)
+    return measured(str(record["stage"]), float(record["clock_mhz"]), processes, trace, rigid)
+
+
+def rigid_interval(
+    processes: Sequence[Process], depths: Mapping[str, int], initial: Mapping[str, int]
+) -> int | None:
+    """Cycles from frame to frame of rigid pipelines (`Style.STALL`); None if they deadlock."""
+    try:
+        return steady_state(processes, depths, initial, Style.STALL).interval
+    except BackendError as error:
+        if "deadlocks" not in str(error) and "per frame" not in str(error):
+            raise
+        return None
 
 
 def measured(
-    name: str, clock_mhz: float, processes: Sequence[Process], trace: Trace
+    name: str, clock_mhz: float, processes: Sequence[Process], trace: Trace, rigid: int | None
 ) -> StageCycles:
     """What a simulation says of every process.
 
@@ -33,6 +47,7 @@ def measured(
         clock_mhz: Its clock.
         processes: What was simulated.
         trace: What was found.
+        rigid: See `rigid_interval`.
     """
     engines = tuple(_engine(p, trace.flows) for p in processes)
     least = min(engines, key=lambda e: (e.empty + e.full, -e.busy))
@@ -45,6 +60,7 @@ def measured(
         bottleneck=least.name,
         handshakes=sum(f.tokens for f in trace.flows.values()) // len(trace.ends),
         engines=engines,
+        rigid_interval=rigid,
     )
 
 

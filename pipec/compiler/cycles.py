@@ -35,6 +35,8 @@ class StageCycles:
         bottleneck: The engine that waits least: its work sets the interval.
         handshakes: Tokens of one frame on all streams between engines.
         engines: All engines and ports, in order.
+        rigid_interval: Cycles from frame to frame where a pipeline that waits stands still as a
+            whole; None where such pipelines deadlock.
     """
 
     stage: str
@@ -45,6 +47,7 @@ class StageCycles:
     bottleneck: str
     handshakes: int
     engines: tuple[EngineCycles, ...]
+    rigid_interval: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON data."""

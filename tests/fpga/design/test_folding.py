@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 
 import pytest
 import torch
@@ -153,15 +154,28 @@ def test_weights_that_do_not_fit_are_streamed() -> None:
     assert design.resources.fits(design.limits)
 
 
-def test_what_fits_neither_way_is_an_error_with_numbers() -> None:
+@pytest.mark.parametrize(
+    ("fabric", "short"),
+    [
+        ({"bram36": 1_000, "uram": 0, "lut": 100_000, "dsp": 9}, {"DSP", "LUT"}),
+        ({"bram36": 2_000, "uram": 0, "lut": 40_000, "dsp": 4_000}, {"LUT"}),
+        ({"bram36": 10, "uram": 0, "lut": 150_000, "dsp": 4_000}, {"BRAM36"}),
+    ],
+)
+def test_a_refusal_names_the_limits_that_are_exceeded(
+    fabric: dict[str, int], short: set[str]
+) -> None:
+    """And no other, each with by how much."""
     model, x = made("resnet")
-    network = lower(graph_of(model, x))
     with pytest.raises(BackendError) as caught:
-        best_design(network, board(bram36=120, uram=0, lut=80_000, dsp=90))
+        best_design(lower(graph_of(model, x)), board("float32", **fabric))
     text = str(caught.value)
     assert "does not fit the board" in text
-    for part in ("DSP", "LUT", "Mb", "hint"):
-        assert part in text
+    found = re.findall(r"([\d,]+) ([A-Z]\w+) of ([\d,]+) \(([\d,]+) too many\)", text)
+    assert {name for _, name, *_ in found} == short
+    for numbers in found:
+        used, limit, over = (int(numbers[k].replace(",", "")) for k in (0, 2, 3))
+        assert used - limit == over > 0
 
 
 def test_a_gpu_is_no_board() -> None:
