@@ -100,10 +100,9 @@ def test_search_zoom_hover_and_buttons(chrome: "Chrome", plan: pipec.Plan, tmp_p
     assert js("return [PAGE.gantts[0].from, PAGE.gantts[0].to]") == [0, whole]
     js("arguments[0].scrollIntoView()", canvas)
     x = js("const g = PAGE.gantts[0]; return g.x((g.c.begin[0] + g.c.end[0]) / 2)")
-    left, top = js("const r = arguments[0].getBoundingClientRect(); return [r.x, r.y]", canvas)
-    where = "{clientX: arguments[1], clientY: arguments[2]}"
+    where = "{clientX: r.x + arguments[1], clientY: r.y + 32}"  # in one call: the page may scroll
     event = f"arguments[0].dispatchEvent(new MouseEvent('mousemove', {where}))"
-    js(event, canvas, left + x, top + 32)
+    js(f"const r = arguments[0].getBoundingClientRect(); {event}", canvas, x)
     assert "F of microbatch 0 on stage 0" in js("return document.getElementById('tip').textContent")
     before = js("return PAGE.gantts[0].rows.length")
     js("arguments[0].click()", chrome.find_element(By.XPATH, "//button[text()='links']"))
