@@ -331,7 +331,7 @@ def _of_step(graph: Graph, cut: Cut, compute: Schedule) -> Partition:
     seconds = np.sum([times.compute[k] for k in (ActionKind.F, ActionKind.B)], axis=0)
     if not compute.training:
         seconds = np.array(times.compute[ActionKind.F])
-    sent = np.zeros(len(seconds))
+    sent, replicas = np.zeros(len(seconds)), [len(d) for d in compute.placement.forward]
     assert isinstance(times.transfer, tuple)
     for c, way in zip(cut.timeline.schedule.channels, times.transfer, strict=True):
         if c.kind in (ChannelKind.F, ChannelKind.B):
@@ -339,7 +339,7 @@ def _of_step(graph: Graph, cut: Cut, compute: Schedule) -> Partition:
     names = [n.name for n in graph.calls]
     return Partition(
         stage_of=dict(zip(names, cut.stage.tolist(), strict=True)),
-        seconds=tuple((seconds + sent).tolist()),
+        seconds=tuple(((seconds + sent) / replicas).tolist()),
         lower_bound=cut.bound,
         proven=cut.bound >= cut.timeline.seconds,
         answers=f"contiguous stages, a step of {compute.name} with "

@@ -21,6 +21,7 @@ from pipec.compiler.outline import Edges, Outline
 from pipec.compiler.timeline import timeline_of
 from pipec.errors import PartitionError, ScheduleError
 from pipec.partition.costgraph import BoolArray, CostGraph, FloatArray, IntArray, topological_order
+from pipec.partition.solve import too_many_stages
 from pipec.partition.units import Units, make_units
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
@@ -84,6 +85,8 @@ class CutSearch:
         Raises:
             PartitionError: None fits, or none of those that were looked at.
         """
+        if self._stages > self.units.size:
+            raise too_many_stages(self._stages, self.units, self.problem)
         every = self._every() if self._bound.schedule is self.compute else None
         cuts = self._near(seeds()) if every is None else every
         bounds, fits = self._bounds(cuts), self._may_fit(cuts)

@@ -124,8 +124,8 @@ def _settled(
     }
     again = _run(original, near, seed)
     return all(
-        float((again[n].double() - t.double()).abs().max())
-        <= tolerance * float(t.double().abs().max())
+        float((again[n].double() - t.double()).detach().abs().max())
+        <= tolerance * float(t.detach().double().abs().max())
         for n, t in found.items()
         if t.is_floating_point() and t.numel()
     )

@@ -27,6 +27,8 @@ UNKNOWN = "unknown"
 
 _mode = FakeTensorMode(allow_non_fake_inputs=True)
 _inferred: dict[object, Type] = {}
+_CHOSEN = ("scaled_dot_product",)
+"""Ops whose kernel is chosen by more than the types of their arguments, and the strides with it."""
 _MOST = 200_000
 """Distinct calls that are remembered."""
 
@@ -90,12 +92,10 @@ class Inference:
                 _inferred.clear()
             _inferred[key] = _run(node)
         found = _inferred[key]
-        if found == UNKNOWN or self._same(found, self.annotated(node)):
+        strided = self._strided and not any(part in str(node.target) for part in _CHOSEN)
+        if found == UNKNOWN or _same(found, self.annotated(node), strided=strided):
             return None
         return found if isinstance(found, str) else _words(found)
-
-    def _same(self, a: Type, b: Type) -> bool:
-        return a == b or (not self._strided and _without_strides(a) == _without_strides(b))
 
     def _wrong_item(self, node: fx.Node) -> str | None:
         source, index = node.args
@@ -105,7 +105,8 @@ class Inference:
         if not -len(values) <= index < len(values):
             return f"no item {index} of {len(values)}"
         found = type_of(values[index])
-        return None if self._same(found, self.annotated(node)) else _words(found)
+        same = _same(found, self.annotated(node), strided=self._strided)
+        return None if same else _words(found)
 
     def _key(self, value: object) -> object:
         if isinstance(value, fx.Node):
@@ -148,6 +149,10 @@ def _fake(node: fx.Node) -> Any:
         return value
 
     return of(node.meta.get("val"))
+
+
+def _same(a: Type, b: Type, *, strided: bool) -> bool:
+    return a == b or (not strided and _without_strides(a) == _without_strides(b))
 
 
 def _without_strides(found: Type) -> Type:

@@ -115,13 +115,18 @@ def _units(graph: CostGraph, machine: Machine) -> Units:
     sized = np.stack([graph.bytes, graph.gradient_bytes])
     units = make_units(graph, priced if machine.priced else sized)
     if machine.exactly and units.size < len(machine.devices):
-        raise PartitionError(
-            "more stages than placement units",
-            got=f"{len(machine.devices)} stages",
-            want=f"at most {units.size}: {graph.size} nodes form {units.size} units that must not "
-            "be parted",
-        )
+        raise too_many_stages(len(machine.devices), units, graph)
     return units
+
+
+def too_many_stages(stages: int, units: Units, graph: CostGraph) -> PartitionError:
+    """Says how many stages there can be."""
+    return PartitionError(
+        "more stages than placement units",
+        got=f"{stages} stages",
+        want=f"at most {units.size}: {graph.size} nodes form {units.size} units that must not "
+        "be parted",
+    )
 
 
 def _fitting(

@@ -38,7 +38,8 @@ def refused(pipec: Pipec, out: Path, *args: object, says: str) -> None:
 
 
 def test_where_to_write_is_looked_at_before_the_model(pipec: Pipec, tmp_path: Path) -> None:
-    out, model = tmp_path / "none" / "out", tmp_path / "none.onnx"
+    out, model = tmp_path / "none" / "out", tmp_path / "noise.onnx"
+    model.write_bytes(b"noise")
     refused(pipec, out, model, "--devices", "2xcpu", says="parent directory")
 
 

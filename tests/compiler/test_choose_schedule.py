@@ -50,7 +50,9 @@ def test_auto_is_the_fastest_of_all_that_are_named(graph: Graph, link: Link) -> 
     told = {t.schedule: t for t in plan.explored}
     for name in ("gpipe", "1f1b", "1f1b-so", "zb-h1"):
         alone = seconds(compiled(graph, cluster, name))
-        assert told[name].seconds == pytest.approx(alone)
+        predicted = told[name].seconds
+        assert predicted is not None
+        assert predicted >= alone * (1 - 1e-9)  # cut for itself, a schedule is never slower
         assert seconds(plan) <= alone * (1 + 1e-9)
     assert plan.schedule is not None
     assert (plan.explored[0].schedule, plan.explored[0].why) == (plan.schedule.name, "chosen")

@@ -117,7 +117,8 @@ def test_the_command_writes_what_compile_reads(tmp_path: Path) -> None:
     result = CliRunner().invoke(command, [FACTORY, "-o", str(path), "--repeats", "1"])
     assert result.exit_code == 0, result.output
     assert "Linear" in result.output
+    from pipec.frontends.base import LoadOptions
     from pipec.frontends.load import load
 
-    table = load_costs(path, load(FACTORY).graph)
+    table = load_costs(path, load(FACTORY, LoadOptions(training=True)).graph)
     assert table.method == {"cpu": "measured"}

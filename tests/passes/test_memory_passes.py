@@ -240,7 +240,7 @@ def test_a_value_less_that_is_recomputed_raises_the_peak() -> None:
 def test_a_schedule_that_does_not_copy_a_slot_is_caught() -> None:
     plan = limited("insert-offload", 0.75)
     plain = scheduled(plan_of(), "1f1b", MICROBATCHES)
-    with pytest.raises(PlanError, match="the schedule does not copy it"):
+    with pytest.raises(PlanError, match="slots-are-scheduled"):
         verify(plan.replace(schedule=plain))
 
 
