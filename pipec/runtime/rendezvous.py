@@ -57,6 +57,7 @@ def join(store: Store, rank: int, world: int, timeout: timedelta) -> Store:
         if found:
             return PrefixStore(found, store)
         if time.monotonic() > deadline:
+            mine.check_signed()
             raise BackendError(
                 "another rank did not answer",
                 where=f"rank {rank}",
@@ -81,19 +82,30 @@ class _Mine:
         if len(self._tickets()) < self._world:
             return
         tickets = self._tickets()
-        for rank, ticket in tickets.items():
-            number, _, signature = ticket.partition(".")
-            if not hmac.compare_digest(signature, _signed(self._secret, rank, number)):
-                raise BackendError(
-                    "a rank does not know the shared secret",
-                    where=f"rank {rank}",
-                    hint=f"give all ranks the same {VARIABLE}",
-                )
+        if self._unsigned(tickets):
+            return
         text = json.dumps(tickets, sort_keys=True)
         self._room.set("world", text)
         digest = _digest(text)
         if all(self._get(f"ack/{k}") == digest for k in range(1, self._world)):
             self._room.set("go", digest)
+
+    def check_signed(self) -> None:
+        """Refuse ranks whose tickets are not signed with the secret."""
+        for rank in self._unsigned(self._tickets()):
+            raise BackendError(
+                "a rank does not know the shared secret",
+                where=f"rank {rank}",
+                hint=f"give all ranks the same {VARIABLE}",
+            )
+
+    def _unsigned(self, tickets: dict[int, str]) -> list[int]:
+        parts = {rank: ticket.partition(".") for rank, ticket in tickets.items()}
+        return [
+            rank
+            for rank, (number, _, signature) in parts.items()
+            if not hmac.compare_digest(signature, _signed(self._secret, rank, number))
+        ]
 
     def follow(self) -> str | None:
         """Acknowledge a world that this process is part of; the prefix once all may go."""

@@ -34,7 +34,8 @@ def test_inspect_shows_what_leaves_and_what_is_computed_again(pipec: Pipec, tmp_
     before = json.loads(pipec("inspect", plain, "--json").out)
     assert all(not s["saved"]["slots"] for s in before["stages"])
     peak = max(m["needed_bytes"] for m in before["memory"])
-    memory = f"insert-recompute{{memory-limit={0.85 * peak}}},insert-offload{{memory-limit={0.7 * peak}}}"
+    first, then = f"memory-limit={0.85 * peak}", f"memory-limit={0.7 * peak}"
+    memory = f"insert-recompute{{{first}}},insert-offload{{{then}}}"
     tight = compiled("tight", f"{CUT},{memory},{RUN}")
     after = json.loads(pipec("inspect", tight, "--json").out)
     assert max(m["needed_bytes"] for m in after["memory"]) <= 0.7 * peak
