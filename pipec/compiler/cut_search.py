@@ -338,9 +338,10 @@ def _chains(units: Units, stages: int, most: int) -> IntArray | None:
         return None
     inside = np.array([[i >> u & 1 for u in range(units.size)] for i in ideals], bool)
     found = islice(_nested(ideals, stages - 1), most + 1)
-    rows = np.array(list(found), np.int64).reshape(-1, stages - 1)
-    if len(rows) > most:
+    chains = list(found)
+    if len(chains) > most:
         return None
+    rows = np.array(chains, np.int64).reshape(len(chains), stages - 1)
     return (stages - 1) - inside[rows].sum(axis=1)  # type: ignore[no-any-return]
 
 

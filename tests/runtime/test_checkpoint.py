@@ -155,10 +155,10 @@ def interrupted(case: Case, plans: list[Plan], settings: Settings, place: Path) 
     return worst(second.state_dict(), whole.state_dict())
 
 
-def two_groups(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def two_groups(parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     """Matrices decay, other weights do not; a stage without matrices has one group."""
-    matrices = [p for p in parameters if p.ndim > 1]
-    others = [p for p in parameters if p.ndim <= 1]
+    matrices = [p for p in parameters if p[1].ndim > 1]
+    others = [p for p in parameters if p[1].ndim <= 1]
     groups: list[dict[str, object]] = [
         {"params": matrices, "lr": 0.02, "weight_decay": 0.5},
         {"params": others},

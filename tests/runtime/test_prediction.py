@@ -106,4 +106,4 @@ def test_the_peak_of_inference_is_predicted_to_the_byte(found: Found) -> None:
     """Before a profile without the receives that the transport posts ahead."""
     for _, (before, after, held) in found.values():
         assert after == held
-        assert 0.9 * held <= before <= held
+        assert 0.8 * held <= before <= held

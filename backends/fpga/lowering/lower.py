@@ -198,7 +198,7 @@ def _outputs(b: Builder) -> tuple[list[NetPort], list[str]]:
     found, problems = [], []
     for output in b.graph.outputs:
         node = b.graph.node(output.node)
-        if not tensor(node).numel():
+        if not all(t.numel() for t in tensors(node)):
             problems.append(f"output {output.name}: an empty tensor, which no stream carries")
             continue
         if node in b.constants:
