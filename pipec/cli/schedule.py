@@ -83,7 +83,7 @@ def _listing() -> str:
         function = generator(name)
         known = list(inspect.signature(function).parameters.values())[2:]
         options = ", ".join(f"{p.name}={p.default}" for p in known)
-        summary = (inspect.getdoc(function) or "").splitlines()[0].replace("``", "")
+        summary = next(iter((inspect.getdoc(function) or "").splitlines()), "").replace("``", "")
         lines.append(f"{name:<14} {summary}" + (f"\n{'':<14} options: {options}" if known else ""))
     lines.append(
         "with a flush, also: replicas=1, adjacent=stages (or replicas): copies of the pipeline"

@@ -128,7 +128,7 @@ def _run(node: fx.Node) -> Type:
     except UNKNOWN_WHEN_FAKE:
         return UNKNOWN
     except Exception as error:
-        return f"an op that cannot take them: {str(error).strip().splitlines()[0]}"
+        return f"an op that cannot take them: {(str(error).strip() or repr(error)).splitlines()[0]}"
 
 
 def _fake(node: fx.Node) -> Any:

@@ -90,7 +90,9 @@ def _well_formed(graph: Graph) -> Iterator[Finding]:
     try:
         graph.module.graph.lint()
     except (RuntimeError, ValueError, AttributeError) as error:
-        yield Finding("the FX graph", str(error).splitlines()[0], "a well-formed graph")
+        yield Finding(
+            "the FX graph", (str(error) or repr(error)).splitlines()[0], "a well-formed graph"
+        )
 
 
 def _kinds_of_nodes(graph: Graph) -> Iterator[Finding]:
