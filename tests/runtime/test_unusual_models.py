@@ -1,6 +1,7 @@
 """Models that people write and test suites forget: state, frozen parts, writes in place."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -172,8 +173,9 @@ MODELS: list[Callable[[], nn.Module]] = [
 ]  # fmt: skip
 
 
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    trained = [p for p in parameters if p.requires_grad]
+def sgd(parameters: list[Any]) -> torch.optim.Optimizer:
+    held = [p[1] if isinstance(p, tuple) else p for p in parameters]  # named in a stage
+    trained = [p for p in held if p.requires_grad]
     return torch.optim.SGD(trained, lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
