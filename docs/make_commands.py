@@ -1,5 +1,6 @@
 """Rewrites docs/commands.md: one section per command, what ``--help`` prints at 80 columns."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -28,4 +29,7 @@ def _section(words: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(text(), encoding="utf-8")
+    if "--print" in sys.argv:
+        sys.stdout.write(text())
+    else:
+        PAGE.write_text(text(), encoding="utf-8")
