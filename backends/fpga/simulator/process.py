@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 
 from pipec.backends.fpga.runs import Loop, Run, Table, tokens
 from pipec.errors import BackendError
@@ -175,12 +176,10 @@ def links(
 
 
 def inside(process: Process, inner: Iterable[str]) -> Process:
-    """The process without ports that lead outside: these are always ready."""
+    """The process without ports that lead outside, or nowhere: these are always ready."""
     known = frozenset(inner)
-    ins = [k for k, s in enumerate(process.inputs) if s in known]
-    outs = [k for k, s in enumerate(process.outputs) if s in known]
-    if len(ins) == len(process.inputs) and len(outs) == len(process.outputs):
-        return process
+    ins = tuple(k for k, s in enumerate(process.inputs) if s in known)
+    outs = tuple(k for k, s in enumerate(process.outputs) if s in known)
     return Process(
         process.name,
         _masked(process.table, ins, outs),
@@ -190,16 +189,19 @@ def inside(process: Process, inner: Iterable[str]) -> Process:
     )
 
 
-def _masked(table: Table, ins: list[int], outs: list[int]) -> Table:
-    def ports(mask: int, kept: list[int]) -> int:
-        return sum(1 << new for new, old in enumerate(kept) if mask >> old & 1)
-
+def _masked(table: Table, ins: tuple[int, ...], outs: tuple[int, ...]) -> Table:
     return tuple(
         Loop(item.times, _masked(item.body, ins, outs))
         if isinstance(item, Loop)
-        else Run(item.count, item.delta, ports(item.reads, ins), ports(item.writes, outs))
+        else Run(item.count, item.delta, _ports(item.reads, ins), _ports(item.writes, outs))
         for item in table
     )
+
+
+@cache
+def _ports(mask: int, kept: tuple[int, ...]) -> int:
+    """The mask over the kept ports alone, numbered anew."""
+    return sum(1 << new for new, old in enumerate(kept) if mask >> old & 1)
 
 
 def written(process: Process) -> dict[str, int]:

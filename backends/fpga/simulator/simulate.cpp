@@ -27,6 +27,13 @@ i64 number() {
   return value;
 }
 
+// A number in [0, end), where `end` is the size of what it indexes.
+std::size_t below(std::size_t end) {
+  const i64 value = number();
+  if (value < 0 || static_cast<std::size_t>(value) >= end) std::exit(3);
+  return static_cast<std::size_t>(value);
+}
+
 // FNV-1a over whole words.
 struct hash {
   uint64_t value = 0xcbf29ce484222325u;
@@ -326,7 +333,7 @@ bool is_steady(const std::vector<process> &all, std::size_t n) {
 std::vector<fifo *> ports(std::vector<fifo> &fifos, int process, bool reads) {
   std::vector<fifo *> found(static_cast<std::size_t>(number()));
   for (fifo *&f : found) {
-    f = &fifos[static_cast<std::size_t>(number())];
+    f = &fifos[below(fifos.size())];
     (reads ? f->consumer : f->producer) = process;
   }
   return found;
@@ -334,7 +341,7 @@ std::vector<fifo *> ports(std::vector<fifo> &fifos, int process, bool reads) {
 
 std::vector<fifo *> some(const std::vector<fifo *> &of) {
   std::vector<fifo *> found(static_cast<std::size_t>(number()));
-  for (fifo *&f : found) f = of[static_cast<std::size_t>(number())];
+  for (fifo *&f : found) f = of[below(of.size())];
   return found;
 }
 
@@ -345,7 +352,7 @@ table read_table(const std::vector<fifo *> &ins, const std::vector<fifo *> &outs
     t.loop = number() != 0;
     t.count = number();
     if (t.loop) {
-      t.end = k + 1 + static_cast<std::size_t>(number());
+      t.end = k + 1 + below(items.size() - k);
     } else {
       t.delta = number();
       t.reads = some(ins);

@@ -62,7 +62,6 @@ def cnv() -> Chain:
     return chain
 
 
-@pytest.mark.xfail(reason="the native simulator crashes on this network", strict=True)
 def test_cnv_runs_at_its_busiest_layer() -> None:
     """FINN CNV-W1A1 as submitted to MLPerf Tiny v0.7: 32,768 cycles per frame (3,052 at 100 MHz).
 

@@ -1,6 +1,7 @@
 """The two simulators are one: equal traces, equal deadlocks; and what a steady state promises."""
 
 import re
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -17,8 +18,8 @@ from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.runs import Loop, Run, Table
-from pipec.backends.fpga.simulator import native, plain
-from pipec.backends.fpga.simulator.process import Trace, digest
+from pipec.backends.fpga.simulator import native, plain, rigid
+from pipec.backends.fpga.simulator.process import Style, Trace, digest
 from pipec.errors import BackendError
 from tests.fpga.design.models import graph_of, made
 
@@ -115,6 +116,23 @@ def test_feedback_takes_its_latency_per_round(held: int, work: int, d: int, n: i
     longer = plain.simulate([source, step], depths, len(steady.ends) + 4, initial=initial)
     assert steady.steady
     assert longer.interval == steady.interval
+
+
+@pytest.mark.parametrize("style", [Style.FREE, Style.STALL])
+def test_ports_that_are_not_connected_are_always_ready(style: Style) -> None:
+    """A table may read and write ports that its process has no streams for."""
+    first = Process("first", (Run(6, 2, 0b101, 0b11),), ("x",), ("s",), 3)
+    last = Process("last", (Run(6, 5, 0b11, 0b1),), ("s",))
+    closed = [
+        Process("first", (Run(6, 2, 0, 0b1),), (), ("s",), 3),
+        Process("last", (Run(6, 5, 0b1),), ("s",)),
+    ]
+    slow = plain.simulate if style is Style.FREE else partial(rigid.simulate, style=style)
+    fast = partial(native.simulate, style=style, record=True)
+    want = slow(closed, {"s": 2}, 3)
+    assert slow([first, last], {"s": 2}, 3) == want
+    assert fast([first, last], {"s": 2}, 3) == fast(closed, {"s": 2}, 3)
+    assert fast([first, last], {"s": 2}, 3).ends == want.ends
 
 
 def test_digests_are_those_of_the_handshakes() -> None:
