@@ -1,8 +1,7 @@
 """Cycles of a stage: its engines and ports as processes, simulated handshake by handshake.
 
-There are two simulators of the one semantics (`pipec.backends.fpga.runs`): a plain one for small
-networks and machines without a compiler, and a fast one (`pipec.backends.fpga.simulator`). They
-give the same trace, to the last handshake.
+The semantics are those of `pipec.backends.fpga.runs`, the simulator is
+`pipec.backends.fpga.simulator.native`.
 """
 
 import dataclasses
@@ -10,10 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.source import port_names
-from pipec.backends.fpga.runs import run_table, tokens
-from pipec.backends.fpga.simulator import native, plain, rigid
+from pipec.backends.fpga.runs import run_table
+from pipec.backends.fpga.simulator.native import simulate
 from pipec.backends.fpga.simulator.process import Process, Style, Trace, port_process, written
-from pipec.backends.fpga.toolchain import has_compiler
 from pipec.errors import BackendError
 
 __all__ = [
@@ -28,55 +26,8 @@ __all__ = [
     "steady_state",
 ]
 
-SMALL = 60_000
-"""Handshakes up to which the plain simulator is faster than starting a compiled one."""
 MOST_FRAMES = 32
 """Frames after which a network that has not become steady is taken as it is."""
-
-
-def simulate(
-    processes: Sequence[Process],
-    depths: Mapping[str, int],
-    frames: int = 1,
-    *,
-    record: bool = False,
-    until_steady: bool = False,
-    initial: Mapping[str, int] | None = None,
-    style: Style = Style.FREE,
-) -> Trace:
-    """Run a network of processes on whichever simulator is faster.
-
-    Args:
-        processes: Any order; every stream has one writer and one reader among them, or none on
-            one side (a source that is always ready, a sink that always takes).
-        depths: Declared FIFO depth per stream.
-        frames: Frames to run, at most.
-        record: Keep the cycle of every handshake.
-        until_steady: Stop at the first frame from which on all frames are alike.
-        initial: Tokens that a stream holds at reset (a feedback loop needs some); 0 where absent.
-        style: `Style.FREE`, or `Style.STALL` for pipelines that stall as a whole.
-
-    Raises:
-        BackendError: The network deadlocks; the cycle of waits is reported.
-    """
-    if style is not Style.FREE and not has_compiler():
-        return rigid.simulate(processes, depths, frames, style, initial=initial)
-    if style is not Style.FREE:
-        return native.simulate(
-            processes,
-            depths,
-            frames,
-            record=record,
-            until_steady=until_steady,
-            initial=initial,
-            style=style,
-        )
-    handshakes = sum(
-        tokens(p.table, k, written=True) for p in processes for k in range(len(p.outputs))
-    )
-    fast = handshakes * frames > SMALL and has_compiler()
-    run = native.simulate if fast else plain.simulate
-    return run(processes, depths, frames, record=record, until_steady=until_steady, initial=initial)
 
 
 def steady_state(
@@ -92,10 +43,10 @@ def steady_state(
     the equations of the deeper FIFO too, whose solution is unique.
 
     Args:
-        processes: See `simulate`.
+        processes: See `native.simulate`.
         depths: Declared FIFO depth per stream.
         initial: Tokens that a stream holds at reset.
-        style: See `simulate`.
+        style: See `native.simulate`.
 
     Returns:
         A trace whose ``steady`` says whether the last frame repeats for ever.

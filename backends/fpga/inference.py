@@ -19,7 +19,7 @@ from pipec.backends.fpga.quantise.bound import Bound
 from pipec.backends.fpga.quantise.plan import tolerance_of
 from pipec.backends.fpga.quantise.rounding import cut, held
 from pipec.backends.fpga.quantise.samples import held_out, keep
-from pipec.backends.fpga.rtl.simulate import write_reference
+from pipec.backends.fpga.rtl.generate import write_reference
 from pipec.backends.fpga.stagejson import Json, read_record, stage_record
 from pipec.backends.fpga.toolchain import has_compiler
 from pipec.graph.ir import Graph

@@ -27,7 +27,7 @@ def compiler() -> str:
     """
     if not has_compiler():
         raise BackendError(
-            "the C simulation needs a C++ compiler, which is not installed",
+            "simulating emitted stages needs a C++ compiler, which is not installed",
             got=_wanted(),
             hint="install g++ (Debian: apt install g++), or set CXX",
         )

@@ -17,13 +17,13 @@ from pathlib import Path
 import click
 
 from benchmarks.rtl.cases import Case, cases
+from benchmarks.rtl.compare import compare
 from benchmarks.rtl.finn import lines
 from benchmarks.rtl.rigid import prices
+from benchmarks.rtl.simulate import Bench, Observed, Simulator, run
 from benchmarks.rtl.table import Row, document, line, summary
+from benchmarks.rtl.tile import Tile
 from benchmarks.rtl.values import as_hex, outputs
-from pipec.backends.fpga.rtl.compare import compare
-from pipec.backends.fpga.rtl.simulate import Bench, Observed, Simulator, run
-from pipec.backends.fpga.tile import Tile
 
 BATCH = {Simulator.VERILATOR: 12, Simulator.ICARUS: 1}
 """Configurations in one model, at most: Verilator's runs are short and its compiler starts slowly,

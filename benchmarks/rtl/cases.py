@@ -8,12 +8,12 @@ from pathlib import Path
 
 from benchmarks.rtl.finn import window
 from benchmarks.rtl.nets import Net, Part
+from benchmarks.rtl.tile import Tile
 from pipec.backends.fpga.nests import Map, Mvu, Norm, Reduce, Step, Swg, Vvu, ceil_div
 from pipec.backends.fpga.routing import Concat, Const, Dwc, Fork, Load, Nest, Perm, Repeat, Slice
 from pipec.backends.fpga.rtl.generate import Json
 from pipec.backends.fpga.simulator.process import Style
 from pipec.backends.fpga.stagejson import stage_record
-from pipec.backends.fpga.tile import Tile
 
 STAGES = Path(__file__).parent / "stages"
 """``stage.json`` of small models as pipec folded them, what cycles do not depend on left out."""

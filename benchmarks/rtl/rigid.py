@@ -4,10 +4,10 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from benchmarks.rtl.compare import predicted
 from benchmarks.rtl.table import Row
-from pipec.backends.fpga.rtl.compare import predicted
+from benchmarks.rtl.tile import Tile
 from pipec.backends.fpga.simulator.process import Style
-from pipec.backends.fpga.tile import Tile
 
 
 def prices(rows: Sequence[Row]) -> Iterator[str]:

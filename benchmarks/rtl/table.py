@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from benchmarks.rtl.cases import Case
-from pipec.backends.fpga.rtl.compare import (
+from benchmarks.rtl.compare import (
     INTERVAL_TOLERANCE,
     LATENCY_TOLERANCE,
     Comparison,
 )
+from benchmarks.rtl.tile import Tile
 from pipec.backends.fpga.simulator.process import Style
-from pipec.backends.fpga.tile import Tile
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ their pipeline registers, FIFOs with credits. Nothing is taken from the run tabl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from pipec.backends.fpga.rtl.units import BITS, SALTED, unit_of
 from pipec.backends.fpga.simulator.process import Style
-from pipec.backends.fpga.tile import Tile
 
 Json = Mapping[str, Any]
 SOURCES = ("stage_top.sv", "bench.sv", "top.sv")
@@ -334,33 +334,27 @@ def top_verilog(names: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def tile_bench_verilog(tile: Tile, name: str, frames: int) -> str:
-    """The bench of a tiled engine; its log has the ``e`` lines of engine 0, the store unit."""
-    return f"""\
-module bench_{name} (input logic clk, output logic done);
-  integer log, cycle, stores;
-  logic rst, stored;
-  logic [1:0] start;
-  initial begin log = $fopen("{name}.log", "w"); start = 0; done = 0; end
-  assign rst = ~start[1] | done;
-  tile #(.LOAD({tile.load}), .COMPUTE({tile.compute}), .STORE({tile.store}),
-    .LATENCY({tile.latency}), .BANKS({tile.banks}), .OUTSTANDING({tile.outstanding})) dut (
-    .clk(clk), .rst(rst), .asked(), .loaded(), .computed(), .stored(stored));
-  always @(posedge clk) begin
-    start <= {{start[0], 1'b1}};
-    if (rst) begin cycle <= 0; stores <= 0; end
-    else begin
-      cycle <= cycle + 1;
-      if (stored) begin
-        stores <= stores + 1;
-        if ((stores + 1) % {tile.tiles} == 0) $fwrite(log, "e 0 %0d\\n", cycle);
-        if (stores + 1 == {tile.tiles * frames}) begin
-          $fwrite(log, "end %0d 0\\n", cycle);
-          $fclose(log);
-          done <= 1;
-        end
-      end
-    end
-  end
-endmodule
-"""
+def write_reference(record: Json, folder: Path) -> None:
+    """Write the SystemVerilog of one stage with a bench of three frames.
+
+    ``top`` in ``top.sv`` is the bench (``clocked`` for Icarus), ``stage`` the stage; ``main.cpp``
+    is the clock of a Verilator model. The log is ``stage.log`` (`bench_verilog`).
+
+    Args:
+        record: The parsed ``stage.json``.
+        folder: Created; its parent exists.
+
+    Raises:
+        BackendError: An engine has no SystemVerilog.
+    """
+    stage = with_ports(record)
+    texts = {
+        **library(),
+        "stage.sv": stage_verilog(stage, "stage"),
+        "bench_stage.sv": bench_verilog(stage, "stage", 3),
+        "top.sv": top_verilog(["stage"]),
+        "main.cpp": clock_main(),
+    }
+    folder.mkdir()
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")

@@ -1,1 +1,1 @@
-"""Two simulators of one semantics: a plain one in Python, and a fast one that g++ compiles."""
+"""The simulator of the one semantics, `pipec.backends.fpga.runs`: C++ that g++ compiles."""

@@ -1,4 +1,11 @@
-"""The fast simulator: `simulate.cpp`, compiled once per process, fed through a pipe."""
+"""The simulator: `simulate.cpp`, compiled once per process, fed through a pipe.
+
+It visits handshakes, not cycles, and the result does not depend on the order of visits, because
+every time follows from earlier ones alone (`pipec.backends.fpga.runs`). A process is advanced until
+it needs a token that nobody has produced yet, or a slot that nobody has freed; whoever it could now
+unblock is queued. When nothing moves and something is unfinished, the chain of waits closes into
+the deadlock that is reported.
+"""
 
 import subprocess
 import tempfile
@@ -55,13 +62,24 @@ def simulate(
     initial: Mapping[str, int] | None = None,
     style: Style = Style.FREE,
 ) -> Trace:
-    """As `plain.simulate` and, with `Style.STALL`, `rigid.simulate`; some hundred times as fast.
+    """Run a network of processes.
+
+    Args:
+        processes: Any order; every stream has one writer and one reader among them, or none on
+            one side (a source that is always ready, a sink that always takes).
+        depths: Declared FIFO depth per stream.
+        frames: Frames to run, at most.
+        record: Keep the cycle of every handshake.
+        until_steady: Stop at the first frame from which on all frames are alike.
+        initial: Tokens that a stream holds at reset (a feedback loop needs some); 0 where absent.
+        style: `Style.FREE`, or `Style.STALL` for pipelines that stall as a whole.
 
     Raises:
-        BackendError: The network deadlocks, or there is no C++ compiler.
+        BackendError: The network deadlocks, and the cycle of waits is reported; or there is no C++
+            compiler.
     """
     if style is Style.FLUSH:
-        raise BackendError("the fast simulator knows no bubbles", got=style, want="free or stall")
+        raise BackendError("the simulator knows no bubbles", got=style, want="free or stall")
     stalls = style is Style.STALL
     net = links(processes, depths, initial, in_flight=not stalls)
     with tempfile.TemporaryDirectory(prefix="pipec-cycles-") as folder:

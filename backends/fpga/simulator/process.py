@@ -8,20 +8,6 @@ from functools import cache
 from pipec.backends.fpga.runs import Loop, Run, Table, tokens
 from pipec.errors import BackendError
 
-FNV_OFFSET, FNV_PRIME, WORD = 0xCBF29CE484222325, 0x100000001B3, (1 << 64) - 1
-
-
-def digest(cycles: Iterable[int], start: int = FNV_OFFSET) -> int:
-    """FNV-1a over whole 64-bit words: equal for equal lists of handshake cycles.
-
-    Example:
-        >>> hex(digest([1, 2, 3]))
-        '0xd0aa6218672cf5ab'
-    """
-    for cycle in cycles:
-        start = (start ^ cycle) * FNV_PRIME & WORD
-    return start
-
 
 class Style(StrEnum):
     """How pipelines stall; Vitis HLS's ``PIPELINE style`` in brackets.
@@ -74,7 +60,7 @@ class Flow:
         tokens: Tokens written.
         empty: Cycles that its reader waited for tokens; ``full`` its writer for slots.
         last_empty: The same in the last frame alone; ``last_full`` likewise.
-        digest: `digest` of the cycles at which its tokens became visible.
+        digest: Of the cycles at which its tokens became visible: FNV-1a over whole 64-bit words.
     """
 
     tokens: int

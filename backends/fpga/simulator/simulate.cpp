@@ -1,4 +1,10 @@
-// The fast simulator: the semantics of plain.py (free pipelines) and of rigid.py (style `stall`).
+// The simulator: handshakes of a network of processes, by the rule of runs.py (free pipelines) or, in
+// style `stall`, by that of a rigid pipeline: a shift register with one enable, that moves in steps.
+//   push   a firing that starts in step p writes in step p + D - 1; vis = c(p + D - 1) + 1
+//   stall  it starts in step (one before + delta), and cycle c(p) waits for its inputs, and for slots
+//          of the tokens that leave in step p
+// With `stall` the last results of a frame leave only when the inputs of the next one arrive; frames
+// are therefore run on, as far as the first ones need it.
 //
 // Input (whitespace-separated integers on stdin):
 //   frames until_steady rigid record

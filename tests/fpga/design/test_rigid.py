@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from pipec.backends.fpga.cycles import steady_state
 from pipec.backends.fpga.runs import Run
-from pipec.backends.fpga.simulator import native, plain, rigid
+from pipec.backends.fpga.simulator import native
 from pipec.backends.fpga.simulator.process import Process, Style
 from pipec.errors import BackendError
+from tests.fpga.design import plain, rigid
 from tests.fpga.design.naive import naive_rigid
 from tests.fpga.design.test_simulators import networks
 

@@ -18,10 +18,12 @@ from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.runs import Loop, Run, Table
-from pipec.backends.fpga.simulator import native, plain, rigid
-from pipec.backends.fpga.simulator.process import Style, Trace, digest
+from pipec.backends.fpga.simulator import native
+from pipec.backends.fpga.simulator.process import Style, Trace
 from pipec.errors import BackendError
+from tests.fpga.design import plain, rigid
 from tests.fpga.design.models import graph_of, made
+from tests.fpga.design.plain import digest
 
 
 @st.composite

@@ -14,18 +14,18 @@ from click.testing import CliRunner
 
 from benchmarks.rtl.__main__ import wrong_values
 from benchmarks.rtl.cases import Case, cases
+from benchmarks.rtl.compare import Comparison, compare
 from benchmarks.rtl.finn import MEASURED
+from benchmarks.rtl.simulate import Bench, Observed, Simulator, run
+from benchmarks.rtl.stage import main
+from benchmarks.rtl.tile import Tile
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.nests import Swg
-from pipec.backends.fpga.rtl.__main__ import main
-from pipec.backends.fpga.rtl.compare import Comparison, compare
-from pipec.backends.fpga.rtl.generate import quiet_limit, stage_verilog
-from pipec.backends.fpga.rtl.simulate import Bench, Observed, Simulator, run, write_reference
+from pipec.backends.fpga.rtl.generate import quiet_limit, stage_verilog, write_reference
 from pipec.backends.fpga.simulator.process import Style
 from pipec.backends.fpga.stagejson import stage_record
-from pipec.backends.fpga.tile import Tile
 from pipec.errors import BackendError
 from tests.fpga.design.models import graph_of, made
 

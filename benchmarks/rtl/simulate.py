@@ -8,18 +8,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from benchmarks.rtl.tile import SOURCE, Tile, tile_bench_verilog
 from pipec.backends.fpga.rtl.generate import (
     Json,
     bench_verilog,
     clock_main,
     library,
     stage_verilog,
-    tile_bench_verilog,
     top_verilog,
-    with_ports,
 )
 from pipec.backends.fpga.simulator.process import Style
-from pipec.backends.fpga.tile import Tile
 from pipec.errors import BackendError
 
 
@@ -84,7 +82,7 @@ def write_sources(benches: Sequence[Bench], folder: Path, *, values: bool = Fals
     Raises:
         BackendError: An engine has no SystemVerilog.
     """
-    texts = dict(library())
+    texts = {**library(), SOURCE.name: SOURCE.read_text(encoding="utf-8")}
     for bench in benches:
         if isinstance(bench.subject, Tile):
             texts[f"bench_{bench.name}.sv"] = tile_bench_verilog(
@@ -100,23 +98,6 @@ def write_sources(benches: Sequence[Bench], folder: Path, *, values: bool = Fals
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "main.cpp").write_text(clock_main(), encoding="utf-8")
     return [folder / name for name in texts]
-
-
-def write_reference(record: Json, folder: Path) -> None:
-    """Write the SystemVerilog of one stage with a bench of three frames.
-
-    ``top`` in ``top.sv`` is the bench (``clocked`` for Icarus), ``stage`` the stage; ``main.cpp``
-    is the clock of a Verilator model. The log is ``stage.log`` (`generate.bench_verilog`).
-
-    Args:
-        record: The parsed ``stage.json``.
-        folder: Created; its parent exists.
-
-    Raises:
-        BackendError: An engine has no SystemVerilog.
-    """
-    folder.mkdir()
-    write_sources([Bench("stage", with_ports(record), 3)], folder)
 
 
 def run(

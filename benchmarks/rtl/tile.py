@@ -17,9 +17,11 @@ per tile = max(load, compute, store, (load+compute+latency)/banks, (load+latency
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from pipec.backends.fpga.cycles import Process, Trace, simulate
 from pipec.backends.fpga.runs import Loop, Run, Table
+from pipec.backends.fpga.simulator.native import simulate
+from pipec.backends.fpga.simulator.process import Process, Trace
 
 RESULTS = 2
 """Buffers of results."""
@@ -87,3 +89,39 @@ def _held(cycles: int, reads: int, writes: int) -> Table:
     if cycles == 1:
         return (Run(1, 1, reads, writes),)
     return (Run(1, 1, reads), Run(1, cycles - 1, 0, writes))
+
+
+SOURCE = Path(__file__).with_name("tile.sv")
+"""The engine as hardware."""
+
+
+def tile_bench_verilog(tile: Tile, name: str, frames: int) -> str:
+    """The bench of a tiled engine; its log has the ``e`` lines of engine 0, the store unit."""
+    return f"""\
+module bench_{name} (input logic clk, output logic done);
+  integer log, cycle, stores;
+  logic rst, stored;
+  logic [1:0] start;
+  initial begin log = $fopen("{name}.log", "w"); start = 0; done = 0; end
+  assign rst = ~start[1] | done;
+  tile #(.LOAD({tile.load}), .COMPUTE({tile.compute}), .STORE({tile.store}),
+    .LATENCY({tile.latency}), .BANKS({tile.banks}), .OUTSTANDING({tile.outstanding})) dut (
+    .clk(clk), .rst(rst), .asked(), .loaded(), .computed(), .stored(stored));
+  always @(posedge clk) begin
+    start <= {{start[0], 1'b1}};
+    if (rst) begin cycle <= 0; stores <= 0; end
+    else begin
+      cycle <= cycle + 1;
+      if (stored) begin
+        stores <= stores + 1;
+        if ((stores + 1) % {tile.tiles} == 0) $fwrite(log, "e 0 %0d\\n", cycle);
+        if (stores + 1 == {tile.tiles * frames}) begin
+          $fwrite(log, "end %0d 0\\n", cycle);
+          $fclose(log);
+          done <= 1;
+        end
+      end
+    end
+  end
+endmodule
+"""

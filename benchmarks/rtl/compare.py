@@ -4,14 +4,14 @@ import math
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from pipec.backends.fpga.cycles import Trace, simulate
+from benchmarks.rtl.simulate import Bench, Observed
+from benchmarks.rtl.tile import Tile
 from pipec.backends.fpga.rtl.generate import Json
-from pipec.backends.fpga.rtl.simulate import Bench, Observed
-from pipec.backends.fpga.simulator import rigid
-from pipec.backends.fpga.simulator.process import Style
+from pipec.backends.fpga.simulator.native import simulate
+from pipec.backends.fpga.simulator.process import Style, Trace
 from pipec.backends.fpga.stagejson import network
-from pipec.backends.fpga.tile import Tile
 from pipec.errors import BackendError
+from tests.fpga.design import rigid
 
 INTERVAL_TOLERANCE = 0.01
 """Largest relative difference of the interval."""

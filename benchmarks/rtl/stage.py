@@ -1,4 +1,4 @@
-"""``python -m pipec.backends.fpga.rtl out/stage0_xcvu9p``: a stage's cycles in RTL.
+"""``python -m benchmarks.rtl.stage out/stage0_xcvu9p``: a stage's cycles in RTL.
 
 Writes the stage's SystemVerilog from its ``stage.json``, runs it, and prints interval and latency
 beside those of the cycle simulator. The exit status is 1 if they differ.
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from pipec.backends.fpga.rtl.compare import compare
+from benchmarks.rtl.compare import compare
+from benchmarks.rtl.simulate import Bench, Simulator, run
 from pipec.backends.fpga.rtl.generate import with_ports
-from pipec.backends.fpga.rtl.simulate import Bench, Simulator, run
 from pipec.backends.fpga.simulator.process import Style
 from pipec.backends.fpga.stagejson import read_record
 from pipec.errors import PipecError
