@@ -79,11 +79,20 @@ def read_engines(
         directory: Where it was emitted.
         simulated: What a simulation found per stage, or nothing.
     """
-    paths = [directory / stage_folder(s.index) / "stage.json" for s in plan.stages]
-    if not paths or not all(path.is_file() for path in paths):
+    found = [(s.index, path) for s in plan.stages for path in _records(directory, s.index)]
+    if {stage for stage, _ in found} != {s.index for s in plan.stages}:
         return None
     cycles = {c.stage: c for c in simulated}
-    return [_stage(k, _json(path), cycles) for k, path in enumerate(paths)]
+    return [_stage(stage, _json(path), cycles) for stage, path in found]
+
+
+def _records(directory: Path, stage: int) -> list[Path]:
+    """``stage.json`` of a stage: in ``stage0_<chip>``, or one per kernel below it in training."""
+    name = stage_folder(stage)
+    folders = [f for f in directory.glob(f"{name}*") if f.name == name or f.name[len(name)] == "_"]
+    return sorted(
+        p for f in folders for pattern in ("", "*/") for p in f.glob(f"{pattern}stage.json")
+    )
 
 
 def _stage(number: int, record: Data, cycles: dict[str, StageCycles]) -> Data:
@@ -100,6 +109,7 @@ def _stage(number: int, record: Data, cycles: dict[str, StageCycles]) -> Data:
         engines.append(row)
     return {
         "stage": number,
+        "name": record["stage"],
         "device": record["device"],
         "clock_mhz": record["clock_mhz"],
         "interval": found.interval if found else record["cycles"]["interval"],

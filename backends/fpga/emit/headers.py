@@ -1,5 +1,6 @@
-"""The C++ headers that pipec ships."""
+"""The C++ headers that pipec ships, and the texts with gaps that files are made of."""
 
+import re
 from importlib.resources import files
 
 _FOLDER = files("pipec.backends.fpga") / "hls"
@@ -11,3 +12,14 @@ STAND_INS = ("hls_stream.h", "queue.h", "dataflow.h", "ap_axi_sdata.h")
 def own_header(name: str) -> str:
     """The text of one of them, by its path below ``hls/``."""
     return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def filled(name: str, section: str = "main", **gaps: object) -> str:
+    """One section of ``hls/text/<name>.in``, its gaps ``@gap@`` filled; ``@@ name`` begins one.
+
+    Raises:
+        KeyError: There is no such section, or nothing for a gap.
+    """
+    _, *found = re.split(r"^@@ (\w+)\n", own_header(f"text/{name}.in"), flags=re.MULTILINE)
+    text = dict(zip(found[::2], found[1::2], strict=True))[section]
+    return re.sub(r"@(\w+)@", lambda gap: str(gaps[gap[1]]), text)

@@ -132,7 +132,7 @@ function enginesView(stages) {
       h('i', { style: { width: `${100 * e.busy / Math.max(slowest, s.interval)}%`, background: e.busy === slowest ? 'var(--mark)' : 'var(--F)' } })),
     whole(e.busy), e.simulated ? whole(e.empty + e.full) : '', e.waits_for || '', count(e.dsp || 0)]);
     const fifos = s.fifos.map((f) => [h('span.name', null, f.name), `${f.from} → ${f.to}`, whole(f.depth), whole(f.tokens), `${f.width_bits} bit`]);
-    return h('div', null, h('h3', null, chip(s.stage), ` ${s.device}: a frame every ${whole(s.interval)} cycles (${seconds(s.interval / s.clock_mhz / 1e6)} at ${s.clock_mhz} MHz), first result after ${whole(s.latency)}`),
+    return h('div', null, h('h3', null, chip(s.stage), ` ${s.name} on ${s.device}: a frame every ${whole(s.interval)} cycles (${seconds(s.interval / s.clock_mhz / 1e6)} at ${s.clock_mhz} MHz), first result after ${whole(s.latency)}`),
       table(['resource', 'used', '>', '>there', '>'], resources),
       h('details', { open: '' }, h('summary', null, `${engines.length} engines: busy cycles of a frame, then waiting`), table(['engine', 'kind', 'cycles', '>busy', '>waits', 'for', '>DSP'], engines)),
       h('details', null, h('summary', null, `${fifos.length} FIFOs`), table(['FIFO', 'from, to', '>depth', '>tokens per frame', '>width'], fifos)));

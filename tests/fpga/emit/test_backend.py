@@ -14,6 +14,7 @@ from rich.console import Console
 
 from pipec.backends.fpga.csim import build as csim_build
 from pipec.backends.fpga.csim.run import load_stages
+from pipec.backends.fpga.designs import designs_of
 from pipec.backends.fpga.emit.stage import TOLERANCE
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
@@ -26,6 +27,7 @@ from pipec.frontends.load import load
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.report.cycles import print_checks
+from pipec.report.extras import read_engines
 from tests.cli.running import Pipec
 
 FACTORY = """
@@ -90,6 +92,22 @@ def test_stages_stream_to_one_another_on_the_command_line(
     frames = [b["name"].split(" of ")[1] for b in found["boundaries"]]
     assert frames == ["frame 1", "frame 2", "frame 3"]
     assert {b["stage"] for b in found["boundaries"]} == {3}
+
+
+def test_a_report_shows_the_engines_that_were_emitted(
+    encoder: tuple[Plan, Path, str], tmp_path: Path, pipec: Pipec
+) -> None:
+    plan, directory, _ = encoder
+    designs = designs_of(plan)
+    found = read_engines(plan, directory, ())
+    assert found is not None
+    assert [s["stage"] for s in found] == [0, 1, 2, 3]
+    shown = [[e["name"] for e in s["engines"]] for s in found]
+    assert shown == [[e.name for e in design.engines] for design in designs]
+    done = pipec("report", directory, "-o", tmp_path / "page.html")
+    assert done.code == 0, done.err
+    page = (tmp_path / "page.html").read_text()
+    assert all(f'"{name}"' in page for stage in shown for name in stage)
 
 
 def test_unlike_boards_relay_what_skips_a_stage(folder: Path) -> None:
