@@ -60,7 +60,7 @@ rtl: setup ## cycles against SystemVerilog under Verilator; rewrites docs/fpga_r
 hls-check: setup ## intervals of emitted loops from LLVM IR; DIR= what pipec compile wrote
 	@command -v clang-14 >/dev/null \
 	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends clang-14; }
-	$(BIN)/python -m $(if $(DIR),pipec.backends.fpga.hlscheck $(DIR),benchmarks.hls_check)
+	$(BIN)/python -m $(if $(DIR),benchmarks.hls_check.stages $(DIR),benchmarks.hls_check)
 
 fpga-conformance: setup ## every stage of 14 models: warnings, onnxruntime, sanitizers, cycles
 	$(BIN)/python -m benchmarks.fpga_conformance

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipec.backends.fpga.hlscheck.compiled import loops_in
-from pipec.backends.fpga.hlscheck.ir import functions
-from pipec.backends.fpga.hlscheck.recurrence import Interval
+from benchmarks.hls_check.compiled import loops_in
+from benchmarks.hls_check.ir import functions
+from benchmarks.hls_check.recurrence import Interval, last_name, names_in
 
 ENGINES = Path(__file__).resolve().parents[3] / "backends/fpga/hls/engines"
 needs_clang = pytest.mark.skipif(shutil.which("clang-14") is None, reason="needs clang-14")
@@ -158,3 +158,9 @@ def test_matrix_units_reach_their_interval(tmp_path: Path) -> None:
     words = {n: unit(tmp_path / f"b{n}", "mvu_b", nf=n).recurrence for n in (5, 6)}
     assert ring == {4: 2, 5: 1}
     assert words == {5: 2, 6: 1}
+
+
+def test_names_are_read_from_mangled_ones() -> None:
+    assert names_in("_ZN6engine3swgIN3cfg8conv_swgEEEvi") == ["engine", "swg", "cfg", "conv_swg"]
+    mangled = "_ZZN6engine4workEiRN3hls6streamIfLi0EEES3_E3sum"
+    assert (last_name(mangled), last_name("acc")) == ("sum", "acc")

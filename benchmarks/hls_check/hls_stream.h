@@ -1,4 +1,4 @@
-// Stand-in for the vendor's header of this name, for `pipec.backends.fpga.hlscheck` alone: a FIFO
+// Stand-in for the vendor's header of this name, for `benchmarks.hls_check` alone: a FIFO
 // is two opaque functions, so that a compiler knows nothing of what it holds.
 #ifndef PIPEC_CHECK_HLS_STREAM_H
 #define PIPEC_CHECK_HLS_STREAM_H

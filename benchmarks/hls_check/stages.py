@@ -1,4 +1,4 @@
-"""``python -m pipec.backends.fpga.hlscheck out``: whether emitted loops reach their intervals.
+"""``python -m benchmarks.hls_check.stages out``: whether emitted loops reach their intervals.
 
 Every pipelined loop of every stage in a directory that pipec wrote is compiled to LLVM IR; its
 recurrences and memory ports give the least interval at the stage's clock. The exit status is 1 if
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import click
 
-from pipec.backends.fpga.hlscheck.compiled import intervals
-from pipec.backends.fpga.hlscheck.recurrence import Interval
+from benchmarks.hls_check.compiled import intervals
+from benchmarks.hls_check.recurrence import Interval
 from pipec.errors import BackendError, PipecError
 
 

@@ -16,8 +16,8 @@ from functools import cached_property
 
 import networkx as nx
 
-from pipec.backends.fpga.hlscheck.ir import Function, Instruction, Loop
-from pipec.backends.fpga.hlscheck.operators import GATE, MUX, RAM, STORE, Delays
+from benchmarks.hls_check.ir import Function, Instruction, Loop
+from benchmarks.hls_check.operators import GATE, MUX, RAM, STORE, Delays
 from pipec.errors import BackendError
 
 _BITS = re.compile(r"(?<![%\w.])i(\d+)\b")
@@ -359,12 +359,7 @@ class Body:
 
 
 def names_in(mangled: str) -> list[str]:
-    """Identifiers of a mangled name, in order.
-
-    Example:
-        >>> names_in("_ZN6engine3swgIN3cfg8conv_swgEEEvi")
-        ['engine', 'swg', 'cfg', 'conv_swg']
-    """
+    """Identifiers of a mangled name, in order."""
     found, at = [], 0
     while match := re.compile(r"\d+").search(mangled, at):
         name = mangled[match.end() : match.end() + int(match[0])]
@@ -375,12 +370,7 @@ def names_in(mangled: str) -> list[str]:
 
 
 def last_name(mangled: str) -> str:
-    """The identifier that a mangled name ends with; the name itself if it is none.
-
-    Example:
-        >>> last_name("_ZZN6engine4workEiRN3hls6streamIfLi0EEES3_E3sum"), last_name("acc")
-        ('sum', 'acc')
-    """
+    """The identifier that a mangled name ends with; the name itself if it is none."""
     if not mangled.startswith("_Z"):
         return mangled
     ends = (m for m in re.finditer(r"\d+", mangled) if len(mangled) - m.end() == int(m[0]))

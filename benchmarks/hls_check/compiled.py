@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator
 from importlib.resources import files
 from pathlib import Path
 
-from pipec.backends.fpga.hlscheck.ir import Function, functions
-from pipec.backends.fpga.hlscheck.operators import Delays
-from pipec.backends.fpga.hlscheck.recurrence import Array, Body, Interval
+from benchmarks.hls_check.ir import Function, functions
+from benchmarks.hls_check.operators import Delays
+from benchmarks.hls_check.recurrence import Array, Body, Interval
 from pipec.backends.fpga.stagejson import read_record
 from pipec.errors import BackendError
 
@@ -76,9 +76,9 @@ def loops_in(source: Path, clock_mhz: float) -> list[Interval]:
         for path, text in texts.items():
             _collect(arrays, text, headers)
             path.write_text(_translated(text, engines), encoding="utf-8")
-        for header, where in (("hls_stream.h", "check"), ("ap_axi_sdata.h", "csim")):
-            own = files("pipec.backends.fpga") / "hls" / where / header
-            (folder / header).write_text(own.read_text(encoding="utf-8"), encoding="utf-8")
+        shutil.copy(Path(__file__).with_name("hls_stream.h"), folder)
+        words = files("pipec.backends.fpga") / "hls/csim/ap_axi_sdata.h"
+        (folder / "ap_axi_sdata.h").write_text(words.read_text(encoding="utf-8"), encoding="utf-8")
         text = _ir(folder)
     sizes = {name: _product(dims) for name, dims in _GLOBAL.findall(text)}
     delays = Delays(clock_mhz)

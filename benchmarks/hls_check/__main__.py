@@ -3,7 +3,8 @@
     python -m benchmarks.hls_check                         three small models, four precisions
     python -m benchmarks.hls_check resnet50 --devices 4xvcu118 --precision int8
 
-The check is `pipec.backends.fpga.hlscheck` on what `pipec compile` writes. Exit status 1 if a loop
+The check is that of `benchmarks.hls_check.stages` on what `pipec compile` writes. Exit status 1 if
+a loop
 declares less than its recurrences and memory ports allow.
 """
 
@@ -14,9 +15,9 @@ from pathlib import Path
 import click
 
 from benchmarks._fpga_models import NAMES, write_model
-from pipec.backends.fpga.hlscheck.__main__ import stages_in
-from pipec.backends.fpga.hlscheck.compiled import intervals
-from pipec.backends.fpga.hlscheck.recurrence import Interval
+from benchmarks.hls_check.compiled import intervals
+from benchmarks.hls_check.recurrence import Interval
+from benchmarks.hls_check.stages import stages_in
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.frontends.load import load
