@@ -89,9 +89,11 @@ def test_force_replaces_only_what_pipec_wrote(tmp_path: Path) -> None:
     assert (empty / "plan.json").exists()
 
 
+# A suite that runs in the background ignores Ctrl-C, and so would the processes that it starts.
 WRITER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from pipec.compiler.output import atomic_directory
 with atomic_directory(Path(sys.argv[1]), force=True) as directory:
     (directory / "plan.json").write_text("half")
