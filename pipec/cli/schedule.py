@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from pipec.cli.console import output
 from pipec.errors import PipecError, ScheduleError
 from pipec.schedule.action import COMPUTE
 from pipec.schedule.channels import ChannelKind
@@ -212,7 +213,10 @@ def _data(timeline: Timeline) -> dict[str, Any]:
 def _shown(timeline: Timeline) -> str:
     s = timeline.schedule
     compute = sum(int((s.kind == kind).sum()) for kind in COMPUTE)
-    drawn = grid(timeline) if compute <= DRAWN else f"({compute} actions: --svg draws them)"
+    drawn = f"({compute} actions: --svg draws them)"
+    if compute <= DRAWN:
+        screen = output()
+        drawn = grid(timeline, width=screen.width) if screen.is_terminal else grid(timeline)
     numbers = f"makespan {_number(timeline.seconds)}   bubble {timeline.bubble:.2%}"
     head = f"{s.name}: {s.stages} stages, {s.microbatches} microbatches, {s.devices} devices"
     return "\n".join([head, "", drawn, "", table(timeline), "", numbers])

@@ -22,12 +22,13 @@ TICK = 12
 """Fewest characters between two times on the axis."""
 
 
-def grid(timeline: Timeline, columns: int = MOST_COLUMNS) -> str:
+def grid(timeline: Timeline, columns: int = MOST_COLUMNS, width: int = 2 * MOST_COLUMNS) -> str:
     """The compute lanes of all devices.
 
     Args:
         timeline: What to draw.
-        columns: Most characters of a line's time axis.
+        columns: Most characters of the time axis.
+        width: Characters of a line; an axis that needs more continues in a band below.
 
     Example:
         >>> from pipec.schedule.registry import generate
@@ -47,9 +48,15 @@ def grid(timeline: Timeline, columns: int = MOST_COLUMNS) -> str:
         rows = lanes.order[lanes.start[number] : lanes.start[number + 1]]
         name = f"device {lane.device}{lane.name.removeprefix('compute')}"
         lines.append((name, _line(timeline, rows, scale)))
-    width = max((len(name) for name, _ in lines), default=0)
-    drawn = [f"{name:<{width}} │{line}".rstrip() for name, line in lines]
-    return "\n".join([*drawn, f"{'time':>{width}} │{_axis(timeline.seconds, scale)}"])
+    margin = max((len(name) for name, _ in lines), default=4)
+    lines.append(("time".rjust(margin), _axis(timeline.seconds, scale)))
+    room = max(width - margin - 2, TICK)
+    longest = max(len(line) for _, line in lines)
+    bands = [
+        [f"{name:<{margin}} │{line[first : first + room]}".rstrip() for name, line in lines]
+        for first in range(0, longest or 1, room)
+    ]
+    return "\n\n".join("\n".join(band) for band in bands)
 
 
 def _axis(seconds: float, scale: float) -> str:

@@ -94,3 +94,17 @@ def test_trace_holds_actions_flows_and_memory() -> None:
     assert len(starts) == 2 * 2 * 4
     assert {e["pid"] for e in events if e["ph"] == "C"} == {0, 1, 2}
     assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} >= {"compute", "out:1"}
+
+
+def test_a_narrow_grid_continues_below() -> None:
+    """Bands of a narrow screen, laid side by side, are the wide grid."""
+    made = timeline()
+    bands = [band.splitlines() for band in grid(made, width=30).split("\n\n")]
+    assert len(bands) > 1
+    assert max(len(line) for band in bands for line in band) <= 30
+    room = 30 - len("device 0 │")
+    joined = [
+        "".join(line.partition("│")[2].ljust(room) for line in lines).rstrip()
+        for lines in zip(*bands, strict=True)
+    ]
+    assert joined == [line.partition("│")[2] for line in grid(made).splitlines()]
