@@ -13,6 +13,7 @@ from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import designs_of, device_of, lowered, precision_of
 from pipec.backends.fpga.emit.golden import Golden, golden_chain, random_inputs
+from pipec.backends.fpga.emit.scripts import Site
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage
 from pipec.backends.fpga.lint import stage as lint
 from pipec.backends.fpga.quantise.bound import Bound
@@ -49,16 +50,14 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
         own = [b for b in bounds if b.stage == k]
         tolerance = tolerance_of(own)
         folder = directory / stage_directory(design.name, design.part)
-        write_stage(
-            design,
-            folder,
-            frame,
+        site = Site(
             platform=bool(fabric and fabric.has_platform),
-            tolerance=of_golden(design, frame, tolerance),
             crossing=_crossing(plan.stages[k].graph),
             banks=banks_of(fabric) if fabric else ("DDR[0]",),
             hosted=True,
         )
+        accepted = of_golden(design, frame, tolerance)
+        write_stage(design, folder, frame, tolerance=accepted, site=site)
         record = {**stage_record(design), "tolerance": tolerance}
         _write(record | {"bounds": [b.to_json() for b in own]} if narrow else record, folder)
         if plan.options.get("rtl"):

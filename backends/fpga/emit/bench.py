@@ -3,6 +3,7 @@
 from pipec.backends.fpga.design import DdrPort, StageDesign
 from pipec.backends.fpga.emit.cpp import cpp_type, identifier
 from pipec.backends.fpga.emit.engines import padded_lanes
+from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.source import (
     arguments,
     crosses,
@@ -18,20 +19,6 @@ from pipec.backends.fpga.emit.source import (
 )
 from pipec.backends.fpga.emit.tables import off_chip, on_chip
 from pipec.backends.fpga.training.nests import Fetch, Spill
-
-_MAIN = """\
-int main(int argc, char **argv) {
-  const std::string stage = argc > 1 ? argv[1] : ".";
-  const int frames = argc > 2 ? std::atoi(argv[argc > 3 ? 3 : 2]) : GOLDEN_FRAMES;
-  const int first = argc > 4 ? std::atoi(argv[4]) : 0;
-  const int microbatches = argc > 5 ? std::atoi(argv[5]) : 1;
-  const int status = argc > 3
-                         ? run(stage, argv[2], frames, false, first, microbatches)
-                         : run(stage, stage + "/tb/golden", frames, true, first, microbatches);
-  return status != 0 ? status : tb::status();
-}
-"""
-"""What its arguments mean, whatever the stage."""
 
 
 def tb_stage_cpp(design: StageDesign, *, frames: int, tolerance: float) -> str:
@@ -49,44 +36,16 @@ def tb_stage_cpp(design: StageDesign, *, frames: int, tolerance: float) -> str:
         frames: Frames of golden data.
         tolerance: Largest error relative to the largest magnitude of an output.
     """
-    before = [*table_images(design), *_memory(design), *_ports(design)]
-    setup = "\n".join(f"  {line}" for line in before)
     call = ", ".join(_argument(name, design) for _, name in arguments(design))
-    turn = [*_inputs(design), f"{top_name(design)}({call});", *_results(design)]
-    body = "\n".join(f"    {line}" for line in turn)
-    after = "\n".join(f"  {line}" for line in _left_in_memory(design))
-    return f"""\
-// Test bench of {design.name}: golden frames in, kernel, comparison.
-//
-//   tb [stage directory [frames]]                         play golden/, compare
-//   tb <stage directory> <data directory> <frames> [first microbatch [microbatches]]
-//                                                         play other data, write the outputs;
-//                                                         its files may be pipes between stages
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "stage_top.h"
-#include "testbench.h"
-
-static const int GOLDEN_FRAMES = {frames};
-static const double TOLERANCE = {tolerance!r};
-
-static int run(const std::string &stage, const std::string &data, int frames, bool compare,
-               int first, int microbatches) {{
-  const std::string weights = stage + "/src/weights/";
-{setup}
-  bool ok = true;
-  const int each = compare ? frames : 1;  // frames per call of the kernel
-  for (int done = 0; done < frames; done += each) {{
-{body}
-  }}
-{after}
-  (void)first, (void)microbatches;
-  return ok ? 0 : 1;
-}}
-
-{_MAIN}"""
+    return filled(
+        "tb_stage.cpp",
+        stage=design.name,
+        frames=frames,
+        tolerance=repr(tolerance),
+        setup=[*table_images(design), *_memory(design), *_ports(design)],
+        body=[*_inputs(design), f"{top_name(design)}({call});", *_results(design)],
+        after=_left_in_memory(design),
+    )
 
 
 def table_images(design: StageDesign) -> list[str]:

@@ -14,12 +14,21 @@ def own_header(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
-def filled(name: str, section: str = "main", **gaps: object) -> str:
+def filled(name: str, section: str = "main", /, **gaps: object) -> str:
     """One section of ``hls/text/<name>.in``, its gaps ``@gap@`` filled; ``@@ name`` begins one.
+
+    A list is lines, each indented as its gap is.
 
     Raises:
         KeyError: There is no such section, or nothing for a gap.
     """
     _, *found = re.split(r"^@@ (\w+)\n", own_header(f"text/{name}.in"), flags=re.MULTILINE)
     text = dict(zip(found[::2], found[1::2], strict=True))[section]
-    return re.sub(r"@(\w+)@", lambda gap: str(gaps[gap[1]]), text)
+
+    def value(gap: re.Match[str]) -> str:
+        found, indent = gaps[gap[2]], gap[1]
+        if not isinstance(found, list):
+            return f"{indent}{found}"
+        return "\n".join(f"{indent}{line}" if line else "" for line in found)
+
+    return re.sub(r"((?:^ +)?)@(\w+)@", value, text, flags=re.MULTILINE)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.bench import table_images
 from pipec.backends.fpga.emit.cpp import comment
-from pipec.backends.fpga.emit.headers import own_header
+from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.link import Around, Side
 from pipec.backends.fpga.emit.mover import GMEM
 from pipec.backends.fpga.emit.pins import memory_port
@@ -23,7 +23,6 @@ from pipec.backends.fpga.emit.source import (
     top_name,
 )
 
-HOST, KERNELS = "host/host.cpp", "sim/kernels.cpp"
 SHIPPED = (
     "host/host.h", "sim/board.h", "sim/wire.h", "sim/hls_stream.h", "sim/xrt/xrt_bo.h",
     "sim/xrt/xrt_device.h", "sim/xrt/xrt_kernel.h",
@@ -42,8 +41,8 @@ def host_files(
         tolerance: What the host accepts of golden frames.
     """
     return {
-        HOST: host_cpp(design, found, used, tolerance),
-        KERNELS: kernels_cpp(design, found, used),
+        "host/host.cpp": host_cpp(design, found, used, tolerance),
+        "sim/kernels.cpp": kernels_cpp(design, found, used),
         **{name: own_header(name) for name in SHIPPED},
     }
 
@@ -51,41 +50,22 @@ def host_files(
 def host_cpp(design: StageDesign, found: Around, used: Sequence[Side], tolerance: float) -> str:
     """The text of ``host/host.cpp``."""
     places = {name: k for k, (_, name) in enumerate(arguments(design))}
-    body = [
-        "host::board board(told);",
-        f'host::caller stage(board, "{top_name(design)}", {places["frames"]});',
-        *_tables(design, places),
-        *_links(used),
-        *_movers(design, found),
-        "",
-        _play(design, found, used, places["load_tables"]),
-    ]
-    lines = "\n".join(f"  {line}" if line else "" for line in body)
-    return f"""\
-// Host program of {design.name} on {comment(design.device) or "a board"}, on XRT's native C++ API.
-//
-//   host XCLBIN [--frames N] [--batch N] [--device INDEX] [--timeout MILLISECONDS] [--udp]
-//                       plays tb/golden, over and over, and compares; 0 waits for ever
-//   host XCLBIN --data DIR --frames N ...
-//                       plays DIR/in_*.bin, writes DIR/out_*.bin; they may be named pipes
-//
-// On a chain of boards one runs for each, all with the same number of frames. --udp is for an
-// xclbin of link_udp.cfg, once the network layers have their addresses. Numbers of arguments are
-// those of src/stage_top.h.
-#include "host.h"
-#include "types.h"
-
-{_tolerance(found, tolerance)}static bool run(const host::options &told) {{
-{lines}
-}}
-
-int main(int argc, char **argv) {{ return host::main_of(argc, argv, run); }}
-"""
-
-
-def _tolerance(found: Around, tolerance: float) -> str:
     reads = any(not one.feeds for one in found.movers)
-    return f"static const double TOLERANCE = {tolerance!r};\n\n" if reads else ""
+    return filled(
+        "host.cpp",
+        stage=design.name,
+        board=comment(design.device) or "a board",
+        before=f"static const double TOLERANCE = {tolerance!r};\n\n" if reads else "",
+        body=[
+            "host::board board(told);",
+            f'host::caller stage(board, "{top_name(design)}", {places["frames"]});',
+            *_tables(design, places),
+            *_links(used),
+            *_movers(design, found),
+            "",
+            _play(design, found, used, places["load_tables"]),
+        ],
+    )
 
 
 def _tables(design: StageDesign, places: dict[str, int]) -> list[str]:
@@ -146,26 +126,12 @@ def kernels_cpp(design: StageDesign, found: Around, used: Sequence[Side]) -> str
     known |= {side.packets.name: [*side.packets.pins, "frames"] for side in used}
     sources = ["src/stage_top.cpp", *(f"mover/{one.port}.cpp" for one in found.movers)]
     sources += [f"link/link_{side.packets.way}.cpp" for side in used]
-    includes = "\n".join(f'#include "../{source}"' for source in sources)
-    lines = "\n".join(f"    {_known(name, of)}," for name, of in known.items())
-    return f"""\
-// The kernels of {design.name}'s board for its simulation: their own C++, and the pins of their
-// arguments as link.cfg names them.
-#include "board.h"
-
-{includes}
-
-static const bool KNOWN[] = {{
-{lines}
-}};
-
-bool sim::all_known() {{
-  for (const bool one : KNOWN) {{
-    if (!one) return false;
-  }}
-  return true;
-}}
-"""
+    return filled(
+        "kernels.cpp",
+        stage=design.name,
+        includes=[f'#include "../{source}"' for source in sources],
+        kernels=[f"{_known(name, of)}," for name, of in known.items()],
+    )
 
 
 def _known(name: str, pins: Sequence[str]) -> str:

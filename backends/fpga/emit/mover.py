@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.cpp import cpp_type, identifier
-from pipec.backends.fpga.emit.headers import own_header
+from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.share import hls_cfg
 from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.emit.tables import BEAT_BYTES, BURST
@@ -63,63 +63,45 @@ def movers(design: StageDesign, ports: Sequence[str], banks: Sequence[str]) -> t
     )
 
 
-def mover_files(design: StageDesign, kernels: Sequence[Mover], clock_ns: str) -> dict[str, str]:
+def mover_files(design: StageDesign, kernels: Sequence[Mover]) -> dict[str, str]:
     """The sources of the movers, and what builds them.
 
     Args:
         design: The stage.
         kernels: Its movers.
-        clock_ns: Clock period.
     """
-    if not kernels:
-        return {}
-    found = {HEADER: own_header(HEADER)}
+    found = {HEADER: own_header(HEADER)} if kernels else {}
     for kernel in kernels:
         path, flags = f"mover/{kernel.port}.cpp", "-Imover -Isrc -Isrc/engines"
         found[path] = source(design, kernel)
-        found[f"hls_move_{kernel.port}.cfg"] = hls_cfg(
-            path, kernel.name, flags, design.part, clock_ns, platform=True
-        )
+        built = hls_cfg(design, kernel.name, path, flags, platform=True)
+        found[f"hls_move_{kernel.port}.cfg"] = built
     return found
 
 
 def source(design: StageDesign, kernel: Mover) -> str:
     """The kernel's C++."""
-    port = port_names(design)[kernel.port]
-    stream = design.streams[port.stream]
-    element = cpp_type(stream.dtype)
-    form = f"<{element}, {stream.lanes}, {stream.tokens}>"
-    depth = ceil_div(stream.tokens * stream.token_bits // 8, BEAT_BYTES)
-    burst = "max_read_burst_length" if kernel.feeds else "max_write_burst_length"
-    tasks = (
-        (f"mover::fetch{form}(frames, memory, beats)", f"mover::to_port{form}(frames, beats, out)")
-        if kernel.feeds
-        else (
-            f"mover::from_port{form}(frames, in, beats)",
-            f"mover::keep{form}(frames, beats, memory)",
-        )
+    stream = design.streams[port_names(design)[kernel.port].stream]
+    form = f"<{cpp_type(stream.dtype)}, {stream.lanes}, {stream.tokens}>"
+    if kernel.feeds:
+        way, limit, const = f"memory to {kernel.port}", "max_read_burst_length", "const "
+        first, then = f"fetch{form}(frames, memory, beats)", f"to_port{form}(frames, beats, out)"
+    else:
+        way, limit, const = f"{kernel.port} to memory", "max_write_burst_length", ""
+        first, then = f"from_port{form}(frames, in, beats)", f"keep{form}(frames, beats, memory)"
+    return filled(
+        "mover.cpp",
+        stage=design.name,
+        way=way,
+        name=kernel.name,
+        const=const,
+        element=cpp_type(stream.dtype),
+        lanes=stream.lanes,
+        stream=kernel.stream,
+        bundle=GMEM,
+        depth=ceil_div(stream.tokens * stream.token_bits // 8, BEAT_BYTES),
+        limit=limit,
+        burst=BURST,
+        first=first,
+        then=then,
     )
-    way = f"memory to {kernel.port}" if kernel.feeds else f"{kernel.port} to memory"
-    lines = [
-        f"// Frames of {design.name} from {way}.",
-        '#include "mover.h"',
-        "",
-        f'extern "C" void {kernel.name}(',
-        f"    {'const ' if kernel.feeds else ''}engine::beat<{element}> *memory,",
-        f"    engine::axis_stream<{element}, {stream.lanes}> &{kernel.stream}, int frames) {{",
-        f"#pragma HLS INTERFACE m_axi port = memory offset = slave bundle = {GMEM} "
-        f"depth = {depth} {burst} = {BURST}",
-        f"#pragma HLS INTERFACE axis port = {kernel.stream}",
-        *(
-            f"#pragma HLS INTERFACE s_axilite port = {name}"
-            for name in ("memory", "frames", "return")
-        ),
-        "#pragma HLS DATAFLOW",
-        f'  hls::stream<engine::beat<{element}>, {BURST}> beats("beats");',
-        f"#pragma HLS STREAM variable = beats depth = {BURST}",
-        *(f"  TASK({task});" for task in tasks),
-        "  DATAFLOW_END;",
-        "}",
-        "",
-    ]
-    return "\n".join(lines)

@@ -1,6 +1,7 @@
 """What surrounds the sources: vendor scripts, Makefile, README."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pipec.backends.fpga.csim.build import (
     BOUNDED,
@@ -15,11 +16,12 @@ from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.block import block_design
 from pipec.backends.fpga.emit.cpp import comment
 from pipec.backends.fpga.emit.floorplan import FLOORPLAN, floorplan_xdc
-from pipec.backends.fpga.emit.host import HOST, KERNELS, host_files
-from pipec.backends.fpga.emit.link import around, link_cfg, link_udp_cfg, sides
-from pipec.backends.fpga.emit.mover import Mover, mover_files
+from pipec.backends.fpga.emit.headers import filled
+from pipec.backends.fpga.emit.host import host_files
+from pipec.backends.fpga.emit.link import Around, around, link_cfg, link_udp_cfg, sides
+from pipec.backends.fpga.emit.mover import mover_files
 from pipec.backends.fpga.emit.readme import readme
-from pipec.backends.fpga.emit.share import Shared, link_files
+from pipec.backends.fpga.emit.share import Shared, link_files, period_ns, product_of
 from pipec.backends.fpga.emit.source import top_name
 
 PIPELINE_STYLE = "frp"
@@ -27,201 +29,88 @@ PIPELINE_STYLE = "frp"
 by version and pipeline. It does not make one of a pipeline on m_axi, and says so (UG1448)."""
 
 
-def scripts(
-    design: StageDesign,
-    tolerance: float,
-    *,
-    platform: bool,
-    crossing: Sequence[str] = (),
-    banks: Sequence[str] = ("DDR[0]",),
-    hosted: bool = False,
-    alone: bool = True,
-) -> dict[str, str]:
+@dataclass(frozen=True)
+class Site:
+    """Where a stage is to run, as far as its design does not say.
+
+    Attributes:
+        platform: Whether the board has a Vitis platform; an IP is exported where it has none.
+        crossing: Values that come from or go to another board.
+        banks: Names of the board's memory ports.
+        hosted: Whether it gets a host program, where the board has a Vitis platform.
+        alone: Whether no other kernel of ours stands on its board; one file beside the folders of
+            several says what joins them.
+    """
+
+    platform: bool = False
+    crossing: Sequence[str] = ()
+    banks: Sequence[str] = ("DDR[0]",)
+    hosted: bool = False
+    alone: bool = True
+
+
+def scripts(design: StageDesign, tolerance: float, site: Site) -> dict[str, str]:
     """File name to text of everything around the sources.
 
     Args:
         design: The stage.
         tolerance: What its test bench accepts.
-        platform: Whether the board has a Vitis platform; an IP is exported where it has none.
-        crossing: Values that come from or go to another board.
-        banks: Names of the board's memory ports.
-        hosted: Whether a host program is written, for a board with a Vitis platform.
-        alone: Whether no other kernel of ours stands on its board; one file beside the folders of
-            several says what joins them.
+        site: Where it is to run.
     """
-    hosted = hosted and platform
-    found = around(design, crossing, banks, hosted=hosted)
-    regions = {FLOORPLAN: floorplan_xdc(design)} if design.floorplan.regions else {}
+    platform, hosted = site.platform, site.hosted and site.platform
+    found = around(design, site.crossing, site.banks, hosted=hosted)
     used = sides(design, found)
     muxes = [side.packets for side in used if platform or side.mux is not None]
-    board: dict[str, str] = {}
-    if alone and platform:
-        board = {"link.cfg": link_cfg(design, found), "link_udp.cfg": link_udp_cfg(design, found)}
-    elif alone:
-        board = {"block_design.tcl": block_design(design, found)}
-    clock = period_ns(design)
-    building = board_targets(design, found.movers, muxes) if hosted else ""
+    texts = _board(design, found, site)
+    if design.floorplan.regions:
+        texts[FLOORPLAN] = floorplan_xdc(design)
+    if hosted:
+        texts |= host_files(design, found, used, tolerance)
     return {
-        "Makefile": makefile(design) + building,
-        "hls_config.cfg": hls_config(design, platform=platform),
-        "run_hls.tcl": run_hls(design, platform=platform),
-        **board,
-        **regions,
-        **link_files(design, muxes, clock, platform=platform),
-        **mover_files(design, found.movers, clock),
-        **(host_files(design, found, used, tolerance) if hosted else {}),
+        "Makefile": makefile(design, found, muxes, hosted=hosted),
+        "hls_config.cfg": _of_vendor("hls_config.cfg", design, platform=platform),
+        "run_hls.tcl": _of_vendor("run_hls.tcl", design, platform=platform),
+        **texts,
+        **link_files(design, muxes, platform=platform),
+        **mover_files(design, found.movers),
         "README.md": readme(
-            design, tolerance, platform=platform, shares=bool(muxes), hosted=hosted, alone=alone
+            design, tolerance, platform=platform, shares=bool(muxes), hosted=hosted,
+            alone=site.alone,
         ),
-    }
+    }  # fmt: skip
 
 
-def period_ns(design: StageDesign) -> str:
-    """Clock period in nanoseconds.
+def _board(design: StageDesign, found: Around, site: Site) -> dict[str, str]:
+    """The files that join a kernel that stands alone on its board to what is around it."""
+    if not site.alone:
+        return {}
+    if not site.platform:
+        return {"block_design.tcl": block_design(design, found)}
+    return {"link.cfg": link_cfg(design, found), "link_udp.cfg": link_udp_cfg(design, found)}
 
-    Example:
-        >>> period_ns(StageDesign("s", (), {}, (), (), clock_mhz=300.0))
-        '3.333'
+
+def makefile(design: StageDesign, found: Around, packets: Sequence[Shared], *, hosted: bool) -> str:
+    """``make csim`` with plain g++, ``make hls`` with the vendor's tool; of a hosted stage more.
+
+    That is ``make xclbin`` and ``make host`` with the vendor's tools, ``make host-sim`` without.
     """
-    return f"{1e3 / design.clock_mhz:.4g}"
-
-
-def makefile(design: StageDesign) -> str:
-    """``make csim`` with plain g++; ``make hls`` with the vendor's tool."""
-    flags = " ".join((*STANDARD, *FLAGS))
-    return f"""\
-# C simulation of {design.name} with any C++17 compiler; no vendor tool is needed for it.
-CXX      ?= g++
-CXXFLAGS ?= {flags}
-INCLUDES := {" ".join(INCLUDES)}
-SOURCES  := {" ".join(SOURCES)}
-HEADERS  := $(wildcard src/*.h src/engines/*.h tb/*.h csim/*.h)
-
-FRAMES   ?= 3
-
-.PHONY: csim timed bounded asan hls clean
-
-csim: build/csim        ## compile, play the golden frame, compare
-\t./build/csim .
-
-timed: build/timed      ## the same, with the cycle of every handshake: latency, interval
-\t./build/timed . $(FRAMES)
-
-bounded: build/bounded  ## the same, with streams as deep as declared: a deadlock is named
-\t./build/bounded . $(FRAMES)
-
-asan: build/asan        ## the same under the address and undefined-behaviour sanitizers
-\t./build/asan .
-
-build/csim build/timed build/bounded build/asan: $(SOURCES) $(HEADERS)
-\t@mkdir -p build
-\t$(CXX) $(CXXFLAGS) $(EXTRA) $(INCLUDES) $(SOURCES) -o $@
-
-build/timed: EXTRA := {" ".join(TIMED)}
-build/bounded: EXTRA := {" ".join(BOUNDED)}
-build/asan: EXTRA := {" ".join(SANITIZED)}
-
-hls:                    ## synthesis and export (Vitis)
-\tv++ -c --mode hls --config hls_config.cfg --work_dir build/hls
-
-clean:
-\trm -rf build
-"""
-
-
-def board_targets(design: StageDesign, moved: Sequence[Mover], packets: Sequence[Shared]) -> str:
-    """``make xclbin`` and ``make host`` with the vendor's tools; ``make host-sim`` without."""
-    configs = ["hls_config.cfg", *(f"hls_move_{one.port}.cfg" for one in moved)]
+    flags = {
+        "flags": (*STANDARD, *FLAGS), "includes": INCLUDES, "sources": SOURCES, "timed": TIMED,
+        "bounded": BOUNDED, "sanitized": SANITIZED,
+    }  # fmt: skip
+    words = {name: " ".join(value) for name, value in flags.items()}
+    text = filled("Makefile", stage=design.name, **words)
+    if not hosted:
+        return text
+    configs = ["hls_config.cfg", *(f"hls_move_{one.port}.cfg" for one in found.movers)]
     configs += [f"hls_link_{one.way}.cfg" for one in packets]
-    return f"""\
-
-# The board (Vitis and XRT), and its host program on a board in software (g++ alone).
-PLATFORM ?= $(error PLATFORM is the platform of the board, as v++ --platform takes it)
-LINK     ?= link.cfg
-KERNELS  ?=
-CONFIGS  := {" ".join(configs)}
-AROUND   := $(wildcard host/* sim/* sim/xrt/* mover/* link/*)
-
-.PHONY: xclbin host host-sim
-
-xclbin: build/{design.name}.xclbin  ## KERNELS: .xo of link cores that are built elsewhere
-
-build/%.done: %.cfg
-\t@mkdir -p build
-\tv++ -c --mode hls --config $< --work_dir build/$*
-\ttouch $@
-
-build/{design.name}.xclbin: $(CONFIGS:%.cfg=build/%.done) $(LINK)
-\tv++ -l -t hw --platform $(PLATFORM) --config $(LINK) \\
-\t  $$(find build -name '*.xo') $(KERNELS) -o $@
-
-host: build/host        ## then: build/host build/{design.name}.xclbin
-
-build/host: $(HEADERS) $(AROUND)
-\t@mkdir -p build
-\t$(CXX) $(CXXFLAGS) -I$(XILINX_XRT)/include -Ihost $(INCLUDES) {HOST} \\
-\t  -L$(XILINX_XRT)/lib -lxrt_coreutil -pthread -o $@
-
-host-sim: build/host-sim  ## the host program and all kernels, joined as $(LINK) says
-\t./build/host-sim $(LINK) --frames $(FRAMES)
-
-build/host-sim: src/stage_top.cpp $(HEADERS) $(AROUND)
-\t@mkdir -p build
-\t$(CXX) $(CXXFLAGS) -Isim -Ihost -Imover -Ilink $(INCLUDES) \\
-\t  {HOST} {KERNELS} -pthread -o $@
-"""
+    return text + filled("Makefile", "board", stage=design.name, configs=" ".join(configs))
 
 
-def hls_config(design: StageDesign, *, platform: bool) -> str:
-    """For ``v++ -c --mode hls`` (Vitis 2023.2 and newer)."""
-    flow, form, suffix = _product(platform=platform)
-    return f"""\
-# {design.name}: {comment(design.device)}
-part={design.part}
-
-[hls]
-flow_target={flow}
-clock={period_ns(design)}ns
-syn.file=src/stage_top.cpp
-syn.file=src/stage_top.h
-syn.file=src/types.h
-syn.cflags=-Isrc -Isrc/engines -std=c++14
-syn.top={top_name(design)}
-syn.compile.pipeline_style={PIPELINE_STYLE}
-tb.file=tb/tb_stage.cpp
-tb.cflags=-Isrc -Isrc/engines -Itb -std=c++14
-csim.argv={{$PWD}}
-cosim.argv={{$PWD}}
-package.output.format={form}
-package.output.file={top_name(design)}.{suffix}
-"""
-
-
-def _product(*, platform: bool) -> tuple[str, str, str]:
-    """Flow, package format and file suffix of what synthesis exports."""
-    return ("vitis", "xo", "xo") if platform else ("vivado", "ip_catalog", "zip")
-
-
-def run_hls(design: StageDesign, *, platform: bool) -> str:
-    """For tools before 2023.2: ``vitis_hls -f run_hls.tcl``, in this directory."""
-    flow, form, suffix = _product(platform=platform)
-    product = f"$stage/{top_name(design)}.{suffix}"
-    return f"""\
-# {design.name}: run in this directory. Argument 1 may be csim, csynth, cosim or export (default).
-set stage [file normalize [file dirname [info script]]]
-set step [expr {{$argc > 0 ? [lindex $argv end] : "export"}}]
-open_project -reset build_hls
-set_top {top_name(design)}
-add_files $stage/src/stage_top.cpp -cflags "-I$stage/src -I$stage/src/engines -std=c++14"
-add_files -tb $stage/tb/tb_stage.cpp \\
-    -cflags "-I$stage/src -I$stage/src/engines -I$stage/tb -std=c++14"
-open_solution -reset -flow_target {flow} solution
-set_part {design.part}
-config_compile -pipeline_style {PIPELINE_STYLE}
-create_clock -period {period_ns(design)} -name default
-if {{$step in {{csim cosim}}}} {{ csim_design -argv $stage }}
-if {{$step != "csim"}} {{ csynth_design }}
-if {{$step == "cosim"}} {{ cosim_design -argv $stage }}
-if {{$step == "export"}} {{ export_design -format {form} -output {product} }}
-exit
-"""
+def _of_vendor(name: str, design: StageDesign, *, platform: bool) -> str:
+    """For ``v++ -c --mode hls``, or for tools before 2023.2, ``vitis_hls -f run_hls.tcl``."""
+    return filled(
+        name, stage=design.name, board=comment(design.device), part=design.part,
+        clock=period_ns(design), top=top_name(design), style=PIPELINE_STYLE,
+        **product_of(platform=platform),
+    )  # fmt: skip

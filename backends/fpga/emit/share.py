@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.cpp import identifier
-from pipec.backends.fpga.emit.headers import own_header
+from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.source import port_names
 
 HEADER = "link/link.h"
@@ -54,107 +54,79 @@ def shared(design: StageDesign, ports: Sequence[str], way: str) -> Shared:
     return Shared(identifier(f"{design.name}_link_{way}"), way, tuple(order))
 
 
-def link_files(
-    design: StageDesign, kernels: Sequence[Shared], clock_ns: str, *, platform: bool
-) -> dict[str, str]:
+def link_files(design: StageDesign, kernels: Sequence[Shared], *, platform: bool) -> dict[str, str]:
     """The sources of the kernels, and what builds them.
 
     Args:
         design: The stage.
         kernels: One per side that needs one.
-        clock_ns: Clock period.
         platform: Whether the board has a Vitis platform.
     """
-    if not kernels:
-        return {}
-    found = {HEADER: own_header(HEADER)}
+    found = {HEADER: own_header(HEADER)} if kernels else {}
     for kernel in kernels:
         path = f"link/link_{kernel.way}.cpp"
         found[path] = source(design, kernel)
-        found[f"hls_link_{kernel.way}.cfg"] = hls_cfg(
-            path, kernel.name, "-Ilink", design.part, clock_ns, platform=platform
-        )
+        built = hls_cfg(design, kernel.name, path, "-Ilink", platform=platform)
+        found[f"hls_link_{kernel.way}.cfg"] = built
     return found
 
 
 def source(design: StageDesign, kernel: Shared) -> str:
     """The kernel's C++."""
-    ports, count = port_names(design), len(kernel.ports)
+    ports, sends = port_names(design), kernel.way == "tx"
     streams = [design.streams[ports[p].stream] for p in kernel.ports]
-    sizes = [f"{stream.token_bits // 8}, {stream.tokens}" for stream in streams]
-    arguments = [
-        f"links::axis_stream<{stream.token_bits // 8}> &{port}"
-        for port, stream in zip(kernel.ports, streams, strict=True)
-    ]
-    arguments += [f"links::axis_stream<links::FLIT_BYTES> &{p}" for p in (kernel.into, kernel.out)]
-    packets = " + ".join(f"links::packets_of({stream.tokens})" for stream in streams)
-    lines = [
-        f"// What {design.name} {_does(kernel)} on one link: {_values(design, kernel)}.",
-        '#include "link.h"',
-        "",
-        'extern "C" void ' + kernel.name + "(" + ", ".join([*arguments, "int frames"]) + ") {",
-        *(f"#pragma HLS INTERFACE axis port = {pin}" for pin in kernel.pins),
-        "#pragma HLS INTERFACE s_axilite port = frames",
-        "#pragma HLS INTERFACE s_axilite port = return",
-        "#pragma HLS DATAFLOW",
-        f"  const int packets = frames * ({packets});",
-        f"  hls::stream<links::flit> beats[{count}];",
-        f"#pragma HLS STREAM variable = beats depth = {_depth(kernel)}",
-        f"  hls::stream<int> whole[{count}];",
-        f"#pragma HLS STREAM variable = whole depth = {WINDOW}",
-        *_tasks(kernel, sizes),
-        "  DATAFLOW_END;",
-        "}",
-        "",
-    ]
-    return "\n".join(lines)
+    widths = {p: str(s.token_bits // 8) for p, s in zip(kernel.ports, streams, strict=True)}
+    widths |= dict.fromkeys((kernel.into, kernel.out), "links::FLIT_BYTES")
+    arguments = [f"links::axis_stream<{width}> &{port}" for port, width in widths.items()]
+    return filled(
+        "link.cpp",
+        stage=design.name,
+        does="sends" if sends else "receives",
+        values=", ".join(ports[p].value for p in kernel.ports),
+        name=kernel.name,
+        arguments=", ".join([*arguments, "int frames"]),
+        pragmas=[f"#pragma HLS INTERFACE axis port = {pin}" for pin in kernel.pins],
+        packets=" + ".join(f"links::packets_of({s.tokens})" for s in streams),
+        count=len(streams),
+        depth=PACKET * (2 if sends else WINDOW),  # two packets before the link, a window behind it
+        window=WINDOW,
+        tasks=_tasks(kernel, [f"{s.token_bits // 8}, {s.tokens}" for s in streams]),
+    )
 
 
-def _tasks(kernel: Shared, sizes: list[str]) -> list[str]:
-    count = len(kernel.ports)
+def _tasks(kernel: Shared, sizes: Sequence[str]) -> list[str]:
+    each, count = enumerate(zip(kernel.ports, sizes, strict=True)), len(sizes)
     if kernel.way == "tx":
-        gathers = [
-            f"  TASK(links::gather<{size}>(frames, {port}, beats[{k}], whole[{k}]));"
-            for k, (port, size) in enumerate(zip(kernel.ports, sizes, strict=True))
-        ]
-        return [*gathers, f"  TASK(links::send<{count}>(packets, beats, whole, back, out));"]
-    scatters = [
-        f"  TASK(links::scatter<{size}>(frames, beats[{k}], {port}, whole[{k}]));"
-        for k, (port, size) in enumerate(zip(kernel.ports, sizes, strict=True))
-    ]
+        gather = "TASK(links::gather<{0}>(frames, {1}, beats[{2}], whole[{2}]));"
+        ends = f"TASK(links::send<{count}>(packets, beats, whole, back, out));"
+        return [*(gather.format(size, port, k) for k, (port, size) in each), ends]
+    scatter = "TASK(links::scatter<{0}>(frames, beats[{2}], {1}, whole[{2}]));"
     return [
-        f"  TASK(links::receive<{count}>(packets, in, beats));",
-        *scatters,
-        f"  TASK(links::acknowledge<{count}>(packets, whole, back));",
+        f"TASK(links::receive<{count}>(packets, in, beats));",
+        *(scatter.format(size, port, k) for k, (port, size) in each),
+        f"TASK(links::acknowledge<{count}>(packets, whole, back));",
     ]
 
 
-def _depth(kernel: Shared) -> int:
-    """Beats that a value's FIFO holds: two packets before the link, a window behind it."""
-    return PACKET * (2 if kernel.way == "tx" else WINDOW)
+def product_of(*, platform: bool) -> dict[str, str]:
+    """Flow, package format and file suffix of what synthesis exports."""
+    names = ("vitis", "xo", "xo") if platform else ("vivado", "ip_catalog", "zip")
+    return dict(zip(("flow", "form", "suffix"), names, strict=True))
 
 
-def _does(kernel: Shared) -> str:
-    return "sends" if kernel.way == "tx" else "receives"
+def period_ns(design: StageDesign) -> str:
+    """Clock period in nanoseconds.
+
+    Example:
+        >>> period_ns(StageDesign("s", (), {}, (), (), clock_mhz=300.0))
+        '3.333'
+    """
+    return f"{1e3 / design.clock_mhz:.4g}"
 
 
-def _values(design: StageDesign, kernel: Shared) -> str:
-    names = port_names(design)
-    return ", ".join(names[p].value for p in kernel.ports)
-
-
-def hls_cfg(source: str, top: str, flags: str, part: str, clock_ns: str, *, platform: bool) -> str:
+def hls_cfg(design: StageDesign, top: str, source: str, flags: str, *, platform: bool) -> str:
     """What builds one small kernel with ``v++ -c --mode hls``: ``hls_link_tx.cfg``."""
-    flow, form, suffix = ("vitis", "xo", "xo") if platform else ("vivado", "ip_catalog", "zip")
-    return f"""\
-part={part}
-
-[hls]
-flow_target={flow}
-clock={clock_ns}ns
-syn.file={source}
-syn.cflags={flags} -std=c++14
-syn.top={top}
-package.output.format={form}
-package.output.file={top}.{suffix}
-"""
+    return filled(
+        "hls_config.cfg", "kernel", part=design.part, clock=period_ns(design), top=top,
+        source=source, flags=flags, **product_of(platform=platform),
+    )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pipec.backends.fpga.design import DdrPort, Port, StageDesign, Stream
 from pipec.backends.fpga.emit.cpp import Struct, comment, cpp_type, identifier
 from pipec.backends.fpga.emit.engines import call_of, struct_of, unit_of, word_type
+from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.tables import (
     BEAT_BYTES,
     BURST,
@@ -74,23 +75,12 @@ def types_h(design: StageDesign) -> str:
     """Every constant of the stage: one configuration struct per engine and port."""
     structs = [_port_struct(name, port, design) for name, port in port_names(design).items()]
     structs += [struct_of(engine) for engine in design.engines]
-    includes = "\n".join(f'#include "engines/{name}"' for name in headers(design))
-    body = "\n\n".join(struct.text() for struct in structs)
-    return f"""\
-// Configurations of the engines of {design.name}: sizes, unroll factors, intervals.
-#ifndef TYPES_H
-#define TYPES_H
-
-{includes}
-
-namespace cfg {{
-
-{body}
-
-}}  // namespace cfg
-
-#endif
-"""
+    return filled(
+        "types.h",
+        stage=design.name,
+        includes=[f'#include "engines/{name}"' for name in headers(design)],
+        structs="\n\n".join(struct.text() for struct in structs),
+    )
 
 
 def _port_struct(name: str, port: Port, design: StageDesign) -> Struct:
@@ -173,19 +163,8 @@ def _carried(port: DdrPort) -> Port:
 
 def stage_top_h(design: StageDesign) -> str:
     """Declaration of the top function."""
-    return f"""\
-// {design.name} on {design.device or "a board"}: the kernel's top function.
-#ifndef STAGE_TOP_H
-#define STAGE_TOP_H
-
-#include "types.h"
-
-extern "C" {{
-{_signature(design)};
-}}
-
-#endif
-"""
+    board, signature = design.device or "a board", _signature(design)
+    return filled("stage_top.h", stage=design.name, board=board, signature=signature)
 
 
 def _signature(design: StageDesign) -> str:

@@ -13,7 +13,6 @@ stage0_xcvu9p/
 ```
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from pipec.backends.fpga.csim.manifest import PORTS, ports_json, wires_of
@@ -23,7 +22,7 @@ from pipec.backends.fpga.emit.cpp import identifier
 from pipec.backends.fpga.emit.engines import table_name
 from pipec.backends.fpga.emit.golden import Golden
 from pipec.backends.fpga.emit.headers import STAND_INS, own_header
-from pipec.backends.fpga.emit.scripts import scripts
+from pipec.backends.fpga.emit.scripts import Site, scripts
 from pipec.backends.fpga.emit.source import (
     headers,
     stage_top_cpp,
@@ -54,11 +53,7 @@ def write_stage(
     golden: Golden | None,
     *,
     tolerance: float = TOLERANCE,
-    platform: bool = False,
-    crossing: Sequence[str] = (),
-    banks: Sequence[str] = ("DDR[0]",),
-    hosted: bool = False,
-    alone: bool = True,
+    site: Site | None = None,
 ) -> None:
     """Write everything but ``stage.json``.
 
@@ -67,11 +62,7 @@ def write_stage(
         directory: Where to; made if missing.
         golden: One frame of data for the test bench; None leaves the folder empty.
         tolerance: What the test bench accepts.
-        platform: Whether the board has a Vitis platform.
-        crossing: Values that come from or go to another board.
-        banks: Names of the board's memory ports.
-        hosted: Whether it gets a host program, where the board has a Vitis platform.
-        alone: Whether no other kernel of ours stands on its board (`scripts`).
+        site: Where the stage is to run; a board without a platform if not given.
 
     Raises:
         BackendError: An engine or type has no C++, or the model has no weights.
@@ -85,15 +76,7 @@ def write_stage(
         PORTS: ports_json(design),
         **{f"src/engines/{name}": own_header(f"engines/{name}") for name in headers(design)},
         **{f"csim/{name}": own_header(f"csim/{name}") for name in STAND_INS},
-        **scripts(
-            design,
-            tolerance,
-            platform=platform,
-            crossing=crossing,
-            banks=banks,
-            hosted=hosted,
-            alone=alone,
-        ),
+        **scripts(design, tolerance, site or Site()),
     }
     for name, text in texts.items():
         path = directory / name

@@ -26,6 +26,7 @@ from pipec.backends.fpga.csim.manifest import wires_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import device_of
 from pipec.backends.fpga.emit.golden import Golden, random_inputs, run_graph
+from pipec.backends.fpga.emit.scripts import Site
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage, write_tables
 from pipec.backends.fpga.lint import stage as lint
 from pipec.backends.fpga.stagejson import Json, stage_record
@@ -152,7 +153,7 @@ def _write(
 ) -> None:
     platform = fabric is not None and fabric.has_platform
     banks = banks_of(fabric) if fabric else ("DDR[0]",)
-    write_stage(design, folder, frame, platform=platform, banks=banks, alone=False)
+    write_stage(design, folder, frame, site=Site(platform=platform, banks=banks, alone=False))
     record = json.dumps(stage_record(design), indent=1) + "\n"
     (folder / "stage.json").write_text(record, encoding="utf-8")
     lint.check(folder)

@@ -12,7 +12,7 @@ from pipec.backends.fpga import regions
 from pipec.backends.fpga.compile import best_design
 from pipec.backends.fpga.design import DdrPort, Engine, Resources, StageDesign, Stream
 from pipec.backends.fpga.emit.floorplan import floorplan_xdc
-from pipec.backends.fpga.emit.scripts import scripts
+from pipec.backends.fpga.emit.scripts import Site, scripts
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.nests import Map
 from pipec.backends.fpga.regions import HANDSHAKE_WIRES, SLACK, floorplan
@@ -174,7 +174,7 @@ def test_a_full_board_is_within_every_region() -> None:
     ]
     assert record["regions"]["wires"] == list(plan.wires)
     assert any("SLR2" in note for note in stage_timing(design, device).notes)
-    text = scripts(design, 1e-4, platform=False)["floorplan.xdc"]
+    text = scripts(design, 1e-4, Site())["floorplan.xdc"]
     assert text == floorplan_xdc(design)
     single = [e for e, at in plan.regions.items() if len(at) == 1]
     assert text.count("USER_SLR_ASSIGNMENT") == len(single)
@@ -198,4 +198,4 @@ def test_a_chip_of_one_die_has_no_floorplan() -> None:
     plan = floorplan(design, fabric)
     assert plan is not None
     assert plan.regions == {}
-    assert "floorplan.xdc" not in scripts(design, 1e-4, platform=False)
+    assert "floorplan.xdc" not in scripts(design, 1e-4, Site())

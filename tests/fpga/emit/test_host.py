@@ -15,6 +15,7 @@ import torch
 from pipec.backends.fpga.banks import banks_of, with_banks
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.emit.golden import Golden, run_graph
+from pipec.backends.fpga.emit.scripts import Site
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
@@ -71,7 +72,7 @@ def hosted(name: str, board: str, folder: Path) -> Path:
     inputs = {graph.inputs[-1].name: x}
     write_stage(
         design, folder, Golden(inputs, run_graph(graph, inputs)),
-        platform=True, banks=banks_of(device.fpga), hosted=True,
+        site=Site(platform=True, banks=banks_of(device.fpga), hosted=True),
     )  # fmt: skip
     return folder
 

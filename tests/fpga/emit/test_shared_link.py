@@ -126,7 +126,7 @@ def program(values: dict[str, tuple[int, int]], frames: int, folder: Path) -> Pa
     texts = dict[str, str]()
     for design, way, prefix in ((sender, "tx", "out"), (receiver, "rx", "in")):
         kernel = shared(design, [f"{prefix}_{v}" for v in values], way)
-        texts |= link_files(design, [kernel], "5", platform=True)
+        texts |= link_files(design, [kernel], platform=True)
     for name, text in texts.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
@@ -181,4 +181,4 @@ def test_a_packet_is_one_datagram() -> None:
     """A network layer takes payloads of up to 1,408 bytes."""
     assert (PACKET + 1) * 64 <= 1408
     sender, _ = ends({"x": (16, 8)})
-    assert link_files(sender, [], "5", platform=True) == {}
+    assert link_files(sender, [], platform=True) == {}
