@@ -13,6 +13,7 @@ from pipec.errors import BackendError
 from pipec.graph.arrays import ONNX_TYPES
 from pipec.graph.ir import Graph, tensor
 from pipec.graph.opaque import engine_errors
+from pipec.graph.quantised import QUANTISED
 
 
 def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
@@ -26,7 +27,7 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
     Raises:
         BackendError: onnxruntime refuses the file.
     """
-    engine = session(path)
+    engine = session(path, fused=not any(n.target in QUANTISED for n in graph.calls))
     nodes, something = graph.nodes, torch.empty(1)
     types = {o.name: tensor(nodes[o.node]) for o in graph.outputs}
     wanted = {i.name for i in graph.inputs if not i.kind.is_weight}
@@ -60,8 +61,12 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
     return run
 
 
-def session(path: Path) -> Any:
+def session(path: Path, *, fused: bool = True) -> Any:
     """An onnxruntime session on an emitted stage.
+
+    Args:
+        path: The model file.
+        fused: Whether onnxruntime may rewrite it: that moves the roundings of quantised models.
 
     Raises:
         BackendError: onnxruntime refuses the file.
@@ -71,6 +76,8 @@ def session(path: Path) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = torch.get_num_threads()
+    if not fused:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except engine_errors() as error:

@@ -14,6 +14,7 @@ from pipec.compiler.tolerance import OTHER_KERNELS, SAME_KERNELS, rounding_toler
 from pipec.errors import BackendError
 from pipec.graph.ir import OutputKind, origin
 from pipec.graph.lower import lower
+from pipec.graph.quantised import QUANTISED
 from pipec.plan.model import Plan, StageTiming
 from pipec.plan.weights import (
     WEIGHTS,
@@ -25,6 +26,7 @@ from pipec.plan.weights import (
     write_weights,
 )
 
+_OPAQUE = "pipec.onnx.default"
 _NO_WEIGHTS = "emitted without weights: the model was built without data (fake or meta tensors)"
 
 
@@ -50,11 +52,11 @@ class TorchBackend(Backend):
             BackendError: A training graph holds an opaque node, or exported programs were asked
                 for a model without weights.
         """
-        opaque = [n for n in plan.graph.calls if str(n.target) == "pipec.onnx.default"]
-        if opaque and plan.graph.outputs_of(OutputKind.LOSS):
-            names = "\n    ".join(f"{n.name}: {origin(n)}" for n in opaque[:20])
+        flat = [n for n in plan.graph.calls if n.target in QUANTISED or str(n.target) == _OPAQUE]
+        if flat and plan.graph.outputs_of(OutputKind.LOSS):
+            names = "\n    ".join(f"{n.name}: {origin(n)}" for n in flat[:20])
             raise BackendError(
-                "ONNX nodes without a torch lowering have no gradient",
+                "quantised ONNX nodes, and those without a torch lowering, have no gradient",
                 got=f"\n    {names}",
                 hint="compile for inference, or replace these nodes",
             )

@@ -13,6 +13,7 @@ for nothing. What it leaves out is estimated per element of what is read or writ
 | batch norm with fixed statistics | 2 per element |
 | pooling | 1 per element of every window |
 | cross entropy | 6 per element of the scores |
+| quantising, dequantising | 4 and 2 per element; products of integers as those of floats |
 | moves: copies, casts, gathers, concatenation, constants | 0 |
 """
 
@@ -68,7 +69,7 @@ class FlopCounter:
 
     def is_product(self, node: fx.Node) -> bool:
         """Whether the node multiplies matrices: its FLOPs are no count of elements."""
-        return _formula(node) is _grouped or self.known(node) > 0
+        return _formula(node) in (_grouped, _integer_conv) or self.known(node) > 0
 
     def known(self, node: fx.Node) -> int:
         """What `FlopCounterMode` counts for the node on meta tensors; 0 where it counts nothing."""
@@ -160,6 +161,12 @@ def _grouped(node: fx.Node) -> float:
     return 2.0 * tensors(node)[0].numel() * tensors(rows)[0].shape[-1]
 
 
+def _integer_conv(node: fx.Node) -> float:
+    """Weights are the second argument or, if every operand comes with a scale, the fourth."""
+    weights: Any = node.args[1 if "integer" in str(node.target) else 3]
+    return 2.0 * tensors(node)[0].numel() * math.prod(tensors(weights)[0].shape[1:])
+
+
 def _attention(node: fx.Node) -> float:
     """Fused attention as CPUs run it: torch counts every variant but this one."""
     query, key, value = (n.meta["val"].shape for n in _first(node, 3))
@@ -221,6 +228,13 @@ _FORMULAS: dict[str, Formula] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_grouped_mm": _grouped,
     "transformers.grouped_mm_fallback": _grouped,
+    "pipec.quantize": _per_element(4),
+    "pipec.dynamic_quantize": _per_element(6),
+    "pipec.dequantize": _per_element(2),
+    "pipec.integer_matmul": _grouped,
+    "pipec.qlinear_matmul": _grouped,
+    "pipec.integer_conv": _integer_conv,
+    "pipec.qlinear_conv": _integer_conv,
 }
 """Packet name to formula, for what torch counts as nothing."""
 

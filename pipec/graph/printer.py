@@ -20,10 +20,12 @@ from typing import Any
 
 from pipec.errors import GraphError
 from pipec.graph.ir import Graph
+from pipec.graph.quantised import QUANTISED
 from pipec.graph.rules import OWN_NAMESPACES
 from pipec.graph.serialize import Json, graph_to_json
 from pipec.graph.whitelist import GETITEM
 
+_MODULES = {"opaque": {"pipec.onnx.default"}, "quantised": set(map(str, QUANTISED))}
 _NO_RESULT = ("pipec.send.", "pipec.offload.")
 
 
@@ -74,8 +76,8 @@ def _head(data: Json, ops: dict[str, str]) -> Iterator[str]:
     yield "import torch"
     yield "from torch import device, inf, nan  # noqa: F401"
     if "pipec" in ops:
-        opaque = any(row["target"].startswith("pipec.onnx.") for row in data["nodes"])
-        modules = "comm, opaque" if opaque else "comm"
+        called = {row["target"] for row in data["nodes"]}
+        modules = ", ".join(["comm", *(name for name, own in _MODULES.items() if called & own)])
         yield f"from pipec.graph import {modules}  # noqa: F401  (defines torch.ops.pipec)"
     for name in ops:
         if name not in OWN_NAMESPACES:

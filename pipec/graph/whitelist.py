@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-import pipec.graph.comm  # noqa: F401 - defines the ops of torch.ops.pipec
+import pipec.graph.comm
+import pipec.graph.quantised  # noqa: F401 - and so does this
 from pipec.errors import GraphError
 from pipec.graph.rules import OWN_NAMESPACES
 from pipec.graph.torch_private import OpOverload, in_dispatcher, is_mutable

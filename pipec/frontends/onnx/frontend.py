@@ -262,7 +262,7 @@ class _OriginalLoss:
 
 
 def session(model: ModelFile) -> Any:
-    """An onnxruntime session on a model, whatever its size.
+    """An onnxruntime session on a model, whatever its size; a quantised one runs node by node.
 
     Raises:
         FrontendError: onnxruntime refuses it.
@@ -272,6 +272,8 @@ def session(model: ModelFile) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = torch.get_num_threads()
+    if any("quantizelinear" in n.op_type.lower() for n in model.proto.graph.node):
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     where: str | bytes = str(model.path)
     if model.proto.ir_version > LARGEST_IR_VERSION or model.path is None:
         copy = onnx.ModelProto()

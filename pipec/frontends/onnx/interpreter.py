@@ -11,6 +11,7 @@ remembered in `Memory`, and once while it is traced, where the decisions are onl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx
 from onnx import NodeProto
 from torch import Tensor
@@ -196,7 +197,7 @@ class Interpreter:
             return [Way.STRUCTURAL, *opaque] if ctx.node.op_type in UNITS else [Way.STRUCTURAL]
         ways = [Way.NATIVE, Way.FUNCTION]
         if all(map(known, values)) and deterministic(ctx.node):
-            ways.insert(0, Way.FOLDED)
+            ways.insert(_is_table(ctx.node, values), Way.FOLDED)
         return [*(w for w in ways if w in self.allowed), *opaque]
 
     def _follow(self, way: Way, ctx: Context, values: list[Value]) -> tuple[Value, ...]:
@@ -249,3 +250,9 @@ class Interpreter:
         found = self.sources([needed]) or self.sources(values)
         if found and found <= self.bindable:
             raise Demand(found)
+
+
+def _is_table(node: NodeProto, values: Sequence[Value]) -> bool:
+    """Whether a node spreads out a table of integers: that stays small if the node stays."""
+    first = values[0] if node.op_type == "DequantizeLinear" else None
+    return isinstance(first, np.ndarray) and first.size > 1

@@ -1,6 +1,5 @@
 """Convolutions of 1, 2 and 3 spatial dimensions."""
 
-import torch
 from torch import Tensor
 from torch.nn import functional as fn
 
@@ -67,26 +66,3 @@ def _transposed_pads(
     if mode == "SAME_UPPER" or min(totals) < 0:
         return small, large
     return large, small
-
-
-@lowering("ConvInteger")
-def conv_integer(
-    ctx: Context, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None
-) -> Result:
-    """A convolution of 8-bit integers; exact, since products and sums stay below 2^53."""
-    return integer_conv(ctx, x, w, x_zero, w_zero).to(torch.int32)
-
-
-def integer_conv(
-    ctx: Context, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None
-) -> Tensor:
-    """The accumulators of an integer convolution as float64."""
-    a, b = x.to(torch.float64), w.to(torch.float64)
-    if x_zero is not None:
-        a = a - x_zero.to(torch.float64)
-    if w_zero is not None:
-        zero = w_zero.to(torch.float64)
-        b = b - (zero.reshape((-1,) + (1,) * (w.dim() - 1)) if zero.dim() else zero)
-    result = conv(ctx, a, b)
-    assert isinstance(result, Tensor)
-    return result

@@ -40,23 +40,6 @@ def _scaled(x: Tensor, factor: float) -> Tensor:
     return x * factor if x.is_floating_point() else (x * factor).to(x.dtype)
 
 
-@lowering("MatMulInteger")
-def matmul_integer(
-    _: Context, a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None
-) -> Result:
-    """A product of 8-bit integers in 32 bits; zero points per row of A and per column of B."""
-    x, y = a.to(torch.int32), b.to(torch.int32)
-    if a_zero is not None:
-        x = x - _row(a_zero.to(torch.int32))
-    if b_zero is not None:
-        y = y - b_zero.to(torch.int32)
-    return torch.matmul(x, y)
-
-
-def _row(zero: Tensor) -> Tensor:
-    return zero.unsqueeze(-1) if zero.dim() == 1 and zero.numel() > 1 else zero
-
-
 @lowering("Einsum")
 def einsum(ctx: Context, *operands: Tensor) -> Result:
     """A sum of products in index notation."""
