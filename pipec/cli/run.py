@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.cli.ranks import start_ranks
 from pipec.errors import PipecError
+from pipec.escape import terminal
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.plan.trust import check_trusted, code_of
@@ -21,10 +23,10 @@ from pipec.runtime.builders import data_from_spec, optimizer_from_text, schedule
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.device import local_device
 from pipec.runtime.distributed import DistributedPipeline, process_group
-from pipec.runtime.executor import Batch, Settings
+from pipec.runtime.executor import Batch, OnNan, Settings
 from pipec.runtime.infer import FORMATS, infer, save_tensors
 from pipec.runtime.local import LocalPipeline
-from pipec.runtime.metrics import JsonLines, Observer, Step, TensorBoard
+from pipec.runtime.metrics import JsonLines, Observer, Steady, Step, TensorBoard
 from pipec.runtime.recording import collected, record, write_trace
 from pipec.runtime.rules import Correction
 from pipec.runtime.train import train
@@ -40,6 +42,7 @@ class _Options:
     optimizer: str
     lr_schedule: str | None
     clip: float | None
+    on_nan: OnNan
     seed: int
     local: bool
     device: str
@@ -65,6 +68,7 @@ class _Options:
             optimizer_from_text(self.optimizer),
             scheduler_from_text(self.lr_schedule) if self.lr_schedule else None,
             clip=self.clip,
+            on_nan=self.on_nan,
             seed=self.seed,
             correction=Correction(self.t1, self.t2),
             compiled=_compiler(self.compiler) if self.compiler else None,
@@ -74,10 +78,14 @@ class _Options:
         """Who is told of every round."""
         found: list[Observer] = [_print_json if self.as_json else _print]
         if self.metrics:
-            found.append(JsonLines(self.metrics))
+            found.append(Steady(JsonLines(self.metrics), "--metrics", self.tell))
         if self.tensorboard:
-            found.append(TensorBoard(self.tensorboard))
+            found.append(Steady(TensorBoard(self.tensorboard), "--tensorboard", self.tell))
         return found
+
+    def tell(self, line: str) -> None:
+        """Say something about the run, among what is told of its rounds."""
+        click.echo(json.dumps({"warning": line}) if self.as_json else f"warning: {terminal(line)}")
 
     def told(self) -> dict[str, str | None]:
         """Options that all ranks must share, besides what the pipeline itself compares."""
@@ -90,6 +98,7 @@ class _Options:
             "--checkpoints": str(self.checkpoints),
             "--save": str(self.save),
             "--compile": str(self.compiler),
+            "--on-nan": self.on_nan,
         }
 
     @property
@@ -112,6 +121,13 @@ class _Options:
 )
 @click.option("--lr-schedule", help="name:option=value,... of torch.optim.lr_scheduler.")
 @click.option("--clip", type=float, help="Largest norm of all gradients together.")
+@click.option(
+    "--on-nan",
+    type=click.Choice(["stop", "skip", "continue"]),
+    default="stop",
+    show_default=True,
+    help="If gradients are not finite: no update and an error, no update, or nothing.",
+)
 @click.option("--seed", default=0, show_default=True, help="Of dropout.")
 @click.option("--local", is_flag=True, help="All devices in this process, taking turns.")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, or auto.")
@@ -252,14 +268,34 @@ def _go(
     saved = None
     if options.checkpoints:
         place, patience = options.checkpoints, options.patience
-        saved = Checkpoints(place, pipeline.executors, timeout=patience)
+        saved = Checkpoints(place, pipeline.executors, timeout=patience, tell=options.tell)
     train(pipeline, options.rounds, observers, checkpoints=saved, every=options.every)
-    if options.save:
+    if options.save or (saved and saved.failed):
         weights = pipeline.state_dict()
         if weights is not None:
-            once = dict(_untied(plan, weights))
-            save_tensors(once, options.save)
-            _wrote(options, options.save, once)
+            _keep(options, dict(_untied(plan, weights)))
+
+
+def _keep(options: _Options, weights: dict[str, torch.Tensor]) -> None:
+    """Write trained weights where they were wanted; where they are safe if that fails.
+
+    Raises:
+        PipecError: They are somewhere else, and where.
+    """
+    name, failure = "weights.safetensors", PipecError("the last checkpoint could not be written")
+    if options.save:
+        name = options.save.name
+        try:
+            save_tensors(weights, options.save)
+        except PipecError as error:
+            failure = error
+        else:
+            _wrote(options, options.save, weights)
+            return
+    safe = Path(tempfile.mkdtemp(prefix="pipec-")) / name
+    save_tensors(weights, safe)
+    hint = f"the trained weights are in {safe}"
+    raise PipecError(failure.what, where=failure.where, got=failure.got, hint=hint)
 
 
 def _wrote(options: _Options, path: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,8 @@ from pipec.plan.model import Plan
 from pipec.runtime.agreement import agree, exchange
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.distributed import DistributedPipeline, process_group
-from pipec.runtime.executor import Result, Settings
+from pipec.runtime.executor import OnNan, Result, Settings
+from pipec.runtime.figures import figures, verdict
 from pipec.runtime.identity import digest
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.program import Program
@@ -43,7 +44,6 @@ from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
 
 Tensors = dict[str, torch.Tensor]
 Hook = Callable[["Pipeline"], None]
-OnNan = Literal["stop", "skip", "continue"]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Pipeline:
         weight: How much a microbatch counts, from its inputs. By default the valid targets of a
             cross entropy, or the rows of the microbatch.
         on_nan: What to do if gradients are not finite: ``stop`` with an error before the update,
-            ``skip`` the update on all ranks, or ``continue``.
+            ``skip`` the update on all ranks, which needs a flush, or ``continue``.
         hooks: Called with this object after every update.
         seed: Of dropout: one stream per microbatch and place in the model.
         correction: PipeMare's T1 and T2.
@@ -129,7 +129,7 @@ class Pipeline:
         device: str = "auto",
         timeout: timedelta = timedelta(minutes=5),
     ) -> None:
-        self._open, self._hooks, self._on_nan = ExitStack(), list(hooks), on_nan
+        self._open, self._hooks = ExitStack(), list(hooks)
         self._timeout, self._device = timeout, device
         self._batch: list[Tensors] = []
         flush = Program.of(plan).flush
@@ -139,7 +139,7 @@ class Pipeline:
             clip=clip if clip is not None or not flush or not plan.trains else math.inf,
             seed=seed,
             correction=correction or Correction(),
-            skips=plan.trains and flush and on_nan != "continue",
+            on_nan=on_nan,
         )
         if plan.trains and optimizer is None:
             raise PlanError("a training plan needs an optimizer", hint="optimizer=lambda p: ...")
@@ -180,10 +180,13 @@ class Pipeline:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for saved in self._saved.values():
-            if error is None:
-                saved.wait()
+        if error is None:
+            self._finish_saving()
         self._open.__exit__(kind, error, trace)
+
+    def _finish_saving(self) -> None:
+        for saved in self._saved.values():
+            saved.wait()
 
     @property
     def rank(self) -> int:
@@ -206,19 +209,15 @@ class Pipeline:
         shares = self._take(batch, self._training_shape)
         self._active = self._runner
         result = self._runner.round(shares)
-        loss, norm, skipped = self._figures(result, shares)
-        if self._on_nan == "stop" and (skipped or not math.isfinite(loss)):
-            raise PlanError(
-                "the loss or its gradient is not finite; the weights were not updated"
-                if skipped
-                else "the loss is not finite",
-                where=f"round {self._runner.executors[0].round - 1}",
-                got=f"loss {loss}, gradient norm {norm}",
-                hint="a smaller learning rate, clip=..., or on_nan='skip'",
-            )
+        mine = self._runner.executors[0]
+        found = figures(result, shares, mine.round - 1)
+        if error := verdict(found, mine.settings.on_nan, mine.round - 1):
+            self._finish_saving()
+            raise error
         for hook in self._hooks:
             hook(self)
-        return StepResult(loss, norm, skipped, self._outputs(self._runner, result, shares))
+        loss, outputs = found.loss, self._outputs(self._runner, result, shares)
+        return StepResult(math.nan if loss is None else loss, found.norm, found.skipped, outputs)
 
     def evaluate(self, loader: Iterable[Batch | None], *, outputs: bool = False) -> Evaluation:
         """Run the model in evaluation mode, on the stages and weights as they are.
@@ -240,9 +239,9 @@ class Pipeline:
                 runner = self._runner.beside(programs, self._inputs)
             self._active = runner
             result = runner.round(shares)
-            loss, _, _ = self._figures(result, shares)
+            loss = figures(result, shares, runner.executors[0].round - 1).loss
             weight = sum(shares.weights)
-            total, weights = total + loss * weight, weights + weight
+            total, weights = total + (loss or 0.0) * weight, weights + weight
             if outputs:
                 for name, value in self._outputs(runner, result, shares).items():
                     kept.setdefault(name, []).append(value)
@@ -372,18 +371,6 @@ class Pipeline:
         program = self._evaluations[shape]
         return list(self._evaluations).index(shape), count_of(program.plan.graph)
 
-    def _figures(self, result: Result, shares: Shares) -> tuple[float, float | None, bool]:
-        """Loss, norm and whether the update was skipped, over all ranks."""
-        weighted = sum(float(loss) * shares.weight(m) for m, loss in result.losses.items())
-        mine = [weighted, shares.total(result.losses), result.norm, result.skipped]
-        told = exchange([None if _odd(v) else v for v in mine] + [str(weighted)])
-        total = sum(float(t[4]) for t in told)
-        weight = sum(t[1] for t in told)
-        norms = [t[2] for t in told if t[2] is not None]
-        loss = total / weight if weight else math.nan
-        skipped = any(t[3] for t in told)
-        return loss, max(norms) if norms else (math.nan if skipped else None), skipped
-
     def _outputs(
         self,
         runner: LocalPipeline | DistributedPipeline,
@@ -401,10 +388,6 @@ class Pipeline:
             if found and shares.weight(int(m)):
                 parts.setdefault(name, []).append(found[key])
         return {n: torch.cat(p) if p[0].dim() else torch.stack(p) for n, p in parts.items()}
-
-
-def _odd(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _small(inputs: Inputs) -> list[int]:

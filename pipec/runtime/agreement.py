@@ -14,11 +14,12 @@ from pipec.errors import BackendError
 from pipec.runtime.process_group import answered
 
 
-def exchange(mine: Any) -> list[Any]:
+def exchange(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """What every rank has given, by rank; all ranks must call.
 
     Args:
         mine: Anything that JSON can hold.
+        group: Of all ranks, with a timeout of its own.
 
     Raises:
         BackendError: Another rank did not answer.
@@ -29,12 +30,12 @@ def exchange(mine: Any) -> list[Any]:
     world = dist.get_world_size()
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
     with answered("the messages of all ranks"):
-        dist.all_gather(lengths, torch.tensor([len(data)]))
+        dist.all_gather(lengths, torch.tensor([len(data)]), group)
         longest = max(int(n) for n in lengths)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(data)] = data
         parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(world)]
-        dist.all_gather(parts, padded)
+        dist.all_gather(parts, padded, group)
     pairs = zip(parts, lengths, strict=True)
     return [json.loads(part[: int(n)].numpy().tobytes()) for part, n in pairs]
 

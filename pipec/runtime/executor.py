@@ -19,64 +19,28 @@ from math import inf, isfinite
 
 import torch
 
-from pipec.errors import PlanError, ScheduleError
+from pipec.errors import ScheduleError
 from pipec.graph.ir import InputKind
 from pipec.runtime.device import Device
 from pipec.runtime.draws import stream
 from pipec.runtime.moves import Moves
 from pipec.runtime.program import Program, StageProgram, gradient_of
-from pipec.runtime.rules import Correction, DelayRule, delays
+from pipec.runtime.rules import DelayRule, delays
+from pipec.runtime.settings import OnNan, Settings
 from pipec.runtime.shares import Shares
-from pipec.runtime.stage import Compile, Outcome, StageRunner
+from pipec.runtime.stage import Outcome, StageRunner
 from pipec.runtime.synchronize import Deferred
 from pipec.runtime.tensors import TensorType
 from pipec.runtime.transport import Transport
-from pipec.runtime.weights import OptimizerFactory, SchedulerFactory, StageWeights, check_fits
+from pipec.runtime.weights import StageWeights, check_fits
 from pipec.schedule.action import Action, ActionKind
 
+__all__ = ["Batch", "Executor", "OnNan", "Recorded", "Result", "Settings", "deadlock"]
 Tensors = dict[str, torch.Tensor]
 Batch = Callable[[int], Mapping[str, torch.Tensor]]
 """Gives the inputs (targets too) of a microbatch by its number, counted over all rounds. Called on
 every device that reads some of them, so it must give the same each time."""
 _K = ActionKind
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to train, besides the plan.
-
-    Attributes:
-        optimizer: Makes the optimizer of a stage.
-        scheduler: Makes its learning-rate schedule, stepped after every update.
-        clip: Largest norm of all gradients together; None for no limit. Needs a flush.
-        seed: Of the random numbers of every forward: one stream per microbatch and random op.
-        correction: PipeMare's T1 and T2.
-        compiled: Makes a graph fast, such as ``torch.compile``.
-        skips: Leave out an update whose gradients are not finite, on all devices alike; needs the
-            norm of all gradients, and so a flush.
-
-    Raises:
-        PlanError: No norm is that small.
-    """
-
-    optimizer: OptimizerFactory | None = None
-    scheduler: SchedulerFactory | None = None
-    clip: float | None = None
-    seed: int = 0
-    correction: Correction = field(default_factory=Correction)
-    compiled: Compile | None = None
-    skips: bool = False
-
-    @property
-    def wants_norm(self) -> bool:
-        """Whether steps wait for the norm of all gradients together."""
-        return self.clip is not None or self.skips
-
-    def __post_init__(self) -> None:
-        if self.clip is not None and not self.clip > 0:
-            raise PlanError(
-                "gradients cannot be clipped to this norm", got=self.clip, want="above 0"
-            )
 
 
 @dataclass
@@ -143,7 +107,7 @@ class Executor:
         self._borrows = borrows
         self.device, self.transport = device, transport
         self.compute = compute or Device(torch.device("cpu"))
-        self._batch, self._settings = batch, settings
+        self._batch, self.settings = batch, settings
         self.weights: dict[int, StageWeights] = {}
         self.rules: dict[int, DelayRule] = {}
         self.shares = Shares()
@@ -180,20 +144,13 @@ class Executor:
         Raises:
             PlanError: Clipping or skipping is asked for where there is no flush.
         """
-        if self._settings.wants_norm and not program.flush:
-            raise PlanError(
-                "gradients can be clipped or judged together only where all weights change at once",
-                got=f"schedule {program.schedule.name}",
-                want="a schedule with a flush, such as 1f1b",
-            )
+        wanted = self.settings.wants_norm(program.schedule)
         self.program = program
         self._row = program.schedule.row(self.device)
         self._oldest = _oldest_used_later(self._row)
         self._moves.load(program, self.device, self._shapes)
-        wanted = self._settings.wants_norm
-        self._deferred = Deferred(
-            program, self.device, (self._settings.clip or inf) if wanted else None
-        )
+        clip = (self.settings.clip or inf) if wanted else None
+        self._deferred = Deferred(program, self.device, clip)
         self._at = len(self._row)
         for stage in self.weights:
             self._rule(stage)
@@ -213,7 +170,7 @@ class Executor:
         return len(self._shapes)
 
     def _made(self, program: Program, stage: int) -> StageRunner:
-        return StageRunner(program.stages[stage], self._settings.compiled, self.compute.torch)
+        return StageRunner(program.stages[stage], self.settings.compiled, self.compute.torch)
 
     def runner(self, stage: int, microbatch: int) -> StageRunner:
         """What runs a stage on a microbatch of its shape."""
@@ -245,8 +202,8 @@ class Executor:
                 s.index,
                 mine,
                 trained,
-                self._settings.optimizer if steps else None,
-                self._settings.scheduler,
+                self.settings.optimizer if steps else None,
+                self.settings.scheduler,
             )
             self._rule(s.index)
 
@@ -263,7 +220,7 @@ class Executor:
     def _rule(self, stage: int) -> None:
         schedule = self.program.schedule
         late = delays(schedule, stage) if schedule.training else (0.0, 0.0)
-        rule = DelayRule(self._settings.correction, *late, counts=not self.program.flush)
+        rule = DelayRule(self.settings.correction, *late, counts=not self.program.flush)
         if stage in self.rules:
             rule.updates, rule.velocity = self.rules[stage].updates, self.rules[stage].velocity
         self.rules[stage] = rule
@@ -385,7 +342,7 @@ class Executor:
         tensors = held.tensors
         self.result.versions.append((action, held.updates.count))
         with self.compute.own_random() if runner.random else nullcontext():
-            seeds = partial(stream, self._settings.seed, self.microbatch + m)
+            seeds = partial(stream, self.settings.seed, self.microbatch + m)
             outcome = runner.forward(m, tensors, values, inputs, seeds)
         for value, channels in stage.outgoing.items():
             for c in channels:
@@ -470,7 +427,7 @@ class Executor:
         """
         weights, rule = self.weights[action.stage], self.rules[action.stage]
         count = self.share(action.stage, action.version)
-        if not count or (not isfinite(factor) and self._settings.skips):
+        if not count or (not isfinite(factor) and self.settings.on_nan != "continue"):
             weights.skip(action.version, oldest)
             self.result.skipped |= bool(count)
             return

@@ -3,15 +3,18 @@
 import hashlib
 import inspect
 import json
+from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
 
 import torch
 
 from pipec.errors import PipecError
+from pipec.graph.ir import Graph, InputKind, tensor
 from pipec.plan.record import plan_record
 from pipec.runtime.executor import Executor, Settings
 from pipec.runtime.program import Program
+from pipec.runtime.tensors import TensorType
 from pipec.schedule import json_form
 
 _SHORT = 12
@@ -50,9 +53,9 @@ def weights_of(executor: Executor) -> dict[str, str | None]:
     place = program.schedule.placement
     for stage, weights in executor.weights.items():
         copies = {*place.forward[stage], *(place.backward[stage] if place.backward else ())}
-        for name, tensor in weights.at(weights.newest).tensors.items():
+        for name, held in weights.at(weights.newest).tensors.items():
             if len(copies) > 1 or name in program.tied:
-                found[f"the first value of weight {name}"] = digest(tensor)
+                found[f"the first value of weight {name}"] = digest(held)
     return found
 
 
@@ -76,16 +79,26 @@ def inputs_of(executor: Executor) -> dict[str, str | None]:
     except PipecError:
         return {}  # it is told when it is needed, with its place
     return {
-        f"the data: {name} of the first microbatch": digest(tensor)
-        for name, tensor in batch.items()
+        f"the data: {name} of the first microbatch": digest(given) for name, given in batch.items()
     }
 
 
-def digest(tensor: object) -> str | None:
+def model_of(graph: Graph) -> str:
+    """A digest of a model, however it is cut and whatever the size of its batch.
+
+    Of the types of its weights, and of how often it calls each op.
+    """
+    held = [i for i in graph.inputs if i.kind in (InputKind.PARAMETER, InputKind.BUFFER)]
+    types = {i.name: TensorType.of(tensor(graph.node(i.node))) for i in held}
+    ops = Counter(str(node.target) for node in graph.calls)
+    return _digest([{n: [t.dtype, list(t.shape)] for n, t in types.items()}, ops])
+
+
+def digest(given: object) -> str | None:
     """The beginning of the SHA-256 of a tensor's type and bytes; None of anything else."""
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(given, torch.Tensor):
         return None
-    held = tensor.detach().cpu().contiguous()
+    held = given.detach().cpu().contiguous()
     head = f"{held.dtype} {list(held.shape)} ".encode()
     data = held.reshape(-1).view(torch.uint8).numpy() if held.numel() else b""
     return hashlib.sha256(head + bytes(data)).hexdigest()[:_SHORT]

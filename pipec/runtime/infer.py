@@ -1,5 +1,6 @@
 """Inference: the outputs of all microbatches, together."""
 
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,12 +8,15 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from pipec.errors import PipecError
 from pipec.runtime.executor import Result
+from pipec.runtime.figures import figures
 from pipec.runtime.metrics import Observer
 from pipec.runtime.program import Program
+from pipec.runtime.shares import Shares
 from pipec.runtime.train import summary
 
 Tensors = dict[str, torch.Tensor]
@@ -52,9 +56,9 @@ def infer(pipeline: Pipeline, rounds: int, observers: Iterable[Observer] = ()) -
         result = pipeline.round()
         for (_, name), value in sorted(result.outputs.items(), key=lambda item: item[0]):
             found.setdefault(name, []).append(value.cpu())
-        step = summary(pipeline.program, result, number, time.perf_counter() - begin)
+        told = figures(result, Shares(), number, time.perf_counter() - begin)
         for observe in observers:
-            observe(step)
+            observe(summary(pipeline.program, told, number))
     return pipeline.outputs({name: torch.stack(values) for name, values in found.items()})
 
 
@@ -65,21 +69,33 @@ FORMATS = (".safetensors", ".npz", ".pth", ".pt")
 def save_tensors(outputs: Tensors, path: Path) -> None:
     """Write tensors by name, as the ending says: safetensors, NumPy, or torch's state dict.
 
+    The file appears whole or not at all: one that was there stays if this one cannot be written.
+
     Raises:
-        PipecError: Another ending, or a dtype that NumPy does not know.
+        PipecError: Another ending, a dtype that NumPy does not know, or a full disk.
     """
-    if path.suffix == ".safetensors":
-        save_file({n: t.cpu().contiguous() for n, t in outputs.items()}, path)
-        return
-    if path.suffix in (".pth", ".pt"):
-        torch.save({n: t.cpu() for n, t in outputs.items()}, path)
-        return
-    if path.suffix != ".npz":
+    if path.suffix not in FORMATS:
         raise PipecError("no such format", got=path.name, want=" ".join(FORMATS))
+    part = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        arrays = {n: t.cpu().numpy() for n, t in outputs.items()}
-    except TypeError as error:
-        raise PipecError(
-            "NumPy has no such numbers", where=path, got=error, hint="write .safetensors"
-        ) from error
-    np.savez(path, **arrays)  # type: ignore[arg-type]
+        _write({n: t.cpu().contiguous() for n, t in outputs.items()}, part)
+        part.replace(path)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise PipecError("the file cannot be written", where=path, got=error) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write(outputs: Tensors, path: Path) -> None:
+    if path.suffix == ".safetensors":
+        save_file(outputs, path)
+    elif path.suffix == ".npz":
+        try:
+            arrays = {n: t.numpy() for n, t in outputs.items()}
+        except TypeError as error:
+            raise PipecError(
+                "NumPy has no such numbers", where=path, got=error, hint="write .safetensors"
+            ) from error
+        np.savez(path, **arrays)  # type: ignore[arg-type]
+    else:
+        torch.save(outputs, path)

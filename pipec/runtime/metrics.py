@@ -2,10 +2,13 @@
 
 import json
 import math
+import os
+import socket
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from pipec.errors import PipecError
 
@@ -20,6 +23,7 @@ class Step:
         samples_per_second: Rows of the first input per second.
         bubble: Share of the devices' time that was not spent computing.
         seconds: Wall time.
+        skipped: Whether no update was made, its gradients not being finite.
     """
 
     step: int
@@ -27,6 +31,7 @@ class Step:
     samples_per_second: float
     bubble: float
     seconds: float
+    skipped: bool = False
 
     def to_json(self) -> str:
         """One line of strict JSON: null for a loss that is not finite, or not there."""
@@ -37,11 +42,40 @@ class Step:
         loss = "" if self.loss is None else f"loss {self.loss:.4f}  "
         return (
             f"step {self.step}  {loss}{self.samples_per_second:.1f} samples/s  "
-            f"bubble {self.bubble:.0%}"
+            f"bubble {self.bubble:.0%}{'  skipped' if self.skipped else ''}"
         )
 
 
 Observer = Callable[[Step], None]
+
+
+def tell(line: str) -> None:
+    """Say something about the run itself."""
+    sys.stderr.write(f"warning: {line}\n")
+
+
+class Steady:
+    """An observer that is given up, with one line, when what it writes to fails.
+
+    Args:
+        observe: The observer.
+        name: What it is called in the line.
+        say: Takes the line.
+    """
+
+    def __init__(self, observe: Observer, name: str, say: Callable[[str], None] = tell) -> None:
+        self._observe, self._name, self._say = observe, name, say
+        self._failed = False
+
+    def __call__(self, step: Step) -> None:
+        """Pass one step on."""
+        if self._failed:
+            return
+        try:
+            self._observe(step)
+        except OSError as error:
+            self._failed = True
+            self._say(f"{self._name} is given up at step {step.step}: {error}")
 
 
 class JsonLines:
@@ -57,7 +91,7 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Writes every step as scalars.
+    """Writes every step as scalars, at once: its own writer fails in a thread, where nobody looks.
 
     Raises:
         PipecError: The package tensorboard is not installed.
@@ -65,16 +99,29 @@ class TensorBoard:
 
     def __init__(self, directory: Path) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise PipecError(
                 "TensorBoard is not installed", got=error, hint="pip install tensorboard"
             ) from error
-        self._writer: Any = SummaryWriter(str(directory))
+        self._event, self._summary, self._format = (
+            event_pb2.Event,
+            summary_pb2.Summary,
+            RecordWriter,
+        )
+        host, now = socket.gethostname(), time.time()
+        self._path = directory / f"events.out.tfevents.{int(now)}.{host}.{os.getpid()}"
+        self._begin = event_pb2.Event(wall_time=now, file_version="brain.Event:2")
 
     def __call__(self, step: Step) -> None:
         """Write the scalars of one step."""
-        for name, value in asdict(step).items():
-            if name != "step" and value is not None:
-                self._writer.add_scalar(name, value, step.step)
-        self._writer.flush()
+        told = {n: float(v) for n, v in asdict(step).items() if n != "step" and v is not None}
+        values = [self._summary.Value(tag=n, simple_value=v) for n, v in told.items()]
+        event = self._event(
+            wall_time=time.time(), step=step.step, summary=self._summary(value=values)
+        )
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            for e in (event,) if file.tell() else (self._begin, event):
+                self._format(file).write(e.SerializeToString())

@@ -1,14 +1,18 @@
 """What makes a checkpoint safe to read: a digest of every file, and metadata that runs no code.
 
 ```text
-round-20/sha256.json     {".metadata": "9f2c...", "0/__0_0.distcp": "51ab...", ...}
+round-20/sha256.json     {"round": 20, "model": "8d10...", "seal": "77e1...",
+                          "files": {".metadata": "9f2c...", "0/__0_0.distcp": "51ab...", ...}}
 ```
+
+The seal is a digest of all the rest of that file.
 """
 
 import hashlib
 import json
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,47 +26,79 @@ from pipec.graph.torch_private import CHECKPOINT_METADATA
 _SEAL = "sha256.json"
 
 
+@dataclass(frozen=True)
+class Seal:
+    """What is known of a checkpoint without reading it.
+
+    Attributes:
+        files: Path under the checkpoint to digest.
+        round: The round before which it was made; None of what one rank alone wrote.
+        model: Digest of the model that it belongs to.
+    """
+
+    files: Mapping[str, str]
+    round: int | None = None
+    model: str | None = None
+
+    def check_belongs(self, place: Path, number: int, model: str) -> None:
+        """Refuse a checkpoint that bears another round's name, or is of another model.
+
+        Raises:
+            PlanError: It is such a checkpoint.
+        """
+        for what, got, want in (("round", self.round, number), ("model", self.model, model)):
+            if got != want:
+                told = f"the checkpoint is of another {what}"
+                raise PlanError(told, where=place, got=got, want=want)
+
+    def write(self, place: Path) -> None:
+        """Write it into a directory."""
+        told = asdict(self)
+        text = json.dumps({**told, "seal": _sealed(told)}, indent=1)
+        (place / _SEAL).write_text(text, encoding="utf-8")
+
+
 def digests(place: Path) -> dict[str, str]:
     """The digest of every file that lies in a directory, by name."""
     return {p.name: _digest(p) for p in sorted(place.iterdir()) if p.is_file() and p.name != _SEAL}
 
 
-def write_seal(place: Path, found: dict[str, str]) -> None:
-    """Write digests, by path under ``place``."""
-    (place / _SEAL).write_text(json.dumps(found, indent=1), encoding="utf-8")
-
-
-def read_seal(place: Path) -> dict[str, str]:
-    """The digests that `write_seal` wrote.
+def read_seal(place: Path) -> Seal:
+    """The seal of a directory.
 
     Raises:
-        PlanError: There are none, or they cannot be read.
+        PlanError: There is none, or it is not as it was written.
     """
     try:
-        found: dict[str, str] = json.loads((place / _SEAL).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        told = json.loads((place / _SEAL).read_text(encoding="utf-8"))
+        seal, found = told.pop("seal"), Seal(**told)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PlanError("a checkpoint has no digests", where=place / _SEAL, got=error) from error
+    if seal != _sealed(told):
+        raise PlanError("the checkpoint is damaged", where=place / _SEAL, got="another seal")
     return found
 
 
-def check_sealed(place: Path, files: Iterable[str]) -> None:
+def check_files(place: Path, seal: Seal, files: Iterable[str]) -> None:
     """Compare files with their digests.
 
     Raises:
         PlanError: A file is missing, or not what was written.
     """
-    sealed = read_seal(place)
     for name in files:
         path = place / name
-        got, want = _digest(path) if path.is_file() else "no such file", sealed.get(name)
+        got, want = _digest(path) if path.is_file() else "no such file", seal.files.get(name)
         if got != want:
             raise PlanError(
                 "the checkpoint is damaged",
                 where=path,
                 got=got if want is None or len(got) != len(want) else f"sha256 {got[:12]}",
                 want="a file that was sealed" if want is None else f"sha256 {want[:12]}",
-                hint="remove this checkpoint to continue from the one before it",
             )
+
+
+def _sealed(told: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:

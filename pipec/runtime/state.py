@@ -48,6 +48,17 @@ def state_of(executor: Executor) -> Tensors:
     return found
 
 
+def first_unsound(executor: Executor, state: Tensors) -> str | None:
+    """The first entry that is not finite; what is not trained, such as a mask, may be infinite."""
+    trained = {n for w in executor.weights.values() for n in w.trained}
+    for name, t in state.items():
+        kind, _, weight = name.partition("/")
+        may_be_infinite = kind.startswith("weights") and weight not in trained
+        if not (~t.isnan() if may_be_infinite else t.isfinite()).all():
+            return name
+    return None
+
+
 def wanted(executor: Executor, name: str) -> bool:
     """Whether a device needs the entry ``name``."""
     kind, _, weight = name.partition("/")

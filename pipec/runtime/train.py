@@ -5,21 +5,22 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
-import torch
 import torch.distributed as dist
 
 from pipec.graph.ir import InputKind, tensor
 from pipec.runtime.checkpoint import Checkpoints
-from pipec.runtime.executor import Result
+from pipec.runtime.executor import Executor, Result
+from pipec.runtime.figures import Figures, figures, verdict
 from pipec.runtime.metrics import Observer, Step
-from pipec.runtime.process_group import answered, located
 from pipec.runtime.program import Program
+from pipec.runtime.shares import Shares
 
 
 class Pipeline(Protocol):
     """What `LocalPipeline` and `DistributedPipeline` have in common."""
 
     program: Program
+    executors: list[Executor]
 
     def round(self) -> Result:
         """Run the schedule once."""
@@ -47,6 +48,10 @@ def train(
 
     Returns:
         The mean loss of every round that was run.
+
+    Raises:
+        PlanError: Gradients are not finite, and the settings say stop.
+        BackendError: Another rank did not answer.
     """
     observers = list(observers)
     losses = []
@@ -54,10 +59,14 @@ def train(
     for number in range(first, rounds):
         begin = time.perf_counter()
         result = pipeline.round()
-        step = summary(pipeline.program, result, number, time.perf_counter() - begin)
-        losses.append(math.nan if step.loss is None else step.loss)
+        found = figures(result, Shares(), number, time.perf_counter() - begin)
+        losses.append(math.nan if found.loss is None else found.loss)
         for observe in observers:
-            observe(step)
+            observe(summary(pipeline.program, found, number))
+        if error := verdict(found, pipeline.executors[0].settings.on_nan, number):
+            if checkpoints:
+                checkpoints.wait()
+            raise error
         if checkpoints and ((number + 1) % every == 0 or number + 1 == rounds):
             checkpoints.save()
     if checkpoints:
@@ -65,36 +74,24 @@ def train(
     return losses
 
 
-def summary(program: Program, result: Result, number: int, seconds: float) -> Step:
-    """The figures of one round, over all ranks; all of them must call.
+def summary(program: Program, found: Figures, number: int) -> Step:
+    """What is told of one round.
 
     Args:
         program: What ran.
-        result: What this process has seen.
+        found: Its figures.
         number: Of the round.
-        seconds: Wall time here.
-
-    Raises:
-        BackendError: Another rank did not answer.
     """
     schedule = program.schedule
-    sums = [float(sum(result.losses.values())), float(len(result.losses)), result.busy, seconds]
-    figures = torch.tensor(sums, dtype=torch.float64)
-    ranks = 1
-    if dist.is_available() and dist.is_initialized():
-        where = f"round {number}, at its figures"
-        with located(lambda: where), answered("the figures of all ranks"):
-            dist.all_reduce(figures)
-        ranks = dist.get_world_size()
-    loss, count, busy, total = figures.tolist()
-    seconds = total / ranks
-    devices = schedule.devices if ranks > 1 else 1
+    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    devices = schedule.devices if world > 1 else 1
     return Step(
         step=number,
-        loss=loss / count if count else None,
-        samples_per_second=_rows(program) * schedule.microbatches / seconds,
-        bubble=max(0.0, 1 - busy / (seconds * devices)),
-        seconds=seconds,
+        loss=found.loss,
+        samples_per_second=_rows(program) * schedule.microbatches / found.seconds,
+        bubble=max(0.0, 1 - found.busy / (found.seconds * devices)),
+        seconds=found.seconds,
+        skipped=found.skipped,
     )
 
 

@@ -1,6 +1,9 @@
 """``pipec run`` as a user types it: what it prints, writes and refuses."""
 
 import json
+import resource
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -231,10 +234,81 @@ def test_a_data_file_imports_its_neighbours_and_says_what_is_wrong_with_it(
     assert "SyntaxError" in outcome.err
 
 
+def limited(
+    plans: Path, *more: object, most: int = resource.RLIM_INFINITY
+) -> subprocess.CompletedProcess[str]:
+    """A run that can write no file above ``most`` bytes, as on a disk that becomes full."""
+    command = [sys.executable, "-m", "pipec", "run", plans / "train", "--local",
+               "--data", plans / "net.py:batch", *more]  # fmt: skip
+    return subprocess.run(
+        list(map(str, command)), text=True, capture_output=True, check=False, timeout=300,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
+    )  # fmt: skip
+
+
+def test_a_full_disk_loses_no_training(pipec: Pipec, plans: Path, tmp_path: Path) -> None:
+    kept = ("--checkpoints", tmp_path / "saved", "--every", 1)
+    whole, after = tmp_path / "whole.safetensors", tmp_path / "after.safetensors"
+    ran(pipec, plans, "train", "--rounds", 4, "--save", whole)
+    ran(pipec, plans, "train", "--rounds", 1, *kept)
+    log, board = tmp_path / "log", tmp_path / "board"
+    more = ("--metrics", log, "--tensorboard", board, "--rounds", 3)
+    done = limited(plans, *kept, *more, most=200)
+    lines = done.stdout.splitlines()
+    steps = [line.split("  ")[0] for line in lines if line.startswith("step")]
+    assert steps == ["step 1", "step 2"]
+    for name in ("--metrics is given up", "--tensorboard is given up"):
+        assert sum(name in line for line in lines) == 1
+    assert sum("no checkpoint is made before round" in line for line in lines) == 2
+    assert done.returncode == 1  # the trained weights could be written nowhere
+    assert "Traceback" not in done.stderr
+    ran(pipec, plans, "train", "--rounds", 4, *kept, "--save", after)
+    assert load_file(after).keys() == load_file(whole).keys()
+    assert all(torch.equal(w, load_file(after)[n]) for n, w in load_file(whole).items())
+
+
+def test_weights_that_cannot_be_saved_where_they_are_wanted_are_saved_elsewhere(
+    pipec: Pipec, plans: Path, tmp_path: Path
+) -> None:
+    wanted, whole = tmp_path / "w.safetensors", tmp_path / "whole.safetensors"
+    ran(pipec, plans, "train", "--rounds", 2, "--save", whole)
+    (plans / "taken.py").write_text(
+        f"import os, net\ndef batch(k):\n    os.makedirs({str(wanted)!r}, exist_ok=True)\n"
+        "    return net.batch(k)\n"
+    )
+    done = limited(plans, "--data", f"{plans}/taken.py:batch", "--rounds", 2, "--save", wanted)
+    assert done.returncode == 1
+    safe = done.stderr.partition("the trained weights are in ")[2].strip()
+    assert all(torch.equal(w, load_file(safe)[n]) for n, w in load_file(whole).items())
+    shutil.rmtree(Path(safe).parent)
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "skip", "continue"])
+def test_what_is_not_finite(pipec: Pipec, plans: Path, tmp_path: Path, on_nan: str) -> None:
+    (plans / "odd.py").write_text(
+        "import net\ndef batch(k):\n    given = net.batch(k)\n"
+        "    return given | {'x': given['x'] / (k != 4)}\n"
+    )
+    saved = tmp_path / "w.safetensors"
+    run = ("run", plans / "train", "--local", "--data", f"{plans}/odd.py:batch")
+    outcome = pipec(*run, "--rounds", 3, "--save", saved, "--on-nan", on_nan)
+    assert outcome.code == (1 if on_nan == "stop" else 0)
+    if on_nan == "stop":
+        assert "were not updated\n  where: round 1" in outcome.err
+        assert not saved.exists()
+    else:
+        finite = all(w.isfinite().all() for w in load_file(saved).values())
+        assert finite is (on_nan == "skip")
+        assert [line.endswith("skipped") for line in outcome.out.splitlines()[:3]] == [
+            False, on_nan == "skip", False
+        ]  # fmt: skip
+
+
 def test_tensorboard_that_is_not_installed_is_named(
     pipec: Pipec, plans: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
     outcome = pipec("run", plans / "train", "--local", "--tensorboard", plans / "b")
     assert outcome.code == 1
     assert "pip install tensorboard" in outcome.err

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from pipec.errors import PipecError
 from pipec.plan.model import Plan
 from pipec.runtime.checkpoint import Checkpoints
-from pipec.runtime.executor import Settings
+from pipec.runtime.executor import OnNan, Settings
 from pipec.runtime.local import LocalPipeline
+from pipec.runtime.metrics import Step
 from pipec.runtime.rules import Correction
-from pipec.runtime.seal import digests, read_seal, write_seal
+from pipec.runtime.seal import digests, read_seal
 from pipec.runtime.train import train
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
@@ -215,15 +217,23 @@ def test_a_checkpoint_is_one_of_torchs_own(tmp_path: Path) -> None:
     assert worst(found, run.state_dict()) == 0
 
 
-def test_a_checkpoint_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
-    case = CASES["mlp"]
+def test_a_checkpoint_that_cannot_be_written_is_told_of_and_training_goes_on(
+    tmp_path: Path,
+) -> None:
+    case, told = CASES["mlp"], list[str]()
     run = pipeline(case, staged(case, seeded(case), 3), "1f1b")
-    checkpoints = Checkpoints(tmp_path / "saved", run.executors)
+    checkpoints = Checkpoints(tmp_path / "saved", run.executors, tell=told.append)
     (tmp_path / "saved").rmdir()
     (tmp_path / "saved").touch()
+    train(run, 2, checkpoints=checkpoints, every=1)
+    assert [line.count("\n") for line in told] == [0, 0]
+    assert all("cannot be written" in line and "round-" in line for line in told)
+    failed = [checkpoints.failed]
+    (tmp_path / "saved").unlink()
     checkpoints.save()
-    with pytest.raises(PipecError, match=r"cannot be written(.|\n)*round-0.part"):
-        checkpoints.wait()
+    checkpoints.wait()
+    assert [*failed, checkpoints.failed] == [True, False]
+    assert checkpoints.complete() == [2]
 
 
 def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:
@@ -241,10 +251,126 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         run = pipeline(case, staged(case, seeded(case), 3), "1f1b")
         checkpoints = Checkpoints(tmp_path, run.executors)
         if name == "cnn":
-            with pytest.raises(PipecError, match="lacks a weight"):
+            with pytest.raises(PipecError, match="of another model"):
                 checkpoints.resume()
         else:
             train(run, 1, checkpoints=checkpoints)
+
+
+def test_a_model_with_the_same_weights_is_another_model_all_the_same(tmp_path: Path) -> None:
+    def made(activation: type[nn.Module]) -> LocalPipeline:
+        case = Case(
+            lambda: nn.Sequential(nn.Linear(8, 8), activation(), nn.Linear(8, 3)),
+            nn.functional.cross_entropy,
+            floats(4, 8),
+        )
+        return pipeline(case, staged(case, seeded(case), 2), "1f1b")
+
+    first = made(nn.Tanh)
+    train(first, 1, checkpoints=Checkpoints(tmp_path, first.executors))
+    with pytest.raises(PipecError, match="of another model"):
+        Checkpoints(tmp_path, made(nn.ReLU).executors).resume()
+    assert Checkpoints(tmp_path, made(nn.Tanh).executors).resume() == 1
+
+
+def test_a_renamed_checkpoint_is_refused(saved: tuple[LocalPipeline, Path]) -> None:
+    run, place = saved
+    place.rename(place.with_name("round-7"))
+    with pytest.raises(PipecError, match=r"of another round(.|\n)*round-7: 1: want 7"):
+        Checkpoints(place.parent, run.executors).resume()
+
+
+@pytest.mark.parametrize("harm", ["damaged", "renamed", "unsealed"])
+def test_the_newest_good_checkpoint_is_used_and_the_bad_one_told(harm: str, tmp_path: Path) -> None:
+    case, told = CASES["dropout"], list[str]()
+    plan = staged(case, seeded(case), 2)
+    whole, first, second = (pipeline(case, plan, "1f1b") for _ in range(3))
+    train(whole, 4)
+    train(first, 3, checkpoints=Checkpoints(tmp_path, first.executors, keep=3), every=1)
+    newest = tmp_path / "round-3"
+    if harm == "damaged":
+        file = newest / "0" / "__0_0.distcp"
+        file.write_bytes(file.read_bytes()[:-1])
+    elif harm == "renamed":
+        newest.rename(tmp_path / "round-30")
+    else:
+        (newest / "sha256.json").write_text("{}")
+    checkpoints = Checkpoints(tmp_path, second.executors, keep=1, tell=told.append)
+    train(second, 4, checkpoints=checkpoints)
+    assert worst(second.state_dict(), whole.state_dict()) == 0
+    assert len(told) == 1
+    assert told[0].startswith("going on from round-2: ")
+    assert "\n" not in told[0]
+    assert 4 in checkpoints.complete()
+    assert checkpoints.resume() == 4 if harm != "renamed" else True
+
+
+def test_what_is_kept_counts_only_what_can_be_read(tmp_path: Path) -> None:
+    case = CASES["mlp"]
+    run = pipeline(case, staged(case, seeded(case), 2), "1f1b")
+    train(run, 2, checkpoints=Checkpoints(tmp_path, run.executors), every=1)
+    for left in (2, 9):  # unreadable ones, one of them newer than all that this run will write
+        (tmp_path / f"round-{left}").mkdir(exist_ok=True)
+        (tmp_path / f"round-{left}" / "sha256.json").write_text("{")
+    checkpoints = Checkpoints(tmp_path, run.executors)
+    run.round()
+    checkpoints.save()
+    checkpoints.wait()
+    assert checkpoints.complete() == [1, 2, 3, 9]
+    assert checkpoints.resume() == 3
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
+def test_a_state_that_is_not_finite_displaces_nothing(schedule: str, tmp_path: Path) -> None:
+    case, told = CASES["mlp"], list[str]()
+    plan = staged(case, seeded(case), 2)
+    good = batches(case, plan.graph)
+
+    def batch(number: int) -> Mapping[str, Tensor]:
+        given = good(number)
+        return {n: t * torch.nan if t.is_floating_point() and number == 9 else t
+                for n, t in given.items()}  # fmt: skip
+
+    order = scheduled(plan, schedule, 4)
+    run = LocalPipeline(plan, batch, Settings(SETTINGS.optimizer), schedule=order)
+    checkpoints = Checkpoints(tmp_path, run.executors, keep=1, tell=told.append)
+    train(run, 6, checkpoints=checkpoints, every=1)
+    assert not run.state_dict()["0.weight"].isfinite().all()
+    assert checkpoints.complete() == [2]
+    assert len(told) == 4
+    assert "is not finite" in told[0]
+    assert checkpoints.resume() == 2
+    assert all(w.isfinite().all() for w in run.state_dict().values())
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "skip"])
+def test_an_update_that_is_not_finite_is_left_out(on_nan: OnNan, tmp_path: Path) -> None:
+    """As if its round had not been; stopping keeps the checkpoint that was under way."""
+    case = CASES["mlp"]
+    plan = staged(case, seeded(case), 3)
+    good, steps = batches(case, plan.graph), list[Step]()
+
+    def batch(number: int) -> Mapping[str, Tensor]:
+        given = good(number - 4 if number > 9 else number)
+        return {n: t * torch.nan if t.is_floating_point() and number == 9 else t
+                for n, t in given.items()}  # fmt: skip
+
+    settings = Settings(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), on_nan=on_nan)
+    order = scheduled(plan, "1f1b", 4)
+    run = LocalPipeline(plan, batch, settings, schedule=order)
+    plain = LocalPipeline(plan, good, settings, schedule=order)
+    checkpoints = Checkpoints(tmp_path, run.executors)
+    if on_nan == "stop":
+        with pytest.raises(PipecError, match=r"were not updated(.|\n)*round 2"):
+            train(run, 4, [steps.append], checkpoints=checkpoints, every=1)
+        train(plain, 2)
+        assert checkpoints.complete() == [1, 2]
+    else:
+        train(run, 4, [steps.append], checkpoints=checkpoints, every=1)
+        train(plain, 3)
+        assert checkpoints.complete() == [3, 4]
+    assert worst(run.state_dict(), plain.state_dict()) == 0
+    assert [s.skipped for s in steps] == [False, False, True, False][: len(steps)]
 
 
 @pytest.fixture
@@ -280,7 +406,7 @@ def test_a_checkpoint_without_digests_is_refused(
     (place / "sha256.json").unlink()
     if seal is not None:
         (place / "sha256.json").write_text(seal)
-    with pytest.raises(PipecError, match=r"has no digests|that was sealed"):
+    with pytest.raises(PipecError, match=r"has no digests"):
         Checkpoints(place.parent, run.executors).resume()
 
 
@@ -298,7 +424,8 @@ def test_no_pickled_code_is_executed(saved: tuple[LocalPipeline, Path]) -> None:
     run, place = saved
     touched = place.parent / "touched"
     (place / ".metadata").write_bytes(pickle.dumps(Harmful(touched)))
-    write_seal(place, read_seal(place) | digests(place))
+    seal = read_seal(place)
+    replace(seal, files={**seal.files, **digests(place)}).write(place)
     with pytest.raises(PipecError, match="may only describe tensors"):
         Checkpoints(place.parent, run.executors).resume()
     assert not touched.exists()

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from pipec.runtime.metrics import JsonLines, Step
+from pipec.runtime.metrics import JsonLines, Steady, Step, TensorBoard
 
 
 @pytest.mark.parametrize(
@@ -22,5 +23,27 @@ def test_lines_are_strict_json(tmp_path: Path, loss: float | None, told: float |
         json.loads(line, parse_constant=refuse)
         for line in (tmp_path / "log.jsonl").read_text().splitlines()
     ]
-    rest = {"samples_per_second": 10.0, "bubble": 0.25, "seconds": 2.0}
+    rest = {"samples_per_second": 10.0, "bubble": 0.25, "seconds": 2.0, "skipped": False}
     assert found == [{"step": k, "loss": told, **rest} for k in range(2)]
+
+
+def test_events_are_read_by_tensorboard(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path / "board")
+    for k in range(3):
+        board(Step(k, 0.5 * k, 10.0, 0.25, 2.0))
+    (path,) = (tmp_path / "board").iterdir()
+    first, *events = EventFileLoader(str(path)).Load()
+    assert first.file_version == "brain.Event:2"
+    values = [{v.tag: v.tensor.float_val[0] for v in e.summary.value} for e in events]
+    assert [e.step for e in events] == [0, 1, 2]
+    assert [v["loss"] for v in values] == [0.0, 0.5, 1.0]
+    assert values[0]["samples_per_second"] == 10.0
+
+
+def test_an_observer_whose_file_cannot_be_written_is_given_up_once() -> None:
+    told: list[str] = []
+    observe = Steady(JsonLines(Path("/dev/full")), "--metrics", told.append)
+    for k in range(3):
+        observe(Step(k, 1.0, 10.0, 0.25, 2.0))
+    assert len(told) == 1
+    assert told[0].startswith("--metrics is given up at step 0: ")

@@ -38,6 +38,19 @@ def test_twenty_kills_at_random_points_change_no_bit(tmp_path: Path) -> None:
     assert all(torch.equal(end[n], want[n]) for n in want)
 
 
+def test_what_one_rank_finds_damaged_all_ranks_pass_over(tmp_path: Path) -> None:
+    plan = emitted(tmp_path / "out", devices=2)
+    elastic(ranks.survives, tmp_path, 3, [], ranks=2)
+    file = tmp_path / "saved" / "round-3" / "1" / "__0_0.distcp"
+    file.write_bytes(file.read_bytes()[:-1])
+    elastic(ranks.survives, tmp_path, 4, [], ranks=2)
+    undisturbed = LocalPipeline(plan, ranks.data(plan), ranks.settings())
+    train(undisturbed, 4)
+    end, want = load_file(tmp_path / "end.safetensors"), undisturbed.state_dict()
+    assert all(torch.equal(end[n], want[n]) for n in want)
+    assert [p.name for p in sorted((tmp_path / "saved").iterdir())] == ["round-3", "round-4"]
+
+
 def others_say(
     directory: Path, victim: int, living: int, calls: int, number: int, timeout: timedelta
 ) -> list[str]:

@@ -1,0 +1,86 @@
+"""What all ranks together found in a round, and what is done if it is not finite."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from pipec.errors import PlanError
+from pipec.runtime.executor import Result
+from pipec.runtime.process_group import answered, located
+from pipec.runtime.settings import OnNan
+from pipec.runtime.shares import Shares
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One round, over all ranks.
+
+    Attributes:
+        loss: Mean over all that its microbatches count; None without a loss.
+        norm: Of all gradients together, before clipping; None where nobody asked for it.
+        skipped: Whether the update was left out, its gradients not being finite.
+        busy: Seconds spent computing, of all ranks.
+        seconds: Wall time, the mean of all ranks.
+    """
+
+    loss: float | None
+    norm: float | None
+    skipped: bool
+    busy: float
+    seconds: float
+
+
+def figures(result: Result, shares: Shares, number: int, seconds: float = 0.0) -> Figures:
+    """The figures of a round, the same on all ranks; all of them must call.
+
+    Args:
+        result: What this process has seen.
+        shares: How much each microbatch counts.
+        number: Of the round.
+        seconds: Wall time here.
+
+    Raises:
+        BackendError: Another rank did not answer.
+    """
+    loss = sum(float(loss) * shares.weight(m) for m, loss in result.losses.items())
+    norms = [] if result.norm is None else [result.norm]
+    mine = [loss, shares.total(result.losses), sum(norms), len(norms), result.skipped]
+    sums = torch.tensor([*map(float, mine), result.busy, seconds, 1.0], dtype=torch.float64)
+    if dist.is_available() and dist.is_initialized():
+        where = f"round {number}, at its figures"
+        with located(lambda: where), answered("the figures of all ranks"):
+            dist.all_reduce(sums)
+    loss, weight, norm, normed, skipped, busy, seconds, ranks = sums.tolist()
+    return Figures(
+        loss / weight if weight else None,
+        norm / normed if normed else None,
+        skipped > 0,
+        busy,
+        seconds / ranks,
+    )
+
+
+def verdict(found: Figures, on_nan: OnNan, number: int) -> PlanError | None:
+    """The error with which a run stops that is to stop; None where it goes on.
+
+    With a flush, gradients are judged by their norm, and all devices leave out the same update:
+    before ``stop``, or at ``skip``. Without, a loss is judged once it is known.
+
+    Args:
+        found: The figures of a round.
+        on_nan: What to do.
+        number: Of the round.
+    """
+    odd = found.loss is not None and not math.isfinite(found.loss)
+    if on_nan != "stop" or not (found.skipped or odd):
+        return None
+    return PlanError(
+        "the loss or its gradient is not finite; the weights were not updated"
+        if found.skipped
+        else "the loss is not finite",
+        where=f"round {number}",
+        got=f"loss {found.loss}, gradient norm {found.norm}",
+        hint="a smaller learning rate, clipping, or skipping of such updates (on_nan, --on-nan)",
+    )

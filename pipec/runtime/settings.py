@@ -1,0 +1,59 @@
+"""How to train, besides the plan."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pipec.errors import PlanError
+from pipec.runtime.rules import Correction
+from pipec.runtime.stage import Compile
+from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
+from pipec.schedule.schedule import Schedule
+
+OnNan = Literal["stop", "skip", "continue"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train, besides the plan.
+
+    Attributes:
+        optimizer: Makes the optimizer of a stage.
+        scheduler: Makes its learning-rate schedule, stepped after every update.
+        clip: Largest norm of all gradients together; None for no limit. Needs a flush.
+        seed: Of the random numbers of every forward: one stream per microbatch and random op.
+        correction: PipeMare's T1 and T2.
+        compiled: Makes a graph fast, such as ``torch.compile``.
+        on_nan: What to do if gradients are not finite (`pipec.runtime.figures.verdict`).
+
+    Raises:
+        PlanError: No norm is that small.
+    """
+
+    optimizer: OptimizerFactory | None = None
+    scheduler: SchedulerFactory | None = None
+    clip: float | None = None
+    seed: int = 0
+    correction: Correction = field(default_factory=Correction)
+    compiled: Compile | None = None
+    on_nan: OnNan = "continue"
+
+    def wants_norm(self, schedule: Schedule) -> bool:
+        """Whether steps wait for the norm of all gradients together.
+
+        Raises:
+            PlanError: They are asked to, but the schedule has no flush.
+        """
+        asked = self.clip is not None or self.on_nan == "skip"
+        if asked and not schedule.rule.flush:
+            raise PlanError(
+                "gradients can be clipped or judged together only where all weights change at once",
+                got=f"schedule {schedule.name}",
+                want="a schedule with a flush, such as 1f1b",
+            )
+        return asked or (self.on_nan == "stop" and schedule.rule.flush)
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not self.clip > 0:
+            raise PlanError(
+                "gradients cannot be clipped to this norm", got=self.clip, want="above 0"
+            )
