@@ -5,10 +5,13 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from pipec.autodiff.needs import trainable
 from pipec.errors import PlanError
-from pipec.graph.ir import InputKind, OutputKind
+from pipec.graph.ir import InputKind, OutputKind, tensor
 from pipec.graph.lower import lower
-from pipec.plan.model import Stage
+from pipec.plan.model import Plan
+from pipec.runtime.local import named
+from pipec.runtime.weights import check_fits
 
 
 class StageModule(nn.Module):
@@ -16,26 +19,44 @@ class StageModule(nn.Module):
 
     Called with the values that it receives (in the order of the plan's channels into it), then
     the user's inputs that it reads; gives what it sends, or the model's outputs. Autograd goes
-    through it like through any module. State dicts of all stages together are the model's.
+    through it like through any module, and what the plan does not train is frozen. State dicts of
+    all stages together are the model's, other names of shared weights included.
 
     Args:
-        stage: A stage; with a loss in it, it takes the target as an input and gives the loss.
-        weights: Where its weights come from, by name.
+        plan: A cut plan.
+        stage: Which stage; with a loss in it, it takes the target as an input and gives the loss.
+        weights: Where its weights come from, by name; the plan's if absent.
 
     Raises:
-        PlanError: A weight is missing.
+        PlanError: A weight is missing, has another shape or dtype, or is trained by another stage
+            too: each engine would step a copy of its own.
     """
 
-    def __init__(self, stage: Stage, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, plan: Plan, stage: int, weights: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
         super().__init__()
-        self._low = (lower(stage.graph),)
+        self._low = (lower(plan.stages[stage].graph),)
         graph = self._low[0].graph
         self._graph_module = (graph.module,)
+        self._tied = plan.graph.tied
+        given, trained = named(weights or plan.graph.weights, plan), _trained(plan)
+        shared = plan.tied()
         for i in graph.inputs:
-            if i.kind.is_weight:
-                if i.name not in weights:
-                    raise PlanError("a weight is missing", where=i.name)
-                hold(self, i.name, weights[i.name].detach().clone(), i.kind)
+            if not i.kind.is_weight:
+                continue
+            if i.name in shared and i.name in trained:
+                raise PlanError(
+                    "a weight is trained by several stages; as modules they would step a copy each",
+                    where=i.name,
+                    got=f"stages {', '.join(map(str, shared[i.name]))}",
+                    hint="cut so that one stage reads it, or train with pipec.Pipeline",
+                )
+            check_fits(i.name, tensor(graph.node(i.node)), given[i.name])
+            held = given[i.name].detach().clone()
+            held = nn.Parameter(held, i.name in trained) if i.kind is InputKind.PARAMETER else held
+            for name in self._names(i.name):
+                hold(self, name, held, i.kind)
 
     @property
     def inputs(self) -> list[str]:
@@ -56,7 +77,8 @@ class StageModule(nn.Module):
         """Run the stage; one result is given as it is, several as a tuple."""
         graph = self._low[0].graph
         given = dict(zip(self.inputs, args, strict=True))
-        held = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        parameters = self.named_parameters(remove_duplicate=False)
+        held = {**dict(parameters), **dict(self.named_buffers(remove_duplicate=False))}
         values = [held[i.name] if i.kind.is_weight else given[i.name] for i in graph.inputs]
         results = self._graph_module[0](*values)
         found = {}
@@ -70,11 +92,23 @@ class StageModule(nn.Module):
 
     def _replace_buffer(self, name: str, value: torch.Tensor) -> None:
         """Put a new tensor in a buffer's place: the old one may be saved for a backward."""
-        path, _, last = name.rpartition(".")
-        setattr(self.get_submodule(path), last, value)
+        for each in self._names(name):
+            path, _, last = each.rpartition(".")
+            setattr(self.get_submodule(path), last, value)
+
+    def _names(self, weight: str) -> tuple[str, ...]:
+        return (weight, *self._tied.get(weight, ()))
 
 
-def hold(module: nn.Module, name: str, tensor: torch.Tensor, kind: InputKind) -> None:
+def _trained(plan: Plan) -> frozenset[str]:
+    """Parameters that the plan trains; before it is differentiated, those that the model says."""
+    if plan.differentiated:
+        found = [s.training.trained for s in plan.stages if s.training is not None]
+        return frozenset(n for names in found for n in names)
+    return trainable(plan.graph)
+
+
+def hold(module: nn.Module, name: str, value: torch.Tensor, kind: InputKind) -> None:
     """Register a weight under a dotted name; only a parameter or a buffer is in the state dict."""
     *path, last = name.split(".")
     for part in path:
@@ -84,7 +118,8 @@ def hold(module: nn.Module, name: str, tensor: torch.Tensor, kind: InputKind) ->
         assert child is not None
         module = child
     if kind is InputKind.PARAMETER:
-        grad = tensor.is_floating_point() or tensor.is_complex()
-        module.register_parameter(last, nn.Parameter(tensor, grad))
+        grad = value.is_floating_point() or value.is_complex()
+        made = value if isinstance(value, nn.Parameter) else nn.Parameter(value, grad)
+        module.register_parameter(last, made)
     else:
-        module.register_buffer(last, tensor, persistent=kind is InputKind.BUFFER)
+        module.register_buffer(last, value, persistent=kind is InputKind.BUFFER)

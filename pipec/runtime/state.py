@@ -29,7 +29,8 @@ from pipec.runtime.local import named
 from pipec.runtime.weights import StageWeights
 
 Tensors = dict[str, torch.Tensor]
-_PLAIN = (int, float, bool, str, type(None))
+_KEPT = (int, float, bool, str, type(None), tuple, list, torch.Tensor)
+"""Types of settings that a checkpoint keeps."""
 
 
 def state_of(executor: Executor) -> Tensors:
@@ -142,11 +143,11 @@ def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor
         for k, names in enumerate(_names(weights))
     ]
     for group, (facts, k) in zip(groups, places, strict=True):
-        kept = {n: v for n, v in facts["groups"][k].items() if n != "params"}
+        kept = {n: _unpacked(v) for n, v in facts["groups"][k].items() if n != "params"}
         group.update({n: tuple(v) if isinstance(v, list) else v for n, v in kept.items()})
     if weights.scheduler is not None and "scheduler" in first:
         _check_kind("learning-rate schedule", first["schedule_class"], weights.scheduler)
-        weights.scheduler.load_state_dict(_schedule(places))
+        weights.scheduler.load_state_dict(_unpacked(_schedule(places)))
 
 
 def _names(weights: StageWeights) -> list[list[str]]:
@@ -189,7 +190,7 @@ def _check_kind(what: str, want: str, mine: object) -> None:
 def _facts_of(weights: StageWeights, updates: int) -> dict[str, object]:
     assert weights.optimizer is not None
     plain = (
-        {k: v for k, v in group.items() if k != "params" and isinstance(v, (tuple, *_PLAIN))}
+        {k: _packed(v) for k, v in group.items() if k != "params" and isinstance(v, _KEPT)}
         for group in weights.optimizer.param_groups
     )
     facts: dict[str, object] = {
@@ -201,8 +202,26 @@ def _facts_of(weights: StageWeights, updates: int) -> dict[str, object]:
     if weights.scheduler is not None:
         facts["schedule_class"] = type(weights.scheduler).__name__
         state = weights.scheduler.state_dict()
-        facts["scheduler"] = {k: v for k, v in state.items() if isinstance(v, (list, *_PLAIN))}
+        facts["scheduler"] = {k: _packed(v) for k, v in state.items() if isinstance(v, _KEPT)}
     return facts
+
+
+def _packed(value: object) -> object:
+    """A setting as JSON holds it; a tensor, such as a learning rate, with its dtype."""
+    if isinstance(value, torch.Tensor):
+        return {"tensor": str(value.dtype).removeprefix("torch."), "value": value.tolist()}
+    return [_packed(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _unpacked(value: Any) -> Any:
+    """What `_packed` was given."""
+    if isinstance(value, list):
+        return [_unpacked(v) for v in value]
+    if isinstance(value, dict):
+        if value.keys() == {"tensor", "value"}:
+            return torch.tensor(value["value"], dtype=getattr(torch, value["tensor"]))
+        return {k: _unpacked(v) for k, v in value.items()}
+    return value
 
 
 def _bytes(data: object) -> torch.Tensor:

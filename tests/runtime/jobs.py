@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -17,6 +19,8 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, emit, make_plan
@@ -221,7 +225,7 @@ def _under_torch(rank: int, mine: list[int], count: int, make: Callable[[list[An
     data = [case.batch(k) for k in range(4)]
     x = torch.cat([d[0][0] for d in data])
     y = torch.cat([d[1] for d in data])  # type: ignore[misc]
-    modules = [StageModule(plan.stages[s], graph.weights) for s in mine]
+    modules = [StageModule(plan, s) for s in mine]
     cpu = torch.device("cpu")
     runner = make([PipelineStage(m, s, count, cpu) for m, s in zip(modules, mine, strict=True)])
     given: dict[str, Any] = {"target": y, "losses": []} if count - 1 in mine else {}
@@ -234,6 +238,78 @@ def _under_torch(rank: int, mine: list[int], count: int, make: Callable[[list[An
         return 0.0
     _, want = accumulated(case, model, optimizer, 1, 4)
     return worst({**parts[0], **parts[1]}, want)
+
+
+class Partly(nn.Module):
+    """The second layer is frozen; the third one's weight has a second name and is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
+        self.layers[1].requires_grad_(False)
+        self.again = nn.Linear(16, 16)
+        self.again.weight = self.layers[2].weight  # type: ignore[assignment]
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in (*self.layers, self.again):
+            x = torch.tanh(layer(x))
+        found: torch.Tensor = self.head(x)
+        return found
+
+
+_PARTLY = Case(Partly, _LOSS, floats(4, 16))
+Wrap = Callable[[StageModule, dist.ProcessGroup], nn.Module]
+
+
+def _sharded(module: StageModule, group: dist.ProcessGroup) -> nn.Module:
+    fully_shard(module, mesh=DeviceMesh.from_group(group, "cpu"))
+    return module
+
+
+WRAPPED: dict[str, Wrap] = {
+    "DDP": lambda module, group: DistributedDataParallel(module, process_group=group),
+    "fully_shard": _sharded,
+}
+
+
+def replicated() -> dict[str, float]:
+    """On rank 0: error of 2 stages x 2 replicas of our modules under torch's wrappers."""
+    with process_group(PATIENCE) as rank:
+        pipes, copies = ([dist.new_group(g) for g in groups]
+                         for groups in (([0, 1], [2, 3]), ([0, 2], [1, 3])))  # fmt: skip
+        pipe, group = pipes[rank // 2], copies[rank % 2]
+        found = {n: _replicated(rank, pipe, group, wrap) for n, wrap in WRAPPED.items()}
+    return found if rank == 0 else {}
+
+
+def _replicated(rank: int, pipe: dist.ProcessGroup, group: dist.ProcessGroup, wrap: Wrap) -> float:
+    stage, replica, model = rank % 2, rank // 2, seeded(_PARTLY)
+    graph = trace(model, _PARTLY.batch(0)[0], source=Source("memory", "test"))
+    plan = staged_graph(graph, one_value_between(graph, 2))
+    module = StageModule(plan, stage)
+    wrapped = wrap(module, group)
+    runner = Schedule1F1B(
+        PipelineStage(wrapped, stage, 2, torch.device("cpu"), group=pipe), 4, loss_fn=_LOSS
+    )
+    update = optimizer(list(wrapped.parameters()))
+    for step in range(2):
+        data = [_PARTLY.batch(8 * step + 4 * replica + k) for k in range(4)]
+        x = torch.cat([d[0][0] for d in data])
+        y = torch.cat([d[1] for d in data])  # type: ignore[misc]
+        given: dict[str, Any] = {"target": y} if stage else {}
+        runner.step(*([] if stage else [x]), **given)
+        update.step()
+        update.zero_grad()
+    mine = {n: w.full_tensor() if isinstance(w, DTensor) else w
+            for n, w in module.state_dict().items()}  # fmt: skip
+    parts: list[dict[str, torch.Tensor]] | None = None if rank else [{}, {}, {}, {}]
+    dist.gather_object(mine, parts)
+    if parts is None:
+        return 0.0
+    _, want = accumulated(_PARTLY, model, optimizer, 2, 8)
+    assert parts[0].keys() | parts[1].keys() == want.keys()
+    return max(worst({**parts[k], **parts[k + 1]}, want) for k in (0, 2))
 
 
 def one_value_between(graph: Graph, count: int) -> list[Graph]:

@@ -184,6 +184,30 @@ def test_parameters_keep_their_group_on_other_stages(
     assert interrupted(case, plans, settings, tmp_path) == 0
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (3, 2)])
+def test_a_learning_rate_that_is_a_tensor_comes_back_as_one(
+    before: int, after: int, tmp_path: Path
+) -> None:
+    case = CASES["mlp"]
+    module = seeded(case)
+    plans = [staged(case, module, n) for n in (before, after)]
+    settings = Settings(
+        lambda p: torch.optim.Adam(p, lr=torch.tensor(0.02)),
+        lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
+    )
+    assert interrupted(case, plans, settings, tmp_path) == 0
+    order, batch = scheduled(plans[1], "1f1b", 2), batches(case, plans[1].graph)
+    run = LocalPipeline(plans[1], batch, settings, schedule=order)
+    Checkpoints(tmp_path, run.executors).resume()
+    (rate,) = {
+        w.optimizer.param_groups[0]["lr"]
+        for e in run.executors
+        for w in e.weights.values()
+        if w.optimizer and e.device == 0
+    }
+    assert torch.equal(rate, torch.tensor(0.02 / 2**4))
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -83,6 +83,12 @@ def test_torchs_schedules_run_our_stages_and_its_runtime_our_csv() -> None:
     assert all(error <= 1e-6 for error in found.values()), found
 
 
+def test_torchs_wrappers_replicate_and_shard_our_stages() -> None:
+    found = elastic(jobs.replicated, ranks=4)[0]
+    assert found.keys() == jobs.WRAPPED.keys()
+    assert all(error <= 1e-5 for error in found.values()), found
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("run")
