@@ -36,6 +36,7 @@ from pipec.frontends.base import Loaded
 from pipec.frontends.load import load
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
+from tests.fpga.lint.stage import check
 
 DOCS = Path(__file__).resolve().parents[1] / "docs/fpga_conformance.md"
 TOLERANCE = 1e-4
@@ -107,6 +108,8 @@ def measure(name: str, devices: str, precision: str, folder: Path, *, sanitizers
         boards = parse_cluster(f"1x{boards.devices[0].kind}")
     plan = make_plan(loaded.graph, boards, "fpga", options={"precision": precision})
     emit(plan, folder / "out")
+    for record in (folder / "out").rglob("stage.json"):
+        check(record.parent)
     return checked(name, loaded, load_plan(folder / "out"), folder / "out", sanitizers=sanitizers)
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from pipec.backends.fpga import audit
 from pipec.backends.fpga.boards import cycles_of_boards
 from pipec.backends.fpga.cost import FpgaCost
 from pipec.backends.fpga.csim.accuracy import told
@@ -18,7 +19,6 @@ from pipec.backends.fpga.designs import designs_of, device_of, lowered, networks
 from pipec.backends.fpga.emit.cpp import cpp_type
 from pipec.backends.fpga.emit.stage import stage_directory
 from pipec.backends.fpga.inference import accuracy_of, emit_inference
-from pipec.backends.fpga.lint import stage as lint
 from pipec.backends.fpga.numbers import MINIMUM
 from pipec.backends.fpga.quantise.bound import Bound
 from pipec.backends.fpga.quantise.plan import error_bounds, tolerance_of
@@ -115,7 +115,7 @@ class FpgaBackend(Backend):
             return load_training(folders)
         runners = load_stages(folders)
         for folder in folders:
-            lint.check(folder)
+            audit.check(folder)
         return runners
 
     def stream(

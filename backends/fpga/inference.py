@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from pipec.backends.fpga import audit
 from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.csim.accuracy import Accuracy, measure
 from pipec.backends.fpga.csim.run import load_stages
@@ -15,7 +16,6 @@ from pipec.backends.fpga.designs import designs_of, device_of, lowered, precisio
 from pipec.backends.fpga.emit.golden import Golden, golden_chain, random_inputs
 from pipec.backends.fpga.emit.scripts import Site
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage
-from pipec.backends.fpga.lint import stage as lint
 from pipec.backends.fpga.quantise.bound import Bound
 from pipec.backends.fpga.quantise.plan import tolerance_of
 from pipec.backends.fpga.quantise.rounding import cut, held
@@ -62,7 +62,7 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
         _write(record | {"bounds": [b.to_json() for b in own]} if narrow else record, folder)
         if plan.options.get("rtl"):
             write_reference(read_record(folder), folder / "rtl")
-        lint.check(folder)
+        audit.check(folder)
         folders.append(folder)
     if narrow:
         keep(frames, directory)

@@ -119,6 +119,12 @@ def _engine(engine: Engine) -> Json:
         "nest": nest,
         "inputs": list(engine.inputs),
         "outputs": list(engine.outputs),
+        "numbers": {
+            "dtype": engine.dtype,
+            "second": engine.second,
+            "result": engine.result,
+            "narrowing": engine.narrowing and dataclasses.asdict(engine.narrowing),
+        },
         "ii": engine.ii,
         "depth": engine.depth,
         "busy_cycles": busy_cycles(engine),

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipec.backends.fpga import audit
 from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.csim.manifest import wires_of
 from pipec.backends.fpga.design import StageDesign
@@ -28,7 +29,6 @@ from pipec.backends.fpga.designs import device_of
 from pipec.backends.fpga.emit.golden import Golden, random_inputs, run_graph
 from pipec.backends.fpga.emit.scripts import Site
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage, write_tables
-from pipec.backends.fpga.lint import stage as lint
 from pipec.backends.fpga.stagejson import Json, stage_record
 from pipec.backends.fpga.training.connections import connections, ways
 from pipec.backends.fpga.training.phases import gradient_name
@@ -156,7 +156,7 @@ def _write(
     write_stage(design, folder, frame, site=Site(platform=platform, banks=banks, alone=False))
     record = json.dumps(stage_record(design), indent=1) + "\n"
     (folder / "stage.json").write_text(record, encoding="utf-8")
-    lint.check(folder)
+    audit.check(folder)
 
 
 def _write_state(stage: TrainedStage, folder: Path, weights: Tensors) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipec.backends.fpga import audit
 from pipec.backends.fpga.csim.manifest import Wire
 from pipec.backends.fpga.csim.run import CSimulation, load_stages
-from pipec.backends.fpga.lint import stage as lint
 from pipec.backends.fpga.numbers import file_type
 from pipec.backends.fpga.toolchain import workspace
 from pipec.backends.fpga.training.artifacts import KERNELS, RECORD
@@ -235,7 +235,7 @@ def load_training(folders: Sequence[Path]) -> list[TrainedRunner]:
     for folder in folders:
         for name in KERNELS:
             if (folder / name).is_dir():
-                lint.check(folder / name)
+                audit.check(folder / name)
     kernels = load_stages([folder / name for folder in folders for name in KERNELS[:2]])
     fifos = [folder / KERNELS[3] for folder in folders if (folder / KERNELS[3]).is_dir()]
     waiting = dict(zip([f.parent for f in fifos], load_stages(fifos), strict=True))

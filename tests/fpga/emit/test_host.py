@@ -19,7 +19,6 @@ from pipec.backends.fpga.emit.scripts import Site
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
-from pipec.backends.fpga.lint.stage import lint
 from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.streaming import ddr_ports
@@ -28,6 +27,7 @@ from pipec.cluster.presets import preset
 from pipec.compiler.driver import emit, make_plan
 from tests.fpga.design.models import graph_of, made
 from tests.fpga.emit.joined import of_cfg, ports_of
+from tests.fpga.lint.stage import lint
 
 FLAGS = "-std=c++17 -O0 -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off"
 FRAMES, LIMIT = 5, 120.0

@@ -1,24 +1,29 @@
-"""The linter finds nothing in what is emitted, and every kind of mutation in what is changed."""
+"""Rules and audit find nothing in what is emitted, and every mutation of what is changed."""
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipec.backends.fpga.audit import check as audit
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
-from pipec.backends.fpga.lint.bounds import constants
-from pipec.backends.fpga.lint.source import parse, parse_pragma
-from pipec.backends.fpga.lint.stage import check, lint
 from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.streaming import ddr_ports
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.driver import emit, make_plan
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
+from tests.fpga.lint.bounds import constants
+from tests.fpga.lint.source import parse, parse_pragma
+from tests.fpga.lint.stage import lint
 
 
 def written(name: str, directory: Path) -> Path:
@@ -43,7 +48,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_emitted_is_clean(name: str, tmp_path: Path) -> None:
     directory = written(name, tmp_path)
     assert lint(directory) == []
-    check(directory)
+    audit(directory)
     known = constants(json.loads((directory / "stage.json").read_text()))
     structs = [b for b in parse((directory / "src/types.h").read_text()).all() if b.head]
     held = [
@@ -136,8 +141,65 @@ def test_every_mutation_is_found(
     found = lint(copy)
     assert rule in {f.rule for f in found}, found
     assert all(f.line > 0 for f in found)
-    with pytest.raises(BackendError, match=r"lint finding\(s\)"):
-        check(copy)
+    with pytest.raises(BackendError, match="not as they were written"):
+        audit(copy)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every number and text in JSON data, with the way there."""
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(item, (*path, key))
+    else:
+        yield path, value
+
+
+FREE = {
+    "clock_mhz", "part", "precision", "interval", "latency", "node", "sources", "initial", "bits",
+    "bank", "slots", "period", "bytes_per_frame", "bytes_per_second", "word_bits",
+    "second", "result", "alpha", "beta", "eps", "k", "size", "rows_in", "taps", "operand", "value",
+}  # fmt: skip
+"""Estimates, names of what is elsewhere, and what the first engine that has it does not use."""
+
+
+@pytest.mark.parametrize("name", ["resnet", "vgg"])
+def test_every_figure_of_the_record_is_held_against_the_rest(name: str, tmp_path: Path) -> None:
+    """One of each kind is changed; only estimates and names of what is elsewhere may pass."""
+    copy = written(name, tmp_path / "stage")
+    record = json.loads((copy / "stage.json").read_text())
+    seen, passed = set[tuple[Any, ...]](), set[str]()
+    for path, value in leaves(record):
+        kind = tuple(p for p in path if isinstance(p, str))
+        if kind in seen or isinstance(value, bool) or "resources" in kind or "regions" in kind:
+            continue
+        seen.add(kind)
+        changed = json.loads(json.dumps(record))
+        at = changed
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = f"{value}x" if isinstance(value, str) else (value or 0) + 1
+        (copy / "stage.json").write_text(json.dumps(changed))
+        try:
+            audit(copy)
+        except BackendError:
+            continue
+        passed.add(".".join(kind))
+    assert len(seen) > 50
+    assert [p for p in sorted(passed) if p.split(".")[-1] not in FREE] == []
+
+
+def test_what_stands_around_a_kernel_is_made_anew_too(tmp_path: Path) -> None:
+    model, x = made("resnet")
+    emit(make_plan(graph_of(model, x), parse_cluster("3xu280"), "fpga"), tmp_path / "out")
+    paths = [p for way in ("mover", "link") for p in tmp_path.glob(f"out/*/{way}/*.cpp")]
+    assert {p.parent.name for p in paths} == {"mover", "link"}
+    for path in paths:
+        text = path.read_text()
+        path.write_text(text.replace("frames", "1", 1))
+        with pytest.raises(BackendError, match=path.name):
+            audit(path.parent.parent)
+        path.write_text(text)
+        audit(path.parent.parent)
 
 
 def test_pragmas_are_read_whole() -> None:

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipec.backends.fpga.lint.stage import lint
 from tests.fpga.emit.test_lint import written
+from tests.fpga.lint.stage import lint
 
 OTHER = {
     "bram": "uram", "uram": "bram", "lutram": "bram", "ram_2p": "ram_1p", "slave": "off",

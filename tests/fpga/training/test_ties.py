@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipec.backends.fpga.lint import stage as lint
+from pipec.backends.fpga import audit
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import TrainingRunner, load_backend
 from pipec.compiler.comparison import Comparison
@@ -78,5 +78,5 @@ def test_a_near_tie_is_judged_by_the_maximum_that_the_kernel_took(
     wrong = text.replace("I(iy * G::W + ix)", "I(iy / 2 * G::W + ix)")
     assert wrong != text
     source.write_text(wrong, encoding="utf-8")
-    monkeypatch.setattr(lint, "check", lambda _: None)  # it would find the change
+    monkeypatch.setattr(audit, "check", lambda _: None)  # it would find the change
     assert not all(c.ok for c in compared(graph, plan, folder))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from pipec.backends.fpga.lint.source import Block, Finding, Pragma, pragmas
+from tests.fpga.lint.source import Block, Finding, Pragma, pragmas
 
 OPTIONS: dict[str, frozenset[str]] = {
     "AGGREGATE": frozenset({"variable"}),

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from pipec.backends.fpga.lint.loops import is_unrolled
-from pipec.backends.fpga.lint.source import Block, Finding, pragmas
+from tests.fpga.lint.loops import is_unrolled
+from tests.fpga.lint.source import Block, Finding, pragmas
 
 Members = Mapping[str, tuple[str, ...]]
 """Struct to its members that are arrays."""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from pipec.backends.fpga.lint.source import Block, Finding, Pragma, pragmas
+from tests.fpga.lint.source import Block, Finding, Pragma, pragmas
 
 
 def check_loops(file: str, root: Block) -> Iterator[Finding]:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from pipec.backends.fpga.emit.cpp import identifier
 from pipec.backends.fpga.emit.tables import BEAT_BYTES
-from pipec.backends.fpga.lint.source import Block, Finding
 from pipec.backends.fpga.nests import ceil_div
 from pipec.backends.fpga.stagejson import Json
+from tests.fpga.lint.source import Block, Finding
 
 TASK = re.compile(r"TASK\(engine::(\w+)<cfg::(\w+)>\((.*)\)\)")
 """A task: function, configuration, arguments."""

@@ -6,15 +6,15 @@ from itertools import zip_longest
 from pathlib import Path
 
 from pipec.backends.fpga.emit.headers import own_header
-from pipec.backends.fpga.lint.arrays import check_arrays, members
-from pipec.backends.fpga.lint.bounds import check_bounds
-from pipec.backends.fpga.lint.interface import check_interface
-from pipec.backends.fpga.lint.loops import check_loops
-from pipec.backends.fpga.lint.pragmas import check_pragmas, words_of
-from pipec.backends.fpga.lint.region import check_kernel
-from pipec.backends.fpga.lint.source import Block, Finding, parse
 from pipec.backends.fpga.stagejson import Json, read_record
 from pipec.errors import BackendError
+from tests.fpga.lint.arrays import check_arrays, members
+from tests.fpga.lint.bounds import check_bounds
+from tests.fpga.lint.interface import check_interface
+from tests.fpga.lint.loops import check_loops
+from tests.fpga.lint.pragmas import check_pragmas, words_of
+from tests.fpga.lint.region import check_kernel
+from tests.fpga.lint.source import Block, Finding, parse
 
 
 def lint(stage: Path) -> list[Finding]:

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 
 from pipec.backends.fpga.emit.cpp import cpp_type, identifier
-from pipec.backends.fpga.lint.calls import TASK, check_calls, check_loads
-from pipec.backends.fpga.lint.source import Block, Finding, pragmas
 from pipec.backends.fpga.stagejson import Json
+from tests.fpga.lint.calls import TASK, check_calls, check_loads
+from tests.fpga.lint.source import Block, Finding, pragmas
 
 _STREAM = re.compile(r"hls::stream<vec<(\w+(?:<[-\d, ]+>)?), (\d+)>, (\d+)> (\w+)\(\"(\w+)\"\)")
 

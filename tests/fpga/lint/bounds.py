@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any, get_args
 
 from pipec.backends.fpga.emit.cpp import cpp_type, identifier
-from pipec.backends.fpga.lint.source import Block, Finding
 from pipec.backends.fpga.routing import Nest
 from pipec.backends.fpga.stagejson import Json
+from tests.fpga.lint.source import Block, Finding
 
 OTHER_NAMES: dict[str, Callable[[Any], int]] = {
     "ks": lambda n: n.taps // n.kp,
