@@ -6,36 +6,22 @@ from collections.abc import Sequence
 from pipec.backends.fpga.design import Engine
 from pipec.backends.fpga.emit import integer
 from pipec.backends.fpga.emit.cpp import literal
-from pipec.backends.fpga.emit.unit import Unit
+from pipec.backends.fpga.emit.unit import Unit, constants_of
 from pipec.backends.fpga.int8 import int8_format
 from pipec.backends.fpga.nests import Map, Matmul, Mvu, Norm, Reduce, Swg, Vvu
 
 
 def swg(engine: Engine, nest: Swg) -> Unit:
     """Sliding-window generator."""
-    constants = {
-        name.upper(): getattr(nest, name)
-        for name in (
-            "batch", "h", "w", "cf", "lanes", "kh", "kw", "sh", "sw", "dh", "dw", "pt", "pl",
-            "oh", "ow", "groups", "kp",
-        )
-    }  # fmt: skip
+    names = "BATCH H W CF LANES KH KW SH SW DH DW PT PL OH OW GROUPS KP"
     pad = literal(nest.pad_value, engine.dtype)
-    return Unit("swg.h", "swg", constants, {"real_t<T> pad()": [f"return {pad};"]})
+    functions = {"real_t<T> pad()": [f"return {pad};"]}
+    return Unit("swg.h", "swg", constants_of(nest, names), functions)
 
 
 def mvu(engine: Engine, nest: Mvu) -> Unit:
     """Matrix-vector unit: order A, order B, or blocks of vectors over streamed weights."""
-    constants = {
-        "N": nest.n,
-        "GROUPS": nest.groups,
-        "NF": nest.nf,
-        "SF": nest.sf,
-        "PE": nest.pe,
-        "SIMD": nest.simd,
-        "PARTIAL": nest.partial,
-        "BLOCK": nest.block,
-    }
+    constants = constants_of(nest, "N GROUPS NF SF PE SIMD PARTIAL BLOCK")
     function = "mvu_block" if nest.block > 1 else f"mvu_{nest.order.lower()}"
     tables = ("weight", bias_of(engine))[nest.streamed :]
     constants |= integer.limits(engine)
@@ -49,42 +35,28 @@ def bias_of(engine: Engine) -> str:
 
 def vvu(engine: Engine, nest: Vvu) -> Unit:
     """Vector-vector unit (depthwise convolution)."""
-    constants = {
-        "N": nest.n,
-        "CF": nest.cf,
-        "KS": nest.taps // nest.kp,
-        "PARTIAL": nest.partial,
-        "KP": nest.kp,
-        "LANES": nest.lanes,
-    }
+    constants = constants_of(nest, "N CF KS=taps PARTIAL KP LANES")
+    constants["KS"] //= nest.kp
     constants |= integer.limits(engine)
     return Unit("vvu.h", "vvu", constants, tables=("weight", bias_of(engine)))
 
 
 def reduce(engine: Engine, nest: Reduce) -> Unit:
     """Pooling and reduction over rows."""
-    constants = {
-        "N": nest.n,
-        "WINDOW": nest.window,
-        "CF": nest.cf,
-        "LANES": nest.lanes,
-        "KP": nest.kp,
-        "PARTIAL": nest.partial,
-    }
+    constants = constants_of(nest, "N WINDOW CF LANES KP PARTIAL")
     op = "add" if nest.op == "sum" else nest.op
     functions = {"term_t<T> combine(term_t<T> x, term_t<T> y)": [f"return ops::{op}(x, y);"]}
     if engine.result and int8_format(engine.dtype) is not None:
         return integer.reduce(engine, nest, constants, functions)
     if nest.table:
         return Unit("reduce.h", "reduce", constants, functions, tables=("scale",))
-    scale = "unscaled" if nest.scale == 1 else literal(nest.scale, engine.dtype)
-    scale = "engine::unscaled()" if scale == "unscaled" else scale
+    scale = "engine::unscaled()" if nest.scale == 1 else literal(nest.scale, engine.dtype)
     return Unit("reduce.h", "reduce", constants, functions, arguments=(scale,))
 
 
 def elementwise(engine: Engine, nest: Map) -> Unit:
     """Elementwise chain: its steps become the lines of ``op``."""
-    constants = {"ROWS": nest.rows, "C": nest.channels, "LANES": nest.lanes}
+    constants = constants_of(nest, "ROWS C=channels LANES")
     if (unit := integer.elementwise(engine, nest, constants)) is not None:
         return unit
     parameters, body, tables = ["real_t<T> x"], [], []
@@ -106,13 +78,7 @@ def elementwise(engine: Engine, nest: Map) -> Unit:
 
 def norm(engine: Engine, nest: Norm) -> Unit:
     """Row units: softmax, normalisations, local response."""
-    constants: dict[str, int] = {
-        "ROWS": nest.rows,
-        "TAPS": nest.taps,
-        "C": nest.channels,
-        "LANES": nest.lanes,
-        "GAP": nest.gap,
-    }
+    constants = constants_of(nest, "ROWS TAPS C=channels LANES GAP")
     if nest.op in ("softmax", "log_softmax"):
         return Unit("norm.h", "softmax", {**constants, "LOG": nest.op == "log_softmax"})
     if nest.op == "lrn":
@@ -128,22 +94,8 @@ def norm(engine: Engine, nest: Norm) -> Unit:
 
 def matmul(engine: Engine, nest: Matmul) -> Unit:
     """Product of two activations."""
-    constants = {
-        "BLOCKS": nest.blocks,
-        "OUTER": nest.outer,
-        "GROUPS": nest.groups,
-        "INNER": nest.inner,
-        "NF": nest.nf,
-        "TAPS": nest.taps,
-        "C": nest.channels,
-        "SF": nest.sf,
-        "PE": nest.pe,
-        "SIMD": nest.simd,
-        "PARTIAL": nest.partial,
-        "LOAD": nest.load,
-        "B_LANES": nest.b_lanes,
-        "B_C": nest.b_sizes[-1],
-    }
+    names = "BLOCKS OUTER GROUPS INNER NF TAPS C=channels SF PE SIMD PARTIAL LOAD B_LANES"
+    constants = constants_of(nest, names) | {"B_C": nest.b_sizes[-1]}
     place = [
         *digits("i", nest.b_sizes),
         *(f"const int {role} = {_number(nest, role)};" for role in ("g", "n", "k")),

@@ -1,18 +1,13 @@
 """Every kind of engine: which writer it has, and the struct and call that follow from it."""
 
-from collections.abc import Callable
-from typing import Any
-
 from pipec.backends.fpga import nests, routing
 from pipec.backends.fpga.design import Engine, Weight, bits_of
 from pipec.backends.fpga.emit import compute, move
 from pipec.backends.fpga.emit.cpp import Struct, comment, cpp_type, identifier
-from pipec.backends.fpga.emit.unit import Unit, in_memory
+from pipec.backends.fpga.emit.unit import Unit, Writer, in_memory, plain
 from pipec.backends.fpga.training import emit as gradient
 from pipec.backends.fpga.training import nests as gradients
 from pipec.errors import BackendError
-
-Writer = Callable[[Engine, Any], Unit]
 
 WRITERS: dict[type, Writer] = {
     nests.Swg: compute.swg,
@@ -22,15 +17,17 @@ WRITERS: dict[type, Writer] = {
     nests.Map: compute.elementwise,
     nests.Norm: compute.norm,
     nests.Matmul: compute.matmul,
-    routing.Fork: move.fork,
+    routing.Fork: plain("route.h", "fork", "TOKENS"),
     routing.Concat: move.concat,
-    routing.Slice: move.cut,
-    routing.Repeat: move.repeat,
-    routing.Const: move.source,
-    routing.Dwc: move.dwc,
+    routing.Slice: plain("route.h", "slice", "OUTER SIZE START STOP STEP INNER"),
+    routing.Repeat: plain("route.h", "repeat", "OUTER INNER TIMES"),
+    routing.Const: plain("route.h", "source", "LANES TOKENS", tables=("table",)),
+    routing.Dwc: plain(
+        "gear.h", "dwc", "REPEAT ROWS_OUT C_IN=channels_in LANES_IN C_OUT=channels_out LANES_OUT"
+    ),
     routing.Perm: move.perm,
-    routing.Gather: move.gather,
-    routing.Load: move.load,
+    routing.Gather: plain("memory.h", "gather", "N CF LANES ENTRIES", tables=("table",)),
+    routing.Load: plain("memory.h", "load", "WORDS LANES REPEAT", tables=("weight",)),
     gradients.Outer: gradient.outer,
     gradients.ArgMax: gradient.arg_max,
     gradients.Scatter: gradient.scatter,

@@ -1,7 +1,8 @@
 """One engine as C++: what its writer says."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pipec.backends.fpga.design import Engine, Memory
 
@@ -37,3 +38,18 @@ def in_memory(engine: Engine, role: str) -> bool:
     """Whether a table stays in off-chip memory, so that the engine reads it through a port."""
     weight = engine.weight(role)
     return weight is not None and weight.memory is Memory.DDR
+
+
+def constants_of(nest: Any, names: str) -> dict[str, int]:
+    """Constants from fields of a nest: of their names in lower case, or as ``C=channels`` says."""
+    pairs = [name.partition("=") for name in names.split()]
+    return {name: getattr(nest, of or name.lower()) for name, _, of in pairs}
+
+
+Writer = Callable[[Engine, Any], Unit]
+"""Writes an engine with its nest."""
+
+
+def plain(header: str, function: str, names: str, **more: Any) -> Writer:
+    """The writer of an engine whose constants are fields of its nest (`constants_of`)."""
+    return lambda engine, nest: Unit(header, function, constants_of(nest, names), **more)
