@@ -13,8 +13,8 @@ from typing import cast
 import numpy as np
 from torch import fx
 
-from pipec.backends.fpga.lowering.layers import Array, Elementwise, MapStep, Pool, Table
-from pipec.backends.fpga.lowering.maps import as_maps_value, maps_value, window_of
+from pipec.backends.fpga.lowering.layers import Array, MapStep, Pool, Table
+from pipec.backends.fpga.lowering.maps import as_maps_value, put_maps, window_of
 from pipec.backends.fpga.lowering.network import Builder, Padding, Value
 
 _LOWEST = -3e38
@@ -60,15 +60,9 @@ def around(b: Builder, node: fx.Node, value: Value) -> Value:
     inside = dataclasses.replace(value, view=value.view.reshape(four), padding=None)
     maps = dataclasses.replace(as_maps_value(b, node, inside), padding=padding)
     window = window_of(maps, (1, 1), (1, 1), (1, 1), (0, 0), out)
-    layer = Pool(
-        **b.facts(node, "_border"),
-        inputs=(maps.value.use(maps.channels),),
-        rows=batch * math.prod(out),
-        channels=maps.channels,
-        window=window,
-        op="sum",
+    found = put_maps(
+        b, node, Pool, maps, (*four[:2], *out), suffix="_border", window=window, op="sum"
     )
-    found = maps_value(b.add(layer), maps, (*four[:2], *out), keep_order=True)
     if padding.value:
         found = _numbered(b, node, found, padding, pixels)
     return dataclasses.replace(found, view=found.view.reshape((*lead, *out)))
@@ -85,11 +79,5 @@ def _numbered(
         found[padding.top : padding.top + pixels[0], padding.left : padding.left + pixels[1]] = 0
         return found.reshape(-1, value.channels)
 
-    layer = Elementwise(
-        **b.facts(node, "_number"),
-        inputs=(value.use(),),
-        rows=value.rows,
-        channels=value.channels,
-        steps=(MapStep("add", "table", table=Table(numbers), period=h * w),),
-    )
-    return dataclasses.replace(value, edge=b.add(layer))
+    step = MapStep("add", "table", table=Table(numbers), period=h * w)
+    return b.put_map(node, value, [step], suffix="_number")

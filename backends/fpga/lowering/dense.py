@@ -28,6 +28,7 @@ from pipec.backends.fpga.lowering.maps import (
     as_maps_value,
     by_channel,
     maps_value,
+    put_maps,
     window_of,
 )
 from pipec.backends.fpga.lowering.network import (
@@ -54,49 +55,41 @@ def constant(b: Builder, node: object, what: str) -> fx.Node:
     return node
 
 
-def bias_of(b: Builder, node: object, shape: tuple[int, ...]) -> Table | None:
-    """The bias as a table of that shape, or None."""
-    if node is None:
+def bias_of(b: Builder, bias: object, shape: tuple[int, ...]) -> Table | None:
+    """The bias as a table of that shape, one number for all repeated; None if there is none."""
+    if bias is None:
         return None
-    return b.constants.table(constant(b, node, "bias"), shape, range(len(shape)))
+    node, count = constant(b, bias, "bias"), math.prod(shape)
+
+    def values() -> Array:
+        return np.broadcast_to(b.constants.value(node).reshape(-1), (count,)).reshape(shape)
+
+    return Table(values, b.constants.sources(node))
 
 
-@lowers("aten.conv2d.default", "aten.conv1d.default", "aten.conv2d.padding", "aten.conv1d.padding")
-def conv(b: Builder, node: fx.Node) -> Value:
-    """``conv(x, weight, bias, stride, padding, dilation, groups)``."""
-    groups = cast("int", argument(node, 6, "groups", 1))
-    return _conv(
-        b, node, argument(node, 3, "stride", 1), argument(node, 4, "padding", 0),
-        argument(node, 5, "dilation", 1), groups,
-    )  # fmt: skip
-
-
-@lowers("aten.convolution.default")
-def convolution(b: Builder, node: fx.Node) -> Value:
-    """``convolution(x, w, b, stride, padding, dilation, transposed, output_padding, groups)``."""
-    if argument(node, 6, "transposed"):
-        raise _no_transposed()
-    return _conv(b, node, node.args[3], node.args[4], node.args[5], cast("int", node.args[8]))
+_TRANSPOSED = (
+    "aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input"
+)  # fmt: skip
 
 
 @lowers(
-    "aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input"
-)
-def conv_transpose(b: Builder, node: fx.Node) -> Value:
-    """What `written.gathered` leaves."""
-    raise _no_transposed()
+    "aten.conv2d.default", "aten.conv1d.default", "aten.conv2d.padding", "aten.conv1d.padding",
+    "aten.convolution.default", *_TRANSPOSED,
+)  # fmt: skip
+def conv(b: Builder, node: fx.Node) -> Value:
+    """``conv(x, w, b, stride, padding, dilation[, transposed, output_padding], groups)``.
 
-
-def _no_transposed() -> UnsupportedError:
-    return UnsupportedError(
-        "a transposed convolution over other than two axes, of a stride larger than its kernel, or "
-        "with both stride and dilation"
-    )
-
-
-def _conv(
-    b: Builder, node: fx.Node, stride: object, padding: object, dilation: object, groups: int
-) -> Value:
+    Of transposed ones what `written.gathered` leaves.
+    """
+    general = str(node.target) == "aten.convolution.default"
+    if str(node.target) in _TRANSPOSED or (general and argument(node, 6, "transposed")):
+        raise UnsupportedError(
+            "a transposed convolution over other than two axes, of a stride larger than its "
+            "kernel, or with both stride and dilation"
+        )
+    stride, padding = argument(node, 3, "stride", 1), argument(node, 4, "padding", 0)
+    dilation = argument(node, 5, "dilation", 1)
+    groups = cast("int", argument(node, 8 if general else 6, "groups", 1))
     weight = constant(b, node.args[1], "weight")
     dims = shape_of(weight)
     if len(dims) > 4:
@@ -137,12 +130,7 @@ def _one_kernel(
         lambda: np.repeat(b.constants.value(weight).reshape(1, -1), maps.channels, 0),
         b.constants.sources(weight),
     )
-    bias = None
-    if argument(node, 2, "bias") is not None:
-        one = bias_of(b, argument(node, 2, "bias"), (1,))
-        assert one is not None
-        shared = one
-        bias = Table(lambda: np.repeat(shared.values(), maps.channels), one.sources)
+    bias = bias_of(b, argument(node, 2, "bias"), (maps.channels,))
     found = _depthwise_layer(b, node, maps, window, (kernels, bias))
     back = found.view.permute((1, 0, 2, 3))
     assert back is not None
@@ -255,17 +243,12 @@ def _depthwise_layer(
     b: Builder, node: fx.Node, maps: Maps, window: Window, tables: tuple[Table, Table | None]
 ) -> Value:
     weight, bias = tables
-    layer = Depthwise(
-        **b.facts(node),
-        inputs=(maps.value.use(maps.channels),),
-        rows=window.batch * window.oh * window.ow,
-        channels=maps.channels,
-        window=window,
+    shape = (window.batch, maps.channels, window.oh, window.ow)
+    return put_maps(
+        b, node, Depthwise, maps, shape, window=window,
         weight=by_channel(weight, maps.channel_order),
         bias=bias and by_channel(bias, maps.channel_order),
-    )
-    shape = (window.batch, maps.channels, window.oh, window.ow)
-    return maps_value(b.add(layer), maps, shape, keep_order=True)
+    )  # fmt: skip
 
 
 def _as_node(node: fx.Node, value: Value) -> Value:
@@ -320,7 +303,7 @@ def dense(
         taps=k // cin,
         cin=cin,
         weight=Table(values, b.constants.sources(matrix)),
-        bias=_vector(b, bias, out),
+        bias=bias_of(b, bias, (1, out)),
     )
     split = value.view.split([len(shape) - 1])
     assert split is not None
@@ -349,15 +332,9 @@ def _in_parts(b: Builder, node: fx.Node, layer: Dense, values: Callable[[slice],
     size = layer.out // count
     cuts = [slice(k * size, (k + 1) * size) for k in range(count)]
     parts = [b.add(_outputs(layer, values, cut, k)) for k, cut in enumerate(cuts)]
-    joined = Join(
-        **b.facts(node),
-        inputs=tuple(Use(part, layer.rows, size, b.precision) for part in parts),
-        rows=layer.rows,
-        channels=layer.out,
-        outer=layer.rows,
-        sizes=(size,) * count,
-    )
-    return b.add(joined)
+    uses = tuple(Use(part, layer.rows, size, b.precision) for part in parts)
+    view = View.of((layer.rows, layer.out), (0, 1))
+    return b.put(Join, node, uses, view, layer.out, outer=layer.rows, sizes=(size,) * count).edge
 
 
 def _outputs(layer: Dense, values: Callable[[slice], Array], cut: slice, number: int) -> Dense:
@@ -373,28 +350,13 @@ def _outputs(layer: Dense, values: Callable[[slice], Array], cut: slice, number:
     )
 
 
-def _vector(b: Builder, bias: object, out: int) -> Table | None:
-    """A bias that broadcasts over rows, as ``[1][out]``."""
-    if bias is None:
-        return None
-    node = constant(b, bias, "bias")
-
-    def values() -> Array:
-        return np.broadcast_to(b.constants.value(node).reshape(-1), (out,)).reshape(1, out)
-
-    return Table(values, b.constants.sources(node))
-
-
 def last_axis(b: Builder, node: fx.Node, value: Value) -> tuple[Value, NDArray[np.int64]]:
     """The value with its last logical axis innermost in the stream, and that axis's order.
 
     Reorders to row-major only if the last axis is mixed with others.
     """
     axis = len(value.view.shape) - 1
+    value = b.innermost(node, value, (axis,))
     found = value.view.split([axis])
-    if found is None:
-        want = View.of(value.view.shape, range(axis + 1))
-        value = b.reorder(node, value, want, value.view.shape[-1])
-        found = value.view.split([axis])
-        assert found is not None
+    assert found is not None
     return value, indices(found[1])

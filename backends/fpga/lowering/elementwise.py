@@ -22,7 +22,6 @@ from pipec.backends.fpga.lowering.layers import (
     Layer,
     MapStep,
     Table,
-    Use,
 )
 from pipec.backends.fpga.lowering.network import (
     Builder,
@@ -32,107 +31,63 @@ from pipec.backends.fpga.lowering.network import (
     lowers,
 )
 from pipec.backends.fpga.lowering.view import View, merged, strides_of
+from pipec.backends.fpga.nests import UNARY
 
-_UNARY = {
-    "aten.abs.default": "abs",
-    "aten.ceil.default": "ceil",
-    "aten.cos.default": "cos",
-    "aten.erf.default": "erf",
-    "aten.exp.default": "exp",
-    "aten.floor.default": "floor",
-    "aten.log.default": "log",
-    "aten.neg.default": "neg",
-    "aten.reciprocal.default": "reciprocal",
-    "aten.relu.default": "relu",
-    "aten.round.default": "round",
-    "aten.rsqrt.default": "rsqrt",
-    "aten.sigmoid.default": "sigmoid",
-    "aten.sign.default": "sign",
-    "aten.silu.default": "silu",
-    "aten.sin.default": "sin",
-    "aten.sqrt.default": "sqrt",
-    "aten.square.default": "square",
-    "aten.tanh.default": "tanh",
-}
+_UNARY = {f"aten.{op}.default": op for op in UNARY} | {"aten.gelu.default": "gelu"}
 _BINARY = {
-    "aten.add.Tensor": "add",
-    "aten.add.Scalar": "add",
-    "aten.sub.Tensor": "sub",
-    "aten.sub.Scalar": "sub",
-    "aten.rsub.Tensor": "rsub",
-    "aten.rsub.Scalar": "rsub",
-    "aten.mul.Tensor": "mul",
-    "aten.mul.Scalar": "mul",
-    "aten.div.Tensor": "div",
-    "aten.div.Scalar": "div",
-    "aten.pow.Tensor_Scalar": "pow",
-    "aten.pow.Tensor_Tensor": "pow",
-    "aten.pow.Scalar": "pow",
+    **{f"aten.{op}.{form}": op for op in ("add", "sub", "rsub", "mul", "div")
+       for form in ("Tensor", "Scalar")},
+    **{f"aten.pow.{form}": "pow" for form in ("Tensor_Scalar", "Tensor_Tensor", "Scalar")},
     "aten.maximum.default": "max",
     "aten.minimum.default": "min",
+}  # fmt: skip
+_SWAPPED = {"sub": "rsub", "rsub": "sub", "div": "rdiv", "pow": "rpow"}
+"""What an op is with its operands the other way round, if not itself."""
+_CLAMPS = {
+    "aten.clamp.default": (None, None),
+    "aten.hardtanh.default": (-1.0, 1.0),
+    "aten.relu6.default": (0.0, 6.0),
 }
-_SWAPPED = {
-    "add": "add",
-    "mul": "mul",
-    "max": "max",
-    "min": "min",
-    "sub": "rsub",
-    "rsub": "sub",
-    "div": "rdiv",
-    "pow": "rpow",
-}
+"""Limits where none are given."""
+_WITH_NUMBERS = (
+    "aten.leaky_relu.default", "aten.elu.default", "aten.softplus.default",
+    "aten.hardsigmoid.default",
+)  # fmt: skip
 
 
-@lowers(*_UNARY)
+@lowers(*_UNARY, *_CLAMPS, *_WITH_NUMBERS)
 def unary(b: Builder, node: fx.Node) -> Value:
-    """An op of one operand."""
-    return chain(b, node, node.args[0], [MapStep(_UNARY[str(node.target)])])
+    """An op of one stream, and of numbers."""
+    return chain(b, node, node.args[0], _steps(node))
 
 
-@lowers("aten.gelu.default")
-def gelu(b: Builder, node: fx.Node) -> Value:
-    """GELU, exact or by tanh."""
-    tanh = argument(node, 1, "approximate", "none") == "tanh"
-    return chain(b, node, node.args[0], [MapStep("gelu_tanh" if tanh else "gelu")])
-
-
-@lowers("aten.leaky_relu.default", "aten.elu.default")
-def leaky(b: Builder, node: fx.Node) -> Value:
-    """Leaky ReLU (slope) and ELU (alpha; scales of 1 only)."""
-    if "elu.default" in str(node.target) and "leaky" not in str(node.target):
-        if any(argument(node, k, name, 1) != 1 for k, name in ((2, "scale"), (3, "input_scale"))):
-            raise UnsupportedError("elu with scales")
-        return chain(b, node, node.args[0], [_scalar("elu", argument(node, 1, "alpha", 1.0))])
-    slope = argument(node, 1, "negative_slope", 0.01)
-    return chain(b, node, node.args[0], [_scalar("leaky_relu", slope)])
-
-
-@lowers("aten.clamp.default", "aten.hardtanh.default", "aten.relu6.default")
-def clamp(b: Builder, node: fx.Node) -> Value:
-    """Clamp to numbers."""
-    lowest, highest = {
-        "aten.clamp.default": (None, None),
-        "aten.hardtanh.default": (-1.0, 1.0),
-        "aten.relu6.default": (0.0, 6.0),
-    }[str(node.target)]
-    low, high = argument(node, 1, "min", lowest), argument(node, 2, "max", highest)
-    steps = [_scalar(op, v) for op, v in (("max", low), ("min", high)) if v is not None]
-    return chain(b, node, node.args[0], steps)
-
-
-@lowers("aten.hardsigmoid.default")
-def hardsigmoid(b: Builder, node: fx.Node) -> Value:
-    """``clamp(x + 3, 0, 6) / 6``."""
-    steps = [("add", 3.0), ("max", 0.0), ("min", 6.0), ("div", 6.0)]
-    return chain(b, node, node.args[0], [_scalar(op, v) for op, v in steps])
-
-
-@lowers("aten.softplus.default")
-def softplus(b: Builder, node: fx.Node) -> Value:
-    """``log(1 + exp(x))``."""
-    if (argument(node, 1, "beta", 1), argument(node, 2, "threshold", 20)) != (1, 20):
-        raise UnsupportedError("softplus with another beta than 1 or another threshold than 20")
-    return chain(b, node, node.args[0], [MapStep("softplus")])
+def _steps(node: fx.Node) -> list[MapStep]:
+    op = str(node.target)
+    match op.split(".")[1]:
+        case "gelu" if argument(node, 1, "approximate", "none") == "tanh":
+            return [MapStep("gelu_tanh")]
+        case "leaky_relu":
+            return [_scalar("leaky_relu", argument(node, 1, "negative_slope", 0.01))]
+        case "elu":
+            if any(
+                argument(node, k, name, 1) != 1 for k, name in ((2, "scale"), (3, "input_scale"))
+            ):
+                raise UnsupportedError("elu with scales")
+            return [_scalar("elu", argument(node, 1, "alpha", 1.0))]
+        case "softplus":
+            if (argument(node, 1, "beta", 1), argument(node, 2, "threshold", 20)) != (1, 20):
+                raise UnsupportedError(
+                    "softplus with another beta than 1 or another threshold than 20"
+                )
+            return [MapStep("softplus")]
+        case "hardsigmoid":  # clamp(x + 3, 0, 6) / 6
+            steps = [("add", 3.0), ("max", 0.0), ("min", 6.0), ("div", 6.0)]
+            return [_scalar(step, value) for step, value in steps]
+    if op in _CLAMPS:
+        low, high = _CLAMPS[op]
+        limits = ("max", argument(node, 1, "min", low)), ("min", argument(node, 2, "max", high))
+        return [_scalar(step, value) for step, value in limits if value is not None]
+    return [MapStep(_UNARY[op])]
 
 
 def _scalar(op: str, value: object) -> MapStep:
@@ -148,7 +103,7 @@ def binary(b: Builder, node: fx.Node) -> Value:
     if node.kwargs.get("alpha", 1) != 1 or len(node.args) > 2 or "rounding_mode" in node.kwargs:
         raise UnsupportedError(f"{op} with alpha or a rounding mode")
     if not b.is_stream(x):
-        x, y, op = y, x, _SWAPPED[op]
+        x, y, op = y, x, _SWAPPED.get(op, op)
     if isinstance(y, int | float):
         return chain(b, node, x, [_scalar(op, y)])
     if not b.is_stream(y):
@@ -330,21 +285,7 @@ def _products(b: Builder, layer: Layer | None) -> list[Layer]:
 
 def chain_value(b: Builder, node: fx.Node, value: Value, steps: list[MapStep]) -> Value:
     """The same for a value that is no node's: a MAP of its own."""
-    return _map(b, node, value, (value.use(),), tuple(steps))
-
-
-def _map(
-    b: Builder, node: fx.Node, value: Value, inputs: tuple[Use, ...], steps: tuple[MapStep, ...]
-) -> Value:
-    layer = Elementwise(
-        **b.facts(node),
-        inputs=inputs,
-        rows=value.rows,
-        channels=value.channels,
-        steps=steps,
-    )
-    view = value.view.reshape(shape_of(node))
-    return Value(b.add(layer), value.rows, value.channels, view, b.stream_type(node))
+    return _like(b.put_map(node, value, steps), node)
 
 
 def two_streams(b: Builder, node: fx.Node, op: str, x: fx.Node, y: fx.Node) -> Value:
@@ -352,7 +293,7 @@ def two_streams(b: Builder, node: fx.Node, op: str, x: fx.Node, y: fx.Node) -> V
     shape = shape_of(node)
     first, second = b.value(x), b.value(y)
     if second.view.numel > first.view.numel:
-        first, second, op = second, first, _SWAPPED[op]
+        first, second, op = second, first, _SWAPPED.get(op, op)
     if first.view.numel != math.prod(shape):
         raise UnsupportedError("both operands broadcast")
     first = dataclasses.replace(first, view=first.view.reshape(shape))
@@ -360,8 +301,7 @@ def two_streams(b: Builder, node: fx.Node, op: str, x: fx.Node, y: fx.Node) -> V
         second = broadcast(b, node, first, second)
     second = dataclasses.replace(second, view=second.view.reshape(shape))
     second = b.reorder(node, second, first.view, first.channels)
-    uses = (first.use(), second.use(first.channels))
-    return _map(b, node, first, uses, (MapStep(op, "stream"),))
+    return b.put_map(node, first, [MapStep(op, "stream")], second.use(first.channels))
 
 
 def broadcast(b: Builder, node: fx.Node, big: Value, small: Value) -> Value:
@@ -395,13 +335,9 @@ def _repeated(
     before, times, behind = loops
     outer, inner = math.prod(before), math.prod(behind)
     channels = math.gcd(inner, value.channels, big.channels)
-    layer = Broadcast(
-        **b.facts(node, "_repeat"),
-        inputs=(value.use(channels),),
-        rows=outer * times * inner // channels,
-        channels=channels,
-        outer=outer,
-        inner=inner // channels,
-        times=times,
-    )
-    return Value(b.add(layer), layer.rows, channels, value.view, value.dtype)
+    view = View.of((outer * times * inner,), (0,))
+    found = b.put(
+        Broadcast, node, (value.use(channels),), view, channels, suffix="_repeat",
+        outer=outer, inner=inner // channels, times=times,
+    )  # fmt: skip
+    return dataclasses.replace(found, view=value.view)

@@ -107,16 +107,11 @@ def _repeated(b: Builder, node: fx.Node, value: Value, axis: int, times: int, su
     shape = tuple(n * times if d == axis else n for d, n in enumerate(value.view.shape))
     strides = strides_of(shape)
     atoms = [(shape[axis] if a == axis else n, step * strides[a]) for a, n, step in pieces]
-    layer = Broadcast(
-        **b.facts(node, f"{suffix}_repeat"),
-        inputs=(value.use(channels),),
-        rows=math.prod(shape) // channels,
-        channels=channels,
-        outer=math.prod(size for _, size, _ in pieces[: place + 1]),
-        inner=inner // channels,
-        times=times,
-    )
-    return Value(b.add(layer), layer.rows, channels, View(shape, merged(atoms)), value.dtype)
+    return b.put(
+        Broadcast, node, (value.use(channels),), View(shape, merged(atoms)), channels,
+        suffix=f"{suffix}_repeat", outer=math.prod(size for _, size, _ in pieces[: place + 1]),
+        inner=inner // channels, times=times,
+    )  # fmt: skip
 
 
 @lowers("aten.index_select.default")
@@ -142,12 +137,14 @@ def flip(b: Builder, node: fx.Node) -> Value:
     return value
 
 
-@lowers("aten.pad.default")
+@lowers("aten.pad.default", "aten.constant_pad_nd.default")
 def pad(b: Builder, node: fx.Node) -> Value:
     """``pad(x, pad, mode, value)``: positions that are there already, or a number."""
+    if "constant" in str(node.target):
+        return padded(b, node, argument(node, 2, "value", 0))
     if argument(node, 2, "mode", "constant") == "constant":
         return padded(b, node, argument(node, 3, "value", 0))
-    return _resized(b, node)
+    return resized(b, node)
 
 
 @lowers(
@@ -158,12 +155,7 @@ def pad(b: Builder, node: fx.Node) -> Value:
     *(f"aten.{kind}_pad{n}d.default" for kind in ("reflection", "replication") for n in (1, 2)),
 )
 def resized(b: Builder, node: fx.Node) -> Value:
-    """Nearest upsampling, and padding with what is there."""
-    return _resized(b, node)
-
-
-def _resized(b: Builder, node: fx.Node) -> Value:
-    """Maps whose rows and columns are copies of others; torch says of which."""
+    """Nearest upsampling, padding with what is there: torch says which rows and columns."""
     value = b.value(node.args[0])
     if len(value.view.shape) not in (3, 4):
         raise UnsupportedError(f"a tensor of rank {len(value.view.shape)} is not a feature map")

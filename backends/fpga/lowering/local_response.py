@@ -11,10 +11,8 @@ from typing import TypeGuard, cast
 
 from torch import fx
 
-from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.network import Builder, Value, integers
 from pipec.backends.fpga.lowering.norms import rows_through
-from pipec.backends.fpga.lowering.view import View
 from pipec.graph.ir import Graph, op_name
 
 _SHAPE_ONLY = ("aten.reshape.default", "aten.squeeze.dim", "aten.unsqueeze.default")
@@ -109,10 +107,6 @@ def _alone(inner: list[fx.Node], last: fx.Node) -> bool:
 
 def lower_local_response(b: Builder, node: fx.Node, lrn: LocalResponse) -> Value:
     """A NORM layer over the channels of every pixel."""
-    value = b.value(lrn.x)
-    rank = len(value.view.shape)
-    if value.view.split([1]) is None:
-        want = View.of(value.view.shape, (*(d for d in range(rank) if d != 1), 1))
-        value = b.reorder(node, value, want, shape_of(lrn.x)[1])
-    numbers = (lrn.size, lrn.alpha, lrn.beta, lrn.k)
-    return rows_through(b, node, value, (1,), op="lrn", lrn=numbers)
+    value = b.innermost(node, b.value(lrn.x), (1,))
+    numbers = {"size": lrn.size, "alpha": lrn.alpha, "beta": lrn.beta, "k": lrn.k}
+    return rows_through(b, node, value, (1,), op="lrn", **numbers)

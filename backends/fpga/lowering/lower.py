@@ -21,7 +21,7 @@ from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its ha
 from pipec.backends.fpga.lowering.borders import made
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.decompose import decomposed
-from pipec.backends.fpga.lowering.layers import Elementwise, Layer
+from pipec.backends.fpga.lowering.layers import Layer
 from pipec.backends.fpga.lowering.network import (
     HANDLERS,
     Builder,
@@ -132,6 +132,8 @@ def _walk(b: Builder) -> list[str]:
             continue
         if isinstance(found, tuple):
             tuples[node] = found
+        elif isinstance(node.meta["val"], tuple | list):  # statistics, which nobody reads
+            tuples[node] = (found, *[None] * (len(node.meta["val"]) - 1))
         else:
             b.values[node] = found
     return problems
@@ -184,14 +186,7 @@ def _written(b: Builder, node: fx.Node, value: Value) -> Value:
     """The value, through a copying engine if it is an input that is only passed on."""
     if value.edge in b.layers:
         return value
-    layer = Elementwise(
-        **b.facts(node, "_copy"),
-        inputs=(value.use(),),
-        rows=value.rows,
-        channels=value.channels,
-        steps=(),
-    )
-    return dataclasses.replace(value, edge=b.add(layer))
+    return b.put_map(node, value, (), suffix="_copy")
 
 
 def _outputs(b: Builder) -> tuple[list[NetPort], list[str]]:

@@ -2,13 +2,15 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from pipec.backends.fpga.lowering.layers import Array, Table, Window
+from pipec.backends.fpga.lowering.layers import Array, Layer, Table, Window
 from pipec.backends.fpga.lowering.network import Builder, Padding, UnsupportedError, Value
 from pipec.backends.fpga.lowering.view import View, indices, merged, strides_of
 
@@ -120,6 +122,16 @@ def maps_value(edge: str, like: Maps, shape: tuple[int, ...], *, keep_order: boo
         pixels = [(n, strides[0]), (h, strides[2]), (w, strides[3])]
         view = View(shape, merged([*pixels, *channels]))
     return Value(edge, n * h * w, c, view, like.value.dtype)
+
+
+def put_maps(
+    b: Builder, node: fx.Node, kind: Callable[..., Layer], maps: Maps, shape: tuple[int, ...],
+    *, suffix: str = "", **fields: Any,
+) -> Value:  # fmt: skip
+    """Append a layer from maps to maps of ``shape``, whose channels stay in their order."""
+    view = maps_value("", maps, shape, keep_order=True).view
+    inputs = (maps.value.use(maps.channels),)
+    return b.put(kind, node, inputs, view, shape[1], suffix=suffix, **fields)
 
 
 def window_of(

@@ -4,14 +4,14 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
 from pipec.backends.fpga.int8 import Int8
-from pipec.backends.fpga.lowering.constants import Constants, shape_of
-from pipec.backends.fpga.lowering.layers import Layer, Reorder, Use
+from pipec.backends.fpga.lowering.constants import Constants
+from pipec.backends.fpga.lowering.layers import Elementwise, Layer, MapStep, Reorder, Use
 from pipec.backends.fpga.lowering.view import View, permutation, standard_order
 from pipec.graph.ir import Graph, origin, tensors
 
@@ -176,6 +176,53 @@ class Builder:
         """The name, node and origin of a layer made for ``node``."""
         return {"name": node.name + suffix, "node": node.name, "origin": str(origin(node))}
 
+    def put(
+        self,
+        kind: Callable[..., Layer],
+        node: fx.Node,
+        inputs: tuple[Use, ...],
+        view: View,
+        channels: int,
+        *,
+        suffix: str = "",
+        dtype: str = "",
+        **fields: Any,
+    ) -> Value:
+        """Append a layer that writes a tensor in rows of ``channels`` elements; the tensor.
+
+        Args:
+            kind: Class of the layer.
+            node: What it is made for; its name with ``suffix`` is the layer's.
+            inputs: What it reads.
+            view: What it writes.
+            channels: Elements of a row.
+            suffix: Sets apart the layers of one node.
+            dtype: Type of what it writes; that of the first input if not given.
+            fields: What this class of layers has besides.
+        """
+        rows = view.numel // channels
+        layer = kind(
+            **self.facts(node, suffix), inputs=inputs, rows=rows, channels=channels, **fields
+        )
+        return Value(self.add(layer), rows, channels, view, dtype or inputs[0].dtype)
+
+    def put_map(
+        self, node: fx.Node, value: Value, steps: Sequence[MapStep], *others: Use, suffix: str = ""
+    ) -> Value:
+        """Append a chain of steps on a value, and perhaps on a second stream; what comes out."""
+        inputs = (value.use(), *others)
+        return self.put(
+            Elementwise, node, inputs, value.view, value.channels, suffix=suffix, steps=tuple(steps)
+        )
+
+    def innermost(self, node: fx.Node, value: Value, axes: Sequence[int]) -> Value:
+        """``value`` with ``axes`` innermost in the stream; reordered if they are not."""
+        if value.view.split(axes) is not None:
+            return value
+        shape = value.view.shape
+        order = (*(d for d in range(len(shape)) if d not in axes), *axes)
+        return self.reorder(node, value, View.of(shape, order), shape[order[-1]])
+
     def alone(self, node: object) -> Layer | None:
         """The layer that yields ``node`` if nothing else reads its edge (so it may be extended)."""
         if not isinstance(node, fx.Node) or node not in self.values:
@@ -223,17 +270,11 @@ class Builder:
             same += 1
         while math.prod(sizes[same:]) % math.lcm(value.channels, channels):
             same -= 1  # a block is made of whole rows on both sides
-        blocks = math.prod(sizes[:same])
-        layer = Reorder(
-            **self.facts(node, "_perm"),
-            inputs=(value.use(),),
-            rows=want.numel // channels,
-            channels=channels,
-            blocks=blocks,
-            sizes=sizes[same:],
+        return self.put(
+            Reorder, node, (value.use(),), want, channels, suffix="_perm",
+            blocks=math.prod(sizes[:same]), sizes=sizes[same:],
             order=tuple(axis - same for axis in order[same:]),
-        )
-        return Value(self.add(layer), layer.rows, channels, want, value.dtype)
+        )  # fmt: skip
 
     def standard(self, node: fx.Node, value: Value) -> Value:
         """``value`` with channels last (maps) or row-major (everything else)."""
@@ -255,10 +296,13 @@ HANDLERS: dict[str, Handler] = {}
 """Op name to handler."""
 
 
-def lowers(*ops: str) -> Callable[[Handler], Handler]:
+H = TypeVar("H", bound=Handler)
+
+
+def lowers(*ops: str) -> Callable[[H], H]:
     """Register a handler for ATen ops, named as `pipec.graph.ir.op_name` names them."""
 
-    def register(handler: Handler) -> Handler:
+    def register(handler: H) -> H:
         HANDLERS.update(dict.fromkeys(ops, handler))
         return handler
 
@@ -281,19 +325,3 @@ def integers(value: object, count: int) -> tuple[int, ...]:
     """
     found = tuple(int(v) for v in value) if isinstance(value, list | tuple) else (int(str(value)),)
     return found * count if len(found) == 1 else found
-
-
-__all__ = [
-    "HANDLERS",
-    "Builder",
-    "NetPort",
-    "Network",
-    "Padding",
-    "UnsupportedError",
-    "Value",
-    "argument",
-    "integers",
-    "lowers",
-    "row_channels",
-    "shape_of",
-]

@@ -1,7 +1,8 @@
 """Normalisations: batch norm as an affine step, rows through the NORM engine."""
 
+import math
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from torch import fx
@@ -21,24 +22,15 @@ from pipec.backends.fpga.lowering.network import (
 from pipec.backends.fpga.lowering.view import View, indices
 
 
-@lowers("aten._native_batch_norm_legit_no_training.default")
-def batch_norm_tuple(b: Builder, node: fx.Node) -> tuple[Value | None, ...]:
-    """``(x, weight, bias, mean, var, momentum, eps)``: a tuple whose statistics nobody reads."""
-    eps = float(cast("float", node.args[6]))
-    return (_batch_norm(b, node, eps), None, None)
-
-
-@lowers("aten.batch_norm.default")
+@lowers("aten._native_batch_norm_legit_no_training.default", "aten.batch_norm.default")
 def batch_norm(b: Builder, node: fx.Node) -> Value:
-    """``(x, weight, bias, mean, var, training, momentum, eps, cudnn)``, inference only."""
-    if node.args[5]:
+    """``(x, weight, bias, mean, var[, training], momentum, eps)``, inference only."""
+    native = "native" in str(node.target)
+    if not native and node.args[5]:
         raise UnsupportedError(
             "batch normalisation in training mode", "export the model in eval mode"
         )
-    return _batch_norm(b, node, float(cast("float", node.args[7])))
-
-
-def _batch_norm(b: Builder, node: fx.Node, eps: float) -> Value:
+    eps = float(cast("float", node.args[6 if native else 7]))
     x = cast("fx.Node", node.args[0])
     if len(shape_of(x)) in (3, 4):
         maps = as_maps(b, node, x)
@@ -74,66 +66,38 @@ def _row(table: Table) -> Table:
     return Table(lambda: np.asarray(table.values())[None, :], table.sources)
 
 
-@lowers("aten.softmax.int", "aten._softmax.default")
-def softmax(b: Builder, node: fx.Node) -> Value:
-    """``softmax(x, dim)``."""
-    return over_axis(b, node, "softmax")
+_OVER_AXIS = {
+    "aten.softmax.int": "softmax",
+    "aten._softmax.default": "softmax",
+    "aten.log_softmax.int": "log_softmax",
+    "aten._log_softmax.default": "log_softmax",
+}
 
 
-@lowers("aten.log_softmax.int", "aten._log_softmax.default")
-def log_softmax(b: Builder, node: fx.Node) -> Value:
-    """``log_softmax(x, dim)``."""
-    return over_axis(b, node, "log_softmax")
-
-
-def over_axis(b: Builder, node: fx.Node, op: str) -> Value:
-    """A row op along one axis, brought innermost."""
+@lowers(*_OVER_AXIS)
+def over_axis(b: Builder, node: fx.Node) -> Value:
+    """``softmax(x, dim)``: a row op along one axis, brought innermost."""
     value = b.value(node.args[0])
-    rank = len(value.view.shape)
-    axis = cast("int", argument(node, 1, "dim")) % max(rank, 1)
-    order = (*[d for d in range(rank) if d != axis], axis)
-    if value.view.split([axis]) is None:
-        want = View.of(value.view.shape, order)
-        value = b.reorder(node, value, want, value.view.shape[axis])
-    return rows_through(b, node, value, (axis,), op=op)
+    axis = cast("int", argument(node, 1, "dim")) % max(len(value.view.shape), 1)
+    value = b.innermost(node, value, (axis,))
+    return rows_through(b, node, value, (axis,), op=_OVER_AXIS[str(node.target)])
 
 
-@lowers("aten.layer_norm.default")
+@lowers("aten.layer_norm.default", "aten.native_layer_norm.default", "aten.rms_norm.default")
 def layer_norm(b: Builder, node: fx.Node) -> Value:
-    """``layer_norm(x, normalized_shape, weight, bias, eps)``."""
-    eps = float(cast("float", argument(node, 4, "eps", 1e-5)))
-    return _normalised(b, node, "layer_norm", (2, 3), eps)
-
-
-@lowers("aten.rms_norm.default")
-def rms_norm(b: Builder, node: fx.Node) -> Value:
-    """``rms_norm(x, normalized_shape, weight, eps)``."""
-    eps = argument(node, 3, "eps")
-    return _normalised(b, node, "rms_norm", (2,), 1.1920929e-07 if eps is None else float(str(eps)))
-
-
-@lowers("aten.native_layer_norm.default")
-def native_layer_norm(b: Builder, node: fx.Node) -> tuple[Value | None, ...]:
-    """The same as a tuple whose statistics nobody reads."""
-    return (
-        _normalised(b, node, "layer_norm", (2, 3), float(cast("float", node.args[4]))),
-        None,
-        None,
-    )
-
-
-def _normalised(
-    b: Builder, node: fx.Node, op: str, positions: tuple[int, ...], eps: float
-) -> Value:
-    value = b.value(node.args[0])
-    rank, count = len(value.view.shape), len(cast("list[int]", node.args[1]))
-    axes = tuple(range(rank - count, rank))
-    if value.view.split(axes) is None:
-        want = View.of(value.view.shape, range(rank))
-        value = b.reorder(node, value, want, value.view.shape[-1])
-    tables = [element_table(b, node, value, axes, argument(node, p, "weight")) for p in positions]
-    scale, shift = (*tables, None)[:2]
-    return rows_through(b, node, value, axes, op=op, eps=eps, scale=scale, shift=shift)
+    """``layer_norm(x, normalized_shape, weight, bias, eps)``; ``rms_norm`` has no bias."""
+    rms = "rms_norm" in str(node.target)
+    eps = argument(node, 3 if rms else 4, "eps", None if rms else 1e-5)
+    value, count = b.value(node.args[0]), len(cast("list[int]", node.args[1]))
+    axes = tuple(range(len(value.view.shape)))[-count:]
+    value = b.innermost(node, value, axes)
+    roles = {2: "scale"} if rms else {2: "scale", 3: "shift"}
+    tables = {
+        role: element_table(b, node, value, axes, argument(node, place, "weight"))
+        for place, role in roles.items()
+    }
+    op, eps = "rms_norm" if rms else "layer_norm", 1.1920929e-07 if eps is None else float(str(eps))
+    return rows_through(b, node, value, axes, op=op, eps=eps, **tables)
 
 
 def element_table(
@@ -149,38 +113,10 @@ def element_table(
 
 
 def rows_through(
-    b: Builder,
-    node: fx.Node,
-    value: Value,
-    axes: tuple[int, ...],
-    *,
-    op: str,
-    eps: float = 0.0,
-    scale: Table | None = None,
-    shift: Table | None = None,
-    lrn: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0),
+    b: Builder, node: fx.Node, value: Value, axes: tuple[int, ...], **fields: Any
 ) -> Value:
     """A NORM layer over rows made of ``axes``, which are innermost in the stream."""
-    row = 1
-    for axis in axes:
-        row *= value.view.shape[axis]
+    row = math.prod(value.view.shape[axis] for axis in axes)
     cin = value.channels if row % value.channels == 0 else row
-    layer = RowNorm(
-        **b.facts(node),
-        inputs=(value.use(cin),),
-        rows=value.view.numel // cin,
-        channels=cin,
-        n=value.view.numel // row,
-        taps=row // cin,
-        cin=cin,
-        op=op,
-        eps=eps,
-        size=lrn[0],
-        alpha=lrn[1],
-        beta=lrn[2],
-        k=lrn[3],
-        scale=scale,
-        shift=shift,
-    )
-    view = value.view.reshape(shape_of(node))
-    return Value(b.add(layer), layer.rows, layer.channels, view, value.dtype)
+    sizes: dict[str, Any] = {"n": value.view.numel // row, "taps": row // cin, "cin": cin}
+    return b.put(RowNorm, node, (value.use(cin),), value.view, cin, **sizes, **fields)

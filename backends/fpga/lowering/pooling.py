@@ -9,8 +9,8 @@ from torch import fx
 
 from pipec.backends.fpga.lowering.borders import made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.layers import Array, Pool, RowReduce, Table, Use, Window
-from pipec.backends.fpga.lowering.maps import Maps, as_maps, maps_value, window_of
+from pipec.backends.fpga.lowering.layers import Array, Pool, RowReduce, Table, Window
+from pipec.backends.fpga.lowering.maps import Maps, as_maps, maps_value, put_maps, window_of
 from pipec.backends.fpga.lowering.network import (
     Builder,
     UnsupportedError,
@@ -23,15 +23,9 @@ from pipec.backends.fpga.lowering.view import View
 
 
 @lowers("aten.max_pool2d.default")
-def max_pool(b: Builder, node: fx.Node) -> Value:
-    """``max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)``."""
-    return max_pool_value(b, node)
-
-
 def max_pool_value(b: Builder, node: fx.Node) -> Value:
-    """The maxima of ``max_pool2d`` or ``max_pool2d_with_indices``."""
-    maps, window = pooled(b, node)
-    return pool(b, node, maps, window, "max")
+    """The maxima of ``max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)``."""
+    return pool(b, node, *pooled(b, node), "max")
 
 
 def pooled(b: Builder, node: fx.Node) -> tuple[Maps, Window]:
@@ -45,11 +39,6 @@ def pooled(b: Builder, node: fx.Node) -> tuple[Maps, Window]:
     return maps, window_of(maps, kernel, stride, dilation, padding, shape_of(node)[-2:])
 
 
-def _borders(maps: Maps) -> tuple[int, int, int, int]:
-    p = maps.padding
-    return (p.top, p.left, p.bottom, p.right)
-
-
 def pool(
     b: Builder,
     node: fx.Node,
@@ -60,18 +49,8 @@ def pool(
     scales: Table | None = None,
 ) -> Value:
     """A POOL layer behind a window."""
-    layer = Pool(
-        **b.facts(node),
-        inputs=(maps.value.use(maps.channels),),
-        rows=window.batch * window.oh * window.ow,
-        channels=maps.channels,
-        window=window,
-        op=op,
-        scale=scale,
-        scales=scales,
-    )
     shape = (window.batch, maps.channels, window.oh, window.ow)
-    found = maps_value(b.add(layer), maps, shape, keep_order=True)
+    found = put_maps(b, node, Pool, maps, shape, window=window, op=op, scale=scale, scales=scales)
     return dataclasses.replace(found, view=found.view.reshape(shape_of(node)))
 
 
@@ -100,11 +79,11 @@ def _counts(maps: Maps, window: Window, padding: tuple[int, ...], *, include: bo
 
     With ``include`` the op's own padding counts, but not what ``ceil_mode`` adds behind it.
     """
-    t, left, bottom, right = _borders(maps)
+    around = maps.padding
     counts = []
     for size, extra, pad, k, step, out in (
-        (maps.h, (t, bottom), padding[0], window.kh, window.sh, window.oh),
-        (maps.w, (left, right), padding[1], window.kw, window.sw, window.ow),
+        (maps.h, (around.top, around.bottom), padding[0], window.kh, window.sh, window.oh),
+        (maps.w, (around.left, around.right), padding[1], window.kw, window.sw, window.ow),
     ):
         low = -extra[0] - (pad if include else 0)
         high = size + extra[1] + (pad if include else 0)
@@ -137,100 +116,54 @@ def reduce_axes(b: Builder, node: fx.Node) -> Value:
     found = {int(a) % rank for a in cast("list[int]", axes if isinstance(axes, list) else [axes])}
     op = "max" if "amax" in str(node.target) else "sum"
     mean = "mean" in str(node.target)
+    value = b.value(node.args[0])
+    shape = value.view.shape
     if rank == 4 and found == {2, 3}:
         return _global(b, node, op, mean=mean)
     if found == set(range(rank)) - {1 if rank == 4 else rank - 1}:
-        return _per_channel(b, node, op, mean=mean)
+        value = b.standard(node, value)
+        channels = value.channels if rank != 4 else shape[1]
+        return _reduced(b, node, value, View.of((channels,), (0,)), channels, op, mean=mean)
     if rank == 3 and found == {1}:
-        return _over_rows(b, node, op, mean=mean)
-    return _innermost(b, node, found, op, mean=mean)
+        value = b.reorder(node, value, View.of(shape, (0, 1, 2)), shape[2])
+        view = View.of((shape[0], shape[2]), (0, 1))
+        return _reduced(b, node, value, view, shape[2], op, mean=mean)
+    kept = [axis for axis in range(rank) if axis not in found]
+    window = math.prod(shape[axis] for axis in found)
+    value = b.reorder(node, value, View.of(shape, (*kept, *sorted(found))), window)
+    view = View.of([shape[axis] for axis in kept], range(len(kept)))
+    return _reduced(b, node, value, view, 1, op, mean=mean)
 
 
 @lowers("aten.mean.default", "aten.sum.default")
 def reduce_all(b: Builder, node: fx.Node) -> Value:
     """One number of a whole tensor: sums per channel, then over the channels."""
     value, mean = b.value(node.args[0]), "mean" in str(node.target)
-    sums, count = b.facts(node, "_sums"), value.view.numel
-    partial = RowReduce(
-        **sums,
-        inputs=(value.use(),),
-        rows=1,
-        channels=value.channels,
-        window=value.rows,
-        op="sum",
-    )
-    edge = b.add(partial)
-    whole = RowReduce(
-        **b.facts(node),
-        inputs=(Use(edge, value.channels, 1, value.dtype),),
-        rows=1,
-        channels=1,
-        window=value.channels,
-        op="sum",
-        scale=1.0 / count if mean else 1.0,
-    )
-    return Value(b.add(whole), 1, 1, View((), ()), value.dtype)
-
-
-def _per_channel(b: Builder, node: fx.Node, op: str, *, mean: bool) -> Value:
-    """Over all axes but the channels'."""
-    value = b.standard(node, b.value(node.args[0]))
-    channels = value.channels if len(value.view.shape) != 4 else value.view.shape[1]
-    rows = value.view.numel // channels
-    edge = _row_reduce(b, node, value, 1, (op, 1.0 / rows if mean else 1.0))
-    return Value(edge, 1, channels, View.of((channels,), (0,)).reshape(shape_of(node)), value.dtype)
+    channels, count = value.channels, value.view.numel
+    sums = b.put(
+        RowReduce, node, (value.use(),), View.of((channels,), (0,)), channels, suffix="_sums",
+        window=value.rows, op="sum",
+    )  # fmt: skip
+    scale = 1.0 / count if mean else 1.0
+    inputs = (sums.use(1),)
+    return b.put(RowReduce, node, inputs, View((), ()), 1, window=channels, op="sum", scale=scale)
 
 
 def _global(b: Builder, node: fx.Node, op: str, *, mean: bool = True) -> Value:
+    """Over the pixels of maps."""
     maps = as_maps(b, node, node.args[0], spatial=2)
-    pixels = maps.h * maps.w
-    edge = _row_reduce(b, node, maps.value, maps.batch, (op, 1.0 / pixels if mean else 1.0))
     shape = (maps.batch, maps.channels, 1, 1)
-    value = maps_value(edge, maps, shape, keep_order=True)
-    return Value(edge, value.rows, value.channels, value.view.reshape(shape_of(node)), value.dtype)
+    view = maps_value("", maps, shape, keep_order=True).view
+    return _reduced(b, node, maps.value, view, maps.channels, op, mean=mean)
 
 
-def _over_rows(b: Builder, node: fx.Node, op: str, *, mean: bool) -> Value:
-    value = b.value(node.args[0])
-    n, rows, channels = value.view.shape
-    value = b.reorder(node, value, View.of(value.view.shape, (0, 1, 2)), channels)
-    edge = _row_reduce(b, node, value, n, (op, 1.0 / rows if mean else 1.0))
-    view = View.of((n, channels), (0, 1)).reshape(shape_of(node))
-    return Value(edge, n, channels, view, value.dtype)
-
-
-def _innermost(b: Builder, node: fx.Node, axes: set[int], op: str, *, mean: bool) -> Value:
-    """Over axes that are put innermost: one element after the other."""
-    value = b.value(node.args[0])
-    shape = value.view.shape
-    kept = [axis for axis in range(len(shape)) if axis not in axes]
-    window = math.prod(shape[axis] for axis in axes)
-    value = b.reorder(node, value, View.of(shape, (*kept, *sorted(axes))), window)
-    rows = value.view.numel // window
-    layer = RowReduce(
-        **b.facts(node),
-        inputs=(Use(value.edge, value.view.numel, 1, value.dtype),),
-        rows=rows,
-        channels=1,
-        window=window,
-        op=op,
-        scale=1.0 / window if mean else 1.0,
+def _reduced(
+    b: Builder, node: fx.Node, value: Value, view: View, channels: int, op: str, *, mean: bool
+) -> Value:
+    """Over so many rows of ``channels``, one after the other, that ``view`` is left."""
+    window = value.view.numel // view.numel
+    scale = 1.0 / window if mean else 1.0
+    found = b.put(
+        RowReduce, node, (value.use(channels),), view, channels, window=window, op=op, scale=scale
     )
-    left = tuple(shape[axis] for axis in kept)
-    view = View.of(left, tuple(range(len(left)))).reshape(shape_of(node))
-    return Value(b.add(layer), rows, 1, view, value.dtype)
-
-
-def _row_reduce(b: Builder, node: fx.Node, value: Value, n: int, what: tuple[str, float]) -> str:
-    channels = value.view.shape[1] if len(value.view.shape) == 4 else value.view.shape[-1]
-    op, scale = what
-    layer = RowReduce(
-        **b.facts(node),
-        inputs=(value.use(channels),),
-        rows=n,
-        channels=channels,
-        window=value.view.numel // channels // n,
-        op=op,
-        scale=scale if op == "sum" else 1.0,
-    )
-    return b.add(layer)
+    return dataclasses.replace(found, view=view.reshape(shape_of(node)))

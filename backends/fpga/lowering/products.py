@@ -3,9 +3,8 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from torch import fx
@@ -13,7 +12,7 @@ from torch import fx
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import dense
 from pipec.backends.fpga.lowering.elementwise import broadcast, operand
-from pipec.backends.fpga.lowering.layers import Elementwise, MapStep, Product, Table
+from pipec.backends.fpga.lowering.layers import MapStep, Product, Table
 from pipec.backends.fpga.lowering.network import (
     Builder,
     UnsupportedError,
@@ -60,13 +59,8 @@ def attention(b: Builder, node: fx.Node) -> Value:
     k = dataclasses.replace(k, view=flipped)
     scores = product(b, node, q, k, scores_shape, scale=scale, suffix="_scores")
     scores = _masked(b, node, scores)
-    weights = _softmax(b, node, scores)
+    weights = rows_through(b, node, scores, (len(scores.view.shape) - 1,), op="softmax")
     return product(b, node, weights, v, shape_of(node), suffix="_values")
-
-
-def _softmax(b: Builder, node: fx.Node, scores: Value) -> Value:
-    value = rows_through(b, node, scores, (len(scores.view.shape) - 1,), op="softmax")
-    return dataclasses.replace(value, view=scores.view)
 
 
 def _masked(b: Builder, node: fx.Node, scores: Value) -> Value:
@@ -88,14 +82,8 @@ def _masked(b: Builder, node: fx.Node, scores: Value) -> Value:
         table, period = operand(b, scores.view, scores, found)
         if "bool" in str(found.meta["val"].dtype):
             table = _added(table)
-    layer = Elementwise(
-        **b.facts(node, "_mask"),
-        inputs=(scores.use(),),
-        rows=scores.rows,
-        channels=scores.channels,
-        steps=(MapStep("add", "table", table=table, period=period),),
-    )
-    return dataclasses.replace(scores, edge=b.add(layer))
+    step = MapStep("add", "table", table=table, period=period)
+    return b.put_map(node, scores, [step], suffix="_mask")
 
 
 def _masked_by(b: Builder, node: fx.Node, scores: Value, mask: Value) -> Value:
@@ -109,14 +97,8 @@ def _masked_by(b: Builder, node: fx.Node, scores: Value, mask: Value) -> Value:
         mask = broadcast(b, node, scores, mask)
     mask = dataclasses.replace(mask, view=mask.view.reshape(scores.view.shape))
     mask = b.reorder(node, mask, scores.view, scores.channels)
-    layer = Elementwise(
-        **b.facts(node, "_mask"),
-        inputs=(scores.use(), mask.use(scores.channels)),
-        rows=scores.rows,
-        channels=scores.channels,
-        steps=(MapStep("add", "stream"),),
-    )
-    return dataclasses.replace(scores, edge=b.add(layer))
+    use = mask.use(scores.channels)
+    return b.put_map(node, scores, [MapStep("add", "stream")], use, suffix="_mask")
 
 
 def _added(keep: Table) -> Table:
@@ -133,18 +115,6 @@ def _causal(scores: Value) -> tuple[Table, int]:
         row = (row[:, None] + np.arange(size) * (stride // keys)).reshape(-1)
     hidden = np.arange(keys)[None, :] > (row % queries)[:, None]
     return Table(lambda: np.where(hidden, -np.inf, 0.0)), scores.rows
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """How a product's streams fall into loops; see `nests.Matmul`."""
-
-    blocks: int
-    outer: int
-    groups: int
-    inner: int
-    b_sizes: tuple[int, ...]
-    b_roles: tuple[str, ...]
 
 
 def product(
@@ -169,26 +139,14 @@ def product(
             raise UnsupportedError("a product of operands in mixed element order")
     k, out = x.view.shape[-1], y.view.shape[-1]
     cin = x.channels if k % x.channels == 0 else k
-    layer = Product(
-        **b.facts(node, suffix),
-        inputs=(x.use(cin), y.use(plan.b_sizes[-1])),
-        rows=math.prod(shape) // out,
-        channels=out,
-        blocks=plan.blocks,
-        outer=plan.outer,
-        groups=plan.groups,
-        inner=plan.inner,
-        out=out,
-        taps=k // cin,
-        cin=cin,
-        b_sizes=plan.b_sizes,
-        b_roles=plan.b_roles,
-        scale=scale,
-    )
     found = x.view.split([len(x.view.shape) - 1])
     assert found is not None
     atoms = [(size, stride // k * out) for size, stride in found[0]]
-    return Value(b.add(layer), layer.rows, out, View(shape, merged([*atoms, (out, 1)])), x.dtype)
+    return b.put(
+        Product, node, (x.use(cin), y.use(plan["b_sizes"][-1])),
+        View(shape, merged([*atoms, (out, 1)])), out,
+        suffix=suffix, out=out, taps=k // cin, cin=cin, scale=scale, **plan,
+    )  # fmt: skip
 
 
 def _row_major(b: Builder, node: fx.Node, value: Value) -> Value:
@@ -196,15 +154,15 @@ def _row_major(b: Builder, node: fx.Node, value: Value) -> Value:
     return b.reorder(node, value, View.of(shape, range(len(shape))), shape[-1])
 
 
-def _planned(x: Value, y: Value) -> _Plan | None:
-    """Loop orders that take both streams as they come; None if there is none."""
+def _planned(x: Value, y: Value) -> dict[str, Any] | None:
+    """Loop orders that take both streams as they come (`nests.Matmul`); None if there is none."""
     rank = len(x.view.shape)
     a, c = x.view.by_axis(), y.view.by_axis()
     if a is None or c is None or x.view.split([rank - 1]) is None:
         return None
     a = [p for p in a if p[0] != rank - 1]
     blocks = 1
-    while a and c and a[0] == c[0] and a[0][0] < rank - 2 and _rest_is_simple(a[1:], rank):
+    while a and c and a[0] == c[0] and a[0][0] < rank - 2 and _loops(a[1:], rank):
         blocks *= a[0][1]
         a, c = a[1:], c[1:]
     roles = {rank - 2: "k", rank - 1: "n"}
@@ -218,13 +176,9 @@ def _planned(x: Value, y: Value) -> _Plan | None:
     if loops is None:
         return None
     joined = _joined(named)
-    return _Plan(
-        blocks, *loops, tuple(size for _, size in joined), tuple(role for role, _ in joined)
-    )
-
-
-def _rest_is_simple(pieces: Sequence[Piece], rank: int) -> bool:
-    return _loops(pieces, rank) is not None
+    sizes = dict(zip(("outer", "groups", "inner"), loops, strict=True))
+    roles_of, sizes_of = (tuple(part) for part in zip(*joined, strict=True))
+    return {"blocks": blocks, **sizes, "b_sizes": sizes_of, "b_roles": roles_of}
 
 
 def _loops(pieces: Sequence[Piece], rank: int) -> tuple[int, int, int] | None:

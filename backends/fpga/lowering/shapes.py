@@ -105,12 +105,6 @@ def permuted(b: Builder, node: fx.Node) -> Value:
     return dataclasses.replace(value, view=view)
 
 
-@lowers("aten.constant_pad_nd.default")
-def pad(b: Builder, node: fx.Node) -> Value:
-    """``constant_pad_nd(x, pad, value)``."""
-    return padded(b, node, argument(node, 2, "value", 0))
-
-
 def padded(b: Builder, node: fx.Node, number: object) -> Value:
     """Padding of the last two axes with a number: made by the next window generator if it can."""
     sizes = [int(v) for v in cast("list[int]", node.args[1])]
@@ -161,15 +155,8 @@ def _joined(
     channels = values[0].channels
     whole = all(v.channels == channels for v in values) and not any(s % channels for s in sizes)
     out = channels if whole else sum(sizes)
-    layer = Join(
-        **b.facts(node),
-        inputs=tuple(v.use(out if whole else s) for v, s in zip(values, sizes, strict=True)),
-        rows=math.prod(shape) // out,
-        channels=out,
-        outer=outer,
-        sizes=sizes,
-    )
-    return Value(b.add(layer), layer.rows, out, View.of(shape, order), values[0].dtype)
+    uses = tuple(v.use(out if whole else s) for v, s in zip(values, sizes, strict=True))
+    return b.put(Join, node, uses, View.of(shape, order), out, outer=outer, sizes=sizes)
 
 
 def _ordered(b: Builder, node: fx.Node, arg: fx.Node, order: tuple[int, ...]) -> Value:
@@ -186,8 +173,10 @@ def constant_stream(b: Builder, arg: fx.Node, order: tuple[int, ...]) -> Value:
     table = b.constants.table(arg, shape, order)
     rows = math.prod(shape) // channels
     flat = Table(lambda: np.asarray(table.values()).reshape(rows, channels), table.sources)
-    layer = Constant(**b.facts(arg, "_const"), inputs=(), rows=rows, channels=channels, table=flat)
-    return Value(b.add(layer), rows, channels, View.of(shape, order), b.stream_type(arg))
+    return b.put(
+        Constant, arg, (), View.of(shape, order), channels, suffix="_const",
+        dtype=b.stream_type(arg), table=flat,
+    )  # fmt: skip
 
 
 def _in_order(b: Builder, node: fx.Node, value: Value, order: tuple[int, ...]) -> Value:
@@ -223,19 +212,12 @@ def cut(b: Builder, node: fx.Node, value: Value, axis: int, part: range, suffix:
     atoms = [(small[axis] if a == axis else n, step * strides[a]) for a, n, step in pieces]
     rows_stay = inner % value.channels == 0
     channels = value.channels if rows_stay else len(part) * inner
-    layer = Cut(
-        **b.facts(node, suffix),
-        inputs=(value.use(None if rows_stay else shape[axis] * inner),),
-        rows=math.prod(small) // channels,
-        channels=channels,
-        outer=math.prod(size for _, size, _ in pieces[:place]),
-        size=shape[axis],
-        start=part.start,
-        stop=part.stop,
-        step=part.step,
-        inner=inner,
-    )
-    return Value(b.add(layer), layer.rows, channels, View(small, merged(atoms)), value.dtype)
+    inputs = (value.use(None if rows_stay else shape[axis] * inner),)
+    return b.put(
+        Cut, node, inputs, View(small, merged(atoms)), channels, suffix=suffix,
+        outer=math.prod(size for _, size, _ in pieces[:place]), size=shape[axis],
+        start=part.start, stop=part.stop, step=part.step, inner=inner,
+    )  # fmt: skip
 
 
 @lowers("aten.slice.Tensor")
@@ -289,22 +271,15 @@ def split(b: Builder, node: fx.Node) -> tuple[Value | None, ...]:
 def embedding(b: Builder, node: fx.Node) -> Value:
     """``embedding(weight, indices)``."""
     weight = constant(b, node.args[0], "table")
-    value = b.value(node.args[1])
-    value = b.standard(node, value)
-    entries, channels = shape_of(weight)
-    layer = Lookup(
-        **b.facts(node),
-        inputs=(value.use(1),),
-        rows=value.view.numel,
-        channels=channels,
-        entries=entries,
-        table=b.constants.table(weight, (entries, channels), (0, 1)),
-    )
-    shape = shape_of(node)
-    view = View.of(shape, range(len(shape)))
+    value = b.standard(node, b.value(node.args[1]))
     if len(value.view.shape) == 4:
         raise UnsupportedError("an embedding of a rank 4 index")
-    return Value(b.add(layer), layer.rows, channels, view, b.stream_type(node))
+    (entries, channels), shape = shape_of(weight), shape_of(node)
+    table = b.constants.table(weight, (entries, channels), (0, 1))
+    return b.put(
+        Lookup, node, (value.use(1),), View.of(shape, range(len(shape))), channels,
+        dtype=b.stream_type(node), entries=entries, table=table,
+    )  # fmt: skip
 
 
 def input_value(edge: str, shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -> Value:
