@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pipec.errors import BackendError
-from pipec.runtime.process_group import answered
+from pipec.runtime.waiting import answered
 
 
 def exchange(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:

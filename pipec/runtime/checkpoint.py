@@ -36,7 +36,7 @@ from pipec.runtime.agreement import exchange
 from pipec.runtime.executor import Executor
 from pipec.runtime.identity import model_of
 from pipec.runtime.metrics import tell
-from pipec.runtime.process_group import located, new_group
+from pipec.runtime.process_group import new_group
 from pipec.runtime.seal import (
     MetadataReader,
     MetadataWriter,
@@ -46,6 +46,7 @@ from pipec.runtime.seal import (
     read_seal,
 )
 from pipec.runtime.state import first_unsound, restore, state_of, wanted
+from pipec.runtime.waiting import located
 
 _PREFIX, _PART = "round-", ".part"
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from pipec.errors import BackendError
@@ -20,10 +21,13 @@ from pipec.runtime.host_memory import keep_freed_memory
 from pipec.runtime.identity import identity, inputs_of, optimizers_of, weights_of
 from pipec.runtime.local import gather, named
 from pipec.runtime.placing import links
-from pipec.runtime.process_group import ProcessGroupTransport, answered, located
+from pipec.runtime.process_group import ProcessGroupTransport
 from pipec.runtime.program import Program
 from pipec.runtime.rendezvous import join
 from pipec.runtime.shares import Shares
+from pipec.runtime.waiting import Watch, answered, finished, located
+from pipec.schedule.channels import ChannelKind
+from pipec.schedule.dependencies import waits_for
 from pipec.schedule.schedule import Schedule
 
 
@@ -52,18 +56,31 @@ def process_group(timeout: timedelta = timedelta(minutes=5), device: str = "auto
         torch.cuda.set_device(mine)
     _keep_to_one_host()
     with answered("all ranks to start"):
-        store, rank, world = next(iter(rendezvous("env://", timeout=timeout)))
-        fresh = join(store, rank, world, timeout)
+        found = finished(lambda: _met(timeout), timeout.total_seconds())
+        if found is None:
+            raise BackendError(
+                "the store where ranks meet does not answer",
+                where=f"rank {os.environ['RANK']}, at the start",
+                got="{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ),
+                hint="check address and port of the master, and that it is running",
+            )
+        fresh, rank, world = found
         dist.init_process_group(
             backend_for(mine), store=fresh, rank=rank, world_size=world, timeout=timeout
         )
     try:
-        with located(lambda: "outside the rounds"):
-            yield dist.get_rank()
+        with Watch(fresh, rank, world, timeout), located(lambda: "outside the rounds"):
+            yield rank
             with answered("all ranks to end"):
                 dist.barrier()  # nobody leaves while another still sends
     finally:
         dist.destroy_process_group()
+
+
+def _met(timeout: timedelta) -> tuple[Store, int, int]:
+    """The store of this attempt, the rank of this process and the number of ranks."""
+    store, rank, world = next(iter(rendezvous("env://", timeout=timeout)))
+    return join(store, rank, world, 0.9 * timeout), rank, world  # its message is the better one
 
 
 def _keep_to_one_host() -> None:
@@ -145,12 +162,22 @@ class DistributedPipeline:
             BackendError: Another rank did not answer in time.
         """
         mine = self.executor
-        with located(lambda: f"round {mine.round}, at {mine.next_action or 'the end'}"):
+        with located(lambda: f"round {mine.round}, at {self._place()}"):
             mine.start(shares)
             while not mine.finished:
                 if not mine.advance():
                     raise deadlock([mine])
             return mine.end()
+
+    def _place(self) -> str:
+        """The next action, and those of other ranks that it waits for."""
+        mine, schedule = self.executor, self.program.schedule
+        if mine.next_action is None:
+            return "the end"
+        index = int(schedule.device_ptr[mine.device]) + mine.position
+        sends = {kind.send for kind in ChannelKind}
+        awaited = [str(a) for a in waits_for(schedule, index) if a.kind in sends]
+        return ", after ".join([str(mine.next_action), *awaited])
 
     def beside(self, programs: Sequence[Program], batch: Batch) -> "DistributedPipeline":
         """What runs other graphs of the same stages on the weights as they are now, not copied.

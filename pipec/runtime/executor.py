@@ -253,6 +253,11 @@ class Executor:
         return held + self._moves.coming_bytes
 
     @property
+    def position(self) -> int:
+        """Its place in the device's row."""
+        return self._at
+
+    @property
     def next_action(self) -> Action | None:
         """What the device is at."""
         return self._row[self._at] if self._at < len(self._row) else None

@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 from pipec.errors import PlanError
 from pipec.runtime.executor import Result
-from pipec.runtime.process_group import answered, located
 from pipec.runtime.settings import OnNan
 from pipec.runtime.shares import Shares
+from pipec.runtime.waiting import answered, located
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,16 @@ NCCL    one group per direction of a link: within a group messages arrive in the
 ```
 """
 
-import re
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from pipec.errors import BackendError
 from pipec.runtime.transport import Coming, Message
+from pipec.runtime.waiting import answered
 
 SLOTS = 2
 """Receives of a channel that are posted before they are needed, so that a sender is not held up."""
@@ -26,39 +24,6 @@ _TAGS = 1 << 20
 
 Link = tuple[int, int]
 """Sending and receiving rank."""
-
-
-@contextmanager
-def answered(what: str) -> Iterator[None]:
-    """Turn the failure of another rank into words.
-
-    Raises:
-        BackendError: The other rank is gone, or was too slow.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        got = f"waiting for {what}: {_reason(str(error))}"
-        raise BackendError("another rank did not answer", got=got) from error
-
-
-@contextmanager
-def located(where: Callable[[], str]) -> Iterator[None]:
-    """Add to a failure of another rank where this one was.
-
-    Args:
-        where: The round and what it was doing; asked when it fails.
-
-    Raises:
-        BackendError: The other rank is gone, or was too slow.
-    """
-    try:
-        yield
-    except BackendError as error:
-        if error.where is not None:
-            raise
-        place = f"rank {dist.get_rank()}, {where()}"
-        raise BackendError(error.what, where=place, got=error.got) from error
 
 
 class ProcessGroupTransport:
@@ -222,12 +187,6 @@ def new_group(members: Iterable[int] | None, timeout: timedelta) -> dist.Process
         ranks = None if members is None else sorted(members)
         group: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout)
         return group
-
-
-def _reason(text: str) -> str:
-    """The first sentence of torch's message, without the place in gloo's sources."""
-    line = next(iter(text.splitlines()), "")
-    return re.sub(r"^\[/[^]]*\] *", "", line).split(". ")[0]
 
 
 def _told(message: Message) -> str:

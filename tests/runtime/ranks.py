@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import signal
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -123,3 +125,20 @@ def left_alone(
     except PipecError as error:
         (directory / f"says{rank}").write_text(str(error))
         raise SystemExit(1) from error
+
+
+def stopped(directory: Path, victim: int, number: int, timeout: timedelta) -> None:
+    """One rank stops where it reads a microbatch; the others write what they say."""
+    rank, plan = int(os.environ["RANK"]), load_plan(directory / "out")
+    given = data(plan)
+
+    def batch(k: int) -> Mapping[str, torch.Tensor]:
+        if rank == victim and k == number:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return given(k)
+
+    try:
+        with process_group(max(timeout, timedelta(minutes=1))):
+            train(DistributedPipeline(plan, batch, settings(), timeout=timeout), 10)
+    except PipecError as error:
+        (directory / f"says{rank}").write_text(str(error))

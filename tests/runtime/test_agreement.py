@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import socket
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 import pipec
 from pipec.errors import BackendError
+from pipec.runtime import distributed
 from pipec.runtime.rendezvous import VARIABLE, join
 from tests.runtime import disagreeing
 from tests.runtime.processes import elastic
@@ -73,6 +75,20 @@ def test_a_rank_without_the_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_a_rank_that_does_not_come_is_named() -> None:
     with pytest.raises(BackendError, match="ranks 1"):
         join(HashStore(), 0, 2, timedelta(seconds=0.2))
+
+
+def test_a_master_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": mute.getsockname()[1], "RANK": 1}
+        told |= {"WORLD_SIZE": 2, "GLOO_SOCKET_IFNAME": "lo"}
+        for name, value in told.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setattr(distributed, "keep_freed_memory", lambda: None)
+        with (
+            pytest.raises(BackendError, match=r"does not answer(.|\n)*127.0.0.1:\d+"),
+            distributed.process_group(timedelta(seconds=1), "cpu"),
+        ):
+            pass
 
 
 PICKLING = {"all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list",

@@ -1,6 +1,7 @@
 """Ranks that die: with restarts the run ends as if nothing had happened, without all stop."""
 
 import random
+import re
 import signal
 from datetime import timedelta
 from pathlib import Path
@@ -80,9 +81,25 @@ def test_without_restarts_all_ranks_stop_at_once_and_say_what_they_waited_for(
     assert not list((tmp_path / "saved").glob("round-*/*.tmp"))
 
 
-def test_a_rank_that_stands_still_is_given_up_after_the_timeout(tmp_path: Path) -> None:
-    for says in others_say(tmp_path, 1, 2, 5_000, signal.SIGSTOP, timedelta(seconds=8)):
-        assert ", round " in says
+def test_a_rank_that_stands_still_is_named_after_the_timeout(tmp_path: Path) -> None:
+    said = others_say(tmp_path, 1, 2, 5_000, signal.SIGSTOP, timedelta(seconds=8))
+    assert all(", round " in says for says in said)
+    assert any("rank 1: no sign of life; rank " in says for says in said), said
+
+
+def test_the_action_of_a_rank_that_stands_still_and_the_missing_message_are_named(
+    tmp_path: Path,
+) -> None:
+    """Rank 2 is stopped in its forward; rank 1 waits for its gradient, and rank 0 for rank 1."""
+    emitted(tmp_path / "out", devices=3)
+    alone(ranks.stopped, tmp_path, 2, 9, timedelta(seconds=8), ranks=3, left=1)
+    said = [(tmp_path / f"says{r}").read_text() for r in (0, 1)]
+    named = [s for s in said if "imed out" in s]
+    assert named, said
+    for says in named:
+        assert "rank 2: no sign of life" in says or "rank 1, round 2" in says
+        assert re.search(r"RECV_B1:(\S+), after 2SEND_B1:\1", says)
+        assert re.search(r"waiting for \S+, number 1, from rank 2", says)
 
 
 def test_a_rank_that_dies_before_the_first_round_is_told_of_too(tmp_path: Path) -> None:

@@ -1,0 +1,168 @@
+"""What a rank says of its waiting for others: when it was in vain, and which of them stands still.
+
+In a pipeline one rank that stands still lets all others wait, most of them for ranks that wait
+themselves. So whoever waits for long writes into the store where it is and for what; when a wait
+was in vain, those that have written nothing are those that stand still.
+
+```text
+waits/0    round 3, at 0RECV_B2:x.grad, after 1SEND_B2:x.grad: waiting for x.grad, ... from rank 1
+waits/1    round 3, at 1RECV_B2:y.grad, after 2SEND_B2:y.grad: waiting for y.grad, ... from rank 2
+                                                                        rank 2 has been stopped
+```
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Self, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from pipec.errors import BackendError
+
+_LONG_SECONDS = 2.0
+"""A wait after which a rank tells the others of it."""
+_STORE_SECONDS = 2.0
+"""How long the store may take to tell what others wait for: it may be what stands still."""
+_T = TypeVar("_T")
+
+
+class _Now:
+    """What this process waits for: at most one thing, since only its main thread waits."""
+
+    what: str | None = None
+    since = 0.0
+    where: Callable[[], str] | None = None
+    watch: "Watch | None" = None
+
+
+class Watch:
+    """Tells the other ranks what this one waits for, from a thread of its own.
+
+    Args:
+        store: Shared by all ranks of this attempt, and by no other one.
+        rank: Of this process.
+        world: Number of ranks.
+        timeout: How long ranks wait for each other.
+    """
+
+    def __init__(self, store: Store, rank: int, world: int, timeout: timedelta) -> None:
+        self._store, self._rank, self._world = PrefixStore("waits", store), rank, world
+        self._long = min(_LONG_SECONDS, timeout.total_seconds() / 4)
+        self._ended, self._told = threading.Event(), False
+
+    def __enter__(self) -> Self:
+        _Now.watch = self
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _Now.watch = None
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._long / 4):
+            waits = _Now.what is not None and time.monotonic() - _Now.since > self._long
+            try:
+                if waits and not self._told:
+                    where = _Now.where
+                    self.tell(
+                        f"{where() if where else 'outside the rounds'}: waiting for {_Now.what}"
+                    )
+                elif self._told and not waits:
+                    self._store.delete_key(str(self._rank))
+                self._told = waits
+            except RuntimeError:
+                return  # the store is gone, and the group with it
+
+    def tell(self, text: str) -> None:
+        """Say where this rank is and what it waits for."""
+        self._store.set(str(self._rank), text)
+
+    def stand_still(self) -> str | None:
+        """The ranks that do not say that they wait, and who waits for them; None if all do."""
+        others = [k for k in range(self._world) if k != self._rank]
+        said = {k: self._store.get(str(k)).decode() for k in others if self._store.check([str(k)])}
+        silent = [k for k in others if k not in said]
+        if not silent:
+            return None
+        named = re.compile(rf"\brank ({'|'.join(map(str, silent))})\b")
+        waiting = [f"rank {k} is in {text}" for k, text in said.items() if named.search(text)]
+        waiting = waiting or [f"rank {k} is in {text}" for k, text in list(said.items())[:1]]
+        ranks = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
+        return "; ".join([f"{ranks}: no sign of life", *waiting])
+
+
+@contextmanager
+def answered(what: str) -> Iterator[None]:
+    """Turn the failure of another rank into words.
+
+    Raises:
+        BackendError: The other rank is gone, or was too slow.
+    """
+    _Now.since, _Now.what = time.monotonic(), what
+    try:
+        yield
+    except RuntimeError as error:
+        got = f"waiting for {what}: {_reason(str(error))}"
+        raise BackendError("another rank did not answer", got=got) from error
+    finally:
+        _Now.what = None
+
+
+@contextmanager
+def located(where: Callable[[], str]) -> Iterator[None]:
+    """Add to a failure of another rank where this one was, and who stands still.
+
+    Args:
+        where: The round and what it was doing; asked when it fails.
+
+    Raises:
+        BackendError: The other rank is gone, or was too slow.
+    """
+    before, _Now.where = _Now.where, where
+    try:
+        yield
+    except BackendError as error:
+        if error.where is not None:
+            raise
+        place, hint = f"rank {dist.get_rank()}, {where()}", None
+        if _Now.watch is not None and "imed out" in str(error.got):
+            hint = finished(_Now.watch.stand_still, _STORE_SECONDS)
+        raise BackendError(error.what, where=place, got=error.got, hint=hint) from error
+    finally:
+        _Now.where = before
+
+
+def finished(do: Callable[[], _T], seconds: float) -> _T | None:
+    """What a call gives that may never come back, such as one to a store; None if it does not.
+
+    Raises:
+        Exception: What the call raised.
+    """
+    found: list[_T] = []
+    raised: list[Exception] = []
+
+    def run() -> None:
+        """Keep what it gives."""
+        try:
+            found.append(do())
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if raised:
+        raise raised[0]
+    return found[0] if found else None
+
+
+def _reason(text: str) -> str:
+    """The first sentence of torch's message, without the place in gloo's sources."""
+    line = next(iter(text.splitlines()), "")
+    return re.sub(r"^\[/[^]]*\] *", "", line).split(". ")[0]
