@@ -105,7 +105,7 @@ def _judge(path: Path, target: str, given: Given, out: Path) -> Verdict:
     seconds = time.process_time() - start
     plan = load_plan(out)
     try:
-        runners = load_backend(target).load(plan, out)
+        runners = load_backend(target).load(plan, out).stages
     except PipecError as error:
         return Verdict("unloadable", reason=str(error))
     inputs = [i for i in plan.graph.inputs if i.kind is InputKind.INPUT]

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from benchmarks._digits import NETWORKS, images, write_onnx
 from benchmarks._fpga_site import cpu_seconds
+from pipec.backends.fpga.csim.chain import stream
+from pipec.backends.fpga.csim.run import CSimulation
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import Backend, load_backend
 from pipec.compiler.comparison import Allowed
@@ -89,21 +91,14 @@ def compiled(model: Path, precision: str, folder: Path) -> Plan:
 def simulated(name: str, plan: Plan, out: Path) -> Tensor:
     """Logits of the test images in C simulation."""
     frames = [{"x": x[None]} for x in images(name)[2]]
-    return torch.cat([next(iter(y.values())) for y in BACKEND.stream(plan, out, frames)])
+    stages = [s for s in BACKEND.load(plan, out).stages if isinstance(s, CSimulation)]
+    return torch.cat([next(iter(y.values())) for y in stream(stages, plan.channels, frames)])
 
 
 def held_out(plan: Plan, out: Path, model: Path) -> tuple[float, Allowed]:
     """Largest error of the logits on the frames that were held out, and what is allowed."""
-    loaded, runners = load(str(model)), BACKEND.load(plan, out)
-    tolerance = BACKEND.emitted_tolerance(plan, out)
-    bounds = BACKEND.emitted_bounds(plan, out)
-    reports = [
-        verify_stages(
-            plan, runners, loaded, tolerance=tolerance, bounds=bounds,
-            inputs=BACKEND.sample_inputs(plan, out, k),
-        )
-        for k in range(HELD_OUT)
-    ]  # fmt: skip
+    loaded, emitted = load(str(model)), BACKEND.load(plan, out)
+    reports = [verify_stages(plan, emitted, loaded, seed=k) for k in range(HELD_OUT)]
     last = [report.boundaries[-1] for report in reports]
     worst = max(last, key=lambda b: b.relative_error)
     return worst.relative_error, Allowed(worst.tolerance, worst.basis)

@@ -25,12 +25,11 @@ from pathlib import Path
 import click
 
 from benchmarks._fpga_models import NAMES, write_model
+from pipec.backends.fpga.backend import FpgaBackend
 from pipec.backends.fpga.csim import build
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.backend import Backend, load_backend
 from pipec.compiler.driver import emit, make_plan
 from pipec.compiler.verify import verify_artifacts
-from pipec.compiler.verify_chain import verify_chain
 from pipec.errors import PipecError
 from pipec.frontends.base import Loaded
 from pipec.frontends.load import load
@@ -115,10 +114,10 @@ def measure(name: str, devices: str, precision: str, folder: Path, *, sanitizers
 
 def checked(name: str, loaded: Loaded, plan: Plan, out: Path, *, sanitizers: bool) -> Row:
     """What an emitted model gives."""
-    backend: Backend = load_backend("fpga")
+    backend = FpgaBackend()
     tolerance = None if plan.options.get("precision", "float32") != "float32" else TOLERANCE
     report = verify_artifacts(out, loaded, tolerance=tolerance)
-    streamed = verify_chain(out, loaded, FRAMES, tolerance=tolerance)
+    streamed = backend.verify_chain(plan, out, loaded, FRAMES, tolerance=tolerance)
     compared = (*report.boundaries, *streamed.boundaries)
     stages = sorted(out.glob("stage*"))
     timed = backend.check_cycles(plan, out)

@@ -6,8 +6,9 @@
 Here the kernels of each stage get what torch's stages send in float32, downwards and upwards, one
 microbatch; what they send, their statistics, gradients and two updates are held against torch's
 graphs of that stage alone and torch.optim.SGD, with the tolerance of `pipec verify` and its
-judgement of ReLUs at zero and maxima at a tie (`pipec.compiler.kinks`). Beside them: in how many
-gradients of the whole model autograd in float32 is farther than that from autograd in float64.
+judgement of ReLUs at zero and maxima at a tie (`pipec.backends.fpga.training.kinks`). Beside
+them: in how many gradients of the whole model autograd in float32 is farther than that from
+autograd in float64.
 
 Seconds are processor seconds since the start, those of g++ and of the simulation included.
 """
@@ -21,14 +22,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.fpga_csim import cpu
+from pipec.backends.fpga.training.compare import compare_updates
+from pipec.backends.fpga.training.kinks import on_their_side
 from pipec.backends.fpga.training.run import TrainedRunner, load_training
 from pipec.compiler.comparison import Comparison, compare
-from pipec.compiler.emitted import add
 from pipec.compiler.inputs import draw
-from pipec.compiler.kinks import on_their_side
-from pipec.compiler.verify_training import NOISE, gradients_of
+from pipec.compiler.verify_training import NOISE, add, gradients_of
 from pipec.compiler.verify_training import compared as by_parameter
-from pipec.compiler.verify_update import compare_updates
 from pipec.frontends.reload import reload
 from pipec.graph.ir import Graph
 from pipec.plan.store import load_plan

@@ -14,11 +14,12 @@ from torch import nn
 from torch.nn import functional
 
 from pipec.backends.fpga.training.artifacts import reload_tables
+from pipec.backends.fpga.training.pipeline import EmittedPipeline
+from pipec.backends.fpga.training.run import TrainedRunner
 from pipec.backends.fpga.training.update import Sgd
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.backend import TrainingRunner, load_backend
+from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import default_passes, emit, make_plan
-from pipec.compiler.emitted import EmittedPipeline
 from pipec.frontends.torch_module import from_module
 from pipec.plan.store import load_plan
 from pipec.runtime.program import Program
@@ -43,8 +44,8 @@ def main() -> None:
         out = Path(name) / "out"
         emit(plan, out)
         stored = load_plan(out)
-        loaded = load_backend("fpga").load(stored, out)
-        runners = [r for r in loaded if isinstance(r, TrainingRunner)]
+        loaded = load_backend("fpga").load(stored, out).stages
+        runners = [r for r in loaded if isinstance(r, TrainedRunner)]
         boards = EmittedPipeline(Program.of(stored), runners, MICROBATCHES)
         optimizer = torch.optim.SGD(model.parameters(), lr=Sgd().rate, momentum=Sgd().momentum)
         for update in range(UPDATES):

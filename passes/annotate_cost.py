@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipec.compiler.backend import load_backend
+from pipec.compiler.capabilities import model_of
 from pipec.compiler.pass_base import Pass
 from pipec.cost.count import count
-from pipec.cost.model import CostModel, Roofline
 from pipec.cost.table import CostTable
 from pipec.plan.model import Fact, Plan
 
@@ -28,7 +28,7 @@ class AnnotateCost(Pass):
         """The plan with a cost per node and device type."""
         if plan.costs is not None:
             return plan
-        model: CostModel = load_backend(plan.target).cost_model(plan.cluster) or Roofline()
+        model = model_of(load_backend(plan.target), plan.cluster)
         counted = count(plan.graph)
         kinds = {d.kind: d for d in plan.cluster.devices}
         seconds = {

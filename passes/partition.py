@@ -14,6 +14,7 @@ import numpy as np
 from pipec.cluster.cluster import Cluster, slowest_link
 from pipec.cluster.device import Device as PhysicalDevice
 from pipec.compiler.backend import load_backend
+from pipec.compiler.capabilities import Cuts
 from pipec.compiler.cut_search import Cut, CutSearch
 from pipec.compiler.layers import place_layers
 from pipec.compiler.layouts import parse_layout
@@ -186,7 +187,8 @@ class PartitionPass(Pass):
     def _cut(self, plan: Plan, costs: CostTable, place: Placement) -> CutResult:
         count = len(place.forward)
         if place.forward == tuple((k,) for k in range(count)):
-            own = load_backend(plan.target).cut(plan, count, free_order=self.order == "free")
+            backend, free = load_backend(plan.target), self.order == "free"
+            own = backend.cut(plan, count, free_order=free) if isinstance(backend, Cuts) else None
             if own is not None and self.layout:
                 raise PartitionError("this target cuts by itself", got=f"layout={self.layout}")
             if own is not None:

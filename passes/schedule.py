@@ -54,7 +54,7 @@ class SchedulePass(Pass):
         """The plan with the best schedule and what was tried to find it."""
         timed = plan
         if not plan.timing:
-            timed = plan.replace(timing=load_backend(plan.target).timing(plan))
+            timed = plan.replace(timing=load_backend(plan.target).stage_seconds(plan))
         streams = all(d.family == "fpga" for d in plan.cluster.devices)
         made: dict[str, Schedule | PipecError] = {}
         for name in STREAMING if streams else SYNCHRONOUS:

@@ -8,9 +8,10 @@ from torch import fx
 
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import load_backend
+from pipec.compiler.capabilities import model_of
 from pipec.compiler.pass_base import Pass
 from pipec.cost.count import count
-from pipec.cost.model import CostModel, Roofline
+from pipec.cost.model import CostModel
 from pipec.cost.table import CostTable
 from pipec.errors import PassError
 from pipec.graph.ir import Graph, nbytes, origin
@@ -66,7 +67,7 @@ class SplitLayer(Pass):
         if plan.target == "onnx" and origin(plan.graph.node(name)).index is not None:
             raise PassError("half of an ONNX node cannot be emitted as ONNX", where=name)
         graph = split_node(plan.graph, name, self.share)
-        model = load_backend(plan.target).cost_model(plan.cluster) or Roofline()
+        model = model_of(load_backend(plan.target), plan.cluster)
         costs = split_costs(plan.costs, graph, name, model, plan.cluster)
         return plan.replace(graph=graph, costs=costs)
 

@@ -19,4 +19,4 @@ class TimeStages(Pass):
     def run(self, plan: Plan) -> Plan:
         backend = load_backend(plan.target)
         backend.check(plan)
-        return plan.replace(timing=backend.timing(plan))
+        return plan.replace(timing=backend.stage_seconds(plan))

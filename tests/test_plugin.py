@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -33,12 +34,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def run(site: Path, *args: object) -> str:
-    env = {**os.environ, "PYTHONPATH": str(site)}
+def run(site: Path, *args: object, fails: bool = False, times: str = "1") -> str:
+    env = {**os.environ, "PYTHONPATH": str(site), "PIPEC_PLUGIN_TIMES": times}
     command = [str(Path(sys.executable).with_name("pipec")), *map(str, args)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return str(done.stdout)
+    assert (done.returncode != 0) is fails, done.stderr
+    return str(done.stdout + done.stderr if fails else done.stdout)
 
 
 MODEL = """
@@ -63,7 +64,9 @@ def test_pass_and_backend_are_found(site: Path, tmp_path: Path) -> None:
         "compile",
         f"{model}:net",
         "--target",
-        "listing",
+        "c",
+        "--optimize",
+        "1",
         "--devices",
         "2xcpu",
         "--passes",
@@ -72,7 +75,49 @@ def test_pass_and_backend_are_found(site: Path, tmp_path: Path) -> None:
         out,
     )
     assert json.loads((out / "plan.json").read_text())["options"]["big"].startswith("linear")
-    assert "aten.linear.default" in (out / "stage1.txt").read_text()
-    report = json.loads(run(site, "verify", out, "--json"))
-    assert report["ok"]
-    assert report["max_abs_error"] == 0
+    assert "cc -O1" in (out / "stage1.c").read_text()
+    assert json.loads(run(site, "verify", out, "--json"))["ok"]
+    shown = json.loads(run(site, "inspect", out, "--json"))
+    assert len(shown["stages"]) == 2
+
+
+def test_an_external_backend_passes_the_suite_of_the_own_ones(site: Path) -> None:
+    suite = ROOT / "tests/plugin/test_conformance.py"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(site),
+    ]
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [*command, str(suite)], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+
+
+def test_what_runs_is_what_was_emitted(site: Path, tmp_path: Path) -> None:
+    """C that multiplies by 7 is found by `verify`, and its numbers are those of `run`."""
+    model = tmp_path / "models.py"
+    model.write_text(MODEL)
+    found = {}
+    for name in ("right", "wrong"):
+        out, values = tmp_path / name, tmp_path / f"{name}.npz"
+        target = ("--target", "c", "--devices", "2xcpu")
+        times = "7" if name == "wrong" else "1"
+        run(site, "compile", f"{model}:net", *target, "-o", out, times=times)
+        run(site, "run", out, "--rounds", 1, "--outputs", values)
+        found[name] = next(iter(np.load(values).values()))
+    assert run(site, "verify", tmp_path / "right")
+    assert "are off" in run(site, "verify", tmp_path / "wrong", fails=True)
+    assert np.abs(found["wrong"] - found["right"]).max() > 6 * np.abs(found["right"]).max()
+    told = run(site, "run", tmp_path / "right", "--clip", 1, fails=True)
+    assert "--clip is of the target torch, not of c" in told
+    costs = tmp_path / "costs.json"
+    run(site, "profile", tmp_path / "right", "-o", costs, "--seconds", 0.1, "--repeats", 1)
+    assert len(json.loads(costs.read_text())["stages"]["cpu"]) == 2

@@ -2,8 +2,9 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -12,8 +13,9 @@ from pipec.backends.fpga.boards import cycles_of_boards
 from pipec.backends.fpga.cost import FpgaCost
 from pipec.backends.fpga.csim.accuracy import told
 from pipec.backends.fpga.csim.chain import stream
-from pipec.backends.fpga.csim.run import load_stages
+from pipec.backends.fpga.csim.run import CSimulation, load_stages
 from pipec.backends.fpga.csim.timed import check_timing
+from pipec.backends.fpga.csim.verify import verify_stream
 from pipec.backends.fpga.cutting.joint import joint_cut
 from pipec.backends.fpga.designs import designs_of, device_of, lowered, networks, precision_of
 from pipec.backends.fpga.emit.cpp import cpp_type
@@ -22,24 +24,45 @@ from pipec.backends.fpga.inference import accuracy_of, emit_inference
 from pipec.backends.fpga.numbers import MINIMUM
 from pipec.backends.fpga.quantise.bound import Bound
 from pipec.backends.fpga.quantise.plan import error_bounds, tolerance_of
-from pipec.backends.fpga.quantise.samples import kept_frame, source_of
+from pipec.backends.fpga.quantise.samples import RANDOM, input_ranges, kept_frame, source_of
 from pipec.backends.fpga.search import Board
-from pipec.backends.fpga.stage_cycles import cycles_of
+from pipec.backends.fpga.stage_cycles import cycles_of, engines_of
 from pipec.backends.fpga.stagejson import read_record
 from pipec.backends.fpga.timing import stage_timing
 from pipec.backends.fpga.training.artifacts import KERNELS, emit_training
-from pipec.backends.fpga.training.run import load_training
+from pipec.backends.fpga.training.compare import MICROBATCHES, compare_emitted
+from pipec.backends.fpga.training.run import TrainedRunner, load_training
 from pipec.backends.fpga.training.stage import training_designs, training_timing
 from pipec.cluster.cluster import Cluster
-from pipec.compiler.backend import Backend, StageRunner
-from pipec.compiler.comparison import Allowed
+from pipec.compiler.backend import Backend, Emitted
+from pipec.compiler.chain import StageRunner
+from pipec.compiler.comparison import Allowed, Comparison
 from pipec.compiler.cycles import StageCycles, TimedCheck
+from pipec.compiler.declared import Options, option
+from pipec.compiler.inputs import draw
+from pipec.compiler.verify import Progress, Reference, VerifyReport
 from pipec.cost.model import CostModel
 from pipec.errors import BackendError
 from pipec.graph.ir import OutputKind
 from pipec.partition.result import CutResult
 from pipec.plan.model import Plan, StageTiming
 from pipec.plan.weights import all_have_data
+
+
+@dataclass(frozen=True)
+class FpgaOptions(Options):
+    """What `pipec compile` may be told for boards."""
+
+    precision: str = option(
+        "float32", "Numbers: float32, bfloat16, float16, ap_fixed<W,I>, int8.", explored=True
+    )
+    calibrate: str = option(
+        RANDOM,
+        "Inputs that ranges of values are taken from: random ones like the example inputs, or a "
+        ".npz file with an array of frames per input.",
+    )
+    simulate: bool = option(False, "Simulate cycles, shrink FIFOs to fit them.")
+    rtl: bool = option(False, "Also write SystemVerilog to check cycles with.")
 
 
 class FpgaBackend(Backend):
@@ -55,8 +78,11 @@ class FpgaBackend(Backend):
     """
 
     name: ClassVar[str] = "fpga"
+    options: ClassVar[type[Options]] = FpgaOptions
     route: ClassVar[str] = "relay"
     fused_attention: ClassVar[bool] = False
+    simulates: ClassVar[bool] = True
+    families: ClassVar[frozenset[str]] = frozenset({"fpga"})
     devices: ClassVar[str] = "2xvcu118"
 
     def check(self, plan: Plan) -> None:
@@ -71,7 +97,7 @@ class FpgaBackend(Backend):
             for fifo in design.streams.values():
                 cpp_type(fifo.dtype)
 
-    def timing(self, plan: Plan) -> tuple[StageTiming, ...]:
+    def stage_seconds(self, plan: Plan) -> tuple[StageTiming, ...]:
         """Predict every stage on its board: the busiest engine's cycles, or its links'."""
         if plan.trains:
             return training_timing(plan)
@@ -104,7 +130,7 @@ class FpgaBackend(Backend):
                 want="float32",
             )
 
-    def load(self, plan: Plan, directory: Path) -> Sequence[StageRunner]:
+    def load(self, plan: Plan, directory: Path) -> Emitted:
         """Compile every stage's C simulation.
 
         Raises:
@@ -112,16 +138,47 @@ class FpgaBackend(Backend):
         """
         folders = _folders(plan, directory)
         if plan.trains:
-            return load_training(folders)
-        runners = load_stages(folders)
+            return Emitted(load_training(folders), MINIMUM)
+        emitted = self._simulated(plan, directory)
         for folder in folders:
             audit.check(folder)
-        return runners
+        return emitted
 
-    def stream(
-        self, plan: Plan, directory: Path, frames: Sequence[Mapping[str, torch.Tensor]]
-    ) -> Sequence[dict[str, torch.Tensor]]:
-        """The C simulations of all stages as processes, joined by named pipes.
+    def _simulated(self, plan: Plan, directory: Path) -> Emitted:
+        """The stages of an inference, with what they say of their errors."""
+        folders = _folders(plan, directory)
+        tolerance, bounds = _emitted_errors(plan, folders)
+        return Emitted(
+            load_stages(folders), tolerance, bounds, lambda seed: kept_frame(directory, seed)
+        )
+
+    def compare_training(
+        self,
+        plan: Plan,
+        stages: Sequence[StageRunner],
+        reference: Reference,
+        tolerance: float,
+        seed: int,
+    ) -> list[Comparison]:
+        """Summed gradients and two updates of the kernels, against autograd and SGD."""
+        assert plan.schedule is not None
+        runners = [r for r in stages if isinstance(r, TrainedRunner)]
+        count, examples = min(MICROBATCHES, plan.schedule.microbatches), reference.example_inputs
+        batches = [draw(reference.graph, examples, seed + k) for k in range(count)]
+        return compare_emitted(plan, reference.graph, batches, tolerance, seed, runners)
+
+    def verify_chain(
+        self,
+        plan: Plan,
+        directory: Path,
+        reference: Reference,
+        frames: int,
+        *,
+        seed: int = 0,
+        tolerance: float | None = None,
+        progress: Progress = lambda _: None,
+    ) -> VerifyReport:
+        """Stream frames through the C simulations of all stages, joined by named pipes.
 
         Raises:
             BackendError: The plan trains, or a stage does not compile, or fails.
@@ -130,7 +187,18 @@ class FpgaBackend(Backend):
             raise BackendError(
                 "kernels of training are not joined by pipes", hint="pipec verify without --chain"
             )
-        return stream(load_stages(_folders(plan, directory)), plan.channels, frames)
+        emitted = self._simulated(plan, directory)
+        stages = [s for s in emitted.stages if isinstance(s, CSimulation)]
+        return verify_stream(
+            plan,
+            emitted,
+            lambda inputs: stream(stages, plan.channels, inputs),
+            reference,
+            frames,
+            seed=seed,
+            tolerance=tolerance,
+            progress=progress,
+        )
 
     def cycles(
         self, plan: Plan, directory: Path, *, together: bool = False
@@ -148,6 +216,17 @@ class FpgaBackend(Backend):
             found.append(cycles_of_boards(records, links))
         return found
 
+    def engines(
+        self, plan: Plan, directory: Path, simulated: Sequence[StageCycles]
+    ) -> list[dict[str, Any]]:
+        """The engines and FIFOs of every kernel, as its ``stage.json`` says."""
+        records = [
+            (stage.index, read_record(kernel))
+            for stage, folder in zip(plan.stages, _folders(plan, directory), strict=True)
+            for kernel in _kernels_of(plan, folder)
+        ]
+        return engines_of(records, simulated)
+
     def check_cycles(self, plan: Plan, directory: Path) -> Sequence[TimedCheck]:
         """Run every stage's timed build, bounded at the declared depths, on golden data.
 
@@ -156,36 +235,6 @@ class FpgaBackend(Backend):
         """
         return [check_timing(folder) for folder in _kernels(plan, directory)]
 
-    def tolerance(self, plan: Plan) -> float:
-        """What the element type explains; the test benches use it too.
-
-        Raises:
-            BackendError: Weights or samples, which it depends on, are not there.
-        """
-        return tolerance_of(_bounds(plan))
-
-    def emitted_tolerance(self, plan: Plan, directory: Path) -> float:
-        """What the stages themselves say."""
-        if plan.trains or precision_of(plan) == "float32":
-            return MINIMUM
-        return max(float(read_record(f)["tolerance"]) for f in _folders(plan, directory))
-
-    def emitted_bounds(self, plan: Plan, directory: Path) -> Mapping[str, Allowed]:
-        """Of every floating-point value that leaves a stage in narrow numbers."""
-        if plan.trains or precision_of(plan) == "float32":
-            return {}
-        return {
-            b.value: Allowed(tolerance_of([b]), b.basis)
-            for k, folder in enumerate(_folders(plan, directory))
-            for b in (Bound.of_json(k, item) for item in read_record(folder).get("bounds", ()))
-        }
-
-    def sample_inputs(
-        self, plan: Plan, directory: Path, seed: int
-    ) -> dict[str, torch.Tensor] | None:
-        """One of the calibration file's frames that the scales were not chosen on."""
-        return kept_frame(directory, seed)
-
     def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
         """What narrow numbers lose, as measured when the stages were written."""
         if plan.trains or precision_of(plan) == "float32":
@@ -193,12 +242,30 @@ class FpgaBackend(Backend):
         found = accuracy_of(_folders(plan, directory))
         if not found:
             return (f"{precision_of(plan)}: what it loses was not measured (no C++ compiler)",)
-        bounds = self.emitted_bounds(plan, directory)
+        bounds = _emitted_errors(plan, _folders(plan, directory))[1]
         return [
             f"{precision_of(plan)}, ranges from {source_of(plan)}; {found[0].frames} frames in C "
             f"simulation against float32",
             *(f"  stage {a.stage}, {told(a, bounds[a.value])}" for a in found),
         ]
+
+    def prepared(
+        self, settings: Mapping[str, object], example_inputs: Mapping[str, torch.Tensor]
+    ) -> dict[str, object]:
+        """In narrow numbers the plan remembers where their ranges are taken from.
+
+        Raises:
+            BackendError: Frames to calibrate with are given, and nothing is quantised.
+        """
+        if settings["precision"] != "float32":
+            return {**settings, "input_ranges": input_ranges(example_inputs)}
+        if settings["calibrate"] != RANDOM:
+            raise BackendError(
+                "--calibrate has no effect on float32",
+                got=settings["calibrate"],
+                hint="--precision int8, say",
+            )
+        return {name: value for name, value in settings.items() if name != "calibrate"}
 
     def cut(self, plan: Plan, count: int, *, free_order: bool) -> CutResult | None:
         """Fold and cut jointly, unless costs were measured or the graph is one of training."""
@@ -211,7 +278,7 @@ class FpgaBackend(Backend):
         links = [plan.cluster.link(k, k + 1).bytes_per_second for k in range(count - 1)]
         return joint_cut(plan.graph, costs, boards, links, free_order=free_order)
 
-    def cost_model(self, cluster: Cluster) -> CostModel | None:
+    def cost_model(self, cluster: Cluster) -> CostModel:
         """A node's share of the interval of a board to itself."""
         return FpgaCost(boards=cluster.size)
 
@@ -222,6 +289,16 @@ def _bounds(plan: Plan) -> list[Bound]:
     if plan.trains or precision == "float32":
         return []
     return error_bounds(plan, lowered(plan), networks(plan), precision)
+
+
+def _emitted_errors(plan: Plan, folders: Sequence[Path]) -> tuple[float, dict[str, Allowed]]:
+    """The tolerance that the stages themselves tell, and that of values in narrow numbers."""
+    if plan.trains or precision_of(plan) == "float32":
+        return MINIMUM, {}
+    records = [read_record(folder) for folder in folders]
+    bounds = [Bound.of_json(k, b) for k, r in enumerate(records) for b in r.get("bounds", ())]
+    tolerance = max(float(record["tolerance"]) for record in records)
+    return tolerance, {b.value: Allowed(tolerance_of([b]), b.basis) for b in bounds}
 
 
 def _folders(plan: Plan, directory: Path) -> list[Path]:
@@ -236,10 +313,11 @@ def _folders(plan: Plan, directory: Path) -> list[Path]:
 
 def _kernels(plan: Plan, directory: Path) -> list[Path]:
     """The directory of every kernel: one per stage, in training F, B and the update."""
-    folders = _folders(plan, directory)
-    if not plan.trains:
-        return folders
-    return [f / name for f in folders for name in KERNELS if (f / name).is_dir()]
+    return [k for folder in _folders(plan, directory) for k in _kernels_of(plan, folder)]
+
+
+def _kernels_of(plan: Plan, folder: Path) -> list[Path]:
+    return [folder / n for n in KERNELS if (folder / n).is_dir()] if plan.trains else [folder]
 
 
 def _link_rate(plan: Plan, stage: int) -> float | None:

@@ -1,6 +1,7 @@
 """Interval, latency, stalls and bottleneck of an emitted stage, from its ``stage.json`` alone."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pipec.backends.fpga.cycles import steady_state
 from pipec.backends.fpga.runs import cycles
@@ -8,6 +9,9 @@ from pipec.backends.fpga.simulator.process import Flow, Process, Style, Trace
 from pipec.backends.fpga.stagejson import Json, network
 from pipec.compiler.cycles import EngineCycles, StageCycles
 from pipec.errors import BackendError
+
+_OF_ENGINE = ("name", "kind", "dsp", "busy_cycles")
+_OF_FIFO = ("name", "from", "to", "depth", "tokens", "width_bits")
 
 
 def cycles_of(record: Json) -> StageCycles:
@@ -75,3 +79,41 @@ def _engine(process: Process, flows: Mapping[str, Flow]) -> EngineCycles:
         full=sum(flows[s].last_full for s in process.outputs if s in flows),
         waits_for=most if waits.get(most) else "",
     )
+
+
+def engines_of(
+    records: Sequence[tuple[int, Json]], simulated: Sequence[StageCycles]
+) -> list[dict[str, Any]]:
+    """The engines and FIFOs of every kernel, for the report.
+
+    Args:
+        records: The stage of every kernel, and what its ``stage.json`` says.
+        simulated: What a simulation found per stage, or nothing.
+    """
+    cycles = {c.stage: c for c in simulated}
+    return [_engines(k, record, cycles) for k, record in records]
+
+
+def _engines(number: int, record: Json, cycles: dict[str, StageCycles]) -> dict[str, Any]:
+    found = cycles.get(record["stage"])
+    waits = {e.name: e for e in found.engines} if found else {}
+    engines = []
+    for engine in record["engines"]:
+        row = {key: engine.get(key) for key in _OF_ENGINE}
+        ran = waits.get(engine["name"])
+        row |= {"busy": row.pop("busy_cycles") or 0, "empty": 0, "full": 0, "simulated": bool(ran)}
+        if ran:
+            row |= {"busy": ran.busy, "empty": ran.empty, "full": ran.full}
+            row["waits_for"] = ran.waits_for
+        engines.append(row)
+    return {
+        "stage": number,
+        "name": record["stage"],
+        "device": record["device"],
+        "clock_mhz": record["clock_mhz"],
+        "interval": found.interval if found else record["cycles"]["interval"],
+        "latency": found.latency if found else record["cycles"]["latency"],
+        "resources": record["resources"],
+        "engines": engines,
+        "fifos": [{key: fifo.get(key) for key in _OF_FIFO} for fifo in record["fifos"]],
+    }

@@ -1,6 +1,6 @@
 """``--target onnx``: one model file per stage for onnxruntime or any other ONNX engine."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from pipec.backends.onnx.assembled import assembled_stages
 from pipec.backends.onnx.exported import StageExporter
 from pipec.backends.onnx.files import Names, check_file, check_shapes, write_model
 from pipec.backends.onnx.runner import onnx_runner, session
-from pipec.compiler.backend import Backend, StageRunner
+from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.stage_timing import sequential_timing
 from pipec.compiler.tolerance import OTHER_KERNELS, rounding_tolerance
 from pipec.errors import BackendError
@@ -23,7 +23,7 @@ from pipec.graph.torch_private import OpOverload, namespace_of
 from pipec.plan.model import Plan, Stage, StageTiming
 from pipec.plan.weights import all_have_data, stage_folder
 
-Emitted = tuple[Stage, onnx.ModelProto, Mapping[str, Tensor | Array], Names]
+Written = tuple[Stage, onnx.ModelProto, Mapping[str, Tensor | Array], Names]
 
 
 class OnnxBackend(Backend):
@@ -69,7 +69,7 @@ class OnnxBackend(Backend):
                 f"{len(found)} node(s) cannot be written as ONNX", got=f"\n    {shown}"
             )
 
-    def timing(self, plan: Plan) -> tuple[StageTiming, ...]:
+    def stage_seconds(self, plan: Plan) -> tuple[StageTiming, ...]:
         """Predict every stage on its device: node by node, by the plan's costs."""
         return sequential_timing(plan)
 
@@ -90,13 +90,13 @@ class OnnxBackend(Backend):
             check_file(path)
             session(path)
 
-    def load(self, plan: Plan, directory: Path) -> Sequence[StageRunner]:
+    def load(self, plan: Plan, directory: Path) -> Emitted:
         """The emitted models as functions, run by onnxruntime.
 
         Raises:
             BackendError: A file is damaged, or onnxruntime refuses it.
         """
-        return [
+        runners = [
             onnx_runner(
                 _file(directory, s.index),
                 Names.read(directory / stage_folder(s.index) / "names.json"),
@@ -104,10 +104,8 @@ class OnnxBackend(Backend):
             )
             for s in plan.stages
         ]
-
-    def tolerance(self, plan: Plan) -> float:
-        """Other kernels than the reference's: sums in another order, fused operations."""
-        return rounding_tolerance(plan.graph, OTHER_KERNELS)
+        # Other kernels than the reference's: sums in another order, fused operations.
+        return Emitted(runners, rounding_tolerance(plan.graph, OTHER_KERNELS))
 
 
 def _file(directory: Path, stage: int) -> Path:
@@ -120,7 +118,7 @@ def _foreign(plan: Plan) -> Iterator[str]:
             yield f"{n.name}: {n.target} from {origin(n)}"
 
 
-def _stages(plan: Plan) -> Iterator[Emitted]:
+def _stages(plan: Plan) -> Iterator[Written]:
     if plan.graph.source.kind == "onnx":
         for stage, part, names in assembled_stages(plan):
             yield stage, part.proto, part.weights, names

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pipec.backends.onnx.files import Names
-from pipec.compiler.backend import StageRunner
+from pipec.compiler.chain import StageRunner
 from pipec.errors import BackendError
 from pipec.graph.arrays import ONNX_TYPES
 from pipec.graph.ir import Graph, tensor

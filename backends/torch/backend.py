@@ -1,14 +1,18 @@
 """``--target torch``: one safetensors file per stage, and exported programs on request."""
 
 import dataclasses
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from pipec.backends.torch import run as engine
 from pipec.backends.torch.exported import write_exported
 from pipec.backends.torch.launcher import train_script
 from pipec.backends.torch.runner import stage_runner
-from pipec.compiler.backend import Backend, StageRunner
+from pipec.compiler.backend import Backend, Emitted
+from pipec.compiler.declared import Options, option
+from pipec.compiler.job import Job
+from pipec.compiler.profile import Profile, profile
 from pipec.compiler.stage_timing import sequential_timing
 from pipec.compiler.tolerance import OTHER_KERNELS, SAME_KERNELS, rounding_tolerance
 from pipec.errors import BackendError
@@ -25,9 +29,18 @@ from pipec.plan.weights import (
     stage_folder,
     write_weights,
 )
+from pipec.runtime.device import Device
+from pipec.runtime.executor import Batch, Settings
 
 _OPAQUE = "pipec.onnx.default"
 _NO_WEIGHTS = "emitted without weights: the model was built without data (fake or meta tensors)"
+
+
+@dataclass(frozen=True)
+class TorchOptions(Options):
+    """What `pipec compile` may be told for torch."""
+
+    pt2: bool = option(False, "Also write an exported program per stage.")
 
 
 class TorchBackend(Backend):
@@ -43,6 +56,8 @@ class TorchBackend(Backend):
     """
 
     name: ClassVar[str] = "torch"
+    options: ClassVar[type[Options]] = TorchOptions
+    run_options: ClassVar[type[Options]] = engine.RunOptions
     runs_emitted_code: ClassVar[bool] = False
 
     def check(self, plan: Plan) -> None:
@@ -63,7 +78,7 @@ class TorchBackend(Backend):
         if plan.options.get("pt2") and not all_have_data(plan.graph.weights):
             raise BackendError("exported programs hold weights, and the model was built without")
 
-    def timing(self, plan: Plan) -> tuple[StageTiming, ...]:
+    def stage_seconds(self, plan: Plan) -> tuple[StageTiming, ...]:
         """Predict every stage on its device: node by node, by the plan's costs."""
         timing = sequential_timing(plan)
         if all_have_data(plan.graph.weights):
@@ -85,7 +100,7 @@ class TorchBackend(Backend):
             if plan.options.get("pt2"):
                 write_exported(lower(stage.graph).graph, folder / f"{folder.name}.pt2")
 
-    def load(self, plan: Plan, directory: Path) -> Sequence[StageRunner]:
+    def load(self, plan: Plan, directory: Path) -> Emitted:
         """The graphs of a loaded plan with the weights in ``directory``.
 
         Raises:
@@ -96,9 +111,25 @@ class TorchBackend(Backend):
                 "nothing can run: the model was compiled without its weights", where=directory
             )
         weights = StoredWeights(stage_files(plan, directory), plan.graph)
-        return [stage_runner(lower(s.graph).graph, weights) for s in plan.stages]
-
-    def tolerance(self, plan: Plan) -> float:
-        """The same kernels as the reference's, unless that is an ONNX file run by onnxruntime."""
+        runners = [stage_runner(lower(s.graph).graph, weights) for s in plan.stages]
+        # The same kernels as the reference's, unless that is an ONNX file run by onnxruntime.
         same = plan.graph.source.kind != "onnx"
-        return rounding_tolerance(plan.graph, SAME_KERNELS if same else OTHER_KERNELS)
+        kernels = SAME_KERNELS if same else OTHER_KERNELS
+        return Emitted(runners, rounding_tolerance(plan.graph, kernels))
+
+    def run(self, plan: Plan, job: Job) -> None:
+        """Train or infer in pipec's runtime, one process per device."""
+        assert isinstance(job.options, engine.RunOptions)
+        engine.run(plan, job, job.options)
+
+    def profile(
+        self,
+        plan: Plan,
+        batch: Batch,
+        settings: Settings,
+        *,
+        budget: float = 1.0,
+        compute: Device | None = None,
+    ) -> Profile:
+        """Measure stages, steps and messages in the runtime, on all ranks."""
+        return profile(plan, batch, settings, budget=budget, compute=compute)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from pipec.compiler.backend import StageRunner
+from pipec.compiler.chain import StageRunner
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipec.api.reading import Model, read_model
 from pipec.api.registering import register
-from pipec.compiler.backend import load_backend
+from pipec.compiler.backend import check_runnable
 from pipec.compiler.driver import emit
 from pipec.compiler.verify import VerifyReport, verify_artifacts
 from pipec.errors import PartitionError, ScheduleError
@@ -21,7 +21,6 @@ from pipec.partition.result import CutResult
 from pipec.partition.solve import solve_contiguous
 from pipec.plan.manifest import read_manifest
 from pipec.plan.model import Plan
-from pipec.plan.trust import check_trusted, code_of
 from pipec.schedule.action import ActionKind
 from pipec.schedule.lower import lower
 from pipec.schedule.registry import generate
@@ -153,9 +152,8 @@ def verify(
             return verify_artifacts(directory, reference, seed=seed, tolerance=tolerance)
     record = read_manifest(Path(plan))
     source, target = Source(**record["source"]), str(record["target"])
-    code = code_of(source, None if model is None else str(model))
-    code = code or (target if load_backend(target).runs_emitted_code else None)
-    check_trusted(Path(plan), code, trust=trust)
+    spec = None if model is None else str(model)
+    check_runnable(Path(plan), source, target, spec, trust=trust)
     reference = _reference(source, model, inputs, loss, trust=trust)
     return verify_artifacts(Path(plan), reference, seed=seed, tolerance=tolerance)
 

@@ -4,26 +4,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pipec.api.reading import Devices, Model, check_known, read_cluster, read_model
+from pipec.api.reading import Devices, Model, read_cluster, read_model
 from pipec.api.registering import register
-from pipec.compiler.backend import Backend, load_backend
-from pipec.compiler.driver import default_passes, make_plan
-from pipec.compiler.pass_base import Pass
-from pipec.compiler.pass_manager import parse_pipeline
-from pipec.cost.file import load_costs
-from pipec.errors import PassError, PipecError
+from pipec.api.request import Passes, Request
+from pipec.compiler.backend import Backend, check_devices, load_backend, settings_of
 from pipec.explore.explore import Exploration
 from pipec.explore.rebatch import Rebatched
 from pipec.explore.search import Search
-from pipec.frontends.base import Loaded, LoadOptions
-from pipec.graph.ir import OutputKind
+from pipec.frontends.base import LoadOptions
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
-
-SETTINGS: Mapping[str, object] = {
-    "precision": "float32", "pt2": False, "simulate": False, "rtl": False,
-}  # fmt: skip
-"""What passes and backends are told if nobody says otherwise."""
 
 
 def compile(  # noqa: A001
@@ -37,7 +27,7 @@ def compile(  # noqa: A001
     stages: int | None = None,
     microbatches: int | None = None,
     batch: int | None = None,
-    passes: str | Sequence[str | Pass] | None = None,
+    passes: Passes = None,
     costs: str | os.PathLike[str] | None = None,
     training: bool | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -81,58 +71,26 @@ def compile(  # noqa: A001
         >>> len(plan.stages), plan.schedule.name, [(c.src, c.dst) for c in plan.channels]
         (4, 'inference', [(0, 1), (1, 2), (2, 3)])
     """
-    check_known(settings, SETTINGS, "pipec.compile")
     backend = load_backend(target if isinstance(target, str) else register(target).name)
-    cluster = read_cluster(backend.devices if devices is None else devices)
-    chosen = schedule if isinstance(schedule, str) else _own(schedule)
-    explores = chosen == "auto" and passes is None
-    if batch is not None and not explores:
-        raise PipecError("batch goes with schedule='auto'", got=f"batch={batch}")
-    if passes is not None and (chosen != "fastest" or stages or microbatches):
-        raise PipecError(
-            "passes say everything themselves",
-            got="passes beside schedule, stages or microbatches",
-            hint='write it as an option: "partition{stages=4}"',
-        )
+    request = Request(
+        backend,
+        read_cluster(backend.devices if devices is None else devices),
+        schedule if isinstance(schedule, str) else _own(schedule),
+        stages,
+        microbatches,
+        batch,
+        passes,
+        Path(costs) if costs is not None else None,
+        settings,
+    )
+    check_devices(backend, request.cluster)
     told = LoadOptions(
         dict(shapes or {}), dict(bind or {}), training=training, trust=trust, seed=seed,
         loss=loss if isinstance(loss, str) else "",
     )  # fmt: skip
     loaded = read_model(model, inputs, loss, told)
-    table = load_costs(Path(costs), loaded.graph) if costs is not None else None
-    whole = {**SETTINGS, **settings}
-    if explores and loaded.graph.outputs_of(OutputKind.LOSS):
-        spec = "" if loaded.graph.source.kind == "memory" else str(model)
-        return Search(
-            Rebatched(loaded.graph, spec, told), cluster, backend.name, batch=batch,
-            stages=stages, microbatches=microbatches, costs=table, settings=whole,
-        ).run()[1]  # fmt: skip
-    usual = default_passes(
-        stages=stages, schedule="fastest" if explores else chosen, microbatches=microbatches or 8
-    )
-    return make_plan(
-        loaded.graph, cluster, backend.name, passes=pipeline(passes, usual), costs=table,
-        options={**whole, **_calibration(loaded, whole)},
-    )  # fmt: skip
-
-
-def pipeline(passes: str | Sequence[str | Pass] | None, usual: Sequence[Pass]) -> list[Pass]:
-    """Passes from text and objects; the word ``default`` stands for ``usual``.
-
-    Raises:
-        PassError: An item is neither text nor a pass, or the text cannot be read.
-    """
-    if passes is None:
-        return list(usual)
-    found: list[Pass] = []
-    for item in [passes] if isinstance(passes, str) else passes:
-        if isinstance(item, Pass):
-            found.append(item)
-        elif isinstance(item, str):
-            found += usual if item == "default" else parse_pipeline(item)
-        else:
-            raise PassError("this is no pass", got=repr(item), want="text, or an object of a Pass")
-    return found
+    spec = "" if loaded.graph.source.kind == "memory" else str(model)
+    return request.plan(loaded, spec, told)
 
 
 def load(directory: str | os.PathLike[str]) -> Plan:
@@ -201,19 +159,10 @@ def explore(
         Rebatched(loaded.graph, spec, told),
         read_cluster(backend.devices if devices is None else devices), target, batch=batch,
         schedules=tuple(schedules), stages=stages, microbatches=microbatches,
-        settings=SETTINGS, cached=cached,
+        settings=settings_of(backend, {}, loaded.example_inputs), cached=cached,
     ).run()[0]  # fmt: skip
 
 
 def _own(schedule: Callable[..., object]) -> str:
     """The name of a schedule that the caller wrote."""
     return str(register(schedule).__name__).replace("_", "-")
-
-
-def _calibration(loaded: Loaded, settings: Mapping[str, object]) -> dict[str, object]:
-    """Where narrow numbers take their ranges from."""
-    if settings["precision"] == "float32":
-        return {}
-    from pipec.backends.fpga.quantise.samples import input_ranges
-
-    return {"calibrate": "random", "input_ranges": input_ranges(loaded.example_inputs)}

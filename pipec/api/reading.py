@@ -1,15 +1,14 @@
 """What a caller may hand over for a model, for devices and for a plan."""
 
-import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
 
 from pipec.cluster.cluster import Cluster, parse_cluster
 from pipec.cluster.file import load_cluster
-from pipec.errors import ClusterError, FrontendError, PipecError, PlanError
+from pipec.errors import ClusterError, FrontendError, PlanError
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.load import load as load_model
 from pipec.frontends.torch_module import from_module
@@ -94,15 +93,3 @@ def read_plan(plan: Plan | str | os.PathLike[str]) -> Plan:
     raise PlanError(
         "this is no plan", got=type(plan).__name__, want="a Plan or a directory that holds one"
     )
-
-
-def check_known(given: Mapping[str, object], known: Mapping[str, object], where: str) -> None:
-    """Refuse an option that nothing reads.
-
-    Raises:
-        PipecError: Naming the nearest option.
-    """
-    for name in given.keys() - known.keys():
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else None
-        raise PipecError("no such option", where=where, got=name, want=", ".join(known), hint=hint)

@@ -1,5 +1,6 @@
 """``pipec explore``: what is the fastest way to train this model on this cluster?"""
 
+import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,25 +10,33 @@ import click
 from rich.console import Console
 
 from pipec.cli.console import output
-from pipec.cli.exploring import DEFAULTS, watched
+from pipec.cli.exploring import watched
 from pipec.cli.options import cluster_of, devices_options, load_options, model_options
-from pipec.compiler.backend import load_backend
+from pipec.cli.targets import TargetCommand, named_target, own_settings
+from pipec.compiler.backend import Backend, check_devices, load_backend, settings_of
+from pipec.compiler.declared import Options
 from pipec.cost.file import load_costs
 from pipec.errors import NoLossError
 from pipec.explore.beside import judge
 from pipec.explore.rebatch import Rebatched
 from pipec.explore.search import Search
-from pipec.frontends.base import LoadOptions
+from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.load import load
-from pipec.graph.ir import Graph
 from pipec.report.exploration import print_exploration
 
 
-@click.command()
+def _explored(backend: Backend) -> type[Options]:
+    """Those of a target's options that change what is predicted."""
+    chosen = [f for f in dataclasses.fields(backend.options) if f.metadata["explored"]]
+    return dataclasses.make_dataclass(
+        "Explored", [(f.name, f.type, f) for f in chosen], bases=(Options,), frozen=True
+    )
+
+
+@click.command(cls=TargetCommand, target=named_target, declared=_explored)
 @click.argument("model")
 @devices_options
-@click.option("--target", default="torch", show_default=True, help="Backend: torch, fpga.")
-@click.option("--precision", default="float32", show_default=True, help="Numbers on an FPGA.")
+@click.option("--target", default="torch", show_default=True, help="What to emit for.")
 @click.option("--batch", type=int, help="Samples of one step; 8 traced batches per device.")
 @click.option("--stages", type=int, help="Number of stages; any if not given.")
 @click.option("--microbatches", type=int, help="Microbatches of one step; any if not given.")
@@ -49,7 +58,8 @@ from pipec.report.exploration import print_exploration
 @click.option("--no-cache", is_flag=True, help="Predict anew even if nothing changed.")
 @click.option("--json", "as_json", is_flag=True, help="Print all candidates as JSON.")
 @model_options
-def command(**given: Any) -> None:
+@click.pass_context
+def command(ctx: click.Context, /, **given: Any) -> None:
     """Predict every schedule, depth, replication and microbatch size for MODEL on a cluster.
 
     A MODEL with a loss is trained; one without is run forward, for the most samples per second. The
@@ -58,7 +68,7 @@ def command(**given: Any) -> None:
     `pipec compile --schedule auto` writes the plan that is chosen here.
     """
     console = Console(stderr=True)
-    search = _search(given, console)
+    search = _search(given, own_settings(ctx, given), console)
     exploration, plan = watched(search, console)
     layout = given["beside"]
     beside = judge(layout, search.maker(), exploration, plan) if layout else None
@@ -72,31 +82,31 @@ def command(**given: Any) -> None:
         click.echo(str(beside))
 
 
-def _search(given: dict[str, Any], console: Console) -> Search:
-    cluster = cluster_of(given["devices"], given["cluster"])
-    load_backend(given["target"])
+def _search(given: dict[str, Any], own: dict[str, Any], console: Console) -> Search:
+    cluster, backend = cluster_of(given["devices"], given["cluster"]), load_backend(given["target"])
+    check_devices(backend, cluster)
     options = load_options({**given, "training": True})
     with console.status(f"reading {given['model']}"):
-        graph, options = _read(given["model"], options, console)
+        loaded, options = _read(given["model"], options, console)
     return Search(
-        Rebatched(graph, given["model"], options),
+        Rebatched(loaded.graph, given["model"], options),
         cluster,
         given["target"],
         batch=given["batch"],
         schedules=tuple((given["schedules"] or "").split(",")) if given["schedules"] else (),
         stages=given["stages"],
         microbatches=given["microbatches"],
-        costs=load_costs(given["costs"], graph) if given["costs"] else None,
-        settings={**DEFAULTS, "precision": given["precision"]},
+        costs=load_costs(given["costs"], loaded.graph) if given["costs"] else None,
+        settings=settings_of(backend, own, loaded.example_inputs),
         cached=not given["no_cache"],
     )
 
 
-def _read(model: str, options: LoadOptions, console: Console) -> tuple[Graph, LoadOptions]:
-    """The graph that is trained, or that of the forward pass where there is no loss."""
+def _read(model: str, options: LoadOptions, console: Console) -> tuple[Loaded, LoadOptions]:
+    """The model that is trained, or that of the forward pass where there is no loss."""
     try:
-        return load(model, options).graph, options
+        return load(model, options), options
     except NoLossError:
         console.print(f"{model} has no loss: its forward pass is explored")
         forward = replace(options, training=False)
-        return load(model, forward).graph, forward
+        return load(model, forward), forward

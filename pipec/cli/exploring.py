@@ -7,9 +7,6 @@ from pipec.explore.explore import Exploration
 from pipec.explore.search import Search
 from pipec.plan.model import Plan
 
-DEFAULTS = {"precision": "float32", "pt2": False, "simulate": False, "rtl": False}
-"""What passes and backends are told if nobody says otherwise."""
-
 
 def watched(search: Search, console: Console) -> tuple[Exploration, Plan]:
     """Run a search; how far it is is shown on ``console``."""

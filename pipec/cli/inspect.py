@@ -8,7 +8,8 @@ import click
 
 from pipec.cli.console import output
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
-from pipec.compiler.backend import load_backend
+from pipec.compiler.backend import lacking, load_backend
+from pipec.compiler.capabilities import Cycles
 from pipec.compiler.cycles import StageCycles
 from pipec.errors import PlanError
 from pipec.escape import terminal
@@ -31,7 +32,9 @@ from pipec.report.plan_data import plan_data, stage_data
     help="With --graph or --stage: that training graph of each stage.",
 )
 @click.option("--heaviest", default=10, show_default=True, help="How many nodes to list.")
-@click.option("--cycles", is_flag=True, help="Simulate the stages cycle by cycle (FPGAs).")
+@click.option(
+    "--cycles", is_flag=True, help="Simulate the stages cycle by cycle, if they have cycles."
+)
 @click.option("--together", is_flag=True, help="With --cycles: also all stages and their links.")
 @allow_namespace_option
 def command(
@@ -51,7 +54,10 @@ def command(
     plan = load_plan(directory, allowed=allowed, check_weights=False)
     chosen = plan.stages if stage is None else (_stage(plan, stage),)
     if cycles:
-        found = load_backend(plan.target).cycles(plan, directory, together=together)
+        target = load_backend(plan.target)
+        if not isinstance(target, Cycles):
+            raise lacking(target, Cycles, "--cycles")
+        found = target.cycles(plan, directory, together=together)
         some = found if stage is None else [found[stage]]
         _show_cycles(some, as_json=as_json, heaviest=heaviest)
         return

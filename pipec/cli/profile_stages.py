@@ -9,9 +9,9 @@ import click
 import torch
 import torch.distributed as dist
 
-from pipec.cli.ranks import start_ranks
 from pipec.cluster.units import show
-from pipec.compiler.profile import Profile, profile
+from pipec.compiler.backend import check_runnable, load_backend
+from pipec.compiler.profile import Profile, Profiles, profile_emitted
 from pipec.cost.file import load_costs, save_costs
 from pipec.cost.measure import Measuring, measured_costs
 from pipec.cost.table import CostTable
@@ -20,11 +20,11 @@ from pipec.frontends.base import Loaded
 from pipec.frontends.reload import reload
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
-from pipec.plan.trust import check_trusted, code_of
 from pipec.runtime.builders import optimizer_from_text
 from pipec.runtime.device import device_of, local_device
 from pipec.runtime.distributed import process_group
 from pipec.runtime.executor import Settings
+from pipec.runtime.ranks import start_ranks
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,20 @@ def profile_stages(options: StageOptions, machine: str) -> None:
         CostError: The devices of the plan are of several kinds, or there is no GPU.
         PipecError: The directory, the model or the cost file cannot be read.
     """
+    plan = load_plan(options.directory)
+    target = load_backend(plan.target)
+    if target.simulates:
+        raise CostError(
+            f"the stages of the target {target.name} are simulated here: their seconds are not "
+            "those of its devices",
+            where=options.directory,
+            hint="pipec inspect shows what is predicted",
+        )
     if options.device == "cuda" and not torch.cuda.is_available():
         raise CostError("this machine has no usable GPU", got="cuda", hint="use --device cpu")
-    plan = load_plan(options.directory)
     kind = options.kind or _only_kind(plan)
     world = 1 if plan.placement is None else plan.placement.devices
-    if options.local or world == 1:
+    if options.local or world == 1 or not isinstance(target, Profiles):
         _measure(options, plan, kind, machine)
     elif "RANK" in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
@@ -92,19 +100,21 @@ def _only_kind(plan: Plan) -> str:
 
 
 def _measure(options: StageOptions, plan: Plan, kind: str, machine: str) -> None:
-    check_trusted(options.directory, code_of(plan.graph.source, None), trust=options.trust)
+    check_runnable(options.directory, plan.graph.source, plan.target, None, trust=options.trust)
     loaded = reload(plan.graph.source, trust=options.trust)
     first = not dist.is_initialized() or dist.get_rank() == 0
     nodes = _nodes(options, loaded, kind) if first else None
     inputs: Mapping[str, torch.Tensor] = loaded.example_inputs
     settings = Settings(optimizer_from_text(options.optimizer))
-    found = profile(
-        plan,
-        lambda _: inputs,
-        settings,
-        budget=options.budget,
-        compute=device_of(local_device(options.device)),
-    )
+    target = load_backend(plan.target)
+    if isinstance(target, Profiles):
+        compute = device_of(local_device(options.device))
+        found = target.profile(
+            plan, lambda _: inputs, settings, budget=options.budget, compute=compute
+        )
+    else:
+        stages = target.load(plan, options.directory).stages
+        found = profile_emitted(plan, stages, inputs, options.budget)
     if nodes is not None:
         save_costs(options.output, found.added(nodes, kind), loaded.graph, machine)
         _tell(plan, found)

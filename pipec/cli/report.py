@@ -19,7 +19,7 @@ from pipec.cli.namespaces import allow_namespace_option, import_namespaces
               help="Show curves: what `pipec run --metrics` wrote.")  # fmt: skip
 @click.option("--trace", type=click.Path(path_type=Path),
               help="Show what ran beside the prediction: from `pipec run --trace`.")  # fmt: skip
-@click.option("--cycles", is_flag=True, help="Simulate the engines, for their waits (FPGAs).")
+@click.option("--cycles", is_flag=True, help="Simulate the engines, if any, for their waits.")
 @allow_namespace_option
 def command(directory: Path, other: Path | None, output: Path, **given: Any) -> None:
     """Write one offline HTML page: the plan in DIRECTORY, or how OTHER differs from it."""
@@ -27,9 +27,10 @@ def command(directory: Path, other: Path | None, output: Path, **given: Any) -> 
     if other is not None and extras:
         shown = ", ".join("--" + name.replace("verified", "verify") for name in extras)
         raise click.UsageError(f"{shown}: only for one plan, not for the difference of two")
-    from pipec.compiler.backend import load_backend
+    from pipec.compiler.backend import lacking, load_backend
+    from pipec.compiler.capabilities import Cycles
     from pipec.plan.store import load_plan
-    from pipec.report.extras import read_engines, read_metrics, read_trace, read_verification
+    from pipec.report.extras import read_metrics, read_trace, read_verification
     from pipec.report.page import write_report
 
     allowed = import_namespaces(given["allow_namespace"])
@@ -44,8 +45,11 @@ def command(directory: Path, other: Path | None, output: Path, **given: Any) -> 
     for option, (name, read) in readers.items():
         if given[option]:
             found[name] = read(given[option])
-    cycles = load_backend(plan.target).cycles(plan, directory) if given["cycles"] else ()
-    if second is None and (engines := read_engines(plan, directory, cycles)) is not None:
-        found["engines"] = engines
+    backend = load_backend(plan.target)
+    if given["cycles"] and not isinstance(backend, Cycles):
+        raise lacking(backend, Cycles, "--cycles")
+    if second is None and isinstance(backend, Cycles):
+        cycles = backend.cycles(plan, directory) if given["cycles"] else ()
+        found["engines"] = backend.engines(plan, directory, cycles)
     write_report(plan, output, other=second, extras=found)
     click.echo(f"wrote {output} ({output.stat().st_size / 1e3:.0f} kB)")

@@ -3,24 +3,22 @@
 import contextlib
 import json
 import sys
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
 from pipec.cli.console import output
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
-from pipec.compiler.backend import load_backend
-from pipec.compiler.verify import VerifyReport, verify_artifacts
-from pipec.compiler.verify_chain import verify_chain
+from pipec.compiler.backend import check_runnable, lacking, load_backend
+from pipec.compiler.capabilities import Cycles
+from pipec.compiler.verify import Streams, VerifyReport, verify_artifacts
 from pipec.frontends.reload import reload
 from pipec.graph.ir import Source
 from pipec.plan.manifest import read_manifest
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
-from pipec.plan.trust import check_trusted, code_of
 from pipec.report.cycles import print_checks
 from pipec.report.verification import print_report
 
@@ -32,12 +30,12 @@ from pipec.report.verification import print_report
 @click.option("--trust", is_flag=True, help="Let code run that the plan names or holds.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
 @click.option("--tolerance", type=float, help="Relative error to allow, instead of the backend's.")
-@click.option("--timed", is_flag=True, help="Compare every handshake's cycle (FPGAs).")
+@click.option("--timed", is_flag=True, help="Compare the cycles of all handshakes, if any.")
 @click.option(
     "--chain",
     type=click.IntRange(1),
     metavar="FRAMES",
-    help="Run all stages at once, joined by pipes, on so many frames (FPGAs).",
+    help="Run all stages at once, joined by pipes, on so many frames, where stages can stream.",
 )
 @allow_namespace_option
 def command(
@@ -63,40 +61,37 @@ def command(
     """
     allowed = import_namespaces(allow_namespace)
     if timed:
-        check_trusted(directory, emitted_code(read_manifest(directory)), trust=trust)
-        _timed(
-            load_plan(directory, allowed=allowed, check_weights=False), directory, as_json=as_json
-        )
+        plan = load_plan(directory, allowed=allowed, check_weights=False)
+        check_runnable(directory, None, plan.target, None, trust=trust)
+        _timed(plan, directory, as_json=as_json)
         return
     console = Console(stderr=True)
     record = read_manifest(directory)
     source = Source(**record["source"])
-    check_trusted(directory, code_of(source, model) or emitted_code(record), trust=trust)
+    check_runnable(directory, source, str(record["target"]), model, trust=trust)
     reading = f"reading {model or source.location}"
     # Whatever the model's own code prints must not end up in our output.
     with console.status(reading) as status, contextlib.redirect_stdout(sys.stderr):
-        verify = verify_artifacts if chain is None else partial(verify_chain, frames=chain)
-        report = verify(
-            directory,
-            reload(source, spec=model, trust=trust),
-            seed=seed,
-            tolerance=tolerance,
-            allowed=allowed,
-            progress=status.update,
-        )
+        told: dict[str, Any] = {"seed": seed, "tolerance": tolerance, "progress": status.update}
+        reference = reload(source, spec=model, trust=trust)
+        if chain is None:
+            report = verify_artifacts(directory, reference, allowed=allowed, **told)
+        else:
+            plan = load_plan(directory, allowed=allowed)
+            target = load_backend(plan.target)
+            if not isinstance(target, Streams):
+                raise lacking(target, Streams, "--chain")
+            report = target.verify_chain(plan, directory, reference, chain, **told)
     _show(report, as_json=as_json)
     if not report.ok:
         raise SystemExit(1)
 
 
-def emitted_code(record: Mapping[str, object]) -> str | None:
-    """What checking a plan's artifacts would run besides its model; None if they are data."""
-    target = str(record.get("target"))
-    return f"the {target} stages" if load_backend(target).runs_emitted_code else None
-
-
 def _timed(plan: Plan, directory: Path, *, as_json: bool) -> None:
-    found = load_backend(plan.target).check_cycles(plan, directory)
+    target = load_backend(plan.target)
+    if not isinstance(target, Cycles):
+        raise lacking(target, Cycles, "--timed")
+    found = target.check_cycles(plan, directory)
     if as_json:
         click.echo(json.dumps([c.to_json() for c in found], indent=2))
     else:

@@ -1,94 +1,73 @@
-"""What a backend is: it checks, times, emits, and runs what it emitted."""
+"""What a backend is: it checks, times and emits a plan, reads back what it emitted, and runs it."""
 
+import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 
 from pipec import registry
 from pipec.cluster.cluster import Cluster
+from pipec.compiler.capabilities import Prepares
+from pipec.compiler.chain import StageRunner
 from pipec.compiler.comparison import Allowed
-from pipec.compiler.cycles import StageCycles, TimedCheck
-from pipec.cost.model import CostModel
+from pipec.compiler.declared import Options, defaults
+from pipec.compiler.job import Job, run_emitted
 from pipec.errors import BackendError
-from pipec.partition.result import CutResult
+from pipec.graph.ir import Source
 from pipec.plan.model import Plan, StageTiming
-
-StageRunner = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
-"""One emitted stage as a function: names of its inputs and outputs (user inputs by their name,
-values by the node of the whole model) to tensors."""
+from pipec.plan.trust import check_trusted, code_of
 
 
-@runtime_checkable
-class TrainingRunner(Protocol):
-    """A `StageRunner` that has emitted code for the backward pass and the update too."""
+@dataclass(frozen=True)
+class Emitted:
+    """What was emitted, read back from nothing but its directory.
 
-    def __call__(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """F of one microbatch by itself."""
-        ...
+    Attributes:
+        stages: One function per stage.
+        tolerance: Largest error of a boundary value, relative to its largest magnitude, that the
+            numbers of these stages explain.
+        bounds: Boundary values for which a tolerance of their own is known, by name.
+        inputs: By a seed, inputs of the kind that the stages are made for; None where any will do.
+    """
 
-    def begin(self, microbatches: int) -> None:
-        """Start anew with updates of so many microbatches."""
-        ...
-
-    def forward(
-        self, microbatch: int, values: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """F of a microbatch, whose saved values are kept."""
-        ...
-
-    def saved(self, microbatch: int) -> dict[str, torch.Tensor]:
-        """What F saved of the last microbatch that it ran, under the names of the plan."""
-        ...
-
-    def backward(
-        self, microbatch: int, gradients: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """B of a microbatch whose F has run; the gradients of the parameters are added up.
-
-        Args:
-            microbatch: Its number.
-            gradients: Of the values that F yielded and that later stages used, by name; the
-                gradient of the loss is 1.
-
-        Returns:
-            Gradients of the values that F received, by name.
-        """
-        ...
-
-    def gradients(self) -> dict[str, torch.Tensor]:
-        """The sums of the gradients over the microbatches of the update, by parameter."""
-        ...
-
-    def update(self) -> dict[str, torch.Tensor]:
-        """One update with these sums; the new parameters by name."""
-        ...
-
-    @property
-    def settings(self) -> Mapping[str, float]:
-        """Of the update, SGD: ``rate``, ``momentum``, ``decay``, ``scale`` on the sums."""
-        ...
+    stages: Sequence[StageRunner]
+    tolerance: float
+    bounds: Mapping[str, Allowed] = field(default_factory=dict)
+    inputs: Callable[[int], Mapping[str, torch.Tensor] | None] = lambda _seed: None
 
 
 class Backend(ABC):
     """One kind of artifact. Subclasses keep no state between calls but caches.
 
+    What one target alone can do is a capability: a protocol of `pipec.compiler.capabilities`
+    whose methods the subclass has.
+
     Attributes:
         name: What ``--target`` calls it.
+        options: What `pipec compile` may be told for this target alone.
+        run_options: What `pipec run` may be told for this target alone.
         route: How a value that skips stages travels: ``direct``, or ``relay`` from stage to stage
             where devices form a chain.
         fused_attention: Whether its stages can train with torch's fused kernels of attention.
-        runs_emitted_code: Whether `run_stages` runs code out of the directory, such as C++, which
-            a plan of somebody else may not; false where graphs are data that are interpreted.
+        runs_emitted_code: Whether `load` runs code out of the directory, such as C++, which a plan
+            of somebody else may not; false where graphs are data that are interpreted.
+        simulates: Whether `load` simulates the devices, so that its seconds are not theirs.
+        families: Of the devices that it emits for.
         devices: What `pipec compile` plans for where no devices are named.
     """
 
     name: ClassVar[str]
+    options: ClassVar[type[Options]] = Options
+    run_options: ClassVar[type[Options]] = Options
     route: ClassVar[str] = "direct"
     fused_attention: ClassVar[bool] = True
     runs_emitted_code: ClassVar[bool] = True
+    simulates: ClassVar[bool] = False
+    families: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
     devices: ClassVar[str] = "2xcpu"
 
     @abstractmethod
@@ -100,7 +79,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def timing(self, plan: Plan) -> tuple[StageTiming, ...]:
+    def stage_seconds(self, plan: Plan) -> tuple[StageTiming, ...]:
         """Predict every stage on its device."""
 
     @abstractmethod
@@ -111,107 +90,32 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def load(self, plan: Plan, directory: Path) -> Sequence[StageRunner]:
-        """What was emitted, one runner per stage, reading nothing but ``directory``.
+    def load(self, plan: Plan, directory: Path) -> Emitted:
+        """What was emitted as functions, reading nothing but ``directory``.
+
+        `pipec verify` compares every value that these functions give with the original model.
 
         Raises:
             BackendError: An artifact is damaged, or a tool that runs it is missing.
         """
 
-    def stream(
-        self, plan: Plan, directory: Path, frames: Sequence[Mapping[str, torch.Tensor]]
-    ) -> Sequence[dict[str, torch.Tensor]]:
-        """Run all stages at the same time, joined as their devices are, frame after frame.
+    def run(self, plan: Plan, job: Job) -> None:
+        """Run what was emitted: by default the functions of `load`, one stage after the other.
 
         Args:
-            plan: The plan that was emitted.
-            directory: Where to.
-            frames: Values of the model's inputs, by name, for each frame.
-
-        Returns:
-            The model's outputs, by name, of each frame.
+            plan: As loaded from its directory, with a schedule.
+            job: What `pipec run` was told.
 
         Raises:
-            BackendError: Stages of this kind are no processes that can be joined, or one fails.
+            BackendError: The plan trains, which this engine cannot, or a stage fails.
         """
-        del plan, frames
-        raise BackendError("stages of this target do not stream", where=directory, got=self.name)
-
-    @abstractmethod
-    def tolerance(self, plan: Plan) -> float:
-        """Largest error of a boundary value relative to its largest magnitude."""
-
-    def emitted_tolerance(self, plan: Plan, directory: Path) -> float:
-        """The same for what was emitted, which may say so itself."""
-        del directory
-        return self.tolerance(plan)
-
-    def emitted_bounds(self, plan: Plan, directory: Path) -> Mapping[str, Allowed]:
-        """Boundary values of what was emitted for which a tolerance of their own is known."""
-        del plan, directory
-        return {}
-
-    def sample_inputs(
-        self, plan: Plan, directory: Path, seed: int
-    ) -> dict[str, torch.Tensor] | None:
-        """Inputs of the kind that what was emitted is made for, which keeps some of them.
-
-        Args:
-            plan: The plan that was emitted.
-            directory: Where to.
-            seed: Which ones.
-
-        Returns:
-            The model's inputs by name; None where any will do.
-        """
-        del plan, directory, seed
-        return None
-
-    def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
-        """What a user should know of what was emitted, a line each."""
-        del plan, directory
-        return ()
-
-    def cut(self, plan: Plan, count: int, *, free_order: bool) -> CutResult | None:
-        """A cut by this backend's own search; None to cut by the costs of the nodes.
-
-        Args:
-            plan: A plan with costs, not cut yet.
-            count: Number of stages, on the first devices of the cluster.
-            free_order: The devices may be put into another order.
-        """
-        del plan, count, free_order
-        return None
-
-    def cycles(
-        self, plan: Plan, directory: Path, *, together: bool = False
-    ) -> Sequence[StageCycles]:
-        """The cycles of what was emitted, one item per stage.
-
-        Args:
-            plan: The plan that was emitted.
-            directory: Where to.
-            together: One more item: all stages at once, joined by their links.
-
-        Raises:
-            BackendError: This kind of artifact has none, or it is damaged.
-        """
-        del plan, together
-        raise BackendError("stages of this target have no cycles", where=directory, got=self.name)
-
-    def check_cycles(self, plan: Plan, directory: Path) -> Sequence[TimedCheck]:
-        """Run what was emitted, the cycle of every handshake noted, beside the simulator.
-
-        Raises:
-            BackendError: This kind of artifact has no cycles, or it is damaged.
-        """
-        del plan
-        raise BackendError("stages of this target have no cycles", where=directory, got=self.name)
-
-    def cost_model(self, cluster: Cluster) -> CostModel | None:
-        """How this backend times a node on a device; None for the roofline."""
-        del cluster
-        return None
+        if plan.trains:
+            raise BackendError(
+                f"the target {self.name} runs the forward pass alone, and this plan trains",
+                where=job.directory,
+                hint="pipec verify checks its gradients",
+            )
+        run_emitted(plan, self.load(plan, job.directory).stages, job)
 
 
 def load_backend(name: str) -> Backend:
@@ -221,3 +125,83 @@ def load_backend(name: str) -> Backend:
         PipecError: There is none.
     """
     return registry.load_class("pipec.backends", name, Backend)()  # type: ignore[type-abstract]
+
+
+def lacking(backend: Backend, capability: Any, what: str) -> BackendError:
+    """The error of a backend without a capability, which names the targets that have it.
+
+    Args:
+        backend: Of the plan.
+        capability: A protocol, such as those of `pipec.compiler.capabilities`.
+        what: What needs it, for the message.
+    """
+    others = _owners(lambda b: isinstance(b, capability))
+    return BackendError(f"the target {backend.name} has no {what}", want=f"the target {others}")
+
+
+def check_devices(backend: Backend, cluster: Cluster) -> None:
+    """See that a target emits for the devices of a cluster.
+
+    Raises:
+        BackendError: It does not for one of them; the targets that do are named.
+    """
+    wrong = next((d for d in cluster.devices if d.family not in backend.families), None)
+    if wrong is not None:
+        raise BackendError(
+            f"the target {backend.name} does not run on such devices",
+            got=f"{wrong.kind} ({wrong.family})",
+            want=" or ".join(sorted(backend.families)),
+            hint=f"name other devices, or a target for these: "
+            f"{_owners(lambda b: wrong.family in b.families)}",
+        )
+
+
+def _owners(has: Callable[[Backend], bool]) -> str:
+    """Names of the registered targets of which something is true."""
+    found = (load_backend(name) for name in registry.entries("pipec.backends"))
+    return ", ".join(b.name for b in found if has(b)) or "none"
+
+
+def settings_of(
+    backend: Backend, given: Mapping[str, object], example_inputs: Mapping[str, torch.Tensor]
+) -> dict[str, object]:
+    """What a plan for a target must remember: its options, as given or by default.
+
+    Args:
+        backend: The target.
+        given: Options by name.
+        example_inputs: Of the model.
+
+    Raises:
+        BackendError: The target has no such option; near names and other targets are suggested.
+    """
+    known = defaults(backend.options, given)
+    for name in given.keys() - known.keys():
+        every = map(load_backend, registry.entries("pipec.backends"))
+        owners = {o: b.name for b in (*every, backend) for o in defaults(b.options, {})}
+        near = difflib.get_close_matches(name, owners, n=1)
+        raise BackendError(
+            f"the target {backend.name} has no option {name}",
+            want=", ".join(known) or "none",
+            hint=f"{near[0]!r} is an option of the target {owners[near[0]]}" if near else None,
+        )
+    if isinstance(backend, Prepares):
+        return backend.prepared(known, example_inputs)
+    return known
+
+
+def check_runnable(
+    directory: Path, source: Source | None, target: str, model: str | None, *, trust: bool
+) -> None:
+    """Refuse to run what somebody else's plan names or holds; see `check_trusted`.
+
+    Args:
+        directory: The plan.
+        source: What it says of its model; None if that is not read.
+        target: The name of its backend.
+        model: Where the user says that the model is.
+        trust: Whether the user has said that code may run.
+    """
+    stages = f"the {target} stages" if load_backend(target).runs_emitted_code else None
+    code = code_of(source, model) if source is not None else None
+    check_trusted(directory, code or stages, trust=trust)

@@ -6,12 +6,12 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pipec.errors import PipecError
+from pipec.signals import unwound_by
 
 _ASIDE = ".old"
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
@@ -41,7 +41,7 @@ def atomic_directory(path: Path, *, force: bool = False) -> Iterator[Path]:
     check_target(path, force=force)
     temporary: Path | None = None
     try:
-        with _unwound_by(signal.SIGTERM):
+        with unwound_by(signal.SIGTERM):
             prefix = f".{path.name}.{os.getpid()}."
             temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
             temporary.chmod(0o777 & ~_umask())
@@ -135,23 +135,6 @@ def _lives(process: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-@contextmanager
-def _unwound_by(number: signal.Signals) -> Iterator[None]:
-    """A signal ends the block as Ctrl-C does, so that what it has made is removed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(number, end)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
 
 
 def _umask() -> int:

@@ -10,14 +10,17 @@ Ranks measure at the same time, since that is how they will compute: they share 
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 
 from pipec.compiler.backend import load_backend
+from pipec.compiler.chain import StageRunner, run_chain
 from pipec.compiler.complete import completed
 from pipec.compiler.facts import summed_bytes
 from pipec.cost.stage import MessageCost, StageCost
@@ -61,7 +64,7 @@ class Profile:
         if plan.costs is None:
             raise CostError("the plan has no costs of its nodes", want="the pass annotate-cost")
         timed = plan.replace(costs=self.added(plan.costs, kind))
-        return timed.replace(timing=load_backend(plan.target).timing(timed))
+        return timed.replace(timing=load_backend(plan.target).stage_seconds(timed))
 
     def added(self, costs: CostTable, kind: str) -> CostTable:
         """A table with these costs too, those of devices of one kind."""
@@ -72,6 +75,59 @@ class Profile:
             stages={**costs.stages, kind: stages},
             messages={**costs.messages, **messages},
         )
+
+
+@runtime_checkable
+class Profiles(Protocol):
+    """A target that measures its stages in its own way, such as one rank per device."""
+
+    def profile(
+        self,
+        plan: Plan,
+        batch: Batch,
+        settings: Settings,
+        *,
+        budget: float = 1.0,
+        compute: Device | None = None,
+    ) -> Profile:
+        """Stages, and messages where there are several ranks; the same on every rank."""
+        ...
+
+
+def profile_emitted(
+    plan: Plan, stages: Sequence[StageRunner], inputs: Mapping[str, torch.Tensor], budget: float
+) -> Profile:
+    """Measure emitted stages in this process, on the values that they give each other.
+
+    Args:
+        plan: An inference.
+        stages: What its backend loaded.
+        inputs: The model's inputs by name.
+        budget: Seconds for each stage.
+    """
+    seconds: dict[int, list[float]] = {s.index: [] for s in plan.stages}
+
+    def timed(index: int, run: StageRunner) -> StageRunner:
+        """The stage, whose seconds are noted."""
+
+        def call(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            begin = time.perf_counter()
+            found = run(values)
+            seconds[index].append(time.perf_counter() - begin)
+            return found
+
+        return call
+
+    watched = [timed(s.index, run) for s, run in zip(plan.stages, stages, strict=True)]
+    deque(run_chain(plan, watched, inputs), maxlen=0)  # not counted: caches are cold
+    until = time.perf_counter() + budget * len(plan.stages)
+    for found in seconds.values():
+        found.clear()
+    while not seconds[0] or time.perf_counter() < until:
+        deque(run_chain(plan, watched, inputs), maxlen=0)
+    return Profile(
+        _merged([{s.cost_key: StageCost(statistics.median(seconds[s.index]))} for s in plan.stages])
+    )
 
 
 def profile(

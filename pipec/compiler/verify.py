@@ -9,27 +9,23 @@ Each stage sees its user inputs and what arrives on its channels, nothing else.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, fx
 
-from pipec.compiler.backend import Backend, StageRunner, TrainingRunner, load_backend
-from pipec.compiler.comparison import Allowed, Comparison, compare
+from pipec.compiler.backend import Emitted, load_backend
+from pipec.compiler.chain import StageRunner, run_chain
+from pipec.compiler.comparison import Comparison, compare
 from pipec.compiler.inputs import KINDS, choose_inputs, draw
 from pipec.compiler.verify_training import compare_gradients
-from pipec.compiler.verify_update import compare_emitted
-from pipec.errors import BackendError, PlanError
-from pipec.graph.ir import Graph, InputKind, OutputKind
-from pipec.graph.lower import Lowered, lower
+from pipec.errors import PlanError
+from pipec.graph.ir import Graph, OutputKind
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
-
-MICROBATCHES = 3
-"""Microbatches that emitted kernels of training are run on."""
 
 DECLARED = (OutputKind.OUTPUT, OutputKind.LOSS)
 """What the model as written returns."""
@@ -59,6 +55,46 @@ class Reference(Protocol):
     @property
     def gradients(self) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None:
         """Its gradients by eager autograd, where they can be had."""
+        ...
+
+
+@runtime_checkable
+class Trains(Protocol):
+    """A target that emits code for the backward pass and the update too."""
+
+    def compare_training(
+        self,
+        plan: Plan,
+        stages: Sequence[StageRunner],
+        reference: Reference,
+        tolerance: float,
+        seed: int,
+    ) -> list[Comparison]:
+        """Gradients and updates of the emitted stages against autograd and the optimizer."""
+        ...
+
+
+@runtime_checkable
+class Streams(Protocol):
+    """A target whose stages run all at the same time, joined as their devices are."""
+
+    def verify_chain(
+        self,
+        plan: Plan,
+        directory: Path,
+        reference: Reference,
+        frames: int,
+        *,
+        seed: int = 0,
+        tolerance: float | None = None,
+        progress: Progress = lambda _: None,
+    ) -> "VerifyReport":
+        """Stream frames through all stages and compare the model's outputs.
+
+        Raises:
+            PlanError: The plan was made of another model.
+            BackendError: A stage fails.
+        """
         ...
 
 
@@ -123,88 +159,64 @@ def verify_artifacts(
     """
     progress("checking files")
     plan = load_plan(directory, allowed=allowed)
-    backend = load_backend(plan.target)
     progress("loading the stages")
-    runners = backend.load(plan, directory)
-    error, bounds = allowed_errors(backend, plan, directory, tolerance)
+    emitted = load_backend(plan.target).load(plan, directory)
     return verify_stages(
-        plan, runners, reference, tolerance=error, bounds=bounds, seed=seed, progress=progress,
-        inputs=backend.sample_inputs(plan, directory, seed),
-    )  # fmt: skip
-
-
-def allowed_errors(
-    backend: Backend, plan: Plan, directory: Path, tolerance: float | None
-) -> tuple[float, Mapping[str, Allowed]]:
-    """The largest relative error of boundary values, and of those that have one of their own.
-
-    Args:
-        backend: That of the plan.
-        plan: As loaded from its directory.
-        directory: The output of a compilation.
-        tolerance: What the user allows; the backend decides if None.
-    """
-    if tolerance is not None:
-        return tolerance, {}
-    return backend.emitted_tolerance(plan, directory), backend.emitted_bounds(plan, directory)
+        plan, emitted, reference, tolerance=tolerance, seed=seed, progress=progress
+    )
 
 
 def verify_stages(
     plan: Plan,
-    runners: Sequence[StageRunner],
+    emitted: Emitted,
     reference: Reference,
     *,
-    tolerance: float,
-    bounds: Mapping[str, Allowed] | None = None,
+    tolerance: float | None = None,
     seed: int = 0,
     progress: Progress = lambda _: None,
-    inputs: Mapping[str, Tensor] | None = None,
 ) -> VerifyReport:
     """Run the stages on random inputs and compare every boundary value, in training the gradients.
 
     Args:
         plan: The plan, as loaded from its directory.
-        runners: One per stage, as loaded by its backend.
+        emitted: What its backend loaded.
         reference: The model, read from its source.
-        tolerance: Largest relative error of a floating point value.
-        bounds: That of values that have one of their own, by name.
+        tolerance: Largest relative error of a floating point value; what the stages' numbers
+            explain if not given.
         seed: Seed of the inputs and of random ops.
         progress: Told what is being done.
-        inputs: The model's inputs by name; if not given, random ones: floats of each kind of
-            `pipec.compiler.inputs.KINDS`, of which the largest error counts.
 
     Raises:
         PlanError: The plan was made of another model.
     """
     check_same_model(plan, reference.graph)
-    frames = _frames(plan, reference, inputs, seed, tolerance, progress)
+    bounds = emitted.bounds if tolerance is None else {}
+    tolerance = emitted.tolerance if tolerance is None else tolerance
+    frames = _frames(plan, reference, emitted.inputs(seed), seed, tolerance, progress)
     worst: dict[tuple[str, str, int], Comparison] = {}
     for given, originals in frames:
         check_outputs(plan, list(originals))
         progress("running the traced graph")
         want = _references(plan, reference.graph, given, seed)
         torch.manual_seed(seed)
-        for name, kind, stage, got in _run_chain(plan, runners, given, progress):
+        for name, kind, stage, got in run_chain(plan, emitted.stages, given, progress):
             expected = originals[name] if kind in DECLARED else want.get((kind, name))
             if expected is None:
                 raise PlanError("the source does not compute a value of the plan", got=name)
-            allowed = (bounds or {}).get(name, tolerance)
+            allowed = bounds.get(name, tolerance)
             c = compare(got, expected, allowed, name=name, kind=kind, stage=stage)
             before = worst.setdefault((name, kind, stage), c)
             if (c.ok, -c.relative_error) < (before.ok, -before.relative_error):
                 worst[name, kind, stage] = c
-    found, inputs = list(worst.values()), frames[0][0]
+    found = list(worst.values())
     if plan.schedule is not None and plan.schedule.training:
         progress("comparing gradients")
-        ready = [r for r in runners if isinstance(r, TrainingRunner)]
-        if len(ready) == len(runners):
-            count = min(MICROBATCHES, plan.schedule.microbatches)
-            examples = reference.example_inputs
-            batches = [draw(reference.graph, examples, seed + k) for k in range(count)]
-            found += compare_emitted(plan, reference.graph, batches, tolerance, seed, ready)
+        backend = load_backend(plan.target)
+        if isinstance(backend, Trains):
+            found += backend.compare_training(plan, emitted.stages, reference, tolerance, seed)
         else:
             more = draw(reference.graph, reference.example_inputs, seed + 1)
-            first = [inputs, more][: plan.schedule.microbatches]
+            first = [frames[0][0], more][: plan.schedule.microbatches]
             found += compare_gradients(
                 plan, reference.graph, first, tolerance, seed, reference.gradients
             )
@@ -311,36 +323,3 @@ def _run_graph(
         results = Capture(graph.module).run(*args)
     kept.update({(o.kind, o.name): r for o, r in zip(graph.outputs, results, strict=True)})
     return kept
-
-
-def _run_chain(
-    plan: Plan, runners: Sequence[StageRunner], inputs: Mapping[str, Tensor], progress: Progress
-) -> Iterator[tuple[str, OutputKind, int, Tensor]]:
-    """(name, kind, stage, tensor) of everything that the stages send or yield."""
-    boxes: dict[str, Tensor] = {}
-    for stage, run in zip(plan.stages, runners, strict=True):
-        progress(f"running stage {stage.index} of {len(plan.stages)}")
-        low = lower(stage.graph)
-        arrived = {t.value: boxes.pop(t.channel) for t in low.receives}
-        mine = {i.name: inputs[i.name] for i in low.graph.inputs_of(InputKind.INPUT)}
-        results = {**arrived, **run({**mine, **arrived})}
-        wanted = [o.name for o in low.graph.outputs]
-        if lacking := [name for name in wanted if name not in results]:
-            raise BackendError(
-                "a stage does not yield what it should",
-                where=f"stage {stage.index}",
-                got=", ".join(results) or "nothing",
-                want=", ".join(lacking),
-            )
-        for t in low.sends:
-            boxes[t.channel] = results[t.value]
-        yield from _yielded(low, results, set(arrived), stage.index)
-
-
-def _yielded(
-    low: Lowered, results: Mapping[str, Tensor], arrived: set[str], stage: int
-) -> Iterator[tuple[str, OutputKind, int, Tensor]]:
-    for o in low.graph.outputs:
-        passed_on = o.kind is OutputKind.VALUE and o.name in arrived
-        if not passed_on:
-            yield o.name, o.kind, stage, results[o.name]

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from pipec.compiler.comparison import Allowed, Comparison, compare
-from pipec.compiler.emitted import add
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.plan.model import Plan
 from pipec.runtime.draws import Reseeding, Stream, draws, stream
@@ -214,3 +213,9 @@ def chained(
         stage_of |= dict.fromkeys(outcome.weight_gradients, stage.index)
     order = [i.name for s in stages for i in s.forward.inputs_of(InputKind.PARAMETER)]
     return {n: grads[n] for n in dict.fromkeys(order) if n in grads}, stage_of
+
+
+def add(sums: Tensors, parts: Mapping[str, Tensor]) -> None:
+    """Add tensors by name."""
+    for name, part in parts.items():
+        sums[name] = sums[name] + part if name in sums else part

@@ -106,7 +106,7 @@ class StageRunner:
             PlanError: An input of the user is missing or has another shape than the graph's.
         """
         for name, kind in self._inputs.items():
-            _check_input(name, kind, inputs, microbatch)
+            check_input(name, kind, inputs, microbatch)
         here = {n: inputs[n].to(self._device, non_blocking=True) for n in self._inputs}
         given = {InputKind.VALUE: values, InputKind.INPUT: here}
         self._reseeding.stream = stream
@@ -166,9 +166,12 @@ class StageRunner:
         return self._functions[kind]
 
 
-def _check_input(
-    name: str, kind: TensorType, inputs: Mapping[str, object], microbatch: int
-) -> None:
+def check_input(name: str, kind: TensorType, inputs: Mapping[str, object], microbatch: int) -> None:
+    """Refuse an input that is not there, or of another type than the graph's.
+
+    Raises:
+        PlanError: Naming the microbatch, what came and what was wanted.
+    """
     if name not in inputs:
         raise PlanError(
             "a microbatch lacks an input",

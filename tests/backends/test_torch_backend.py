@@ -23,7 +23,7 @@ from tests.toys import mlp
 
 
 def run_chain(plan: Plan, directory: Path, values: dict[str, torch.Tensor]) -> None:
-    for run in TorchBackend().load(plan, directory):
+    for run in TorchBackend().load(plan, directory).stages:
         values |= run(values)
 
 
@@ -48,7 +48,7 @@ def test_tied_and_unread_weights_are_stored_once(tmp_path: Path) -> None:
 
 def test_a_stage_says_what_it_lacks(tmp_path: Path) -> None:
     emit(cut(mlp(), 4), tmp_path / "out")
-    stage = TorchBackend().load(load_plan(tmp_path / "out"), tmp_path / "out")[0]
+    stage = TorchBackend().load(load_plan(tmp_path / "out"), tmp_path / "out").stages[0]
     with pytest.raises(BackendError, match="x"):
         stage({})
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipec.backends.torch.backend import TorchBackend
+from pipec.compiler.backend import Emitted
 from pipec.compiler.comparison import INCOMPARABLE, compare
 from pipec.compiler.driver import emit
 from pipec.compiler.inputs import KINDS, choose_inputs, draw, table_sizes
@@ -61,14 +62,14 @@ def test_a_wrong_stage_is_found(tmp_path: Path) -> None:
     graph = chain()
     emit(cut(graph, 4, 8), tmp_path / "out")
     plan = load_plan(tmp_path / "out")
-    runners = list(TorchBackend().load(plan, tmp_path / "out"))
+    runners = list(TorchBackend().load(plan, tmp_path / "out").stages)
     good = runners[1]
 
     def spoiled(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: value + 1e-3 for name, value in good(inputs).items()}
 
     runners[1] = spoiled
-    report = verify_stages(plan, runners, loaded(graph), tolerance=1e-5)
+    report = verify_stages(plan, Emitted(runners, 1e-5), loaded(graph))
     assert [b.ok for b in report.boundaries] == [True, False, False]
 
 
@@ -190,9 +191,11 @@ def test_floats_come_in_three_kinds_that_the_model_takes() -> None:
         assert torch.equal(inputs["x"], want["x"])
 
 
-def test_tolerance_follows_dtype_and_depth() -> None:
+def test_tolerance_follows_dtype_and_depth(tmp_path: Path) -> None:
     assert rounding_tolerance(chain(2), 1) == pytest.approx(2 * 2**-23)
     assert rounding_tolerance(chain(8), 3) == pytest.approx(12 * 2**-23)
     plan = cut(chain(), 4)
     other = plan.replace(graph=plan.graph.replace(source=Source("onnx", "net.onnx")))
-    assert TorchBackend().tolerance(other) == pytest.approx(64 * TorchBackend().tolerance(plan))
+    emit(plan, tmp_path / "out")
+    same, others = (TorchBackend().load(p, tmp_path / "out").tolerance for p in (plan, other))
+    assert others == pytest.approx(64 * same)

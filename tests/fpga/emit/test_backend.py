@@ -12,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from pipec.backends.fpga.backend import FpgaBackend
 from pipec.backends.fpga.csim import build as csim_build
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.designs import designs_of
@@ -21,13 +22,11 @@ from pipec.compiler.backend import load_backend
 from pipec.compiler.cycles import TimedCheck
 from pipec.compiler.driver import emit, make_plan
 from pipec.compiler.verify import verify_stages
-from pipec.compiler.verify_chain import verify_chain
 from pipec.errors import BackendError, PlanError
 from pipec.frontends.load import load
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.report.cycles import print_checks
-from pipec.report.extras import read_engines
 from tests.cli.running import Pipec
 
 FACTORY = """
@@ -99,7 +98,7 @@ def test_a_report_shows_the_engines_that_were_emitted(
 ) -> None:
     plan, directory, _ = encoder
     designs = designs_of(plan)
-    found = read_engines(plan, directory, ())
+    found = FpgaBackend().engines(plan, directory, ())
     assert found is not None
     assert [s["stage"] for s in found] == [0, 1, 2, 3]
     shown = [[e["name"] for e in s["engines"]] for s in found]
@@ -120,7 +119,7 @@ def test_unlike_boards_relay_what_skips_a_stage(folder: Path) -> None:
     backend = load_backend("fpga")
     report = verify_stages(plan, backend.load(plan, folder / "resnet"), load(model), tolerance=1e-4)
     assert report.ok, report
-    streamed = verify_chain(folder / "resnet", load(model), 2)
+    streamed = FpgaBackend().verify_chain(plan, folder / "resnet", load(model), 2)
     assert streamed.ok, streamed
     assert [b.stage for b in streamed.boundaries] == [2, 2]
 
@@ -135,8 +134,9 @@ def test_an_input_that_is_an_output_too_is_no_stages(tmp_path: Path) -> None:
         "    return Both(), (torch.randn(2, 5),)\n"
     )
     loaded = load(f"{tmp_path / 'net.py'}:net")
-    emit(make_plan(loaded.graph, parse_cluster("1xvcu118"), "fpga"), tmp_path / "out")
-    report = verify_chain(tmp_path / "out", loaded, 2)
+    plan = make_plan(loaded.graph, parse_cluster("1xvcu118"), "fpga")
+    emit(plan, tmp_path / "out")
+    report = FpgaBackend().verify_chain(plan, tmp_path / "out", loaded, 2)
     assert report.ok
     assert len(report.boundaries) == 4  # both outputs, that which is passed on too, of two frames
 
@@ -253,7 +253,7 @@ def test_cycles_on_the_command_line(folder: Path, pipec: Pipec) -> None:
     plan = load_plan(out)
     slower = next(out.glob("stage0_*/src/types.h"))
     slower.write_text(slower.read_text().replace("DEPTH = 2;", "DEPTH = 3;"))
-    (check,) = load_backend("fpga").check_cycles(plan, out)
+    (check,) = FpgaBackend().check_cycles(plan, out)
     assert not check.ok
     assert "other cycles on" in checks_text([check])
 
@@ -263,10 +263,10 @@ def test_other_targets_have_no_cycles_and_do_not_stream(folder: Path, pipec: Pip
     assert pipec("compile", spec("sdpa", folder), "--devices", "1xh100", "-o", out).code == 0
     done = pipec("inspect", out, "--cycles")
     assert done.code == 1
-    assert "have no cycles" in done.err
+    assert "the target torch has no --cycles" in done.err
     done = pipec("verify", out, "--chain", "1")
     assert done.code == 1
-    assert "do not stream" in done.err
+    assert "the target torch has no --chain" in done.err
 
 
 def test_what_no_engine_computes_is_named(folder: Path) -> None:

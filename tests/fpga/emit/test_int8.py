@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from pipec.backends.fpga.backend import FpgaBackend
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.design import Engine, StageDesign
 from pipec.backends.fpga.designs import designs_of, networks
@@ -27,7 +28,6 @@ from pipec.backends.fpga.quantise.calibrate import observed
 from pipec.backends.fpga.quantise.formats import formats_of
 from pipec.backends.fpga.quantise.layers import quantised
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import emit, make_plan
 from pipec.compiler.verify import verify_artifacts
 from pipec.errors import BackendError
@@ -128,8 +128,8 @@ def test_matrices_in_parts_are_the_integers_of_numpy(tmp_path: Path) -> None:
     assert {y.clamp for y in parts} == {(0.0, math.inf)}
     assert {type(y) for y in network.layers} == {Dense, Join}
     emit(plan, tmp_path / "out")
-    backend = load_backend("fpga")
-    (runner,) = backend.load(plan, tmp_path / "out")
+    backend = FpgaBackend()
+    (runner,) = backend.load(plan, tmp_path / "out").stages
     (design,) = designs_of(plan)
     inputs = {design.inputs[0].value: x}
     (name,) = (port.value for port in design.outputs)
@@ -229,7 +229,7 @@ def test_formats_of_the_file_are_kept(tmp_path: Path) -> None:
     assert [type(layer) for layer in network.layers] == [Dense]
     assert network.outputs[0].use.dtype == Int8.of(0.05, -128).dtype
     emit(plan, tmp_path / "out")
-    (runner,) = load_backend("fpga").load(plan, tmp_path / "out")
+    (runner,) = FpgaBackend().load(plan, tmp_path / "out").stages
     x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     (want,) = session.run(None, {"x": x.numpy()})
     off = np.abs(runner({"x": x})["y"].numpy() - np.asarray(want)) / 0.05

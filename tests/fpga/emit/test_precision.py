@@ -8,8 +8,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.designs import lowered
+from pipec.backends.fpga.designs import lowered, networks
 from pipec.backends.fpga.numbers import decoded, encoded, file_type
+from pipec.backends.fpga.quantise.plan import error_bounds, tolerance_of
 from pipec.backends.fpga.toolchain import compiler
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
@@ -104,8 +105,9 @@ def test_compiled_in_float16_and_verified(tmp_path: Path) -> None:
     options = {"precision": "float16"}
     plan = make_plan(load(model).graph, parse_cluster("2xvcu118"), "fpga", options=options)
     emit(plan, tmp_path / "out")
-    backend = load_backend("fpga")
-    assert backend.emitted_tolerance(plan, tmp_path / "out") == backend.tolerance(plan)
+    emitted = load_backend("fpga").load(plan, tmp_path / "out")
+    planned = error_bounds(plan, lowered(plan), networks(plan), "float16")
+    assert emitted.tolerance == tolerance_of(planned)
     report = verify_artifacts(tmp_path / "out", load(model))
     assert report.ok, report
     for b in report.boundaries:
@@ -120,7 +122,8 @@ def test_parts_of_a_product_are_bounded_as_the_whole_is() -> None:
     options = {"precision": "bfloat16"}
     plan = make_plan(graph, parse_cluster("1xvcu118"), "fpga", options=options)
     assert any("_part" in layer.name for layer in lowered(plan)[0].layers)
-    assert 1e-3 < load_backend("fpga").tolerance(plan) < 0.1
+    bounds = error_bounds(plan, lowered(plan), networks(plan), "bfloat16")
+    assert 1e-3 < tolerance_of(bounds) < 0.1
 
 
 @pytest.mark.parametrize("precision", ["ap_fixed<12,6>", "ap_fixed<a,b>", "int4", "int32"])

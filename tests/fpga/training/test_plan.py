@@ -23,20 +23,20 @@ from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stagejson import read_record
 from pipec.backends.fpga.training import kernels
 from pipec.backends.fpga.training.artifacts import reload_tables, training_record
+from pipec.backends.fpga.training.compare import compare_emitted
 from pipec.backends.fpga.training.features import in_flight, placed_features
 from pipec.backends.fpga.training.kernels import kernels_on, networks_of
 from pipec.backends.fpga.training.nests import Mover
 from pipec.backends.fpga.training.phases import phases_of
+from pipec.backends.fpga.training.pipeline import EmittedPipeline
 from pipec.backends.fpga.training.run import TrainedRunner, read_training
 from pipec.backends.fpga.training.stage import trained_stages
 from pipec.backends.fpga.training.update import Sgd, update_kernel
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.backend import TrainingRunner, load_backend
+from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import default_passes, emit, make_plan
-from pipec.compiler.emitted import EmittedPipeline
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.verify_training import gradients_of
-from pipec.compiler.verify_update import compare_emitted
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, InputKind, tensor
 from pipec.plan.model import Plan
@@ -62,11 +62,11 @@ def planned(schedule: str, microbatches: int = 8) -> Plan:
     )
 
 
-def compiled(folder: Path) -> tuple[Plan, list[TrainingRunner]]:
+def compiled(folder: Path) -> tuple[Plan, list[TrainedRunner]]:
     """An emitted plan and its stages, from its directory alone."""
     stored = load_plan(folder)
-    runners = load_backend("fpga").load(stored, folder)
-    return stored, [r for r in runners if isinstance(r, TrainingRunner)]
+    runners = load_backend("fpga").load(stored, folder).stages
+    return stored, [r for r in runners if isinstance(r, TrainedRunner)]
 
 
 def batches(graph: Graph, count: int) -> list[dict[str, Tensor]]:
@@ -88,12 +88,11 @@ def test_emitted_stages_train_as_autograd_and_sgd_do(schedule: str, tmp_path: Pa
     assert [c.kind for c in found].count("update") == 16
     assert all(c.ok for c in found)
     assert max(c.scale for c in found) > 0
-    ready = [r for r in runners if isinstance(r, TrainedRunner)]
-    for r in ready:
+    for r in runners:
         r.record = dataclasses.replace(r.record, update={**r.settings, "rate": 0.0101})
-    late = compare_emitted(stored, plan.graph, inputs, 1e-5, 0, ready)
+    late = compare_emitted(stored, plan.graph, inputs, 1e-5, 0, runners)
     assert {c.kind for c in late if not c.ok} == {"update"}
-    wrong = [dataclasses.replace(r, backward_kernel=ready[0].backward_kernel) for r in ready]
+    wrong = [dataclasses.replace(r, backward_kernel=runners[0].backward_kernel) for r in runners]
     with pytest.raises((BackendError, KeyError)):
         compare_emitted(stored, plan.graph, inputs, 1e-5, 0, wrong)
 
@@ -145,7 +144,7 @@ def test_saved_values_wait_in_rings_in_memory(spilled: tuple[Plan, Path]) -> Non
     stored, runners = compiled(folder)
     found = compare_emitted(stored, plan.graph, batches(plan.graph, 5), 1e-4, 0, runners)
     assert all(c.ok for c in found)
-    (runner,) = (r for r in runners if isinstance(r, TrainedRunner))
+    (runner,) = runners
     runner.begin(5)
     for n in range(stage.sets):
         runner.forward(n, batches(plan.graph, 1)[0])
@@ -335,14 +334,14 @@ def test_the_host_draws_the_masks_of_dropout(tmp_path: Path) -> None:
     plan = make_plan(graph, parse_cluster("2xvcu118"), "fpga", passes=passes)
     emit(plan, tmp_path / "out")
     stored, runners = compiled(tmp_path / "out")
-    ready = [r for r in runners if isinstance(r, TrainedRunner)]
+    ready = runners
     assert [m.draw for r in ready for m in r.record.masks] == [0, 1]
     inputs = batches(plan.graph, 2)
     found = compare_emitted(stored, plan.graph, inputs, 1e-5, 0, runners)
     assert all(c.ok for c in found)
     for r in ready:
         r.stream = partial(int.__add__, 7)
-    other = compare_emitted(stored, plan.graph, inputs, 1e-5, 0, ready)
+    other = compare_emitted(stored, plan.graph, inputs, 1e-5, 0, runners)
     assert not all(c.ok for c in other)
 
 

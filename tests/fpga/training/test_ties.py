@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from pipec.backends.fpga import audit
+from pipec.backends.fpga.training.compare import compare_emitted
+from pipec.backends.fpga.training.run import TrainedRunner
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.backend import TrainingRunner, load_backend
+from pipec.compiler.backend import load_backend
 from pipec.compiler.comparison import Comparison
 from pipec.compiler.driver import default_passes, emit, make_plan
-from pipec.compiler.verify_update import compare_emitted
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, InputKind, Source
 from pipec.plan.model import Plan
@@ -50,8 +51,8 @@ def shuffled() -> Tensor:
 
 def compared(graph: Graph, plan: Plan, folder: Path) -> list[Comparison]:
     """The gradients of the emitted kernels on such images."""
-    loaded = load_backend("fpga").load(plan, folder)
-    runners = [r for r in loaded if isinstance(r, TrainingRunner)]
+    loaded = load_backend("fpga").load(plan, folder).stages
+    runners = [r for r in loaded if isinstance(r, TrainedRunner)]
     nodes = graph.nodes
     shapes = {i.name: nodes[i.node].meta["val"].shape for i in graph.inputs_of(InputKind.INPUT)}
     batches = [

@@ -15,15 +15,16 @@ from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.runs import busy_cycles
 from pipec.backends.fpga.search import Board, deep_fifos
 from pipec.backends.fpga.training import kernels, waiting
+from pipec.backends.fpga.training.compare import compare_emitted
 from pipec.backends.fpga.training.kernels import networks_of
 from pipec.backends.fpga.training.nests import Refill, Spill
 from pipec.backends.fpga.training.phases import phases_of
+from pipec.backends.fpga.training.run import TrainedRunner
 from pipec.backends.fpga.training.stage import trained_stages
 from pipec.backends.fpga.training.waiting import may_wait, with_rings
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.backend import TrainingRunner, load_backend
+from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import default_passes, emit, make_plan
-from pipec.compiler.verify_update import compare_emitted
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from tests.fpga.training.models import resnet
@@ -62,7 +63,7 @@ def test_kernels_whose_maps_wait_in_memory_train_as_autograd_does(
     plan, folder = planned
     stored = load_plan(folder)
     runners = [
-        r for r in load_backend("fpga").load(stored, folder) if isinstance(r, TrainingRunner)
+        r for r in load_backend("fpga").load(stored, folder).stages if isinstance(r, TrainedRunner)
     ]
     found = compare_emitted(stored, plan.graph, batches(plan.graph, 3), 1e-4, 0, runners)
     assert {"gradient", "update"} <= {c.kind for c in found}

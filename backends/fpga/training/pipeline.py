@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pipec.compiler.backend import TrainingRunner
+from pipec.backends.fpga.training.run import TrainedRunner
+from pipec.compiler.verify_training import add
 from pipec.errors import PlanError
 from pipec.runtime.program import Program
 from pipec.schedule.action import ActionKind
@@ -23,11 +24,11 @@ Work = tuple[int, ActionKind, int]
 
 
 class EmittedPipeline:
-    """The stages of a plan, in the process of its backend.
+    """The stages of a plan, in C simulation.
 
     Args:
         program: Of a plan with a training schedule.
-        runners: The stages as their backend loaded them; they start anew.
+        runners: The stages as they were loaded; they start anew.
         microbatches: Of an update; at most the schedule's.
         keep_saved: Whether to keep what F saved.
 
@@ -38,7 +39,7 @@ class EmittedPipeline:
     def __init__(
         self,
         program: Program,
-        runners: Sequence[TrainingRunner],
+        runners: Sequence[TrainedRunner],
         microbatches: int,
         *,
         keep_saved: bool = False,
@@ -128,9 +129,3 @@ def _orders(schedule: Schedule, microbatches: int) -> list[list[Work]]:
         ]
         for row in schedule.rows()
     ]
-
-
-def add(sums: Tensors, parts: Mapping[str, Tensor]) -> None:
-    """Add tensors by name."""
-    for name, part in parts.items():
-        sums[name] = sums[name] + part if name in sums else part

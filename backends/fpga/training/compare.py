@@ -2,7 +2,7 @@
 
 Two updates with the same gradients show the momentum too. Where gradients are off, ReLUs whose
 arguments lie within rounding of zero and maxima within rounding of each other are put on the
-kernels' side first (`pipec.compiler.kinks`).
+kernels' side first (`pipec.backends.fpga.training.kinks`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,19 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pipec.compiler.backend import TrainingRunner
+from pipec.backends.fpga.training.kinks import other_sides
+from pipec.backends.fpga.training.pipeline import EmittedPipeline
+from pipec.backends.fpga.training.run import TrainedRunner
 from pipec.compiler.comparison import Allowed, Comparison, compare
-from pipec.compiler.emitted import EmittedPipeline, add
-from pipec.compiler.kinks import other_sides
-from pipec.compiler.verify_training import compared, gradients_of
+from pipec.compiler.verify_training import add, compared, gradients_of
 from pipec.graph.ir import Graph
 from pipec.plan.model import Plan
 from pipec.runtime.program import Program, StageProgram
 
 Tensors = dict[str, Tensor]
 
+MICROBATCHES = 3
+"""Microbatches that the kernels are run on."""
 UPDATES = 2
 """Updates that are compared."""
 
@@ -31,7 +33,7 @@ def compare_emitted(
     batches: Sequence[Mapping[str, Tensor]],
     tolerance: float,
     seed: int,
-    runners: Sequence[TrainingRunner],
+    runners: Sequence[TrainedRunner],
 ) -> list[Comparison]:
     """Run emitted stages and compare summed gradients and updated parameters.
 
@@ -73,7 +75,7 @@ def compare_emitted(
 
 
 def compare_updates(
-    source: Graph, stage: StageProgram, sums: Tensors, runner: TrainingRunner, tolerance: float
+    source: Graph, stage: StageProgram, sums: Tensors, runner: TrainedRunner, tolerance: float
 ) -> list[Comparison]:
     """Run updates of a stage and compare what each adds with what torch.optim.SGD adds.
 

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pipec.compiler.emitted import add
-from pipec.compiler.kinks import other_sides
-from pipec.compiler.verify_training import chained, gradients_of
+from pipec.backends.fpga.training.kinks import other_sides
+from pipec.compiler.verify_training import add, chained, gradients_of
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import InputKind, Source
 from pipec.plan.model import Plan

@@ -18,13 +18,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from tempfile import TemporaryFile
-from types import FrameType
 from typing import IO
 
 from pipec.errors import PipecError
+from pipec.signals import unwound_by
 
 _GRACE_SECONDS = 10.0
 """How long ranks may take to end by themselves once another one has failed."""
@@ -47,7 +46,7 @@ def start_ranks(devices: int) -> None:
     ranks: list[_Rank] = []
     store, port = _store()
     try:
-        with _ended_by(signal.SIGTERM):
+        with unwound_by(signal.SIGTERM):
             ranks.extend(_Rank(k, devices, port) for k in range(devices))
             failed = _wait(ranks)
     finally:
@@ -149,17 +148,3 @@ def _die_with_parent() -> None:
     """In the child: SIGTERM when the parent is gone. Linux only; elsewhere nothing happens."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-
-
-@contextmanager
-def _ended_by(number: signal.Signals) -> Iterator[None]:
-    """A signal ends the block like an interrupt, so that what it started is ended too."""
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(number, end)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)

@@ -5,63 +5,59 @@ stages are processes of their own, fed frame after frame, and only what leaves t
 seen.
 """
 
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
-from pipec.compiler.backend import load_backend
+from pipec.compiler.backend import Emitted
 from pipec.compiler.comparison import compare
 from pipec.compiler.inputs import KINDS, draw
-from pipec.compiler.verify import (
-    Progress,
-    Reference,
-    VerifyReport,
-    allowed_errors,
-    check_same_model,
-)
+from pipec.compiler.verify import Progress, Reference, VerifyReport, check_same_model
 from pipec.errors import PlanError
 from pipec.graph.ir import OutputKind
-from pipec.plan.store import load_plan
+from pipec.plan.model import Plan
+
+Tensors = Mapping[str, Tensor]
 
 
-def verify_chain(
-    directory: Path,
+def verify_stream(
+    plan: Plan,
+    emitted: Emitted,
+    stream: Callable[[Sequence[Tensors]], Sequence[Tensors]],
     reference: Reference,
     frames: int,
     *,
-    seed: int = 0,
-    tolerance: float | None = None,
-    allowed: Collection[str] = (),
-    progress: Progress = lambda _: None,
+    seed: int,
+    tolerance: float | None,
+    progress: Progress,
 ) -> VerifyReport:
-    """Stream frames through all stages of a directory and compare the model's outputs.
+    """Stream frames through all stages and compare the model's outputs.
 
     Args:
-        directory: The output of a compilation.
+        plan: As loaded from its directory.
+        emitted: Its stages.
+        stream: Runs all of them at once: inputs of each frame to outputs of each frame, by name.
         reference: The model, read from its source.
         frames: Number of frames, each with inputs of its own.
         seed: Seed of the first frame's inputs, the next ones' being one more each.
-        tolerance: Largest relative error; the backend's by default.
-        allowed: Op namespaces beyond pipec's own that the plan may use.
+        tolerance: Largest relative error; that of the stages' numbers by default.
         progress: Told what is being done.
 
     Raises:
-        PlanError: A file was changed, or the plan was made of another model.
-        BackendError: Its stages do not stream, or one fails.
+        PlanError: The plan was made of another model.
+        BackendError: A stage fails.
     """
-    progress("checking files")
-    plan = load_plan(directory, allowed=allowed)
     check_same_model(plan, reference.graph)
-    backend = load_backend(plan.target)
-    error, bounds = allowed_errors(backend, plan, directory, tolerance)
+    bounds = emitted.bounds if tolerance is None else {}
+    error = emitted.tolerance if tolerance is None else tolerance
     inputs = [
-        backend.sample_inputs(plan, directory, seed + k)
+        emitted.inputs(seed + k)
         or draw(reference.graph, reference.example_inputs, seed + k, KINDS[(seed + k) % len(KINDS)])
         for k in range(frames)
     ]
     progress(f"streaming {frames} frames through {len(plan.stages)} stages")
-    found = backend.stream(plan, directory, inputs)
+    found = stream(inputs)
     homes = {
         o.name: (s.index, o.kind)
         for s in plan.stages

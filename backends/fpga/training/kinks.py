@@ -15,8 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor, fx
 
-from pipec.compiler.emitted import add
-from pipec.compiler.verify_training import chained
+from pipec.compiler.verify_training import add, chained
 from pipec.graph.ir import Graph, InputKind
 from pipec.runtime.program import StageProgram
 

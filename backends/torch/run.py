@@ -1,0 +1,202 @@
+"""Running a plan with torch: a process per device, or all devices in this one taking turns."""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from pipec.compiler.declared import Options, option
+from pipec.compiler.job import Job, check_file, check_format
+from pipec.errors import PipecError
+from pipec.plan.model import Plan
+from pipec.runtime.agreement import agree
+from pipec.runtime.builders import optimizer_from_text, scheduler_from_text
+from pipec.runtime.checkpoint import Checkpoints
+from pipec.runtime.device import local_device
+from pipec.runtime.distributed import DistributedPipeline, process_group
+from pipec.runtime.executor import OnNan, Settings
+from pipec.runtime.infer import save_tensors
+from pipec.runtime.local import LocalPipeline
+from pipec.runtime.metrics import Observer, Steady, TensorBoard
+from pipec.runtime.ranks import start_ranks
+from pipec.runtime.recording import collected, record, write_trace
+from pipec.runtime.rules import Correction
+from pipec.runtime.train import train
+
+
+@dataclass(frozen=True)
+class RunOptions(Options):
+    """What `pipec run` may be told of a plan for torch."""
+
+    optimizer: str = option("sgd:lr=0.01", "name:option=value,... of torch.")
+    lr_schedule: str | None = option(None, "name:option=value,... of torch.optim.lr_scheduler.")
+    clip: float | None = option(None, "Largest norm of all gradients together.")
+    on_nan: OnNan = option(
+        "stop", "If gradients are not finite: no update and an error, no update, or nothing."
+    )
+    seed: int = option(0, "Of dropout.")
+    local: bool = option(False, "All devices in this process, taking turns.")
+    device: str = option("auto", "cpu, cuda, or auto.")
+    timeout: float = option(300.0, "Seconds to wait for a rank.", least=0.001)
+    save: Path | None = option(
+        None, "Write trained weights: .safetensors, .npz, or .pth for torch.load."
+    )
+    trace: Path | None = option(
+        None, "Write when every action of the last round ran (Perfetto, `pipec report --trace`)."
+    )
+    tensorboard: Path | None = option(None, "Directory of event files.")
+    checkpoints: Path | None = option(None, "Save here, and continue from here.")
+    every: int = option(100, "Rounds between checkpoints.", least=1)
+    compile: str | None = option(
+        None,
+        "torch.compile every graph; with this backend, inductor if none is named.",
+        bare="inductor",
+    )
+    t1: int = option(0, "PipeMare: updates over which the rate of stages grows.")
+    t2: float = option(0.0, "PipeMare: decay D of the weight correction, 0.135.")
+
+    def settings(self) -> Settings:
+        """What the runtime is told."""
+        return Settings(
+            optimizer_from_text(self.optimizer),
+            scheduler_from_text(self.lr_schedule) if self.lr_schedule else None,
+            clip=self.clip,
+            on_nan=self.on_nan,
+            seed=self.seed,
+            correction=Correction(self.t1, self.t2),
+            compiled=_compiler(self.compile) if self.compile else None,
+        )
+
+    def check(self, plan: Plan, directory: Path) -> None:
+        """Refuse files that this plan cannot fill, and options without effect.
+
+        Raises:
+            PipecError: Naming the option.
+        """
+        assert plan.schedule is not None
+        if (self.t1 or self.t2) and plan.schedule.rule.flush:
+            raise PipecError(
+                "--t1 and --t2 correct for delay, and a schedule with a flush has none",
+                where=directory,
+                got=f"schedule {plan.schedule.name}",
+                want="pipemare",
+            )
+        for name, path in (("--save", self.save), ("--checkpoints", self.checkpoints)):
+            if path is not None and not plan.schedule.training:
+                raise PipecError(f"{name} is not for an inference plan", where=directory, got=path)
+        for path in (self.save, self.trace):
+            check_file(path)
+        for path in (self.checkpoints, self.tensorboard):
+            if path is not None and path.exists() and not path.is_dir():
+                raise PipecError("this is no directory", got=path)
+        check_format(self.save)
+
+
+def run(plan: Plan, job: Job, options: RunOptions) -> None:
+    """Run the schedule; started by torchrun this is one rank, otherwise it starts them itself.
+
+    Raises:
+        PipecError: An option has no effect on this plan, or a rank failed.
+    """
+    assert plan.schedule is not None
+    options.check(plan, job.directory)
+    if options.local:
+        device = local_device(options.device)
+        pipeline = LocalPipeline(plan, job.batch(), options.settings(), device=device)
+        _finish(plan, job, options, pipeline)
+    elif "RANK" in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // plan.schedule.devices))
+        patience = timedelta(seconds=options.timeout)
+        with process_group(patience, options.device) as rank:
+            agree(_told(job, options))
+            ranks = DistributedPipeline(
+                plan, job.batch(), options.settings(), timeout=patience, device=options.device
+            )
+            _finish(plan, job, options, ranks, rank)
+    else:
+        start_ranks(plan.schedule.devices)
+
+
+def _told(job: Job, options: RunOptions) -> dict[str, str | None]:
+    """Options that all ranks must share, besides what the pipeline itself compares."""
+    names = ("every", "optimizer", "lr_schedule", "checkpoints", "save", "compile", "on_nan")
+    shared = {f"--{n.replace('_', '-')}": str(getattr(options, n)) for n in names}
+    return {"--data": job.data, "--rounds": str(job.rounds), **shared}
+
+
+def _finish(
+    plan: Plan,
+    job: Job,
+    options: RunOptions,
+    pipeline: LocalPipeline | DistributedPipeline,
+    rank: int = 0,
+) -> None:
+    observers = job.observers() if rank == 0 else []
+    if options.tensorboard and rank == 0:
+        board = TensorBoard(options.tensorboard)
+        observers.append(Steady(board, "--tensorboard", job.tell))
+    if options.trace:
+        record(pipeline)
+    if plan.trains:
+        _train(plan, job, options, pipeline, observers)
+    else:
+        job.infer(pipeline, observers)
+    rows = collected(pipeline) if options.trace else None
+    if options.trace and rows is not None:
+        write_trace(pipeline.program.schedule, rows, options.trace)
+        if not job.as_json:
+            click.echo(f"wrote {options.trace}")
+
+
+def _train(
+    plan: Plan,
+    job: Job,
+    options: RunOptions,
+    pipeline: LocalPipeline | DistributedPipeline,
+    observers: list[Observer],
+) -> None:
+    saved = None
+    if options.checkpoints:
+        patience = timedelta(seconds=options.timeout)
+        saved = Checkpoints(
+            options.checkpoints, pipeline.executors, timeout=patience, tell=job.tell
+        )
+    train(pipeline, job.rounds, observers, checkpoints=saved, every=options.every)
+    weights = pipeline.state_dict() if options.save or (saved and saved.failed) else None
+    if weights is not None:
+        aliases = {a for names in plan.graph.tied.values() for a in names}
+        _keep(job, options.save, {n: w for n, w in weights.items() if n not in aliases})
+
+
+def _keep(job: Job, wanted: Path | None, weights: dict[str, torch.Tensor]) -> None:
+    """Write trained weights where they were wanted; where they are safe if that fails.
+
+    Raises:
+        PipecError: They are somewhere else, and where.
+    """
+    name, failure = "weights.safetensors", PipecError("the last checkpoint could not be written")
+    if wanted:
+        name = wanted.name
+        try:
+            save_tensors(weights, wanted)
+        except PipecError as error:
+            failure = error
+        else:
+            job.wrote(wanted, weights)
+            return
+    safe = Path(tempfile.mkdtemp(prefix="pipec-")) / name
+    save_tensors(weights, safe)
+    hint = f"the trained weights are in {safe}"
+    raise PipecError(failure.what, where=failure.where, got=failure.got, hint=hint)
+
+
+def _compiler(backend: str) -> Any:
+    known = torch.compiler.list_backends(exclude_tags=None)
+    if backend not in known:
+        raise PipecError("no such compiler", got=backend, want=", ".join(sorted(known)))
+    return lambda graph: torch.compile(graph, backend=backend, dynamic=False)

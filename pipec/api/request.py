@@ -1,0 +1,131 @@
+"""What is compiled and how, besides the model: for `pipec.compile` and ``pipec compile`` alike."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipec.cluster.cluster import Cluster
+from pipec.compiler.backend import Backend, settings_of
+from pipec.compiler.driver import default_passes, make_plan
+from pipec.compiler.pass_base import Pass
+from pipec.compiler.pass_manager import Observer, parse_pipeline
+from pipec.cost.file import load_costs
+from pipec.errors import PassError, PipecError
+from pipec.explore.rebatch import Rebatched
+from pipec.explore.search import Search
+from pipec.frontends.base import Loaded, LoadOptions
+from pipec.graph.ir import OutputKind
+from pipec.plan.model import Plan
+
+Passes = str | Sequence[str | Pass] | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """One compilation.
+
+    Attributes:
+        backend: The target.
+        cluster: Devices and links.
+        schedule: A name with its options, ``fastest`` or ``auto``.
+        stages: Their number; as many as devices if not given.
+        microbatches: Of one step; 8 if not given, any with ``auto``.
+        batch: With ``auto``: samples of one step.
+        passes: Instead of the default ones; ``"default"`` stands for these.
+        costs: A file of measured costs.
+        settings: Options of the target.
+        cached: With ``auto``: whether an equal exploration of before is taken.
+
+    Raises:
+        PipecError: An option has no effect beside the others.
+    """
+
+    backend: Backend
+    cluster: Cluster
+    schedule: str = "fastest"
+    stages: int | None = None
+    microbatches: int | None = None
+    batch: int | None = None
+    passes: Passes = None
+    costs: Path | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+    cached: bool = True
+
+    def __post_init__(self) -> None:
+        beside = {"schedule": self.schedule != "fastest", "stages": self.stages is not None,
+                  "microbatches": self.microbatches is not None}  # fmt: skip
+        if self.passes is not None and any(beside.values()):
+            raise PipecError(
+                "passes say everything themselves",
+                got=f"passes beside {', '.join(n for n, given in beside.items() if given)}",
+                hint="write it as an option: partition{stages=4}, schedule{generator=1f1b}",
+            )
+        if not self.explores and (self.batch is not None or not self.cached):
+            raise PipecError(
+                "this option has no effect without an exploration",
+                got="no cache" if self.batch is None else f"batch {self.batch}",
+                hint="schedule='auto', or --schedule auto",
+            )
+
+    @property
+    def explores(self) -> bool:
+        """Whether all that can be varied is, where there is a loss."""
+        return self.schedule == "auto" and self.passes is None
+
+    def pipeline(self) -> list[Pass]:
+        """The passes where nothing is explored.
+
+        Raises:
+            PassError: An item is neither text nor a pass, or the text cannot be read.
+        """
+        usual = default_passes(
+            stages=self.stages,
+            schedule="fastest" if self.explores else self.schedule,
+            microbatches=8 if self.microbatches is None else self.microbatches,
+        )
+        if self.passes is None:
+            return usual
+        found: list[Pass] = []
+        for item in [self.passes] if isinstance(self.passes, str) else self.passes:
+            if isinstance(item, Pass):
+                found.append(item)
+            elif isinstance(item, str):
+                found += usual if item == "default" else parse_pipeline(item)
+            else:
+                raise PassError(
+                    "this is no pass", got=repr(item), want="text, or an object of a Pass"
+                )
+        return found
+
+    def plan(
+        self,
+        loaded: Loaded,
+        spec: str,
+        told: LoadOptions,
+        *,
+        observe: Observer | None = None,
+        search: Callable[[Search], Plan] = lambda search: search.run()[1],
+    ) -> Plan:
+        """Explore, or run the passes.
+
+        Args:
+            loaded: The model.
+            spec: Where it is read again with another batch; empty if it cannot be.
+            told: How it was read.
+            observe: Told after every pass.
+            search: Runs an exploration.
+        """
+        settings = settings_of(self.backend, self.settings, loaded.example_inputs)
+        costs = load_costs(self.costs, loaded.graph) if self.costs is not None else None
+        if self.explores and loaded.graph.outputs_of(OutputKind.LOSS):
+            return search(
+                Search(
+                    Rebatched(loaded.graph, spec, told), self.cluster, self.backend.name,
+                    batch=self.batch, stages=self.stages, microbatches=self.microbatches,
+                    costs=costs, settings=settings, cached=self.cached,
+                )
+            )  # fmt: skip
+        return make_plan(
+            loaded.graph, self.cluster, self.backend.name, passes=self.pipeline(), costs=costs,
+            options=settings, observe=observe,
+        )  # fmt: skip

@@ -1,0 +1,91 @@
+"""What some targets can do besides: the core asks for it by type, and knows no target by name."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from pipec.cluster.cluster import Cluster
+from pipec.compiler.cycles import StageCycles, TimedCheck
+from pipec.cost.model import CostModel, Roofline
+from pipec.partition.result import CutResult
+from pipec.plan.model import Plan
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """Its options depend on the model's example inputs."""
+
+    def prepared(
+        self, settings: Mapping[str, object], example_inputs: Mapping[str, torch.Tensor]
+    ) -> dict[str, object]:
+        """What the plan must remember, of the options that were given."""
+        ...
+
+
+@runtime_checkable
+class Costs(Protocol):
+    """It times nodes in its own way, where the roofline is wrong for it."""
+
+    def cost_model(self, cluster: Cluster) -> CostModel:
+        """How it times a node on a device."""
+        ...
+
+
+@runtime_checkable
+class Cuts(Protocol):
+    """It has a search of its own for the cut."""
+
+    def cut(self, plan: Plan, count: int, *, free_order: bool) -> CutResult | None:
+        """Cut a plan with costs into stages; None to cut by the costs of the nodes.
+
+        Args:
+            plan: Not cut yet.
+            count: Number of stages, on the first devices of the cluster.
+            free_order: The devices may be put into another order.
+        """
+        ...
+
+
+@runtime_checkable
+class Remarks(Protocol):
+    """It has something to tell of what it emitted."""
+
+    def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
+        """What a user should know, a line each."""
+        ...
+
+
+@runtime_checkable
+class Cycles(Protocol):
+    """What it emits has cycles, and engines that wait for each other."""
+
+    def cycles(
+        self, plan: Plan, directory: Path, *, together: bool = False
+    ) -> Sequence[StageCycles]:
+        """The cycles of what was emitted, one item per stage; ``together``: one more of all.
+
+        Raises:
+            BackendError: An artifact is damaged.
+        """
+        ...
+
+    def check_cycles(self, plan: Plan, directory: Path) -> Sequence[TimedCheck]:
+        """Run what was emitted, the cycle of every handshake noted, beside the simulator.
+
+        Raises:
+            BackendError: An artifact is damaged.
+        """
+        ...
+
+    def engines(
+        self, plan: Plan, directory: Path, simulated: Sequence[StageCycles]
+    ) -> list[dict[str, Any]]:
+        """The engines and streams of every kernel for the report, with what was simulated."""
+        ...
+
+
+def model_of(target: object, cluster: Cluster) -> CostModel:
+    """How a target times nodes on a cluster: the roofline, unless it has a model of its own."""
+    return target.cost_model(cluster) if isinstance(target, Costs) else Roofline()

@@ -1,0 +1,155 @@
+"""What `pipec run` is told whatever the target, and the engine of stages that run in a chain."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import torch
+
+from pipec.compiler.chain import StageRunner, run_chain
+from pipec.compiler.declared import Options
+from pipec.errors import BackendError, PipecError
+from pipec.escape import terminal
+from pipec.graph.ir import InputKind, OutputKind, tensor
+from pipec.plan.model import Plan
+from pipec.runtime.executor import Batch, Result
+from pipec.runtime.infer import FORMATS, Pipeline, infer, save_tensors
+from pipec.runtime.metrics import JsonLines, Observer, Steady, Step
+from pipec.runtime.program import Program
+from pipec.runtime.stage import check_input
+from pipec.runtime.tensors import TensorType
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `pipec run` was told.
+
+    Attributes:
+        directory: The plan.
+        options: What the target's own options are, of its `run_options`.
+        batch: Reads the model, or the user's data, and gives the inputs of microbatches.
+        data: Where these come from, as the user wrote it.
+        rounds: How often to run the schedule.
+        outputs: File for what an inference yields.
+        metrics: File to append JSON lines to.
+        as_json: Whether to print JSON lines.
+    """
+
+    directory: Path
+    options: Options
+    batch: Callable[[], Batch]
+    data: str | None = None
+    rounds: int = 10
+    outputs: Path | None = None
+    metrics: Path | None = None
+    as_json: bool = False
+
+    def check(self, plan: Plan) -> None:
+        """Refuse files that this plan cannot fill, before anything runs.
+
+        Raises:
+            PipecError: There is no schedule, or a path cannot be written.
+        """
+        if plan.schedule is None:
+            raise PipecError("the plan has no schedule", where=self.directory)
+        if self.outputs is not None and plan.trains:
+            raise PipecError(
+                "--outputs is not for a training plan", where=self.directory, got=self.outputs
+            )
+        for path in (self.outputs, self.metrics):
+            check_file(path)
+        check_format(self.outputs)
+
+    def observers(self) -> list[Observer]:
+        """Who is told of every round."""
+        found: list[Observer] = [self._print]
+        if self.metrics:
+            found.append(Steady(JsonLines(self.metrics), "--metrics", self.tell))
+        return found
+
+    def infer(self, pipeline: Pipeline, observers: Sequence[Observer]) -> None:
+        """Run all rounds forward, and write what came of it."""
+        outputs = infer(pipeline, self.rounds, observers)
+        if outputs is not None and self.outputs is not None:
+            save_tensors(outputs, self.outputs)
+            self.wrote(self.outputs, outputs)
+
+    def wrote(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
+        """Tell of a file of tensors."""
+        if self.as_json:
+            types = {n: [str(t.dtype).removeprefix("torch."), *t.shape] for n, t in tensors.items()}
+            click.echo(json.dumps({"wrote": str(path), "tensors": types}))
+        else:
+            click.echo(f"wrote {path}")
+
+    def tell(self, line: str) -> None:
+        """Say something about the run, among what is told of its rounds."""
+        click.echo(json.dumps({"warning": line}) if self.as_json else f"warning: {terminal(line)}")
+
+    def _print(self, step: Step) -> None:
+        click.echo(step.to_json() if self.as_json else str(step))
+
+
+def check_file(path: Path | None) -> None:
+    """See that a file can be written here, if there is to be one."""
+    if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+        raise PipecError("no file can be written here", got=path)
+
+
+def check_format(path: Path | None) -> None:
+    """See that tensors can be written in this format."""
+    if path is not None and path.suffix not in FORMATS:
+        raise PipecError("no such format", got=path, want=" ".join(FORMATS))
+
+
+class Chain:
+    """Emitted stages as a pipeline that infers: one microbatch after the other.
+
+    Args:
+        plan: With a schedule of inference.
+        stages: What its backend loaded.
+        batch: Inputs of a microbatch by its number.
+
+    Raises:
+        BackendError: The model updates buffers, which the stages of a chain do not keep.
+    """
+
+    def __init__(self, plan: Plan, stages: Sequence[StageRunner], batch: Batch) -> None:
+        kept = plan.graph.outputs_of(OutputKind.BUFFER_UPDATE)
+        if kept:
+            raise BackendError(
+                f"the stages of the target {plan.target} do not keep what they update",
+                got=", ".join(o.name for o in kept[:5]),
+            )
+        self.program = Program.of(plan)
+        self._stages, self._batch, self._first = stages, batch, 0
+        nodes = plan.graph.nodes
+        inputs = plan.graph.inputs_of(InputKind.INPUT)
+        self._types = {i.name: TensorType.of(tensor(nodes[i.node])) for i in inputs}
+
+    def round(self) -> Result:
+        """Run the schedule's microbatches once."""
+        result, count = Result(), self.program.schedule.microbatches
+        for k in range(count):
+            inputs = self._batch(self._first + k)
+            for name, wanted in self._types.items():
+                check_input(name, wanted, inputs, self._first + k)
+            begin = time.perf_counter()
+            for name, kind, _, value in run_chain(self.program.plan, self._stages, inputs):
+                if kind is OutputKind.OUTPUT:
+                    result.outputs[k, name] = value
+            result.busy += time.perf_counter() - begin
+        self._first += count
+        return result
+
+    def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What was found, all of it being here."""
+        return found
+
+
+def run_emitted(plan: Plan, stages: Sequence[StageRunner], job: Job) -> None:
+    """Infer with emitted stages in this process; see `pipec.compiler.backend.Backend.run`."""
+    job.infer(Chain(plan, stages, job.batch()), job.observers())

@@ -1,0 +1,1 @@
+"""For people who extend pipec: suites that their own tests inherit."""
