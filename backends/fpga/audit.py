@@ -32,6 +32,7 @@ from pipec.backends.fpga.emit.source import port_names, stage_top_cpp, stage_top
 from pipec.backends.fpga.nests import Step
 from pipec.backends.fpga.routing import Nest
 from pipec.backends.fpga.stagejson import SCHEMA, Json, read_record, stage_record
+from pipec.backends.fpga.training import engines  # noqa: F401  (registers their run tables)
 from pipec.errors import BackendError, PipecError
 
 KINDS = {kind.__name__.lower(): kind for kind in get_args(Nest)}
@@ -83,7 +84,7 @@ def _engine(record: Json) -> Engine:
     narrowing = numbers["narrowing"]
     return Engine(
         record["name"],
-        KINDS[record["kind"]](**{k: _field(v) for k, v in record["nest"].items()}),
+        nest_of(record),
         tuple(record["inputs"]),
         tuple(record["outputs"]),
         record["ii"],
@@ -101,9 +102,15 @@ def _engine(record: Json) -> Engine:
     )
 
 
+def nest_of(record: Json) -> Nest:
+    """The nest of an engine in ``stage.json``."""
+    found: Nest = KINDS[record["kind"]](**{k: _field(v) for k, v in record["nest"].items()})
+    return found
+
+
 def _field(value: Any) -> Any:
     """A field of a nest, as it was before it was written down."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return tuple(Step(**v) if isinstance(v, dict) else v for v in value)
     return float(value) if value in ("inf", "-inf") else value
 

@@ -215,13 +215,7 @@ def dense_cycles(
 
 
 @fold.register
-def _depthwise(layer: Depthwise, target: int, dtype: str, block: int = 0) -> Factors:
-    lanes, kp = _window_factors(layer.window, layer.channels, target)
-    return Factors((lanes,), lanes, kp=kp)
-
-
-@fold.register
-def _pool(layer: Pool, target: int, dtype: str, block: int = 0) -> Factors:
+def _channelwise(layer: Depthwise | Pool, target: int, dtype: str, block: int = 0) -> Factors:
     lanes, kp = _window_factors(layer.window, layer.channels, target)
     return Factors((lanes,), lanes, kp=kp)
 
@@ -250,7 +244,9 @@ def _row_reduce(layer: RowReduce, target: int, dtype: str, block: int = 0) -> Fa
 
 
 @fold.register
-def _elementwise(layer: Elementwise, target: int, dtype: str, block: int = 0) -> Factors:
+def _elementwise(
+    layer: Elementwise | Broadcast, target: int, dtype: str, block: int = 0
+) -> Factors:
     lanes = lanes_for(layer.channels, layer.rows, target)
     return Factors((lanes,) * len(layer.inputs), lanes)
 
@@ -337,9 +333,3 @@ def _lookup(layer: Lookup, target: int, dtype: str, block: int = 0) -> Factors:
 @fold.register
 def _constant(layer: Constant, target: int, dtype: str, block: int = 0) -> Factors:
     return Factors((), lanes_for(layer.channels, layer.rows, target))
-
-
-@fold.register
-def _broadcast(layer: Broadcast, target: int, dtype: str, block: int = 0) -> Factors:
-    lanes = lanes_for(layer.channels, layer.rows, target)
-    return Factors((lanes,), lanes)

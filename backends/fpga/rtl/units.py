@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from pipec.backends.fpga.audit import nest_of
 from pipec.errors import BackendError
 
 Json = Mapping[str, Any]
@@ -25,6 +26,24 @@ class Unit:
     parameters: Parameters
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """How a kind of engine becomes a module.
+
+    Attributes:
+        module: Its name.
+        same: Parameters that are called as what they are of the nest, in lower case.
+        other: Parameters that follow from the nest and the engine's record.
+        lanes: Stream whose elements per token are the parameter ``LANES``: ``inputs`` or
+            ``outputs``, the first one; empty where the nest says it.
+    """
+
+    module: str
+    same: str
+    other: Mapping[str, Callable[[Any, Json], int | str]] = field(default_factory=dict)
+    lanes: str = ""
+
+
 def unit_of(engine: Json, lanes: Mapping[str, int]) -> Unit:
     """The module of an engine.
 
@@ -43,14 +62,21 @@ def unit_of(engine: Json, lanes: Mapping[str, int]) -> Unit:
             got=kind,
             want=", ".join(sorted(_UNITS)),
         )
-    module, parameters = _UNITS[kind]
-    found = parameters(engine["nest"], engine, lanes)
-    found |= {"BITS": BITS, "II": engine["ii"], "DEPTH": engine["depth"]}
-    return Unit(module, found)
+    unit, nest = _UNITS[kind], nest_of(dict(engine))
+    found: Parameters = {name: int(getattr(nest, name.lower())) for name in unit.same.split()}
+    found |= {name: value(nest, engine) for name, value in unit.other.items()}
+    found |= {"LANES": lanes[engine[unit.lanes][0]]} if unit.lanes else {}
+    found |= _slots(engine) | {"BITS": BITS, "II": engine["ii"], "DEPTH": engine["depth"]}
+    return Unit(unit.module, found)
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
+def _slots(engine: Json) -> Parameters:
+    """Of a port that is shared: its round, and which of its slots are the engine's."""
+    slots = engine.get("slots")
+    if slots is None:
+        return {}
+    mine = sum(1 << offset for offset in slots["mine"])
+    return {"SLOTS": slots["of"], "MINE": f"64'd{mine}"}
 
 
 def _vector(values: list[int]) -> str:
@@ -58,195 +84,67 @@ def _vector(values: list[int]) -> str:
     return "{" + ", ".join(f"32'd{v}" for v in reversed(values)) + "}"
 
 
-def _swg(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    names = "batch h w cf lanes kh kw sh sw dh dw pt pl oh ow groups kp"
-    found: Parameters = {name.upper(): nest[name] for name in names.split()}
-    lowest = nest["pad_value"] == "-inf"
-    return found | {"PAD": -(1 << (BITS - 1)) if lowest else 0}
+def _streamed_op(nest: Any, engine: Json) -> int:
+    """The operation on two streams, if there is one."""
+    found = [OPS.get(step.op, 0) for step in nest.steps if step.operand == "stream"]
+    return found[0] if found else 0
 
 
-def _mvu(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    nf = _ceil(nest["rows"], nest["pe"])
-    per_tap = _ceil(nest["channels"], nest["simd"] // nest["kp"])
-    return {
-        "N": nest["n"],
-        "GROUPS": nest["groups"],
-        "NF": nf,
-        "SF": nest["taps"] // nest["kp"] * per_tap,
-        "PE": nest["pe"],
-        "SIMD": nest["simd"],
-        "ORDER": 2 if nest["block"] > 1 else int(nest["order"] == "B"),
-        "BLOCK": nest["block"],
-        "STREAMED": int(nest["streamed"]),
-        "BIAS": int(nest["bias"]),
-    }
+def _strides(sizes: list[int]) -> list[int]:
+    return [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
 
 
-def _vvu(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    return {
-        "N": nest["n"],
-        "CF": _ceil(nest["channels"], nest["lanes"]),
-        "STEPS": nest["taps"] // nest["kp"],
-        "KP": nest["kp"],
-        "LANES": nest["lanes"],
-        "BIAS": int(nest["bias"]),
-    }
+def _out_sizes(nest: Any) -> list[int]:
+    return [nest.sizes[axis] for axis in nest.order]
 
 
-def _reduce(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    return {
-        "N": nest["n"],
-        "WINDOW": nest["window"],
-        "CF": nest["cf"],
-        "KP": nest["kp"],
-        "LANES": nest["lanes"],
-        "OP": REDUCTIONS[nest["op"]],
-    }
-
-
-def _map(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    steps = nest["steps"]
-    streamed = [OPS.get(s["op"], 0) for s in steps if s["operand"] == "stream"]
-    return {
-        "TOKENS": nest["rows"] * _ceil(nest["channels"], nest["lanes"]),
-        "LANES": nest["lanes"],
-        "NI": len(engine["inputs"]),
-        "OP": streamed[0] if streamed else 0,
-        "RELU": int(any(s["op"] == "relu" for s in steps)),
-    }
-
-
-def _norm(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    return {
-        "ROWS": nest["rows"],
-        "CF": nest["taps"] * _ceil(nest["channels"], nest["lanes"]),
-        "LANES": nest["lanes"],
-        "PASSES": nest["passes"],
-        "GAP": nest["gap"],
-    }
-
-
-def _fork(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    return {
-        "TOKENS": nest["tokens"],
-        "LANES": lanes[engine["inputs"][0]],
-        "NO": nest["outputs"],
-    }
-
-
-def _concat(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    return {
-        "OUTER": nest["outer"],
-        "LANES": lanes[engine["outputs"][0]],
-        "NI": len(engine["inputs"]),
-        "SIZES": _vector(list(nest["sizes"])),
-    }
-
-
-def _slice(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    return {
-        "OUTER": nest["outer"],
-        "SIZE": nest["size"],
-        "FIRST": nest["start"],
-        "STOP": nest["stop"],
-        "STRIDE": nest["step"],
-        "INNER": nest["inner"],
-        "LANES": lanes[engine["outputs"][0]],
-    }
-
-
-def _dwc(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    return {
-        "ROWS_IN": nest["rows_in"],
-        "C_IN": nest["channels_in"],
-        "L_IN": nest["lanes_in"],
-        "ROWS_OUT": nest["rows_out"],
-        "C_OUT": nest["channels_out"],
-        "L_OUT": nest["lanes_out"],
-        "REPEAT": nest["repeat"],
-    }
-
-
-def _perm(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    sizes, order = list(nest["sizes"]), list(nest["order"])
-    strides = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
-    out_sizes = [sizes[axis] for axis in order]
-    out_strides = [math.prod(out_sizes[k + 1 :]) for k in range(len(order))]
-    return {
-        "BLOCKS": nest["blocks"],
-        "ELEMENTS": math.prod(sizes),
-        "RANK": len(sizes),
-        "OUT_SIZE": _vector(out_sizes),
-        "OUT_STRIDE": _vector(out_strides),
-        "IN_STRIDE": _vector([strides[axis] for axis in order]),
-        "C_IN": nest["channels_in"],
-        "L_IN": nest["lanes_in"],
-        "C_OUT": nest["channels_out"],
-        "L_OUT": nest["lanes_out"],
-    }
-
-
-def _repeat(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    names = ("outer", "inner", "times")
-    found: Parameters = {name.upper(): nest[name] for name in names}
-    return found | {"LANES": lanes[engine["outputs"][0]]}
-
-
-def _gather(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    cf = _ceil(nest["channels"], nest["lanes"])
-    return {"N": nest["n"], "ENTRIES": nest["entries"], "CF": cf, "LANES": nest["lanes"]}
-
-
-def _load(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    found: Parameters = {
-        "WORDS": nest["words"],
-        "REPEAT": nest["repeat"],
-        "LANES": nest["lanes"],
-    }
-    slots = engine.get("slots")
-    if slots is None:
-        return found
-    mine = sum(1 << offset for offset in slots["mine"])
-    return found | {"SLOTS": slots["of"], "MINE": f"64'd{mine}"}
-
-
-def _const(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    tokens = nest["rows"] * _ceil(nest["channels"], nest["lanes"])
-    return {"WORDS": tokens, "LANES": nest["lanes"]}
-
-
-def _matmul(nest: Json, engine: Json, lanes: Mapping[str, int]) -> Parameters:
-    *outer, channels = nest["b_sizes"]
-    return {
-        "BLOCKS": nest["blocks"],
-        "VECTORS": nest["outer"] * nest["groups"] * nest["inner"],
-        "NF": _ceil(nest["rows"], nest["pe"]),
-        "SF": nest["taps"] * _ceil(nest["channels"], nest["simd"]),
-        "PE": nest["pe"],
-        "SIMD": nest["simd"],
-        "LOAD": math.prod(outer) * _ceil(channels, nest["b_lanes"]),
-        "B_LANES": nest["b_lanes"],
-    }
-
-
-_UNITS: dict[str, tuple[str, Callable[[Json, Json, Mapping[str, int]], Parameters]]] = {
-    "swg": ("swg", _swg),
-    "mvu": ("mvu", _mvu),
-    "vvu": ("vvu", _vvu),
-    "reduce": ("reduce", _reduce),
-    "map": ("map", _map),
-    "norm": ("norm", _norm),
-    "fork": ("fork_unit", _fork),
-    "concat": ("concat", _concat),
-    "slice": ("slice", _slice),
-    "dwc": ("dwc", _dwc),
-    "perm": ("perm", _perm),
-    "repeat": ("repeat_unit", _repeat),
-    "gather": ("gather", _gather),
-    "load": ("fetch", _load),
-    "const": ("fetch", _const),
-    "matmul": ("matmul", _matmul),
-}
+_UNITS = {
+    "swg": _Kind(
+        "swg", "BATCH H W CF LANES KH KW SH SW DH DW PT PL OH OW GROUPS KP",
+        {"PAD": lambda n, e: -(1 << (BITS - 1)) if n.pad_value == float("-inf") else 0},
+    ),
+    "mvu": _Kind(
+        "mvu", "N GROUPS NF SF PE SIMD BLOCK STREAMED BIAS",
+        {"ORDER": lambda n, e: 2 if n.block > 1 else int(n.order == "B")},
+    ),
+    "vvu": _Kind("vvu", "N CF KP LANES BIAS", {"STEPS": lambda n, e: n.taps // n.kp}),
+    "reduce": _Kind("reduce", "N WINDOW CF KP LANES", {"OP": lambda n, e: REDUCTIONS[n.op]}),
+    "map": _Kind(
+        "map", "TOKENS LANES",
+        {"NI": lambda n, e: len(e["inputs"]), "OP": _streamed_op,
+         "RELU": lambda n, e: int(any(step.op == "relu" for step in n.steps))},
+    ),
+    "norm": _Kind("norm", "ROWS CF LANES PASSES GAP"),
+    "fork": _Kind("fork_unit", "TOKENS", {"NO": lambda n, e: n.outputs}, "inputs"),
+    "concat": _Kind(
+        "concat", "OUTER",
+        {"NI": lambda n, e: len(e["inputs"]), "SIZES": lambda n, e: _vector(list(n.sizes))},
+        "outputs",
+    ),
+    "slice": _Kind(
+        "slice", "OUTER SIZE STOP INNER",
+        {"FIRST": lambda n, e: n.start, "STRIDE": lambda n, e: n.step}, "outputs",
+    ),
+    "dwc": _Kind(
+        "dwc", "ROWS_IN ROWS_OUT REPEAT",
+        {"C_IN": lambda n, e: n.channels_in, "L_IN": lambda n, e: n.lanes_in,
+         "C_OUT": lambda n, e: n.channels_out, "L_OUT": lambda n, e: n.lanes_out},
+    ),
+    "perm": _Kind(
+        "perm", "BLOCKS ELEMENTS",
+        {"RANK": lambda n, e: len(n.sizes),
+         "OUT_SIZE": lambda n, e: _vector(_out_sizes(n)),
+         "OUT_STRIDE": lambda n, e: _vector(_strides(_out_sizes(n))),
+         "IN_STRIDE": lambda n, e: _vector([_strides(list(n.sizes))[axis] for axis in n.order]),
+         "C_IN": lambda n, e: n.channels_in, "L_IN": lambda n, e: n.lanes_in,
+         "C_OUT": lambda n, e: n.channels_out, "L_OUT": lambda n, e: n.lanes_out},
+    ),
+    "repeat": _Kind("repeat_unit", "OUTER INNER TIMES", lanes="outputs"),
+    "gather": _Kind("gather", "N ENTRIES CF LANES"),
+    "load": _Kind("fetch", "WORDS REPEAT LANES"),
+    "const": _Kind("fetch", "LANES", {"WORDS": lambda n, e: n.tokens}),
+    "matmul": _Kind("matmul", "BLOCKS VECTORS NF SF PE SIMD LOAD B_LANES"),
+}  # fmt: skip
 
 SALTED = {"mvu", "vvu", "gather", "load", "const"}
 """Kinds with tables: each gets its own ``SALT``."""

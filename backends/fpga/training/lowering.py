@@ -29,8 +29,7 @@ from pipec.backends.fpga.lowering.network import (
 from pipec.backends.fpga.lowering.norms import element_table
 from pipec.backends.fpga.lowering.pooling import max_pool_value, pool, pooled
 from pipec.backends.fpga.lowering.view import View
-from pipec.backends.fpga.training import build, cycles, factors  # noqa: F401  (each registers)
-from pipec.backends.fpga.training.layers import (
+from pipec.backends.fpga.training.engines import (
     OneHotRows,
     PoolGradient,
     PoolIndex,
