@@ -7,7 +7,6 @@ nodes compute; how much of that shows depends on the cut.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from torch import fx
 
@@ -35,7 +34,7 @@ class FpgaCost(CostModel):
 
     def __init__(self, precision: str = "float32", boards: int = 1) -> None:
         self.precision, self.boards = precision, boards
-        self._blend = lru_cache(maxsize=8)(self._blend_of)
+        self._blends: dict[tuple[fx.Graph, str], float] = {}
 
     def seconds(self, node: fx.Node, cost: NodeCost, device: Device) -> float:
         """Share of the interval, in seconds, that ``node`` takes of a board to itself."""
@@ -45,7 +44,7 @@ class FpgaCost(CostModel):
         stream = self._stream(cost.parameter_bytes, device)
         if not stream:
             return compute
-        return max(compute, stream * self._blend(node.graph, device.kind, _Hashed(device)))
+        return max(compute, stream * self._blend(node.graph, device))
 
     def _compute(self, flops: float, device: Device) -> float:
         dtype = "int16" if self.precision.startswith("ap_fixed") else self.precision
@@ -59,30 +58,17 @@ class FpgaCost(CostModel):
             return 0.0
         return parameter_bytes / (device.memory_bandwidth * device.fpga.memory_limit)
 
-    def _blend_of(self, graph: fx.Graph, kind: str, hashed: "_Hashed") -> float:
-        del kind
+    def _blend(self, graph: fx.Graph, device: Device) -> float:
+        if (graph, device.kind) in self._blends:
+            return self._blends[graph, device.kind]
         calls = [n for n in graph.nodes if n.op == "call_function"]
         counter = FlopCounter()
-        compute = [self._compute(counter.flops(n), hashed.device) for n in calls]
+        compute = [self._compute(counter.flops(n), device) for n in calls]
         stream = [
-            self._stream(sum(nbytes(a) for a in n.all_input_nodes if a.op == "placeholder"),
-                         hashed.device)
+            self._stream(sum(nbytes(a) for a in n.all_input_nodes if a.op == "placeholder"), device)
             for n in calls
-        ]  # fmt: skip
-        return blend(compute, stream, self.boards)
-
-
-class _Hashed:
-    """A device as part of a cache key: equal by name."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-
-    def __hash__(self) -> int:
-        return hash(self.device.kind)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Hashed) and other.device.kind == self.device.kind
+        ]
+        return self._blends.setdefault((graph, device.kind), blend(compute, stream, self.boards))
 
 
 def blend(compute: Sequence[float], stream: Sequence[float], boards: int) -> float:

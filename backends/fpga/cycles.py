@@ -21,7 +21,6 @@ __all__ = [
     "initial_of",
     "processes_of",
     "simulate",
-    "simulate_stage",
     "simulated",
     "steady_state",
 ]
@@ -98,21 +97,6 @@ def depths_of(design: StageDesign) -> dict[str, int]:
 def initial_of(design: StageDesign) -> dict[str, int]:
     """Tokens that every stream holds at reset."""
     return {name: s.initial for name, s in design.streams.items()}
-
-
-def simulate_stage(design: StageDesign, frames: int = 3, *, record: bool = False) -> Trace:
-    """Run a stage, fed and drained as fast as its ports can take and give.
-
-    Raises:
-        BackendError: Its FIFOs are too small: it deadlocks.
-    """
-    return simulate(
-        processes_of(design),
-        depths_of(design),
-        frames,
-        record=record,
-        initial=initial_of(design),
-    )
 
 
 def simulated(design: StageDesign) -> StageDesign:

@@ -14,6 +14,7 @@ raised, by choice.
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -93,17 +94,11 @@ class Reach:
     def _by_shares(self, start: int) -> int:
         """The furthest end of a run from ``start`` that no weighting excludes."""
         stop = int(self.stops[np.searchsorted(self.stops, start)])
-        furthest = start
-        for total in self.totals:
-            low, high = furthest, stop
-            while low < high:
-                middle = (low + high + 1) // 2
-                if (total[:, middle] - total[:, start]).max() <= 1.0 + 1e-9:
-                    low = middle
-                else:
-                    high = middle - 1
-            furthest = low
-        return furthest
+        runs = range(start, stop)
+        return start + max(
+            bisect_right(runs, 1.0 + 1e-9, key=lambda k: (total[:, k + 1] - total[:, start]).max())
+            for total in self.totals
+        )
 
 
 @dataclass

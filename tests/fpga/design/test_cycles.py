@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipec.backends.fpga.cycles import Process, simulate, simulate_stage, simulated
+from pipec.backends.fpga.cycles import Process, simulate, simulated
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
@@ -15,6 +15,7 @@ from pipec.backends.fpga.swg import image_cycles
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
 from tests.fpga.design.naive import naive
+from tests.fpga.design.staged import simulate_stage
 
 TURN_ROUND = 1
 """Cycle between two frames in FINN's window generator."""

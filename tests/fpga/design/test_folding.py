@@ -14,7 +14,6 @@ from torch import nn
 from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.compile import Board, best_design
 from pipec.backends.fpga.cost import FpgaCost
-from pipec.backends.fpga.cycles import simulate_stage
 from pipec.backends.fpga.design import Memory
 from pipec.backends.fpga.factors import dense_cycles, fold
 from pipec.backends.fpga.folding import design_at
@@ -31,6 +30,7 @@ from pipec.cluster.presets import PRESETS
 from pipec.cost.count import count
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
+from tests.fpga.design.staged import simulate_stage
 
 VCU118 = PRESETS["vcu118"]
 

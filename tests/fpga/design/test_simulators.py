@@ -11,7 +11,6 @@ from pipec.backends.fpga.cycles import (
     Process,
     depths_of,
     processes_of,
-    simulate_stage,
     steady_state,
 )
 from pipec.backends.fpga.fifo import sized
@@ -24,6 +23,7 @@ from pipec.errors import BackendError
 from tests.fpga.design import plain, rigid
 from tests.fpga.design.models import graph_of, made
 from tests.fpga.design.plain import digest
+from tests.fpga.design.staged import simulate_stage
 
 
 @st.composite

@@ -11,7 +11,6 @@ import pytest
 
 from pipec.backends.fpga.csim.build import BOUNDED, build
 from pipec.backends.fpga.csim.timed import compared, handshakes
-from pipec.backends.fpga.cycles import simulate_stage
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.golden import Golden, run_graph
 from pipec.backends.fpga.emit.stage import write_stage
@@ -23,6 +22,7 @@ from pipec.backends.fpga.streaming import ddr_ports
 from pipec.compiler.cycles import TimedCheck
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
+from tests.fpga.design.staged import simulate_stage
 
 FRAMES = 3
 TARGETS = {"resnet": 3000, "vgg": 400, "encoder": 150, "attention": 700, "dense": 1}

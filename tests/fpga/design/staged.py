@@ -1,0 +1,19 @@
+"""A stage, simulated for some frames."""
+
+from pipec.backends.fpga.cycles import Trace, depths_of, initial_of, processes_of, simulate
+from pipec.backends.fpga.design import StageDesign
+
+
+def simulate_stage(design: StageDesign, frames: int = 3, *, record: bool = False) -> Trace:
+    """Run a stage, fed and drained as fast as its ports can take and give.
+
+    Raises:
+        BackendError: Its FIFOs are too small: it deadlocks.
+    """
+    return simulate(
+        processes_of(design),
+        depths_of(design),
+        frames,
+        record=record,
+        initial=initial_of(design),
+    )
