@@ -1,7 +1,6 @@
 """The designs of all stages of a plan: lowered in order, each folded onto its own board."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pipec.backends.fpga.banks import memory_ports
 from pipec.backends.fpga.compile import best_design, laid_out
@@ -20,22 +19,10 @@ from pipec.errors import BackendError, PlanError
 from pipec.graph.lower import lower as without_transfers
 from pipec.plan.model import Plan, Stage
 from pipec.plan.weights import all_have_data
-from pipec.schedule.schedule import Placement
 
-
-@dataclass(frozen=True)
-class _Known:
-    """The last answer: a plan goes through check, timing and emission with the same stages."""
-
-    stages: tuple[Stage, ...]
-    placement: Placement | None
-    devices: tuple[Device, ...]
-    options: tuple[str, bool]
-    networks: tuple[Network, ...]
-    designs: tuple[StageDesign, ...]
-
-
+_Known = tuple[tuple[Stage, ...], tuple[object, ...], tuple[Network, ...], tuple[StageDesign, ...]]
 _last: list[_Known] = []
+"""The last answer: a plan goes through check, timing and emission with the same stages."""
 _OF_ENGINES_ALONE = ("int32", "rescale")
 """Element types of indices and of tables, in which no whole model is computed."""
 _ROUNDS = 6
@@ -74,7 +61,7 @@ def networks(plan: Plan) -> tuple[Network, ...]:
     """
     known = _remembered(plan)
     if known is not None:
-        return known.networks
+        return known[2]
     found = lowered(plan)
     if precision_of(plan) == "int8" and all_have_data(plan.graph.weights):
         return calibrated(plan, found)
@@ -119,26 +106,23 @@ def designs_of(plan: Plan) -> tuple[StageDesign, ...]:
     """
     known = _remembered(plan)
     if known is None:
-        nets, options = networks(plan), _options(plan)
-        designs = _together(plan, nets, simulate=options[1])
-        known = _Known(plan.stages, plan.placement, plan.cluster.devices, options, nets, designs)
+        nets = networks(plan)
+        designs = _together(plan, nets, simulate=bool(plan.options.get("simulate", False)))
+        known = (plan.stages, _facts(plan), nets, designs)
         _last[:] = [known]
-    return known.designs
+    return known[3]
 
 
-def _options(plan: Plan) -> tuple[str, bool]:
-    return precision_of(plan), bool(plan.options.get("simulate", False))
+def _facts(plan: Plan) -> tuple[object, ...]:
+    """What designs depend on besides the stages."""
+    options = precision_of(plan), bool(plan.options.get("simulate", False))
+    return (plan.placement, plan.cluster.devices, *options)
 
 
 def _remembered(plan: Plan) -> _Known | None:
     """The last answer, if it was for this plan."""
-    wanted = (plan.placement, plan.cluster.devices, _options(plan))
-    for known in _last:
-        if known.stages is plan.stages and wanted == (
-            known.placement, known.devices, known.options,
-        ):  # fmt: skip
-            return known
-    return None
+    facts = _facts(plan)
+    return next((k for k in _last if k[0] is plan.stages and k[1] == facts), None)
 
 
 def _together(plan: Plan, nets: Sequence[Network], *, simulate: bool) -> tuple[StageDesign, ...]:

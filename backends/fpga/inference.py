@@ -1,7 +1,6 @@
 """Writing all stages of a plan that infers, and measuring what narrow numbers lose in them."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from pipec.backends.fpga.quantise.plan import tolerance_of
 from pipec.backends.fpga.quantise.rounding import cut, held
 from pipec.backends.fpga.quantise.samples import held_out, keep
 from pipec.backends.fpga.rtl.generate import write_reference
-from pipec.backends.fpga.stagejson import Json, read_record, stage_record
+from pipec.backends.fpga.stagejson import read_record, stage_record, write_record
 from pipec.backends.fpga.toolchain import has_compiler
 from pipec.graph.ir import Graph
 from pipec.graph.lower import lower
@@ -59,7 +58,7 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
         accepted = of_golden(design, frame, tolerance)
         write_stage(design, folder, frame, tolerance=accepted, site=site)
         record = {**stage_record(design), "tolerance": tolerance}
-        _write(record | {"bounds": [b.to_json() for b in own]} if narrow else record, folder)
+        write_record(record | {"bounds": [b.to_json() for b in own]} if narrow else record, folder)
         if plan.options.get("rtl"):
             write_reference(read_record(folder), folder / "rtl")
         audit.check(folder)
@@ -95,10 +94,6 @@ def of_golden(design: StageDesign, golden: Golden, tolerance: float) -> float:
     return min(1.0, found)
 
 
-def _write(record: Json, folder: Path) -> None:
-    (folder / "stage.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
 def _measure(
     graphs: Sequence[Graph], folders: Sequence[Path], frames: Sequence[dict[str, Tensor]]
 ) -> None:
@@ -112,7 +107,7 @@ def _measure(
     for item in measure(load_stages(folders), frames, want):
         record = read_record(folders[item.stage])
         record.setdefault("accuracy", []).append(dataclasses.asdict(item))
-        _write(record, folders[item.stage])
+        write_record(record, folders[item.stage])
 
 
 def accuracy_of(folders: Sequence[Path]) -> list[Accuracy]:

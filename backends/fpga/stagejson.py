@@ -33,14 +33,9 @@ def stage_record(design: StageDesign) -> Json:
     return {
         "schema": SCHEMA,
         "stage": design.name,
-        "device": design.device,
-        "part": design.part,
-        "clock_mhz": design.clock_mhz,
-        "precision": design.precision,
+        **_fields(design, "device part clock_mhz precision"),
         "cycles": {
-            "interval": design.interval,
-            "latency": design.latency,
-            "simulated": design.simulated,
+            **_fields(design, "interval latency simulated"),
             "bottleneck": {"engine": engine, "cycles": cycles},
         },
         "resources": {"estimate": _rounded(design.resources), "limit": _rounded(design.limits)},
@@ -57,21 +52,24 @@ def stage_record(design: StageDesign) -> Json:
     }
 
 
+def _fields(of: object, names: str) -> Json:
+    return {name: getattr(of, name) for name in names.split()}
+
+
 def _rounded(resources: Resources) -> Json:
     return {k: round(v, 1) for k, v in dataclasses.asdict(resources).items()}
 
 
 def _regions(plan: Floorplan) -> Json:
     """The super logic regions, if the chip has several: what is used of each, what crosses."""
+    kinds = ["dsp", "lut", "bram36", "uram"]
     pairs = zip(plan.used, plan.limits, strict=True)
-    kinds = ("dsp", "lut", "bram36", "uram")
+    regions = [[_rounded(side) for side in pair] for pair in pairs]
+    names = ("estimate", "limit")
     return {
         "slr": [
-            {
-                "estimate": {k: _rounded(used)[k] for k in kinds},
-                "limit": {k: _rounded(limit)[k] for k in kinds},
-            }
-            for used, limit in pairs
+            {name: {k: side[k] for k in kinds} for name, side in zip(names, pair, strict=True)}
+            for pair in regions
         ],
         "wires": list(plan.wires),
         "wire_limit": plan.wire_limit,
@@ -91,14 +89,9 @@ def _fifo(stream: Stream) -> Json:
         "name": stream.name,
         "from": stream.producer,
         "to": stream.consumer,
-        "rows": stream.rows,
-        "channels": stream.channels,
-        "lanes": stream.lanes,
-        "dtype": stream.dtype,
+        **_fields(stream, "rows channels lanes dtype"),
         "width_bits": stream.token_bits,
-        "tokens": stream.tokens,
-        "depth": stream.depth,
-        "initial": stream.initial,
+        **_fields(stream, "tokens depth initial"),
         **({} if stream.memory is None else {"memory": stream.memory.value}),
     }
 
@@ -112,37 +105,20 @@ def _ddr(port: DdrPort) -> Json:
 def _engine(engine: Engine) -> Json:
     nest = {k: _plain(v) for k, v in dataclasses.asdict(engine.nest).items()}
     return {
-        "name": engine.name,
-        "kind": engine.kind,
-        "node": engine.node,
-        "origin": engine.origin,
+        **_fields(engine, "name kind node origin"),
         "nest": nest,
-        "inputs": list(engine.inputs),
-        "outputs": list(engine.outputs),
+        **_fields(engine, "inputs outputs"),
         "numbers": {
-            "dtype": engine.dtype,
-            "second": engine.second,
-            "result": engine.result,
+            **_fields(engine, "dtype second result"),
             "narrowing": engine.narrowing and dataclasses.asdict(engine.narrowing),
         },
-        "ii": engine.ii,
-        "depth": engine.depth,
+        **_fields(engine, "ii depth"),
         "busy_cycles": busy_cycles(engine),
         "runs": firing_rule(engine),
         "dsp": round(engine.resources.dsp, 1),
         "resources": _rounded(engine.resources),
         "buffer": {"bits": engine.buffer_bits, "memory": engine.memory.value},
-        "weights": [
-            {
-                "role": w.role,
-                "shape": list(w.shape),
-                "dtype": w.dtype,
-                "memory": w.memory.value,
-                "bits": w.bits,
-                "sources": list(w.sources),
-            }
-            for w in engine.weights
-        ],
+        "weights": [_fields(w, "role shape dtype memory bits sources") for w in engine.weights],
     }
 
 
@@ -170,6 +146,11 @@ def _table(table: Table) -> list[object]:
         else {"times": item.times, "body": _table(item.body)}
         for item in table
     ]
+
+
+def write_record(record: Json, stage: Path) -> None:
+    """Write ``stage.json``."""
+    (stage / "stage.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def read_record(stage: Path) -> Json:

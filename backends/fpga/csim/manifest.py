@@ -59,15 +59,9 @@ def ports_json(design: StageDesign) -> str:
             "file": wire.file,
             "direction": "in" if wire.is_input else "out",
             **({"in_memory": True} if wire.in_memory else {}),
-            "value": wire.port.value,
-            "node": wire.port.node,
-            "shape": list(wire.port.shape),
-            "order": list(wire.port.order),
-            "dtype": wire.port.dtype,
+            **{k: getattr(wire.port, k) for k in ("value", "node", "shape", "order", "dtype")},
             "stream": wire.stream.name,
-            "rows": wire.stream.rows,
-            "channels": wire.stream.channels,
-            "lanes": wire.stream.lanes,
+            **{k: getattr(wire.stream, k) for k in ("rows", "channels", "lanes")},
             "element": wire.stream.dtype,
         }
         for wire in wires_of(design)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.quantise.samples import drawn, inputs_of
 from pipec.backends.fpga.routing import Gather
-from pipec.graph.ir import Graph, InputKind, tensor
+from pipec.graph.ir import Graph
 
 SEED = 20250117
 
@@ -36,20 +37,7 @@ def random_inputs(
     nests = [engine.nest for design in designs for engine in design.engines]
     below = min((nest.entries for nest in nests if isinstance(nest, Gather)), default=2)
     generator = torch.Generator().manual_seed(seed)
-    nodes = graph.nodes
-    return {
-        i.name: _random(tensor(nodes[i.node]), below, generator)
-        for i in graph.inputs
-        if i.kind in (InputKind.INPUT, InputKind.VALUE)
-    }
-
-
-def _random(like: torch.Tensor, below: int, generator: torch.Generator) -> torch.Tensor:
-    shape = tuple(like.shape)
-    if like.dtype.is_floating_point:
-        return torch.randn(shape, generator=generator).to(like.dtype)
-    high = 2 if like.dtype is torch.bool else below
-    return torch.randint(high, shape, generator=generator).to(like.dtype)
+    return {name: drawn(like, None, below, generator) for name, like in inputs_of(graph).items()}
 
 
 def run_graph(graph: Graph, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

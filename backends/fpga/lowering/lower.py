@@ -33,7 +33,7 @@ from pipec.backends.fpga.lowering.network import (
 )
 from pipec.backends.fpga.lowering.view import standard_order
 from pipec.backends.fpga.lowering.written import gathered
-from pipec.backends.fpga.training import lowering  # noqa: F401  (registers its handlers)
+from pipec.backends.fpga.training import lowering
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor, tensors
 
@@ -139,26 +139,16 @@ def _walk(b: Builder) -> list[str]:
     return problems
 
 
-_MAKE_BORDERS = frozenset(
-    {
-        "aten.conv1d.default",
-        "aten.conv1d.padding",
-        "aten.conv2d.default",
-        "aten.conv2d.padding",
-        "aten.convolution.default",
-        "aten.max_pool2d.default",
-        "aten.max_pool2d_with_indices.default",
-        "aten.avg_pool2d.default",
-        "aten.pad.default",
-        "aten.constant_pad_nd.default",
-    }
-)
-"""Ops whose windows make the padding of what they read, or that add to it."""
+_MAKE_BORDERS = (
+    dense.conv, pooling.max_pool_value, lowering.max_pool_with_indices, pooling.avg_pool,
+    gathering.pad, shapes.renamed,
+)  # fmt: skip
+"""Handlers whose windows make the padding of what they read, that add to it, or pass it on."""
 
 
 def _borders(b: Builder, node: fx.Node) -> None:
     """Make the padding of what a node reads, unless it does so itself or renames elements."""
-    if op_name(node) in _MAKE_BORDERS or HANDLERS.get(op_name(node)) is shapes.renamed:
+    if HANDLERS.get(op_name(node)) in _MAKE_BORDERS:
         return
     for argument in node.all_input_nodes:
         if argument in b.values:

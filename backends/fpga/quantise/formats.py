@@ -9,6 +9,8 @@ what was seen, where what computes a value does not limit it.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from networkx.utils import UnionFind
+
 from pipec.backends.fpga.int8 import Int8, covering
 from pipec.backends.fpga.lowering.layers import (
     Broadcast,
@@ -49,13 +51,13 @@ def formats_of(
     Raises:
         BackendError: Nothing is known of the values on an edge.
     """
-    classes = _Classes()
+    classes: UnionFind[Edge] = UnionFind()
     for edge, other in _ties(networks):
-        classes.join(edge, other)
+        classes.union(edge, other)
     members: dict[Edge, list[Edge]] = {}
     for edge in _real_edges(networks):
-        members.setdefault(classes.root(edge), []).append(edge)
-    centred = {classes.root(edge) for edge in _operands(networks)}
+        members.setdefault(classes[edge], []).append(edge)
+    centred = {classes[edge] for edge in _operands(networks)}
     found: list[dict[str, Int8]] = [{} for _ in networks]
     for root, edges in members.items():
         named = [f for k, e in edges if (f := networks[k].named.get(e)) is not None]
@@ -98,25 +100,6 @@ def _limits(layer: Layer) -> tuple[float, float]:
             return -math.inf, last.value
         return _RANGES.get(last.op, layer.clamp)
     return layer.clamp
-
-
-class _Classes:
-    """Edges in classes (union-find)."""
-
-    def __init__(self) -> None:
-        self._above: dict[Edge, Edge] = {}
-
-    def root(self, edge: Edge) -> Edge:
-        """The member that stands for the class."""
-        while (above := self._above.get(edge, edge)) != edge:
-            edge = above
-        return edge
-
-    def join(self, one: Edge, other: Edge) -> None:
-        """Make one class of two."""
-        a, b = self.root(one), self.root(other)
-        if a != b:
-            self._above[b] = a
 
 
 def moves(layer: Layer) -> bool:

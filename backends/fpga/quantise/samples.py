@@ -74,8 +74,8 @@ def _random(
     generator = torch.Generator().manual_seed(seed)
     return [
         {
-            name: _drawn(like, ranges.get(name), min(tables, default=2), generator)
-            for name, like in _inputs(plan.graph).items()
+            name: drawn(like, ranges.get(name), min(tables, default=2), generator)
+            for name, like in inputs_of(plan.graph).items()
         }
         for _ in range(count)
     ]
@@ -102,20 +102,22 @@ def source_of(plan: Plan) -> str:
     return f"random inputs ({_DRAWN} frames)" if given == RANDOM else f"inputs of {given}"
 
 
-def _inputs(graph: Graph) -> dict[str, Tensor]:
+def inputs_of(graph: Graph) -> dict[str, Tensor]:
+    """What the user gives a model, by name: tensors of the right shape and type."""
     kinds = (InputKind.INPUT, InputKind.VALUE)
     return {i.name: tensor(graph.nodes[i.node]) for i in graph.inputs if i.kind in kinds}
 
 
-def _drawn(
+def drawn(
     like: Tensor, given: tuple[float, float] | None, below: int, generator: torch.Generator
 ) -> Tensor:
+    """A random tensor: uniform in a given range, else normal; integers below a number."""
     shape = tuple(like.shape)
     if like.dtype.is_floating_point:
         if given is None or given[0] == given[1]:
             return torch.randn(shape, generator=generator).to(like.dtype)
-        drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
-        return (given[0] + (given[1] - given[0]) * drawn).to(like.dtype)
+        uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
+        return (given[0] + (given[1] - given[0]) * uniform).to(like.dtype)
     low, high = (0, below - 1) if given is None else (int(given[0]), int(given[1]))
     if like.dtype is torch.bool:
         low, high = 0, 1
@@ -130,7 +132,7 @@ def _read(path: Path, graph: Graph) -> list[dict[str, Tensor]]:
     except (OSError, ValueError, BadZipFile) as error:
         raise BackendError("calibration data cannot be read", where=path, got=error) from error
     columns = {}
-    for name, like in _inputs(graph).items():
+    for name, like in inputs_of(graph).items():
         if name not in arrays:
             raise BackendError(
                 "calibration data lacks an input", where=path, got=", ".join(arrays), want=name

@@ -29,7 +29,7 @@ from pipec.backends.fpga.designs import device_of
 from pipec.backends.fpga.emit.golden import Golden, random_inputs, run_graph
 from pipec.backends.fpga.emit.scripts import Site
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage, write_tables
-from pipec.backends.fpga.stagejson import Json, stage_record
+from pipec.backends.fpga.stagejson import Json, stage_record, write_record
 from pipec.backends.fpga.training.connections import connections, ways
 from pipec.backends.fpga.training.phases import gradient_name
 from pipec.backends.fpga.training.stage import TrainedStage, trained_stages
@@ -154,8 +154,7 @@ def _write(
     platform = fabric is not None and fabric.has_platform
     banks = banks_of(fabric) if fabric else ("DDR[0]",)
     write_stage(design, folder, frame, site=Site(platform=platform, banks=banks, alone=False))
-    record = json.dumps(stage_record(design), indent=1) + "\n"
-    (folder / "stage.json").write_text(record, encoding="utf-8")
+    write_record(stage_record(design), folder)
     audit.check(folder)
 
 
