@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.cpp import comment
+from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.link import AURORA_BYTES, Around, Side, sides
 from pipec.backends.fpga.emit.pins import memory_port
 from pipec.backends.fpga.emit.source import top_name
@@ -51,22 +52,7 @@ def board_design(
         links: What joins their streams to links, or to each other.
     """
     first = cells[0].design
-    names = ", ".join(cell.design.name for cell in cells)
-    repositories = " ".join(f"$stage/{folder}" for folder in folders)
-    lines = [
-        f"# Block design of {names} on {comment(first.device)} ({first.part}).",
-        "set stage [file normalize [file dirname [info script]]]",
-        f"create_project -force {name}_bd $stage/build_bd -part {first.part}",
-        f"set_property ip_repo_paths [list {repositories}] [current_project]",
-        "update_ip_catalog",
-        f"create_bd_design {name}_bd",
-        "create_bd_cell -type ip -vlnv xilinx.com:ip:clk_wiz clock",
-        f"set_property CONFIG.CLKOUT1_REQUESTED_OUT_FREQ {first.clock_mhz:g} [get_bd_cells clock]",
-        "create_bd_cell -type ip -vlnv xilinx.com:ip:proc_sys_reset reset",
-        "connect_bd_net [get_bd_pins clock/clk_out1] [get_bd_pins reset/slowest_sync_clk]",
-    ]
-    for cell in cells:
-        lines += _kernel(cell)
+    lines = [line for cell in cells for line in _kernel(top_name(cell.design), cell.name)]
     users: dict[str, list[str]] = {}
     for cell in cells:
         for bundle, bank in cell.around.banks.items():
@@ -75,18 +61,29 @@ def board_design(
         lines += _memory(f"ddr4_{k}", users[bank])
     lines += links
     host = [f"{cell.name}/{port}" for cell in cells for port in cell.around.host]
-    lines += [f"make_bd_intf_pins_external [get_bd_intf_pins {name}]" for name in host]
-    return "\n".join([*lines, "validate_bd_design", "save_bd_design", ""])
+    return filled(
+        "block_design.tcl",
+        stages=", ".join(cell.design.name for cell in cells),
+        board=comment(first.device),
+        part=first.part,
+        name=name,
+        repositories=" ".join(f"$stage/{folder}" for folder in folders),
+        clock=f"{first.clock_mhz:g}",
+        cells=[*lines, *map(_external, host)],
+    )
 
 
-def _kernel(cell: Cell) -> list[str]:
+def _lines(section: str, **gaps: object) -> list[str]:
+    return filled("block_design.tcl", section, **gaps).splitlines()
+
+
+def _external(pin: str) -> str:
+    return f"make_bd_intf_pins_external [get_bd_intf_pins {pin}]"
+
+
+def _kernel(top: str, cell: str) -> list[str]:
     """A kernel with its clock, its reset and the host's access to its registers."""
-    return [
-        f"create_bd_cell -type ip -vlnv xilinx.com:hls:{top_name(cell.design)}:1.0 {cell.name}",
-        f"connect_bd_net [get_bd_pins clock/clk_out1] [get_bd_pins {cell.name}/ap_clk]",
-        f"connect_bd_net [get_bd_pins reset/peripheral_aresetn] [get_bd_pins {cell.name}/ap_rst_n]",
-        f"make_bd_intf_pins_external [get_bd_intf_pins {cell.name}/s_axi_control]",
-    ]
+    return _lines("kernel", top=top, cell=cell)
 
 
 def _memory(cell: str, users: Sequence[str]) -> list[str]:
@@ -102,46 +99,27 @@ def _memory(cell: str, users: Sequence[str]) -> list[str]:
             below += 1
             lines += _interconnect(f"{cell}_ports_{below}", group)
             level.append(f"{cell}_ports_{below}/M00_AXI")
-    return [
-        *lines,
-        *_interconnect(f"{cell}_ports", level),
-        joined(f"{cell}_ports/M00_AXI", f"{cell}/C0_DDR4_S_AXI"),
-        f"make_bd_intf_pins_external [get_bd_intf_pins {cell}/C0_DDR4]",
-    ]
+    lines += _interconnect(f"{cell}_ports", level)
+    lead = joined(f"{cell}_ports/M00_AXI", f"{cell}/C0_DDR4_S_AXI")
+    return [*lines, lead, _external(f"{cell}/C0_DDR4")]
 
 
 def _interconnect(cell: str, users: Sequence[str]) -> list[str]:
     """An interconnect of memory ports with one output."""
-    return [
-        f"create_bd_cell -type ip -vlnv xilinx.com:ip:smartconnect {cell}",
-        f"set_property CONFIG.NUM_SI {len(users)} [get_bd_cells {cell}]",
-        *(joined(user, f"{cell}/S{k:02d}_AXI") for k, user in enumerate(users)),
-    ]
+    ends = [joined(user, f"{cell}/S{k:02d}_AXI") for k, user in enumerate(users)]
+    return [*_lines("interconnect", cell=cell, count=len(users)), *ends]
 
 
 def _link(side: Side) -> list[str]:
     """An Aurora core of four lanes, the clock crossings to it, and who sends and receives."""
     core = f"aurora_{side.cage}"
-    lines = [
-        f"create_bd_cell -type ip -vlnv xilinx.com:ip:aurora_64b66b {core}",
-        f"set_property CONFIG.C_AURORA_LANES 4 [get_bd_cells {core}]",
-        f"make_bd_intf_pins_external [get_bd_intf_pins {core}/GT_SERIAL_RX]",
-        f"make_bd_intf_pins_external [get_bd_intf_pins {core}/GT_SERIAL_TX]",
-    ]
+    lines = _lines("link", core=core)
     if side.mux is None:
         lead = _from_link if side.way == "rx" else _to_link
         return [*lines, *lead(core, f"kernel/{side.ports[0]}", side.width)]
     mux = f"link_{side.way}"
-    lines += [
-        f"create_bd_cell -type ip -vlnv xilinx.com:hls:{side.mux.name}:1.0 {mux}",
-        f"connect_bd_net [get_bd_pins clock/clk_out1] [get_bd_pins {mux}/ap_clk]",
-        f"connect_bd_net [get_bd_pins reset/peripheral_aresetn] [get_bd_pins {mux}/ap_rst_n]",
-        f"make_bd_intf_pins_external [get_bd_intf_pins {mux}/s_axi_control]",
-    ]
-    lines += [
-        f"connect_bd_intf_net [get_bd_intf_pins kernel/{port}] [get_bd_intf_pins {mux}/{port}]"
-        for port in side.mux.ports
-    ]
+    lines += _kernel(side.mux.name, mux)
+    lines += [joined(f"kernel/{port}", f"{mux}/{port}") for port in side.mux.ports]
     lines += _from_link(core, f"{mux}/{side.mux.into}", side.width)
     return lines + _to_link(core, f"{mux}/{side.mux.out}", side.width)
 
@@ -170,13 +148,7 @@ def _resized(cell: str, source: int, sink: int) -> tuple[list[str], str]:
     """
     if source == sink:
         return [], ""
-    return [
-        f"create_bd_cell -type ip -vlnv xilinx.com:ip:axis_dwidth_converter {cell}",
-        f"set_property -dict {{CONFIG.S_TDATA_NUM_BYTES {source} CONFIG.M_TDATA_NUM_BYTES {sink}}}"
-        f" [get_bd_cells {cell}]",
-        f"connect_bd_net [get_bd_pins clock/clk_out1] [get_bd_pins {cell}/aclk]",
-        f"connect_bd_net [get_bd_pins reset/peripheral_aresetn] [get_bd_pins {cell}/aresetn]",
-    ], f"{cell}/S_AXIS"
+    return _lines("width", cell=cell, source=source, sink=sink), f"{cell}/S_AXIS"
 
 
 def joined(source: str, sink: str) -> str:

@@ -14,25 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipec.backends.fpga.emit.integer import combined, function
-from pipec.backends.fpga.lowering.layers import (
-    UNCLAMPED,
-    Broadcast,
-    Constant,
-    Cut,
-    Dense,
-    Depthwise,
-    Elementwise,
-    Join,
-    Layer,
-    Lookup,
-    Pool,
-    Product,
-    Reorder,
-    RowNorm,
-    RowReduce,
-    Table,
-    Window,
-)
+from pipec.backends.fpga.lowering import layers
+from pipec.backends.fpga.lowering.layers import Layer, Table
 from pipec.backends.fpga.lowering.network import Network
 
 Hook = Callable[[int, str, Layer | None, Tensor], Tensor]
@@ -95,7 +78,7 @@ class Chain:
         for layer in network.layers:
             reads = [edges[use.edge].reshape(use.rows, use.channels) for use in layer.inputs]
             result = compute(layer, reads, self.table)
-            if layer.clamp != UNCLAMPED:
+            if layer.clamp != layers.UNCLAMPED:
                 result = result.clamp(*layer.clamp)
             result = result.reshape(layer.rows, layer.channels)
             edges[layer.name] = hook(stage, layer.name, layer, result)
@@ -122,7 +105,7 @@ def compute(layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
     raise TypeError(type(layer).__name__)
 
 
-def _padded(window: Window, x: Tensor, channels: int, value: float) -> Tensor:
+def _padded(window: layers.Window, x: Tensor, channels: int, value: float) -> Tensor:
     """``[batch, channels, h, w]`` with the padding of a window around it."""
     maps = x.reshape(window.batch, window.h, window.w, channels).permute(0, 3, 1, 2)
     high = (window.oh - 1) * window.sh + (window.kh - 1) * window.dh + 1
@@ -131,7 +114,7 @@ def _padded(window: Window, x: Tensor, channels: int, value: float) -> Tensor:
     return functional.pad(maps, (window.pl, right, window.pt, bottom), value=value)
 
 
-def _convolved(window: Window, x: Tensor, weight: Tensor, groups: int, over: int) -> Tensor:
+def _convolved(window: layers.Window, x: Tensor, weight: Tensor, groups: int, over: int) -> Tensor:
     """``[batch, oh, ow, out]`` of ``x`` with ``over`` channels."""
     found = functional.conv2d(
         _padded(window, x, over, 0.0), weight, None, (window.sh, window.sw), 0,
@@ -141,7 +124,7 @@ def _convolved(window: Window, x: Tensor, weight: Tensor, groups: int, over: int
 
 
 @compute.register
-def _dense(layer: Dense, reads: Sequence[Tensor], table: Tables) -> Tensor:
+def _dense(layer: layers.Dense, reads: Sequence[Tensor], table: Tables) -> Tensor:
     weight = table(layer.weight)
     if layer.window is not None:
         window = layer.window
@@ -157,7 +140,7 @@ def _dense(layer: Dense, reads: Sequence[Tensor], table: Tables) -> Tensor:
 
 
 @compute.register
-def _depthwise(layer: Depthwise, reads: Sequence[Tensor], table: Tables) -> Tensor:
+def _depthwise(layer: layers.Depthwise, reads: Sequence[Tensor], table: Tables) -> Tensor:
     window, channels = layer.window, layer.channels
     kernel = table(layer.weight).reshape(channels, 1, window.kh, window.kw)
     found = _convolved(window, reads[0], kernel, channels, channels)
@@ -165,7 +148,7 @@ def _depthwise(layer: Depthwise, reads: Sequence[Tensor], table: Tables) -> Tens
 
 
 @compute.register
-def _pool(layer: Pool, reads: Sequence[Tensor], table: Tables) -> Tensor:
+def _pool(layer: layers.Pool, reads: Sequence[Tensor], table: Tables) -> Tensor:
     window, channels = layer.window, layer.channels
     if layer.op == "sum":
         ones = torch.ones(channels, 1, window.kh, window.kw)
@@ -181,7 +164,7 @@ def _pool(layer: Pool, reads: Sequence[Tensor], table: Tables) -> Tensor:
 
 
 @compute.register
-def _row_reduce(layer: RowReduce, reads: Sequence[Tensor], table: Tables) -> Tensor:
+def _row_reduce(layer: layers.RowReduce, reads: Sequence[Tensor], table: Tables) -> Tensor:
     x = reads[0].reshape(layer.rows, layer.window, layer.channels)
     if layer.op == "sum":
         return x.sum(1) * layer.scale
@@ -189,7 +172,7 @@ def _row_reduce(layer: RowReduce, reads: Sequence[Tensor], table: Tables) -> Ten
 
 
 @compute.register
-def _elementwise(layer: Elementwise, reads: Sequence[Tensor], table: Tables) -> Tensor:
+def _elementwise(layer: layers.Elementwise, reads: Sequence[Tensor], table: Tables) -> Tensor:
     shape = (layer.rows, layer.channels)
     x = reads[0].reshape(shape)
     for step in layer.steps:
@@ -204,7 +187,7 @@ def _elementwise(layer: Elementwise, reads: Sequence[Tensor], table: Tables) -> 
 
 
 @compute.register
-def _row_norm(layer: RowNorm, reads: Sequence[Tensor], table: Tables) -> Tensor:
+def _row_norm(layer: layers.RowNorm, reads: Sequence[Tensor], table: Tables) -> Tensor:
     x = reads[0].reshape(layer.n, layer.taps * layer.cin)
     if layer.op == "softmax":
         y = torch.softmax(x, -1)
@@ -223,7 +206,7 @@ def _row_norm(layer: RowNorm, reads: Sequence[Tensor], table: Tables) -> Tensor:
 
 
 @compute.register
-def _product(layer: Product, reads: Sequence[Tensor], table: Tables) -> Tensor:
+def _product(layer: layers.Product, reads: Sequence[Tensor], table: Tables) -> Tensor:
     reduction = layer.taps * layer.cin
     a = reads[0].reshape(layer.blocks, layer.outer, layer.groups, layer.inner, reduction)
     b = reads[1].reshape(layer.blocks, *layer.b_sizes)
@@ -234,34 +217,34 @@ def _product(layer: Product, reads: Sequence[Tensor], table: Tables) -> Tensor:
 
 
 @compute.register
-def _join(layer: Join, reads: Sequence[Tensor], table: Tables) -> Tensor:
+def _join(layer: layers.Join, reads: Sequence[Tensor], table: Tables) -> Tensor:
     parts = zip(reads, layer.sizes, strict=True)
     return torch.cat([x.reshape(layer.outer, size) for x, size in parts], 1)
 
 
 @compute.register
-def _cut(layer: Cut, reads: Sequence[Tensor], table: Tables) -> Tensor:
+def _cut(layer: layers.Cut, reads: Sequence[Tensor], table: Tables) -> Tensor:
     x = reads[0].reshape(layer.outer, layer.size, layer.inner)
     return x[:, layer.start : layer.stop : layer.step]
 
 
 @compute.register
-def _reorder(layer: Reorder, reads: Sequence[Tensor], table: Tables) -> Tensor:
+def _reorder(layer: layers.Reorder, reads: Sequence[Tensor], table: Tables) -> Tensor:
     x = reads[0].reshape(layer.blocks, *layer.sizes)
     return x.permute(0, *(axis + 1 for axis in layer.order))
 
 
 @compute.register
-def _lookup(layer: Lookup, reads: Sequence[Tensor], table: Tables) -> Tensor:
+def _lookup(layer: layers.Lookup, reads: Sequence[Tensor], table: Tables) -> Tensor:
     return table(layer.table)[reads[0].reshape(-1)]
 
 
 @compute.register
-def _constant(layer: Constant, reads: Sequence[Tensor], table: Tables) -> Tensor:
+def _constant(layer: layers.Constant, reads: Sequence[Tensor], table: Tables) -> Tensor:
     return table(layer.table)
 
 
 @compute.register
-def _broadcast(layer: Broadcast, reads: Sequence[Tensor], table: Tables) -> Tensor:
+def _broadcast(layer: layers.Broadcast, reads: Sequence[Tensor], table: Tables) -> Tensor:
     x = reads[0].reshape(layer.outer, 1, -1)
     return x.expand(layer.outer, layer.times, x.shape[-1])
