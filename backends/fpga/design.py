@@ -19,8 +19,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.int8 import kind_of
 from pipec.backends.fpga.nests import ceil_div
+from pipec.backends.fpga.numbers import file_type, fixed_point
 from pipec.backends.fpga.routing import Nest
 
 
@@ -33,10 +33,6 @@ class Memory(StrEnum):
     DDR = "ddr"
 
 
-BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int32": 32, "rescale": 64}
-"""Element type of a stream or table to its bits; ``ap_fixed<W,I>`` has W."""
-
-
 def bits_of(dtype: str) -> int:
     """Bits of one element.
 
@@ -44,9 +40,8 @@ def bits_of(dtype: str) -> int:
         >>> bits_of("float32"), bits_of("ap_fixed<16,6>")
         (32, 16)
     """
-    if dtype.startswith("ap_fixed<"):
-        return int(dtype.removeprefix("ap_fixed<").split(",")[0])
-    return BITS[kind_of(dtype)]
+    fixed = fixed_point(dtype)
+    return fixed[0] if fixed is not None else 8 * file_type(dtype).itemsize
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,7 @@ class Stream:
         rows: Rows per frame (pixels, window positions, sequence positions).
         channels: Elements of one row; the last token of a row is padded with zeros.
         lanes: Elements of one token, P.
-        dtype: Element type (`BITS`).
+        dtype: Element type (`bits_of`).
         depth: Declared FIFO depth N (``STREAM depth``), at least 2.
         producer: Engine that writes it; None if it is an input of the stage.
         consumer: Engine that reads it; None if it is an output of the stage.

@@ -99,7 +99,7 @@ class CSimulation:
                 "the C simulation of a stage does not end", where=self.stage, got=error
             ) from error
         if done.returncode != 0:
-            raise failed(self, done.returncode, done.stderr)
+            raise failed(self.stage, done.returncode, done.stderr)
 
     def tokens(self, values: Mapping[str, torch.Tensor], wire: Wire) -> NDArray[Any]:
         """One frame of an input as its data file holds it.
@@ -122,11 +122,11 @@ class CSimulation:
         return [from_tokens(t, wire.port, wire.stream) for t in np.split(tokens, frames)]
 
 
-def failed(stage: CSimulation, code: int, said: str, when: str = "") -> BackendError:
+def failed(stage: Path, code: int, said: str, when: str = "") -> BackendError:
     """The error for a test bench that ended with this exit code and text."""
     return BackendError(
         f"the C simulation of a stage failed{when}",
-        where=stage.stage,
+        where=stage,
         got=f"exit code {code}: {complaints(said)}",
     )
 

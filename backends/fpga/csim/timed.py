@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from pipec.backends.fpga.csim.build import TIMED, build
-from pipec.backends.fpga.csim.run import complaints
+from pipec.backends.fpga.csim.run import failed
 from pipec.backends.fpga.cycles import simulate
 from pipec.backends.fpga.emit.cpp import identifier
 from pipec.backends.fpga.simulator.process import Trace
@@ -57,11 +57,7 @@ def _play(binary: Path, stage: Path, frames: int, told: dict[str, str]) -> None:
             hint="deepen a stream that is full",
         )
     if done.returncode != 0:
-        raise BackendError(
-            "the C simulation of a stage failed",
-            where=stage,
-            got=f"exit code {done.returncode}: {complaints(done.stderr + done.stdout)}",
-        )
+        raise failed(stage, done.returncode, done.stderr + done.stdout)
 
 
 def check_timing(stage: Path, frames: int = 2) -> TimedCheck:

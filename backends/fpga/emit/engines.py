@@ -107,7 +107,7 @@ def call_of(engine: Engine, memory: str | None = None) -> str:
     tables += [memory] if unit.in_memory and memory is not None else []
     arguments = ", ".join(["frames", *streams, *tables, *unit.arguments])
     name = f"engine::{unit.function}<cfg::{identifier(engine.name)}>"
-    return f"  TASK({name}({arguments}));  // {comment(engine.origin or engine.name)}"
+    return f"TASK({name}({arguments}));  // {comment(engine.origin or engine.name)}"
 
 
 def _table(engine: Engine, role: str, memory: str | None) -> str:

@@ -175,59 +175,52 @@ def _signature(design: StageDesign) -> str:
 def stage_top_cpp(design: StageDesign) -> str:
     """The kernel: tables, the dataflow of engines, the top function."""
     tables = on_chip(design)
-    parts = [
-        f"// {design.name}: streams and engines. Constants are in types.h.",
-        '#include "stage_top.h"\n',
-        _tables(tables),
-        _dataflow(design),
-        _top(design, tables),
+    inner = [
+        (kind, name)
+        for kind, name in arguments(design)
+        if name != "load_tables" and not name.startswith("tables_")
     ]
-    return "\n".join(part for part in parts if part)
+    load = filled("stage_top.cpp", "load", loads=_loads(tables)).rstrip("\n")
+    return filled(
+        "stage_top.cpp",
+        stage=design.name,
+        tables=filled("stage_top.cpp", "tables", arrays=_arrays(tables)) if tables else "",
+        parameters=",\n    ".join(kind + name for kind, name in inner),
+        streams=[line for s in design.streams.values() for line in _stream(s)],
+        tasks=_tasks(design),
+        signature=_signature(design),
+        pragmas=_pragmas(design, tables),
+        load=load if tables else "  (void)load_tables;",
+        passed=", ".join(name for _, name in inner),
+    )
 
 
-def _tables(tables: Sequence[OnChip]) -> str:
-    if not tables:
-        return ""
-    lines = [
+def _arrays(tables: Sequence[OnChip]) -> list[str]:
+    return [
         f"static vec<{t.element}, {t.lanes}> {t.name}[{t.words}];"
         f"  // {comment(', '.join(t.weight.sources) or 'constant')}"
         for t in tables
     ]
-    return "\n".join(["namespace table {", "", *lines, "", "}  // namespace table", ""])
 
 
-def _dataflow(design: StageDesign) -> str:
-    ports = port_names(design)
+def _loads(tables: Sequence[OnChip]) -> list[str]:
+    return [
+        f"engine::load_table(tables_{identifier(t.weight.dtype)}, {t.first_beat}, table::{t.name});"
+        for t in tables
+    ]
+
+
+def _tasks(design: StageDesign) -> list[str]:
+    """Ports and engines as tasks of the dataflow: inputs, engines, outputs."""
     pointers = {engine.name: identifier(port) for port, engine, _ in off_chip(design)}
     pointers |= {port.engine: identifier(port.name) for port in moving(design)}
-    inputs = [
-        f"  TASK(engine::axis_in<cfg::{name}>(frames, {name}, {identifier(port.stream)}));"
-        for name, port in ports.items()
-        if name.startswith("in_")
-    ]
-    outputs = [
-        f"  TASK(engine::axis_out<cfg::{name}>(frames, {identifier(port.stream)}, {name}));"
-        for name, port in ports.items()
-        if name.startswith("out_")
-    ]
+    ends: dict[str, list[str]] = {"in": [], "out": []}
+    for name, port in port_names(design).items():
+        way, stream = name.partition("_")[0], identifier(port.stream)
+        streams = f"{name}, {stream}" if way == "in" else f"{stream}, {name}"
+        ends[way].append(f"TASK(engine::axis_{way}<cfg::{name}>(frames, {streams}));")
     calls = [call_of(engine, pointers.get(engine.name)) for engine in design.engines]
-    parameters = ",\n    ".join(
-        kind + name
-        for kind, name in arguments(design)
-        if name != "load_tables" and not name.startswith("tables_")
-    )
-    lines = [
-        f"static void dataflow(\n    {parameters}) {{",
-        "#pragma HLS DATAFLOW",
-        *(line for s in design.streams.values() for line in _stream(s)),
-        *inputs,
-        *calls,
-        *outputs,
-        "  DATAFLOW_END;",
-        "}",
-        "",
-    ]
-    return "\n".join(lines)
+    return [*ends["in"], *calls, *ends["out"]]
 
 
 def _stream(stream: Stream) -> list[str]:
@@ -243,33 +236,18 @@ def _stream(stream: Stream) -> list[str]:
     return lines
 
 
-def _top(design: StageDesign, tables: Sequence[OnChip]) -> str:
-    passed = [
-        name
-        for _, name in arguments(design)
-        if name != "load_tables" and not name.startswith("tables_")
-    ]
-    lines = ['extern "C" {', f"{_signature(design)} {{"]
-    lines += [f"#pragma HLS INTERFACE axis port = {name}" for name in port_names(design)]
+def _pragmas(design: StageDesign, tables: Sequence[OnChip]) -> list[str]:
+    """Interfaces of the top function, and where its tables lie."""
+    lines = [f"#pragma HLS INTERFACE axis port = {name}" for name in port_names(design)]
     for name in memories(design):
         lines += [
             f"#pragma HLS INTERFACE m_axi port = {name} offset = slave bundle = {bundle(name)} "
             f"depth = {_beats(design, name)} max_read_burst_length = {BURST}",
             f"#pragma HLS INTERFACE s_axilite port = {name}",
         ]
-    for name in (*numbering(design), "frames", "load_tables", "return"):
-        lines.append(f"#pragma HLS INTERFACE s_axilite port = {name}")
-    lines += [line for t in tables for line in _storage(t)]
-    if tables:
-        loads = [
-            f"    engine::load_table(tables_{identifier(t.weight.dtype)}, {t.first_beat}, "
-            f"table::{t.name});"
-            for t in tables
-        ]
-        lines += ["  if (load_tables) {", *loads, "  }"]
-    else:
-        lines.append("  (void)load_tables;")
-    return "\n".join([*lines, f"  dataflow({', '.join(passed)});", "}", "}", ""])
+    scalars = (*numbering(design), "frames", "load_tables", "return")
+    lines += [f"#pragma HLS INTERFACE s_axilite port = {name}" for name in scalars]
+    return lines + [line for t in tables for line in _storage(t)]
 
 
 def bundle(memory: str) -> str:

@@ -9,20 +9,10 @@ from typing import cast
 import numpy as np
 from torch import fx
 
+from pipec.backends.fpga.lowering import layers
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.integer import clamp_of, may_join
-from pipec.backends.fpga.lowering.layers import (
-    UNCLAMPED,
-    Array,
-    Broadcast,
-    Dense,
-    Depthwise,
-    Elementwise,
-    Join,
-    Layer,
-    MapStep,
-    Table,
-)
+from pipec.backends.fpga.lowering.layers import Array, Layer, MapStep, Table
 from pipec.backends.fpga.lowering.network import (
     Builder,
     UnsupportedError,
@@ -180,11 +170,11 @@ def affine(b: Builder, node: fx.Node, x: object, scale: Table | None, shift: Tab
     affine steps before it; else two steps of a MAP.
     """
     value, before = b.value(x), b.alone(x)
-    folds = isinstance(before, Dense | Depthwise) and before.clamp == UNCLAMPED
-    if isinstance(before, Dense | Depthwise) and folds and _outputs(before) == value.channels:
-        b.layers[before.name] = _folded(before, scale, shift)
-        return _like(value, node)
-    if isinstance(before, Elementwise) and before.channels == value.channels:
+    if isinstance(before, layers.Dense | layers.Depthwise):
+        if before.clamp == layers.UNCLAMPED and _outputs(before) == value.channels:
+            b.layers[before.name] = _folded(before, scale, shift)
+            return _like(value, node)
+    elif isinstance(before, layers.Elementwise) and before.channels == value.channels:
         steps = composed(before.steps, scale, shift)
         if b.precision != "int8" or may_join(before.steps, steps):
             b.layers[before.name] = dataclasses.replace(before, steps=steps)
@@ -192,9 +182,9 @@ def affine(b: Builder, node: fx.Node, x: object, scale: Table | None, shift: Tab
     return chain(b, node, x, list(composed((), scale, shift)))
 
 
-def _outputs(layer: Dense | Depthwise) -> int:
+def _outputs(layer: layers.Dense | layers.Depthwise) -> int:
     """Channels of a pixel, over all groups."""
-    return layer.groups * layer.out if isinstance(layer, Dense) else layer.channels
+    return layer.groups * layer.out if isinstance(layer, layers.Dense) else layer.channels
 
 
 def _like(value: Value, node: fx.Node) -> Value:
@@ -210,9 +200,9 @@ def _combined(first: Table | None, fn: Callable[[Array, Array], Array], then: Ta
 
 
 def _folded(
-    layer: Dense | Depthwise, scale: Table | None, shift: Table | None
-) -> Dense | Depthwise:
-    lead = (layer.groups, layer.out) if isinstance(layer, Dense) else (layer.channels,)
+    layer: layers.Dense | layers.Depthwise, scale: Table | None, shift: Table | None
+) -> layers.Dense | layers.Depthwise:
+    lead = (layer.groups, layer.out) if isinstance(layer, layers.Dense) else (layer.channels,)
     weight, bias = layer.weight, layer.bias
     if scale is not None:
 
@@ -259,7 +249,7 @@ def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
     8-bit integers: only where they stay integers; clamps join a product before.
     """
     value, before = b.value(x), b.alone(x)
-    if isinstance(before, Elementwise) and before.channels == value.channels:
+    if isinstance(before, layers.Elementwise) and before.channels == value.channels:
         joined = (*before.steps, *steps)
         if b.precision != "int8" or may_join(before.steps, joined):
             b.layers[before.name] = dataclasses.replace(before, steps=joined)
@@ -276,11 +266,11 @@ def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
 
 def _products(b: Builder, layer: Layer | None) -> list[Layer]:
     """The layer if it multiplies with constants, or the parts of one that it joins."""
-    if isinstance(layer, Join):
+    if isinstance(layer, layers.Join):
         parts = [b.layers.get(use.edge) for use in layer.inputs]
-        found = [p for p in parts if isinstance(p, Dense) and p.node == layer.node]
+        found = [p for p in parts if isinstance(p, layers.Dense) and p.node == layer.node]
         return [*found] if len(found) == len(parts) else []
-    return [layer] if isinstance(layer, Dense | Depthwise) else []
+    return [layer] if isinstance(layer, layers.Dense | layers.Depthwise) else []
 
 
 def chain_value(b: Builder, node: fx.Node, value: Value, steps: list[MapStep]) -> Value:
@@ -337,7 +327,7 @@ def _repeated(
     channels = math.gcd(inner, value.channels, big.channels)
     view = View.of((outer * times * inner,), (0,))
     found = b.put(
-        Broadcast, node, (value.use(channels),), view, channels, suffix="_repeat",
+        layers.Broadcast, node, (value.use(channels),), view, channels, suffix="_repeat",
         outer=outer, inner=inner // channels, times=times,
     )  # fmt: skip
     return dataclasses.replace(found, view=value.view)

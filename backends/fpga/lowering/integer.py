@@ -12,9 +12,9 @@
 import math
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Protocol
 
-from pipec.backends.fpga.lowering.layers import UNCLAMPED
+from pipec.backends.fpga.lowering.layers import UNCLAMPED, MapStep
+from pipec.backends.fpga.nests import Step
 
 
 class Mode(StrEnum):
@@ -28,30 +28,14 @@ class Mode(StrEnum):
     REAL = "real"
 
 
-class AnyStep(Protocol):
-    """A `layers.MapStep` or a `nests.Step`."""
-
-    @property
-    def op(self) -> str:
-        """What it does."""
-        ...
-
-    @property
-    def operand(self) -> str:
-        """Where its second operand comes from."""
-        ...
-
-    @property
-    def value(self) -> float:
-        """The second operand, if it is a number."""
-        ...
+AnyStep = MapStep | Step
+"""What elementwise chains are made of, before and after folding."""
 
 
 def clamp_of(steps: Sequence[AnyStep]) -> tuple[float, float] | None:
     """The limits that steps put on a number; None if they do anything else.
 
     Example:
-        >>> from pipec.backends.fpga.nests import Step
         >>> clamp_of([Step("relu"), Step("min", "scalar", 6.0)]), clamp_of([Step("exp")])
         ((0.0, 6.0), None)
     """
