@@ -88,9 +88,9 @@ class PartitionPass(Pass):
         place = self._placement(plan)
         names = [n.name for n in plan.graph.calls]
         count = len(place.forward)
-        orders = [] if self.layout else self._orders(plan, place)
-        if orders:
-            cluster, partition = self._predicted(plan, plan.costs, place, orders)
+        found = self.fastest(plan)
+        if found is not None:
+            cluster, partition = found.cluster, _of_step(plan.graph, found.cut, found.compute)
         else:
             cut = self._cut(plan, plan.costs, place)
             cluster = plan.cluster.reordered(cut.device_order)
@@ -102,6 +102,26 @@ class PartitionPass(Pass):
             placement=place,
             stages=tuple(_stage(plan.graph, stage_of, k) for k in range(count)),
         )
+
+    def fastest(self, plan: Plan, *, counted: bool = False) -> "Fastest | None":
+        """The cut whose step is fastest, by the timeline that its plan will have.
+
+        None where stages do not run as `pipec.compiler.outline` knows them, or a layout is given:
+        then a cut is made for its slowest stage, and timed once the plan is made.
+
+        Args:
+            plan: With costs.
+            counted: Whether peaks of memory are told where there is room for all that is saved.
+
+        Raises:
+            PartitionError: No cut fits.
+        """
+        assert plan.costs is not None
+        place = self._placement(plan)
+        orders = [] if self.layout else self._orders(plan, place)
+        if not orders:
+            return None
+        return self._predicted(plan, plan.costs, place, orders, counted=counted)
 
     def _placement(self, plan: Plan) -> Placement:
         """Where stages run, as the schedule wants it; else stage k on device k."""
@@ -125,14 +145,25 @@ class PartitionPass(Pass):
         return place if place.backward else Placement.together(place.forward)
 
     def _predicted(
-        self, plan: Plan, costs: CostTable, place: Placement, orders: Sequence[Schedule]
-    ) -> tuple[Cluster, Partition]:
+        self,
+        plan: Plan,
+        costs: CostTable,
+        place: Placement,
+        orders: Sequence[Schedule],
+        *,
+        counted: bool,
+    ) -> "Fastest":
         """The cut whose step is fastest and fits, for the best schedule that may be meant."""
         cluster, problem = plan.cluster, placement_problem(plan.graph, costs)
         if self.order == "free":
             cluster = cluster.reordered(self._cut(plan, costs, place).device_order)
         outline = Outline(
-            plan.graph, costs, cluster, self.microbatches, activations=self.activations
+            plan.graph,
+            costs,
+            cluster,
+            self.microbatches,
+            activations=self.activations,
+            counted=counted,
         )
         limits = [d.memory_bytes for d in cluster.devices[: place.devices]]
         found: list[tuple[Cut, Schedule]] = []
@@ -147,7 +178,7 @@ class PartitionPass(Pass):
             assert refused is not None
             raise refused
         cut, compute = min(found, key=lambda pair: pair[0].timeline.seconds)
-        return cluster, _of_step(plan.graph, cut, compute)
+        return Fastest(cluster, cut, compute)
 
     def _orders(self, plan: Plan, place: Placement) -> list[Schedule]:
         """The schedules that may be meant: the one that is named, or those that fit the places.
@@ -155,7 +186,7 @@ class PartitionPass(Pass):
         None where stages do not run as `pipec.compiler.outline` knows them: in streams, or with
         their backward on devices of its own.
         """
-        streams = any(d.family == "fpga" for d in plan.cluster.devices)
+        streams = any(d.streams for d in plan.cluster.devices)
         if streams or place.separate:
             return []
         count, trains = len(place.forward), bool(plan.graph.outputs_of(OutputKind.LOSS))
@@ -242,7 +273,6 @@ class PartitionPass(Pass):
             loads=tuple(loads.tolist()),
             memory_bytes=tuple(held.tolist()),
             max_load=float(loads.max()),
-            objective=float(loads.max()),
             lower_bound=min(lower, float(loads.max())),
             contiguous=True,
             method=f"layout {layout}",
@@ -265,6 +295,21 @@ class PartitionPass(Pass):
             overlap=self.overlap,
             time_limit=self.time_limit,
         )
+
+
+@dataclass(frozen=True)
+class Fastest:
+    """The cut with the fastest step.
+
+    Attributes:
+        cluster: Its devices in their order.
+        cut: The cut.
+        compute: The compute actions that it was made for.
+    """
+
+    cluster: Cluster
+    cut: Cut
+    compute: Schedule
 
 
 def _devices(names: Sequence[str], memory: FloatArray) -> list[Device]:

@@ -55,7 +55,7 @@ class SchedulePass(Pass):
         timed = plan
         if not plan.timing:
             timed = plan.replace(timing=load_backend(plan.target).stage_seconds(plan))
-        streams = all(d.family == "fpga" for d in plan.cluster.devices)
+        streams = all(d.streams for d in plan.cluster.devices)
         made: dict[str, Schedule | PipecError] = {}
         for name in STREAMING if streams else SYNCHRONOUS:
             try:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 @click.option("--cpus", type=int, help="CPUs, which pay no communication; as the file says.")
 @click.option("--memory", type=float, help="Bytes per accelerator; as the file says.")
 @click.option("--chunks", type=int, default=1, show_default=True, help="Chunks per device.")
-@click.option("--microbatches", type=int, help="Count the pipeline's fill for so many.")
 @click.option("--planner", type=click.Choice(["contiguous", "pipedream"]), default="contiguous")
 @click.option("--workers", type=int, multiple=True, help="pipedream: per level, innermost first.")
 @click.option("--fewest", is_flag=True, help="pipedream: no more workers than the time needs.")
@@ -51,7 +50,6 @@ def command(
     cpus: int | None,
     memory: float | None,
     chunks: int,
-    microbatches: int | None,
     planner: str,
     workers: tuple[int, ...],
     fewest: bool,
@@ -82,12 +80,11 @@ def command(
         "--workers": workers,
         "--fewest": fewest,
         "--cpus": cpus is not None,
-        "--microbatches": microbatches is not None,
         "--bandwidth": bandwidth,
         "--latency": latency,
         "--overlap": overlap,
     }
-    _refuse_unused({name for name, value in given.items() if value}, workload, planner, chunks)
+    _refuse_unused({name for name, value in given.items() if value}, workload, planner)
     if planner == "pipedream":
         _replicated(workload, workers or (devices or 0,), bandwidth, memory, fewest, as_json)
         return
@@ -97,7 +94,7 @@ def command(
     else:
         targets = _devices(workload, devices, cpus, memory)
         links = _links(workload, len(targets), bandwidth, latency)
-        cut = _contiguous(workload, targets, links, overlap, microbatches, time_limit)
+        cut = _contiguous(workload, targets, links, overlap, time_limit)
     seconds = perf_counter() - began
     if as_json:
         click.echo(json.dumps(_facts(workload.graph, targets, cut, seconds)))
@@ -115,17 +112,16 @@ def _read(file: Path) -> "Workload":
     return read_workload(file)
 
 
-def _refuse_unused(given: set[str], workload: "Workload", planner: str, chunks: int) -> None:
+def _refuse_unused(given: set[str], workload: "Workload", planner: str) -> None:
     """An option that would have no effect is a misunderstanding.
 
     Raises:
         PartitionError: Naming the options, and why they mean nothing here.
     """
-    replicated = {"--cpus", "--chunks", "--microbatches", "--latency", "--overlap"}
+    replicated = {"--cpus", "--chunks", "--latency", "--overlap"}
     cases = (
         (planner != "pipedream", {"--workers", "--fewest"}, "--planner pipedream"),
         (planner == "pipedream", replicated, "--planner contiguous"),
-        (chunks > 1, {"--microbatches"}, "one chunk per device"),
         (workload.priced, {"--bandwidth", "--latency", "--overlap"}, "values in bytes"),
     )
     for applies, without_effect, wanted in cases:
@@ -221,7 +217,6 @@ def _contiguous(
     devices: "list[Device]",
     links: "Link | list[Link] | None",
     overlap: bool,
-    microbatches: int | None,
     time_limit: float,
 ) -> "CutResult":
     from pipec.partition.solve import solve_contiguous
@@ -233,7 +228,6 @@ def _contiguous(
         exactly=bool(workload.links),
         links=links,
         overlap=overlap,
-        microbatches=microbatches,
         time_limit=time_limit,
     )
 
@@ -282,7 +276,6 @@ def _facts(
     """The result as plain data; stages stand in pipeline order."""
     return {
         "problem": _problem(cut),
-        "objective": cut.objective,
         "max_load": cut.max_load,
         "lower_bound": cut.lower_bound,
         "gap": cut.gap,
@@ -328,8 +321,6 @@ def _table(graph: "CostGraph", devices: "list[Device]", cut: "CutResult", second
     output().print(table)
     click.echo(f"problem      {_problem(cut)}")
     click.echo(f"max load     {cut.max_load:.6g}")
-    if cut.objective != cut.max_load:
-        click.echo(f"objective    {cut.objective:.6g}")
     click.echo(f"lower bound  {cut.lower_bound:.6g}")
     click.echo(f"gap          {'0, proven optimal' if cut.proven else f'{cut.gap:.3%}'}")
     click.echo(f"method       {cut.method}")

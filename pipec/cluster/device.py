@@ -101,6 +101,11 @@ class Device:
     host_bandwidth: float = 12e9
     fpga: FpgaResources | None = None
 
+    @property
+    def streams(self) -> bool:
+        """Whether all operations of a stage run at the same time, each on engines of its own."""
+        return self.family == "fpga"
+
     def flops(self, dtype: str) -> float:
         """Peak FLOP/s for ``dtype``; that of float32 where the table has no entry."""
         return self.peak_flops.get(dtype, self.peak_flops["float32"])

@@ -52,12 +52,14 @@ class Cut:
         timeline: As predicted.
         bound: No contiguous cut that fits has a faster step, in seconds.
         method: How it was found.
+        loose: No cut that was refused for its memory has a faster step; infinite if none was.
     """
 
     stage: IntArray
     timeline: Timeline
     bound: float
     method: str
+    loose: float = inf
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +95,7 @@ class CutSearch:
         order = np.flatnonzero(fits)[np.argsort(bounds[fits], kind="stable")]
         best: tuple[IntArray, Timeline] | None = None
         most, closest, done = (PREDICTED if every is not None else NEAR), inf, False
+        loose = float(bounds[~fits].min(initial=inf))
         for k in order[:most].tolist():
             done = best is not None and bounds[k] >= best[1].seconds * _BELOW
             if done:
@@ -104,6 +107,7 @@ class CutSearch:
                 continue
             over = self._fullest(timeline)
             closest = min(closest, over)
+            loose = min(loose, float(bounds[k])) if over > 1 else loose
             if over <= 1 and (best is None or timeline.seconds < best[1].seconds):
                 best = stage, timeline
         done = every is not None and (done or len(order) <= most)
@@ -111,7 +115,7 @@ class CutSearch:
             raise self._nothing(len(cuts), closest, proven=done)
         method = "all contiguous cuts, by their bounds" if done else "boundaries moved"
         bound = best[1].seconds if done else min(self._least(), best[1].seconds)
-        return Cut(*best, bound, method)
+        return Cut(*best, bound, method, loose)
 
     def predict(self, stage: IntArray) -> Timeline:
         """The timeline of one cut, given the stage of every call."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import fx
@@ -65,6 +66,7 @@ class Outline:
         cluster: Where it runs.
         microbatches: Of one step: no more are in flight.
         activations: Whether what the backward needs counts; not where a later pass moves it.
+        counted: Whether it counts where there is room for all of it, too.
     """
 
     graph: Graph
@@ -72,6 +74,7 @@ class Outline:
     cluster: Cluster
     microbatches: int
     activations: bool = True
+    counted: bool = False
 
     @cached_property
     def trains(self) -> bool:
@@ -218,7 +221,9 @@ class Outline:
 
     @cached_property
     def _needs(self) -> frozenset[str]:
-        return needs_grad(self.graph) if self.trains else frozenset()
+        if self.graph.module not in _needed:
+            _needed[self.graph.module] = needs_grad(self.graph) if self.trains else frozenset()
+        return _needed[self.graph.module]
 
     @cached_property
     def _readers(self) -> list[tuple[str, float, bool, list[str]]]:
@@ -251,12 +256,20 @@ class Outline:
                 size += nbytes(node)
         return float(size)
 
-    @cached_property
+    @property
     def _free(self) -> frozenset[fx.Node]:
-        """Weights of the joint graph: they are there anyway."""
-        kinds = (InputKind.PARAMETER, InputKind.CONSTANT)
-        names = {i.node for i in self.graph.inputs_of(*kinds)}
-        return frozenset(n for n in self._joint.nodes if n.op == "placeholder" and n.name in names)
+        return self._backward.free
+
+    @property
+    def _reads(self) -> dict[str, list[fx.Node]]:
+        return self._backward.reads
+
+    @cached_property
+    def _backward(self) -> "_Backward":
+        """Of the graph; traced once for all outlines of it."""
+        if self.graph.module not in _known:
+            _known[self.graph.module] = _trace(self.graph, self._needs)
+        return _known[self.graph.module]
 
     @cached_property
     def _counted(self) -> bool:
@@ -264,41 +277,60 @@ class Outline:
 
         A backward is taken to read at most `PER_CALL` times what the calls of the model yield.
         """
+        if self.counted:
+            return self.activations
         yielded = PER_CALL * sum(map(nbytes, self.graph.calls)) * self.microbatches
         weights = (2 + OPTIMIZER_COPIES) * sum(size for _, size, _, _ in self._readers)
         least = min(d.memory_bytes for d in self.cluster.devices)
         return self.activations and yielded + weights > least
 
-    @cached_property
-    def _reads(self) -> dict[str, list[fx.Node]]:
-        """Call of the model to what its backward reads of the forward."""
-        graph = self._joint
-        ends = results(graph)[: len(self.graph.outputs)]
-        forward, stack = set[fx.Node](), [n for n in ends if isinstance(n, fx.Node)]
-        while stack:
-            node = stack.pop()
-            if node not in forward:
-                forward.add(node)
-                stack.extend(node.all_input_nodes)
-        forward |= {u for n in forward for u in n.users if u.target is operator.getitem}
-        given = {n for n in graph.nodes if n.op == "placeholder" and n.name.startswith("grad_")}
-        found = defaultdict[str, list[fx.Node]](list)
-        for n in graph.nodes:
-            if n.op == "call_function" and n not in forward:
-                mine = [r for r in n.all_input_nodes if r not in given]
-                found[origin(n).name] += [r for r in mine if r in forward or r.op == "placeholder"]
-        return found
 
-    @cached_property
-    def _joint(self) -> fx.Graph:
-        """The joint graph of the whole model, labelled with the model's own nodes."""
-        whole = extract(self.graph, self._names, "Whole")
-        for n in whole.calls:
-            n.meta["origin"] = replace(origin(n), name=n.name)
-        wanted = tuple(
-            k
-            for k, i in enumerate(whole.inputs)
-            if i.kind is InputKind.PARAMETER and i.node in self._needs
-        )
-        losses = tuple(k for k, o in enumerate(whole.outputs) if o.kind is OutputKind.LOSS)
-        return trace_joint(whole, wanted, losses).graph
+@dataclass(frozen=True, eq=False)
+class _Backward:
+    """What the backward of a whole model reads.
+
+    Attributes:
+        reads: Call of the model to what its backward reads of the forward.
+        free: Weights of the joint graph: they are there anyway.
+    """
+
+    reads: dict[str, list[fx.Node]]
+    free: frozenset[fx.Node]
+
+
+_needed: WeakKeyDictionary[fx.GraphModule, frozenset[str]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[fx.GraphModule, _Backward] = WeakKeyDictionary()
+
+
+def _trace(model: Graph, needs: frozenset[str]) -> _Backward:
+    graph = _joint(model, needs)
+    ends = results(graph)[: len(model.outputs)]
+    forward, stack = set[fx.Node](), [n for n in ends if isinstance(n, fx.Node)]
+    while stack:
+        node = stack.pop()
+        if node not in forward:
+            forward.add(node)
+            stack.extend(node.all_input_nodes)
+    forward |= {u for n in forward for u in n.users if u.target is operator.getitem}
+    given = {n for n in graph.nodes if n.op == "placeholder" and n.name.startswith("grad_")}
+    found = defaultdict[str, list[fx.Node]](list)
+    for n in graph.nodes:
+        if n.op == "call_function" and n not in forward:
+            mine = [r for r in n.all_input_nodes if r not in given]
+            found[origin(n).name] += [r for r in mine if r in forward or r.op == "placeholder"]
+    kinds = (InputKind.PARAMETER, InputKind.CONSTANT)
+    names = {i.node for i in model.inputs_of(*kinds)}
+    free = {n for n in graph.nodes if n.op == "placeholder" and n.name in names}
+    return _Backward(found, frozenset(free))
+
+
+def _joint(model: Graph, needs: frozenset[str]) -> fx.Graph:
+    """The joint graph of the whole model, labelled with the model's own nodes."""
+    whole = extract(model, [n.name for n in model.calls], "Whole")
+    for n in whole.calls:
+        n.meta["origin"] = replace(origin(n), name=n.name)
+    wanted = tuple(
+        k for k, i in enumerate(whole.inputs) if i.kind is InputKind.PARAMETER and i.node in needs
+    )
+    losses = tuple(k for k, o in enumerate(whole.outputs) if o.kind is OutputKind.LOSS)
+    return trace_joint(whole, wanted, losses).graph

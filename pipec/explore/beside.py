@@ -94,7 +94,7 @@ def judge(layout: str, maker: Maker, exploration: Exploration, chosen: Plan) -> 
     if not found:
         raise failed or PartitionError(
             "the layout suits no split of the batch",
-            got=f"{layout}, a batch of {exploration.batch} on {maker.workload.cluster}",
+            got=f"{layout}, a batch of {exploration.batch} on {maker.cluster}",
         )
     return Beside(layout, min(found, key=lambda p: p.timeline.seconds if p.timeline else 0), chosen)
 
@@ -111,7 +111,7 @@ def _candidates(
     layout: str, schedule: Schedule | None, maker: Maker, exploration: Exploration
 ) -> Iterator[Candidate]:
     """Ways to run it: as many replicas as the cluster has room for."""
-    size, batch = maker.workload.cluster.size, exploration.batch
+    size, batch = maker.cluster.size, exploration.batch
     stages = schedule.stages if schedule else len(parse_layout(layout).layers)
     depth = schedule.devices if schedule else min(stages, size)
     if stages % depth or size % depth:
@@ -121,7 +121,7 @@ def _candidates(
             want="a whole number of stages per device, and of pipelines",
         )
     name = _schedule_name(stages, depth, maker) if schedule is None else _like(schedule)
-    replicas = size // depth if schedule is None and maker.workload.trains else 1
+    replicas = size // depth if schedule is None and maker.trains else 1
     tried = {p.candidate.microbatch for p in exploration.predictions}
     if schedule is not None:
         tried = {batch // schedule.microbatches}
@@ -132,7 +132,7 @@ def _candidates(
 
 
 def _schedule_name(stages: int, depth: int, maker: Maker) -> str:
-    if not maker.workload.trains:
+    if not maker.trains:
         return INFERENCE
     return "1f1b" if stages == depth else f"interleaved{{chunks={stages // depth}}}"
 

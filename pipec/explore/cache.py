@@ -11,8 +11,8 @@ from typing import Any
 
 from pipec.explore.candidate import Candidate
 from pipec.explore.explore import Exploration
+from pipec.explore.make import Maker
 from pipec.explore.predict import Prediction
-from pipec.explore.workload import Workload
 from pipec.graph.structure import structural_key
 
 
@@ -22,21 +22,19 @@ def cache_directory() -> Path:
     return Path(base) / "pipec" / "explore"
 
 
-def content_key(
-    workload: Workload,
-    candidates: Sequence[Candidate],
-    batch: int,
-    settings: Mapping[str, object] | None = None,
-) -> str:
-    """Digest of graph, costs, cluster, candidates, batch, settings and pipec's version."""
+def content_key(maker: Maker, candidates: Sequence[Candidate], batch: int) -> str:
+    """Digest of graph, costs, cluster, candidates, batch, target, options and pipec's version."""
+    base = maker.costed(maker.traced_batch)
+    assert base.costs is not None
     content = {
         "pipec": version("pipec"),
-        "graph": structural_key(workload.graph),
-        "costs": workload.costs.to_json(),
-        "cluster": workload.cluster.to_json(),
+        "graph": structural_key(base.graph),
+        "costs": base.costs.to_json(),
+        "cluster": maker.cluster.to_json(),
         "candidates": [str(c) for c in candidates],
-        "batch": [batch, workload.traced_batch],
-        "settings": {name: str(value) for name, value in (settings or {}).items()},
+        "batch": [batch, maker.traced_batch],
+        "made": [maker.target, bool(maker.model.spec), maker.costs is None],
+        "options": {name: str(value) for name, value in maker.options.items()},
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -64,6 +62,6 @@ def remember(key: str, exploration: Exploration) -> None:
 
 
 def _prediction(data: Mapping[str, Any]) -> Prediction:
-    lists = {k: tuple(data[k]) for k in ("peak_bytes", "memory_bytes")}
     candidate = {**data["candidate"], "order": tuple(data["candidate"]["order"])}
-    return Prediction(**{**data, **lists, "candidate": Candidate(**candidate)})
+    peaks = tuple(data["peak_bytes"])
+    return Prediction(**{**data, "peak_bytes": peaks, "candidate": Candidate(**candidate)})

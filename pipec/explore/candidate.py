@@ -1,13 +1,12 @@
 """One way to lay a model over a cluster, and all of them that are worth a prediction."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, permutations, product
 
 from pipec.cluster.cluster import Cluster
 from pipec.errors import PartitionError
 from pipec.schedule.registry import STREAMING, SYNCHRONOUS, parsed, plain_name
-from pipec.schedule.replicate import device_of
 
 INFERENCE = "inference"
 """The schedule of models without a loss."""
@@ -55,6 +54,11 @@ class Candidate:
         return self.schedule != INFERENCE
 
     @property
+    def eased(self) -> bool:
+        """Whether saved values do not all stay on the device."""
+        return self.recompute or self.fitted
+
+    @property
     def chunks(self) -> int:
         """Stages per device."""
         chunks = parsed(self.schedule, {}).get("chunks", CHUNKS.get(plain_name(self.schedule), 1))
@@ -69,12 +73,6 @@ class Candidate:
     def stages(self) -> int:
         """Stages of one pipeline."""
         return self.depth * self.chunks
-
-    def device(self, position: int, replica: int) -> int:
-        """Index of the device at a position of one pipeline."""
-        return device_of(
-            position, replica, depth=self.depth, replicas=self.replicas, adjacent=self.adjacent
-        )
 
     def __str__(self) -> str:
         """Such as ``1f1b 4x2, 8 x 4 samples, recompute``."""
@@ -94,6 +92,8 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Every candidate for one batch, plain data parallelism, GPipe and 1F1B among them.
 
+    All keep what the backward needs; `eased` ones are tried where memory binds.
+
     Devices stand in every order of `device_orders`, and the first of them are used: with one device
     more, all candidates are there that were there before. Replicas and microbatches divide the
     batch evenly; microbatch counts stop at eight per stage, where bubbles are small.
@@ -109,19 +109,25 @@ def candidates(
     """
     if batch < 1:
         raise PartitionError("a step needs samples", got=f"a batch of {batch}", want="1 or more")
-    streaming = all(d.family == "fpga" for d in cluster.devices)
+    streaming = all(d.streams for d in cluster.devices)
     names = schedules or (STREAMING if streaming else SYNCHRONOUS) if trains else (INFERENCE,)
     alone = "1f1b" if trains else INFERENCE
     for order, (depth, replicas) in product(device_orders(cluster), _shapes(cluster.size, batch)):
         layouts = ("stages", "replicas") if depth > 1 < replicas else ("stages",)
         for schedule in names if depth > 1 else (alone,):
             for m in _counts(batch // replicas, depth):
-                for recompute in (False, True) if trains else (False,):
-                    for adjacent in layouts:
-                        yield Candidate(
-                            depth, replicas, schedule, batch // replicas // m, m,
-                            recompute, adjacent, order=order,
-                        )  # fmt: skip
+                for adjacent in layouts:
+                    yield Candidate(
+                        depth, replicas, schedule, batch // replicas // m, m,
+                        adjacent=adjacent, order=order,
+                    )  # fmt: skip
+
+
+def eased(c: Candidate) -> tuple[Candidate, ...]:
+    """The candidate with what it saves computed again, or fitted value by value."""
+    if not c.trains or c.eased:
+        return ()
+    return replace(c, recompute=True), replace(c, fitted=True)
 
 
 def device_orders(cluster: Cluster) -> list[tuple[int, ...]]:

@@ -1,31 +1,33 @@
-"""Predict every candidate, keep what fits, choose the fastest, and say why each other one lost."""
+"""Time the candidates that may be the fastest, keep what fits, and say why each other one lost."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
-from pipec.errors import PartitionError
-from pipec.explore.candidate import Candidate
-from pipec.explore.pool import Predict, Progress, predicting
-from pipec.explore.predict import CAREFULLY, QUICKLY, Prediction
-from pipec.explore.split import split_boundary
-from pipec.explore.workload import Workload
-from pipec.plan.model import Tried
+from pipec.errors import PartitionError, PipecError
+from pipec.explore.candidate import Candidate, eased
+from pipec.explore.make import Maker
+from pipec.explore.predict import Prediction, Predictor, fastest_first
+from pipec.explore.split import split_candidates
+from pipec.plan.model import Plan, Tried
 from pipec.schedule.registry import plain_name
 
 BASELINES = ("data parallel", "gpipe", "1f1b")
-FITTED = 48
-"""Most candidates whose saved values are fitted."""
-NEAR = 1.1
-"""How much longer than the fastest a candidate may take for a careful cut to be worth it."""
-TOGETHER = 8
-"""Candidates that are fitted before it is looked whether those behind them can still win."""
+NOT_TIMED = "not timed"
+TIMED, OF_BASELINE = 48, 6
+"""Most candidates that are timed once something fits: of all; more of each baseline."""
+MADE, MADE_AT_ALL = 8, 96
+"""Most plans that are made to time their candidates: once something fits, and before that."""
+
+Progress = Callable[[int, int], None]
+"""Told how many candidates are done, of how many."""
 
 
 @dataclass(frozen=True)
 class Exploration:
-    """All predictions, fastest first; what is impossible comes last.
+    """All predictions, fastest first; what is impossible or was not timed comes last.
 
     Attributes:
         batch: Samples of one step.
@@ -40,18 +42,15 @@ class Exploration:
         """The fastest that fits.
 
         Raises:
-            PartitionError: Nothing fits; the closest is told with its numbers.
+            PartitionError: Nothing fits; why the first candidate does not is told.
         """
         if self.predictions and self.predictions[0].possible:
             return self.predictions[0]
-        closest = min(
-            (p for p in self.predictions if p.peak_bytes),
-            key=lambda p: max(b / m for b, m in zip(p.peak_bytes, p.memory_bytes, strict=True)),
-            default=None,
-        )
+        first = next((p for p in self.predictions if p.tight), None)
+        first = first or next(iter(self.predictions), None)
         raise PartitionError(
             "no candidate fits the cluster",
-            got=f"{closest.candidate}: {closest.problem}" if closest else "no legal candidate",
+            got=f"{first.candidate}: {first.problem}" if first else "no legal candidate",
             hint="name more devices, or a smaller batch",
         )
 
@@ -83,9 +82,7 @@ class Exploration:
             f"bubble {p.bubble:.0%} against {best.bubble:.0%}": idle * p.seconds * (idle > 0.01),
             f"all-reduce {p.reduce_seconds:.3g} s": p.reduce_seconds - best.reduce_seconds,
             "recomputes the forward": p.seconds / 4 if p.candidate.recompute else 0.0,
-            f"{p.recomputed:.0%} recomputed, {p.offloaded:.0%} offloaded": p.seconds / 100
-            if p.candidate.fitted
-            else 0.0,
+            "saved values leave or are recomputed": p.seconds / 100 * p.candidate.fitted,
         }
         cause, weight = max(causes.items(), key=lambda c: c[1])
         return f"{slower}: {cause if weight > 0 else _more_work(p, best)}"
@@ -127,60 +124,119 @@ class Exploration:
 
 
 def explore(
-    workload: Workload,
-    candidates: Sequence[Candidate],
-    batch: int,
-    *,
-    workers: int = 0,
-    progress: Progress | None = None,
-) -> Exploration:
-    """Predict every candidate, and the fastest pipelined one with a boundary layer split.
-
-    All are cut quickly; those that may win are cut with care.
+    maker: Maker, candidates: Sequence[Candidate], batch: int, progress: Progress | None = None
+) -> tuple[Exploration, Plan]:
+    """Time all candidates that may be the fastest, and make the plan of the one that is.
 
     Args:
-        workload: The model on its cluster.
-        candidates: What to predict.
+        maker: Makes plans of candidates.
+        candidates: What may be chosen.
         batch: Samples of one step.
-        workers: Processes; as many as cores if 0.
         progress: Told how far it is.
+
+    Returns:
+        All predictions; the plan of the best, which keeps them.
+
+    Raises:
+        PartitionError: Nothing fits.
     """
-    with predicting(workload, workers, progress or (lambda _: None)) as predict:
-        found = predict(candidates, QUICKLY)
-        found += _fitted(predict, found)
-        found = _carefully(predict, found)
-    found += split_boundary(workload, min(found, key=_pipelined_first, default=None))
-    return Exploration(batch, tuple(sorted(found, key=order)))
+    search = _Search(Predictor(maker), progress or (lambda done, of: None))
+    search.bound(candidates)
+    search.time(list(search.found), TIMED)
+    for name in BASELINES:
+        mine = [c for c in search.found if _kind(c) == name]
+        search.time(mine, OF_BASELINE)
+    search.split()
+    while True:
+        found = Exploration(batch, fastest_first(list(search.found.values())))
+        best = found.best
+        try:
+            if not best.planned:
+                search.found[best.candidate] = search.predictor.planned(best.candidate, best.bound)
+                continue
+        except PipecError as error:
+            why = f"no plan: {' '.join(str(error).split())[:160]}"
+            search.found[best.candidate] = replace(best, seconds=inf, problem=why)
+            search.time(eased(best.candidate), OF_BASELINE)
+            continue
+        return found, search.predictor.make(best.candidate).replace(explored=found.tried())
 
 
-def _fitted(predict: Predict, found: Sequence[Prediction]) -> list[Prediction]:
-    """What does not fit, again with saved values that leave or are computed again.
+@dataclass
+class _Search:
+    """What is known so far.
 
-    Fitting adds time, so those that would be fastest come first, some at a time on all cores, and
-    those that are slower as they stand than what fits are not tried; nor are more than `FITTED`.
+    Attributes:
+        predictor: Bounds and times candidates.
+        progress: Told how far it is.
+        found: A prediction per candidate; those that are not timed have a problem that says so.
+        waiting: Candidates that are not timed.
+        made: Plans that were made to time their candidates.
     """
-    trained = [p for p in found if p.candidate.trains and not p.candidate.recompute]
-    tight = [p for p in trained if p.peak_bytes and (p.loose_seconds or not p.possible)]
-    over = sorted(
-        ((p.loose_seconds or p.seconds, p.candidate) for p in tight),
-    )[:FITTED]
-    best = min((p.seconds for p in found if p.possible), default=inf)
-    tried = list[Prediction]()
-    for k in range(0, len(over), TOGETHER):
-        some = [candidate for seconds, candidate in over[k : k + TOGETHER] if seconds < best]
-        tried += predict([replace(c, fitted=True) for c in some], QUICKLY)
-        best = min([best, *(p.seconds for p in tried if p.possible)])
-    return tried
 
+    predictor: Predictor
+    progress: Progress
+    found: dict[Candidate, Prediction] = field(default_factory=dict)
+    waiting: dict[Candidate, float] = field(default_factory=dict)
+    made: int = 0
 
-def _carefully(predict: Predict, found: Sequence[Prediction]) -> list[Prediction]:
-    """The predictions, with more work for the cuts of those that are nearly the fastest."""
-    near = NEAR * min((p.seconds for p in found if p.possible), default=0.0)
-    cut = [
-        p.candidate for p in found if p.possible and p.seconds <= near and p.candidate.stages > 1
-    ]
-    again = {p.candidate: p for p in predict(cut, CAREFULLY)}
-    return [min(p, again.get(p.candidate, p), key=order) for p in found]
+    def bound(self, candidates: Iterable[Candidate]) -> None:
+        """Bound the candidates; those of a microbatch that cannot be traced are impossible."""
+        for c in candidates:
+            try:
+                bound, guess = self.predictor.bound(c), self.predictor.guess(c)
+            except PipecError as error:
+                why = f"cannot be traced at {c.microbatch} samples: {error}"
+                self.found[c] = Prediction(c, inf, problem=" ".join(why.split())[:200])
+                continue
+            self._wait(c, bound, guess)
+
+    def time(self, candidates: Iterable[Candidate], most: int) -> None:
+        """Time some candidates, in the order of their bounds until none can be the fastest of them.
+
+        What memory holds back is tried eased too, as nothing less can make it faster.
+
+        Args:
+            candidates: Bounded before; what is timed already is only compared with.
+            most: How many are timed at most, once one is possible.
+        """
+        mine = set(candidates)
+        heap: list[tuple[float, Candidate]] = []
+        for c in mine & self.waiting.keys():
+            heappush(heap, (self.waiting[c], c))
+        best = min((self.found[c].seconds for c in mine if c in self.found), default=inf)
+        done = 0
+        while heap and (done < most or best == inf):
+            _, c = heappop(heap)
+            bound = self.found[c].bound
+            planned = c.eased or not bound  # is timed by its plan alone
+            if bound >= best or (planned and self.made >= (MADE if best < inf else MADE_AT_ALL)):
+                continue
+            p = self.predictor.predict(c, bound)
+            self.made += p.planned
+            done += 1
+            del self.waiting[c]
+            self.found[c] = p
+            best = min(best, p.seconds)
+            self.progress(len(self.found) - len(self.waiting), len(self.found))
+            least = bound if p.tight else max(bound, p.loose_seconds)
+            for other in eased(c) if least < best and (p.tight or p.possible) else ():
+                if other not in self.found:
+                    self._wait(other, least, max(least, self.predictor.guess(c)))
+                    heappush(heap, (self.waiting[other], other))
+
+    def split(self) -> None:
+        """Time the fastest pipeline with a boundary layer split."""
+        pipelines = [p for p in self.found.values() if p.possible and p.candidate.stages > 1]
+        if pipelines:
+            base = min(pipelines, key=lambda p: (p.seconds, p.candidate)).candidate
+            for c in split_candidates(self.predictor.maker, base):
+                self.found[c] = self.predictor.predict(c)
+
+    def _wait(self, c: Candidate, bound: float, guess: float) -> None:
+        why = f"{NOT_TIMED}: takes {bound:.4g} s at least" if bound else NOT_TIMED
+        self.found[c] = Prediction(c, inf, bound, problem=why)
+        self.waiting[c] = guess
 
 
 def _more_work(p: Prediction, best: Prediction) -> str:
@@ -202,12 +258,3 @@ def _kind(c: Candidate) -> str:
     """
     plain = plain_name(c.schedule)
     return "data parallel" if c.depth == 1 else {"1f1b-as": "1f1b"}.get(plain, plain)
-
-
-def order(p: Prediction) -> tuple[bool, float, Candidate]:
-    """Fastest first, what is impossible last."""
-    return not p.possible, p.seconds, p.candidate
-
-
-def _pipelined_first(p: Prediction) -> tuple[bool, bool, float, Candidate]:
-    return p.candidate.depth == 1, *order(p)

@@ -3,38 +3,38 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipec.compiler.driver import make_plan
+from pipec.cluster.cluster import Cluster
+from pipec.compiler.backend import load_backend
+from pipec.compiler.capabilities import model_of
 from pipec.compiler.pass_base import Pass
-from pipec.compiler.pass_manager import Observer, parse_pipeline
+from pipec.compiler.pass_manager import Observer, parse_pipeline, run_passes
 from pipec.cost.model import Roofline
+from pipec.cost.scale import scaled
 from pipec.cost.table import CostTable
+from pipec.errors import PipecError
 from pipec.explore.candidate import Candidate
-from pipec.explore.rebatch import Rebatched
-from pipec.explore.workload import Workload
+from pipec.explore.rebatch import Rebatched, batch_of
+from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan
 from pipec.schedule.registry import with_options
 
 
 def passes_of(c: Candidate) -> list[Pass]:
-    """The pass pipeline that lays a model out as a candidate says."""
+    """The pass pipeline that lays a model out as a candidate says, its costs known."""
     copies = {"replicas": c.replicas, "adjacent": c.adjacent} if c.replicas > 1 else {}
     name = with_options(c.schedule, **copies)
     count = f"microbatches={c.microbatches * c.replicas}"
     order = f"generator={name} {count}"
     split = f"split-layer{{node={c.split} share={c.share}}}," if c.split else ""
-    fit = f"insert-offload{{recompute=true {order}}}," if c.fitted else ""
+    held = str(not c.eased).lower()
+    cut = f"{split}partition{{stages={c.stages} schedule={name} {count} activations={held}}}"
+    end = f"schedule{{{order}}},simulate"
     if not c.trains:
-        return parse_pipeline(
-            f"simplify,annotate-cost,{split}partition{{stages={c.stages} schedule={name} {count}}},"
-            f"insert-comm,time-stages,schedule{{{order}}},simulate"
-        )
+        return parse_pipeline(f"{cut},insert-comm,time-stages,{end}")
     again = "all" if c.recompute else "views"
-    held = str(not (c.fitted or c.recompute)).lower()
+    fit = f"insert-offload{{recompute=true {order}}}," if c.fitted else ""
     return parse_pipeline(
-        f"simplify,annotate-cost,{split}"
-        f"partition{{stages={c.stages} schedule={name} {count} activations={held}}},"
-        f"insert-comm,differentiate{{recompute={again}}},time-stages,"
-        f"{fit}schedule{{{order}}},simulate"
+        f"{cut},insert-comm,differentiate{{recompute={again}}},time-stages,{fit}{end}"
     )
 
 
@@ -44,15 +44,48 @@ class Maker:
 
     Attributes:
         model: The model at any microbatch.
-        workload: Its costs and the cluster.
+        cluster: The devices, as they are listed.
         target: Name of the backend.
+        costs: What was measured at the traced batch; a model says if nothing was.
         options: What passes and the backend must remember.
     """
 
     model: Rebatched
-    workload: Workload
+    cluster: Cluster
     target: str = "torch"
+    costs: CostTable | None = None
     options: Mapping[str, object] = field(default_factory=dict)
+    _known: dict[int, Plan | PipecError] = field(default_factory=dict, compare=False)
+
+    @property
+    def traced_batch(self) -> int:
+        """Samples of the inputs that the model was traced with.
+
+        Raises:
+            PlanError: The first input has no batch dimension.
+        """
+        return batch_of(self.model.graph)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the model has a loss."""
+        return bool(self.model.graph.outputs_of(OutputKind.LOSS))
+
+    def costed(self, samples: int) -> Plan:
+        """The model at a microbatch of ``samples`` with its costs, not cut yet.
+
+        Raises:
+            PipecError: It cannot be traced with that many.
+        """
+        if samples not in self._known:
+            try:
+                self._known[samples] = self._costed(samples)
+            except PipecError as error:
+                self._known[samples] = error
+        found = self._known[samples]
+        if isinstance(found, PipecError):
+            raise found
+        return found
 
     def make(
         self,
@@ -65,20 +98,14 @@ class Maker:
         Raises:
             PipecError: The model cannot be traced at its microbatch, or a pass refuses it.
         """
-        return make_plan(
-            self.model.at(candidate.microbatch),
-            candidate.on(self.workload.cluster),
-            self.target,
-            passes=passes_of(candidate) if passes is None else passes,
-            costs=self._costs(candidate.microbatch),
-            options=self.options,
-            observe=observe,
-        )
+        base = self.costed(candidate.microbatch).replace(cluster=candidate.on(self.cluster))
+        return run_passes(passes_of(candidate) if passes is None else passes, base, observe)
 
-    def _costs(self, samples: int) -> CostTable | None:
-        """What was measured, scaled to the microbatch; None where a model will say."""
-        table = self.workload.costs
-        if samples == self.workload.traced_batch:
-            return table
-        modelled = all(m in (Roofline.name, "fpga") for m in table.method.values())
-        return None if modelled else self.workload.scaled(samples / self.workload.traced_batch)
+    def _costed(self, samples: int) -> Plan:
+        graph, table = self.model.at(samples), self.costs
+        model = model_of(load_backend(self.target), self.cluster)
+        if table is not None and samples != self.traced_batch:
+            measured = any(m not in (model.name, Roofline.name) for m in table.method.values())
+            table = scaled(table, samples / self.traced_batch) if measured else None
+        plan = Plan(graph, self.cluster, self.target, costs=table, options=dict(self.options))
+        return run_passes(parse_pipeline("simplify,annotate-cost"), plan)

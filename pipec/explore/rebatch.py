@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from pipec.errors import FrontendError, PipecError
-from pipec.explore.workload import batch_of
+from pipec.errors import FrontendError, PipecError, PlanError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load
 from pipec.graph.ir import Graph, InputKind, tensors
@@ -56,3 +55,16 @@ class Rebatched:
         shapes = {n: (samples, *s[1:]) for n, s in inputs.items() if s[:1] == (batch,)}
         told = replace(self.options, shapes={**self.options.shapes, **shapes})
         return load(self.spec, told).graph
+
+
+def batch_of(graph: Graph) -> int:
+    """Samples of the traced inputs: the first dimension of the first input.
+
+    Raises:
+        PlanError: The first input has no dimension.
+    """
+    first = graph.inputs_of(InputKind.INPUT)
+    shape = tensors(graph.nodes[first[0].node])[0].shape if first else ()
+    if not shape:
+        raise PlanError("the first input has no batch dimension", got=list(shape))
+    return int(shape[0])

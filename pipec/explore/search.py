@@ -1,19 +1,16 @@
 """From a model to the fastest plan: what ``explore`` and ``compile --schedule auto`` both run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipec.cluster.cluster import Cluster
-from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.cost.table import CostTable
 from pipec.errors import PartitionError
 from pipec.explore.cache import content_key, recall, remember
 from pipec.explore.candidate import INFERENCE, Candidate, candidates
-from pipec.explore.decide import decide, recalled
-from pipec.explore.explore import Exploration, explore
+from pipec.explore.explore import Exploration, Progress, explore
 from pipec.explore.make import Maker
 from pipec.explore.rebatch import Rebatched
-from pipec.explore.workload import Workload, make_workload
 from pipec.plan.model import Plan
 
 SAMPLES = 8
@@ -35,7 +32,6 @@ class Search:
         costs: Measured costs at the traced batch, instead of a model's.
         settings: What passes and the backend must remember.
         cached: Whether an equal exploration of before is taken, and this one kept.
-        workers: Processes; as many as cores if 0.
     """
 
     model: Rebatched
@@ -48,13 +44,12 @@ class Search:
     costs: CostTable | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     cached: bool = True
-    workers: int = 0
 
-    def run(self, watch: Callable[[int, int], None] | None = None) -> tuple[Exploration, Plan]:
+    def run(self, watch: Progress | None = None) -> tuple[Exploration, Plan]:
         """The exploration, and the plan of its best candidate, which keeps it.
 
         Args:
-            watch: Told how many candidates are predicted, of how many.
+            watch: Told how many candidates are done, of how many.
 
         Raises:
             PlanError: The model's first input has no batch dimension.
@@ -62,71 +57,48 @@ class Search:
                 model without a loss, which has one.
         """
         maker = self.maker()
-        workload = maker.workload
-        batch = self.batch if self.batch is not None else self._default_batch(workload)
-        tried = self._candidates(workload, batch)
-        settings = {**self.settings, "target": self.target, "readable": bool(self.model.spec)}
-        key = content_key(workload, tried, batch, settings)
+        batch = self.batch if self.batch is not None else self._default_batch(maker)
+        tried = self._candidates(maker, batch)
+        key = content_key(maker, tried, batch)
         known = recall(key) if self.cached else None
         if known is not None:
-            return known, recalled(known, maker)
-        done = [0]
-
-        def progress(count: int) -> None:
-            """Count, and tell."""
-            done[0] += count
-            if watch is not None:
-                watch(done[0], max(done[0], len(tried)))
-
-        found = explore(workload, tried, batch, workers=self.workers, progress=progress)
-        found, plan = decide(found, maker)
+            return known, maker.make(known.best.candidate).replace(explored=known.tried())
+        found, plan = explore(maker, tried, batch, watch)
         if self.cached:
             remember(key, found)
         return found, plan
 
     def maker(self) -> Maker:
         """What makes plans of candidates."""
-        return Maker(self.model, self._workload(), self.target, self.settings)
+        return Maker(self.model, self.cluster, self.target, self.costs, self.settings)
 
-    def _workload(self) -> Workload:
-        plan = Plan(
-            self.model.graph,
-            self.cluster,
-            self.target,
-            costs=self.costs,
-            options=dict(self.settings),
-        )
-        plan = run_passes(parse_pipeline("simplify,annotate-cost"), plan)
-        assert plan.costs is not None
-        return make_workload(plan.graph, plan.costs, self.cluster)
-
-    def _default_batch(self, workload: Workload) -> int:
+    def _default_batch(self, maker: Maker) -> int:
         counted = self.microbatches or 0
-        return workload.traced_batch * (counted if counted > 0 else SAMPLES * self.cluster.size)
+        return maker.traced_batch * (counted if counted > 0 else SAMPLES * self.cluster.size)
 
-    def _candidates(self, workload: Workload, batch: int) -> list[Candidate]:
+    def _candidates(self, maker: Maker, batch: int) -> list[Candidate]:
         """Those that are as asked for; a model that cannot be read again keeps its microbatch."""
         names = self.schedules or None
-        if names and not workload.trains:
+        if names and not maker.trains:
             raise PartitionError(
                 "a model without a loss has one schedule",
                 got=", ".join(names),
                 want=INFERENCE,
                 hint="let the factory return a loss too",
             )
-        every = list(candidates(self.cluster, batch, names, trains=workload.trains))
+        every = list(candidates(self.cluster, batch, names, trains=maker.trains))
         found = [
             c
             for c in every
             if self.stages in (None, c.stages)
             and self.microbatches in (None, c.microbatches * c.replicas)
-            and (self.model.spec or c.microbatch == workload.traced_batch)
+            and (self.model.spec or c.microbatch == maker.traced_batch)
         ]
         if not found:
             raise PartitionError(
                 "no candidate is as asked for",
                 got=f"stages={_told(self.stages)}, microbatches={_told(self.microbatches)}, "
-                f"a batch of {batch} on {self.cluster}, traced at {workload.traced_batch} samples",
+                f"a batch of {batch} on {self.cluster}, traced at {maker.traced_batch} samples",
                 want=f"one of {len(every)} ways",
                 hint="leave --stages or --microbatches open, or name another --batch",
             )

@@ -24,6 +24,5 @@ The public interface, each imported from its own module::
     from pipec.partition.formats.workload import read_workload    # cost graphs from files
 
 ``exactly=True`` (the default) gives every device a stage; ``exactly=False`` lets devices stay
-empty. ``free_order=True`` also chooses the order of unlike devices. ``microbatches=M`` counts the
-pipeline's fill: (M - 1) * largest load + sum of loads.
+empty. ``free_order=True`` also chooses the order of unlike devices.
 """

@@ -6,11 +6,11 @@ are free, the largest load is the limit that is needed.
 
 from dataclasses import dataclass, replace
 from math import inf
+from time import perf_counter
 
 import numpy as np
 
 from pipec.errors import PartitionError
-from pipec.partition import clock
 from pipec.partition.costgraph import CostGraph, FloatArray
 from pipec.partition.devices import Device, StageMemory
 from pipec.partition.machine import Machine
@@ -108,7 +108,7 @@ def _needed(graph: CostGraph, machine: Machine, held: FloatArray) -> Fit:
         overlap=False,
     )
     units, best = make_units(shares, shares.seconds[None]), Incumbent()
-    deadline = clock.now() + SECONDS
+    deadline = perf_counter() + SECONDS
     cut_orders(units, light, best, SECONDS)
     proof = prove(units, light, best, deadline)
     return Fit(min(proof.lower, best.value), best.value, best)

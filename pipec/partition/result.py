@@ -8,7 +8,7 @@ import numpy as np
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, sums
 from pipec.partition.devices import Device, Link, StageMemory, one_of_each
 
-NO_GAP = 1e-6  # of the objective: what solvers and rounding leave open
+NO_GAP = 1e-6  # of the largest load: what solvers and rounding leave open
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,9 +22,7 @@ class CutResult:
         loads: Seconds per stage; for several chunks per device, per device.
         memory_bytes: What each stage holds.
         max_load: The largest load.
-        objective: What was minimised: ``max_load``, or with a number of microbatches
-            (microbatches - 1) * max_load + sum of loads.
-        lower_bound: No cut of this problem has a smaller objective.
+        lower_bound: No cut of this problem has a smaller largest load.
         contiguous: One stretch of the graph per device; else several chunks.
         method: How the answer was found and proven.
         seconds: Time taken.
@@ -36,7 +34,6 @@ class CutResult:
     loads: tuple[float, ...]
     memory_bytes: tuple[float, ...]
     max_load: float
-    objective: float
     lower_bound: float
     contiguous: bool
     method: str
@@ -44,8 +41,8 @@ class CutResult:
 
     @property
     def gap(self) -> float:
-        """(objective - lower bound) / objective; 0 for an optimum that is proven."""
-        return 0.0 if self.objective <= 0 else max(0.0, 1 - self.lower_bound / self.objective)
+        """(largest load - lower bound) / largest load; 0 for an optimum that is proven."""
+        return 0.0 if self.max_load <= 0 else max(0.0, 1 - self.lower_bound / self.max_load)
 
     @property
     def proven(self) -> bool:

@@ -10,13 +10,12 @@
 The dynamic program over ideals is that of Tarnawski et al. (NeurIPS'20), the windows are ours.
 """
 
-import time
 from collections.abc import Sequence
+from time import perf_counter
 
 import numpy as np
 
 from pipec.errors import PartitionError
-from pipec.partition import clock
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, check_acyclic
 from pipec.partition.devices import Device, Link, StageMemory, one_of_each
 from pipec.partition.fitting import check_runnable, fit_memory, nothing_fits
@@ -25,7 +24,6 @@ from pipec.partition.proof.bounds import TOLERANCE
 from pipec.partition.proof.prove import Proof, prove
 from pipec.partition.result import CutResult, stage_loads, stage_memory
 from pipec.partition.search.cutting import cut_orders
-from pipec.partition.search.fill import Objective, cut_for_fill
 from pipec.partition.search.incumbent import Incumbent, name_devices
 from pipec.partition.units import Units, make_units
 
@@ -39,7 +37,6 @@ def solve_contiguous(
     links: Link | Sequence[Link] | None = None,
     overlap: bool = False,
     memory: StageMemory = one_of_each,
-    microbatches: int | None = None,
     time_limit: float = 10.0,
 ) -> CutResult:
     """Cuts a graph into one stretch per device so that the largest load is least.
@@ -54,8 +51,6 @@ def solve_contiguous(
             ``graph.bytes`` forward and ``graph.gradient_bytes`` back; the stages between relay it.
         overlap: Load is the larger of compute and transfer; only with links.
         memory: Weight versions and microbatches in flight per stage, for memory limits.
-        microbatches: If given, minimise the time of one pipeline flush instead,
-            (microbatches - 1) * largest load + sum of loads.
         time_limit: Seconds for everything but the first cut, which is made however long it takes.
 
     Returns:
@@ -71,7 +66,7 @@ def solve_contiguous(
         >>> cut.stage.tolist(), [round(load, 3) for load in cut.loads], cut.proven
         ([0, 0, 1], [3.2, 3.2], True)
     """
-    deadline, started = clock.now() + time_limit, time.perf_counter()
+    deadline, started = perf_counter() + time_limit, perf_counter()
     machine = make_machine(
         graph,
         devices,
@@ -82,13 +77,10 @@ def solve_contiguous(
         memory=memory,
     )
     units = _units(graph, machine)
-    if microbatches is None:
-        best, proof = _cut_for_load(graph, units, machine, links, memory, deadline)
-    else:
-        best, proof = cut_for_fill(units, machine, Objective(microbatches), deadline)
+    best, proof = _cut_for_load(graph, units, machine, links, memory, deadline)
     if best.stage is None:
         raise nothing_fits(graph, machine, fit_memory(graph, machine, memory))
-    return _result(graph, machine, links, memory, microbatches, best, proof, started)
+    return _result(graph, machine, links, memory, best, proof, started)
 
 
 def _cut_for_load(
@@ -101,7 +93,7 @@ def _cut_for_load(
 ) -> tuple[Incumbent, Proof]:
     """Steps 2 and 3."""
     best = Incumbent()
-    cut_orders(units, machine, best, deadline - clock.now())
+    cut_orders(units, machine, best, deadline - perf_counter())
     if best.stage is None:
         best = _fitting(graph, machine, links, memory)
     return best, prove(units, machine, best, deadline)
@@ -171,7 +163,6 @@ def _result(
     machine: Machine,
     links: Link | Sequence[Link] | None,
     memory: StageMemory,
-    microbatches: int | None,
     best: Incumbent,
     proof: Proof,
     started: float,
@@ -181,7 +172,6 @@ def _result(
     order = name_devices(machine, best.steps)
     loads, place = _loads(graph, machine, links, best)
     held = stage_memory(graph, place[best.stage], len(machine.devices), memory)[place]
-    objective = float(loads.max()) if microbatches is None else Objective(microbatches).of(loads)
     return CutResult(
         assignment=np.array(order)[best.stage],
         stage=best.stage,
@@ -189,9 +179,8 @@ def _result(
         loads=tuple(loads[place].tolist()),
         memory_bytes=tuple(held.tolist()),
         max_load=float(loads.max()),
-        objective=objective,
-        lower_bound=min(proof.lower, objective),
+        lower_bound=min(proof.lower, float(loads.max())),
         contiguous=True,
         method=proof.method,
-        seconds=time.perf_counter() - started,
+        seconds=perf_counter() - started,
     )

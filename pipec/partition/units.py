@@ -171,49 +171,14 @@ def _merge_pins(units: Units, pin: IntArray, n: int) -> Units:
 
 
 def strong_components(succ: list[list[int]]) -> IntArray | None:
-    """Component of every node, or None if there is no cycle (Kosaraju's two sweeps).
-
-    Written out because importing a graph library takes longer than the whole cut of a small model.
-    """
+    """Component of every node, or None if there is no cycle."""
     n = len(succ)
     if len(topological_order(n, succ)) == n:
         return None
-    pred: list[list[int]] = [[] for _ in range(n)]
-    for u, heads in enumerate(succ):
-        for v in heads:
-            pred[v].append(u)
-    component, count = np.full(n, -1), 0
-    for root in reversed(_finish_order(succ)):
-        if component[root] >= 0:
-            continue
-        stack = [root]
-        component[root] = count
-        while stack:
-            for u in pred[stack.pop()]:
-                if component[u] < 0:
-                    component[u] = count
-                    stack.append(u)
-        count += 1
-    return component
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
 
-
-def _finish_order(succ: list[list[int]]) -> list[int]:
-    """Nodes in the order in which a depth-first search leaves them."""
-    done: list[int] = []
-    seen = [False] * len(succ)
-    for root in range(len(succ)):
-        if seen[root]:
-            continue
-        seen[root] = True
-        stack = [(root, iter(succ[root]))]
-        while stack:
-            u, rest = stack[-1]
-            for v in rest:
-                if not seen[v]:
-                    seen[v] = True
-                    stack.append((v, iter(succ[v])))
-                    break
-            else:
-                done.append(u)
-                stack.pop()
-    return done
+    ptr = np.concatenate([[0], np.cumsum([len(heads) for heads in succ])])
+    heads = np.array([v for heads in succ for v in heads], np.int64)
+    graph = csr_array((np.ones(len(heads)), heads, ptr), shape=(n, n))
+    return np.asarray(connected_components(graph, connection="strong")[1], np.int64)

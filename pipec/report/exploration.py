@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipec.cluster.units import show
-from pipec.explore.explore import BASELINES, Exploration
+from pipec.explore.explore import BASELINES, NOT_TIMED, Exploration
 
 
 def print_exploration(exploration: Exploration, console: Console, top: int = 12) -> None:
@@ -27,9 +27,11 @@ def print_exploration(exploration: Exploration, console: Console, top: int = 12)
             exploration.why(p),
         )
     console.print(table)
-    refused = sum(not p.possible for p in exploration.predictions)
+    timed = sum(p.possible for p in exploration.predictions)
+    slower = sum(p.problem.startswith(NOT_TIMED) for p in exploration.predictions)
     console.print(
-        f"{len(exploration.predictions)} candidates, {refused} impossible; "
+        f"{len(exploration.predictions)} candidates, {timed} timed, {slower} not timed, "
+        f"{len(exploration.predictions) - timed - slower} impossible; "
         f"chosen: [bold]{best.candidate}[/]"
     )
     for name in BASELINES if best.candidate.trains else BASELINES[:1]:

@@ -11,10 +11,9 @@ from pipec.cluster.cluster import Cluster, Link, parse_cluster
 from pipec.compiler.driver import emit
 from pipec.errors import PartitionError, PipecError
 from pipec.explore.candidate import Candidate, candidates
-from pipec.explore.decide import MUCH, decide
-from pipec.explore.explore import BASELINES, Exploration, explore
+from pipec.explore.explore import BASELINES, explore
 from pipec.explore.make import Maker
-from pipec.explore.predict import Prediction
+from pipec.explore.predict import Predictor
 from pipec.explore.rebatch import Rebatched
 from pipec.explore.search import Search
 from pipec.frontends.base import LoadOptions
@@ -23,7 +22,8 @@ from pipec.graph.ir import InputKind
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.schedule.action import ActionKind
-from tests.explore.test_explore import shrunk, workload
+from tests.explore.test_explore import maker as maker_of
+from tests.explore.test_explore import shrunk, ways
 from tests.toys import mlp
 from tests.trained import trained_mlp
 
@@ -75,14 +75,14 @@ def test_no_baseline_makes_a_faster_plan(devices: str, link: Link, memory: float
     """Each baseline made into a plan by itself, at the microbatch the model in memory has."""
     cluster = linked(devices, link, memory)
     graph = trained_mlp(4, 256, 4)
-    search = Search(Rebatched(graph), cluster, batch=16, schedules=NAMES, cached=False, workers=1)
+    search = Search(Rebatched(graph), cluster, batch=16, schedules=NAMES, cached=False)
     try:
         found, plan = search.run()
     except PartitionError:
         return
     assert fits(plan)
     assert seconds(plan) == pytest.approx(found.best.seconds)
-    maker = Maker(Rebatched(graph), workload(cluster, 256, 4, 4))
+    maker = Maker(Rebatched(graph), cluster)
     alone = [
         Candidate(1, 1, "1f1b", 4, 4),
         Candidate(1, 2, "1f1b", 4, 2),
@@ -100,7 +100,7 @@ def test_the_plan_is_what_was_chosen(spec: str, tmp_path: Path) -> None:
     graph = load(spec, options).graph
     cluster = linked("4xv100", Link(1e9, 1e-6), 4.4e6)
     model = Rebatched(graph, spec, options)
-    search = Search(model, cluster, batch=256, schedules=NAMES, cached=False, workers=1)
+    search = Search(model, cluster, batch=256, schedules=NAMES, cached=False)
     found, plan = search.run()
     best = found.best.candidate
     assert plan.schedule
@@ -130,7 +130,6 @@ def test_memory_that_binds_is_met_in_the_plan(spec: str) -> None:
         stages=2,
         microbatches=8,
         cached=False,
-        workers=1,
     )
     loose = roomy.run()[1]
     assert loose.timeline
@@ -160,7 +159,6 @@ def test_explored_again_it_is_the_same(
         parse_cluster("2xv100"),
         batch=16,
         schedules=("1f1b",),
-        workers=1,
     )
     first, plan = search.run()
     again, same = search.run()
@@ -170,65 +168,40 @@ def test_explored_again_it_is_the_same(
 
 
 def test_what_cannot_be_made_is_told_and_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    work = workload("2xv100", 256, 4, 4)
-    tried = [c for c in candidates(work.cluster, 16, ("gpipe", "1f1b")) if c.microbatch == 4]
-    found = explore(work, tried, 16, workers=1)
-    maker = Maker(Rebatched(work.graph), work)
-    refused = found.best.candidate
-    make = Maker.make
+    maker = maker_of("2xv100", 256, 4, 4)
+    tried = ways(maker, 16, "gpipe", "1f1b")
+    refused = explore(maker, tried, 16)[0].best.candidate
+    make = Predictor.make
 
-    def picky(self: Maker, candidate: Candidate) -> Plan:
+    def picky(self: Predictor, candidate: Candidate) -> Plan:
         if candidate == refused:
             raise PipecError("the backend has no such thing")
         return make(self, candidate)
 
-    monkeypatch.setattr(Maker, "make", picky)
-    decided, plan = decide(found, maker)
-    assert decided.best.candidate != refused
-    told = next(p for p in decided.predictions if p.candidate == refused)
+    monkeypatch.setattr(Predictor, "make", picky)
+    found, plan = explore(maker, tried, 16)
+    assert found.best.candidate != refused
+    told = next(p for p in found.predictions if p.candidate == refused)
     assert told.problem == "no plan: the backend has no such thing"
-    assert seconds(plan) == decided.best.seconds
+    assert seconds(plan) == found.best.seconds
     for name in BASELINES:
-        base = decided.baseline(name)
-        assert base is None or base.planned or base.seconds > MUCH * seconds(plan)
-
-
-def test_a_baseline_is_made_however_much_was_tried_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but 1F1B and GPipe can be made, and the fastest of all is tried just once."""
-    work = workload("2xv100", 256, 4, 4)
-    tried = [c for c in candidates(work.cluster, 16, NAMES) if c.microbatch == 4 and c.depth == 2]
-    found = explore(work, tried, 16, workers=1)
-    assert found.best.candidate.schedule == "zb-h1"
-    make = Maker.make
-
-    def picky(self: Maker, candidate: Candidate) -> Plan:
-        if candidate.schedule == "zb-h1":
-            raise PipecError("the backend has no such thing")
-        return make(self, candidate)
-
-    monkeypatch.setattr(Maker, "make", picky)
-    monkeypatch.setattr("pipec.explore.decide.MOST", 1)
-    decided, plan = decide(found, Maker(Rebatched(work.graph), work))
-    assert decided.best.candidate.schedule in ("1f1b", "gpipe")
-    bases = [b for b in map(decided.baseline, BASELINES) if b]
-    assert {b.candidate.schedule for b in bases} == {"1f1b", "gpipe"}
-    assert all(b.planned and b.seconds >= seconds(plan) for b in bases)
+        base = found.baseline(name)
+        assert base is None or base.seconds >= seconds(plan)
 
 
 def test_a_model_that_cannot_be_traced_at_a_size_keeps_to_others() -> None:
-    work = workload("2xv100", 256, 4, 4)
-    tried = [c for c in candidates(work.cluster, 16, ("1f1b",)) if not c.recompute]
-    found = explore(work, tried, 16, workers=1)
-    decided, plan = decide(found, Maker(Rebatched(work.graph), work))
-    assert decided.best.candidate.microbatch == 4
-    others = [p for p in decided.predictions if p.candidate.microbatch != 4]
-    assert any("cannot be traced at" in p.problem for p in others)
+    maker = maker_of("2xv100", 256, 4, 4)
+    tried = list(candidates(maker.cluster, 16, ("1f1b",)))
+    found, plan = explore(maker, tried, 16)
+    assert found.best.candidate.microbatch == 4
+    others = [p for p in found.predictions if p.candidate.microbatch != 4]
+    assert all("cannot be traced at" in p.problem for p in others)
     assert plan.explored
 
 
 def test_nothing_as_asked_for_is_told() -> None:
-    work = workload("2xv100", 64, 2, 4)
-    search = Search(Rebatched(work.graph), work.cluster, batch=16, stages=7, cached=False)
+    maker = maker_of("2xv100", 64, 2, 4)
+    search = Search(maker.model, maker.cluster, batch=16, stages=7, cached=False)
     with pytest.raises(PartitionError, match="no candidate is as asked for"):
         search.run()
     with pytest.raises(PartitionError, match="a step needs samples"):
@@ -236,24 +209,21 @@ def test_nothing_as_asked_for_is_told() -> None:
 
 
 def test_nothing_that_can_be_made_is_told() -> None:
-    work = workload("2xv100", 64, 2, 4)
-    lost = Prediction(Candidate(1, 1, "1f1b", 3, 1), 1.0)
+    maker = maker_of("2xv100", 64, 2, 4)
     with pytest.raises(PartitionError, match="no candidate fits"):
-        decide(Exploration(3, (lost,)), Maker(Rebatched(work.graph), work))
+        explore(maker, [Candidate(1, 1, "1f1b", 3, 1)], 3)
 
 
 def test_memory_that_nothing_fits_is_told() -> None:
-    work = workload("2xv100", 256, 4, 4)
-    search = Search(
-        Rebatched(work.graph), shrunk(work.cluster, 1e5), batch=16, cached=False, workers=1
-    )
+    maker = maker_of("2xv100", 256, 4, 4)
+    search = Search(maker.model, shrunk(maker.cluster, 1e5), batch=16, cached=False)
     with pytest.raises(PartitionError, match="no candidate fits"):
         search.run()
 
 
 def test_a_model_without_loss_is_planned_for_inference(tmp_path: Path) -> None:
     graph = mlp()
-    search = Search(Rebatched(graph), parse_cluster("2xv100"), cached=False, workers=1)
+    search = Search(Rebatched(graph), parse_cluster("2xv100"), cached=False)
     found, plan = search.run()
     assert plan.schedule
     assert plan.schedule.name == "inference"

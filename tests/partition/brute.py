@@ -91,9 +91,8 @@ def best_cut(
     links: list[Link] | None = None,
     overlap: bool = False,
     memory: StageMemory = one_of_each,
-    microbatches: int | None = None,
 ) -> float:
-    """Least objective over all assignments and device orders; infinity if nothing is legal."""
+    """Least largest load over all assignments and device orders; infinity if nothing is legal."""
     k, best = len(devices), inf
     orders = sorted(set(permutations(range(k)))) if free_order else [tuple(range(k))]
     for stage in product(range(k), repeat=graph.size):
@@ -113,8 +112,5 @@ def best_cut(
             if any(h > d.memory_bytes for h, d in zip(held, used, strict=True)):
                 continue
             load = loads(graph, list(stage), used, links, overlap)
-            value = max(load)
-            if microbatches is not None:
-                value = (microbatches - 1) * value + sum(load)
-            best = min(best, value)
+            best = min(best, max(load))
     return float(np.float64(best))

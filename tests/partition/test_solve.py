@@ -23,7 +23,7 @@ def agree(graph: CostGraph, devices: list[Device], **options: object) -> None:
             solve_contiguous(graph, devices, **options)  # type: ignore[arg-type]
         return
     got = solve_contiguous(graph, devices, **options)  # type: ignore[arg-type]
-    assert got.objective == pytest.approx(want, abs=1e-9)
+    assert got.max_load == pytest.approx(want, abs=1e-9)
     assert got.proven
     if options.get("exactly", True):
         assert got.stages == len(devices)
@@ -66,23 +66,11 @@ def test_links(graph: CostGraph, count: int, overlap: bool, exactly: bool) -> No
 
 
 @EXAMPLES
-@given(graphs(training=False), st.booleans(), st.booleans(), st.sampled_from([None, 1, 4]))
-def test_unlike_links(
-    graph: CostGraph, overlap: bool, exactly: bool, microbatches: int | None
-) -> None:
+@given(graphs(training=False), st.booleans(), st.booleans())
+def test_unlike_links(graph: CostGraph, overlap: bool, exactly: bool) -> None:
     """A device between two stages may stay empty; it then relays what passes."""
-    options = {"overlap": overlap, "exactly": exactly, "microbatches": microbatches}
-    agree(graph, [Device("fast")] * 3, links=[Link(4.0, 0.25), Link(1.0)], **options)
-
-
-@EXAMPLES
-@given(graphs(most=5), st.integers(1, 3), st.integers(1, 6), st.booleans(), st.booleans())
-def test_fill_counts(
-    graph: CostGraph, count: int, microbatches: int, exactly: bool, linked: bool
-) -> None:
-    devices = [Device("fast")] * (count - 1) + [Device("slow")]
-    links = Link(4.0, 0.25) if linked else None
-    agree(graph, devices, links=links, exactly=exactly, microbatches=microbatches)
+    links = [Link(4.0, 0.25), Link(1.0)]
+    agree(graph, [Device("fast")] * 3, links=links, overlap=overlap, exactly=exactly)
 
 
 @EXAMPLES
@@ -104,13 +92,3 @@ def test_cycle_is_spelled_out() -> None:
     graph = cost_graph("abc", {"gpu": [1, 1, 1]}, [Value(0, [1]), Value(1, [2]), Value(2, [1])])
     with pytest.raises(PartitionError, match=r"b -> c -> b"):
         solve_contiguous(graph, [Device("gpu")])
-
-
-def test_a_relay_counts_in_the_fill() -> None:
-    """Over the slow device between two fast ones it is 3 x 15 + 15 + 10 + 15; on one alone 80."""
-    chain = cost_graph("ab", {"fast": [10, 10], "slow": [1000, 1000]}, [Value(0, [1], bytes=20)])
-    devices = [Device("fast"), Device("slow"), Device("fast")]
-    links = [Link(4.0), Link(4.0)]
-    cut = solve_contiguous(chain, devices, exactly=False, links=links, microbatches=4)
-    assert cut.objective == best_cut(chain, devices, exactly=False, links=links, microbatches=4)
-    assert cut.objective == 80.0

@@ -143,7 +143,6 @@ def _result(
         loads=(target,) * len(devices),
         memory_bytes=tuple(stage_memory(problem, stage, len(devices)).tolist()),
         max_load=target,
-        objective=target,
         lower_bound=chain.bound,
         contiguous=True,
         method=METHOD,

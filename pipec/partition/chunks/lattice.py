@@ -10,10 +10,10 @@ method of Charon and Hudry, Operations Research Letters 1993). Many starts, one 
 from dataclasses import dataclass
 from itertools import cycle, islice
 from math import inf
+from time import perf_counter
 
 import numpy as np
 
-from pipec.partition import clock
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
 from pipec.partition.orders.linear import linear_orders
 from pipec.partition.proof.bounds import TOLERANCE
@@ -42,7 +42,7 @@ def candidates(
         units: The DAG.
         work: Of each unit, [units].
         seconds: For all that is done with them; the less, the fewer they are.
-        deadline: When to stop looking for all (`pipec.partition.clock.now`).
+        deadline: When to stop looking for all (`time.perf_counter`).
 
     Returns:
         Rows that say which units are in, [ideals, units], and whether no ideal is left out.
@@ -139,7 +139,7 @@ class Lattice:
 
         Args:
             pairs: How many pairs of ideals are looked at. The same number finds the same chunks.
-            deadline: When to stop before that (`pipec.partition.clock.now`).
+            deadline: When to stop before that (`time.perf_counter`).
             seed: Of starts and weights.
         """
         rng = np.random.default_rng(seed)
@@ -168,7 +168,7 @@ class Lattice:
         return self._places - self._k + 1
 
     def _stopped(self, deadline: float) -> bool:
-        return self._left <= 0 or clock.now() > deadline
+        return self._left <= 0 or perf_counter() > deadline
 
     def _chunks(self, cuts: IntArray) -> IntArray:
         """Chunk of every unit."""

@@ -5,20 +5,18 @@ for the *union* of its chunks: a value that only travels between two of them is 
 contiguous problem; v = 2 takes nearly all that giving up contiguity can give.
 
 A search among ideals moves all cuts of k chunks at once (``lattice``); where there are too many
-ideals for that, annealing improves what it finds unit by unit. A 0/1 program proves a bound as far
+ideals for that, prefixes of several orders stand for them. A 0/1 program proves a bound as far
 as time allows, and may find better chunks.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from time import perf_counter
 
 import numpy as np
 
 from pipec.errors import PartitionError
-from pipec.partition import clock
-from pipec.partition.chunks.anneal import anneal
 from pipec.partition.chunks.closure import heaviest, least_loads
 from pipec.partition.chunks.lattice import Lattice
 from pipec.partition.chunks.model import ChunkModel, has_ortools, solve_model
@@ -40,10 +38,9 @@ from pipec.partition.solve import solve_contiguous
 from pipec.partition.units import Units, make_units
 
 MODEL_LIMIT, MODEL_RATE = 40_000, 2_000  # variables, in all and per second of the limit
-# pairs of ideals and moves per second of the time limit, so that the same limit finds the same cut
-# on any machine that is not much slower
-PAIRS, MOVES = 150_000_000, 300_000
-SOME = 0.25  # share of the search among ideals where these are not all
+PAIRS = 150_000_000
+"""Pairs of ideals per second of the time limit, so that the same limit finds the same cut on any
+machine that is not much slower."""
 # shares of the limit that stop the list of ideals, the search (with OR-tools, with HiGHS alone)
 # and the program
 LISTED_UNTIL, SEARCH_UNTIL, MODEL_UNTIL = 0.2, {True: 0.3, False: 0.65}, 0.8
@@ -66,7 +63,7 @@ def solve_chunks(
     Raises:
         PartitionError: A cyclic graph, unlike devices, or a memory limit that nothing met.
     """
-    began = time.perf_counter()
+    began = perf_counter()
     check_acyclic(graph)
     if chunks < 1 or len(set(devices)) != 1 or not devices[0].pays or len(devices) > 62:
         raise PartitionError(
@@ -113,7 +110,7 @@ class _Problem:
     time_limit: float
 
     def __post_init__(self) -> None:
-        self._began = clock.now()
+        self._began = perf_counter()
         self.devices = self.machine.devices
         self.memory_bytes = self.devices[0].memory_bytes
         self.best: IntArray | None = None
@@ -131,16 +128,15 @@ class _Problem:
         limits = self.memory_bytes, self.time_limit, self._until(LISTED_UNTIL)
         lattice = Lattice(units, units.work[0], k, self.chunks, *limits)
         self._search(lattice, 0.0, SEARCH_UNTIL[has_ortools()])
-        method = "search among ideals" + ("" if lattice.complete else ", annealing")
+        method = "search among ideals"
         since = SEARCH_UNTIL[has_ortools()]
-        # HiGHS gains nothing where there are many ideals
         most = min(MODEL_LIMIT, MODEL_RATE * self.time_limit)
-        small = units.size * k * self.chunks <= most and (has_ortools() or lattice.complete)
+        small = units.size * k * self.chunks <= most
         if not self._proven(lower) and small:
             since = MODEL_UNTIL
             upper = min(self.largest, highest_load(units, self.machine))
             model = ChunkModel(units, k, self.chunks, self.memory_bytes, upper)
-            left = max(self._until(MODEL_UNTIL) - clock.now(), 1.0)
+            left = max(self._until(MODEL_UNTIL) - perf_counter(), 1.0)
             better, bound, solver = solve_model(model, self._start(), upper, left)
             lower, method = max(lower, bound), f"{method}, {solver}"
             self._offer_units(better)
@@ -149,17 +145,8 @@ class _Problem:
         return self.best, lower, method
 
     def _search(self, lattice: Lattice, since: float, until: float) -> None:
-        """Among ideals; where some are left out, then unit by unit for most of the time."""
-        seconds = (until - since) * self.time_limit
-        seed = round(100 * since)  # each phase starts elsewhere
-        if lattice.complete:
-            found = lattice.search(int(PAIRS * seconds), self._until(until), seed)
-            self._offer_units(found)
-            return
-        then = since + SOME * (until - since)
-        found = lattice.search(int(PAIRS * SOME * seconds), self._until(then), seed)
-        self._offer_units(found)
-        self._anneal([found], int(MOVES * (1 - SOME) * seconds), self._until(until), seed)
+        pairs, seed = int(PAIRS * (until - since) * self.time_limit), round(100 * since)
+        self._offer_units(lattice.search(pairs, self._until(until), seed))
 
     def _until(self, share: float) -> float:
         return self._began + share * self.time_limit
@@ -183,22 +170,6 @@ class _Problem:
         if self.best is None:
             return np.zeros(self.units.size, np.int64)
         return self.units.stages(self.best)
-
-    def _anneal(
-        self, others: list[IntArray | None], moves: int, deadline: float, seed: int
-    ) -> None:
-        """Cools from the best placement and from others, if they fit the memory."""
-        k = len(self.devices)
-        held = self.units.weight_bytes + self.units.activation_bytes
-        starts = [
-            start
-            for start in (self._start(), *others)
-            if start is not None and sums(start % k, held, k).max() <= self.memory_bytes
-        ]
-        found = anneal(
-            self.units, 0, k, self.chunks, self.memory_bytes, starts, moves, deadline, seed
-        )
-        self._offer_units(found)
 
 
 def _contiguous(graph: CostGraph, devices: Sequence[Device]) -> IntArray | None:
@@ -229,9 +200,8 @@ def _result(
         loads=tuple(loads.tolist()),
         memory_bytes=tuple(held.tolist()),
         max_load=largest,
-        objective=largest,
         lower_bound=min(lower, largest),
         contiguous=False,
         method=method,
-        seconds=time.perf_counter() - began,
+        seconds=perf_counter() - began,
     )

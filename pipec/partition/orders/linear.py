@@ -5,43 +5,40 @@ Each is O((n + m) log n) and every prefix of it is closed under predecessors.
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from pipec.partition.costgraph import FloatArray, IntArray, topological_order
-from pipec.partition.orders.branch_tree import BRANCH_RULES
-from pipec.partition.orders.decompose import Decomposition
 from pipec.partition.units import Units
 
 
-def linear_orders(
-    units: Units, weight: FloatArray, randoms: int = 6, *, branches: bool = True
-) -> Iterator[IntArray]:
+def linear_orders(units: Units, weight: FloatArray, randoms: int = 6) -> Iterator[IntArray]:
     """Yields orders, the generally best ones first.
 
     Args:
         units: The DAG.
         weight: Work of each unit, for the longest paths, [units].
         randoms: How many random depth-first orders follow the fixed ones.
-        branches: Whether the orders of the series-parallel decomposition are among them.
     """
     n = units.size
     ascending = (units.edges[:, 0] < units.edges[:, 1]).all()
     base = list(range(n)) if ascending else topological_order(n, units.succ)
     yield np.array(base, np.int64) if ascending else _greedy(units, list(range(n)))
+    # from the end: a branch is finished before the next one begins
+    back = replace(units, succ=units.pred, pred=units.succ)
+    head = _longest(base, units.succ, weight)
+    yield _depth_first(back, head)[::-1]
     tail = _longest(base[::-1], units.pred, weight)
     yield _depth_first(units, tail)
     yield _depth_first(units, [-t for t in tail])
     yield _greedy(units, _longest(base, units.succ, np.ones(n)))
-    yield _greedy(units, _longest(base, units.succ, weight))
+    yield _greedy(units, head)
     largest = max(tail, default=0.0)
     yield _greedy(units, [largest - t for t in tail])
     yield _least_open(units)
     yield _depth_first(units, list(range(n)))
-    if branches:
-        decomposition = Decomposition(units, weight, np.array(base, np.int64))
-        yield from (decomposition.order(rule) for rule in BRANCH_RULES)
     for seed in range(randoms):
         generator = random.Random(seed)  # noqa: S311 - reproducible, nothing secret
         yield _depth_first(units, [generator.random() for _ in range(n)])

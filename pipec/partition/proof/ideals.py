@@ -8,10 +8,10 @@ values that are cut already, with a unit in and another out, leave the loads on 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from time import perf_counter
 
 import numpy as np
 
-from pipec.partition import clock
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray, topological_order
 from pipec.partition.units import Units
 
@@ -62,7 +62,7 @@ def enumerate_ideals(
         ref: Work measure, [units].
         windows: Disjoint.
         most: Gives up beyond this many.
-        deadline: Gives up at this time (`pipec.partition.clock.now`).
+        deadline: Gives up at this time (`time.perf_counter`).
 
     Returns:
         One row per ideal, or None if there are more than ``most`` or time is up.
@@ -176,7 +176,7 @@ class _Search:
                     stack.append((k, rows.take(slice(half, None))))
                     rows = rows.take(slice(half))
                 visits -= len(rows.least)
-                if visits < 0 or clock.now() > deadline:
+                if visits < 0 or perf_counter() > deadline:
                     return None
                 rows, k = self._decide(rows, k), k + 1
             done.append(rows.inside)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from math import inf
+from time import perf_counter
 
-from pipec.partition import clock
 from pipec.partition.machine import Machine
 from pipec.partition.proof.bounds import TOLERANCE, Reach, highest_load, make_bounds
 from pipec.partition.proof.ideal_family import IdealFamily
@@ -49,7 +49,7 @@ def prove(units: Units, machine: Machine, best: Incumbent, deadline: float) -> P
     known = best.stage is not None
     trials = _Trials(lower, best.value if known else highest_load(units, machine), known=known)
     most = QUICK
-    while not trials.done and clock.now() <= deadline:
+    while not trials.done and perf_counter() <= deadline:
         outcome = _below(units, machine, trials.limit, _share(deadline, TRIAL), best, most)
         if outcome is FOUND:
             return Proof(best.value, "optimal over all ideals in the windows")
@@ -105,7 +105,7 @@ class _Trials:
 
 def _share(deadline: float, share: float) -> float:
     """A deadline after a share of the time that is left."""
-    now = clock.now()
+    now = perf_counter()
     return now + share * (deadline - now)
 
 

@@ -5,7 +5,6 @@ hyperedges that are partly inside. The dynamic program in ``frontier`` knows not
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -85,11 +84,20 @@ class PrefixFamily(Family):
         ]
         self.cut = np.maximum(np.cumsum(np.array(change), axis=1)[:, : n + 1], 0.0)
         self.cut[:, 0] = self.cut[:, n] = 0.0
-        self.spans = _spans(units, pins, self._first, self._last)
+        self._spans = _spans(units, pins, self._first, self._last)
 
     def passing(self, sources: IntArray, targets: IntArray) -> FloatArray:
-        """Sums over the spans that hold both prefixes."""
-        return passing_spans(self.spans.start, self.spans, sources, targets)
+        """Sums over the spans that hold both prefixes: a histogram and two running sums."""
+        start, stop, price = self._spans
+        shape = (len(sources), len(targets))
+        live = np.flatnonzero((start < sources[-1]) & (stop >= targets[0]))
+        if not len(live):
+            return np.zeros(shape)
+        i = np.searchsorted(sources, start[live], "right")
+        j = np.searchsorted(targets, stop[live], "right") - 1
+        grid = np.bincount(i * shape[1] + j, price[live], shape[0] * shape[1]).reshape(shape)
+        total = np.cumsum(np.cumsum(grid, axis=0)[:, ::-1], axis=1)[:, ::-1]
+        return np.asarray(total, np.float64)
 
     def inside(self, sources: IntArray, targets: IntArray) -> BoolArray:
         """Shorter prefixes are subsets of longer ones."""
@@ -100,58 +108,25 @@ class PrefixFamily(Family):
         return self.order[:row]
 
 
-@dataclass(frozen=True, eq=False)
-class Spans:
+def _spans(
+    units: Units, pins: IntArray, first: IntArray, last: IntArray
+) -> tuple[IntArray, IntArray, FloatArray]:
     """Stretches between pins of one hyperedge: prefixes that end in the same one share them.
 
     One span from the first to the last pin of every hyperedge, then one between any two pins that
     follow each other; a prefix of i units lies in a span if ``start < i <= stop``.
 
-    Attributes:
-        start: Place of the earlier pin.
-        stop: Place of the later pin.
-        price: Cost of the hyperedge.
+    Returns:
+        Places of the earlier and the later pin, and the cost of the hyperedge, [spans] each.
     """
-
-    start: IntArray
-    stop: IntArray
-    price: FloatArray
-
-
-def _spans(units: Units, pins: IntArray, first: IntArray, last: IntArray) -> Spans:
     edge = units.pin_edge()
     same = np.flatnonzero(edge[1:] == edge[:-1])
     price = units.cost[0]
-    return Spans(
+    return (
         np.concatenate([first, pins[same]]),
         np.concatenate([last, pins[same + 1]]),
         np.concatenate([price, price[edge[same]]]),
     )
-
-
-def passing_spans(
-    start: IntArray, spans: Spans, sources: IntArray, targets: IntArray
-) -> FloatArray:
-    """Price of the spans that start before a source and stop at or behind a target.
-
-    Args:
-        start: Starts of the spans, in the order that the sources are prefixes of.
-        spans: The same spans in the order of the targets.
-        sources: Ascending prefixes.
-        targets: Ascending prefixes.
-
-    Returns:
-        [sources, targets]; a sum over quadrants, so one histogram and two running sums.
-    """
-    shape = (len(sources), len(targets))
-    live = np.flatnonzero((start < sources[-1]) & (spans.stop >= targets[0]))
-    if not len(live):
-        return np.zeros(shape)
-    i = np.searchsorted(sources, start[live], "right")
-    j = np.searchsorted(targets, spans.stop[live], "right") - 1
-    grid = np.bincount(i * shape[1] + j, spans.price[live], shape[0] * shape[1]).reshape(shape)
-    total = np.cumsum(np.cumsum(grid, axis=0)[:, ::-1], axis=1)[:, ::-1]
-    return np.asarray(total, np.float64)
 
 
 def _running(rows: FloatArray) -> FloatArray:

@@ -12,10 +12,10 @@ links carry the values, the boundaries J and I cost what their links take for th
 
 from dataclasses import dataclass
 from math import inf
+from time import perf_counter
 
 import numpy as np
 
-from pipec.partition import clock
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
 from pipec.partition.devices import cut_peak, cut_seconds
 from pipec.partition.machine import Machine, Step
@@ -31,7 +31,7 @@ class Path:
     """A way through the cuts.
 
     Attributes:
-        value: The objective: the largest load, or the sum of all loads.
+        value: The largest load.
         rows: Row of the cut behind each used step.
         steps: The steps that took a stage, first to last.
     """
@@ -58,8 +58,6 @@ class _Caps:
     """What a step must stay below."""
 
     limit: float
-    best: float
-    total: bool
     deadline: float
     held: FloatArray  # work measure that one device of each kind can hold
 
@@ -70,7 +68,6 @@ def search(
     bounds: Bounds,
     limit: float,
     *,
-    sum_below: float | None = None,
     most_rows: int | None = None,
     deadline: float = inf,
 ) -> Path | None:
@@ -81,9 +78,8 @@ def search(
         machine: States and steps.
         bounds: Gives the window of cuts of every state.
         limit: Loads must be strictly below.
-        sum_below: If given, minimise the sum of loads instead of the largest, below this value.
         most_rows: Keep about this many cuts per state, those with little communication.
-        deadline: When to give up (`pipec.partition.clock.now`).
+        deadline: When to give up (`time.perf_counter`).
 
     Returns:
         The path, or None: then no path of this family stays below the limits.
@@ -91,11 +87,9 @@ def search(
     Raises:
         OutOfTimeError: The deadline has passed.
     """
-    total = sum_below is not None
-    best = limit if sum_below is None else sum_below
     states: list[_State] = []
     held = bounds.capacity * limit + bounds.room + TOLERANCE * float(bounds.ref.sum())
-    caps = _Caps(limit, best, total, deadline, held)
+    caps = _Caps(limit, deadline, held)
     reach = Reach(bounds, machine, limit)
     for s in range(len(machine.used)):
         rows = _candidates(family, machine, s, reach)
@@ -158,9 +152,9 @@ class _Move:
         place = np.searchsorted(target.rows, source.rows)
         place = np.minimum(place, len(target.rows) - 1)
         relay = relay_seconds(self.family, self.machine, self.step, source.rows)
-        value = source.value + relay if self.caps.total else np.maximum(source.value, relay)
+        value = np.maximum(source.value, relay)
         same = (target.rows[place] == source.rows) & (value < target.value[place])
-        same &= (value < self.caps.best) & (relay < self.caps.limit)
+        same &= value < self.caps.limit
         at = place[same]
         target.value[at] = value[same]
         target.from_row[at] = np.flatnonzero(same)
@@ -168,7 +162,7 @@ class _Move:
 
     def advance(self, source: _State, target: _State, number: int) -> None:
         """Relax all pairs; ``number`` is the step's place among those into the target."""
-        live = np.flatnonzero(source.value < self.caps.best)
+        live = np.flatnonzero(source.value < self.caps.limit)
         if not len(live) or not len(target.rows):
             return
         rows = source.rows[live]
@@ -181,11 +175,11 @@ class _Move:
             last = int(np.searchsorted(ref, self.family.ref[ends[-1]] * (1 + TOLERANCE), "right"))
             # blocks that stay in cache; near ones first, as they are more often the answer
             for high in range(last, first, -BLOCK):
-                if clock.now() > self.caps.deadline:
+                if perf_counter() > self.caps.deadline:
                     raise OutOfTimeError
                 part = live[max(first, high - BLOCK) : high]
                 near, behind = source.rows[part], source.value[part, None]
-                bound = np.minimum(target.value[begin : begin + BLOCK], self.caps.best)
+                bound = np.minimum(target.value[begin : begin + BLOCK], self.caps.limit)
                 found = self._best(near, behind, ends, bound)
                 if found is None:
                     continue
@@ -203,7 +197,7 @@ class _Move:
         one by one.
         """
         least = self._least_loads(sources, targets)
-        ok = (least + behind if self.caps.total else np.maximum(least, behind)) < bound
+        ok = np.maximum(least, behind) < bound
         if not ok.any():
             return None
         ok &= self.family.inside(sources[:, None], targets)
@@ -240,10 +234,8 @@ class _Move:
     ) -> FloatArray:
         """Objective of pairs; infinite if it does not beat the bound or is not allowed."""
         load = loads(self.family, self.machine, self.step, sources, targets)
-        reached = load + behind if self.caps.total else np.maximum(load, behind)
+        reached = np.maximum(load, behind)
         ok = (reached < bound) & allowed(self.family, self.machine, self.step, sources, targets)
-        if self.caps.total:
-            ok &= load < self.caps.limit
         reached[~ok] = inf
         return reached
 
