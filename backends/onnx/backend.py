@@ -40,6 +40,7 @@ class OnnxBackend(Backend):
 
     name: ClassVar[str] = "onnx"
     runs_emitted_code: ClassVar[bool] = False
+    draws = ".onnx"
 
     def check(self, plan: Plan) -> None:
         """See whether every stage can be emitted.
@@ -106,6 +107,11 @@ class OnnxBackend(Backend):
         ]
         # Other kernels than the reference's: sums in another order, fused operations.
         return Emitted(runners, rounding_tolerance(plan.graph, OTHER_KERNELS))
+
+    def draw(self, stage: Stage, path: Path) -> None:
+        """Write a stage's graph as an ONNX model, for Netron."""
+        proto, weights, _ = StageExporter()(stage)
+        write_model(proto, weights, path)
 
 
 def _file(directory: Path, stage: int) -> Path:

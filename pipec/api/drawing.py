@@ -7,10 +7,13 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from pipec.compiler.backend import load_backend
+from pipec.compiler.capabilities import Draws
 from pipec.errors import PipecError, PlanError
 from pipec.graph.ir import Graph, op_name, origin
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage
+from pipec.registry import entries
 from pipec.simulate.draw_svg import svg
 from pipec.simulate.draw_text import grid
 from pipec.simulate.draw_trace import trace
@@ -41,7 +44,7 @@ def draw(thing: Plan | Timeline | Stage, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if isinstance(thing, Plan) and thing.timeline is None:
         raise PlanError("the plan has no timeline", hint="run the passes schedule, simulate")
-    known = _STAGE if isinstance(thing, Stage) else _TIMELINE
+    known = _STAGE | _of_targets() if isinstance(thing, Stage) else _TIMELINE
     if path.suffix not in known:
         raise PipecError("no such kind of picture", got=path.name, want=" ".join(known))
     try:
@@ -63,13 +66,19 @@ def _timed(write: Callable[[Timeline, float], str]) -> Callable[[object, Path], 
     return writer
 
 
-def _write_onnx(thing: object, path: Path) -> None:
-    from pipec.backends.onnx.exported import StageExporter
-    from pipec.backends.onnx.files import write_model
+def _of_targets() -> dict[str, Callable[[object, Path], None]]:
+    """Endings of the kinds of file that a target writes of a stage, with their writers."""
+    found = map(load_backend, entries("pipec.backends"))
+    return {b.draws: _stage_writer(b) for b in found if isinstance(b, Draws)}
 
-    assert isinstance(thing, Stage)
-    proto, weights, _ = StageExporter()(thing)
-    write_model(proto, weights, path)
+
+def _stage_writer(target: Draws) -> Callable[[object, Path], None]:
+    def writer(thing: object, path: Path) -> None:
+        """Write the stage."""
+        assert isinstance(thing, Stage)
+        target.draw(thing, path)
+
+    return writer
 
 
 def _write_dot(thing: object, path: Path) -> None:
@@ -118,6 +127,5 @@ _TIMELINE: dict[str, Callable[[object, Path], None]] = {
 _STAGE: dict[str, Callable[[object, Path], None]] = {
     ".dot": _write_dot,
     ".svg": _write_svg,
-    ".onnx": _write_onnx,
     ".py": _write_python,
 }

@@ -10,7 +10,7 @@ from pipec.cluster.cluster import Cluster
 from pipec.compiler.cycles import StageCycles, TimedCheck
 from pipec.cost.model import CostModel, Roofline
 from pipec.partition.result import CutResult
-from pipec.plan.model import Plan
+from pipec.plan.model import Plan, Stage
 
 
 @runtime_checkable
@@ -54,6 +54,21 @@ class Remarks(Protocol):
 
     def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
         """What a user should know, a line each."""
+        ...
+
+
+@runtime_checkable
+class Draws(Protocol):
+    """It can show one stage as a file of its own kind, such as one for a viewer of models.
+
+    Attributes:
+        draws: The file's ending, with the dot.
+    """
+
+    draws: str
+
+    def draw(self, stage: Stage, path: Path) -> None:
+        """Write the stage."""
         ...
 
 
