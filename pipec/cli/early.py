@@ -7,7 +7,7 @@ from pathlib import Path
 from pipec.errors import PipecError
 
 MODELS = frozenset({"compile", "explore"})
-PLANS = frozenset({"inspect", "report", "run", "verify"})
+PLANS = frozenset({"diff", "inspect", "opt", "report", "run", "verify"})
 
 
 def check_first(command: str, words: list[str]) -> None:

@@ -17,6 +17,8 @@ _COMMANDS = {
     "verify": "run emitted stages against the original model",
     "inspect": "show stages, balance, cuts, heaviest nodes and memory of a plan",
     "report": "show a plan, or the difference of two, as one HTML page",
+    "diff": "show what differs between two plans",
+    "opt": "run passes on a plan that was written before",
     "passes": "list passes with their options",
     "profile": "measure the nodes of a model and write a cost file",
     "partition": "cut a cost graph optimally, with proof",

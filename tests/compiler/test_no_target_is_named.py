@@ -42,9 +42,10 @@ def _defaults(tree: ast.AST) -> Iterator[ast.expr]:
     for n in ast.walk(tree):
         if isinstance(n, ast.arguments):
             yield from [*n.defaults, *[d for d in n.kw_defaults if d is not None]]
-        elif isinstance(n, ast.AnnAssign | ast.keyword) and n.value is not None:
-            if isinstance(n, ast.AnnAssign) or n.arg == "default":
-                yield n.value
+        elif isinstance(n, ast.AnnAssign) and n.value is not None:
+            yield n.value
+        elif isinstance(n, ast.keyword):
+            yield from [n.value] * (n.arg == "default")
 
 
 ALLOWED = {

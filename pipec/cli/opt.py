@@ -1,0 +1,90 @@
+"""``pipec opt``: run passes on a plan that was written before, and write what comes of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from pipec.cli.namespaces import allow_namespace_option, import_namespaces
+from pipec.compiler.driver import emit
+from pipec.compiler.output import check_target
+from pipec.compiler.pass_base import Pass
+from pipec.compiler.pass_manager import parse_pipeline, run_passes
+from pipec.errors import PassError
+from pipec.escape import terminal
+from pipec.plan.model import Fact, Plan
+from pipec.plan.store import load_plan
+from pipec.report.difference import difference
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--passes", required=True, help="Pass pipeline; see `pipec passes`.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to write.")
+@click.option("--force", is_flag=True, help="Replace the output directory if pipec wrote it.")
+@click.option("--print-ir-diff", is_flag=True, help="Print what every pass changes.")
+@allow_namespace_option
+def command(
+    directory: Path,
+    *,
+    passes: str,
+    output: Path | None,
+    force: bool,
+    print_ir_diff: bool,
+    allow_namespace: tuple[str, ...],
+) -> None:
+    """Run passes on the plan in DIRECTORY, each of them verified, and write the new plan.
+
+    Without -o nothing is written, and it is shown what changed from the first pass to the last.
+    """
+    pipeline = parse_pipeline(passes)
+    if output is not None:
+        check_target(output, force=force)
+    plan = load_plan(directory, allowed=import_namespaces(allow_namespace))
+
+    def observe(done: Pass, before: Plan, after: Plan, seconds: float) -> None:
+        """Tell what a pass has changed."""
+        del seconds
+        if print_ir_diff:
+            _tell(f"after {done}", before, after)
+
+    after = run_passes(pipeline, _undecided(plan, pipeline), observe)
+    if output is not None:
+        emit(after, output, force=force)
+        click.echo(f"wrote {output}")
+    elif not print_ir_diff:
+        _tell("after all passes", plan, after)
+
+
+_DECISIONS: dict[Fact, dict[str, object]] = {
+    Fact.COST: {"costs": None},
+    Fact.TIMING: {"timing": (), "timeline": None},
+    Fact.SCHEDULE: {"schedule": None, "explored": (), "timeline": None},
+    Fact.TIMELINE: {"timeline": None},
+}
+"""What a plan forgets, so that a pass decides it anew."""
+
+
+def _undecided(plan: Plan, pipeline: Sequence[Pass]) -> Plan:
+    """The plan without what the passes decide, which they would keep as it is otherwise.
+
+    Raises:
+        PassError: The plan is cut already, and what a pass decides is in its stages.
+    """
+    known = plan.facts()
+    for p in pipeline:
+        for fact in sorted(p.provides & known):
+            if fact not in _DECISIONS:
+                raise PassError(
+                    f"the plan has the fact {fact} already, and pass {p.name} would change nothing",
+                    hint="compile the model again: pipec compile --passes",
+                )
+            plan = plan.replace(**_DECISIONS[fact])
+    return plan
+
+
+def _tell(when: str, before: Plan, after: Plan) -> None:
+    found = difference(before, after)
+    click.echo(f"{when}: {len(found)} changes")
+    for change in found:
+        click.echo(f"  {terminal(str(change))}")
