@@ -70,6 +70,7 @@ class Toy:
     graph: Graph
     example_inputs: Mapping[str, Tensor]
     gradients: None = None
+    inner: None = None
 
     def original(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return run(self.graph, **inputs)

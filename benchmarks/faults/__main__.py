@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.faults.inject import Fault, faults, sealed
-from benchmarks.faults.models import FILES, MODULES, make
+from benchmarks.faults.models import FILES, MODULES, QUANTISED, make
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.compiler.verify import verify_artifacts
@@ -67,7 +67,7 @@ def sample(found: list[Fault], most: int, seed: int) -> list[Fault]:
 def runs(most: int, seeds: int, folder: Path, targets: list[str]) -> Iterator[Result | str]:
     """Results, and a line for every false alarm on a clean directory."""
     for target in targets:
-        for name in (*MODULES, *FILES) if target != "fpga" else ON_BOARDS:
+        for name in (*MODULES, *FILES, *QUANTISED) if target != "fpga" else ON_BOARDS:
             print(target, name, flush=True)
             loaded, clean = make(name, folder), folder / f"{name}-{target}"
             plan = make_plan(loaded.graph, parse_cluster(DEVICES[target]), target)

@@ -5,6 +5,8 @@ what the stages compute can give it away.
 """
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from benchmarks.faults.tables import Array, changes
 from pipec.plan.manifest import PLAN, write_manifest
+from pipec.plan.weights import stage_folder
 
 Json = dict[str, Any]
 
@@ -54,9 +57,9 @@ def faults(directory: Path, target: str) -> list[Fault]:
 def _torch(directory: Path) -> Iterator[Fault]:
     rng = np.random.default_rng(0)
     for path in sorted(directory.glob("stage*/weights.safetensors")):
-        tables = {n: t for n, t in load_file(path).items() if t.dtype.kind == "f"}
+        tables = {n: t for n, t in load_file(path).items() if t.dtype.itemsize <= 4}
         name = path.relative_to(directory)
-        for kind, where, wrong in changes(tables, rng):
+        for kind, where, wrong in changes(tables, rng, _readers(path)):
             yield Fault(kind, f"{path.parent.name} {where}", partial(_resave, name, wrong))
     for path in sorted(directory.glob("graphs/*/F.json")):
         yield from _of_graph(path.relative_to(directory), json.loads(path.read_text("utf-8")))
@@ -66,6 +69,18 @@ def _torch(directory: Path) -> Iterator[Fault]:
         if len(into) > 1:
             where = f"stage {stage['index']}"
             yield Fault("two channels of a link swapped", where, partial(_relink, stage["index"]))
+
+
+def _readers(weights: Path) -> Counter[str]:
+    """How many nodes of its stage read a weight."""
+    plan = json.loads((weights.parents[1] / PLAN).read_text("utf-8"))
+    (stage,) = (s for s in plan["stages"] if stage_folder(s["index"]) == weights.parent.name)
+    path = weights.parents[1] / "graphs" / stage["key"] / "F.json"
+    graph = json.loads(path.read_text("utf-8"))
+    names = [name for _, name in stage["inputs"]]
+    called = {i["node"]: name for i, name in zip(graph["inputs"], names, strict=True)}
+    reads = re.findall(r'"%(\w+)"', json.dumps([n["args"] for n in graph["nodes"]]))
+    return Counter(called[r] for r in reads if r in called)
 
 
 def _resave(name: Path, wrong: Mapping[str, Array], directory: Path) -> None:
@@ -130,8 +145,9 @@ def _onnx(directory: Path) -> Iterator[Fault]:
     for path in sorted(directory.glob("stage*/*.onnx")):
         graph, name = onnx.load(path).graph, path.relative_to(directory)
         held = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
-        tables = {n: t for n, t in held.items() if t.dtype.kind == "f"}
-        for kind, where, wrong in changes(tables, rng):
+        tables = {n: t for n, t in held.items() if t.dtype.itemsize <= 4}
+        readers = Counter(i for n in graph.node for i in n.input)
+        for kind, where, wrong in changes(tables, rng, readers):
             yield Fault(kind, f"{path.stem} {where}", partial(_reinitialise, name, wrong))
         for k, node in enumerate(graph.node):
             for kind, changed in _wrong_nodes(node):

@@ -1,5 +1,7 @@
 """Small models of unlike kinds, with weights that differ by channel."""
 
+import logging
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,8 @@ MODULES: dict[str, Callable[[], Made]] = {
 }
 
 FILES = ("file-cnn", "file-attention", "file-gates", "file-table", "file-norm")
+QUANTISED = ("file-qdq", "file-qdq-channels", "file-qoperator")
+"""Files that onnxruntime quantises to 8 bits."""
 
 
 def make(name: str, folder: Path) -> Loaded:
@@ -151,7 +155,7 @@ def make(name: str, folder: Path) -> Loaded:
         return from_module(module.eval(), example)
     path = folder / f"{name}.onnx"
     if not path.exists():
-        _write(name, path)
+        (_quantise if name in QUANTISED else _write)(name, path)
     return load(str(path))
 
 
@@ -220,3 +224,34 @@ def _write(name: str, path: Path) -> None:
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)
+
+
+def _quantise(name: str, path: Path) -> None:
+    """A residual network, calibrated on normal frames."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+
+    source = path.with_suffix(".float.onnx")
+    torch.manual_seed(2)
+    module, example = MODULES["residual"]()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module.eval(), example, str(source), dynamo=False, input_names=["x"])
+
+    class Frames(CalibrationDataReader):  # type: ignore[misc]
+        """Eight of them."""
+
+        def __init__(self) -> None:
+            rng = np.random.default_rng(0)
+            self.frames = iter(rng.normal(size=(8, *example[0].shape)).astype(np.float32))
+
+        def get_next(self) -> dict[str, Any] | None:
+            """The next frame, None at the end."""
+            frame = next(self.frames, None)
+            return None if frame is None else {"x": frame}
+
+    form = QuantFormat.QOperator if name == "file-qoperator" else QuantFormat.QDQ
+    logging.disable(logging.WARNING)  # it advises to do what was done
+    quantize_static(
+        str(source), str(path), Frames(), quant_format=form, per_channel=name == "file-qdq-channels"
+    )
+    logging.disable(logging.NOTSET)

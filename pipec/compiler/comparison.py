@@ -20,10 +20,12 @@ class Allowed:
     Attributes:
         relative: The error.
         basis: What it follows from, in a word; nothing where it is a rule of thumb.
+        share: Of integers, the share of places that may be off, by one step.
     """
 
     relative: float
     basis: str = ""
+    share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Comparison:
             other is, or where shapes or dtypes differ.
         scale: Largest magnitude of the reference, or the floor of `compare` if that is larger.
         relative_error: ``max_abs_error / scale``; 0 for two zeros.
-        ok: Whether it is within the tolerance; integers must be equal.
+        ok: Whether it is within the tolerance; integers must be equal, or as `Allowed.share` says.
         tolerance: Largest relative error that was allowed; ``basis`` what that follows from.
     """
 
@@ -93,7 +95,8 @@ def compare(
         min(absolute / scale, INCOMPARABLE) if scale else (0.0 if absolute == 0 else INCOMPARABLE)
     )
     exact = not (want.dtype.is_floating_point or want.dtype.is_complex)
-    ok = absolute == 0 if exact else relative <= by.relative
+    off = float((found != want).double().mean()) if absolute else 0.0
+    ok = off <= by.share and absolute <= 1 if exact else relative <= by.relative
     return Comparison(
         name, kind, stage, dtype, absolute, scale, relative, ok, by.relative, by.basis
     )

@@ -64,12 +64,15 @@ class Loaded:
             does not change the model (updated buffers are dropped).
         gradients: The gradients of the model as written, by eager autograd, on inputs by name: by
             parameter. None where it cannot say (a file is no module; random numbers are drawn).
+        inner: What the engine of a quantised file computes for nodes of the graph on inputs by
+            name: by node. None of other models.
     """
 
     graph: Graph
     example_inputs: Mapping[str, Tensor]
     original: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     gradients: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
+    inner: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
 
 
 class Frontend(ABC):

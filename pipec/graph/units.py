@@ -4,7 +4,8 @@ A *placement unit* is a set of call nodes that no cut may separate:
 
 1. a ``getitem`` stays with the node whose tuple it picks from;
 2. a view stays with what it views (its strides are only right there, and it moves no data);
-   a view of a weight stays with its reader, if it has one alone;
+   a view of a weight stays with its reader, if it has one alone, and so do numbers that a table
+   of integers stands for: the table is the smaller one;
 3. the pieces of one ONNX node stay together (a half cannot be emitted as ONNX);
 4. the readers of a buffer stay with the node that updates it: with a copy of it in each of two
    stages, the earlier one would go on with a value that the later one has changed.
@@ -16,6 +17,7 @@ import networkx as nx
 from torch import fx
 
 from pipec.graph.ir import Graph, InputKind, OutputKind, origin
+from pipec.graph.quantised import DEQUANTIZE
 from pipec.graph.torch_private import OpOverload, is_view
 
 
@@ -59,10 +61,12 @@ def _partners(node: fx.Node) -> list[fx.Node]:
     """Nodes that ``node`` may not be cut from."""
     if node.target is operator.getitem:
         return node.all_input_nodes
-    if isinstance(node.target, OpOverload) and is_view(node.target) and node.all_input_nodes:
+    if not isinstance(node.target, OpOverload) or not node.all_input_nodes:
+        return []
+    if is_view(node.target) or node.target is DEQUANTIZE:
         viewed = node.all_input_nodes[0]
         if viewed.op == "call_function":
-            return [viewed]
+            return [viewed] if is_view(node.target) else []
         return list(node.users) if len(node.users) == 1 else []
     return []
 

@@ -22,3 +22,17 @@ def test_faults_are_reported(tmp_path: Path, model: str, target: str) -> None:
     assert len({f.kind for f in found}) >= 7
     for seed, fault in enumerate(sample(found, 12, 0)):
         assert tried(clean, loaded, fault, tmp_path, seed), fault
+
+
+@pytest.mark.parametrize("target", ["torch", "onnx"])
+def test_faults_of_quantised_models_are_reported(tmp_path: Path, target: str) -> None:
+    """Tables of integers, their scales and zero points; a right plan is not reported."""
+    loaded, clean = make("file-qdq-channels", tmp_path), tmp_path / "clean"
+    emit(make_plan(loaded.graph, parse_cluster("2xcpu"), target), clean)
+    assert [reported(clean, loaded, seed) for seed in range(3)] == [""] * 3
+    kinds = {"a zeroed table", "two channels swapped", "a bias off by one row"}
+    kinds |= {"a scale x 1.01", "a zero point + 1"}
+    found = sample([f for f in faults(clean, target) if f.kind in kinds], 15, 0)
+    assert {f.kind for f in found} == kinds
+    for seed, fault in enumerate(found):
+        assert tried(clean, loaded, fault, tmp_path, seed), fault

@@ -1,6 +1,6 @@
 """The front end for ``.onnx`` files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +23,9 @@ from pipec.frontends.onnx.module import OnnxModule, index_of
 from pipec.frontends.onnx.reader import ModelFile, read
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.arrays import Array, to_array, to_tensor
-from pipec.graph.ir import Graph, InputKind, Origin, OutputKind, Source, tensor
+from pipec.graph.ir import Graph, InputKind, Origin, OutputKind, Source, op_name, origin, tensor
 from pipec.graph.opaque import engine_errors
+from pipec.graph.quantised import QUANTISED
 
 
 class OnnxFrontend(Frontend):
@@ -54,7 +55,10 @@ class OnnxFrontend(Frontend):
             graph = graph_of(evaluation, source, loss)
             return Loaded(graph, {**traced, **loss.inputs}, _OriginalLoss(original, loss))
         graph = graph_of(evaluation, source)
-        return Loaded(_with_loss(graph, spec) if options.training else graph, traced, original)
+        told = _told_apart(graph, evaluation)
+        inner = Original(evaluation.model.written, evaluation.inputs, told) if told else None
+        graph = _with_loss(graph, spec) if options.training else graph
+        return Loaded(graph, traced, original, inner=inner)
 
 
 def evaluate_file(path: Path, options: LoadOptions) -> Evaluation:
@@ -196,6 +200,7 @@ def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
     for n in list(graph.module.graph.nodes):
         if n.name in dropped:
             graph.module.graph.erase_node(n)
+    _put_beside_readers(graph)
     graph.module.recompile()
     inputs = tuple(
         replace(i, name=names.get(i.name, i.name)) if i.kind.is_weight else i for i in kept
@@ -209,32 +214,49 @@ def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
     )
 
 
+def _put_beside_readers(graph: Graph) -> None:
+    """Move what is computed of weights alone to what reads it: a file may list it first of all.
+
+    A cut between the two would send tables of weights over a link.
+    """
+    fixed = {graph.node(i.node) for i in graph.inputs if i.kind.is_weight}
+    for n in graph.calls:
+        if n.all_input_nodes and fixed.issuperset(n.all_input_nodes):
+            fixed.add(n)
+    for n in reversed(list(graph.calls)):
+        if n in fixed:
+            min(n.users).prepend(n)
+
+
 class Original:
     """The model file itself, run by onnxruntime.
 
     Args:
         model: The model.
         inputs: Example inputs; arrays among them are bound and always fed.
+        told: Names to give values under, to the model's; by default those of its outputs.
     """
 
-    def __init__(self, model: ModelFile, inputs: Mapping[str, object]) -> None:
-        self._model = model
+    def __init__(
+        self, model: ModelFile, inputs: Mapping[str, object], told: Mapping[str, str] | None = None
+    ) -> None:
+        self._model, self._told = model, told or {o.name: o.name for o in model.proto.graph.output}
         self._bound = {n: v for n, v in inputs.items() if isinstance(v, np.ndarray)}
 
     @cached_property
     def _session(self) -> Any:
-        return session(self._model)
+        return session(self._model, self._told.values())
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Outputs by name for inputs by name.
+        """Values by name for inputs by name.
 
         Raises:
             FrontendError: onnxruntime refuses the model or the inputs.
         """
         fed: dict[str, Array] = {**self._bound, **{n: to_array(t) for n, t in inputs.items()}}
-        names = [o.name for o in self._session.get_outputs()]
+        names = list(self._told.values())
         found = _guarded(self._model, lambda: self._session.run(names, fed))
-        return {n: to_tensor(np.asarray(a)) for n, a in zip(names, found, strict=True)}
+        return {n: to_tensor(np.asarray(a)) for n, a in zip(self._told, found, strict=True)}
 
 
 class _OriginalLoss:
@@ -261,8 +283,27 @@ class _OriginalLoss:
         raise AssertionError  # `user_code` never swallows
 
 
-def session(model: ModelFile) -> Any:
+def _told_apart(graph: Graph, evaluation: Evaluation) -> dict[str, str]:
+    """Nodes of quantised ops to the names that the file as written has for what they yield."""
+    nodes = evaluation.model.proto.graph.node
+    written = {o for n in evaluation.model.written.proto.graph.node for o in n.output}
+    found = {}
+    for n in graph.calls:
+        op, item = (n.all_input_nodes[0], n.args[1]) if op_name(n) == "getitem" else (n, 0)
+        index = origin(n).index
+        if op.target in QUANTISED and isinstance(item, int) and index is not None:
+            name = nodes[index].output[item]
+            if name in written and isinstance(n.meta["val"], Tensor):
+                found[n.name] = name
+    return found
+
+
+def session(model: ModelFile, outputs: Iterable[str] = ()) -> Any:
     """An onnxruntime session on a model, whatever its size; a quantised one runs node by node.
+
+    Args:
+        model: The model.
+        outputs: Names of inner values that can be asked for too.
 
     Raises:
         FrontendError: onnxruntime refuses it.
@@ -275,9 +316,12 @@ def session(model: ModelFile) -> Any:
     if any("quantizelinear" in n.op_type.lower() for n in model.proto.graph.node):
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     where: str | bytes = str(model.path)
-    if model.proto.ir_version > LARGEST_IR_VERSION or model.path is None:
+    own = {o.name for o in model.proto.graph.output}
+    more = [onnx.ValueInfoProto(name=n) for n in outputs if n not in own]
+    if model.proto.ir_version > LARGEST_IR_VERSION or model.path is None or more:
         copy = onnx.ModelProto()
         copy.CopyFrom(model.proto)
+        copy.graph.output.extend(more)
         copy.ir_version = min(copy.ir_version, LARGEST_IR_VERSION)
         where = copy.SerializeToString()
         if model.path is not None:
