@@ -74,12 +74,11 @@ def _first_that_fits(problem: Problem, those: Iterable[Tried]) -> Tried:
     return min(played, key=lambda t: t.order)
 
 
-def choose(problem: Problem, *, improve: bool = True) -> Choice:
+def choose(problem: Problem) -> Choice:
     """The fastest residency found under the cap, with a bound on how much faster any can be.
 
     Args:
         problem: What is saved.
-        improve: Whether the best decisions of the program are improved value by value.
 
     Raises:
         DoesNotFitError: Nothing fits; how much would is told.
@@ -89,12 +88,12 @@ def choose(problem: Problem, *, improve: bool = True) -> Choice:
     near = step * (1 + CLOSE) + first.added_seconds
     best, *others = _starts(problem, first)
     for start in (best, *others):
-        if improve and best.played.seconds > near:
+        if best.played.seconds > near:
             best = min(best, improved(problem, start), key=lambda t: t.order)
-    if improve and best.played.seconds > near:
+    if best.played.seconds > near:
         best = _first_that_fits(problem, [best, *every(problem)])
     least = step + first.added_seconds
-    if improve and best.played.seconds > near:
+    if best.played.seconds > near:
         best, least = exhausted(problem, best, least)
     if best.played.seconds == np.inf:
         raise DoesNotFitError(best.played.peak_bytes, problem.cap)

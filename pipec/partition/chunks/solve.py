@@ -5,8 +5,8 @@ for the *union* of its chunks: a value that only travels between two of them is 
 contiguous problem; v = 2 takes nearly all that giving up contiguity can give.
 
 A search among ideals moves all cuts of k chunks at once (``lattice``); where there are too many
-ideals for that, prefixes of several orders stand for them. A 0/1 program proves a bound as far
-as time allows, and may find better chunks.
+ideals for that, prefixes of several orders stand for them. Where OR-tools is installed, a 0/1
+program (``model``) proves a bound as far as time allows, and may find better chunks.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ import numpy as np
 from pipec.errors import PartitionError
 from pipec.partition.chunks.closure import heaviest, least_loads
 from pipec.partition.chunks.lattice import Lattice
-from pipec.partition.chunks.model import ChunkModel, has_ortools, solve_model
+from pipec.partition.chunks.model import has_ortools, solve_model
 from pipec.partition.costgraph import (
     CostGraph,
     FloatArray,
@@ -41,9 +41,8 @@ MODEL_LIMIT, MODEL_RATE = 40_000, 2_000  # variables, in all and per second of t
 PAIRS = 150_000_000
 """Pairs of ideals per second of the time limit, so that the same limit finds the same cut on any
 machine that is not much slower."""
-# shares of the limit that stop the list of ideals, the search (with OR-tools, with HiGHS alone)
-# and the program
-LISTED_UNTIL, SEARCH_UNTIL, MODEL_UNTIL = 0.2, {True: 0.3, False: 0.65}, 0.8
+LISTED_UNTIL, SEARCH_UNTIL, MODEL_UNTIL = 0.2, 0.3, 0.8
+"""Shares of the limit that stop the list of ideals, the first search, and the program."""
 
 
 def solve_chunks(
@@ -127,21 +126,22 @@ class _Problem:
             return self.best, lower, method
         limits = self.memory_bytes, self.time_limit, self._until(LISTED_UNTIL)
         lattice = Lattice(units, units.work[0], k, self.chunks, *limits)
-        self._search(lattice, 0.0, SEARCH_UNTIL[has_ortools()])
+        first = SEARCH_UNTIL if has_ortools() else 1.0
+        self._search(lattice, 0.0, first)
         method = "search among ideals"
-        since = SEARCH_UNTIL[has_ortools()]
-        most = min(MODEL_LIMIT, MODEL_RATE * self.time_limit)
-        small = units.size * k * self.chunks <= most
-        if not self._proven(lower) and small:
-            since = MODEL_UNTIL
-            upper = min(self.largest, highest_load(units, self.machine))
-            model = ChunkModel(units, k, self.chunks, self.memory_bytes, upper)
-            left = max(self._until(MODEL_UNTIL) - perf_counter(), 1.0)
-            better, bound, solver = solve_model(model, self._start(), upper, left)
-            lower, method = max(lower, bound), f"{method}, {solver}"
-            self._offer_units(better)
-        if not self._proven(lower):
-            self._search(lattice, since, 1.0)
+        if has_ortools() and not self._proven(lower):
+            most = min(MODEL_LIMIT, MODEL_RATE * self.time_limit)
+            if units.size * k * self.chunks <= most:
+                first = MODEL_UNTIL
+                upper = min(self.largest, highest_load(units, self.machine))
+                left = max(self._until(MODEL_UNTIL) - perf_counter(), 1.0)
+                better, bound = solve_model(
+                    units, k, self.chunks, self.memory_bytes, self._start(), upper, left
+                )
+                lower, method = max(lower, bound), f"{method}, CP-SAT"
+                self._offer_units(better)
+            if not self._proven(lower):
+                self._search(lattice, first, 1.0)
         return self.best, lower, method
 
     def _search(self, lattice: Lattice, since: float, until: float) -> None:

@@ -8,16 +8,11 @@ of kind k with load below U holds less than ``c_k * U``, and with n_k devices of
 The capacities that make this bound largest are found by coordinate ascent over its breakpoints; for
 equal devices it is total work / devices, rounded up to a sum of units (``grain``). The same
 capacities say how much may lie left of a cut.
-
-Where a kind's memory cannot hold everything, bytes weigh too: with ``ref = min over k of
-c_k * work_k + m_k * bytes`` a device holds less than ``c_k * U + m_k * memory_k``. These c and m
-are the dual prices of the linear program that spreads the units over the kinds.
 """
 
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import cast
 
 import numpy as np
 
@@ -37,22 +32,18 @@ class Bounds:
 
     Attributes:
         capacity: Per kind of device.
-        room: Work measure that a full memory adds, per kind.
         ref: Work measure, [units].
         lower: A load that some device reaches in every cut.
         used: Capacity of the devices used, per state.
-        used_room: The same for room.
         left_pays: Least capacity of a paying left device, per state; 0 if communication may be
             free there.
         right_pays: The same right of the cut.
     """
 
     capacity: FloatArray
-    room: FloatArray
     ref: FloatArray
     lower: float
     used: FloatArray
-    used_room: FloatArray
     left_pays: FloatArray
     right_pays: FloatArray
 
@@ -76,7 +67,7 @@ class Reach:
     def __init__(self, bounds: Bounds, machine: Machine, limit: float) -> None:
         total = float(bounds.ref.sum())
         slack = TOLERANCE * total
-        left = bounds.used * limit + bounds.used_room
+        left = bounds.used * limit
         self.high = left + slack
         self.low = total - (left[-1] - left) - slack
         self._bounds, self._machine, self._limit = bounds, machine, limit
@@ -128,25 +119,19 @@ def make_bounds(units: Units, machine: Machine) -> Bounds:
     small = np.where(held > 1 + TOLERANCE, inf, work)  # what fits no memory does not run there
     if np.isfinite(small).any(axis=0).all():
         work = small
-    priced = _prices(work, held, count) if (held.sum(axis=1) > count).any() else None
-    if priced is None:
-        priced = _capacities(work, count), np.zeros(len(count))
-    capacity, room = priced
+    capacity = _capacities(work, count)
     with np.errstate(invalid="ignore"):
-        weight = np.where(np.isfinite(work), capacity[:, None] * work, inf)
-    ref = np.min(weight + room[:, None] * held, axis=0)
-    used, used_room = machine.used @ capacity, machine.used @ room
+        ref = np.min(np.where(np.isfinite(work), capacity[:, None] * work, inf), axis=0)
+    used = machine.used @ capacity
     largest = float(np.min(work, axis=0).max())
     if len(work) == 1:
         largest = max(largest, least_share(work[0], int(machine.total[0])))
     remaining = machine.total - machine.used
     return Bounds(
         capacity=capacity,
-        room=room,
         ref=ref,
-        lower=max((float(ref.sum()) - float(used_room[-1])) / float(used[-1]), largest),
+        lower=max(float(ref.sum()) / float(used[-1]), largest),
         used=used,
-        used_room=used_room,
         left_pays=_paying(machine, capacity, machine.used > 0),
         right_pays=_paying(machine, capacity, remaining > 0),
     )
@@ -163,45 +148,6 @@ def memory_shares(units: Units, machine: Machine) -> FloatArray:
             held = versions * units.weight_bytes + in_flight * units.activation_bytes
             shares[number] = held / kind.memory_bytes
     return shares
-
-
-def _prices(
-    work: FloatArray, held: FloatArray, count: FloatArray
-) -> tuple[FloatArray, FloatArray] | None:
-    """Capacities and room from the program that spreads units so that the largest load is least.
-
-    Args:
-        work: Seconds, [kinds, units].
-        held: Share of the memory of one device, [kinds, units].
-        count: Devices per kind.
-
-    Returns:
-        Dual prices of the loads and of the memory, per kind; None if nothing fits.
-    """
-    from scipy.optimize import linprog
-    from scipy.sparse import csr_array, vstack
-
-    kind, unit = np.nonzero(np.isfinite(work))
-    at, one = np.arange(len(kind)), np.ones(len(kind))
-    shape = (len(count), len(kind) + 1)
-    rows, last = np.arange(len(count)), np.full(len(count), len(kind))
-    load_rows = (np.concatenate([kind, rows]), np.concatenate([at, last]))
-    load = csr_array((np.concatenate([work[kind, unit], -count]), load_rows), shape=shape)
-    memory = csr_array((held[kind, unit], (kind, at)), shape=shape)
-    placed = csr_array((one, (unit, at)), shape=(work.shape[1], len(kind) + 1))
-    found = linprog(
-        np.append(np.zeros(len(kind)), 1.0),
-        A_ub=cast("FloatArray", vstack([load, memory])),  # the stubs do not know sparse rows
-        b_ub=np.append(np.zeros(len(count)), count),
-        A_eq=cast("FloatArray", placed),
-        b_eq=np.ones(work.shape[1]),
-        method="highs-ds",
-    )
-    if found.status != 0:
-        return None
-    price = np.maximum(-found.ineqlin.marginals, 0.0)
-    capacity, room = np.split(price, 2)
-    return (capacity, room) if capacity.max() > 0 else None
 
 
 def highest_load(units: Units, machine: Machine) -> float:

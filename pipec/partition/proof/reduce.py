@@ -66,7 +66,7 @@ def _threshold(units: Units, machine: Machine, limit: float) -> BoolArray:
     if free > 1 or not paying or (not machine.priced and machine.link is None):
         return np.zeros(units.cost.shape[1], bool)
     total = float(bounds.ref.sum())
-    spare = float(bounds.used[-1]) * limit + float(bounds.used_room[-1]) - total
+    spare = float(bounds.used[-1]) * limit - total
     spare += TOLERANCE * total
     seconds = cut_seconds(units.cost, machine.link, priced=machine.priced)
     return np.asarray((seconds * min(paying) * (2 - free) > spare) | (seconds >= limit))

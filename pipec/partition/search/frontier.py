@@ -88,7 +88,7 @@ def search(
         OutOfTimeError: The deadline has passed.
     """
     states: list[_State] = []
-    held = bounds.capacity * limit + bounds.room + TOLERANCE * float(bounds.ref.sum())
+    held = bounds.capacity * limit + TOLERANCE * float(bounds.ref.sum())
     caps = _Caps(limit, deadline, held)
     reach = Reach(bounds, machine, limit)
     for s in range(len(machine.used)):
