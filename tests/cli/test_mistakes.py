@@ -61,6 +61,12 @@ compile mlp.onnx --force
 compile mlp.onnx --devices 2xvcu118
 compile mlp.onnx --devices 2xvcu118 --target onnx
 compile mlp.onnx --devices 2xh100 --target fpga
+compile mlp.onnx --precision int8
+compile mlp.onnx --pt2 --target onnx
+compile mlp.onnx --rtl --target torch
+compile mlp.onnx --target fpga --calibrate frames.npz
+explore mlp.onnx --devices 2xcpu --precision int8
+explore mlp.onnx --devices 2xvcu118
 compile mlp.onnx --stages x
 compile mlp.onnx --stages 0
 compile mlp.onnx --stages -1
@@ -130,6 +136,10 @@ report empty -o
 verify empty --tolerance x
 run empty --rounds -1
 run empty --timeout 0
+diff empty
+diff empty no
+opt empty --passes simplify
+opt empty
 """.strip().splitlines()
 
 
