@@ -3,7 +3,7 @@
 The public interface, each imported from its own module::
 
     from pipec.partition.costgraph import CostGraph, Value, cost_graph
-    from pipec.partition.devices import Device, Link, StageMemory
+    from pipec.partition.devices import Device, Link
     from pipec.partition.solve import solve_contiguous
     from pipec.partition.result import CutResult
 
@@ -12,8 +12,7 @@ The public interface, each imported from its own module::
         weight_bytes=w, activation_bytes=a, group=same_number_stays_together,
     )
     cut = solve_contiguous(
-        graph, [Device("gpu", memory_bytes=80e9)] * 4, links=Link(25e9, 5e-6),
-        memory=lambda stage, stages: (1.0, stages - stage),
+        graph, [Device("gpu", memory_bytes=80e9)] * 4, links=Link(25e9, 5e-6)
     )
     cut.stage          # stage of every node, along the pipeline
     cut.device_order   # device of every stage

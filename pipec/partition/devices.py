@@ -1,6 +1,5 @@
 """What stages run on: devices, the links between neighbours, and how memory counts by position."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
@@ -52,16 +51,6 @@ class Link:
     def seconds(self, size: FloatArray) -> FloatArray:
         """Transfer time of ``size`` bytes in one direction; nothing for nothing."""
         return size / self.bytes_per_second + self.latency_seconds * (size > 0)
-
-
-StageMemory = Callable[[int, int], tuple[float, float]]
-"""(stage, stages) -> (weight versions held, microbatches in flight) of that stage."""
-
-
-def one_of_each(stage: int, stages: int) -> tuple[float, float]:
-    """Memory rule of a forward pass: one weight version, one microbatch."""
-    del stage, stages
-    return 1.0, 1.0
 
 
 def cut_seconds(cut: FloatArray, link: Link | None, *, priced: bool) -> FloatArray:

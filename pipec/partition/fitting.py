@@ -11,8 +11,8 @@ from time import perf_counter
 import numpy as np
 
 from pipec.errors import PartitionError
-from pipec.partition.costgraph import CostGraph, FloatArray
-from pipec.partition.devices import Device, StageMemory
+from pipec.partition.costgraph import CostGraph
+from pipec.partition.devices import Device
 from pipec.partition.machine import Machine
 from pipec.partition.proof.prove import prove
 from pipec.partition.search.cutting import cut_orders
@@ -39,19 +39,33 @@ class Fit:
     best: Incumbent
 
 
-def fit_memory(graph: CostGraph, machine: Machine, memory: StageMemory) -> Fit:
-    """Finds the cut that needs the least memory, whatever its loads.
-
-    Where memory depends on the position, each node counts with its most for ``enough`` and with its
-    least for ``least``.
-    """
-    factors = np.array([memory(s, len(machine.devices)) for s in range(len(machine.devices))])
-    held = factors @ np.stack([graph.weight_bytes, graph.activation_bytes])
-    most = _needed(graph, machine, held.max(axis=0))
-    if np.ptp(factors, axis=0).max() == 0:
-        return most
-    least = _needed(graph, machine, held.min(axis=0))
-    return Fit(least.least, most.enough, most.best)
+def fit_memory(graph: CostGraph, machine: Machine) -> Fit:
+    """Finds the cut that needs the least memory, whatever its loads."""
+    held = graph.weight_bytes + graph.activation_bytes
+    kinds = tuple(Device(f"kind {n}", inf, pays=False) for n in range(len(machine.kinds)))
+    rows = []
+    for kind, row in zip(machine.kinds, machine.rows, strict=True):
+        share = held / max(kind.memory_bytes, NOTHING)
+        rows.append(np.where(np.isfinite(graph.work[row]), share, inf))
+    shares = replace(
+        graph,
+        classes=tuple(kind.kind for kind in kinds),
+        work=np.array(rows),
+        seconds=np.zeros_like(graph.seconds),
+    )
+    light = replace(
+        machine,
+        devices=tuple(kinds[machine.kinds.index(d)] for d in machine.devices),
+        kinds=kinds,
+        rows=tuple(range(len(kinds))),
+        priced=True,
+        overlap=False,
+    )
+    units, best = make_units(shares, shares.seconds[None]), Incumbent()
+    deadline = perf_counter() + SECONDS
+    cut_orders(units, light, best, SECONDS)
+    proof = prove(units, light, best, deadline)
+    return Fit(min(proof.lower, best.value), best.value, best)
 
 
 def check_runnable(graph: CostGraph, machine: Machine) -> None:
@@ -84,34 +98,6 @@ def nothing_fits(graph: CostGraph, machine: Machine, fit: Fit) -> PartitionError
             hint="let the devices stand in another order, or use more of them",
         )
     return _too_small(graph, machine, fit)
-
-
-def _needed(graph: CostGraph, machine: Machine, held: FloatArray) -> Fit:
-    """The same for nodes that hold so many bytes."""
-    kinds = tuple(Device(f"kind {n}", inf, pays=False) for n in range(len(machine.kinds)))
-    rows = []
-    for kind, row in zip(machine.kinds, machine.rows, strict=True):
-        share = held / max(kind.memory_bytes, NOTHING)
-        rows.append(np.where(np.isfinite(graph.work[row]), share, inf))
-    shares = replace(
-        graph,
-        classes=tuple(kind.kind for kind in kinds),
-        work=np.array(rows),
-        seconds=np.zeros_like(graph.seconds),
-    )
-    light = replace(
-        machine,
-        devices=tuple(kinds[machine.kinds.index(d)] for d in machine.devices),
-        kinds=kinds,
-        rows=tuple(range(len(kinds))),
-        priced=True,
-        overlap=False,
-    )
-    units, best = make_units(shares, shares.seconds[None]), Incumbent()
-    deadline = perf_counter() + SECONDS
-    cut_orders(units, light, best, SECONDS)
-    proof = prove(units, light, best, deadline)
-    return Fit(min(proof.lower, best.value), best.value, best)
 
 
 def _too_small(graph: CostGraph, machine: Machine, fit: Fit) -> PartitionError:

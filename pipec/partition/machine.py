@@ -13,7 +13,7 @@ import numpy as np
 
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, IntArray
-from pipec.partition.devices import Device, Link, StageMemory, one_of_each
+from pipec.partition.devices import Device, Link
 
 STATES_LIMIT = 20_000
 
@@ -27,8 +27,6 @@ class Step:
         target: State after.
         kind: Index into ``Machine.kinds``.
         device: The device, in a fixed order; -1 if any of its kind.
-        versions: Weight versions held at this position.
-        in_flight: Microbatches in flight at this position.
         link_in: From the stage before; None where values are priced in seconds.
         link_out: To the stage behind.
     """
@@ -37,8 +35,6 @@ class Step:
     target: int
     kind: int
     device: int
-    versions: float
-    in_flight: float
     link_in: Link | None
     link_out: Link | None
 
@@ -93,7 +89,6 @@ def make_machine(
     exactly: bool = True,
     links: Link | Sequence[Link] | None = None,
     overlap: bool = False,
-    memory: StageMemory = one_of_each,
 ) -> Machine:
     """Builds the states and steps.
 
@@ -108,8 +103,7 @@ def make_machine(
     count = len(devices)
 
     def step(source: int, target: int, kind: int, place: int, device: int) -> Step:
-        versions, in_flight = memory(place, count)
-        return Step(source, target, kind, device, versions, in_flight, ends[place], ends[place + 1])
+        return Step(source, target, kind, device, ends[place], ends[place + 1])
 
     if free_order and len(kinds) > 1:
         used, arcs = _free_states(kind_of, len(kinds))

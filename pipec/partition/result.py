@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, sums
-from pipec.partition.devices import Device, Link, StageMemory, one_of_each
+from pipec.partition.devices import Device, Link
 
 NO_GAP = 1e-6  # of the largest load: what solvers and rounding leave open
 
@@ -107,11 +107,6 @@ def stage_loads(
     return np.asarray(work + pays * (both[:-1] + both[1:]))
 
 
-def stage_memory(
-    graph: CostGraph, stage: IntArray, stages: int, memory: StageMemory = one_of_each
-) -> FloatArray:
-    """Bytes held by each stage: versions x weights + microbatches in flight x activations."""
-    factors = np.array([memory(s, stages) for s in range(stages)])
-    weights = sums(stage, graph.weight_bytes, stages)
-    activations = sums(stage, graph.activation_bytes, stages)
-    return np.asarray(factors[:, 0] * weights + factors[:, 1] * activations)
+def stage_memory(graph: CostGraph, stage: IntArray, stages: int) -> FloatArray:
+    """Bytes held by each stage: its weights, and the activations of one microbatch."""
+    return sums(stage, graph.weight_bytes + graph.activation_bytes, stages)

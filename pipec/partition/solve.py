@@ -17,7 +17,7 @@ import numpy as np
 
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, check_acyclic
-from pipec.partition.devices import Device, Link, StageMemory, one_of_each
+from pipec.partition.devices import Device, Link
 from pipec.partition.fitting import check_runnable, fit_memory, nothing_fits
 from pipec.partition.machine import Machine, make_machine
 from pipec.partition.proof.bounds import TOLERANCE
@@ -36,7 +36,6 @@ def solve_contiguous(
     exactly: bool = True,
     links: Link | Sequence[Link] | None = None,
     overlap: bool = False,
-    memory: StageMemory = one_of_each,
     time_limit: float = 10.0,
 ) -> CutResult:
     """Cuts a graph into one stretch per device so that the largest load is least.
@@ -50,7 +49,6 @@ def solve_contiguous(
             leave. Else the link of all boundaries, or one per boundary: what crosses a boundary is
             ``graph.bytes`` forward and ``graph.gradient_bytes`` back; the stages between relay it.
         overlap: Load is the larger of compute and transfer; only with links.
-        memory: Weight versions and microbatches in flight per stage, for memory limits.
         time_limit: Seconds for everything but the first cut, which is made however long it takes.
 
     Returns:
@@ -74,13 +72,12 @@ def solve_contiguous(
         exactly=exactly,
         links=links,
         overlap=overlap and links is not None,
-        memory=memory,
     )
     units = _units(graph, machine)
-    best, proof = _cut_for_load(graph, units, machine, links, memory, deadline)
+    best, proof = _cut_for_load(graph, units, machine, links, deadline)
     if best.stage is None:
-        raise nothing_fits(graph, machine, fit_memory(graph, machine, memory))
-    return _result(graph, machine, links, memory, best, proof, started)
+        raise nothing_fits(graph, machine, fit_memory(graph, machine))
+    return _result(graph, machine, links, best, proof, started)
 
 
 def _cut_for_load(
@@ -88,14 +85,13 @@ def _cut_for_load(
     units: Units,
     machine: Machine,
     links: Link | Sequence[Link] | None,
-    memory: StageMemory,
     deadline: float,
 ) -> tuple[Incumbent, Proof]:
     """Steps 2 and 3."""
     best = Incumbent()
     cut_orders(units, machine, best, deadline - perf_counter())
     if best.stage is None:
-        best = _fitting(graph, machine, links, memory)
+        best = _fitting(graph, machine, links)
     return best, prove(units, machine, best, deadline)
 
 
@@ -121,15 +117,13 @@ def too_many_stages(stages: int, units: Units, graph: CostGraph) -> PartitionErr
     )
 
 
-def _fitting(
-    graph: CostGraph, machine: Machine, links: Link | Sequence[Link] | None, memory: StageMemory
-) -> Incumbent:
+def _fitting(graph: CostGraph, machine: Machine, links: Link | Sequence[Link] | None) -> Incumbent:
     """A cut that fits the memory, if one is found; its loads are what they are.
 
     Raises:
         PartitionError: It is proven that none fits.
     """
-    fit = fit_memory(graph, machine, memory)
+    fit = fit_memory(graph, machine)
     if fit.least > 1 + TOLERANCE:
         raise nothing_fits(graph, machine, fit)
     if fit.best.stage is None or fit.enough > 1 + TOLERANCE:
@@ -162,7 +156,6 @@ def _result(
     graph: CostGraph,
     machine: Machine,
     links: Link | Sequence[Link] | None,
-    memory: StageMemory,
     best: Incumbent,
     proof: Proof,
     started: float,
@@ -171,7 +164,7 @@ def _result(
     assert best.stage is not None
     order = name_devices(machine, best.steps)
     loads, place = _loads(graph, machine, links, best)
-    held = stage_memory(graph, place[best.stage], len(machine.devices), memory)[place]
+    held = stage_memory(graph, place[best.stage], len(machine.devices))[place]
     return CutResult(
         assignment=np.array(order)[best.stage],
         stage=best.stage,

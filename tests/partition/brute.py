@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 
 from pipec.partition.costgraph import CostGraph
-from pipec.partition.devices import Device, Link, StageMemory, one_of_each
+from pipec.partition.devices import Device, Link
 
 
 def consumers(graph: CostGraph, h: int) -> list[int]:
@@ -90,7 +90,6 @@ def best_cut(
     exactly: bool = True,
     links: list[Link] | None = None,
     overlap: bool = False,
-    memory: StageMemory = one_of_each,
 ) -> float:
     """Least largest load over all assignments and device orders; infinity if nothing is legal."""
     k, best = len(devices), inf
@@ -100,8 +99,7 @@ def best_cut(
             continue
         held = [
             sum(
-                memory(s, k)[0] * graph.weight_bytes[v]
-                + memory(s, k)[1] * graph.activation_bytes[v]
+                graph.weight_bytes[v] + graph.activation_bytes[v]
                 for v in range(graph.size)
                 if stage[v] == s
             )

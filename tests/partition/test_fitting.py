@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipec.cli.partition import command
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, cost_graph
-from pipec.partition.devices import Device, StageMemory, one_of_each
+from pipec.partition.devices import Device
 from pipec.partition.fitting import fit_memory
 from pipec.partition.machine import make_machine
 from pipec.partition.solve import solve_contiguous
@@ -21,25 +21,17 @@ from tests.partition.brute import best_cut
 from tests.partition.strategies import graphs
 
 
-def stash(stage: int, stages: int) -> tuple[float, float]:
-    return 1.0, float(stages - stage)
-
-
-@given(graphs(most=5, classes=("fast",)), st.integers(1, 3), st.sampled_from([one_of_each, stash]))
-def test_a_cut_fits_exactly_from_the_limit_that_is_told(
-    graph: CostGraph, k: int, memory: StageMemory
-) -> None:
+@given(graphs(most=5, classes=("fast",)), st.integers(1, 3))
+def test_a_cut_fits_exactly_from_the_limit_that_is_told(graph: CostGraph, k: int) -> None:
     devices = [Device("fast", 1.0)] * k
-    fit = fit_memory(graph, make_machine(graph, devices, exactly=False, memory=memory), memory)
+    fit = fit_memory(graph, make_machine(graph, devices, exactly=False))
 
     def fits(limit: float) -> bool:
-        roomy = [Device("fast", limit)] * k
-        return best_cut(graph, roomy, exactly=False, memory=memory) < inf
+        return best_cut(graph, [Device("fast", limit)] * k, exactly=False) < inf
 
     assert fits(fit.enough + 1e-6)
     assert fit.least <= 1e-6 or not fits(fit.least - 1e-3)
-    if memory is one_of_each:
-        assert fit.least == pytest.approx(fit.enough)
+    assert fit.least == pytest.approx(fit.enough)
 
 
 @given(graphs(most=5, classes=("fast",)), st.integers(1, 3), st.integers(0, 20))

@@ -75,11 +75,8 @@ def test_unlike_links(graph: CostGraph, overlap: bool, exactly: bool) -> None:
 
 @EXAMPLES
 @given(graphs(), st.integers(1, 3), st.integers(5, 40), st.booleans())
-def test_memory_by_position(graph: CostGraph, count: int, limit: int, exactly: bool) -> None:
-    def in_flight(stage: int, stages: int) -> tuple[float, float]:
-        return 2.0, float(stages - stage)
-
-    agree(graph, [Device("fast", limit)] * count, memory=in_flight, exactly=exactly)
+def test_memory_limits(graph: CostGraph, count: int, limit: int, exactly: bool) -> None:
+    agree(graph, [Device("fast", limit)] * count, exactly=exactly)
 
 
 def test_more_stages_than_units() -> None:

@@ -27,7 +27,7 @@ from pipec.partition.costgraph import (
     check_acyclic,
     sums,
 )
-from pipec.partition.devices import Device, one_of_each
+from pipec.partition.devices import Device
 from pipec.partition.fitting import NOTHING, fit_memory
 from pipec.partition.machine import Machine, make_machine
 from pipec.partition.proof.bounds import highest_load, make_bounds
@@ -88,7 +88,7 @@ def _too_small(graph: CostGraph, units: Units, machine: Machine) -> PartitionErr
     limit, count = machine.devices[0].memory_bytes, len(machine.devices)
     held = units.weight_bytes + units.activation_bytes
     least = max(least_share(held, count), float(held.max()))
-    enough = fit_memory(graph, machine, one_of_each).enough * max(limit, NOTHING)
+    enough = fit_memory(graph, machine).enough * max(limit, NOTHING)
     return PartitionError(
         "no cut into chunks was found that fits the memory",
         got=f"{limit:.10g} bytes on each of {count} devices for {held.sum():.6g} bytes in all",

@@ -142,11 +142,7 @@ def memory_shares(units: Units, machine: Machine) -> FloatArray:
     shares = np.zeros((len(machine.kinds), units.size))
     for number, kind in enumerate(machine.kinds):
         if 0 < kind.memory_bytes < inf:
-            steps = [s for steps in machine.steps for s in steps if s.kind == number]
-            versions = min(s.versions for s in steps)
-            in_flight = min(s.in_flight for s in steps)
-            held = versions * units.weight_bytes + in_flight * units.activation_bytes
-            shares[number] = held / kind.memory_bytes
+            shares[number] = (units.weight_bytes + units.activation_bytes) / kind.memory_bytes
     return shares
 
 

@@ -88,13 +88,8 @@ def _without_memory(units: Units, machine: Machine) -> BoolArray:
     held = units.weight_bytes + units.activation_bytes
     if not machine.limited:
         return np.ones(units.size, bool)
-    most = np.zeros(units.size)
-    for step in (s for steps in machine.steps for s in steps):
-        most = np.maximum(
-            most, step.versions * units.weight_bytes + step.in_flight * units.activation_bytes
-        )
     least = min(kind.memory_bytes for kind in machine.kinds)
-    return np.asarray((held == 0) | bool(most.sum() <= least))
+    return np.asarray((held == 0) | bool(held.sum() <= least))
 
 
 def _join_inseparable(units: Units, label: IntArray, heavy: BoolArray) -> IntArray:

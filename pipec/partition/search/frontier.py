@@ -249,7 +249,7 @@ def allowed(
     if family.blocked[row, -1]:
         ok &= family.blocked[row, targets] == family.blocked[row, sources]
     if np.isfinite(kind.memory_bytes):
-        held = step.versions * family.weight + step.in_flight * family.activation
+        held = family.weight + family.activation
         slack = TOLERANCE * max(held[-1], 1.0)
         ok &= held[targets] - held[sources] <= kind.memory_bytes + slack
     return ok
