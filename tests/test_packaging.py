@@ -57,5 +57,5 @@ def test_wheel_contents(tmp_path: Path) -> None:
         names
     )
     backends = ROOT / "backends"
-    for data in [p for kind in ("*.h", "*.cpp", "*.sv") for p in backends.rglob(kind)]:
+    for data in [p for kind in ("*.h", "*.cpp", "*.sv", "*.in") for p in backends.rglob(kind)]:
         assert f"pipec/{data.relative_to(ROOT).as_posix()}" in names

@@ -5,13 +5,12 @@ div(x, pow(add(mul(avg_pool(pad(mul(x, x))), alpha), k), beta))     reshapes in 
 ```
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TypeGuard, cast
 
 from torch import fx
 
-from pipec.backends.fpga.lowering.network import Builder, Value, integers
+from pipec.backends.fpga.lowering.network import Builder, Composite, Value, integers
 from pipec.backends.fpga.lowering.norms import rows_through
 from pipec.graph.ir import Graph, op_name
 
@@ -19,31 +18,13 @@ _SHAPE_ONLY = ("aten.reshape.default", "aten.squeeze.dim", "aten.unsqueeze.defau
 _POOLS = ("aten.avg_pool2d.default", "aten.avg_pool3d.default")
 
 
-@dataclass(frozen=True)
-class LocalResponse:
-    """One normalisation found in a graph.
-
-    Attributes:
-        x: What is normalised.
-        inner: The nodes in between, which need no engine of their own.
-        size: Channels of the window; ``alpha``, ``beta``, ``k`` as in `nests.Norm`.
-    """
-
-    x: fx.Node
-    inner: frozenset[fx.Node]
-    size: int
-    alpha: float
-    beta: float
-    k: float
-
-
-def find(graph: Graph) -> Mapping[fx.Node, LocalResponse]:
-    """The last node of every local response normalisation in a graph, with what it is."""
+def find(graph: Graph) -> dict[fx.Node, Composite]:
+    """The last node of every local response normalisation in a graph, as a NORM over channels."""
     found = {node: _match(node) for node in graph.calls if op_name(node) == "aten.div.Tensor"}
-    return {node: lrn for node, lrn in found.items() if lrn is not None}
+    return {node: one for node, one in found.items() if one is not None}
 
 
-def _match(node: fx.Node) -> LocalResponse | None:
+def _match(node: fx.Node) -> Composite | None:
     """Follows the chain of nodes upwards from a division; None where it is something else."""
     x, power = node.args[:2]
     pool, numbers, inner = power, list[float](), list[fx.Node]()
@@ -68,8 +49,13 @@ def _match(node: fx.Node) -> LocalResponse | None:
     size = integers(pool.args[1], 1)[0]
     if not _is_window(pool, pad, size) or not _alone(inner, node):
         return None
-    beta, k, alpha = numbers
-    return LocalResponse(cast("fx.Node", x), frozenset(inner), size, alpha, beta, k)
+    sizes = dict(zip(("beta", "k", "alpha"), numbers, strict=True), size=size)
+
+    def lower(b: Builder) -> Value:
+        """A NORM layer over the channels of every pixel."""
+        return rows_through(b, node, b.innermost(node, b.value(x), (1,)), (1,), op="lrn", **sizes)
+
+    return Composite(frozenset(inner), lower)
 
 
 def _is(node: object, *ops: str) -> TypeGuard[fx.Node]:
@@ -103,10 +89,3 @@ def _alone(inner: list[fx.Node], last: fx.Node) -> bool:
     """Whether nobody else reads what the chain computes."""
     chain = {*inner, last}
     return all(user in chain for node in inner for user in node.users)
-
-
-def lower_local_response(b: Builder, node: fx.Node, lrn: LocalResponse) -> Value:
-    """A NORM layer over the channels of every pixel."""
-    value = b.innermost(node, b.value(lrn.x), (1,))
-    numbers = {"size": lrn.size, "alpha": lrn.alpha, "beta": lrn.beta, "k": lrn.k}
-    return rows_through(b, node, value, (1,), op="lrn", **numbers)

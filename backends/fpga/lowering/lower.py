@@ -107,8 +107,9 @@ def _walk(b: Builder) -> list[str]:
     tuples: dict[fx.Node, tuple[Value | None, ...]] = {}
     lost: set[fx.Node] = set()
     composites = local_response.find(b.graph)
-    named = formats.find(b.graph) if b.precision == "int8" else {}
-    covered = {n for found in (composites, named) for one in found.values() for n in one.inner}
+    if b.precision == "int8":
+        composites |= formats.find(b.graph)
+    covered = {inner for one in composites.values() for inner in one.inner}
     for node in b.graph.calls:
         if node in b.constants or node in covered:
             continue
@@ -118,13 +119,8 @@ def _walk(b: Builder) -> list[str]:
         found: Value | tuple[Value | None, ...]
         try:
             _borders(b, node)
-            lrn = composites.get(node)
-            if lrn is not None:
-                found = local_response.lower_local_response(b, node, lrn)
-            elif node in named:
-                found = formats.lower_named(b, node, named[node])
-            else:
-                found = _node(b, node, tuples)
+            whole = composites.get(node)
+            found = _node(b, node, tuples) if whole is None else whole.lower(b)
         except UnsupportedError as error:
             lost.add(node)
             hint = f" ({error.hint})" if error.hint else ""

@@ -289,6 +289,19 @@ def row_channels(shape: Sequence[int]) -> int:
     return shape[-1] if shape else 1
 
 
+@dataclass(frozen=True)
+class Composite:
+    """Several nodes that one engine computes, or none.
+
+    Attributes:
+        inner: The nodes before the last one, which need no engine of their own.
+        lower: Yields the value of the last one.
+    """
+
+    inner: frozenset[fx.Node]
+    lower: Callable[[Builder], Value]
+
+
 Handler = Callable[[Builder, fx.Node], Value | tuple[Value | None, ...]]
 """Lowers one node; returns its value, or one per item of a tuple result."""
 

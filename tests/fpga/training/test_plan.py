@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga import audit
+from pipec.backends.fpga.backend import FpgaBackend
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.csim.timed import check_timing
 from pipec.backends.fpga.design import Memory, Resources, Stream
@@ -82,6 +83,9 @@ def test_emitted_stages_train_as_autograd_and_sgd_do(schedule: str, tmp_path: Pa
     plan = planned(schedule, 3)
     emit(plan, tmp_path / "out")
     stored, runners = compiled(tmp_path / "out")
+    shown = FpgaBackend().engines(stored, tmp_path / "out", ())
+    kernels_of = {(s["stage"], s["name"].partition("_")[2]) for s in shown}
+    assert kernels_of >= {(k, way) for k in (0, 1) for way in ("forward", "backward", "update")}
     inputs = batches(plan.graph, 3)
     found = compare_emitted(stored, plan.graph, inputs, 1e-5, 0, runners)
     assert [c.kind for c in found].count("gradient") == 8
