@@ -31,8 +31,9 @@ from pipec.backends.fpga.lowering.layers import (
     RowReduce,
     Window,
 )
-from pipec.backends.fpga.nests import ceil_div
+from pipec.backends.fpga.nests import Swg, ceil_div
 from pipec.backends.fpga.routing import is_transposition
+from pipec.backends.fpga.swg import line_cycles
 
 Whole = int | NDArray[np.int64]
 PORT_BITS = 512
@@ -121,10 +122,16 @@ def window_reads(window: Window, channels: int, lanes: int) -> int:
     return window.batch * window.h * window.w * ceil_div(channels, lanes)
 
 
-def _window_fill(window: Window) -> int:
-    """Pixels to read before the first window, over all images (an upper bound)."""
-    rows = max((window.kh - 1) * window.dh - window.pt, 0)
-    return window.batch * (rows * window.w + window.kw) + 4
+def window_cycles(window: Window, cf: int, kp: int) -> int:
+    """Cycles that a window generator needs for a frame; of a ring an upper bound."""
+    w = window
+    nest = Swg(w.batch, w.h, w.w, cf, 1, w.kh, w.kw, w.sh, w.sw, w.dh, w.dw, w.pt, w.pl,
+               w.oh, w.ow, cf, kp)  # fmt: skip
+    if nest.is_line:
+        return nest.batch * line_cycles(nest)
+    fill = max((w.kh - 1) * w.dh - w.pt, 0) * w.w + w.kw
+    paced = max(w.oh * max(w.sh * w.w, w.ow * nest.taps), w.h * w.w)
+    return (w.batch * (paced + fill) + 4) * cf
 
 
 @lru_cache(maxsize=4096)
@@ -143,9 +150,7 @@ def _input_sides(layer: Dense) -> NDArray[np.int64]:
         lanes, sf = simd // kp, layer.taps // kp * ceil_div(layer.cin, simd // kp)
         reading = 0
         if window is not None:
-            fill = _window_fill(window) * ceil_div(layer.cin, lanes) * layer.groups
-            reads = window_reads(window, layer.cin, lanes) * layer.groups + 2
-            reading = max(reads, layer.n * layer.groups * sf + fill)
+            reading = window_cycles(window, ceil_div(layer.cin, lanes) * layer.groups, kp)
         rows.append((simd, kp, sf, reading))
     return np.array(rows, dtype=np.int64).T
 
@@ -223,13 +228,11 @@ def _channelwise(layer: Depthwise | Pool, target: int, dtype: str, block: int = 
 def _window_factors(window: Window, channels: int, target: int) -> tuple[int, int]:
     """Fewest lanes times kernel positions for a channel-wise window operation."""
     taps = window.kh * window.kw
-    pixels = window.batch * window.oh * window.ow
     best: tuple[tuple[int, ...], int, int] | None = None
     for kp in sorted({1, window.kw, taps}):
         for lanes in ceil_tiles(channels):
             cf = ceil_div(channels, lanes)
-            fill = _window_fill(window) * cf
-            cycles = max(pixels * cf * taps // kp + fill, window_reads(window, channels, lanes) + 2)
+            cycles = window_cycles(window, cf, kp)
             score = (max(cycles - target, 0), lanes * kp, kp)
             if best is None or score < best[0]:
                 best = (score, lanes, kp)

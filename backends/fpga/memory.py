@@ -24,6 +24,7 @@ from pipec.backends.fpga.design import (
 from pipec.backends.fpga.nests import Matmul, Mvu, Norm, Reduce, Swg, ceil_div
 from pipec.backends.fpga.resources import bram36, logic, lut_ram, stored, uram
 from pipec.backends.fpga.routing import Nest, Perm, Repeat
+from pipec.backends.fpga.swg import line_of, ring_of
 
 KINDS = (Memory.LUT, Memory.BRAM, Memory.URAM)
 Shares = NDArray[np.float64]
@@ -78,8 +79,9 @@ def buffer(nest: Nest, bits: int) -> tuple[int, int]:
 
 @buffer.register
 def _swg(nest: Swg, bits: int) -> tuple[int, int]:
-    words = nest.buffer_rows * nest.w * nest.cf
-    return (nest.lanes * bits * nest.kp, ceil_div(words, nest.kp))
+    if not nest.is_line:
+        return (nest.lanes * bits, ring_of(nest).slots)
+    return ((nest.kh - 1) * nest.dh * nest.lanes * bits, line_of(nest).pitch * nest.cf)
 
 
 @buffer.register

@@ -91,9 +91,9 @@ class Swg:
         return self.oh * self.ow * self.taps // self.kp * self.cf
 
     @property
-    def buffer_rows(self) -> int:
-        """Image rows held: the dilated kernel and one stride of read-ahead."""
-        return min((self.kh - 1) * self.dh + 1 + self.sh, self.h)
+    def is_line(self) -> bool:
+        """Whether it moves a token on per firing, and not through a ring in memory."""
+        return self.kp > 1 or self.taps == 1
 
 
 @dataclass(frozen=True)

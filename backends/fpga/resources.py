@@ -160,7 +160,9 @@ def _norm(nest: Norm, dtype: str) -> tuple[float, float]:
 
 @units.register
 def _swg(nest: Swg, dtype: str) -> tuple[float, float]:
-    return (0.0, 200.0 + nest.kp * nest.lanes * bits_of(dtype))
+    columns = nest.kh * (nest.kw - 1) * nest.dw if nest.is_line else 0  # beside the newest one
+    word = nest.lanes * bits_of(dtype)
+    return (0.0, 200.0 + nest.kp * word + lut_ram(columns * word, nest.cf))
 
 
 @units.register

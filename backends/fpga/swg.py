@@ -1,19 +1,19 @@
-"""When a sliding-window generator reads and writes: its counters, and the run table they give.
+"""When a sliding-window generator reads and writes: two forms, and the run tables they give.
 
-Every cycle that it fires, the generator emits the next window token if its pixels have arrived,
-and takes an input token if it is due:
+A **line** (several kernel positions per token, or kernels of one position) moves one input token
+on per firing, row behind row, and emits the window whose last position that is. Windows of several
+tokens are held while the line goes on to the next window:
 
 ```text
-emit = outputs left and need(next window token) < rd             need = -1 in the padding
-take = rd < H*W*CF and (outputs done or
-       (rd - oldest < (K+S)*W*CF and (not emit or (rd-F)*OUT < wr*PACE)))
-F    = (min(K-1-P, H-1)*W + min(K-P, W))*CF      pixels before the first window (P the padding)
-PACE = S*W*CF*OH,  OUT = outputs of an image, rd and wr = tokens read and written so far
+position of window (oy, ox) = (oy*SH + EH-1 - PT)*P + ox*SW + EW-1 - PL    in pixels
+P = max(W, floor((OW-1)*SW / SH) + 1)                                      pixels of a row
 ```
 
-``oldest`` is the first pixel of the first row that the current window needs. The last term paces
-the reads: S rows in for one row of windows out, so that reading neither starves the output nor
-fills the line buffer at once. With kernel K standing for the dilated extent.
+A **ring** (one position per token) takes ``lead`` tokens at once, then SH rows for each row of
+windows, evenly; it emits from firing ``start`` on, as early as no token is late, one token per
+firing or, where more is read than written, evenly too. With A events in B firings, event k is in
+firing ``floor(k*B / A)``. Both end when all of an image is read and written; K stands for the
+dilated extent of the kernel (EH, EW).
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from pipec.backends.fpga.nests import Swg
 
 Numbers = NDArray[np.int64]
 Codes = NDArray[np.int8]
-"""What each firing of a row does, of which there may be millions; see `Row`."""
+"""What each firing of a row does; see `Row`."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Row:
     Attributes:
         times: Equal rows that follow one another.
         counts: Firings of each run.
-        codes: What they do: 1 takes a token, 2 emits one, 3 both.
+        codes: What they do: 0 nothing, 1 takes a token, 2 emits one, 3 both.
     """
 
     times: int
@@ -44,104 +44,178 @@ class Row:
     codes: Numbers
 
 
-class _Rows:
-    """One image of a generator, row of windows by row; equal rows are computed once."""
+@dataclass(frozen=True)
+class Ring:
+    """The schedule of a generator of one kernel position per token.
 
-    def __init__(self, nest: Swg) -> None:
-        self.nest = nest
-        self.row = nest.w * nest.cf
-        extent_h = (nest.kh - 1) * nest.dh + 1
-        extent_w = (nest.kw - 1) * nest.dw + 1
-        self.capacity = (extent_h + nest.sh) * self.row
-        self.fill = (
-            min(extent_h - 1 - nest.pt, nest.h - 1) * nest.w + min(extent_w - nest.pl, nest.w)
-        ) * nest.cf
-        self.outs = nest.writes // nest.oh
-        self.known: dict[tuple[object, ...], tuple[Codes, int]] = {}
-
-    def rows(self) -> list[Row]:
-        """The rows of windows, equal neighbours counted, and the rest of the image."""
-        found: list[tuple[int, Codes]] = []
-        rd = 0
-        for oy in range(self.nest.oh):
-            codes, taken = self._row(oy, rd)
-            rd += taken
-            if found and (found[-1][1] is codes or np.array_equal(found[-1][1], codes)):
-                found[-1] = (found[-1][0] + 1, codes)
-            else:
-                found.append((1, codes))
-        rows = [_coded(times, codes) for times, codes in found]
-        left = self.nest.reads - rd
-        return [*rows, Row(1, np.array([left]), np.array([1]))] if left else rows
-
-    def _row(self, oy: int, rd: int) -> tuple[Codes, int]:
-        """Codes of a row's firings and the tokens it takes."""
-        nest = self.nest
-        top = oy * nest.sh - nest.pt
-        valid = tuple(0 <= top + ky * nest.dh < nest.h for ky in range(nest.kh))
-        base = oy * nest.sh * self.row
-        left = min(nest.reads - base, rd - base + self.capacity + self.outs)
-        key = (rd - base, valid, min(oy * nest.sh, nest.pt), left)
-        if key not in self.known:
-            limit = min(nest.reads, max(top, 0) * self.row + self.capacity)
-            due = base + self.fill - (-np.arange(self.outs) * nest.sh * self.row // self.outs)
-            self.known[key] = _fired(self._needs(oy) + 1, np.minimum(due, limit), rd)
-        return self.known[key]
-
-    def _needs(self, oy: int) -> NDArray[np.int64]:
-        """Index of the last input token that each output token of the row needs; -1 if none."""
-        nest = self.nest
-        ky, kx = np.divmod(np.arange(nest.taps), nest.kw)
-        y = oy * nest.sh - nest.pt + ky * nest.dh
-        x = (np.arange(nest.ow) * nest.sw - nest.pl)[:, None] + kx * nest.dw
-        inside = (y >= 0) & (y < nest.h) & (x >= 0) & (x < nest.w)
-        pixel = np.where(inside, y * nest.w + x, -1).reshape(nest.ow, -1, nest.kp).max(-1)
-        token = np.arange(nest.cf).reshape(1, nest.groups, 1, -1)
-        need = pixel[:, None, :, None] * nest.cf + token
-        return np.where(pixel[:, None, :, None] < 0, -1, need).reshape(-1)
-
-
-def _fired(need: Numbers, due: Numbers, start: int) -> tuple[Codes, int]:
-    """Codes of the firings that emit one row's tokens, and how many tokens they take.
-
-    Before token j is emitted ``need[j]`` tokens must have been taken; while it is emitted one
-    more is taken if fewer than ``due[j]`` have been. With ``rd[j]`` taken after it,
-
-    ```text
-    a[j] = max(rd[j-1], need[j])      rd[j] = a[j] + (a[j] < due[j])
-         = max(A[j], min(due[j], 1 + j + max over i<=j of (need[i] - i)))    A: running maximum
-    ```
-
-    where the second form holds if ``due`` never rises by more than one.
+    Attributes:
+        takes: Tokens taken per ``period`` firings; ``emits`` emitted; one of them is ``period``.
+        period: Firings.
+        lead: Tokens taken at the start, one per firing.
+        start: Firing that emits first.
+        slots: Tokens that the buffer holds.
     """
-    need = need.copy()
-    need[0] = max(need[0], start)
-    most = np.maximum.accumulate(need)
-    if (np.diff(due) <= 1).all():
-        steps = np.arange(len(need))
-        after = np.maximum(most, np.minimum(due, 1 + steps + np.maximum.accumulate(need - steps)))
-        before = np.maximum(np.concatenate(([start], after[:-1])), need)
-    else:
-        before, after = _stepped(need, due, start)
-    waits = before - np.concatenate(([start], after[:-1]))
-    codes = np.ones(int(waits.sum()) + len(need), dtype=np.int8)
-    codes[np.cumsum(waits + 1) - 1] = np.where(after > before, 3, 2)
-    return codes, int(after[-1]) - start
+
+    takes: int
+    emits: int
+    period: int
+    lead: int
+    start: int
+    slots: int
+
+    def taken(self, firings: Numbers) -> Numbers:
+        """Tokens taken before each firing, if the image has no end."""
+        paced = -(-np.maximum(firings - self.lead, 0) * self.takes // self.period)
+        return np.asarray(np.minimum(firings, self.lead) + paced)
 
 
-def _stepped(need: Numbers, due: Numbers, start: int) -> tuple[Numbers, Numbers]:
-    before, after, rd = np.empty_like(need), np.empty_like(need), start
-    for j, (n, d) in enumerate(zip(need.tolist(), due.tolist(), strict=True)):
-        rd = max(rd, n)
-        before[j] = rd
-        rd += rd < d
-        after[j] = rd
-    return before, after
+def ring_of(nest: Swg) -> Ring:
+    """The schedule of a ring: the least lead of its rate, then the earliest start.
+
+    Example:
+        >>> ring_of(Swg(1, 18, 18, 2, 4, 3, 3, oh=16, ow=16))
+        Ring(takes=18, emits=144, period=144, lead=78, start=61, slots=79)
+    """
+    takes, emits = nest.sh * nest.w, nest.ow * nest.taps
+    period = max(takes, emits)
+    lead = start = slots = 0
+    rows = _rows_that_differ(nest)
+    row = np.arange(emits * nest.cf) * period // emits
+    window = nest.taps * nest.cf
+    last = np.arange(len(row)) // window * window
+    for oy in rows:
+        late = _needs(nest, oy) + 1 - -(-(oy * period * nest.cf + row[last]) * takes // period)
+        lead = max(lead, int(late.max()))
+    lead = min(lead, nest.reads)
+    for oy in rows:
+        need = _needs(nest, oy)
+        behind = np.where(need < lead, need, lead + (need - lead) * period // takes) + 1
+        late = np.where(need < 0, 0, behind - oy * period * nest.cf - row)
+        start = max(start, int(late.max()))
+    found = Ring(takes, emits, period, lead, start, 0)
+    for oy in rows:
+        need = _needs(nest, oy)
+        there = found.taken(start + oy * period * nest.cf + row + 1) - need
+        slots = max(slots, int(np.where(need < 0, 0, there).max()))
+    return Ring(takes, emits, period, lead, start, min(max(slots, 1), nest.reads))
 
 
-def _coded(times: int, codes: Codes) -> Row:
-    ends = np.flatnonzero(np.concatenate((np.diff(codes) != 0, [True])))
-    return Row(times, np.diff(np.concatenate(([-1], ends))), codes[ends].astype(np.int64))
+def _rows_that_differ(nest: Swg) -> list[int]:
+    """One row of windows for each set of kernel rows that lie inside the image."""
+    found: dict[tuple[bool, ...], int] = {}
+    for oy in range(nest.oh):
+        top = oy * nest.sh - nest.pt
+        found.setdefault(tuple(0 <= top + k * nest.dh < nest.h for k in range(nest.kh)), oy)
+    return list(found.values())
+
+
+def _needs(nest: Swg, oy: int) -> Numbers:
+    """Index of the input token in each output token of a row; -1 in the padding."""
+    ky, kx = np.divmod(np.arange(nest.taps), nest.kw)
+    y = oy * nest.sh - nest.pt + ky * nest.dh
+    x = (np.arange(nest.ow) * nest.sw - nest.pl)[:, None] + kx * nest.dw
+    inside = (y >= 0) & (y < nest.h) & (x >= 0) & (x < nest.w)
+    token = np.arange(nest.cf).reshape(1, nest.groups, 1, -1)
+    need = (y * nest.w + x)[:, None, :, None] * nest.cf + token
+    return np.where(inside[:, None, :, None], need, -1).reshape(-1)
+
+
+def _ring_rows(nest: Swg) -> list[Codes]:
+    ring = ring_of(nest)
+    length = ring.period * nest.cf
+    emitted = np.zeros(length, dtype=np.int8)
+    emitted[np.arange(ring.emits * nest.cf) * ring.period // ring.emits] = 2
+    rows, known = [np.ones(ring.start, dtype=np.int8)], dict[tuple[int, int], Codes]()
+    for oy in range(nest.oh):
+        first = ring.start + oy * length
+        left = nest.reads - int(ring.taken(np.array(first)))
+        key = (max(ring.lead - first, 0), min(max(left, 0), ring.takes * nest.cf + ring.lead))
+        if key not in known:
+            before = np.minimum(ring.taken(first + np.arange(length + 1)), nest.reads)
+            known[key] = emitted | np.diff(before).astype(np.int8)
+        rows.append(known[key])
+    rows[-1] = rows[-1][: int(np.flatnonzero(rows[-1] & 2)[-1]) + 1]
+    left = nest.reads - sum(int((codes & 1).sum()) for codes in rows)
+    return [*rows, np.ones(left, dtype=np.int8)]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The schedule of a generator that moves a token on per firing.
+
+    Attributes:
+        pitch: Pixels of a row, idle ones included.
+        idle: Pixels before the first one of the image: windows that end before it.
+        first: Position of the first window, ``idle`` included; ``end`` one behind the last pixel.
+    """
+
+    pitch: int
+    idle: int
+    first: int
+    end: int
+
+
+def line_of(nest: Swg) -> Line:
+    """The schedule of a line.
+
+    Example:
+        >>> line_of(Swg(1, 32, 32, 1, 1, 3, 3, pt=1, pl=1, oh=32, ow=32, kp=9))
+        Line(pitch=32, idle=0, first=33, end=1057)
+    """
+    pitch = max(nest.w, (nest.ow - 1) * nest.sw // nest.sh + 1)
+    down, right = (nest.kh - 1) * nest.dh - nest.pt, (nest.kw - 1) * nest.dw - nest.pl
+    first = down * pitch + right
+    idle = max(-first, 0)
+    last = first + (nest.oh - 1) * nest.sh * pitch + (nest.ow - 1) * nest.sw
+    return Line(pitch, idle, first + idle, idle + max(nest.h * pitch, last + 1))
+
+
+def line_cycles(nest: Swg) -> int:
+    """Firings of one image on a line, in closed form.
+
+    Example:
+        >>> line_cycles(Swg(1, 32, 32, 1, 1, 3, 3, pt=1, pl=1, oh=32, ow=32, kp=9))
+        1057
+    """
+    line, steps = line_of(nest), nest.taps // nest.kp
+    pixel = (nest.cf - 1) * steps  # all tokens of a window's last pixel but one
+    inner = pixel + max((nest.sw - 1) * nest.cf + 1, steps)
+    row = nest.sh * line.pitch - (nest.ow - 1) * nest.sw
+    last = line.end - line.first - (nest.oh - 1) * nest.sh * line.pitch - (nest.ow - 1) * nest.sw
+    rows = nest.oh * (nest.ow - 1) * inner + nest.oh * pixel
+    turns = (nest.oh - 1) * max((row - 1) * nest.cf + 1, steps) + max(
+        (last - 1) * nest.cf + 1, steps
+    )
+    return line.first * nest.cf + rows + turns
+
+
+def _line_rows(nest: Swg) -> list[Codes]:
+    line, steps = line_of(nest), nest.taps // nest.kp
+    pixel = np.arange(nest.ow) * nest.sw
+    emits = (pixel[:, None] * nest.cf + np.arange(nest.cf)).reshape(-1)
+    fires = np.concatenate(([0], np.cumsum(np.maximum(np.diff(emits), steps))))
+    rows, known = [_takes(nest, line, 0, line.first)], dict[tuple[int, int], Codes]()
+    for oy in range(nest.oh):
+        start = line.first + oy * nest.sh * line.pitch
+        end = line.end if oy == nest.oh - 1 else start + nest.sh * line.pitch
+        inside = line.idle <= start and end <= line.idle + nest.h * line.pitch
+        key = (0 if inside else start + 1, end - start)
+        if key not in known:
+            taken = _takes(nest, line, start, end)
+            behind = np.searchsorted(emits, np.arange(len(taken)), side="right") - 1
+            at = fires[behind] + np.arange(len(taken)) - emits[behind]
+            codes = np.zeros(max(int(at[-1]) + 1, int(fires[-1]) + steps), dtype=np.int8)
+            codes[at] = taken
+            codes[(fires[:, None] + np.arange(steps)).reshape(-1)] |= 2
+            known[key] = codes
+        rows.append(known[key])
+    return rows
+
+
+def _takes(nest: Swg, line: Line, start: int, end: int) -> Codes:
+    """Whether each token's position of a range of pixels is in the image."""
+    y, x = np.divmod(np.arange(start, end) - line.idle, line.pitch)
+    return np.repeat((y >= 0) & (y < nest.h) & (x < nest.w), nest.cf).astype(np.int8)
 
 
 @lru_cache(maxsize=512)
@@ -151,9 +225,20 @@ def image_rows(nest: Swg) -> tuple[Row, ...]:
     Example:
         >>> [(r.times, r.counts.tolist(), r.codes.tolist())
         ...  for r in image_rows(Swg(1, 2, 2, 1, 1, 1, 1, oh=2, ow=2))]
-        [(2, [1, 1, 1, 1], [1, 2, 1, 2])]
+        [(2, [2], [3])]
     """
-    return tuple(_Rows(nest).rows())
+    found: list[tuple[int, Codes]] = []
+    for codes in _line_rows(nest) if nest.is_line else _ring_rows(nest):
+        if found and (found[-1][1] is codes or np.array_equal(found[-1][1], codes)):
+            found[-1] = (found[-1][0] + 1, codes)
+        elif len(codes):
+            found.append((1, codes))
+    return tuple(_coded(times, codes) for times, codes in found)
+
+
+def _coded(times: int, codes: Codes) -> Row:
+    ends = np.flatnonzero(np.concatenate((np.diff(codes) != 0, [True])))
+    return Row(times, np.diff(np.concatenate(([-1], ends))), codes[ends].astype(np.int64))
 
 
 def image_cycles(nest: Swg) -> int:
@@ -162,5 +247,7 @@ def image_cycles(nest: Swg) -> int:
     Example:
         >>> image_cycles(Swg(1, 18, 18, 2, 4, 3, 3, oh=16, ow=16))
         4669
+        >>> image_cycles(Swg(1, 32, 32, 1, 1, 3, 3, pt=1, pl=1, oh=32, ow=32, kp=9))
+        1057
     """
     return sum(row.times * int(row.counts.sum()) for row in image_rows(nest))

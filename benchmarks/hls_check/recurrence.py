@@ -198,7 +198,8 @@ class Body:
         loads = [a for a in self.accesses if a.kind == "load"]
         for store in (a for a in self.accesses if a.kind == "store"):
             for load in loads:
-                if store.array == load.array and not _apart(store, load):
+                words = self.is_memory(store.array)
+                if store.array == load.array and not _apart(store, load, whole=words):
                     distance = self._distance(store, load)
                     if distance:
                         yield store.at, load.at, distance, self.delay(store.at)
@@ -298,7 +299,7 @@ class Body:
         least, worst = 1, ""
         for name in sorted(reads | writes):
             about = self.array(name)
-            if about.partitioned or self._words(name) <= SMALL_ARRAY:
+            if not self.is_memory(name):
                 continue
             need = math.ceil((reads[name] + writes[name]) / 2)
             if about.ports is not None:
@@ -308,16 +309,34 @@ class Body:
                 least, worst = need, last_name(name.lstrip("%@"))
         return least, worst
 
+    def is_memory(self, name: str) -> bool:
+        """Whether an array is no registers: its words are read and written whole."""
+        return not self.array(name).partitioned and self._words(name) > SMALL_ARRAY
+
     def _words(self, name: str) -> int:
         if name in self.sizes:
             return self.sizes[name]
         made = self.function.defined.get(name)
         return math.prod(int(n) for n in _leading(made.rest)) if made else 1
 
+    @cached_property
+    def inner_sums(self) -> frozenset[str]:
+        """Integer additions that only another one reads.
+
+        A tool balances sums of integers (EXPRESSION_BALANCE, on by default), so what comes last is
+        added last; clang's order, which adds it first, says nothing.
+        """
+        readers = Counter(v for i in self.instructions for v in set(i.values))
+        sums = [i for i in self.instructions if i.op == "add"]
+        inner = {v for i in sums for v in i.values if v in self.here and readers[v] == 1}
+        return frozenset(v for v in inner if self.here[v].op == "add")
+
     def delay(self, i: Instruction) -> float:
         """Nanoseconds of an operation."""
         d, bits = self.delays, max(map(int, _BITS.findall(i.rest.split(",")[0])), default=32)
         last = i.rest.rsplit(",", 1)[-1].strip()
+        if i.name in self.inner_sums:
+            return 0.0
         if i.op in _FLOATS:
             return d.core(_FLOATS[i.op])
         if i.op in {"load", "call"}:
@@ -338,11 +357,10 @@ class Body:
         array, index, _ = self._object(i.values[-1])
         if not array:
             return 0.0
-        words = self._words(array)
-        if self.array(array).partitioned or words <= SMALL_ARRAY:
-            fixed = all(re.fullmatch(r"\d+", k) for k in index)
-            return 0.0 if fixed else MUX * math.ceil(math.log2(max(words, 2)))
-        return self.delays.cycles(1) + RAM
+        if self.is_memory(array):
+            return self.delays.cycles(1) + RAM
+        fixed = all(re.fullmatch(r"\d+", k) for k in index)
+        return 0.0 if fixed else MUX * math.ceil(math.log2(max(self._words(array), 2)))
 
     def _call(self, i: Instruction, bits: int) -> float:
         name = i.callee
@@ -387,9 +405,10 @@ def _leading(rest: str) -> list[str]:
     return re.findall(r"\d+", match[1]) if match else []
 
 
-def _apart(a: Access, b: Access) -> bool:
-    """Whether two accesses never meet: constant places that differ."""
-    places = [*zip(a.index, b.index, strict=False), *zip(a.lane, b.lane, strict=False)]
+def _apart(a: Access, b: Access, *, whole: bool) -> bool:
+    """Whether two accesses never meet: constant places that differ, of a memory those of words."""
+    places = [*zip(a.index, b.index, strict=False)]
+    places += [] if whole else [*zip(a.lane, b.lane, strict=False)]
     return any(x != y and x.isdigit() and y.isdigit() for x, y in places)
 
 

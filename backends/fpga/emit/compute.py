@@ -9,14 +9,19 @@ from pipec.backends.fpga.emit.cpp import literal
 from pipec.backends.fpga.emit.unit import Unit, constants_of
 from pipec.backends.fpga.int8 import int8_format
 from pipec.backends.fpga.nests import Map, Matmul, Mvu, Norm, Reduce, Swg, Vvu
+from pipec.backends.fpga.swg import image_cycles, ring_of
 
 
 def swg(engine: Engine, nest: Swg) -> Unit:
     """Sliding-window generator."""
     names = "BATCH H W CF LANES KH KW SH SW DH DW PT PL OH OW GROUPS KP"
+    constants = constants_of(nest, names) | {"FIRINGS": image_cycles(nest)}
+    if not nest.is_line:
+        ring = ring_of(nest)
+        constants |= {"LEAD": ring.lead, "START": ring.start, "SLOTS": ring.slots}
+    name = "swg_line" if nest.is_line else "swg_ring"
     pad = literal(nest.pad_value, engine.dtype)
-    functions = {"real_t<T> pad()": [f"return {pad};"]}
-    return Unit("swg.h", "swg", constants_of(nest, names), functions)
+    return Unit("swg.h", name, constants, {"real_t<T> pad()": [f"return {pad};"]})
 
 
 def mvu(engine: Engine, nest: Mvu) -> Unit:

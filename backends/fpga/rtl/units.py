@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipec.backends.fpga.audit import nest_of
+from pipec.backends.fpga.swg import ring_of
 from pipec.errors import BackendError
 
 Json = Mapping[str, Any]
@@ -101,7 +102,10 @@ def _out_sizes(nest: Any) -> list[int]:
 _UNITS = {
     "swg": _Kind(
         "swg", "BATCH H W CF LANES KH KW SH SW DH DW PT PL OH OW GROUPS KP",
-        {"PAD": lambda n, e: -(1 << (BITS - 1)) if n.pad_value == float("-inf") else 0},
+        {"PAD": lambda n, e: -(1 << (BITS - 1)) if n.pad_value == float("-inf") else 0,
+         "LEAD": lambda n, e: 0 if n.is_line else ring_of(n).lead,
+         "START": lambda n, e: 0 if n.is_line else ring_of(n).start,
+         "SLOTS": lambda n, e: 1 if n.is_line else ring_of(n).slots},
     ),
     "mvu": _Kind(
         "mvu", "N GROUPS NF SF PE SIMD BLOCK STREAMED BIAS",

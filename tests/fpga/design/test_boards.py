@@ -107,7 +107,7 @@ def test_deeper_fifos_are_counted_and_given_room() -> None:
     graph = graph_of(Block(16, groups=16).eval(), torch.randn(1, 2, 48, 48))
     vcu118 = preset("vcu118")
     assert vcu118.fpga is not None
-    fabric = replace(vcu118.fpga, lut=90_000, bram36=115, uram=0, dsp=900)
+    fabric = replace(vcu118.fpga, lut=87_000, bram36=115, uram=0, dsp=900)
     small = replace(vcu118, kind="small", fpga=fabric)
     plan = make_plan(graph, Cluster((small, small)), "fpga")
     designs, board = designs_of(plan), Board(small)

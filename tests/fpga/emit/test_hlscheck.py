@@ -164,3 +164,92 @@ def test_names_are_read_from_mangled_ones() -> None:
     assert names_in("_ZN6engine3swgIN3cfg8conv_swgEEEvi") == ["engine", "swg", "cfg", "conv_swg"]
     mangled = "_ZZN6engine4workEiRN3hls6streamIfLi0EEES3_E3sum"
     assert (last_name(mangled), last_name("acc")) == ("sum", "acc")
+
+
+WINDOWS = """
+#include "engines/swg.h"
+namespace cfg {{
+struct unit {{
+  using T = float;
+  static constexpr int BATCH = 1, H = 9, W = 9, CF = {cf}, LANES = 2, KH = 3, KW = 3, SH = 1;
+  static constexpr int SW = 1, DH = 1, DW = 1, PT = 1, PL = 1, OH = 9, OW = 9, GROUPS = {cf};
+  static constexpr int KP = {kp}, II = 1, DEPTH = 3;
+  static constexpr int FIRINGS = 500, LEAD = 20, START = 9, SLOTS = 40;
+  static float pad() {{ return 0; }}
+}};
+}}
+void stage_top(int frames, hls::stream<vec<float, 2>> &a, hls::stream<vec<float, 2 * {kp}>> &b) {{
+  engine::swg_{form}<cfg::unit>(frames, a, b);
+}}
+"""
+
+
+@needs_clang
+@pytest.mark.parametrize(
+    ("form", "cf", "kp", "clock"),
+    [("line", 1, 9, 300.0), ("line", 8, 9, 300.0), ("line", 8, 3, 200.0), ("ring", 1, 1, 200.0),
+     ("ring", 8, 1, 200.0)],
+)  # fmt: skip
+def test_window_generators_reach_their_interval(
+    tmp_path: Path, form: str, cf: int, kp: int, clock: float
+) -> None:
+    """No memory is met twice in a firing, nor again in the next one; without a pragma it may be."""
+    shutil.copytree(ENGINES, tmp_path / "engines")
+    (tmp_path / "stage_top.cpp").write_text(WINDOWS.format(form=form, cf=cf, kp=kp))
+    (found,) = loops_in(tmp_path, clock)
+    assert (found.kind, found.least) == (f"swg_{form}", 1), found
+    header = tmp_path / "engines" / "swg.h"
+    whole = header.read_text()
+    if form == "line":
+        header.write_text(whole.replace("direction = RAW distance = 2", "direction = RAW"))
+        assert loops_in(tmp_path, clock)[0].recurrence == 2
+    else:
+        second = "const auto x = in.read(); ring[at.to] = x; ring[at.to ^ 1] = x;"
+        header.write_text(whole.replace("ring[at.to] = in.read();", second))
+        assert loops_in(tmp_path, clock)[0].ports == 2
+
+
+OTHERS = """
+#include "engines/{header}.h"
+namespace cfg {{
+struct unit {{
+  using T = float;
+  static constexpr int REPEAT = 4, ROWS_OUT = 3, C_IN = {c}, C_OUT = {c}, LANES_IN = 4;
+  static constexpr int LANES_OUT = 6, ROWS = 3, TAPS = 1, C = {c}, LANES = 4, GAP = 40;
+  static constexpr int N = 4, WINDOW = 49, CF = {c}, KP = 1, PARTIAL = 5, II = 1, DEPTH = 9;
+  static constexpr bool LOG = false;
+  static float eps() {{ return 1; }}
+  static float combine(float x, float y) {{ return x + y; }}
+}};
+}}
+void stage_top(int frames, hls::stream<vec<float, 4>> &a, hls::stream<vec<float, {out}>> &b) {{
+  engine::{call};
+}}
+"""
+
+
+@needs_clang
+@pytest.mark.parametrize(
+    ("header", "call", "old", "new"),
+    [
+        ("norm", "layer_norm<cfg::unit, float>(frames, a, b, engine::no_table{}, "
+         "engine::no_table{})", "SIZE = 8", "SIZE = 2"),
+        ("norm", "softmax<cfg::unit, float>(frames, a, b)", "SIZE = 8", "SIZE = 2"),
+        ("reduce", "reduce<cfg::unit, float>(frames, a, b, engine::unscaled{})",
+         "smaller(G::PARTIAL, G::WINDOW)", "2"),
+        ("gear", "dwc<cfg::unit>(frames, a, b)", "const bool take = credit < 0;",
+         "const bool take = (credit + want) % 7 < want;"),
+    ],
+)  # fmt: skip
+def test_sums_and_converters_reach_their_interval(
+    tmp_path: Path, header: str, call: str, old: str, new: str
+) -> None:
+    """Fewer sums in turn are too slow, and so is a converter with a division on its way."""
+    shutil.copytree(ENGINES, tmp_path / "engines")
+    wide = 6 if header == "gear" else 4
+    text = OTHERS.format(header=header, call=call, c=1 if header == "reduce" else 26, out=wide)
+    (tmp_path / "stage_top.cpp").write_text(text)
+    assert {i.least for i in loops_in(tmp_path, 200.0)} == {1}
+    path = next(p for p in (tmp_path / "engines").glob("*.h") if old in p.read_text())
+    path.write_text(path.read_text().replace(old, new))
+    assert max(i.least for i in loops_in(tmp_path, 200.0)) > 1

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from pipec.backends.fpga.emit.cpp import cpp_type, identifier
 from pipec.backends.fpga.routing import Nest
 from pipec.backends.fpga.stagejson import Json
+from pipec.backends.fpga.swg import image_cycles, ring_of
 from tests.fpga.lint.source import Block, Finding
 
 OTHER_NAMES: dict[str, Callable[[Any], int]] = {
@@ -20,6 +21,10 @@ OTHER_NAMES: dict[str, Callable[[Any], int]] = {
     "before": lambda n: (n.size - 1) // 2,
     "after": lambda n: n.size // 2,
     "log": lambda n: n.op == "log_softmax",
+    "firings": image_cycles,
+    "lead": lambda n: ring_of(n).lead,
+    "start": lambda n: ring_of(n).start,
+    "slots": lambda n: ring_of(n).slots,
 }
 """Constant of a configuration struct to what it is of the nest, where the nest has no such name."""
 

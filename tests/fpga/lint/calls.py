@@ -16,7 +16,7 @@ _FUNCTIONS = {
     "concat": {"concat"}, "const": {"source"}, "dwc": {"dwc"}, "fork": {"fork"},
     "gather": {"gather"}, "load": {"load"}, "map": {"map1", "map2"}, "matmul": {"matmul"},
     "perm": {"perm", "transpose"}, "reduce": {"reduce"}, "repeat": {"repeat"},
-    "slice": {"slice"}, "swg": {"swg"}, "vvu": {"vvu"},
+    "slice": {"slice"}, "swg": {"swg_line", "swg_ring"}, "vvu": {"vvu"},
 }  # fmt: skip
 """Kind of engine to its functions, where more than the kind does not matter; kinds of training,
 whose calls have other arguments too, are left out."""

@@ -11,7 +11,7 @@ OPTIONS: dict[str, frozenset[str]] = {
     "BIND_OP": frozenset({"variable", "op", "impl"}),
     "BIND_STORAGE": frozenset({"variable", "type", "impl"}),
     "DATAFLOW": frozenset[str](),
-    "DEPENDENCE": frozenset({"variable"}),
+    "DEPENDENCE": frozenset({"variable", "type", "direction", "distance"}),
     "DISAGGREGATE": frozenset({"variable"}),
     "INLINE": frozenset[str](),
     "INTERFACE": frozenset(
@@ -36,6 +36,9 @@ VALUES = {
     ("BIND_OP", "impl"): {"fabric", "dsp"},
     ("BIND_STORAGE", "type"): {"fifo", "ram_2p"},  # engines read and write at once
     ("BIND_STORAGE", "impl"): {"bram", "uram", "lutram", "srl", "auto", "memory"},
+    ("DEPENDENCE", "type"): {"inter"},
+    ("DEPENDENCE", "direction"): {"RAW"},
+    ("DEPENDENCE", "distance"): {"2"},  # what a RAM needs; the code keeps one word in registers
     ("INTERFACE", "offset"): {"slave", "off", "direct"},
     ("ARRAY_PARTITION", "type"): {"complete", "cyclic", "block"},
 }
@@ -118,7 +121,11 @@ def _known(file: str, p: Pragma) -> Iterator[Finding]:
         return
     for flag in sorted(p.flags - FLAGS.get(p.name, frozenset())):
         yield Finding(file, p.line, "option", f"{p.name} takes no word {flag}")
-    for key in sorted(REQUIRED.get(p.name, frozenset()) - p.options.keys()):
+    required = REQUIRED.get(p.name, frozenset())
+    if p.name == "DEPENDENCE":  # there is none, or one of a distance
+        distance = frozenset({"type", "direction", "distance"})
+        required = frozenset[str]() if p.flags == {"inter", "false"} else distance
+    for key in sorted(required - p.options.keys()):
         yield Finding(file, p.line, "option", f"{p.name} has no {key}")
     for key, value in p.options.items():
         if key not in OPTIONS[p.name]:

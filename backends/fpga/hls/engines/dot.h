@@ -121,6 +121,61 @@ struct accumulator {
   }
 };
 
+// Combines N values in a tree: i + ceil(N/2) onto i, repeatedly; the first one is the result.
+template <int N>
+struct folded {
+  template <typename T, int SIZE, typename F>
+  static inline void run(T (&x)[SIZE], const F &f) {
+#pragma HLS INLINE
+    constexpr int HALF = (N + 1) / 2;
+    for (int i = 0; i < N - HALF; ++i) {
+#pragma HLS UNROLL
+      x[i] = f(x[i], x[i + HALF]);
+    }
+    folded<HALF>::run(x, f);
+  }
+};
+
+template <>
+struct folded<1> {
+  template <typename T, int SIZE, typename F>
+  static inline void run(T (&)[SIZE], const F &) {}
+};
+
+// Results of a row's tokens, SIZE of them used in turn: what an operation gives comes back to it
+// SIZE firings later.
+template <typename T>
+struct turning {
+  static constexpr int SIZE = 8;
+  T part[SIZE];
+
+  // Combines a value with the oldest result; token c of the row, of which the first ones start anew.
+  template <typename F>
+  void take(T x, int c, const F &f) {
+#pragma HLS INLINE
+    const T now = c < SIZE ? x : f(part[SIZE - 1], x);
+    for (int k = SIZE - 1; k > 0; --k) {
+#pragma HLS UNROLL
+      part[k] = part[k - 1];
+    }
+    part[0] = now;
+  }
+
+  // All results of a row of COUNT tokens as one: the k-th is that of the tokens k, k + SIZE, ...
+  template <int COUNT, typename F>
+  T all(const F &f) const {
+#pragma HLS INLINE
+    T order[SIZE];
+#pragma HLS ARRAY_PARTITION variable = order complete
+    for (int k = 0; k < SIZE; ++k) {
+#pragma HLS UNROLL
+      order[k] = part[k < COUNT ? (COUNT - 1 - k) % SIZE : 0];
+    }
+    folded<smaller(COUNT, SIZE)>::run(order, f);
+    return order[0];
+  }
+};
+
 }  // namespace engine
 
 #endif

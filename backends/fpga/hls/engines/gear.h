@@ -43,26 +43,34 @@ struct gear {
 template <typename G>
 void dwc(int frames, hls::stream<vec<typename G::T, G::LANES_IN>> &in,
          hls::stream<vec<typename G::T, G::LANES_OUT>> &out) {
-  constexpr int TOKENS = G::ROWS_OUT * ceil_div(G::C_OUT, G::LANES_OUT);
+  constexpr int IN = ceil_div(G::C_IN, G::LANES_IN), OUT = ceil_div(G::C_OUT, G::LANES_OUT);
+  constexpr int LAST_IN = G::C_IN - (IN - 1) * G::LANES_IN;
+  constexpr int LAST_OUT = G::C_OUT - (OUT - 1) * G::LANES_OUT;
   gear<typename G::T, G::LANES_IN, G::LANES_OUT> g;
 #pragma HLS ARRAY_PARTITION variable = g.lane complete
-  int channel_in = 0, channel_out = 0;
+  // Elements held beyond those that the next token takes; tokens of a row that were read and written.
+  int credit = OUT == 1 ? -LAST_OUT : -G::LANES_OUT, read = 0, written = 0;
   for (int r = 0; r < frames * G::REPEAT; ++r) {
-    int done = 0;
-    while (done < TOKENS) {
-#pragma HLS LOOP_TRIPCOUNT min = TOKENS max = TOKENS
+    int left = G::ROWS_OUT * OUT - 1;
+    while (left >= 0) {
+#pragma HLS LOOP_TRIPCOUNT min = G::ROWS_OUT * OUT max = G::ROWS_OUT * (OUT + IN)
 #pragma HLS PIPELINE II = G::II
       FIRE(G::II, G::DEPTH);
-      const int want = smaller(G::LANES_OUT, G::C_OUT - channel_out);
-      if (g.have < want) {
-        const int count = smaller(G::LANES_IN, G::C_IN - channel_in);
+      const int count = read == IN - 1 ? LAST_IN : G::LANES_IN;
+      const int want = written == OUT - 1 ? LAST_OUT : G::LANES_OUT;
+      const int coming = OUT == 1 || written == OUT - 2 ? LAST_OUT : G::LANES_OUT;
+      const bool take = credit < 0;
+      const int after = credit + count, paid = credit + (count - coming);
+      const bool give = !take || after >= 0;
+      credit = !take ? credit - coming : (give ? paid : after);
+      if (take) {
         g.push(in.read(), count);
-        channel_in = channel_in + count == G::C_IN ? 0 : channel_in + count;
+        read = read == IN - 1 ? 0 : read + 1;
       }
-      if (g.have >= want) {
+      if (give) {
         out.write(g.pop(want));
-        channel_out = channel_out + want == G::C_OUT ? 0 : channel_out + want;
-        ++done;
+        written = written == OUT - 1 ? 0 : written + 1;
+        --left;
       }
     }
   }

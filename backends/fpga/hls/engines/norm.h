@@ -4,8 +4,8 @@
 //   for row: for c: read;  (silent passes: for c);  for c: write
 //
 // Config: T, ROWS per frame, TAPS positions of C channels each, LANES, GAP (cycles between
-// passes), II, DEPTH, and what each unit says. Sums over a row run token by token, each token's
-// lanes in a balanced tree (dot.h); lanes without a channel count as nothing.
+// passes), II, DEPTH, and what each unit says. A token's lanes meet in a balanced tree, the tokens of
+// a row in turning results (dot.h), these in a tree again; lanes without a channel count as nothing.
 #ifndef PIPEC_NORM_H
 #define PIPEC_NORM_H
 
@@ -19,6 +19,20 @@ struct norm_shape {
   static constexpr int PER_TAP = ceil_div(G::C, G::LANES);
   static constexpr int CF = G::TAPS * PER_TAP;
   static int lanes(int c) { return lanes_of(c % PER_TAP, G::C, G::LANES); }
+};
+
+struct plus {
+  template <typename T>
+  T operator()(T x, T y) const {
+    return x + y;
+  }
+};
+
+struct maximum {
+  template <typename T>
+  T operator()(T x, T y) const {
+    return y > x ? y : x;
+  }
 };
 
 // Sum of f(x) over the first `lanes` lanes.
@@ -35,7 +49,7 @@ inline real_t<T> sum_lanes(const vec<T, P> &x, int lanes, const F &f) {
   return term[0];
 }
 
-// The reading pass: stores the row, and calls take(token, lanes, whether it is the first).
+// The reading pass: stores the row, and calls take(token, lanes, place in the row).
 template <typename G, typename Take>
 inline void read_row(hls::stream<vec<typename G::T, G::LANES>> &in,
                      vec<typename G::T, G::LANES> *row, const Take &take) {
@@ -44,11 +58,11 @@ inline void read_row(hls::stream<vec<typename G::T, G::LANES>> &in,
 #pragma HLS PIPELINE II = G::II
     FIRE(G::II, G::DEPTH);
     row[c] = in.read();
-    take(row[c], norm_shape<G>::lanes(c), c == 0);
+    take(row[c], norm_shape<G>::lanes(c), c);
   }
 }
 
-// A silent pass: calls take(token, lanes) for each stored token.
+// A silent pass: calls take(token, lanes, place in the row) for each stored token.
 template <typename G, typename Take>
 inline void scan_row(const vec<typename G::T, G::LANES> *row, const Take &take) {
 #pragma HLS INLINE
@@ -56,7 +70,7 @@ inline void scan_row(const vec<typename G::T, G::LANES> *row, const Take &take) 
   for (int c = 0; c < norm_shape<G>::CF; ++c) {
 #pragma HLS PIPELINE II = G::II
     FIRE(G::II, G::DEPTH);
-    take(row[c], norm_shape<G>::lanes(c));
+    take(row[c], norm_shape<G>::lanes(c), c);
   }
 }
 
@@ -88,16 +102,24 @@ void softmax(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
   static V row[norm_shape<G>::CF];
 #pragma HLS AGGREGATE variable = row
   for (int n = 0; n < frames * G::ROWS; ++n) {
-    T top = T(0), sum = T(0);
-    read_row<G>(in, row, [&](const V &x, int lanes, bool first) {
+    turning<T> tops, sums;
+#pragma HLS ARRAY_PARTITION variable = tops.part complete
+#pragma HLS ARRAY_PARTITION variable = sums.part complete
+    read_row<G>(in, row, [&](const V &x, int lanes, int c) {
+      T found[G::LANES];
+#pragma HLS ARRAY_PARTITION variable = found complete
       for (int p = 0; p < G::LANES; ++p) {
 #pragma HLS UNROLL
-        if ((first && p == 0) || (p < lanes && x.lane[p] > top)) top = x.lane[p];
+        found[p] = T(x.lane[p < lanes ? p : 0]);
       }
+      folded<G::LANES>::run(found, maximum());
+      tops.take(found[0], c, maximum());
     });
-    scan_row<G>(row, [&](const V &x, int lanes) {
-      sum += sum_lanes(x, lanes, [&](T v) { return ops::exp(v - top); });
+    const T top = tops.template all<norm_shape<G>::CF>(maximum());
+    scan_row<G>(row, [&](const V &x, int lanes, int c) {
+      sums.take(sum_lanes(x, lanes, [&](T v) { return ops::exp(v - top); }), c, plus());
     });
+    const T sum = sums.template all<norm_shape<G>::CF>(plus());
     const T scale = G::LOG ? ops::log(sum) : T(1) / sum;
     write_row<G>(row, out, [&](T x, int, int) {
       return G::LOG ? x - top - scale : ops::exp(x - top) * scale;
@@ -135,14 +157,17 @@ void layer_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
 #pragma HLS AGGREGATE variable = row
   const T count = T(G::TAPS * G::C);
   for (int n = 0; n < frames * G::ROWS; ++n) {
-    T sum = T(0), squares = T(0);
-    read_row<G>(in, row, [&](const V &x, int lanes, bool) {
-      sum += sum_lanes(x, lanes, [](T v) { return v; });
+    turning<T> sums, squared;
+#pragma HLS ARRAY_PARTITION variable = sums.part complete
+#pragma HLS ARRAY_PARTITION variable = squared.part complete
+    read_row<G>(in, row, [&](const V &x, int lanes, int c) {
+      sums.take(sum_lanes(x, lanes, [](T v) { return v; }), c, plus());
     });
-    const T mean = sum / count;
-    scan_row<G>(row, [&](const V &x, int lanes) {
-      squares += sum_lanes(x, lanes, [&](T v) { return (v - mean) * (v - mean); });
+    const T mean = sums.template all<norm_shape<G>::CF>(plus()) / count;
+    scan_row<G>(row, [&](const V &x, int lanes, int c) {
+      squared.take(sum_lanes(x, lanes, [&](T v) { return (v - mean) * (v - mean); }), c, plus());
     });
+    const T squares = squared.template all<norm_shape<G>::CF>(plus());
     const T inverse = T(1) / ops::sqrt(squares / count + G::eps());
     write_row<G>(row, out, [&](T x, int c, int p) {
       return shifted(times((x - mean) * inverse, scale, c, p), shift, c, p);
@@ -159,10 +184,12 @@ void rms_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
   static V row[norm_shape<G>::CF];
 #pragma HLS AGGREGATE variable = row
   for (int n = 0; n < frames * G::ROWS; ++n) {
-    T squares = T(0);
-    read_row<G>(in, row, [&](const V &x, int lanes, bool) {
-      squares += sum_lanes(x, lanes, [](T v) { return v * v; });
+    turning<T> squared;
+#pragma HLS ARRAY_PARTITION variable = squared.part complete
+    read_row<G>(in, row, [&](const V &x, int lanes, int c) {
+      squared.take(sum_lanes(x, lanes, [](T v) { return v * v; }), c, plus());
     });
+    const T squares = squared.template all<norm_shape<G>::CF>(plus());
     const T inverse = T(1) / ops::sqrt(squares / T(G::TAPS * G::C) + G::eps());
     write_row<G>(row, out, [&](T x, int c, int p) {
       return shifted(times(x * inverse, scale, c, p), shift, c, p);
@@ -184,7 +211,7 @@ void lrn(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
 #pragma HLS ARRAY_PARTITION variable = square cyclic factor = G::LANES
   for (int n = 0; n < frames * G::ROWS; ++n) {
     int at = 0;
-    read_row<G>(in, row, [&](const V &x, int, bool) {
+    read_row<G>(in, row, [&](const V &x, int, int) {
       for (int p = 0; p < G::LANES; ++p) {
 #pragma HLS UNROLL
         square[at + p] = T(x.lane[p]) * T(x.lane[p]);

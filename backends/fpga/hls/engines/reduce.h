@@ -4,7 +4,7 @@
 //
 // Config: T, N, WINDOW, CF, LANES, KP, PARTIAL, II, DEPTH and `static term_t<T> combine(term_t<T>, term_t<T>)`. A token's
 // KP values meet in a balanced tree, the trees' roots in result j % PARTIAL, j ascending, and the
-// PARTIAL results in a tree again. The scale is a number, a table read cyclically, `unscaled`, or `steps`:
+// PARTIAL results in a tree again; they turn in a ring, as in dot.h. The scale is a number, a table read cyclically, `unscaled`, or `steps`:
 // quantised values reduce as integers, a rescale takes their sums to the scale of the result.
 #ifndef PIPEC_REDUCE_H
 #define PIPEC_REDUCE_H
@@ -77,8 +77,10 @@ void reduce(int frames, hls::stream<vec<typename G::T, G::KP * G::LANES>> &in,
             hls::stream<vec<Y, G::LANES>> &out, const Scale &scale) {
   constexpr int PARTS = smaller(G::PARTIAL, G::WINDOW);
   using A = term_t<typename G::T>;
-  static A part[G::CF][PARTS * G::LANES];
-#pragma HLS ARRAY_PARTITION variable = part dim = 2 complete
+  static vec<A, PARTS * G::LANES> part[G::CF];
+#pragma HLS AGGREGATE variable = part
+#pragma HLS BIND_STORAGE variable = part type = ram_2p
+  auto one = zeros<A, PARTS * G::LANES>();  // of one token per row the register in its place
   for (int n = 0; n < frames * G::N; ++n) {
     for (int j = 0; j < G::WINDOW; ++j) {
       for (int c = 0; c < G::CF; ++c) {
@@ -92,16 +94,25 @@ void reduce(int frames, hls::stream<vec<typename G::T, G::KP * G::LANES>> &in,
           x[i] = term(token.lane[i]);
         }
         combine_tree<G, G::KP>::run(x);
-        A all[PARTS * G::LANES];
-#pragma HLS ARRAY_PARTITION variable = all complete
-        for (int i = 0; i < PARTS * G::LANES; ++i) {
+        vec<A, PARTS * G::LANES> turn = G::CF == 1 ? one : part[c];
+        for (int p = 0; p < G::LANES; ++p) {
 #pragma HLS UNROLL
-          const A value = x[i % G::LANES], before = part[c][i];
-          const bool mine = i / G::LANES == j % PARTS;
-          all[i] = !mine ? before : (j < PARTS ? value : G::combine(before, value));
-          part[c][i] = all[i];
+          if (j >= PARTS) x[p] = G::combine(turn.lane[(PARTS - 1) * G::LANES + p], x[p]);
         }
+        for (int i = PARTS * G::LANES - 1; i >= 0; --i) {
+#pragma HLS UNROLL
+          turn.lane[i] = i < G::LANES ? x[i % G::LANES] : turn.lane[larger(i - G::LANES, 0)];
+        }
+        one = turn;
+        if (G::CF > 1) part[c] = turn;
         if (j == G::WINDOW - 1) {
+          A all[PARTS * G::LANES];
+#pragma HLS ARRAY_PARTITION variable = all complete
+          for (int i = 0; i < PARTS * G::LANES; ++i) {
+#pragma HLS UNROLL
+            const int place = (G::WINDOW - 1 - i / G::LANES) % PARTS;
+            all[i] = turn.lane[place * G::LANES + i % G::LANES];
+          }
           combine_tree<G, PARTS>::run(all);
           vec<Y, G::LANES> y;
           for (int p = 0; p < G::LANES; ++p) {

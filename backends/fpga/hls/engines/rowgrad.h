@@ -9,7 +9,7 @@
 
 namespace engine {
 
-// The reading pass: stores both rows, and calls take(dy, y, lanes).
+// The reading pass: stores both rows, and calls take(dy, y, lanes, place in the row).
 template <typename G, typename Take>
 inline void read_rows(hls::stream<vec<typename G::T, G::LANES>> &in0,
                       hls::stream<vec<typename G::T, G::LANES>> &in1,
@@ -21,7 +21,7 @@ inline void read_rows(hls::stream<vec<typename G::T, G::LANES>> &in0,
     FIRE(G::II, G::DEPTH);
     dy[c] = in0.read();
     y[c] = in1.read();
-    take(dy[c], y[c], norm_shape<G>::lanes(c));
+    take(dy[c], y[c], norm_shape<G>::lanes(c), c);
   }
 }
 
@@ -68,11 +68,13 @@ void softmax_gradient(int frames, hls::stream<vec<typename G::T, G::LANES>> &in0
 #pragma HLS AGGREGATE variable = dy
 #pragma HLS AGGREGATE variable = y
   for (int n = 0; n < frames * G::ROWS; ++n) {
-    T sum = T(0);
-    read_rows<G>(in0, in1, dy, y, [&](const V &d, const V &v, int lanes) {
+    turning<T> sums;
+#pragma HLS ARRAY_PARTITION variable = sums.part complete
+    read_rows<G>(in0, in1, dy, y, [&](const V &d, const V &v, int lanes, int c) {
       const V term = G::LOG ? d : product(d, v);
-      sum += sum_lanes(term, lanes, [](T t) { return t; });
+      sums.take(sum_lanes(term, lanes, [](T t) { return t; }), c, plus());
     });
+    const T sum = sums.template all<norm_shape<G>::CF>(plus());
     write_rows<G>(dy, y, out, [&](T d, T v, int, int) {
       return G::LOG ? d - ops::exp(v) * sum : v * (d - sum);
     });
@@ -91,27 +93,32 @@ void layer_norm_gradient(int frames, hls::stream<vec<typename G::T, G::LANES>> &
 #pragma HLS AGGREGATE variable = x
   const T count = T(G::TAPS * G::C);
   for (int n = 0; n < frames * G::ROWS; ++n) {
-    T sum = T(0), squares = T(0), first = T(0), second = T(0);
-    read_rows<G>(in0, in1, dy, x, [&](const V &, const V &v, int lanes) {
-      sum += sum_lanes(v, lanes, [](T t) { return t; });
+    turning<T> sums, squared, firsts, seconds;
+#pragma HLS ARRAY_PARTITION variable = sums.part complete
+#pragma HLS ARRAY_PARTITION variable = squared.part complete
+#pragma HLS ARRAY_PARTITION variable = firsts.part complete
+#pragma HLS ARRAY_PARTITION variable = seconds.part complete
+    read_rows<G>(in0, in1, dy, x, [&](const V &, const V &v, int lanes, int c) {
+      sums.take(sum_lanes(v, lanes, [](T t) { return t; }), c, plus());
     });
-    const T mean = sum / count;
-    scan_row<G>(x, [&](const V &v, int lanes) {
-      squares += sum_lanes(v, lanes, [&](T t) { return (t - mean) * (t - mean); });
+    const T mean = sums.template all<norm_shape<G>::CF>(plus()) / count;
+    scan_row<G>(x, [&](const V &v, int lanes, int c) {
+      squared.take(sum_lanes(v, lanes, [&](T t) { return (t - mean) * (t - mean); }), c, plus());
     });
+    const T squares = squared.template all<norm_shape<G>::CF>(plus());
     const T inverse = T(1) / ops::sqrt(squares / count + G::eps());
-    int c = 0;
-    scan_row<G>(x, [&](const V &v, int lanes) {
+    scan_row<G>(x, [&](const V &v, int lanes, int c) {
       V g, gh;
       for (int p = 0; p < G::LANES; ++p) {
 #pragma HLS UNROLL
         g.lane[p] = times(dy[c].lane[p], scale, c, p);
         gh.lane[p] = g.lane[p] * (v.lane[p] - mean) * inverse;
       }
-      first += sum_lanes(g, lanes, [](T t) { return t; });
-      second += sum_lanes(gh, lanes, [](T t) { return t; });
-      ++c;
+      firsts.take(sum_lanes(g, lanes, [](T t) { return t; }), c, plus());
+      seconds.take(sum_lanes(gh, lanes, [](T t) { return t; }), c, plus());
     });
+    const T first = firsts.template all<norm_shape<G>::CF>(plus());
+    const T second = seconds.template all<norm_shape<G>::CF>(plus());
     write_rows<G>(dy, x, out, [&](T d, T v, int at, int p) {
       const T h = (v - mean) * inverse;
       return (times(d, scale, at, p) - first / count - h * (second / count)) * inverse;
