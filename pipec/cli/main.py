@@ -3,7 +3,9 @@
 import difflib
 import gc
 import importlib
+import os
 import sys
+from contextlib import suppress
 
 import click
 
@@ -74,7 +76,16 @@ def main() -> None:
     """Entry point: run the command and turn a `PipecError` into one message and exit status 1."""
     gc.set_threshold(100_000, 50, 100)  # graphs are many objects that live long
     try:
-        cli(standalone_mode=True)
+        try:
+            cli(standalone_mode=True)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:  # the terminal is closed, or what it was sent to is full
+        with suppress(OSError):
+            click.echo(f"error: {error.filename or 'the output'}: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing else can be flushed
+        sys.exit(1)
     except PipecError as error:
         click.echo(f"error: {terminal(error)}", err=True)
         for note in getattr(error, "__notes__", []):

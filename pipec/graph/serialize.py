@@ -222,6 +222,8 @@ class _Decoder:
         args = tuple(self.argument(a) for a in row["args"])
         kwargs = {_identifier(k): self.argument(v) for k, v in row.get("kwargs", {}).items()}
         target, name = resolve(row["target"], self.allowed), _identifier(row["name"])
+        if kwargs.get("unsafe"):
+            raise GraphError("an op may not be told to be unsafe", where=name, got=row["target"])
         node = self.graph.create_node("call_function", target, args, kwargs, name=name)
         self._enter(node, name, row)
         if "origin" in row:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from pipec.errors import PlanError, ScheduleError
+from pipec.graph.tensor_type import has_data
 from pipec.graph.torch_private import add_each, add_each_
 
 Tensors = dict[str, torch.Tensor]
@@ -254,8 +255,10 @@ def check_fits(name: str, held: torch.Tensor, given: torch.Tensor) -> None:
     """Refuse a value for a weight that would have to be broadcast or cast.
 
     Raises:
-        PlanError: The shape or dtype differs.
+        PlanError: The shape or dtype differs, or it has no data.
     """
+    if not has_data(given):
+        raise PlanError("a weight has no value", where=name, want="a plan with its weights")
     if (given.shape, given.dtype) != (held.shape, held.dtype):
         raise PlanError(
             "a weight has another type than the model's",

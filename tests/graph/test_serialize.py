@@ -157,6 +157,8 @@ def test_names_of_a_file_stay_in_comments() -> None:
         "aten.save.default",  # TorchScript's: writes a pickle to any path
         "aten.from_file.default",  # maps, and may create, any file
         "aten.relu_.default",
+        "aten._reshape_alias.default",  # a view of any memory
+        "aten._sparse_coo_tensor_unsafe.default",
         "aten.mm.out",
         "aten._print.default",
         "aten.__class__.__init__",
@@ -177,6 +179,17 @@ def test_targets_that_are_refused(name: str) -> None:
     data["nodes"][0]["target"] = name
     with pytest.raises(GraphError):
         graph_from_json(data)
+
+
+def test_no_op_may_be_told_to_skip_its_checks() -> None:
+    data = graph_to_json(mlp())
+    row = data["nodes"][0]
+    row["target"], row["args"] = "aten.segment_reduce.default", [row["args"][0], {"str": "max"}]
+    row["kwargs"] = {"unsafe": True}
+    with pytest.raises(GraphError, match="unsafe"):
+        graph_from_json(data)
+    row["kwargs"] = {"unsafe": False}
+    graph_from_json(data)
 
 
 def test_foreign_namespaces_need_the_users_word() -> None:
