@@ -97,6 +97,8 @@ class Pipeline:
             cross entropy, or the rows of the microbatch.
         on_nan: What to do if gradients are not finite: ``stop`` with an error before the update,
             ``skip`` the update on all ranks, which needs a flush, or ``continue``.
+        loss_scale: First scale on the loss, for a model under float16 autocast: as
+            `torch.amp.GradScaler` it leaves out updates that overflow and adapts. Needs a flush.
         hooks: Called with this object after every update.
         seed: Of dropout: one stream per microbatch and place in the model.
         correction: PipeMare's T1 and T2.
@@ -123,6 +125,7 @@ class Pipeline:
         weights: Mapping[str, torch.Tensor] | Path | str | None = None,
         weight: Count | None = None,
         on_nan: OnNan = "stop",
+        loss_scale: float | None = None,
         hooks: Iterable[Hook] = (),
         seed: int = 0,
         correction: Correction | None = None,
@@ -140,6 +143,7 @@ class Pipeline:
             seed=seed,
             correction=correction or Correction(),
             on_nan=on_nan,
+            loss_scale=loss_scale,
         )
         if plan.trains and optimizer is None:
             raise PlanError("a training plan needs an optimizer", hint="optimizer=lambda p: ...")

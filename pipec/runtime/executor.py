@@ -26,6 +26,7 @@ from pipec.runtime.draws import stream
 from pipec.runtime.moves import Moves
 from pipec.runtime.program import Program, StageProgram, gradient_of
 from pipec.runtime.rules import DelayRule, delays
+from pipec.runtime.scaling import LossScale
 from pipec.runtime.settings import OnNan, Settings
 from pipec.runtime.shares import Shares
 from pipec.runtime.stage import Outcome, StageRunner
@@ -65,6 +66,7 @@ class Result:
         busy: Seconds spent computing, over all devices that this result is of.
         norm: Of all gradients together, before clipping; None where nobody asked for it.
         skipped: Whether the update was left out, its gradients not being finite.
+        rescaled: Whether that made the scale of the loss smaller, which may help.
     """
 
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -73,6 +75,7 @@ class Result:
     busy: float = 0.0
     norm: float | None = None
     skipped: bool = False
+    rescaled: bool = False
 
 
 class Executor:
@@ -135,6 +138,8 @@ class Executor:
         self.result = Result()
         self.recorded: Recorded | None = None
         self.round = self.microbatch = 0
+        first = settings.loss_scale
+        self.scaling = LossScale() if first is None else LossScale(first, adapts=True)
         self.load(program)
         self._place(weights)
 
@@ -197,6 +202,7 @@ class Executor:
             for name in s.weights:
                 mine[name] = self._weight(s, name, weights)
             trained = self.program.trained(s.index) if place.backward else ()
+            self.scaling.check({n: mine[n] for n in trained})
             self._runners[0][s.index] = self._made(self.program, s.index)
             self.weights[s.index] = StageWeights(
                 s.index,
@@ -392,7 +398,7 @@ class Executor:
                 for c in stage.gradients_in.get(name, [])
             ]
             if name == stage.loss:
-                weight = self.shares.weight(microbatch)
+                weight = self.shares.weight(microbatch) * self.scaling.scale
                 dtype, device = stage.loss_dtype, self.compute.torch
                 parts.append(torch.full((), weight, dtype=dtype, device=device))
             total = parts[0]
@@ -432,9 +438,10 @@ class Executor:
         """
         weights, rule = self.weights[action.stage], self.rules[action.stage]
         count = self.share(action.stage, action.version)
-        if not count or (not isfinite(factor) and self.settings.on_nan != "continue"):
+        if not count or (not isfinite(factor) and self.settings.skips):
             weights.skip(action.version, oldest)
             self.result.skipped |= bool(count)
+            self.result.rescaled |= bool(count) and self.scaling.recovers
             return
         before = weights.at(weights.newest).tensors
         old = {n: before[n] for n in weights.trained} if rule.corrects else {}

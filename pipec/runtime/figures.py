@@ -21,6 +21,7 @@ class Figures:
         loss: Mean over all that its microbatches count; None without a loss.
         norm: Of all gradients together, before clipping; None where nobody asked for it.
         skipped: Whether the update was left out, its gradients not being finite.
+        rescaled: Whether that made the scale of the loss smaller, which may help.
         busy: Seconds spent computing, of all ranks.
         seconds: Wall time, the mean of all ranks.
     """
@@ -28,6 +29,7 @@ class Figures:
     loss: float | None
     norm: float | None
     skipped: bool
+    rescaled: bool
     busy: float
     seconds: float
 
@@ -46,17 +48,19 @@ def figures(result: Result, shares: Shares, number: int, seconds: float = 0.0) -
     """
     loss = sum(float(loss) * shares.weight(m) for m, loss in result.losses.items())
     norms = [] if result.norm is None else [result.norm]
-    mine = [loss, shares.total(result.losses), sum(norms), len(norms), result.skipped]
-    sums = torch.tensor([*map(float, mine), result.busy, seconds, 1.0], dtype=torch.float64)
+    mine = [loss, shares.total(result.losses), sum(norms), len(norms)]
+    mine += [result.skipped, result.rescaled, result.busy, seconds, 1]
+    sums = torch.tensor(mine, dtype=torch.float64)
     if dist.is_available() and dist.is_initialized():
         where = f"round {number}, at its figures"
         with located(lambda: where), answered("the figures of all ranks"):
             dist.all_reduce(sums)
-    loss, weight, norm, normed, skipped, busy, seconds, ranks = sums.tolist()
+    loss, weight, norm, normed, skipped, rescaled, busy, seconds, ranks = sums.tolist()
     return Figures(
         loss / weight if weight else None,
         norm / normed if normed else None,
         skipped > 0,
+        rescaled > 0,
         busy,
         seconds / ranks,
     )
@@ -74,7 +78,7 @@ def verdict(found: Figures, on_nan: OnNan, number: int) -> PlanError | None:
         number: Of the round.
     """
     odd = found.loss is not None and not math.isfinite(found.loss)
-    if on_nan != "stop" or not (found.skipped or odd):
+    if on_nan != "stop" or not (odd or (found.skipped and not found.rescaled)):
         return None
     return PlanError(
         "the loss or its gradient is not finite; the weights were not updated"

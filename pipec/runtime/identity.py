@@ -40,6 +40,7 @@ def identity(program: Program, settings: Settings) -> dict[str, str | None]:
         "the schedule": f"{program.schedule.name} {_digest(schedule)}",
         "the plan": _digest([record, graphs]),
         "the clipping norm": str(settings.clip),
+        "the loss scale": str(settings.loss_scale),
         "the seed": str(settings.seed),
         "the correction": str(settings.correction),
         "the optimizer": _function(settings.optimizer),

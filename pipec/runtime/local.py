@@ -75,6 +75,7 @@ class LocalPipeline:
             merged.busy += found.busy
             merged.norm = found.norm if merged.norm is None else merged.norm
             merged.skipped |= found.skipped
+            merged.rescaled |= found.rescaled
         return merged
 
     def play(self, shares: Shares | None = None) -> None:

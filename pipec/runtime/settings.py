@@ -1,6 +1,7 @@
 """How to train, besides the plan."""
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 from pipec.errors import PlanError
@@ -24,9 +25,10 @@ class Settings:
         correction: PipeMare's T1 and T2.
         compiled: Makes a graph fast, such as ``torch.compile``.
         on_nan: What to do if gradients are not finite (`pipec.runtime.figures.verdict`).
+        loss_scale: First scale on the loss (`pipec.runtime.scaling`), for float16; None for none.
 
     Raises:
-        PlanError: No norm is that small.
+        PlanError: No norm is that small, or no scale.
     """
 
     optimizer: OptimizerFactory | None = None
@@ -36,6 +38,12 @@ class Settings:
     correction: Correction = field(default_factory=Correction)
     compiled: Compile | None = None
     on_nan: OnNan = "continue"
+    loss_scale: float | None = None
+
+    @property
+    def skips(self) -> bool:
+        """Whether an update whose gradients are not finite is left out."""
+        return self.on_nan != "continue" or self.loss_scale is not None
 
     def wants_norm(self, schedule: Schedule) -> bool:
         """Whether steps wait for the norm of all gradients together.
@@ -43,10 +51,11 @@ class Settings:
         Raises:
             PlanError: They are asked to, but the schedule has no flush.
         """
-        asked = self.clip is not None or self.on_nan == "skip"
+        asked = self.clip is not None or self.on_nan == "skip" or self.loss_scale is not None
         if asked and not schedule.rule.flush:
             raise PlanError(
-                "gradients can be clipped or judged together only where all weights change at once",
+                "gradients can be clipped, scaled or judged together only where all weights change "
+                "at once",
                 got=f"schedule {schedule.name}",
                 want="a schedule with a flush, such as 1f1b",
             )
@@ -57,3 +66,5 @@ class Settings:
             raise PlanError(
                 "gradients cannot be clipped to this norm", got=self.clip, want="above 0"
             )
+        if self.loss_scale is not None and not 0 < self.loss_scale < inf:
+            raise PlanError("no such loss scale", got=self.loss_scale, want="such as 65536")

@@ -7,7 +7,7 @@ optimizer/<name>/<key>      the optimizer's state of a parameter
 velocity/<name>             PipeMare's estimate of a weight's velocity
 stage/<k>                   optimizer, learning-rate schedule and counts of a stage, and which
                             weights it trains, JSON as bytes
-run                         round and number of the next microbatch, JSON as bytes
+run                         round and number of the next microbatch, scale of the loss, as JSON
 ```
 
 A name may hold any characters, those of an ONNX file are often paths; a key holds no slash. Named
@@ -35,7 +35,9 @@ _KEPT = (int, float, bool, str, type(None), tuple, list, torch.Tensor)
 
 def state_of(executor: Executor) -> Tensors:
     """The entries of one device, between rounds."""
-    found: Tensors = {"run": _bytes({"round": executor.round, "microbatch": executor.microbatch})}
+    scale = [executor.scaling.scale, executor.scaling.good]
+    counts = {"round": executor.round, "microbatch": executor.microbatch, "scale": scale}
+    found: Tensors = {"run": _bytes(counts)}
     place = executor.program.schedule.placement
     for stage, weights in executor.weights.items():
         rule = executor.rules[stage]
@@ -79,6 +81,8 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
     """
     run = _json(entries, "run")
     executor.resume(int(run["round"]), int(run["microbatch"]))
+    if executor.scaling.adapts and run["scale"][0] != 1:
+        executor.scaling.scale, executor.scaling.good = run["scale"]
     for stage, weights in executor.weights.items():
         rule = executor.rules[stage]
         for name, w in _stored(executor, weights).items():

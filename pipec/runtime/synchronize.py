@@ -6,6 +6,7 @@ that its copies stay equal; the norm of all gradients is found; every stage step
 """
 
 from collections.abc import Iterator
+from math import isfinite, nan
 from typing import TYPE_CHECKING
 
 import torch
@@ -62,6 +63,8 @@ class Deferred:
         for action, oldest in self._steps:
             executor.make_version(action, oldest, self._factor)
         self._steps.clear()
+        if self.norm is not None:
+            executor.scaling.follow(self.norm)
         return True
 
     def _stages(self, executor: "Executor", name: str) -> list[int]:
@@ -85,16 +88,18 @@ class Deferred:
         names = sorted({n for s in self._program.stages for n in self._program.trained(s.index)})
         place = {n: k for k, n in enumerate(names)}
         squares = torch.zeros(len(names), dtype=torch.float64)
+        scale = executor.scaling.scale
         for name, gradient, count in self._own_gradients(executor):
             numbers = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-            squares[place[name]] = (numbers.double() / count).square().sum()
+            squares[place[name]] = (numbers.double() / (count * scale)).square().sum()
         key = f"norm {executor.round}"
         total = executor.transport.reduce(key, [squares], self._device, self._program.steppers)
         if total is None:
             return False
         assert self._clip is not None
         self.norm = float(total[0].sum().sqrt())
-        self._factor = min(self._clip / (self.norm + 1e-6), 1.0)  # not a number stays none
+        finite = isfinite(self.norm)
+        self._factor = min(self._clip / (self.norm + 1e-6), 1.0) / scale if finite else nan
         return True
 
     def _own_gradients(self, executor: "Executor") -> Iterator[tuple[str, torch.Tensor, float]]:
