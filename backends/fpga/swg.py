@@ -74,7 +74,7 @@ def ring_of(nest: Swg) -> Ring:
 
     Example:
         >>> ring_of(Swg(1, 18, 18, 2, 4, 3, 3, oh=16, ow=16))
-        Ring(takes=18, emits=144, period=144, lead=78, start=61, slots=79)
+        Ring(takes=18, emits=144, period=144, lead=78, start=61, slots=80)
     """
     takes, emits = nest.sh * nest.w, nest.ow * nest.taps
     period = max(takes, emits)
