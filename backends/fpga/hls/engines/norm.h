@@ -102,7 +102,8 @@ void softmax(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
   static V row[norm_shape<G>::CF];
 #pragma HLS AGGREGATE variable = row
   for (int n = 0; n < frames * G::ROWS; ++n) {
-    turning<T> tops, sums;
+    turning<T> tops;
+    turning<T> sums;
 #pragma HLS ARRAY_PARTITION variable = tops.part complete
 #pragma HLS ARRAY_PARTITION variable = sums.part complete
     read_row<G>(in, row, [&](const V &x, int lanes, int c) {
@@ -157,7 +158,8 @@ void layer_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
 #pragma HLS AGGREGATE variable = row
   const T count = T(G::TAPS * G::C);
   for (int n = 0; n < frames * G::ROWS; ++n) {
-    turning<T> sums, squared;
+    turning<T> sums;
+    turning<T> squared;
 #pragma HLS ARRAY_PARTITION variable = sums.part complete
 #pragma HLS ARRAY_PARTITION variable = squared.part complete
     read_row<G>(in, row, [&](const V &x, int lanes, int c) {
