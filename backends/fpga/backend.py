@@ -298,7 +298,10 @@ def _emitted_errors(plan: Plan, folders: Sequence[Path]) -> tuple[float, dict[st
     records = [read_record(folder) for folder in folders]
     bounds = [Bound.of_json(k, b) for k, r in enumerate(records) for b in r.get("bounds", ())]
     tolerance = max(float(record["tolerance"]) for record in records)
-    return tolerance, {b.value: Allowed(tolerance_of([b]), b.basis) for b in bounds}
+    steps = {value: step for r in records for value, step in r.get("steps", {}).items()}
+    return tolerance, {
+        b.value: Allowed(tolerance_of([b]), b.basis, step=steps.get(b.value, 0.0)) for b in bounds
+    }
 
 
 def _folders(plan: Plan, directory: Path) -> list[Path]:

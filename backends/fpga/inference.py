@@ -15,6 +15,7 @@ from pipec.backends.fpga.designs import designs_of, device_of, lowered, precisio
 from pipec.backends.fpga.emit.golden import Golden, golden_chain, random_inputs
 from pipec.backends.fpga.emit.scripts import Site
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage
+from pipec.backends.fpga.int8 import int8_format
 from pipec.backends.fpga.quantise.bound import Bound
 from pipec.backends.fpga.quantise.plan import tolerance_of
 from pipec.backends.fpga.quantise.rounding import cut, held
@@ -24,6 +25,7 @@ from pipec.backends.fpga.stagejson import read_record, stage_record, write_recor
 from pipec.backends.fpga.toolchain import has_compiler
 from pipec.graph.ir import Graph
 from pipec.graph.lower import lower
+from pipec.graph.quantised import DEQUANTIZE
 from pipec.plan.model import Plan
 
 
@@ -58,6 +60,8 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
         accepted = of_golden(design, frame, tolerance)
         write_stage(design, folder, frame, tolerance=accepted, site=site)
         record = {**stage_record(design), "tolerance": tolerance}
+        if steps := _steps(design, graphs[k]):
+            record["steps"] = steps
         write_record(record | {"bounds": [b.to_json() for b in own]} if narrow else record, folder)
         if plan.options.get("rtl"):
             write_reference(read_record(folder), folder / "rtl")
@@ -67,6 +71,16 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
         keep(frames, directory)
     if narrow and has_compiler():
         _measure(graphs, folders, frames)
+
+
+def _steps(design: StageDesign, graph: Graph) -> dict[str, float]:
+    """Outputs in 8-bit integers that the model itself asks for, to what one of them stands for."""
+    formats = {p: int8_format(design.streams[p.stream].dtype) for p in design.outputs}
+    return {
+        port.value: form.scale
+        for port, form in formats.items()
+        if form is not None and graph.node(port.node).target is DEQUANTIZE
+    }
 
 
 def of_golden(design: StageDesign, golden: Golden, tolerance: float) -> float:

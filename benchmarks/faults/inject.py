@@ -222,8 +222,9 @@ def _fpga(directory: Path) -> Iterator[Fault]:
     """Of the tables that the C simulation reads when it runs, and of its ports."""
     rng = np.random.default_rng(0)
     for stage in sorted(directory.glob("stage*/")):
+        whole = json.loads((stage / "stage.json").read_text("utf-8"))["precision"] == "int8"
         tables = {
-            str(p.relative_to(directory)): np.fromfile(p, np.float32)
+            str(p.relative_to(directory)): np.fromfile(p, np.int8 if whole else np.float32)
             for p in sorted(stage.glob("src/weights/*.bin"))
         }
         for kind, where, wrong in changes(tables, rng):

@@ -21,11 +21,13 @@ class Allowed:
         relative: The error.
         basis: What it follows from, in a word; nothing where it is a rule of thumb.
         share: Of integers, the share of places that may be off, by one step.
+        step: Of floats that stand for integers, what one stands for; then one step is allowed.
     """
 
     relative: float
     basis: str = ""
     share: float = 0.0
+    step: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ def compare(
         min(absolute / scale, INCOMPARABLE) if scale else (0.0 if absolute == 0 else INCOMPARABLE)
     )
     exact = not (want.dtype.is_floating_point or want.dtype.is_complex)
+    if by.step:
+        by = Allowed(1.01 * by.step / scale if scale else 0.0, "one step")
     off = float((found != want).double().mean()) if absolute else 0.0
     ok = off <= by.share and absolute <= 1 if exact else relative <= by.relative
     return Comparison(

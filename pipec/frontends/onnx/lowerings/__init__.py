@@ -1,40 +1,7 @@
 """One small torch function per ONNX op, by family; importing this package registers them all."""
 
-from pipec.frontends.onnx.lowerings import (
-    attention,
-    casting,
-    convolution,
-    elementwise,
-    indexing,
-    linear,
-    losses,
-    movement,
-    normalization,
-    pooling,
-    quantised,
-    random,
-    recurrent,
-    reduction,
-    resize,
-    signal,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-LOADED = (
-    attention,
-    casting,
-    convolution,
-    elementwise,
-    indexing,
-    linear,
-    losses,
-    movement,
-    normalization,
-    pooling,
-    quantised,
-    random,
-    recurrent,
-    reduction,
-    resize,
-    signal,
-)
+LOADED = tuple(import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
 """The modules of lowerings."""
