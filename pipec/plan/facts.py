@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pipec.cluster.cluster import Cluster
 from pipec.cost.stage import MessageCost, StageCost
 from pipec.schedule.versions import VersionRule
-from pipec.simulate.memory import WORKSPACES, Memory
+from pipec.simulate.memory import SLOTS, WORKSPACES, Memory
 from pipec.simulate.times import Times
 
 _FLUSH = VersionRule()
@@ -103,8 +103,15 @@ class Facts:
         return Times(times.compute, step=step, together=together)
 
     def memory(self) -> Memory:
-        """Bytes per stage, as the simulation follows them."""
-        slots = max((m.slots for s in self.stages if (m := self.messages.get(s.kind))), default=0)
+        """Bytes per stage, as the simulation follows them.
+
+        Where no messages were measured, inference is taken to post its receives ahead, since they
+        are a large part of what it holds; boards have streams.
+        """
+        posted = 0 if self.trains or any(d.fpga for d in self.cluster.devices) else SLOTS
+        slots = max(
+            (m.slots for s in self.stages if (m := self.messages.get(s.kind))), default=posted
+        )
         every = self.stages
         workspace = {
             kind: [float(s.cost.workspace.get(kind, 0)) for s in every] for kind in WORKSPACES

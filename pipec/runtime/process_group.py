@@ -17,9 +17,8 @@ import torch.distributed as dist
 
 from pipec.runtime.transport import Coming, Message
 from pipec.runtime.waiting import answered
+from pipec.simulate.memory import SLOTS
 
-SLOTS = 2
-"""Receives of a channel that are posted before they are needed, so that a sender is not held up."""
 _TAGS = 1 << 20
 
 Link = tuple[int, int]

@@ -24,6 +24,8 @@ from pipec.schedule.action import ActionKind
 from pipec.simulate.times import Float
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
+SLOTS = 2
+"""Receives of a channel that pipec's own transport posts ahead, so that a sender is not held up."""
 WORKSPACES = ("F", "B", "I", "W", "STEP", "first B", "first W")
 """What has a workspace: kinds of action, and those that make the gradients of their update."""
 

@@ -103,7 +103,7 @@ def test_the_peak_of_every_rank_is_predicted_to_the_byte(found: Found) -> None:
 
 
 def test_the_peak_of_inference_is_predicted_to_the_byte(found: Found) -> None:
-    """Before a profile without the receives that the transport posts ahead."""
+    """Before a profile without what an op allocates inside."""
     for _, (before, after, held) in found.values():
         assert after == held
-        assert 0.8 * held <= before <= held
+        assert 0.9 * held <= before <= held
