@@ -86,8 +86,8 @@ latency = "1 ns"
 def test_inspect_shows_what_inference_holds(pipec: Pipec, tmp_path: Path) -> None:
     """Three equal layers, five microbatches of 16 x 64, quick links: all compute at a time.
 
-    When a forward begins, its result has its place, the input that it reads is there (received,
-    or the model's), and the result before is on its way; the last device keeps four outputs.
+    A forward's result and its input are there (the model's, or received: two receives are posted
+    ahead), and values that were sent stay until the round ends, as the last device's outputs do.
     """
     (tmp_path / "net.py").write_text(INFERENCE)
     (tmp_path / "cluster.toml").write_text(CLUSTER)
@@ -95,7 +95,7 @@ def test_inspect_shows_what_inference_holds(pipec: Pipec, tmp_path: Path) -> Non
     common = "--cluster", tmp_path / "cluster.toml", "--microbatches", 5, "-o", out
     assert pipec("compile", model, *common).code == 0
     weights, value = 4 * (64 * 64 + 64), 4 * 16 * 64
-    want = [weights + 3 * value, weights + 3 * value, weights + 6 * value]
+    want = [weights + 6 * value] * 3
     played = json.loads((out / "plan.json").read_text())["timeline"]
     assert played["peak_bytes"] == want
     shown = json.loads(pipec("inspect", out, "--json").out)
