@@ -60,7 +60,7 @@ def _spread(function: Block) -> dict[str, set[int]]:
 def _arrays(function: Block) -> dict[str, tuple[int, str]]:
     """Array of a function to its line and the type of its elements."""
     found: dict[str, tuple[int, str]] = {}
-    for block in (b for b in function.all() if b.is_loop or b is function):
+    for block in function.all():
         for number, line in block.lines:
             match = re.match(r"(?:static )?((?:typename )?[\w:]+(?:<.*>)?) (\w+)\[", line)
             if match is not None and match.group(1) not in ("return", "constexpr"):
@@ -107,7 +107,7 @@ def _parts(
     file: str, function: Block, spread: Mapping[str, set[int]], known: Members
 ) -> Iterator[Finding]:
     """The array in a local variable is partitioned, or the variable is one word."""
-    for block in (b for b in function.all() if b.is_loop or b is function):
+    for block in function.all():
         for number, line in block.lines:
             match = re.fullmatch(r"(?:static )?(\w+)<.*> (\w+)(?:\[.*\])?", line)
             if match is None or match.group(1) not in known:
