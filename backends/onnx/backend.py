@@ -106,7 +106,7 @@ class OnnxBackend(Backend):
             for s in plan.stages
         ]
         # Other kernels than the reference's: sums in another order, fused operations.
-        return Emitted(runners, rounding_tolerance(plan.graph, OTHER_KERNELS), engine="onnxruntime")
+        return Emitted(runners, rounding_tolerance(plan.graph, OTHER_KERNELS))
 
     def draw(self, stage: Stage, path: Path) -> None:
         """Write a stage's graph as an ONNX model, for Netron."""

@@ -115,7 +115,7 @@ class TorchBackend(Backend):
         # The same kernels as the reference's, unless that is an ONNX file run by onnxruntime.
         same = plan.graph.source.kind != "onnx"
         kernels = SAME_KERNELS if same else OTHER_KERNELS
-        return Emitted(runners, rounding_tolerance(plan.graph, kernels), engine="torch")
+        return Emitted(runners, rounding_tolerance(plan.graph, kernels), traced=True)
 
     def run(self, plan: Plan, job: Job) -> None:
         """Train or infer in pipec's runtime, one process per device."""

@@ -32,14 +32,15 @@ class Emitted:
             numbers of these stages explain.
         bounds: Boundary values for which a tolerance of their own is known, by name.
         inputs: By a seed, inputs of the kind that the stages are made for; None where any will do.
-        engine: What runs the stages, ``torch`` or ``onnxruntime``; empty for another one.
+        traced: Whether the stages are what was traced, run by torch, so that they are compared with
+            the traced graph rather than with the model as written.
     """
 
     stages: Sequence[StageRunner]
     tolerance: float
     bounds: Mapping[str, Allowed] = field(default_factory=dict)
     inputs: Callable[[int], Mapping[str, torch.Tensor] | None] = lambda _seed: None
-    engine: str = ""
+    traced: bool = False
 
 
 class Backend(ABC):

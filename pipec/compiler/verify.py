@@ -219,7 +219,7 @@ def verify_stages(
     for given, originals in frames:
         check_outputs(plan, list(originals))
         progress("running the traced graph")
-        want, found = _wanted(plan, reference, given, originals, seed, tolerance, emitted.engine)
+        want, found = _wanted(plan, reference, given, originals, seed, tolerance, emitted.traced)
         torch.manual_seed(seed)
         for name, kind, stage, got in run_chain(plan, emitted.stages, given, progress):
             if (kind, name) not in want:
@@ -321,7 +321,7 @@ def _wanted(
     originals: Tensors,
     seed: int,
     tolerance: float,
-    engine: str,
+    traced: bool,
 ) -> tuple[dict[Yield, Tensor], list[Comparison]]:
     """What everything that stages yield should be; and where the traced graph is farthest off."""
     declared = {(k, n): t for k in DECLARED for n, t in originals.items()}
@@ -339,7 +339,7 @@ def _wanted(
             checks.append(compare(t, originals[name], tolerance, name=name, kind=NODE, stage=0))
     farthest = [min(checks, key=lambda c: (c.ok, -c.relative_error))] if checks else []
     own = _references(plan, reference.graph, inputs, seed)
-    return (own if engine == "torch" else {**own, **kept, **declared}), farthest
+    return (own if traced else {**own, **kept, **declared}), farthest
 
 
 def _references(plan: Plan, source: Graph, inputs: Tensors, seed: int) -> dict[Yield, Tensor]:

@@ -93,7 +93,10 @@ void layer_norm_gradient(int frames, hls::stream<vec<typename G::T, G::LANES>> &
 #pragma HLS AGGREGATE variable = x
   const T count = T(G::TAPS * G::C);
   for (int n = 0; n < frames * G::ROWS; ++n) {
-    turning<T> sums, squared, firsts, seconds;
+    turning<T> sums;
+    turning<T> squared;
+    turning<T> firsts;
+    turning<T> seconds;
 #pragma HLS ARRAY_PARTITION variable = sums.part complete
 #pragma HLS ARRAY_PARTITION variable = squared.part complete
 #pragma HLS ARRAY_PARTITION variable = firsts.part complete
