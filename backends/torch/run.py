@@ -39,6 +39,9 @@ class RunOptions(Options):
     on_nan: OnNan = option(
         "stop", "If gradients are not finite: no update and an error, no update, or nothing."
     )
+    loss_scale: float | None = option(
+        None, "For float16: first scale on the loss, such as 65536; it adapts as torch's does."
+    )
     seed: int = option(0, "Of dropout.")
     local: bool = option(False, "All devices in this process, taking turns.")
     device: str = option("auto", "cpu, cuda, or auto.")
@@ -67,6 +70,7 @@ class RunOptions(Options):
             scheduler_from_text(self.lr_schedule) if self.lr_schedule else None,
             clip=self.clip,
             on_nan=self.on_nan,
+            loss_scale=self.loss_scale,
             seed=self.seed,
             correction=Correction(self.t1, self.t2),
             compiled=_compiler(self.compile) if self.compile else None,
@@ -124,7 +128,16 @@ def run(plan: Plan, job: Job, options: RunOptions) -> None:
 
 def _told(job: Job, options: RunOptions) -> dict[str, str | None]:
     """Options that all ranks must share, besides what the pipeline itself compares."""
-    names = ("every", "optimizer", "lr_schedule", "checkpoints", "save", "compile", "on_nan")
+    names = (
+        "every",
+        "optimizer",
+        "lr_schedule",
+        "checkpoints",
+        "save",
+        "compile",
+        "on_nan",
+        "loss_scale",
+    )
     shared = {f"--{n.replace('_', '-')}": str(getattr(options, n)) for n in names}
     return {"--data": job.data, "--rounds": str(job.rounds), **shared}
 

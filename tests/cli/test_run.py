@@ -305,6 +305,19 @@ def test_what_is_not_finite(pipec: Pipec, plans: Path, tmp_path: Path, on_nan: s
         ]  # fmt: skip
 
 
+def test_a_scale_on_the_loss_is_taken_off_again(pipec: Pipec, plans: Path, tmp_path: Path) -> None:
+    """A power of two changes no bit of float32."""
+    weights = []
+    for n, scale in enumerate([[], ["--loss-scale", 1024]]):
+        saved = tmp_path / f"{n}.safetensors"
+        run = ("run", plans / "train", "--local", "--data", f"{plans}/net.py:batch", "--rounds", 3)
+        outcome = pipec(*run, "--save", saved, *scale)
+        assert outcome.code == 0, outcome.err
+        weights.append(load_file(saved))
+    plain, scaled = weights
+    assert all(torch.equal(w, scaled[name]) for name, w in plain.items())
+
+
 def test_tensorboard_that_is_not_installed_is_named(
     pipec: Pipec, plans: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,7 +185,7 @@ def test_a_board_too_full_for_its_regions_is_folded_slower(monkeypatch: pytest.M
     model, x = made("resnet")
     network, device = lower(graph_of(model, x)), Board(PRESETS["vcu118"])
     free = best_design(network, device)
-    monkeypatch.setattr(regions, "SLACK", -0.05)
+    monkeypatch.setattr(regions, "SLACK", -0.22)
     tight = best_design(network, device)
     assert tight.interval > free.interval
     assert all(u.fits(n) for u, n in zip(tight.floorplan.used, tight.floorplan.limits, strict=True))

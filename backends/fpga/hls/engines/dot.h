@@ -156,7 +156,7 @@ struct turning {
     const T now = c < SIZE ? x : f(part[SIZE - 1], x);
     for (int k = SIZE - 1; k > 0; --k) {
 #pragma HLS UNROLL
-      part[k] = part[k - 1];
+      part[k] = c == 0 ? x : part[k - 1];  // nothing is read before it was written
     }
     part[0] = now;
   }
