@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from pipec.cli.console import output
-from pipec.errors import PipecError, ScheduleError
+from pipec.errors import ScheduleError
+from pipec.files import write_file
 from pipec.schedule.action import COMPUTE
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.csv_form import from_csv, to_csv
@@ -163,10 +164,7 @@ def _write(path: str | Path, text: str) -> None:
     if path == "-":
         click.echo(text, nl=False)
         return
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        raise PipecError("cannot write", where=path, got=error.strerror) from error
+    write_file(Path(path), text)
 
 
 def _number(value: float) -> float | int:

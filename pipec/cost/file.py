@@ -17,6 +17,7 @@ from torch import fx
 
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
+from pipec.files import write_file
 from pipec.graph.ir import Graph, op_name, tensors
 
 FORMAT, VERSION = "pipec.costs", 1
@@ -32,14 +33,11 @@ def save_costs(path: Path, table: CostTable, graph: Graph, machine: str = "") ->
         machine: What it was measured on, for people.
 
     Raises:
-        CostError: The file cannot be written.
+        PipecError: The file cannot be written.
     """
     ops = {n.name: _signature(n) for n in graph.calls}
     head = {"format": FORMAT, "version": VERSION, "machine": machine, "ops": ops}
-    try:
-        path.write_text(json.dumps({**head, **table.to_json()}, indent=1) + "\n")
-    except OSError as error:
-        raise CostError("the cost file cannot be written", where=path, got=error) from error
+    write_file(path, json.dumps({**head, **table.to_json()}, indent=1) + "\n")
 
 
 def load_costs(path: Path, graph: Graph) -> CostTable:

@@ -4,16 +4,22 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pipec.errors import PipecError
 from pipec.explore.candidate import Candidate
 from pipec.explore.explore import Exploration
 from pipec.explore.make import Maker
 from pipec.explore.predict import Prediction
+from pipec.files import write_file
 from pipec.graph.structure import structural_key
+
+VERSION = 2
+"""Of what an entry holds."""
 
 
 def cache_directory() -> Path:
@@ -27,7 +33,7 @@ def content_key(maker: Maker, candidates: Sequence[Candidate], batch: int) -> st
     base = maker.costed(maker.traced_batch)
     assert base.costs is not None
     content = {
-        "pipec": version("pipec"),
+        "pipec": [version("pipec"), VERSION],
         "graph": structural_key(base.graph),
         "costs": base.costs.to_json(),
         "cluster": maker.cluster.to_json(),
@@ -36,29 +42,37 @@ def content_key(maker: Maker, candidates: Sequence[Candidate], batch: int) -> st
         "made": [maker.target, bool(maker.model.spec), maker.costs is None],
         "options": {name: str(value) for name, value in maker.options.items()},
     }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+    return _sha256(json.dumps(content, sort_keys=True))[:32]
 
 
 def recall(key: str) -> Exploration | None:
-    """The exploration stored under ``key``; None if there is none or it cannot be read."""
+    """The exploration stored under ``key``; None if there is none or it is not what was written."""
     try:
-        data = json.loads((cache_directory() / f"{key}.json").read_text())
-        return Exploration(data["batch"], tuple(_prediction(p) for p in data["predictions"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        digest, _, text = _entry(key).read_text(encoding="utf-8").partition("\n")
+    except (OSError, RuntimeError, UnicodeError):
         return None
+    if digest != _sha256(text):
+        return None
+    data = json.loads(text)
+    return Exploration(data["batch"], tuple(_prediction(p) for p in data["predictions"]))
 
 
 def remember(key: str, exploration: Exploration) -> None:
-    """Store an exploration; a cache that cannot be written is no error."""
+    """Store an exploration with its digest; a cache that cannot be written is no error."""
     data = {"batch": exploration.batch, "predictions": [asdict(p) for p in exploration.predictions]}
-    path = cache_directory() / f"{key}.json"
-    try:
+    text = json.dumps(data)
+    with suppress(PipecError, OSError, RuntimeError):  # no space, no right, no home
+        path = _entry(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(data))
-        temporary.replace(path)
-    except OSError:
-        return
+        write_file(path, f"{_sha256(text)}\n{text}")
+
+
+def _entry(key: str) -> Path:
+    return cache_directory() / f"{key}.json"
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _prediction(data: Mapping[str, Any]) -> Prediction:

@@ -13,7 +13,8 @@ $XDG_STATE_HOME/pipec/compiled      ~/.local/state/pipec/compiled: a SHA-256 per
 import os
 from pathlib import Path
 
-from pipec.errors import PlanError
+from pipec.errors import PipecError, PlanError
+from pipec.files import write_file
 from pipec.graph.ir import Source
 from pipec.plan.manifest import PLAN, sha256_of
 
@@ -28,10 +29,8 @@ def remember(directory: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         known = file.read_text(encoding="ascii").split() if file.is_file() else []
         lines = [*known, sha256_of(directory / PLAN)][-_MOST:]
-        temporary = file.with_name(f"{file.name}.{os.getpid()}")
-        temporary.write_text("\n".join(lines) + "\n", encoding="ascii")
-        temporary.replace(file)
-    except (OSError, RuntimeError, UnicodeError):
+        write_file(file, "\n".join(lines) + "\n")
+    except (PipecError, OSError, RuntimeError, UnicodeError):
         return  # then `--trust` is needed
 
 

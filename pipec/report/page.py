@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pipec.errors import PipecError
+from pipec.files import write_file
 from pipec.plan.model import Plan
 from pipec.report.page_data import page_data
 
@@ -58,10 +58,7 @@ def write_report(
     """
     plans = [plan] if other is None else [plan, other]
     text = page(plans, extras or {})
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise PipecError("the report cannot be written", where=path, got=error.strerror) from error
+    write_file(path, text)
     return path
 
 

@@ -1,6 +1,5 @@
 """Inference: the outputs of all microbatches, together."""
 
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from pipec.errors import PipecError
+from pipec.files import replacing
 from pipec.runtime.executor import Result
 from pipec.runtime.figures import figures
 from pipec.runtime.metrics import Observer
@@ -76,14 +76,11 @@ def save_tensors(outputs: Tensors, path: Path) -> None:
     """
     if path.suffix not in FORMATS:
         raise PipecError("no such format", got=path.name, want=" ".join(FORMATS))
-    part = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        _write({n: t.cpu().contiguous() for n, t in outputs.items()}, part)
-        part.replace(path)
-    except (OSError, RuntimeError, SafetensorError) as error:
+        with replacing(path) as place:
+            _write({n: t.cpu().contiguous() for n, t in outputs.items()}, place)
+    except (RuntimeError, SafetensorError) as error:
         raise PipecError("the file cannot be written", where=path, got=error) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _write(outputs: Tensors, path: Path) -> None:

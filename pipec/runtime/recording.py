@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pipec.errors import PipecError
+from pipec.files import write_file
 from pipec.runtime.executor import Executor, Recorded
 from pipec.schedule.lanes import lanes
 from pipec.schedule.schedule import Schedule
@@ -83,10 +83,7 @@ def write_trace(schedule: Schedule, rows: Mapping[int, torch.Tensor], path: Path
     Raises:
         PipecError: The file cannot be written.
     """
-    try:
-        path.write_text(json.dumps(measured_trace(schedule, rows)), encoding="utf-8")
-    except OSError as error:
-        raise PipecError("the trace cannot be written", where=path, got=error.strerror) from error
+    write_file(path, json.dumps(measured_trace(schedule, rows)))
 
 
 def _or_none(microbatch: int | None) -> int | None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from pipec.cluster.cluster import Cluster, Level, Link, parse_cluster
 from pipec.errors import PartitionError, PipecError
-from pipec.explore.cache import content_key, recall, remember
+from pipec.explore.cache import cache_directory, content_key, recall, remember
 from pipec.explore.candidate import Candidate, candidates, eased
 from pipec.explore.explore import BASELINES, Exploration, explore
 from pipec.explore.make import Maker
@@ -204,6 +204,9 @@ def test_cache_returns_what_was_stored(tmp_path: Path, monkeypatch: pytest.Monke
     remember(key, found)
     assert recall(key) == found
     assert content_key(made, tried, 64) != key
+    (entry,) = cache_directory().iterdir()
+    entry.write_text(entry.read_text().replace('"batch": 16', '"batch": 17'))
+    assert recall(key) is None
 
 
 def test_a_model_without_loss_is_run_forward() -> None:

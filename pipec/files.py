@@ -1,0 +1,49 @@
+"""Writing a file: it is complete under its name, or what was there before still is."""
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pipec.errors import PipecError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A place beside ``path`` to write to; what is there takes the name when the block succeeds.
+
+    It is on the disk before it does. A device such as ``/dev/stdout`` is written to as it is. The
+    place has the ending of ``path``.
+
+    Raises:
+        PipecError: An `OSError` ended the block, such as a full disk; nothing has changed.
+    """
+    temporary = final = path
+    try:
+        if path.is_file() or not path.exists():
+            final = path.resolve()
+            mine = f".pipec-{os.getpid()}-{threading.get_ident()}"
+            temporary = final.with_name(mine + path.suffix)
+        yield temporary
+        if temporary != final:
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            if final.exists():
+                temporary.chmod(final.stat().st_mode)
+            temporary.replace(final)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "the disk is full; nothing was written" if full else "cannot write the file"
+        raise PipecError(what, where=path, got=error.strerror or error) from error
+    finally:
+        if temporary != final:
+            with suppress(OSError):
+                temporary.unlink()
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file by way of `replacing`."""
+    with replacing(path) as place:
+        place.write_bytes(content.encode() if isinstance(content, str) else content)
