@@ -1,4 +1,11 @@
-"""Factories for residual networks: ``pipec compile examples/resnet.py:resnet18 --target fpga``."""
+"""Factories for residual networks: ``pipec compile examples/resnet.py:resnet18 --target fpga``.
+
+``python examples/resnet.py resnet50.onnx`` writes ResNet-50 as an ONNX file.
+"""
+
+import sys
+import warnings
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -55,3 +62,30 @@ def resnet18() -> Factory:
 def resnet50() -> Factory:
     """ResNet-50 for inference: 4.1 billion multiply-accumulates, 25.6 M parameters."""
     return resnet((3, 4, 6, 3), bottleneck=True).eval(), (torch.randn(1, 3, 224, 224),)
+
+
+def calibrated(model: nn.Module, images: int = 8) -> nn.Module:
+    """The model with the statistics of random images in its normalisations, so that what it
+    computes stays in range although nobody trained it; every channel has weights of its own.
+    """
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None  # the plain mean of what is seen
+    with torch.no_grad():
+        model.train()(torch.randn(images, 3, 224, 224))
+    return model.eval()
+
+
+def write(path: Path) -> None:
+    """Write ResNet-50 with seeded random weights and calibrated statistics as ONNX."""
+    torch.manual_seed(0)
+    model, example = resnet50()
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        torch.onnx.export(
+            calibrated(model), example, str(path), dynamo=False,
+            input_names=["image"], output_names=["scores"],
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
