@@ -48,8 +48,8 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
     folders = []
     for k, (design, frame) in enumerate(zip(designs, golden, strict=True)):
         fabric = device_of(plan, k).fpga
-        own = [b for b in bounds if b.stage == k]
-        tolerance = tolerance_of(own)
+        known = [b for b in bounds if b.stage == k]
+        tolerance = tolerance_of(known)
         folder = directory / stage_directory(design.name, design.part)
         site = Site(
             platform=bool(fabric and fabric.has_platform),
@@ -58,11 +58,15 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
             hosted=True,
         )
         accepted = of_golden(design, frame, tolerance)
-        write_stage(design, folder, frame, tolerance=accepted, site=site)
+        steps = _steps(design, graphs[k])
+        own = {value: _one_step(step, frame.outputs[value]) for value, step in steps.items()}
+        write_stage(design, folder, frame, tolerance=accepted, own=own, site=site)
         record = {**stage_record(design), "tolerance": tolerance}
-        if steps := _steps(design, graphs[k]):
+        if steps:
             record["steps"] = steps
-        write_record(record | {"bounds": [b.to_json() for b in own]} if narrow else record, folder)
+        write_record(
+            record | {"bounds": [b.to_json() for b in known]} if narrow else record, folder
+        )
         if plan.options.get("rtl"):
             write_reference(read_record(folder), folder / "rtl")
         audit.check(folder)
@@ -81,6 +85,11 @@ def _steps(design: StageDesign, graph: Graph) -> dict[str, float]:
         for port, form in formats.items()
         if form is not None and graph.node(port.node).target is DEQUANTIZE
     }
+
+
+def _one_step(step: float, golden: Tensor) -> float:
+    """A step of an output's integers relative to its largest magnitude, and what floats add."""
+    return 1.01 * step / max(float(golden.abs().max()), 1e-30)
 
 
 def of_golden(design: StageDesign, golden: Golden, tolerance: float) -> float:

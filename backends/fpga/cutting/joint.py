@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from networkx.utils import UnionFind
+from torch import fx
 
 from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.banks import memory_ports
@@ -19,6 +21,7 @@ from pipec.backends.fpga.search import Board, macs
 from pipec.compiler.problem import placement_problem
 from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph, tensors
+from pipec.graph.quantised import DEQUANTIZE, QUANTIZE
 from pipec.partition.costgraph import CostGraph
 from pipec.partition.devices import Device
 from pipec.partition.orders.linear import linear_orders
@@ -71,6 +74,7 @@ def joint_cut(
     began = time.perf_counter()
     precision = boards[0].precision
     problem = _with_stream_bytes(placement_problem(graph, costs), graph, precision)
+    problem = _with_whole_formats(problem, graph) if precision == "int8" else problem
     units = make_units(problem, problem.bytes[None])
     if units.size < len(boards):
         return None
@@ -113,6 +117,31 @@ def _with_stream_bytes(problem: CostGraph, graph: Graph, precision: str) -> Cost
         for first in (tensors(nodes[problem.names[k]])[0] for k in problem.producer.tolist())
     ]
     return dataclasses.replace(problem, bytes=problem.bytes * np.array(scale))
+
+
+def _with_whole_formats(problem: CostGraph, graph: Graph) -> CostGraph:
+    """The problem with each ``quantize`` in one group with what it rounds and what reads it.
+
+    On a board they are one engine, which writes the integers; no other integers cross a link.
+    """
+    group = dict(zip(problem.names, problem.group.tolist(), strict=True))
+    whole: UnionFind[int] = UnionFind(problem.group.tolist())
+    for node in graph.calls:
+        if node.target is QUANTIZE:
+            inside = [node, *node.users, *_rounded(node)]
+            whole.union(*(group[n.name] for n in inside if n.name in group))
+    return dataclasses.replace(problem, group=np.array([whole[group[n]] for n in problem.names]))
+
+
+def _rounded(node: fx.Node) -> Iterator[fx.Node]:
+    """The layer whose results a ``quantize`` rounds, and what is done to each result alone."""
+    while True:
+        node = node.all_input_nodes[0]
+        if node.op != "call_function" or node.target is DEQUANTIZE:
+            return
+        yield node
+        if len(node.all_input_nodes) != 1:
+            return
 
 
 def crossing(units: Units, order: Order) -> Numbers:

@@ -1,5 +1,7 @@
 """The test bench: runs the kernel on files, and compares it with golden data."""
 
+from collections.abc import Mapping
+
 from pipec.backends.fpga.design import DdrPort, StageDesign
 from pipec.backends.fpga.emit.cpp import cpp_type, identifier
 from pipec.backends.fpga.emit.engines import padded_lanes
@@ -21,7 +23,9 @@ from pipec.backends.fpga.emit.tables import off_chip, on_chip
 from pipec.backends.fpga.training.nests import Fetch, Spill
 
 
-def tb_stage_cpp(design: StageDesign, *, frames: int, tolerance: float) -> str:
+def tb_stage_cpp(
+    design: StageDesign, *, frames: int, tolerance: float, own: Mapping[str, float]
+) -> str:
     """The test bench of a stage.
 
     Run as ``tb [stage directory [frames]]`` it plays the golden frames (over and over, if more
@@ -35,6 +39,7 @@ def tb_stage_cpp(design: StageDesign, *, frames: int, tolerance: float) -> str:
         design: The stage.
         frames: Frames of golden data.
         tolerance: Largest error relative to the largest magnitude of an output.
+        own: Values of outputs to what is accepted of them, where that is less.
     """
     call = ", ".join(_argument(name, design) for _, name in arguments(design))
     return filled(
@@ -43,7 +48,7 @@ def tb_stage_cpp(design: StageDesign, *, frames: int, tolerance: float) -> str:
         frames=frames,
         tolerance=repr(tolerance),
         setup=[*table_images(design), *_memory(design), *_ports(design)],
-        body=[*_inputs(design), f"{top_name(design)}({call});", *_results(design)],
+        body=[*_inputs(design), f"{top_name(design)}({call});", *_results(design, own)],
         after=_left_in_memory(design),
     )
 
@@ -150,7 +155,12 @@ def _fifos(design: StageDesign) -> list[tuple[str, str]]:
     return [(way_in, out) for way_in, out in ends.values()]
 
 
-def _results(design: StageDesign) -> list[str]:
+def accepted(own: Mapping[str, float], value: str) -> str:
+    """The tolerance of an output in C++."""
+    return f"std::fmin(TOLERANCE, {own[value]!r})" if value in own else "TOLERANCE"
+
+
+def _results(design: StageDesign, own: Mapping[str, float]) -> list[str]:
     lines = []
     outputs = [(n, p) for n, p in port_names(design).items() if n.startswith("out_")]
     for k, (name, port) in enumerate(outputs):
@@ -161,7 +171,7 @@ def _results(design: StageDesign) -> list[str]:
             f'tb::print_cycles({name}, "{name}", std::size_t(each));',
             "if (compare) {",
             f'  ok = tb::agree({found}, data + "/{name}.bin", "{name}", std::size_t(frames), '
-            "TOLERANCE) && ok;",
+            f"{accepted(own, port.value)}) && ok;",
             "} else {",
             f"  files[{k}]->put({found});",
             "}",

@@ -5,10 +5,10 @@
 their own C++ and joins their streams as the file says (``hls/sim/board.h``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.bench import table_images
+from pipec.backends.fpga.emit.bench import accepted, table_images
 from pipec.backends.fpga.emit.cpp import comment
 from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.link import Around, Side
@@ -30,7 +30,11 @@ SHIPPED = (
 
 
 def host_files(
-    design: StageDesign, found: Around, used: Sequence[Side], tolerance: float
+    design: StageDesign,
+    found: Around,
+    used: Sequence[Side],
+    tolerance: float,
+    own: Mapping[str, float],
 ) -> dict[str, str]:
     """The host program, and the board in software.
 
@@ -39,15 +43,22 @@ def host_files(
         found: What is around it; movers for all streams to and from the host.
         used: The sides that values cross.
         tolerance: What the host accepts of golden frames.
+        own: Values of outputs to what is accepted of them, where that is less.
     """
     return {
-        "host/host.cpp": host_cpp(design, found, used, tolerance),
+        "host/host.cpp": host_cpp(design, found, used, tolerance, own),
         "sim/kernels.cpp": kernels_cpp(design, found, used),
         **{name: own_header(name) for name in SHIPPED},
     }
 
 
-def host_cpp(design: StageDesign, found: Around, used: Sequence[Side], tolerance: float) -> str:
+def host_cpp(
+    design: StageDesign,
+    found: Around,
+    used: Sequence[Side],
+    tolerance: float,
+    own: Mapping[str, float],
+) -> str:
     """The text of ``host/host.cpp``."""
     places = {name: k for k, (_, name) in enumerate(arguments(design))}
     reads = any(not one.feeds for one in found.movers)
@@ -61,7 +72,7 @@ def host_cpp(design: StageDesign, found: Around, used: Sequence[Side], tolerance
             f'host::caller stage(board, "{top_name(design)}", {places["frames"]});',
             *_tables(design, places),
             *_links(used),
-            *_movers(design, found),
+            *_movers(design, found, own),
             "",
             _play(design, found, used, places["load_tables"]),
         ],
@@ -94,7 +105,7 @@ def _links(used: Sequence[Side]) -> list[str]:
     return lines
 
 
-def _movers(design: StageDesign, found: Around) -> list[str]:
+def _movers(design: StageDesign, found: Around, own: Mapping[str, float]) -> list[str]:
     ports = port_names(design)
     lines = ["", "// Frames, by way of memory."] if found.movers else []
     for one in found.movers:
@@ -102,7 +113,8 @@ def _movers(design: StageDesign, found: Around) -> list[str]:
         if one.feeds:
             made, size = f"source {port}", f"cfg::{port}::TOKENS * sizeof(vec<{kind}>)"
         else:
-            made, size = f"sink_of<{kind}> {port}", f"cfg::{port}::TOKENS, TOLERANCE"
+            by = accepted(own, ports[port].value)
+            made, size = f"sink_of<{kind}> {port}", f"cfg::{port}::TOKENS, {by}"
         lines.append(f'host::{made}(board, "{one.name}",\n      "{port}", {size});')
     return lines
 

@@ -1,6 +1,6 @@
 """What surrounds the sources: vendor scripts, Makefile, README."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipec.backends.fpga.csim.build import (
@@ -49,12 +49,15 @@ class Site:
     alone: bool = True
 
 
-def scripts(design: StageDesign, tolerance: float, site: Site) -> dict[str, str]:
+def scripts(
+    design: StageDesign, tolerance: float, site: Site, own: Mapping[str, float] | None = None
+) -> dict[str, str]:
     """File name to text of everything around the sources.
 
     Args:
         design: The stage.
         tolerance: What its test bench accepts.
+        own: Values of outputs to what is accepted of them, where that is less.
         site: Where it is to run.
     """
     platform, hosted = site.platform, site.hosted and site.platform
@@ -65,7 +68,7 @@ def scripts(design: StageDesign, tolerance: float, site: Site) -> dict[str, str]
     if design.floorplan.regions:
         texts[FLOORPLAN] = floorplan_xdc(design)
     if hosted:
-        texts |= host_files(design, found, used, tolerance)
+        texts |= host_files(design, found, used, tolerance, own or {})
     return {
         "Makefile": makefile(design, found, muxes, hosted=hosted),
         "hls_config.cfg": _of_vendor("hls_config.cfg", design, platform=platform),

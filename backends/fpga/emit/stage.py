@@ -13,6 +13,7 @@ stage0_xcvu9p/
 ```
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipec.backends.fpga.csim.manifest import PORTS, ports_json, wires_of
@@ -53,6 +54,7 @@ def write_stage(
     golden: Golden | None,
     *,
     tolerance: float = TOLERANCE,
+    own: Mapping[str, float] | None = None,
     site: Site | None = None,
 ) -> None:
     """Write everything but ``stage.json``.
@@ -62,6 +64,7 @@ def write_stage(
         directory: Where to; made if missing.
         golden: One frame of data for the test bench; None leaves the folder empty.
         tolerance: What the test bench accepts.
+        own: Values of outputs to what it accepts of them, where that is less.
         site: Where the stage is to run; a board without a platform if not given.
 
     Raises:
@@ -71,12 +74,12 @@ def write_stage(
         "src/types.h": types_h(design),
         "src/stage_top.h": stage_top_h(design),
         "src/stage_top.cpp": stage_top_cpp(design),
-        "tb/tb_stage.cpp": tb_stage_cpp(design, frames=1, tolerance=tolerance),
+        "tb/tb_stage.cpp": tb_stage_cpp(design, frames=1, tolerance=tolerance, own=own or {}),
         **{f"tb/{name}": own_header(f"tb/{name}") for name in ("testbench.h", "port_files.h")},
         PORTS: ports_json(design),
         **{f"src/engines/{name}": own_header(f"engines/{name}") for name in headers(design)},
         **{f"csim/{name}": own_header(f"csim/{name}") for name in STAND_INS},
-        **scripts(design, tolerance, site or Site()),
+        **scripts(design, tolerance, site or Site(), own),
     }
     for name, text in texts.items():
         path = directory / name

@@ -37,6 +37,8 @@ from pipec.backends.fpga.quantise.calibrate import HIDDEN
 from pipec.errors import BackendError
 
 _SUM_LIMIT = 2**31 - 1
+_SOME, _NEARLY = 1000, 1e-4
+"""Weights that are looked at first, and how far from a whole number 8-bit integers may be."""
 _AFFINE_SHIFT = 22
 """Largest shift of ``x * table + table``: a bias of 500 steps of the result still fits 32 bits."""
 
@@ -119,7 +121,7 @@ def _product_with_constants(
     """Integers for weights whose leading axes are those of the bias."""
     reads, writes = _formats(layer)
     over = tuple(range(bias.ndim, weight.ndim))
-    scale = weight_scale(np.abs(weight).max(axis=over), np.abs(bias) / reads.scale)
+    scale = weight_scale(weight, over, np.abs(bias) / reads.scale)
     spread = scale.reshape(scale.shape + (1,) * len(over))
     raw = np.rint(weight / spread).astype(np.int8)
     whole = raw.astype(np.int64)
@@ -139,16 +141,37 @@ def _product_with_constants(
 
 
 def weight_scale(
-    largest: NDArray[np.float64], bias: NDArray[np.float64]
-) -> NDArray[np.float64]:  # fmt: skip
+    weight: NDArray[np.float64], over: tuple[int, ...], bias: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Scale of the weights of every output channel: 127 steps, and a bias that fits.
 
+    Weights that are 8-bit integers already, as in a file with one scale for all of a layer's
+    channels, keep their step: none of them is rounded again.
+
     Args:
-        largest: Largest magnitude of the weights of a channel.
+        weight: The weights of all channels.
+        over: Axes of the weights of one channel.
         bias: Magnitude of its bias, over the scale of what is multiplied with the weights.
     """
-    scale = np.maximum(largest / HIGHEST, bias / 2**29)
+    step = _own_step(weight)
+    own = np.abs(weight).max(axis=over) / HIGHEST if step is None else step
+    scale = np.maximum(own, bias / 2**29)
     return np.where(scale > 0, scale, 1.0)
+
+
+def _own_step(weight: NDArray[np.float64]) -> float | None:
+    """The finest step that all weights are whole multiples of, the largest one at most 127."""
+    largest = float(np.abs(weight).max(initial=0.0))
+    if largest == 0.0:
+        return None
+    some = weight.reshape(-1)[:: -(-weight.size // _SOME)]
+    steps = (largest / count for count in range(HIGHEST, 0, -1))
+    return next((s for s in steps if _whole(some / s) and _whole(weight / s)), None)
+
+
+def _whole(numbers: NDArray[np.float64]) -> bool:
+    """Whether these are integers, but for what float32 rounds off."""
+    return bool((np.abs(numbers - np.rint(numbers)) < _NEARLY).all())
 
 
 @integer.register
