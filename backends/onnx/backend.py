@@ -13,7 +13,7 @@ from pipec.backends.onnx.files import Names, check_file, check_shapes, write_mod
 from pipec.backends.onnx.runner import onnx_runner, session
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.stage_timing import sequential_timing
-from pipec.compiler.tolerance import OTHER_KERNELS, rounding_tolerance
+from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, rounding_tolerance
 from pipec.errors import BackendError
 from pipec.graph.arrays import ONNX_TYPES, Array
 from pipec.graph.ir import OutputKind, origin, tensors
@@ -78,8 +78,14 @@ class OnnxBackend(Backend):
         """Write one model per stage, each of which passes the checker and loads.
 
         Raises:
-            BackendError: The ONNX checker, strict shape inference or onnxruntime refuses a stage.
+            BackendError: The ONNX checker, strict shape inference or onnxruntime refuses a stage,
+                or a pass has rewritten what was an ONNX file, whose own nodes are emitted.
         """
+        if plan.graph.source.kind == "onnx" and REWRITTEN in plan.options:
+            raise BackendError(
+                "rewritten ONNX nodes cannot be emitted as ONNX",
+                where=f"pass {plan.options[REWRITTEN]}",
+            )
         for stage, proto, weights, names in _stages(plan):
             folder = directory / stage_folder(stage.index)
             folder.mkdir()

@@ -14,7 +14,7 @@ from pipec.compiler.declared import Options, option
 from pipec.compiler.job import Job
 from pipec.compiler.profile import Profile, profile
 from pipec.compiler.stage_timing import sequential_timing
-from pipec.compiler.tolerance import OTHER_KERNELS, SAME_KERNELS, rounding_tolerance
+from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, SAME_KERNELS, rounding_tolerance
 from pipec.errors import BackendError
 from pipec.graph.ir import OutputKind, origin
 from pipec.graph.lower import lower
@@ -112,8 +112,9 @@ class TorchBackend(Backend):
             )
         weights = StoredWeights(stage_files(plan, directory), plan.graph)
         runners = [stage_runner(lower(s.graph).graph, weights) for s in plan.stages]
-        # The same kernels as the reference's, unless that is an ONNX file run by onnxruntime.
-        same = plan.graph.source.kind != "onnx"
+        # The same kernels as the reference's, unless that is an ONNX file run by onnxruntime, or
+        # a pass has put other ops in place of the model's.
+        same = plan.graph.source.kind != "onnx" and REWRITTEN not in plan.options
         kernels = SAME_KERNELS if same else OTHER_KERNELS
         return Emitted(runners, rounding_tolerance(plan.graph, kernels), traced=True)
 

@@ -13,6 +13,9 @@ SAME_KERNELS, OTHER_KERNELS = 2, 128
 """Roundings per node between runs of the same kernels, and of another engine's: sums of hundreds
 of products in another order, fused operations, other approximations of transcendental functions."""
 
+REWRITTEN = "rewritten"
+"""Option of a plan whose ops are not those of the model, with the name of the last such pass."""
+
 
 def rounding_tolerance(graph: Graph, roundings_per_node: float) -> float:
     """Error relative to a value's largest magnitude that reordered arithmetic explains.

@@ -272,14 +272,17 @@ def _frames(
 
 
 def check_same_model(plan: Plan, graph: Graph) -> None:
-    """See whether a plan was made of this graph.
+    """See whether a plan was made of this graph; passes may have folded weights into others.
 
     Raises:
-        PlanError: Inputs or outputs differ.
+        PlanError: Inputs, outputs, or weights that both have, differ.
     """
+    both = plan.graph.weights.keys() & graph.weights.keys()
 
     def signature(g: Graph) -> tuple[object, ...]:
-        inputs = [(i.name, str(g.node(i.node).meta["val"].shape)) for i in g.inputs]
+        nodes = g.nodes
+        compared = [i for i in g.inputs if i.name in both or not i.kind.is_weight]
+        inputs = [(i.name, str(nodes[i.node].meta["val"].shape)) for i in compared]
         return sorted(inputs), [(o.kind, o.name) for o in g.outputs]
 
     if signature(plan.graph) != signature(graph):
@@ -343,14 +346,16 @@ def _wanted(
 
 
 def _references(plan: Plan, source: Graph, inputs: Tensors, seed: int) -> dict[Yield, Tensor]:
-    """What the traced graph computes; half a layer, which a pass made, from the plan's graph."""
+    """What the traced graph computes; what a pass made, from the plan's graph."""
     values = {c.value for c in plan.channels}
     torch.manual_seed(seed)
     want, _ = _run_graph(source, inputs, values)
     made = (values - source.nodes.keys()) & plan.graph.nodes.keys()
     if made:
         torch.manual_seed(seed)
-        rewritten, _ = _run_graph(plan.graph.replace(weights=source.weights), inputs, made)
+        new = {n: t for n, t in plan.graph.weights.items() if n not in source.weights}
+        graph = plan.graph.replace(weights={**source.weights, **new})
+        rewritten, _ = _run_graph(graph, inputs, made)
         want = {**rewritten, **want}
     return want
 
