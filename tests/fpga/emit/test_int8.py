@@ -26,7 +26,7 @@ from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.nests import Map, Norm
 from pipec.backends.fpga.quantise.calibrate import observed
 from pipec.backends.fpga.quantise.formats import formats_of
-from pipec.backends.fpga.quantise.layers import quantised
+from pipec.backends.fpga.quantise.layers import quantised, weight_scale
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.compiler.verify import verify_artifacts
@@ -278,3 +278,16 @@ def test_without_weights_it_is_planned_with_but_not_emitted(tmp_path: Path) -> N
     assert plan.timing
     with pytest.raises(BackendError, match="without data"):
         emit(plan, tmp_path / "out")
+
+
+def test_weights_that_are_8_bit_integers_already_keep_them() -> None:
+    """One scale for all channels, of which few reach 127, and a largest integer below it."""
+    rng = np.random.default_rng(0)
+    for most in (127, 90):
+        whole = rng.integers(-most, most + 1, size=(8, 20)) // np.arange(1, 9)[:, None]
+        whole[0, 0] = most
+        weight = (whole * np.float32(0.0123)).astype(np.float32).astype(np.float64)
+        scale = np.broadcast_to(weight_scale(weight, (1,), np.zeros(8)), 8)[:, None]
+        assert np.abs(np.rint(weight / scale) * scale - weight).max() < 1e-6
+    loose = rng.normal(size=(8, 20))
+    assert np.allclose(weight_scale(loose, (1,), np.zeros(8)), np.abs(loose).max(1) / 127)
