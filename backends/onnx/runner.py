@@ -38,6 +38,12 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
             got=", ".join((*names.inputs, *names.outputs)),
             want=", ".join((*wanted, *types)),
         )
+    held = [{v.name for v in ends} for ends in (engine.get_inputs(), engine.get_outputs())]
+    for ends, told in zip(held, (names.inputs, names.outputs), strict=True):
+        if not ends >= {*told.values()}:
+            raise BackendError(
+                "a stage's names are not those of its file", where=path, got=told, want=ends
+            )
     made_as = {names.outputs[name]: types[name] for name in names.outputs}
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

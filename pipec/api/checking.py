@@ -19,7 +19,7 @@ from pipec.partition.devices import Link
 from pipec.partition.formats.workload import Workload, read_workload
 from pipec.partition.result import CutResult
 from pipec.partition.solve import solve_contiguous
-from pipec.plan.manifest import read_manifest
+from pipec.plan.manifest import read_manifest, source_of
 from pipec.plan.model import Plan
 from pipec.schedule.action import ActionKind
 from pipec.schedule.lower import lower
@@ -151,7 +151,7 @@ def verify(
             reference = _reference(plan.graph.source, model, inputs, loss, trust=trust)
             return verify_artifacts(directory, reference, seed=seed, tolerance=tolerance)
     record = read_manifest(Path(plan))
-    source, target = Source(**record["source"]), str(record["target"])
+    source, target = source_of(record), str(record["target"])
     spec = None if model is None else str(model)
     check_runnable(Path(plan), source, target, spec, trust=trust)
     reference = _reference(source, model, inputs, loss, trust=trust)

@@ -15,8 +15,7 @@ from pipec.compiler.backend import check_runnable, lacking, load_backend
 from pipec.compiler.capabilities import Cycles
 from pipec.compiler.verify import Streams, VerifyReport, verify_artifacts
 from pipec.frontends.reload import reload
-from pipec.graph.ir import Source
-from pipec.plan.manifest import read_manifest
+from pipec.plan.manifest import read_manifest, source_of
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.report.cycles import print_checks
@@ -67,7 +66,7 @@ def command(
         return
     console = Console(stderr=True)
     record = read_manifest(directory)
-    source = Source(**record["source"])
+    source = source_of(record)
     check_runnable(directory, source, str(record["target"]), model, trust=trust)
     reading = f"reading {model or source.location}"
     # Whatever the model's own code prints must not end up in our output.

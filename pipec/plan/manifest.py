@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipec.errors import PlanError
+from pipec.graph.ir import Source
 
 PLAN = "plan.json"
 EDITABLE = ("train.py",)
@@ -66,6 +67,23 @@ def read_manifest(directory: Path) -> Record:
             "the plan was changed after it was written", where=path, hint="compile the model again"
         )
     return record
+
+
+def source_of(record: Mapping[str, Any]) -> Source:
+    """What the plan of a record was made of.
+
+    Raises:
+        PlanError: The record does not say it, or not in words.
+    """
+    told = record.get("source")
+    try:
+        source = Source(**told)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise PlanError("the plan does not say what it was made of", got=told) from error
+    words = (source.kind, source.location, source.sha256)
+    if not all(isinstance(w, str) for w in words) or not isinstance(source.options, dict):
+        raise PlanError("the plan does not say what it was made of", got=told)
+    return source
 
 
 def check_files(directory: Path, files: Mapping[str, str], *, skip: tuple[str, ...] = ()) -> None:

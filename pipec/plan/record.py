@@ -6,7 +6,8 @@ from typing import Any
 
 from pipec.cluster.cluster import Cluster
 from pipec.cost.table import CostTable
-from pipec.graph.ir import Graph, Source
+from pipec.graph.ir import Graph
+from pipec.plan.manifest import source_of
 from pipec.plan.model import HostSlot, Partition, Plan, StageTiming, Tried, ValueChannel
 from pipec.plan.weights import all_have_data, owners
 from pipec.schedule import json_form
@@ -51,7 +52,7 @@ def plan_from_record(record: Record, graph: Graph) -> Plan:
     placement, costs = record["placement"], record["costs"]
     schedule = None if record["schedule"] is None else json_form.from_json(record["schedule"])
     return Plan(
-        graph=graph.replace(source=Source(**record["source"])),
+        graph=graph.replace(source=source_of(record)),
         cluster=Cluster.from_json(record["cluster"]),
         target=record["target"],
         costs=None if costs is None else CostTable.from_json(costs),

@@ -104,6 +104,7 @@ class Times:
             "host": {str(k): v for k, v in self.host.items()},
             "reduce": list(self.reduce),
             "step": list(self.step),
+            "together": list(self.together),
         }
 
     @classmethod
@@ -116,6 +117,7 @@ class Times:
             {int(k): v for k, v in data["host"].items()},
             tuple(data["reduce"]),
             tuple(data["step"]),
+            tuple(data.get("together", ())),
         )
 
     def work(self, schedule: Schedule) -> Float:

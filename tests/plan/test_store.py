@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from pipec.api.checking import verify
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.errors import GraphError, PipecError, PlanError
@@ -132,6 +133,15 @@ def test_a_forged_record_is_an_error_of_ours(out: Path, key: str, junk: object) 
         return
     with pytest.raises(PipecError):
         load_plan(out)
+
+
+@pytest.mark.parametrize(
+    "junk", [None, 3, [1], {"x": 1}, {"kind": 1, "location": 2}, {"kind": "onnx"}]
+)
+def test_verify_refuses_a_forged_source(out: Path, junk: object) -> None:
+    rewrite(out, {**read_manifest(out), "source": junk})
+    with pytest.raises(PlanError, match="what it was made of"):
+        verify(out)
 
 
 def test_versions_and_other_files(tmp_path: Path) -> None:

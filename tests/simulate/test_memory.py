@@ -1,9 +1,11 @@
 """Memory over time, by category, against counts made by hand."""
 
+import dataclasses
 import json
 
 import pytest
 
+from pipec.schedule.action import COMPUTE
 from pipec.schedule.channels import Channel, ChannelKind, value
 from pipec.schedule.comm import insert_comm
 from pipec.schedule.lower import lower
@@ -91,6 +93,14 @@ def test_separate_devices_hold_saved_values_only_while_they_use_them() -> None:
     ]
     timeline = simulate(lower(insert_offload(schedule, bytes_)), Times.uniform(4), Memory())
     assert max(timeline.peak_bytes) <= 12
+
+
+def test_times_survive_json() -> None:
+    """Every field, the times of F and B side by side too."""
+    compute = {k: (1.0 + k, 2.0 + k) for k in COMPUTE}
+    times = Times(compute, ((0.5,), (0.25,)), {3: 0.125}, (4.0, 5.0), (6.0, 7.0), (2.5, 2.75))
+    assert Times.from_json(json.loads(json.dumps(times.to_json()))) == times
+    assert all(getattr(times, f.name) for f in dataclasses.fields(times))
 
 
 def test_a_timeline_survives_json() -> None:
