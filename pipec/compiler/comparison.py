@@ -20,7 +20,8 @@ class Allowed:
     Attributes:
         relative: The error.
         basis: What it follows from, in a word; nothing where it is a rule of thumb.
-        share: Of integers, the share of places that may be off, by one step.
+        share: Of integers, the share of places that may be off, by one step; one place if that
+            is less than one.
         step: Of floats that stand for integers, what one stands for; then one step is allowed.
     """
 
@@ -99,8 +100,9 @@ def compare(
     exact = not (want.dtype.is_floating_point or want.dtype.is_complex)
     if by.step:
         by = Allowed(1.01 * by.step / scale if scale else 0.0, "one step")
-    off = float((found != want).double().mean()) if absolute else 0.0
-    ok = off <= by.share and absolute <= 1 if exact else relative <= by.relative
+    off = int((found != want).sum()) if absolute else 0
+    places = max(1.0, by.share * want.numel()) if by.share else 0.0
+    ok = off <= places and absolute <= 1 if exact else relative <= by.relative
     return Comparison(
         name, kind, stage, dtype, absolute, scale, relative, ok, by.relative, by.basis
     )

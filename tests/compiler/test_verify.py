@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pipec.backends.torch.backend import TorchBackend
 from pipec.compiler.backend import Emitted
-from pipec.compiler.comparison import INCOMPARABLE, compare
+from pipec.compiler.comparison import INCOMPARABLE, Allowed, compare
 from pipec.compiler.driver import emit
 from pipec.compiler.inputs import KINDS, choose_inputs, draw, table_sizes
 from pipec.compiler.tolerance import rounding_tolerance
@@ -199,3 +199,24 @@ def test_tolerance_follows_dtype_and_depth(tmp_path: Path) -> None:
     emit(plan, tmp_path / "out")
     same, others = (TorchBackend().load(p, tmp_path / "out").tolerance for p in (plan, other))
     assert others == pytest.approx(64 * same)
+
+
+@pytest.mark.parametrize(
+    ("size", "places", "steps", "share", "ok"),
+    [
+        (30, 1, 1, 0.02, True),  # less than one place is one
+        (30, 2, 1, 0.02, False),
+        (30, 1, 2, 0.02, False),
+        (30, 1, 1, 0.0, False),
+        (1000, 20, 1, 0.02, True),
+        (1000, 21, 1, 0.02, False),
+    ],
+)
+def test_integers_may_be_one_step_off_at_few_places(
+    size: int, places: int, steps: int, share: float, ok: bool
+) -> None:
+    want = torch.full((size,), 7, dtype=torch.uint8)
+    found = want.clone()
+    found[:places] += steps
+    compared = compare(found, want, Allowed(1e-6, share=share), name="q", kind="value", stage=0)
+    assert compared.ok is ok
