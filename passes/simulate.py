@@ -24,6 +24,11 @@ class Simulate(Pass):
     provides: ClassVar[frozenset[Fact]] = frozenset({Fact.TIMELINE})
 
     def run(self, plan: Plan) -> Plan:
+        """The plan with its timeline.
+
+        Raises:
+            PipecError: The schedule comes to a standstill, or a device holds too much.
+        """
         assert plan.schedule is not None
         timeline = plan_timeline(plan, plan.schedule)
         check_limit(plan, timeline)

@@ -124,8 +124,9 @@ def split_costs(
         seconds[kind] = {n: found.get(n, row.get(n, 0.0)) for n in calls}
         if kind in costs.backward:
             back = costs.backward[kind]
-            shares = _shares(calls[name], back[name])
-            backward[kind] = {n: shares.get(n, back.get(n, 0.0)) for n in calls}
+            anew = {n.name: found[n.name] * counted[n.name].backward for n in new}
+            anew |= _shares(calls[name], back[name])
+            backward[kind] = {n: anew.get(n, back.get(n, 0.0)) for n in calls}
     return CostTable(nodes, seconds, costs.method, backward=backward)
 
 

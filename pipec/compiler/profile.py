@@ -111,6 +111,7 @@ def profile_emitted(
         """The stage, whose seconds are noted."""
 
         def call(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            """Run the stage once."""
             begin = time.perf_counter()
             found = run(values)
             seconds[index].append(time.perf_counter() - begin)

@@ -280,6 +280,7 @@ def check_same_model(plan: Plan, graph: Graph) -> None:
     both = plan.graph.weights.keys() & graph.weights.keys()
 
     def signature(g: Graph) -> tuple[object, ...]:
+        """Names and shapes of inputs, kinds and names of outputs."""
         nodes = g.nodes
         compared = [i for i in g.inputs if i.name in both or not i.kind.is_weight]
         inputs = [(i.name, str(nodes[i.node].meta["val"].shape)) for i in compared]

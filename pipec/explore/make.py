@@ -13,7 +13,7 @@ from pipec.cost.scale import scaled
 from pipec.cost.table import CostTable
 from pipec.errors import PipecError
 from pipec.explore.candidate import Candidate
-from pipec.explore.rebatch import Rebatched, batch_of
+from pipec.explore.rebatch import Rebatched, batch_of, remembered
 from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan
 from pipec.schedule.registry import with_options
@@ -77,15 +77,7 @@ class Maker:
         Raises:
             PipecError: It cannot be traced with that many.
         """
-        if samples not in self._known:
-            try:
-                self._known[samples] = self._costed(samples)
-            except PipecError as error:
-                self._known[samples] = error
-        found = self._known[samples]
-        if isinstance(found, PipecError):
-            raise found
-        return found
+        return remembered(self._known, samples, self._costed)
 
     def make(
         self,

@@ -1,11 +1,32 @@
 """A model traced at other batch sizes than the one that its author or file gave."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from pipec.errors import FrontendError, PipecError, PlanError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load
 from pipec.graph.ir import Graph, InputKind, tensors
+
+_T = TypeVar("_T")
+
+
+def remembered(known: dict[int, _T | PipecError], samples: int, make: Callable[[int], _T]) -> _T:
+    """What is made of a microbatch of ``samples``, once; what cannot be made is refused again.
+
+    Raises:
+        PipecError: What `make` raised the first time.
+    """
+    if samples not in known:
+        try:
+            known[samples] = make(samples)
+        except PipecError as error:
+            known[samples] = error
+    found = known[samples]
+    if isinstance(found, PipecError):
+        raise found
+    return found
 
 
 @dataclass
@@ -29,15 +50,7 @@ class Rebatched:
         Raises:
             PipecError: It cannot be traced with that many.
         """
-        if samples not in self._known:
-            try:
-                self._known[samples] = self._traced(samples)
-            except PipecError as error:
-                self._known[samples] = error
-        found = self._known[samples]
-        if isinstance(found, PipecError):
-            raise found
-        return found
+        return remembered(self._known, samples, self._traced)
 
     def _traced(self, samples: int) -> Graph:
         batch = batch_of(self.graph)

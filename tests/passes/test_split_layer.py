@@ -12,6 +12,7 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.verify import verify_artifacts
+from pipec.cost.model import Roofline
 from pipec.cost.table import CostTable
 from pipec.errors import GraphError, PassError
 from pipec.frontends.torch_module import from_module
@@ -21,7 +22,7 @@ from pipec.graph.lower import lower
 from pipec.graph.rules import verify
 from pipec.graph.split_node import is_splittable, split_node
 from pipec.graph.units import placement_units
-from pipec.passes.split_layer import SplitLayer
+from pipec.passes.split_layer import SplitLayer, split_costs
 from pipec.plan.model import Plan
 from tests.toys import Builder, aten, mlp, run
 
@@ -186,3 +187,17 @@ def test_split_stages_verify_against_the_source(tmp_path: Path) -> None:
     report = verify_artifacts(tmp_path / "out", loaded)
     assert report.ok
     assert "linear_first" in {b.name for b in report.boundaries}
+
+
+def test_measured_backward_seconds_of_the_whole_are_those_of_the_halves() -> None:
+    plan = run_passes(parse_pipeline(COSTED), Plan(mlp(), parse_cluster("1xv100")))
+    plan = with_seconds(plan, "linear1", 1.0)
+    assert plan.costs is not None
+    backward = {
+        kind: {n: 2 * t for n, t in row.items()} for kind, row in plan.costs.seconds.items()
+    }
+    costs = replace(plan.costs, backward=backward)
+    graph = split_node(plan.graph, "linear1", 0.5)
+    after = split_costs(costs, graph, "linear1", Roofline(), plan.cluster)
+    assert sum(after.backward["v100"].values()) == pytest.approx(2.0, rel=1e-3)
+    assert after.backward["v100"]["linear1"] < 1e-3  # joins the halves, no more

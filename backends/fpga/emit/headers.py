@@ -26,6 +26,7 @@ def filled(name: str, section: str = "main", /, **gaps: object) -> str:
     text = dict(zip(found[::2], found[1::2], strict=True))[section]
 
     def value(gap: re.Match[str]) -> str:
+        """What stands in one gap."""
         found, indent = gaps[gap[2]], gap[1]
         if not isinstance(found, list):
             return f"{indent}{found}"
