@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo faults test lint types layers unit fuzz conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx docs pictures clean
+.PHONY: help setup demo faults test lint types layers unit fuzz conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx lock audit test-lowest docs pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -76,6 +76,23 @@ faults: setup ## faults injected into emitted directories; rewrites docs/faults.
 
 zoo: setup ## ONNX models of published packages (network); ZOO=list.toml takes any other list
 	$(BIN)/python -m benchmarks.zoo $(if $(ZOO),--list $(ZOO))
+
+build/lock:
+	$(PYTHON) -m venv $@ && $@/bin/pip install -q uv cyclonedx-bom pip-audit
+
+lock: setup build/lock ## requirements.lock with hashes and the bill of materials, from constraints.txt (network)
+	PATH=$(CURDIR)/build/lock/bin:$$PATH $(BIN)/python distribution/lock.py
+
+audit: build/lock ## known vulnerabilities of the locked versions (network)
+	build/lock/bin/pip-audit --disable-pip --require-hashes -r requirements.lock
+
+test-lowest: ## the tests with the lowest versions that pyproject.toml allows, torch apart (network)
+	test -x build/lowest/bin/python || $(PYTHON) -m venv build/lowest
+	sed -n '/^dependencies/,/^]/s/^  "\(.*\)>=\(.*\)",/\1==\2/p' pyproject.toml | grep -v '^torch==' > build/lowest/lowest.txt
+	grep -E '^(torch|pytest|pytest-xdist|hypothesis|ortools|scikit-learn|selenium|setuptools|build|import-linter)==' constraints.txt > build/lowest/tools.txt
+	build/lowest/bin/pip install -q -r build/lowest/lowest.txt -r build/lowest/tools.txt tensorboard "transformers>=5"
+	build/lowest/bin/pip install -q --no-deps --no-build-isolation -e .
+	OMP_NUM_THREADS=1 build/lowest/bin/pytest -n 2 --dist worksteal -q
 
 docs: setup ## the site with its API reference, offline, in build/site
 	$(BIN)/pip install -q -c constraints.txt -e '.[docs]' --no-build-isolation

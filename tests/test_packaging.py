@@ -1,5 +1,8 @@
 """The wheel holds one package; the folders, the links and the package list agree."""
 
+import json
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -7,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,21 +39,22 @@ def test_links_and_guards(name: str) -> None:
     assert f"import pipec.{name}, not {name}" in run.stderr
 
 
-def test_wheel_contents(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(tmp_path),
-        str(ROOT),
-    ]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    (wheel,) = tmp_path.glob("*.whl")
+def build_wheel(sources: Path, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    run = subprocess.run(
+        [*command, "-w", str(folder), str(sources)], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+def test_wheel_contents(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     tops = {n.split("/")[0] for n in names if ".dist-info" not in n}
@@ -59,3 +65,49 @@ def test_wheel_contents(tmp_path: Path) -> None:
     backends = ROOT / "backends"
     for data in [p for kind in ("*.h", "*.cpp", "*.sv", "*.in") for p in backends.rglob(kind)]:
         assert f"pipec/{data.relative_to(ROOT).as_posix()}" in names
+
+
+def test_a_second_build_has_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
+    """Other times and modes of the source files, and another folder, change nothing."""
+    sources = tmp_path / "sources"
+    ignore = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "tests", "docs")
+    shutil.copytree(ROOT, sources, symlinks=True, ignore=ignore)
+    for file in sources.rglob("*.py"):
+        file.chmod(0o600)
+        os.utime(file, (10**9, 10**9))
+    again = build_wheel(sources, tmp_path / "wheel")
+    assert again.name == wheel.name
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+def locked() -> dict[str, list[str]]:
+    """The hashes of each `name==version` of requirements.lock."""
+    entries: dict[str, list[str]] = {}
+    for line in (ROOT / "requirements.lock").read_text().splitlines():
+        text = line.strip().removesuffix("\\").strip()
+        if text.startswith("--hash=sha256:"):
+            entries[list(entries)[-1]].append(text)
+        elif text and not text.startswith("#"):
+            entries[text.split(";")[0].strip()] = []
+    return entries
+
+
+def test_lock_and_bill_of_materials_name_the_tested_versions(wheel: Path) -> None:
+    """What is needed, directly and indirectly, stands in both with the version of the tests."""
+    constraints = (ROOT / "constraints.txt").read_text().split()
+    tested = {str(canonicalize_name(pin.split("==")[0])): pin.split("==")[1] for pin in constraints}
+    pins = locked()
+    assert all(hashes for hashes in pins.values())
+    versions = dict(pin.split("==") for pin in pins)
+    assert versions == {name: tested[name] for name in versions}
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if ".dist-info/sboms/" in n]
+        bill = json.loads(archive.read(name))
+    assert bill["bomFormat"] == "CycloneDX"
+    assert {canonicalize_name(c["name"]): c["version"] for c in bill["components"]} == {
+        **versions,
+        "torch": tested["torch"],
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    direct = [*project["dependencies"], *project["optional-dependencies"]["train"]]
+    assert {canonicalize_name(Requirement(line).name) for line in direct} <= {*versions, "torch"}
