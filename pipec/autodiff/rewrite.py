@@ -32,6 +32,7 @@ from pipec.graph.ir import (
     origin,
     tensor,
 )
+from pipec.graph.written import ancestors, written
 
 _WEIGHTS = (InputKind.PARAMETER, InputKind.CONSTANT)
 
@@ -229,22 +230,10 @@ class Replay:
 
     def graph(self) -> Graph:
         """As a graph."""
-        new, env = fx.Graph(), dict[str, fx.Node]()
-        for i in self.inputs:
-            env[i.node] = new.placeholder(i.node)
-            env[i.node].meta = dict(self._sources[i.node].meta)
-        for node in self.nodes:
-            if node.name not in env:
-                env[node.name] = new.node_copy(node, lambda n: env[n.name])
-        new.output(tuple(env[o.node] for o in self.outputs))
-        weights = {i.name for i in self.inputs if i.kind.is_weight}
-        forward = self._forward
-        return self._graph.replace(
-            module=fx.GraphModule({}, new, type(self._graph.module).__name__),
-            inputs=tuple(self.inputs),
-            outputs=self.outputs,
-            weights={n: w for n, w in forward.weights.items() if n in weights},
-            tied={n: t for n, t in forward.tied.items() if n in weights},
+        calls = [n for n in self.nodes if n.name in self.computed]
+        title = type(self._graph.module).__name__
+        return written(
+            self._forward, self.inputs, calls, self.outputs, nodes=self._sources, title=title
         )
 
 
@@ -260,21 +249,8 @@ def _yielding(forward: Graph, saved: Collection[str]) -> Graph:
 
 
 def _copied(graph: Graph, outputs: list[GraphOutput]) -> Graph:
-    new, env = fx.Graph(), dict[fx.Node, fx.Node]()
-    nodes = graph.nodes
-    needed, stack = set[fx.Node](), [nodes[o.node] for o in outputs]
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack.extend(node.all_input_nodes)
-    for node in nodes.values():
-        if node.op == "placeholder" or (node in needed and _calls(node)):
-            env[node] = new.node_copy(node, env.__getitem__)
-    new.output(tuple(env[nodes[o.node]] for o in outputs))
-    return graph.replace(
-        module=fx.GraphModule({}, new, type(graph.module).__name__), outputs=tuple(outputs)
-    )
+    needed = ancestors(graph.node(o.node) for o in outputs)
+    return written(graph, graph.inputs, [n for n in graph.calls if n in needed], outputs)
 
 
 def _with_offloads(forward: Graph, slot_of: Mapping[str, str]) -> Graph:
@@ -306,25 +282,16 @@ def _with_fetches(
 
     A value that B or I computes again although it was saved is taken from the host too.
     """
-    new, env = fx.Graph(), dict[str, fx.Node]()
-    inputs = tuple(i for i in graph.inputs if i.node not in slot_of)
-    for i in inputs:
-        env[i.node] = new.placeholder(i.node)
-        env[i.node].meta = dict(graph.node(i.node).meta)
-    for name in (n for n in source if n in slot_of):
-        env[name] = _fetch(new, source[name], slot_of[name])
-    for node in graph.calls:
-        if node.name not in slot_of:
-            env[node.name] = new.node_copy(node, lambda n: env[n.name])
+    calls = [_fetch(n, slot_of[name]) for name, n in source.items() if name in slot_of]
+    calls += [n for n in graph.calls if n.name not in slot_of]
     yielded = {o.name for o in graph.outputs_of(OutputKind.SAVED)}
     more = [GraphOutput(n, OutputKind.SAVED, n) for n in source if n in passed and n not in yielded]
-    outputs = (*graph.outputs, *more)
-    new.output(tuple(env[o.node] for o in outputs))
-    module = fx.GraphModule({}, new, type(graph.module).__name__)
-    return graph.replace(module=module, inputs=inputs, outputs=outputs)
+    inputs = [i for i in graph.inputs if i.node not in slot_of]
+    return written(graph, inputs, calls, [*graph.outputs, *more])
 
 
-def _fetch(graph: fx.Graph, value: fx.Node, slot: str) -> fx.Node:
+def _fetch(value: fx.Node, slot: str) -> fx.Node:
+    """A node to copy, of a graph of its own."""
     t = tensor(value)
     args: dict[str, Argument] = {
         "slot": slot,
@@ -332,6 +299,6 @@ def _fetch(graph: fx.Graph, value: fx.Node, slot: str) -> fx.Node:
         "stride": list(t.stride()),
         "dtype": t.dtype,
     }
-    node = graph.create_node("call_function", FETCH, (), args, name=value.name)
+    node = fx.Graph().create_node("call_function", FETCH, (), args, name=value.name)
     node.meta.update(val=t, origin=origin(value))
     return node

@@ -19,6 +19,7 @@ from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import Recompute, views
 from pipec.autodiff.tidy import results
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind
+from pipec.graph.written import ancestors, written
 
 _WEIGHTS = (InputKind.PARAMETER, InputKind.CONSTANT)
 
@@ -68,9 +69,9 @@ class _Splitter:
         """F and B."""
         copied, read = self._needs([*self._received, *self._weights], self._forward)
         saved = [n for n in read if n in self._forward and not self._is_weight(n)]
-        computed = self._with_ancestors([*self._results.outputs, *saved])
+        computed = ancestors([*self._results.outputs, *saved])
         outputs = [
-            (n, GraphOutput(n.name, o.kind, o.name))
+            GraphOutput(n.name, o.kind, o.name)
             for n, o in zip(self._results.outputs, self._joint.stage.outputs, strict=True)
         ]
         F = self._graph("F", computed, [*outputs, *_saved(saved)], list(self._stage_inputs))
@@ -79,7 +80,7 @@ class _Splitter:
 
     def inputs_weights(self) -> tuple[Graph, Graph]:
         """I and W."""
-        mine = self._with_ancestors(self._received) - self._forward
+        mine = ancestors(self._received) - self._forward
         mine = {n for n in mine if n.op == "call_function"}
         again = self._needs(self._received, self._forward)[0] & self._forward
         mine |= again
@@ -94,17 +95,8 @@ class _Splitter:
 
     def _forward_nodes(self) -> set[fx.Node]:
         """What the outputs need, the items of its tuples, and all of the stage's placeholders."""
-        needed = self._with_ancestors(self._results.outputs)
+        needed = ancestors(self._results.outputs)
         return needed | self._items_of(needed) | set(self._stage_inputs)
-
-    def _with_ancestors(self, roots: Iterable[fx.Node]) -> set[fx.Node]:
-        found, stack = set[fx.Node](), list(roots)
-        while stack:
-            node = stack.pop()
-            if node not in found:
-                found.add(node)
-                stack.extend(node.all_input_nodes)
-        return found
 
     @staticmethod
     def _items_of(nodes: set[fx.Node]) -> set[fx.Node]:
@@ -145,47 +137,26 @@ class _Splitter:
                 stack.extend(node.all_input_nodes)
         return copied, sorted(read, key=self._order.__getitem__)
 
-    def _gradients(self, *, received: bool, weights: bool) -> list[tuple[fx.Node, GraphOutput]]:
-        found = []
-        if received:
-            kind = OutputKind.GRADIENT
-            found += [(n, GraphOutput(n.name, kind, v)) for v, n in self._results.received]
-        if weights:
-            kind = OutputKind.WEIGHT_GRADIENT
-            found += [(n, GraphOutput(n.name, kind, p)) for p, n in self._results.weights]
-        return found
+    def _gradients(self, *, received: bool, weights: bool) -> list[GraphOutput]:
+        found = self._results.received if received else []
+        gradients = [GraphOutput(n.name, OutputKind.GRADIENT, v) for v, n in found]
+        found = self._results.weights if weights else []
+        return gradients + [GraphOutput(n.name, OutputKind.WEIGHT_GRADIENT, p) for p, n in found]
 
     def _graph(
         self,
         title: str,
         nodes: set[fx.Node],
-        outputs: list[tuple[fx.Node, GraphOutput]],
+        outputs: Iterable[GraphOutput],
         read: list[fx.Node],
     ) -> Graph:
         """One graph that computes ``nodes`` and takes ``read`` as inputs, sorted by kind."""
-        stage = self._joint.stage
-        inputs = sorted(
-            ((n, self._input(n, title)) for n in read),
-            key=lambda pair: list(InputKind).index(pair[1].kind),
-        )
-        new, env = fx.Graph(), dict[fx.Node, fx.Node]()
-        for node, _ in inputs:
-            env[node] = new.placeholder(node.name)
-            env[node].meta = dict(node.meta)
-        for node in sorted(nodes - set(env), key=self._order.__getitem__):
-            if node.op == "call_function":
-                env[node] = new.node_copy(node, env.__getitem__)
-        new.output(tuple(env[n] for n, _ in outputs))
-        names = {i.name for _, i in inputs if i.kind.is_weight}
-        return Graph(
-            module=fx.GraphModule({}, new, title),
-            inputs=tuple(i for _, i in inputs),
-            outputs=tuple(o for _, o in outputs),
-            weights={n: w for n, w in stage.weights.items() if n in names},
-            tied={n: t for n, t in stage.tied.items() if n in names},
-            source=stage.source,
-            namespaces=stage.namespaces,
-        )
+        kinds = list(InputKind)
+        inputs = sorted((self._input(n, title) for n in read), key=lambda i: kinds.index(i.kind))
+        calls = [n for n in nodes.difference(read) if n.op == "call_function"]
+        calls.sort(key=self._order.__getitem__)
+        known = {n.name: n for n in read}
+        return written(self._joint.stage, inputs, calls, outputs, nodes=known, title=title)
 
     def _input(self, node: fx.Node, title: str) -> GraphInput:
         """What a placeholder stands for; W finds gradients among what I has kept."""
@@ -209,5 +180,5 @@ def _results(joint: Joint) -> _Results:
     return _Results(list(found[:n]), received, weights)
 
 
-def _saved(nodes: list[fx.Node]) -> list[tuple[fx.Node, GraphOutput]]:
-    return [(n, GraphOutput(n.name, OutputKind.SAVED, n.name)) for n in nodes]
+def _saved(nodes: list[fx.Node]) -> list[GraphOutput]:
+    return [GraphOutput(n.name, OutputKind.SAVED, n.name) for n in nodes]

@@ -27,6 +27,7 @@ from pipec.cost.stage import StageCost
 from pipec.cost.table import CostTable
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, origin
+from pipec.graph.written import ancestors
 from pipec.partition.costgraph import FloatArray, IntArray
 from pipec.plan.facts import Facts, SharedWeight, StageFacts
 from pipec.schedule.channels import Channel, value
@@ -305,12 +306,7 @@ _known: WeakKeyDictionary[fx.GraphModule, _Backward] = WeakKeyDictionary()
 def _trace(model: Graph, needs: frozenset[str]) -> _Backward:
     graph = _joint(model, needs)
     ends = results(graph)[: len(model.outputs)]
-    forward, stack = set[fx.Node](), [n for n in ends if isinstance(n, fx.Node)]
-    while stack:
-        node = stack.pop()
-        if node not in forward:
-            forward.add(node)
-            stack.extend(node.all_input_nodes)
+    forward = ancestors(n for n in ends if isinstance(n, fx.Node))
     forward |= {u for n in forward for u in n.users if u.target is operator.getitem}
     given = {n for n in graph.nodes if n.op == "placeholder" and n.name.startswith("grad_")}
     found = defaultdict[str, list[fx.Node]](list)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from torch import fx
 
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind
+from pipec.graph.written import written
 
 _INPUT_ORDER = list(InputKind)
 _OUTPUT_ORDER = [OutputKind.BUFFER_UPDATE, OutputKind.LOSS, OutputKind.OUTPUT, OutputKind.VALUE]
@@ -30,17 +31,7 @@ def extract(graph: Graph, names: Collection[str], title: str) -> Graph:
     inside = set(mine)
     inputs = _inputs(graph, mine, inside)
     outputs = _outputs(graph, mine, inside)
-    module = _copy(graph, mine, [i.node for i in inputs], [o.node for o in outputs], title)
-    read = {i.name for i in inputs if i.kind.is_weight}
-    return Graph(
-        module=module,
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-        weights={name: graph.weights[name] for name in graph.weights if name in read},
-        tied={name: graph.tied[name] for name in graph.tied if name in read},
-        source=graph.source,
-        namespaces=graph.namespaces,
-    )
+    return written(graph, inputs, mine, outputs, title=title)
 
 
 def _inputs(graph: Graph, mine: list[fx.Node], inside: set[fx.Node]) -> list[GraphInput]:
@@ -65,26 +56,6 @@ def _outputs(graph: Graph, mine: list[fx.Node], inside: set[fx.Node]) -> list[Gr
     return sorted(found, key=lambda o: _OUTPUT_ORDER.index(o.kind))
 
 
-def _copy(
-    graph: Graph, mine: list[fx.Node], inputs: list[str], outputs: list[str], title: str
-) -> fx.GraphModule:
-    nodes, new, env = graph.nodes, fx.Graph(), dict[fx.Node, fx.Node]()
-    for name in inputs:
-        env[nodes[name]] = new.placeholder(name)
-        env[nodes[name]].meta = dict(nodes[name].meta)
-    for n in mine:
-        env[n] = new.node_copy(n, env.__getitem__)
-    new.output(tuple(env[nodes[name]] for name in outputs))
-    return fx.GraphModule({}, new, title)
-
-
 def with_outputs(graph: Graph, outputs: Sequence[GraphOutput]) -> Graph:
     """The same graph with other outputs, all of which it computes or reads."""
-    new, env = fx.Graph(), dict[fx.Node, fx.Node]()
-    for n in graph.module.graph.nodes:
-        if n.op != "output":
-            env[n] = new.node_copy(n, env.__getitem__)
-    nodes = graph.nodes
-    new.output(tuple(env[nodes[o.node]] for o in outputs))
-    module = fx.GraphModule({}, new, type(graph.module).__name__)
-    return graph.replace(module=module, outputs=tuple(outputs))
+    return written(graph, graph.inputs, graph.calls, outputs)

@@ -30,6 +30,7 @@ from pipec.graph.ir import (
     origin,
     tensor,
 )
+from pipec.graph.written import written
 
 
 @dataclass(frozen=True)
@@ -80,32 +81,22 @@ def lower(stage: Graph) -> Lowered:
         The transfers in graph order, and a graph with inputs and outputs of kind ``VALUE`` and
         ``SAVED`` in their places. A value that is sent twice is one output.
     """
-    copy, env = fx.Graph(), dict[fx.Node, fx.Node]()
     moved: dict[object, list[Transfer]] = {op: [] for op in _ENDS}
-    new_inputs = list[GraphInput]()
+    new_inputs, calls = list[GraphInput](), list[fx.Node]()
     leaves = dict[tuple[OutputKind, str], GraphOutput]()
-    for n in stage.module.graph.nodes:
+    for n in stage.calls:
         end = _ENDS.get(n.target)
-        if n.op == "placeholder" or (end and end.input):
-            env[n] = copy.placeholder(n.name)
-            env[n].meta = dict(n.meta)
-        elif not end and n.op == "call_function":
-            env[n] = copy.node_copy(n, env.__getitem__)
-        if end:
-            value = n if end.input else n.all_input_nodes[0]
-            moved[n.target].append(Transfer(str(n.kwargs[end.keyword]), value.name, nbytes(value)))
-            if end.input:
-                new_inputs.append(GraphInput(n.name, end.input, n.name))
-            if end.output:
-                leaves[end.output, value.name] = GraphOutput(value.name, end.output, value.name)
-    outputs = [*stage.outputs, *leaves.values()]
-    nodes = stage.nodes
-    copy.output(tuple(env[nodes[o.node]] for o in outputs))
-    graph = stage.replace(
-        module=fx.GraphModule({}, copy, type(stage.module).__name__),
-        inputs=(*stage.inputs, *new_inputs),
-        outputs=tuple(outputs),
-    )
+        if not end:
+            calls.append(n)
+            continue
+        value = n if end.input else n.all_input_nodes[0]
+        moved[n.target].append(Transfer(str(n.kwargs[end.keyword]), value.name, nbytes(value)))
+        if end.input:
+            new_inputs.append(GraphInput(n.name, end.input, n.name))
+        if end.output:
+            leaves[end.output, value.name] = GraphOutput(value.name, end.output, value.name)
+    inputs, outputs = (*stage.inputs, *new_inputs), (*stage.outputs, *leaves.values())
+    graph = written(stage, inputs, calls, outputs)
     return Lowered(
         tuple(moved[RECV]), graph, tuple(moved[SEND]), tuple(moved[FETCH]), tuple(moved[OFFLOAD])
     )
