@@ -233,24 +233,14 @@ def check_acyclic(graph: CostGraph) -> None:
     edges = graph.edges()
     if (edges[:, 0] < edges[:, 1]).all():
         return
-    loops = edges[edges[:, 0] == edges[:, 1], 0]
-    if len(loops):
-        name = graph.names[int(loops[0])]
-        raise PartitionError("a node of the cost graph feeds itself", where=f"{name} -> {name}")
+    loops = bool((edges[:, 0] == edges[:, 1]).any())
     succ = successors(graph.size, edges)
-    left = set(range(graph.size)) - set(topological_order(graph.size, succ))
-    if not left:
+    if not loops and len(topological_order(graph.size, succ)) == graph.size:
         return
-    pred = successors(graph.size, edges[:, ::-1])
-    # every node that is left has a predecessor that is left: walk back until one comes again
-    walk, seen = [min(left)], {min(left): 0}
-    while True:
-        u = next(u for u in pred[walk[-1]] if u in left)
-        if u in seen:
-            break
-        seen[u] = len(walk)
-        walk.append(u)
-    cycle = [graph.names[v] for v in [u, *reversed(walk[seen[u] :])]]
+    import networkx as nx
+
+    walk = [tail for tail, _ in nx.find_cycle(nx.DiGraph(edges.tolist()))]
+    cycle = [graph.names[v] for v in [*walk, walk[0]]]
     text = " -> ".join(cycle if len(cycle) <= 8 else [*cycle[:4], "...", *cycle[-3:]])
     raise PartitionError("the cost graph has a cycle", where=text, want="an acyclic graph")
 

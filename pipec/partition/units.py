@@ -4,7 +4,9 @@ A unit is a set of nodes that must share a device. Units form a DAG; its *ideals
 predecessors) are exactly what can lie left of a cut.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -110,6 +112,21 @@ def make_units(graph: CostGraph, cost: FloatArray) -> Units:
     return merge(trivial, label)
 
 
+def joined(count: int, pairs: Iterable[tuple[int, int]]) -> IntArray:
+    """A label per unit, [count]; the units of a pair have the same."""
+    root = list(range(count))
+
+    def find(v: int) -> int:
+        while root[v] != v:
+            root[v] = root[root[v]]
+            v = root[v]
+        return v
+
+    for a, b in pairs:
+        root[find(b)] = find(a)
+    return np.array([find(v) for v in range(count)], np.int64)
+
+
 def merge(units: Units, label: IntArray) -> Units:
     """Units with the same label become one; cycles that arise are fused; equal pin sets add up.
 
@@ -150,14 +167,9 @@ def _merge_pins(units: Units, pin: IntArray, n: int) -> Units:
     keep = (degree >= 2) & (units.cost > 0).any(axis=0)
     pin, degree, cost = pin[keep[edge]], degree[keep], units.cost[:, keep]
     ptr = np.concatenate([[0], np.cumsum(degree)])
-    # the same pins: compare pairs as numbers, larger sets as bytes
-    first = pin[ptr[:-1]]
-    second = pin[ptr[:-1] + 1] if len(first) else first
-    name = first * n + second
-    big = np.flatnonzero(degree > 2)
     seen: dict[bytes, int] = {}
-    for h in big.tolist():
-        name[h] = -1 - seen.setdefault(pin[ptr[h] : ptr[h + 1]].tobytes(), len(seen))
+    sets = [pin[a:b].tobytes() for a, b in pairwise(ptr.tolist())]
+    name = np.array([seen.setdefault(pins, len(seen)) for pins in sets], np.int64)
     _, chosen, inverse = np.unique(name, return_index=True, return_inverse=True)
     total = np.stack([sums(inverse, row, len(chosen)) for row in cost])
     ends = np.cumsum(degree[chosen])

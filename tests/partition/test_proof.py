@@ -1,4 +1,4 @@
-"""Ideals, minimum cuts and memory in the bound: against brute force."""
+"""Ideals and memory in the bound: against brute force."""
 
 from itertools import product
 from math import inf
@@ -8,7 +8,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipec.partition.chunks.closure import least_loads
 from pipec.partition.costgraph import CostGraph
 from pipec.partition.devices import Device
 from pipec.partition.machine import make_machine
@@ -36,17 +35,6 @@ def _paid(units: Units, here: np.ndarray) -> float:
         for cost, a, b in zip(units.cost[0], units.pin_ptr[:-1], units.pin_ptr[1:], strict=True)
         if here[units.pin[a:b]].any() and not here[units.pin[a:b]].all()
     )
-
-
-@given(graphs(most=6))
-def test_least_loads_are_minimum_cuts(graph: CostGraph) -> None:
-    units = _units(graph)
-    work, device = units.work[0], np.full(units.size, inf)
-    for inside in product((False, True), repeat=units.size):
-        here = np.array(inside)
-        device[here] = np.minimum(device[here], work @ here + _paid(units, here))
-    found = least_loads(units, work, np.arange(units.size))
-    assert found == pytest.approx(device, abs=1e-6)
 
 
 @given(graphs(most=7), st.integers(2, 4), st.booleans(), st.integers(0, 40))

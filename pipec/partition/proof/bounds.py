@@ -6,8 +6,7 @@ of kind k with load below U holds less than ``c_k * U``, and with n_k devices of
     max load  >=  sum(ref) / sum(n_k * c_k).
 
 The capacities that make this bound largest are found by coordinate ascent over its breakpoints; for
-equal devices it is total work / devices, rounded up to a sum of units (``grain``). The same
-capacities say how much may lie left of a cut.
+equal devices it is total work / devices. The same capacities say how much may lie left of a cut.
 """
 
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ import numpy as np
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
 from pipec.partition.devices import cut_peak, cut_seconds
 from pipec.partition.machine import Machine
-from pipec.partition.proof.grain import least_share
 from pipec.partition.proof.ideals import Window
 from pipec.partition.units import Units
 
@@ -124,8 +122,6 @@ def make_bounds(units: Units, machine: Machine) -> Bounds:
         ref = np.min(np.where(np.isfinite(work), capacity[:, None] * work, inf), axis=0)
     used = machine.used @ capacity
     largest = float(np.min(work, axis=0).max())
-    if len(work) == 1:
-        largest = max(largest, least_share(work[0], int(machine.total[0])))
     remaining = machine.total - machine.used
     return Bounds(
         capacity=capacity,

@@ -4,13 +4,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
-from pipec.partition.search.family import PairwiseFamily
+from pipec.partition.search.family import Family
 from pipec.partition.units import Units
 
 BLOCK = 4096
 
 
-class IdealFamily(PairwiseFamily):
+class IdealFamily(Family):
     """Any set of ideals, given by the units they hold, [ideals, units].
 
     Attributes:
@@ -56,12 +56,6 @@ class IdealFamily(PairwiseFamily):
             edge, count = _common(left, right, degree)
             result += _shared(left[:, edge] == count, right[:, edge] == count, price[edge])
         return result
-
-    def passing_pairs(self, sources: IntArray, targets: IntArray) -> FloatArray:
-        """Pair by pair."""
-        both = self._partly[sources] & self._partly[targets]
-        same = both & (self.counts[sources] == self.counts[targets])
-        return np.asarray(both @ self._price + same @ self._price)
 
     def inside(self, sources: IntArray, targets: IntArray) -> BoolArray:
         """No bit of the source is missing in the target."""

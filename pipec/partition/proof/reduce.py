@@ -11,15 +11,19 @@
    all that lies between them.
 """
 
+from itertools import pairwise
+
 import numpy as np
 
-from pipec.partition.costgraph import BoolArray, IntArray, topological_order
+from pipec.partition.costgraph import BoolArray, topological_order
 from pipec.partition.devices import cut_peak, cut_seconds
 from pipec.partition.machine import Machine
 from pipec.partition.proof.bounds import TOLERANCE, make_bounds, memory_shares
-from pipec.partition.units import Units, merge
+from pipec.partition.units import Units, joined, merge
 
 CLOSURE_LIMIT = 3000
+Pairs = list[tuple[int, int]]
+"""Units that join each other."""
 
 
 def reduce_units(units: Units, machine: Machine, limit: float, *, idle: bool = True) -> Units:
@@ -36,14 +40,13 @@ def reduce_units(units: Units, machine: Machine, limit: float, *, idle: bool = T
         whole.
     """
     while True:
-        label = np.arange(units.size)
+        pairs = _only_here(units, machine)
         if np.isfinite(limit):
-            label = _join_inseparable(units, label, _threshold(units, machine, limit))
-        label = _join(label, _only_here(units, machine))
+            pairs += _inseparable(units, _threshold(units, machine, limit))
         if idle:
-            label = _join(label, join_idle(units, _without_memory(units, machine)))
+            pairs += idle_pairs(units, _without_memory(units, machine))
         before = units.size
-        units = merge(units, _roots(label))
+        units = merge(units, joined(before, pairs))
         if units.size == before:
             return units
 
@@ -72,15 +75,15 @@ def _threshold(units: Units, machine: Machine, limit: float) -> BoolArray:
     return np.asarray((seconds * min(paying) * (2 - free) > spare) | (seconds >= limit))
 
 
-def _only_here(units: Units, machine: Machine) -> IntArray:
+def _only_here(units: Units, machine: Machine) -> Pairs:
     """Rule 4."""
-    label = np.arange(units.size)
+    pairs: Pairs = []
     runs = np.isfinite(units.work[list(machine.rows)])
     runs &= memory_shares(units, machine) <= 1 + TOLERANCE
     for kind in np.flatnonzero(machine.total == 1).tolist():
-        only = np.flatnonzero(runs[kind] & (runs.sum(axis=0) == 1))
-        label[only] = only[0] if len(only) else 0
-    return label
+        only = np.flatnonzero(runs[kind] & (runs.sum(axis=0) == 1)).tolist()
+        pairs += pairwise(only)
+    return pairs
 
 
 def _without_memory(units: Units, machine: Machine) -> BoolArray:
@@ -92,20 +95,19 @@ def _without_memory(units: Units, machine: Machine) -> BoolArray:
     return np.asarray((held == 0) | bool(held.sum() <= least))
 
 
-def _join_inseparable(units: Units, label: IntArray, heavy: BoolArray) -> IntArray:
-    for h in np.flatnonzero(heavy).tolist():
-        pins = units.pin[units.pin_ptr[h] : units.pin_ptr[h + 1]].tolist()
-        for v in pins[1:]:
-            _union(label, pins[0], v)
-    return label
+def _inseparable(units: Units, heavy: BoolArray) -> Pairs:
+    """All units of the heavy hyperedges."""
+    same = np.flatnonzero((edge := units.pin_edge())[1:] == edge[:-1])
+    same = same[heavy[edge[same]]]
+    return list(zip(units.pin[same].tolist(), units.pin[same + 1].tolist(), strict=True))
 
 
-def join_idle(units: Units, light: BoolArray) -> IntArray:
-    """Rule 2 for the units marked ``light``: a label per unit, equal for units that merge."""
-    label = np.arange(units.size)
+def idle_pairs(units: Units, light: BoolArray) -> Pairs:
+    """Rule 2 for the units marked ``light``: each with the neighbour that it joins."""
+    pairs: Pairs = []
     idle = np.flatnonzero((units.work == 0).all(axis=0) & light)
     if not len(idle):
-        return label
+        return pairs
     succ, pred = _without_transitive(units)
     edges_of: dict[int, list[int]] = {v: [] for v in idle.tolist()}
     for h, v in zip(units.pin_edge().tolist(), units.pin.tolist(), strict=True):
@@ -114,16 +116,9 @@ def join_idle(units: Units, light: BoolArray) -> IntArray:
     for v, edges in edges_of.items():
         for near in (pred[v], succ[v]):
             if len(near) == 1 and _all_hold(units, edges, near[0]):
-                _union(label, near[0], v)
+                pairs.append((near[0], v))
                 break
-    return _roots(label)
-
-
-def _join(label: IntArray, other: IntArray) -> IntArray:
-    """Units that either label joins."""
-    for v, root in enumerate(other.tolist()):
-        _union(label, root, v)
-    return label
+    return pairs
 
 
 def _all_hold(units: Units, edges: list[int], t: int) -> bool:
@@ -149,18 +144,3 @@ def _without_transitive(units: Units) -> tuple[list[list[int]], list[list[int]]]
             reach |= 1 << v
         below[u] = reach
     return succ, pred
-
-
-def _union(label: IntArray, a: int, b: int) -> None:
-    label[_root(label, b)] = _root(label, a)
-
-
-def _root(label: IntArray, v: int) -> int:
-    while label[v] != v:
-        label[v] = label[label[v]]
-        v = int(label[v])
-    return v
-
-
-def _roots(label: IntArray) -> IntArray:
-    return np.array([_root(label, v) for v in range(len(label))], np.int64)

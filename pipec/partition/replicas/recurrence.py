@@ -13,8 +13,8 @@ from pipec.partition.orders.linear import linear_orders
 from pipec.partition.proof.bounds import TOLERANCE
 from pipec.partition.proof.ideal_family import IdealFamily
 from pipec.partition.proof.ideals import Window, enumerate_ideals
-from pipec.partition.proof.reduce import join_idle
-from pipec.partition.units import Units, make_units, merge
+from pipec.partition.proof.reduce import idle_pairs
+from pipec.partition.units import Units, joined, make_units, merge
 
 IDEALS_LIMIT = 700
 COARSE = 48
@@ -67,7 +67,7 @@ def make_cuts(graph: CostGraph, *, limited: bool) -> Cuts:
         if limited:
             light &= units.activation_bytes == 0
         before = units.size
-        units = merge(units, join_idle(units, light))
+        units = merge(units, joined(before, idle_pairs(units, light)))
         if units.size == before:
             break
     ref = units.work[0]

@@ -1,28 +1,30 @@
-"""The incumbent: optimal cuts of linear orders, before anything is proven."""
+"""The incumbent: optimal cuts of linear orders, before anything is proven.
 
+The first order is optimal on 10 of 13 published workloads, the best of ten on 12 (rows
+``workloads`` and ``planner``). Of a graph with more cuts than can be looked at in pairs, those with
+little communication stand for the others (rows ``scaling``).
+"""
+
+from collections.abc import Iterator
 from itertools import islice
 from math import inf
 from time import perf_counter
 
-from pipec.partition.costgraph import IntArray
 from pipec.partition.machine import Machine
 from pipec.partition.orders.linear import linear_orders
-from pipec.partition.proof.bounds import TOLERANCE, highest_load, make_bounds
+from pipec.partition.proof.bounds import TOLERANCE, Bounds, highest_load, make_bounds
 from pipec.partition.proof.reduce import CLOSURE_LIMIT, reduce_units
 from pipec.partition.search.family import PrefixFamily
 from pipec.partition.search.frontier import OutOfTimeError, search
 from pipec.partition.search.incumbent import Incumbent
-from pipec.partition.search.scan import scan
 from pipec.partition.units import Units
 
-LARGE = 800
-"""Units beyond which orders are scanned first, and the best ones alone are cut well."""
-LEAST_ORDERS, MOST_ORDERS, UNITS_ORDERED = 4, 20, 100_000
-"""Orders of a large graph that are scanned, and units in all of them between the two."""
-CUT_WELL = 3
-"""Orders of a large graph that are cut well."""
+LEAST_ORDERS, MOST_ORDERS, UNITS_ORDERED = 4, 15, 100_000
+"""Orders that are cut, and units in all of them between the two."""
 PAIRS = 1.5e7
-"""Pairs of cuts that are looked at per order of a large graph."""
+"""Pairs of cuts that are looked at per order."""
+MARGINS = (0.01, 0.05, 0.2, 1.0)
+"""Limits that are tried first where no cut is known: the bound and a share of it."""
 
 
 def cut_orders(units: Units, machine: Machine, best: Incumbent, time_limit: float) -> None:
@@ -34,45 +36,33 @@ def cut_orders(units: Units, machine: Machine, best: Incumbent, time_limit: floa
         best: Takes the cuts.
         time_limit: Seconds; the first order is cut however long it takes.
     """
-    began = perf_counter()
+    deadline = perf_counter() + time_limit
     small = units if units.size > CLOSURE_LIMIT else reduce_units(units, machine, inf)
     if machine.exactly and small.size < len(machine.devices):
         small = units
-    if small.size > LARGE:
-        cut_large(small, machine, best, began + time_limit)
-        return
-    bounds, highest = make_bounds(small, machine), highest_load(small, machine)
-    for number, order in enumerate(linear_orders(small, bounds.ref)):
-        if perf_counter() > began + time_limit / 4 and best.stage is not None:
-            return
+    bounds = make_bounds(small, machine)
+    count = min(max(LEAST_ORDERS, UNITS_ORDERED // small.size), MOST_ORDERS)
+    most_rows = int((PAIRS / len(machine.devices)) ** 0.5)
+    for number, order in enumerate(islice(linear_orders(small, bounds.ref), count)):
         if best.value <= bounds.lower * (1 + TOLERANCE):
             return
         family = PrefixFamily(small, bounds.ref, order)
-        first = scan(family, machine, bounds.lower, highest)
-        start = highest if first is None else first.value + TOLERANCE * highest
-        path = search(family, machine, bounds, min(start, best.value, highest))
-        best.offer(small, family, path, f"order {number + 1}")
+        for limit in _limits(small, machine, bounds, best):
+            until = inf if best.stage is None else deadline
+            try:
+                path = search(family, machine, bounds, limit, most_rows=most_rows, deadline=until)
+            except OutOfTimeError:
+                return
+            better = best.offer(small, family, path, f"order {number + 1}")
+            if best.stage is not None and (not better or small.size <= most_rows):
+                break
 
 
-def cut_large(units: Units, machine: Machine, best: Incumbent, deadline: float) -> None:
-    """Scans some orders, and cuts the best ones well."""
-    bounds, highest = make_bounds(units, machine), highest_load(units, machine)
-    scanned: list[tuple[float, int, IntArray]] = []
-    count = min(max(LEAST_ORDERS, UNITS_ORDERED // units.size), MOST_ORDERS)
-    for number, order in enumerate(islice(linear_orders(units, bounds.ref, MOST_ORDERS), count)):
-        if perf_counter() > deadline and best.stage is not None:
-            return
-        family = PrefixFamily(units, bounds.ref, order)
-        first = scan(family, machine, bounds.lower, highest)
-        best.offer(units, family, first, f"scan of order {number + 1}")
-        scanned.append((highest if first is None else first.value, number, order))
-    most_rows = int((PAIRS / len(machine.devices)) ** 0.5)
-    for value, number, order in sorted(scanned, key=lambda entry: entry[:2])[:CUT_WELL]:
-        family = PrefixFamily(units, bounds.ref, order)
-        limit = min(value + TOLERANCE * highest, best.value, highest)
-        until = inf if best.stage is None else deadline
-        try:
-            path = search(family, machine, bounds, limit, most_rows=most_rows, deadline=until)
-        except OutOfTimeError:
-            return
-        best.offer(units, family, path, f"order {number + 1}")
+def _limits(units: Units, machine: Machine, bounds: Bounds, best: Incumbent) -> Iterator[float]:
+    """What a cut of the next order must stay below: the narrower, the more cuts can be compared."""
+    highest = highest_load(units, machine)
+    for limit in (*(bounds.lower * (1 + margin) for margin in MARGINS), highest):
+        if best.stage is None and 0 < limit <= highest:
+            yield limit
+    while best.stage is not None:
+        yield best.value

@@ -50,14 +50,6 @@ class Family(ABC):
         """Units left of a cut."""
 
 
-class PairwiseFamily(Family):
-    """A family in which single pairs are looked at as cheaply as many at once."""
-
-    @abstractmethod
-    def passing_pairs(self, sources: IntArray, targets: IntArray) -> FloatArray:
-        """What `passing` says of single pairs, [pairs]."""
-
-
 class PrefixFamily(Family):
     """All prefixes of one linear order of the units; row i holds the first i units."""
 

@@ -20,10 +20,9 @@ from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
 from pipec.partition.devices import cut_peak, cut_seconds
 from pipec.partition.machine import Machine, Step
 from pipec.partition.proof.bounds import TOLERANCE, Bounds, Reach
-from pipec.partition.search.family import Family, PairwiseFamily
+from pipec.partition.search.family import Family
 
 BLOCK = 512
-SPARSE = 0.05  # share of the pairs below which they are looked at one by one
 
 
 @dataclass(frozen=True)
@@ -191,106 +190,62 @@ class _Move:
     def _best(
         self, sources: IntArray, behind: FloatArray, targets: IntArray, bound: FloatArray
     ) -> tuple[IntArray, IntArray, FloatArray] | None:
-        """For targets that beat their bound: place of the best source, place, and objective.
-
-        What is cheap to tell goes first: work, then subsets. Few pairs that are left are looked at
-        one by one.
-        """
-        least = self._least_loads(sources, targets)
-        ok = np.maximum(least, behind) < bound
+        """For targets that beat their bound: place of the best source, place, and objective."""
+        ok = np.maximum(self._least_loads(sources, targets), behind) < bound
         if not ok.any():
             return None
-        ok &= self.family.inside(sources[:, None], targets)
-        count = np.count_nonzero(ok)
-        if not count:
+        ok &= self._allowed(sources[:, None], targets)
+        if not ok.any():
             return None
-        if isinstance(self.family, PairwiseFamily) and count < SPARSE * ok.size:
-            j, i = np.nonzero(ok)
-            reached = self._reached(sources[j], behind[j, 0], targets[i], bound[i])
-            order = np.argsort(reached, kind="stable")[::-1]
-            order = order[np.searchsorted(-reached[order], -inf, "right") :]
-            best = np.full(len(targets), -1)
-            best[i[order]] = order  # the last one stays, which is the least
-            best = best[best >= 0]
-            return j[best], i[best], reached[best]
-        reached = self._reached(sources[:, None], behind, targets, bound)
-        reached[~ok] = inf
+        reached = np.maximum(self._loads(sources, targets), behind)
+        reached[~ok | (reached >= bound)] = inf
         j = reached.argmin(axis=0)
         i = np.flatnonzero(reached[j, np.arange(len(targets))] < inf)
         return j[i], i, reached[j[i], i]
 
     def _least_loads(self, sources: IntArray, targets: IntArray) -> FloatArray:
         """What no load is below, [sources, targets]: values that pass over are in both cuts."""
-        family, kind = self.family, self.step.kind
-        work = family.work[self.machine.rows[kind]]
+        family, machine = self.family, self.machine
+        work = family.work[machine.rows[self.step.kind]]
         least: FloatArray = work[targets] - work[sources][:, None]
-        if self.machine.priced and self.machine.kinds[kind].pays:
+        if machine.priced and machine.kinds[self.step.kind].pays:
             least += np.abs(family.cut[0, targets] - family.cut[0, sources][:, None])
             least -= TOLERANCE * family.cut[0].max()  # rounding
         return least
 
-    def _reached(
-        self, sources: IntArray, behind: FloatArray, targets: IntArray, bound: FloatArray
-    ) -> FloatArray:
-        """Objective of pairs; infinite if it does not beat the bound or is not allowed."""
-        load = loads(self.family, self.machine, self.step, sources, targets)
-        reached = np.maximum(load, behind)
-        ok = (reached < bound) & allowed(self.family, self.machine, self.step, sources, targets)
-        reached[~ok] = inf
-        return reached
+    def _allowed(self, sources: IntArray, targets: IntArray) -> BoolArray:
+        """Not empty, nested, within memory, and only units that the device can run."""
+        family = self.family
+        kind, row = self.machine.kinds[self.step.kind], self.machine.rows[self.step.kind]
+        ok: BoolArray = family.size[targets] > family.size[sources]
+        if family.blocked[row, -1]:
+            ok &= family.blocked[row, targets] == family.blocked[row, sources]
+        if np.isfinite(kind.memory_bytes):
+            held = family.weight + family.activation
+            slack = TOLERANCE * max(held[-1], 1.0)
+            ok &= held[targets] - held[sources] <= kind.memory_bytes + slack
+        return ok & family.inside(sources, targets)
 
-
-def allowed(
-    family: Family, machine: Machine, step: Step, sources: IntArray, targets: IntArray
-) -> BoolArray:
-    """Not empty, within memory, and only units that the device can run; see ``loads``."""
-    kind, row = machine.kinds[step.kind], machine.rows[step.kind]
-    ok: BoolArray = family.size[targets] > family.size[sources]
-    if family.blocked[row, -1]:
-        ok &= family.blocked[row, targets] == family.blocked[row, sources]
-    if np.isfinite(kind.memory_bytes):
-        held = family.weight + family.activation
-        slack = TOLERANCE * max(held[-1], 1.0)
-        ok &= held[targets] - held[sources] <= kind.memory_bytes + slack
-    return ok
-
-
-def loads(
-    family: Family,
-    machine: Machine,
-    step: Step,
-    sources: IntArray,
-    targets: IntArray,
-    *,
-    rough: bool = False,
-) -> FloatArray:
-    """Load of the stages between sources and targets.
-
-    All pairs if the shapes are [sources, 1] and [targets]; else the shapes are [pairs] both.
-    ``rough`` also charges values that pass over the stage: never too little.
-    """
-    work = family.work[machine.rows[step.kind]]
-    load: FloatArray = work[targets] - work[sources]
-    if not machine.kinds[step.kind].pays:
-        return load
-    if machine.priced:
-        cut = family.cut[0]
-        load += cut[targets] + cut[sources]
-        if rough:
+    def _loads(self, sources: IntArray, targets: IntArray) -> FloatArray:
+        """Load of the stages between sources and targets, [sources, targets]."""
+        family, machine = self.family, self.machine
+        work = family.work[machine.rows[self.step.kind]]
+        load: FloatArray = work[targets] - work[sources][:, None]
+        if not machine.kinds[self.step.kind].pays:
             return load
-        if sources.ndim == targets.ndim:
-            assert isinstance(family, PairwiseFamily)
-            return load - family.passing_pairs(sources, targets)
-        return load - family.passing(sources[:, 0], targets)
-    assert step.link_in is not None
-    assert step.link_out is not None
-    into, out = family.cut[:, sources], family.cut[:, targets]
-    if machine.overlap:
-        transfer = np.maximum(cut_peak(into, step.link_in), cut_peak(out, step.link_out))
-        return np.maximum(load, transfer)
-    load += cut_seconds(into, step.link_in, priced=False)
-    load += cut_seconds(out, step.link_out, priced=False)
-    return load
+        if machine.priced:
+            cut = family.cut[0]
+            load += cut[targets] + cut[sources][:, None]
+            return load - family.passing(sources, targets)
+        assert self.step.link_in is not None
+        assert self.step.link_out is not None
+        into, out = family.cut[:, sources], family.cut[:, targets]
+        if machine.overlap:
+            peaks = cut_peak(into, self.step.link_in)[:, None], cut_peak(out, self.step.link_out)
+            return np.maximum(load, np.maximum(*peaks))
+        load += cut_seconds(into, self.step.link_in, priced=False)[:, None]
+        load += cut_seconds(out, self.step.link_out, priced=False)
+        return load
 
 
 def relay_seconds(family: Family, machine: Machine, step: Step, rows: IntArray) -> FloatArray:
