@@ -14,23 +14,25 @@ m - q workers behind it has ceil(m / q) minibatches in flight, so memory limits 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf, prod
+from typing import Any
 
 import numpy as np
 
 from pipec.errors import PartitionError
-from pipec.partition.costgraph import CostGraph, FloatArray
+from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
 from pipec.partition.proof.bounds import TOLERANCE
 from pipec.partition.replicas.recurrence import (
     Cuts,
-    Inner,
     Level,
+    Stage,
     Suffixes,
-    all_pairs,
-    least_memory,
     make_cuts,
-    stage_seconds,
     suffixes,
+    timed,
 )
+
+COARSE = 48
+"""Cuts that a first solution is found on, for a limit."""
 
 
 @dataclass(frozen=True)
@@ -106,85 +108,129 @@ def plan_replicated(
         '3-1'
     """
     cuts = make_cuts(graph, limited=memory_bytes < inf)
-    everyone = prod(level.workers for level in levels)
-    base, inner = cuts.work, []
+    everyone, base = prod(level.workers for level in levels), cuts.work
+    solved: list[_Solved] = []
     for number, level in enumerate(levels[:-1]):
-        stages = [stage_seconds(cuts, base, level, q) for q in range(1, level.workers + 1)]
-        if number == 0 and memory_bytes < inf:
-            for q, seconds in enumerate(stages, 1):
-                seconds[ceil(everyone / q) * cuts.held > memory_bytes] = inf
-        pairs = all_pairs(cuts, stages, level)
-        inner.append(Inner(level, base, pairs))
-        base = pairs.seconds[-1]
-    tail = suffixes(cuts, base, levels, memory_bytes if len(levels) == 1 else inf)
+        limit = memory_bytes if number == 0 else inf
+        solved.append(_all_pairs(cuts, timed(cuts, base, level, limit, everyone), level))
+        base = solved[-1].seconds
+    stage = timed(cuts, base, levels[-1], memory_bytes if len(levels) == 1 else inf)
+    tail = _outermost(cuts, stage, levels, limited=memory_bytes < inf)
+    solved.append(_Solved(stage, {len(cuts.work) - 1: tail}))
     times = [float(seconds[0]) for seconds in tail.seconds[1:]]
     workers = len(times)
     if fewest:
         workers = 1 + next(m for m, t in enumerate(times) if t <= min(times) * (1 + TOLERANCE))
     if not times[workers - 1] < inf:
-        least = least_memory(cuts, levels)
+        least = _least_memory(cuts, levels)
         raise _nothing_fits(cuts, everyone, memory_bytes, min(least) if fewest else least[-1])
-    stages_found = _outer_stages(graph, cuts, base, levels, inner, tail, workers)
-    return ReplicatedPlan(stages_found, times[workers - 1], workers, tuple(times), cuts.exact)
+    stages = _stages(cuts, solved, 0, len(cuts.work) - 1, workers)
+    return ReplicatedPlan(stages, times[workers - 1], workers, tuple(times), cuts.exact)
 
 
-def _outer_stages(
-    graph: CostGraph,
-    cuts: Cuts,
-    base: FloatArray,
-    levels: Sequence[Level],
-    inner: list[Inner],
-    tail: Suffixes,
-    workers: int,
-) -> tuple[ReplicatedStage, ...]:
-    """Walks the outermost level from the front."""
-    stages: list[ReplicatedStage] = []
-    at, left = 0, workers
-    while left:
-        after, q = int(tail.cut[left][at]), int(tail.replicas[left][at])
-        seconds = stage_seconds(cuts, base, levels[-1], q)
-        stages.append(_stage(graph, cuts, inner, at, after, q, float(seconds[at, after])))
-        at, left = after, left - q
-    return tuple(stages)
+@dataclass(frozen=True, eq=False)
+class _Solved:
+    """A level: what a stage takes, and the pipelines that end at some cuts."""
+
+    stage: Stage
+    tails: dict[int, Suffixes]
+
+    @property
+    def workers(self) -> int:
+        return len(self.tails[0].seconds) - 1
+
+    @property
+    def seconds(self) -> FloatArray:
+        """Of the best pipelines of all components, [cuts, cuts]; all ends must be there."""
+        return np.stack([self.tails[end].seconds[-1] for end in range(len(self.tails))], axis=1)
 
 
-def _inner_stages(
-    graph: CostGraph, cuts: Cuts, inner: list[Inner], first: int, last: int
-) -> tuple[ReplicatedStage, ...]:
-    """How one component of the level above cuts a stretch."""
-    if not inner:
-        return ()
-    *below, here = inner
-    found: list[ReplicatedStage] = []
-    workers = here.level.workers
-    while workers:
-        cut = int(here.pairs.cut[workers - 1][first, last])
-        q = int(here.pairs.replicas[workers - 1][first, last])
-        seconds = stage_seconds(cuts, here.base, here.level, q)
-        found.append(_stage(graph, cuts, below, cut, last, q, float(seconds[cut, last])))
-        last, workers = cut, workers - q
-    return tuple(reversed(found))
-
-
-def _stage(
-    graph: CostGraph,
-    cuts: Cuts,
-    inner: list[Inner],
-    first: int,
-    last: int,
-    replicas: int,
-    seconds: float,
-) -> ReplicatedStage:
-    here = cuts.family.bits[last] & ~cuts.family.bits[first]
-    nodes = np.flatnonzero(here[cuts.units.of_node])
-    return ReplicatedStage(
-        tuple(nodes.tolist()),
-        int(cuts.family.size[first]),
-        int(cuts.family.size[last]),
-        replicas,
-        seconds,
-        _inner_stages(graph, cuts, inner, first, last),
+def _all_pairs(cuts: Cuts, stage: Stage, level: Level) -> _Solved:
+    """An inner level: between all pairs of cuts."""
+    every, transfer = np.arange(len(cuts.work)), _transfer(cuts, level)
+    ends = every.tolist()
+    return _Solved(
+        stage, {j: suffixes(stage, transfer, level.workers, j, lambda _: every) for j in ends}
     )
+
+
+def _outermost(cuts: Cuts, stage: Stage, levels: Sequence[Level], *, limited: bool) -> Suffixes:
+    """The outermost level, first on a few cuts for a limit, then on all within it."""
+    work, level, last = cuts.family.work[0], levels[-1], len(cuts.work) - 1
+    inner, transfer = prod(lv.workers for lv in levels[:-1]), _transfer(cuts, levels[-1])
+
+    def solve(rows: IntArray, limit: float) -> Suffixes:
+        boundary = np.full(last + 1, inf)
+        boundary[rows] = transfer[rows]
+        rows, most = rows[transfer[rows] <= limit], limit * inner * (1 + TOLERANCE)
+
+        def may_begin(m: int) -> IntArray:
+            """What is behind must fit m components, what is in front the others."""
+            before = level.workers - m
+            fits = (work[-1] - work[rows] <= m * most) & (
+                work[rows] <= (before * most if before else 0.0)
+            )
+            return np.asarray(rows[fits])
+
+        return suffixes(stage, boundary, level.workers, last, may_begin, limit)
+
+    limit = inf
+    if last > COARSE and not limited:
+        few = np.unique(np.linspace(0, last, COARSE).astype(np.int64))
+        limit = float(solve(few, inf).seconds[-1][0]) * (1 + TOLERANCE)
+    return solve(np.arange(last + 1), limit)
+
+
+def _transfer(cuts: Cuts, level: Level) -> FloatArray:
+    """Seconds of every boundary: activations forward, gradients back."""
+    return np.asarray(2 * cuts.family.cut[0] / level.bytes_per_second)
+
+
+def _least_memory(cuts: Cuts, levels: Sequence[Level]) -> list[float]:
+    """The smallest limit per device that any pipeline keeps, by outermost components from 1.
+
+    The same recurrence, with the bytes that a stage's devices hold in the place of its time and
+    links that cost nothing.
+    """
+    everyone, only = prod(level.workers for level in levels), len(levels) == 1
+    need, every = cuts.held, np.arange(len(cuts.work))
+
+    def innermost(m: int, q: int, pairs: Any) -> FloatArray:
+        return np.asarray(ceil((m if only else everyone) / q) * cuts.held[pairs])
+
+    def outer(m: int, q: int, pairs: Any) -> FloatArray:
+        return np.asarray(need[pairs])
+
+    for number, level in enumerate(levels[:-1]):
+        stage = outer if number else innermost
+        need = _all_pairs(cuts, stage, Level(level.workers, inf)).seconds
+    stage = innermost if only else outer
+    free = np.zeros(len(every))
+    tail = suffixes(stage, free, levels[-1].workers, len(every) - 1, lambda _: every)
+    return [float(least[0]) for least in tail.seconds[1:]]
+
+
+def _stages(
+    cuts: Cuts, solved: list[_Solved], first: int, last: int, workers: int
+) -> tuple[ReplicatedStage, ...]:
+    """The best pipeline between two cuts on some components, from the front."""
+    *below, here = solved
+    tail, found = here.tails[last], list[ReplicatedStage]()
+    while workers:
+        after, q = int(tail.cut[workers][first]), int(tail.replicas[workers][first])
+        inside = cuts.family.bits[after] & ~cuts.family.bits[first]
+        found.append(
+            ReplicatedStage(
+                tuple(np.flatnonzero(inside[cuts.units.of_node]).tolist()),
+                int(cuts.family.size[first]),
+                int(cuts.family.size[after]),
+                q,
+                float(here.stage(workers, q, np.ix_([first], [after]))[0, 0]),
+                _stages(cuts, below, first, after, below[-1].workers) if below else (),
+            )
+        )
+        first, workers = after, workers - q
+    return tuple(found)
 
 
 def _nothing_fits(cuts: Cuts, workers: int, limit: float, least: float) -> PartitionError:

@@ -1,8 +1,9 @@
-"""The dynamic programs behind ``replicate``: all pairs of cuts, and suffixes of the pipeline."""
+"""The dynamic program behind ``replicate``: suffixes of a pipeline over candidate cuts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, inf, prod
+from math import ceil, inf
+from typing import Any
 
 import numpy as np
 
@@ -10,14 +11,12 @@ from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
 from pipec.partition.devices import Link
 from pipec.partition.orders.linear import linear_orders
-from pipec.partition.proof.bounds import TOLERANCE
 from pipec.partition.proof.ideal_family import IdealFamily
 from pipec.partition.proof.ideals import Window, enumerate_ideals
 from pipec.partition.proof.reduce import idle_pairs
 from pipec.partition.units import Units, joined, make_units, merge
 
 IDEALS_LIMIT = 700
-COARSE = 48
 
 
 @dataclass(frozen=True)
@@ -90,63 +89,32 @@ def make_cuts(graph: CostGraph, *, limited: bool) -> Cuts:
     return Cuts(units, family, exact, work, weight, between(family.weight + family.activation))
 
 
-def stage_seconds(cuts: Cuts, base: FloatArray, level: Level, q: int) -> FloatArray:
-    """Time per minibatch of one stage on q components, for all pairs of cuts."""
-    sync = 2 * (q - 1) / q / level.bytes_per_second
-    return np.maximum(base, sync * cuts.weight if q > 1 else 0.0) / q
+Stage = Callable[[int, int, Any], FloatArray]
+"""(components from the stage on, replicas, pairs of cuts) -> what one stage takes, infinite if it
+may not be."""
 
 
-@dataclass(frozen=True, eq=False)
-class Pairs:
-    """Best pipelines between all pairs of cuts, by number of components from 1.
-
-    Attributes:
-        seconds: Time per minibatch, [cuts, cuts] each.
-        cut: Where the last stage starts.
-        replicas: Replicas of the last stage.
-    """
-
-    seconds: list[FloatArray]
-    cut: list[IntArray]
-    replicas: list[IntArray]
-
-
-@dataclass(frozen=True, eq=False)
-class Inner:
-    """A solved level below the outermost."""
-
-    level: Level
-    base: FloatArray
-    pairs: Pairs
-
-
-def all_pairs(cuts: Cuts, stages: list[FloatArray], level: Level) -> Pairs:
-    """Solves one inner level.
+def timed(
+    cuts: Cuts, base: FloatArray, level: Level, memory_bytes: float = inf, everyone: int = 0
+) -> Stage:
+    """Time per minibatch of one stage: compute, or the exchange of its replicas' gradients.
 
     Args:
         cuts: Candidate cuts.
-        stages: Time of one stage by replicas from 1, for all pairs.
+        base: Seconds of one component, for all pairs.
         level: Components and links.
+        memory_bytes: Limit of a component; ceil(components / replicas) minibatches are in flight.
+        everyone: Components that are taken for those minibatches, if not those from the stage on.
     """
-    n = len(cuts.family.size)
-    transfer = 2 * cuts.family.cut[0] / level.bytes_per_second
-    pairs = Pairs([], [], [])
-    for m in range(1, level.workers + 1):
-        best = stages[m - 1].copy()
-        cut = np.broadcast_to(np.arange(n)[:, None], (n, n)).copy()
-        replicas = np.full((n, n), m)
-        for q in range(1, m):
-            left = np.maximum(pairs.seconds[m - q - 1], transfer)
-            for k in range(1, n - 1):
-                reached = np.maximum(left[:k, k, None], stages[q - 1][k, k + 1 :])
-                part = (slice(0, k), slice(k + 1, n))
-                better = reached < best[part]
-                best[part] = np.where(better, reached, best[part])
-                cut[part][better], replicas[part][better] = k, q
-        pairs.seconds.append(best)
-        pairs.cut.append(cut)
-        pairs.replicas.append(replicas)
-    return pairs
+
+    def seconds(m: int, q: int, pairs: Any) -> FloatArray:
+        sync = 2 * (q - 1) / q / level.bytes_per_second
+        found = np.maximum(base[pairs], sync * cuts.weight[pairs] if q > 1 else 0.0) / q
+        if memory_bytes < inf:
+            found[ceil((everyone or m) / q) * cuts.held[pairs] > memory_bytes] = inf
+        return np.asarray(found)
+
+    return seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,52 +133,37 @@ class Suffixes:
 
 
 def suffixes(
-    cuts: Cuts, base: FloatArray, levels: Sequence[Level], memory_bytes: float
+    stage: Stage,
+    transfer: FloatArray,
+    workers: int,
+    end: int,
+    may_begin: Callable[[int], IntArray],
+    limit: float = inf,
 ) -> Suffixes:
-    """Solves the outermost level, first on a few cuts for a limit, then on all within it."""
-    n = len(cuts.family.size)
-    limit = inf
-    if n > COARSE and memory_bytes == inf:
-        stride = np.unique(np.linspace(0, n - 1, COARSE).astype(np.int64))
-        limit = float(_suffixes(cuts, base, levels, inf, inf, stride).seconds[-1][0])
-    limit *= 1 + TOLERANCE
-    return _suffixes(cuts, base, levels, memory_bytes, limit, np.arange(n))
+    """A(m, i) = min over cuts k and replicas q of max(stage(i, k), transfer(k), A(m - q, k)).
 
-
-def _suffixes(
-    cuts: Cuts,
-    base: FloatArray,
-    levels: Sequence[Level],
-    memory_bytes: float,
-    limit: float,
-    rows: IntArray,
-) -> Suffixes:
-    n, level = len(cuts.family.size), levels[-1]
-    inner = prod(lv.workers for lv in levels[:-1])
-    transfer = 2 * cuts.family.cut[0] / level.bytes_per_second
-    rows = rows[transfer[rows] <= limit]
-    work = cuts.family.work[0]
-    end = np.full(n, inf)
-    end[n - 1] = 0.0
-    found = Suffixes([end], [np.zeros(n, np.int64)], [np.zeros(n, np.int64)])
-    for m in range(1, level.workers + 1):
-        # what is behind must fit m components, what is in front the others
-        before, behind = (level.workers - m) * inner, m * inner
-        fits = (work[-1] - work[rows]) <= behind * limit * (1 + TOLERANCE)
-        fits &= work[rows] <= (before * limit * (1 + TOLERANCE) if before else 0.0)
-        sources = rows[fits]
+    Args:
+        stage: Of one stage.
+        transfer: Of every boundary, [cuts].
+        workers: Most components.
+        end: The last cut.
+        may_begin: Cuts from which a number of components go on to the end.
+        limit: What takes longer is of no interest.
+    """
+    n = len(transfer)
+    found = Suffixes([np.full(n, inf)], [np.zeros(n, np.int64)], [np.zeros(n, np.int64)])
+    found.seconds[0][end] = 0.0
+    ready = np.where(np.arange(n) == end, 0.0, transfer)
+    for m in range(1, workers + 1):
+        sources = may_begin(m)
         best, cut, replicas = np.full(n, inf), np.zeros(n, np.int64), np.zeros(n, np.int64)
         for q in range(1, m + 1):
-            targets = rows[found.seconds[m - q][rows] <= limit]
-            targets = targets[np.isfinite(found.seconds[m - q][targets])]
+            behind = np.maximum(ready, found.seconds[m - q])
+            targets = np.flatnonzero((behind <= limit) & (behind < inf))
             if not len(sources) or not len(targets):
                 continue
-            square = np.ix_(sources, targets)
-            sync = 2 * (q - 1) / q / level.bytes_per_second
-            reached = np.maximum(base[square], sync * cuts.weight[square] if q > 1 else 0.0) / q
-            if memory_bytes < inf:
-                reached[ceil(m / q) * cuts.held[square] > memory_bytes] = inf
-            reached = np.maximum(reached, np.maximum(transfer, found.seconds[m - q])[targets])
+            reached = stage(m, q, np.ix_(sources, targets))
+            reached = np.maximum(reached, behind[targets])
             at = reached.argmin(axis=1)
             value = reached[np.arange(len(sources)), at]
             better = value < best[sources]
@@ -220,27 +173,3 @@ def _suffixes(
         found.cut.append(cut)
         found.replicas.append(replicas)
     return found
-
-
-def least_memory(cuts: Cuts, levels: Sequence[Level]) -> list[float]:
-    """The smallest limit per device that any pipeline keeps, by outermost components from 1.
-
-    The same recurrences, with the bytes that a stage's devices hold in the place of its time and
-    links that cost nothing.
-    """
-    everyone, only = prod(level.workers for level in levels), len(levels) == 1
-    need = cuts.held
-    for number, level in enumerate(levels[:-1]):
-        counts = range(1, level.workers + 1)
-        stages = [ceil(everyone / q) * need if number == 0 else need for q in counts]
-        need = all_pairs(cuts, stages, Level(level.workers, inf)).seconds[-1]
-    end = np.full(len(need), inf)
-    end[-1] = 0.0
-    found = [end]
-    for m in range(1, levels[-1].workers + 1):
-        ways = [
-            np.maximum(ceil(m / q) * need if only else need, found[m - q]).min(axis=1)
-            for q in range(1, m + 1)
-        ]
-        found.append(np.min(ways, axis=0))
-    return [float(least[0]) for least in found[1:]]
