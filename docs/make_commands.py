@@ -14,6 +14,23 @@ HEAD = """# Commands
 What `pipec COMMAND --help` prints; `python docs/make_commands.py` rewrites this page. Every table
 has `--json` beside it. Exit status: 0 done, 1 a mistake or a limit that is told in one message, 2
 wrong usage.
+
+`pipec.toml`, in the folder or in one above it, holds defaults of a project: one table per command,
+with its long options as keys. What stands on the command line counts first; a key that the command
+or the chosen target does not have is refused. What is used is said on standard error.
+
+```toml
+[compile]
+target = "fpga"
+devices = "4xvcu118"
+
+[run]
+timeout = 60
+```
+
+A shell completes commands, targets, devices, schedules and passes after
+`eval "$(_PIPEC_COMPLETE=bash_source pipec)"` (or `zsh_source`; fish has a form of its own:
+`_PIPEC_COMPLETE=fish_source pipec | source`).
 """
 
 

@@ -8,9 +8,16 @@ import click
 from rich.console import Console
 
 from pipec.api.request import Request
+from pipec.cli.completion import complete_passes, complete_schedules
 from pipec.cli.console import output
 from pipec.cli.exploring import watched
-from pipec.cli.options import cluster_of, devices_options, load_options, model_options
+from pipec.cli.options import (
+    cluster_of,
+    devices_options,
+    load_options,
+    model_options,
+    target_option,
+)
 from pipec.cli.targets import TargetCommand, named_target, own_settings
 from pipec.cluster.cluster import Cluster, parse_cluster
 from pipec.compiler.backend import Backend, check_devices, load_backend
@@ -26,23 +33,32 @@ from pipec.report.plan import graph_text, plan_data, print_plan
 
 @click.command(cls=TargetCommand, target=named_target, declared=lambda b: b.options)
 @click.argument("model")
-@click.option("--target", default="torch", show_default=True, help="What to emit for.")
+@target_option
 @devices_options
-@click.option("--stages", type=int, help="Number of stages; as many as devices by default.")
+@click.option(
+    "--stages", type=click.IntRange(1), help="Number of stages; as many as devices by default."
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to write.")
 @click.option("--force", is_flag=True, help="Replace the output directory if pipec wrote it.")
 @click.option("--costs", type=click.Path(path_type=Path), help="Measured costs (pipec profile).")
 @click.option(
     "--schedule",
     default="fastest",
+    shell_complete=complete_schedules,
     show_default=True,
     help="A schedule; fastest: of those with a flush, one stage per device; auto: what `pipec "
     "explore` finds, over stages, replicas, microbatches, recompute and offload too.",
 )
-@click.option("--microbatches", type=int, help="Microbatches of one step; 8, with auto any.")
-@click.option("--batch", type=int, help="With auto: samples of one step.")
+@click.option(
+    "--microbatches", type=click.IntRange(1), help="Microbatches of one step; 8, with auto any."
+)
+@click.option("--batch", type=click.IntRange(1), help="With auto: samples of one step.")
 @click.option("--no-cache", is_flag=True, help="With auto: explore anew even if nothing changed.")
-@click.option("--passes", help="Pass pipeline instead of the default; see `pipec passes`.")
+@click.option(
+    "--passes",
+    shell_complete=complete_passes,
+    help="Pass pipeline instead of the default; see `pipec passes`.",
+)
 @click.option("--print-between-passes", is_flag=True, help="Print the graph after every pass.")
 @click.option("--time-passes", is_flag=True, help="Print the seconds of every pass.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan's summary as JSON.")
@@ -112,8 +128,10 @@ def _compile(request: Request, given: dict[str, Any], console: Console) -> Plan:
 def _cluster(backend: Backend, given: dict[str, Any], console: Console) -> Cluster:
     """The devices that are named, or those that the backend assumes."""
     if given["devices"] is None and given["cluster"] is None:
-        console.print(f"for {backend.devices}, as neither --devices nor --cluster is given")
-        return parse_cluster(backend.devices)
+        count, _, kind = backend.devices.partition("x")
+        assumed = f"{given['stages'] or count}x{kind}"
+        console.print(f"for {assumed}, as neither --devices nor --cluster is given")
+        return parse_cluster(assumed)
     cluster = cluster_of(given["devices"], given["cluster"])
     check_devices(backend, cluster)
     return cluster

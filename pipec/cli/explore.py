@@ -11,7 +11,13 @@ from rich.console import Console
 
 from pipec.cli.console import output
 from pipec.cli.exploring import watched
-from pipec.cli.options import cluster_of, devices_options, load_options, model_options
+from pipec.cli.options import (
+    cluster_of,
+    devices_options,
+    load_options,
+    model_options,
+    target_option,
+)
 from pipec.cli.targets import TargetCommand, named_target, own_settings
 from pipec.compiler.backend import Backend, check_devices, load_backend, settings_of
 from pipec.compiler.declared import Options
@@ -36,9 +42,11 @@ def _explored(backend: Backend) -> type[Options]:
 @click.command(cls=TargetCommand, target=named_target, declared=_explored)
 @click.argument("model")
 @devices_options
-@click.option("--target", default="torch", show_default=True, help="What to emit for.")
-@click.option("--batch", type=int, help="Samples of one step; 8 traced batches per device.")
-@click.option("--stages", type=int, help="Number of stages; any if not given.")
+@target_option
+@click.option(
+    "--batch", type=click.IntRange(1), help="Samples of one step; 8 traced batches per device."
+)
+@click.option("--stages", type=click.IntRange(1), help="Number of stages; any if not given.")
 @click.option("--microbatches", type=int, help="Microbatches of one step; any if not given.")
 @click.option("--schedules", help="Comma-separated names instead of those of the devices' family.")
 @click.option("--costs", type=click.Path(path_type=Path), help="Measured costs (pipec profile).")

@@ -6,10 +6,13 @@ import importlib
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
 from pipec.cli.early import check_first
+from pipec.cli.project import apply_defaults, project_defaults, project_file
 from pipec.errors import PipecError
 from pipec.escape import terminal
 
@@ -47,7 +50,12 @@ class _LazyGroup(click.Group):
             ctx.fail(
                 f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else "")
             )
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        file = project_file(Path.cwd())
+        if file is not None and name is not None and command is not None:
+            table = project_defaults(file, _COMMANDS).get(name, {})
+            apply_defaults(ctx, name, command, file, table, rest)
+        return name, command, rest
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Import a subcommand; None if there is none of that name."""
@@ -56,6 +64,13 @@ class _LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(f"pipec.cli.{name}").command
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the commands without importing any."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        found = _COMMANDS.items()
+        return [CompletionItem(n, help=h) for n, h in found if n.startswith(incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from pipec.cli.completion import complete_passes
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.compiler.driver import emit
 from pipec.compiler.output import check_target
@@ -19,7 +20,12 @@ from pipec.report.difference import difference
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--passes", required=True, help="Pass pipeline; see `pipec passes`.")
+@click.option(
+    "--passes",
+    required=True,
+    shell_complete=complete_passes,
+    help="Pass pipeline; see `pipec passes`.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to write.")
 @click.option("--force", is_flag=True, help="Replace the output directory if pipec wrote it.")
 @click.option("--print-ir-diff", is_flag=True, help="Print what every pass changes.")

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pipec.cli.completion import complete_devices, complete_targets
 from pipec.cluster.cluster import Cluster, parse_cluster
 from pipec.cluster.file import load_cluster
 from pipec.errors import FrontendError
@@ -68,10 +69,22 @@ def load_options(given: Mapping[str, Any]) -> LoadOptions:
     )
 
 
+target_option = click.option(
+    "--target",
+    default="torch",
+    show_default=True,
+    shell_complete=complete_targets,
+    help="What to emit for.",
+)
+"""``--target``."""
+
+
 def devices_options(function: _F) -> _F:
     """Add the two options that name devices; `cluster_of` reads them."""
     return click.option(
-        "--devices", help="Such as 4xvcu118 or 2xvcu129,2xvcu118, in pipeline order."
+        "--devices",
+        shell_complete=complete_devices,
+        help="Such as 4xvcu118 or 2xvcu129,2xvcu118, in pipeline order.",
     )(
         click.option("--cluster", type=click.Path(path_type=Path), help="Cluster file (TOML).")(
             function

@@ -73,20 +73,25 @@ class TargetCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; an option of another target is refused by its name."""
-        name = self._target(args) or self._default()
+        name = self._target(args) or ctx.lookup_default("target") or self._default()
         backend = None if name is None else load_backend(name)
         ctx.meta["own"] = [] if backend is None else _options(self._declared(backend))
+        taken = {p.name for p in self.get_params(ctx)}
+        for key in set(ctx.default_map or {}) - taken:  # of a project file
+            raise self._of_others(f"--{key.replace('_', '-')}", name, ctx)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            owners = [
-                n for n, o in self._every().items() if error.option_name in _names(o)
-            ]  # fmt: skip
-            if not owners or name is None:
+            if name is None or not self._owners(error.option_name):
                 raise
-            raise click.UsageError(
-                f"{error.option_name} is of the target {', '.join(owners)}, not of {name}", ctx
-            ) from error
+            raise self._of_others(error.option_name, name, ctx) from error
+
+    def _owners(self, option: str) -> list[str]:
+        return [n for n, options in self._every().items() if option in _names(options)]
+
+    def _of_others(self, option: str, name: str | None, ctx: click.Context) -> click.UsageError:
+        owners = ", ".join(self._owners(option))
+        return click.UsageError(f"{option} is of the target {owners}, not of {name}", ctx)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own options, and the target's."""
@@ -102,6 +107,10 @@ class TargetCommand(click.Command):
             if rows:
                 with formatter.section(f"Options of the target {name}"):
                     formatter.write_dl(rows)
+
+    def of_targets(self) -> list[click.Option]:
+        """The options that any target declares for this command."""
+        return [option for options in self._every().values() for option in options]
 
     def _default(self) -> str | None:
         return next((str(p.default) for p in self.params if p.name == "target"), None)
