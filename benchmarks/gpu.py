@@ -27,7 +27,7 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.complete import completed
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
-from pipec.compiler.profile import profile
+from pipec.compiler.profile import Profiler
 from pipec.compiler.timeline import plan_timeline
 from pipec.errors import CostError, PipecError
 from pipec.frontends.trace import Loss, trace
@@ -80,8 +80,8 @@ class Bench:
 
     def measured(self, plan: Plan, batch: Batch) -> Plan:
         """The plan with its stages' costs here."""
-        found = profile(plan, batch, Settings(adam), budget=2.0, compute=device_of(self.device))
-        return found.on(plan, self.kind)
+        found = Profiler(plan, batch, Settings(adam), compute=device_of(self.device))
+        return found.measure(2.0).on(plan, self.kind)
 
     def run(self, plan: Plan, order: Schedule, batch: Batch) -> tuple[float, int]:
         """Median seconds of a step, and the most bytes held."""

@@ -27,7 +27,7 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.complete import completed
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
-from pipec.compiler.profile import profile
+from pipec.compiler.profile import Profiler
 from pipec.compiler.timeline import plan_timeline
 from pipec.errors import PipecError
 from pipec.frontends.trace import Loss, trace
@@ -140,7 +140,7 @@ class Stubs:
         settings = sleepers(plan, seconds)
         devices = max(stages, dist.get_world_size())  # PipeFB runs a stage on two
         plan = plan.replace(cluster=parse_cluster(f"{devices}xcpu"))
-        return cls(profile(plan, batch, settings, budget=0.0).on(plan, "cpu"), batch, settings)
+        return cls(Profiler(plan, batch, settings).measure(0.0).on(plan, "cpu"), batch, settings)
 
 
 def suitable(wanted: Sequence[str], microbatches: int) -> Iterator[tuple[str, Schedule]]:

@@ -3,11 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipec.compiler.backend import load_backend
-from pipec.compiler.capabilities import model_of
+from pipec.compiler.costing import cost_table
 from pipec.compiler.pass_base import Pass
-from pipec.cost.count import count
-from pipec.cost.table import CostTable
 from pipec.plan.model import Fact, Plan
 
 
@@ -28,11 +25,4 @@ class AnnotateCost(Pass):
         """The plan with a cost per node and device type."""
         if plan.costs is not None:
             return plan
-        model = model_of(load_backend(plan.target), plan.cluster)
-        counted = count(plan.graph)
-        kinds = {d.kind: d for d in plan.cluster.devices}
-        seconds = {
-            kind: {n.name: model.seconds(n, counted[n.name], device) for n in plan.graph.calls}
-            for kind, device in kinds.items()
-        }
-        return plan.replace(costs=CostTable(counted, seconds, dict.fromkeys(kinds, model.name)))
+        return plan.replace(costs=cost_table(plan, plan.graph))

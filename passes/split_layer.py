@@ -6,13 +6,8 @@ from typing import ClassVar
 
 from torch import fx
 
-from pipec.cluster.cluster import Cluster
-from pipec.compiler.backend import load_backend
-from pipec.compiler.capabilities import model_of
+from pipec.compiler.costing import Parts, cost_table
 from pipec.compiler.pass_base import Pass
-from pipec.cost.count import count
-from pipec.cost.model import CostModel
-from pipec.cost.table import CostTable
 from pipec.errors import PassError
 from pipec.graph.ir import Graph, nbytes, origin
 from pipec.graph.split_node import is_split, is_splittable, split_node
@@ -63,12 +58,10 @@ class SplitLayer(Pass):
         return after if self._cut(after).max_load < before.max_load else plan
 
     def _split(self, plan: Plan, name: str) -> Plan:
-        assert plan.costs is not None
         if plan.target == "onnx" and origin(plan.graph.node(name)).index is not None:
             raise PassError("half of an ONNX node cannot be emitted as ONNX", where=name)
         graph = split_node(plan.graph, name, self.share)
-        model = model_of(load_backend(plan.target), plan.cluster)
-        costs = split_costs(plan.costs, graph, name, model, plan.cluster)
+        costs = cost_table(plan, graph, _parts(graph.node(name)))
         return plan.replace(graph=graph, costs=costs)
 
     def _cut(self, plan: Plan) -> Partition:
@@ -99,39 +92,8 @@ def boundary_layer(
     return layers[0] if min(neighbours, key=lambda k: seconds[k]) < slow else layers[-1]
 
 
-def split_costs(
-    costs: CostTable, graph: Graph, name: str, model: CostModel, cluster: Cluster
-) -> CostTable:
-    """The cost table of a graph in which ``name`` was split.
-
-    Args:
-        costs: Before.
-        graph: After.
-        name: The node that was split.
-        model: Times the new nodes for kinds of devices whose costs it made.
-        cluster: The devices.
-    """
-    counted = count(graph)
-    calls = {n.name: n for n in graph.calls}
-    new = [n for n in calls.values() if n.name not in costs.nodes or n.name == name]
-    nodes = {n: counted[n] if calls[n] in new else costs.nodes[n] for n in calls}
-    seconds, backward = {}, {}
-    for kind, row in costs.seconds.items():
-        device = next(d for d in cluster.devices if d.kind == kind)
-        found = {n.name: model.seconds(n, counted[n.name], device) for n in new}
-        if costs.method[kind] != model.name:
-            found |= _shares(calls[name], row[name])
-        seconds[kind] = {n: found.get(n, row.get(n, 0.0)) for n in calls}
-        if kind in costs.backward:
-            back = costs.backward[kind]
-            anew = {n.name: found[n.name] * counted[n.name].backward for n in new}
-            anew |= _shares(calls[name], back[name])
-            backward[kind] = {n: anew.get(n, back.get(n, 0.0)) for n in calls}
-    return CostTable(nodes, seconds, costs.method, backward=backward)
-
-
-def _shares(cat: fx.Node, seconds: float) -> dict[str, float]:
-    """Measured seconds of the whole, over the halves by their channels."""
+def _parts(cat: fx.Node) -> Parts:
+    """The halves that a node was split into, each with its share of the output channels."""
     halves = cat.all_input_nodes
     whole = sum(map(nbytes, halves))
-    return {half.name: seconds * nbytes(half) / whole for half in halves}
+    return {half.name: (cat.name, nbytes(half) / whole) for half in halves}

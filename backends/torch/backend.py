@@ -12,7 +12,7 @@ from pipec.backends.torch.runner import stage_runner
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.declared import Options, option
 from pipec.compiler.job import Job
-from pipec.compiler.profile import Profile, profile
+from pipec.compiler.profile import Profile, Profiler
 from pipec.compiler.stage_timing import sequential_timing
 from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, SAME_KERNELS, rounding_tolerance
 from pipec.errors import BackendError
@@ -133,4 +133,4 @@ class TorchBackend(Backend):
         compute: Device | None = None,
     ) -> Profile:
         """Measure stages, steps and messages in the runtime, on all ranks."""
-        return profile(plan, batch, settings, budget=budget, compute=compute)
+        return Profiler(plan, batch, settings, compute=compute).measure(budget)

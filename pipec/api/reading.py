@@ -1,4 +1,4 @@
-"""What a caller may hand over for a model, for devices and for a plan."""
+"""What a caller may hand over for a model and for devices."""
 
 import os
 from collections.abc import Sequence
@@ -8,12 +8,10 @@ from torch import nn
 
 from pipec.cluster.cluster import Cluster, parse_cluster
 from pipec.cluster.file import load_cluster
-from pipec.errors import ClusterError, FrontendError, PlanError
+from pipec.errors import ClusterError, FrontendError
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.load import load as load_model
 from pipec.frontends.torch_module import from_module
-from pipec.plan.model import Plan
-from pipec.plan.store import load_plan
 
 Model = nn.Module | str | os.PathLike[str] | Loaded
 Devices = str | os.PathLike[str] | Cluster | Sequence[str]
@@ -77,19 +75,4 @@ def read_cluster(devices: Devices) -> Cluster:
         "these are no devices",
         got=repr(devices),
         want='text such as "4xh100", a list of such, a path to a cluster file, or a Cluster',
-    )
-
-
-def read_plan(plan: Plan | str | os.PathLike[str]) -> Plan:
-    """A plan as it is, or the one in a directory that was written before.
-
-    Raises:
-        PlanError: It is neither.
-    """
-    if isinstance(plan, Plan):
-        return plan
-    if isinstance(plan, str | os.PathLike):
-        return load_plan(Path(plan), check_weights=False)
-    raise PlanError(
-        "this is no plan", got=type(plan).__name__, want="a Plan or a directory that holds one"
     )

@@ -131,29 +131,6 @@ def profile_emitted(
     )
 
 
-def profile(
-    plan: Plan,
-    batch: Batch,
-    settings: Settings,
-    *,
-    budget: float = 1.0,
-    compute: Device | None = None,
-) -> Profile:
-    """Measure a plan's stages on all ranks of the group, or in this process if there is none.
-
-    Args:
-        plan: With stages; differentiated if it trains.
-        batch: Inputs of a microbatch.
-        settings: With the optimizer whose steps count.
-        budget: Seconds for each stage.
-        compute: Where this rank computes; the CPU if absent.
-
-    Returns:
-        The same on every rank.
-    """
-    return Profiler(plan, batch, settings, compute=compute).measure(budget)
-
-
 def message_sizes(plan: Plan) -> list[int]:
     """Bytes of the plan's messages, eight of them at most, and of a short one.
 

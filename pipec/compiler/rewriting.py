@@ -4,12 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipec.compiler.backend import load_backend
-from pipec.compiler.capabilities import model_of
+from pipec.compiler.costing import cost_table
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.tolerance import REWRITTEN
-from pipec.cost.count import count
-from pipec.cost.table import CostTable
 from pipec.errors import PassError
 from pipec.graph.ir import Graph
 from pipec.graph.patterns import Match, Rule, matches, replace
@@ -71,29 +68,5 @@ class RewritePass(Pass):
                 hint="put it before partition",
             )
         options = {**plan.options, REWRITTEN: self.name}
-        return plan.replace(graph=graph, costs=_costs(plan, graph), options=options)
-
-
-def _costs(plan: Plan, graph: Graph) -> CostTable | None:
-    """Costs of the rewritten graph; None where the plan had none."""
-    if plan.costs is None:
-        return None
-    model, counted = model_of(load_backend(plan.target), plan.cluster), count(graph)
-    before, had = plan.graph.nodes, plan.costs.nodes
-    kept = {
-        n.name
-        for n in graph.calls
-        if had.get(n.name) == counted[n.name] and before[n.name].target == n.target
-    }
-    seconds = {}
-    for device in {d.kind: d for d in plan.cluster.devices}.values():
-        row = plan.costs.seconds[device.kind]
-        seconds[device.kind] = {
-            n.name: row[n.name] if n.name in kept else model.seconds(n, counted[n.name], device)
-            for n in graph.calls
-        }
-    backward = {
-        kind: {n: row[n] if n in kept else seconds[kind][n] * counted[n].backward for n in counted}
-        for kind, row in plan.costs.backward.items()
-    }
-    return CostTable(counted, seconds, plan.costs.method, backward=backward)
+        costs = cost_table(plan, graph) if plan.costs else None
+        return plan.replace(graph=graph, costs=costs, options=options)

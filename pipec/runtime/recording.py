@@ -16,6 +16,7 @@ from pipec.files import write_file
 from pipec.runtime.executor import Executor, Recorded
 from pipec.schedule.lanes import lanes
 from pipec.schedule.schedule import Schedule
+from pipec.simulate.draw_trace import complete, lane_names
 
 
 class Recordable(Protocol):
@@ -56,20 +57,13 @@ def measured_trace(schedule: Schedule, rows: Mapping[int, torch.Tensor]) -> dict
     """
     queue = lanes(schedule)
     start = min((float(r[:, 1].min()) for r in rows.values() if len(r)), default=0.0)
-    events: list[dict[str, Any]] = []
-    for number, lane in enumerate(queue.names):
-        where = {"pid": lane.device, "tid": number, "ph": "M"}
-        events.append({**where, "name": "process_name", "args": {"name": f"device {lane.device}"}})
-        events.append({**where, "name": "thread_name", "args": {"name": lane.name}})
+    events = lane_names(queue)
     for device, table in sorted(rows.items()):
         first = int(schedule.device_ptr[device])
         for place, begin, end, saved in table.tolist():
             index = first + int(place)
-            action = schedule[index]
-            at, where = (begin - start) * 1e6, {"pid": device, "tid": int(queue.of[index])}
-            told = {"stage": action.stage, "microbatch": _or_none(action.microbatch)}
-            event = {"name": str(action), "cat": action.kind.name, "ph": "X", "ts": at, **where}
-            events.append({**event, "dur": (end - begin) * 1e6, "args": told})
+            action, where = schedule[index], {"pid": device, "tid": int(queue.of[index])}
+            events.append(complete(action, where, (begin - start) * 1e6, (end - begin) * 1e6))
             if action.kind.is_compute:
                 counter = {"name": "saved values (bytes)", "ph": "C", "pid": device}
                 after = (end - start) * 1e6
@@ -84,7 +78,3 @@ def write_trace(schedule: Schedule, rows: Mapping[int, torch.Tensor], path: Path
         PipecError: The file cannot be written.
     """
     write_file(path, json.dumps(measured_trace(schedule, rows)))
-
-
-def _or_none(microbatch: int | None) -> int | None:
-    return None if microbatch is None or microbatch < 0 else microbatch

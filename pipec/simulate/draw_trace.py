@@ -4,12 +4,16 @@ A device is a process, a lane is a thread, an action is a complete event ("X"); 
 is a counter ("C") of the device; a message is a flow from its send to its receive.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+from pipec.schedule.action import Action
 from pipec.schedule.channels import ChannelKind
+from pipec.schedule.lanes import Lanes
 from pipec.simulate.memory import CATEGORIES
 from pipec.simulate.timeline import Timeline
 
+Event = dict[str, Any]
 _SENDS = {kind.send for kind in ChannelKind}
 _ENDS = _SENDS | {kind.receive for kind in ChannelKind}
 
@@ -21,36 +25,41 @@ def trace(timeline: Timeline, *, microseconds: float = 1e6) -> dict[str, Any]:
         timeline: What to write.
         microseconds: Per unit of the timeline's times; 1e6 if these are seconds.
     """
-    events: list[dict[str, Any]] = []
     lanes = timeline.lanes
+    events = lane_names(lanes)
     for number, lane in enumerate(lanes.names):
         where = {"pid": lane.device, "tid": number}
-        events.append(_named("process_name", f"device {lane.device}", where))
-        events.append(_named("thread_name", lane.name, where))
         for index in lanes.order[lanes.start[number] : lanes.start[number + 1]].tolist():
             events += _action(timeline, index, where, microseconds)
     events += _memory(timeline, microseconds)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _named(kind: str, name: str, where: dict[str, int]) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", **where, "args": {"name": name}}
+def lane_names(lanes: Lanes) -> list[Event]:
+    """What the devices and lanes of a schedule are called."""
+    return [
+        {"name": kind, "ph": "M", "pid": lane.device, "tid": number, "args": {"name": name}}
+        for number, lane in enumerate(lanes.names)
+        for kind, name in (
+            ("process_name", f"device {lane.device}"),
+            ("thread_name", lane.name),
+        )
+    ]
+
+
+def complete(action: Action, where: Mapping[str, int], start: float, duration: float) -> Event:
+    """One action, in microseconds."""
+    args = {k: v for k, v in action._asdict().items() if k != "kind"}
+    event = {"name": str(action), "cat": action.kind.name, "ph": "X", "args": args, **where}
+    return event | {"ts": start, "dur": duration}
 
 
 def _action(
-    timeline: Timeline, index: int, where: dict[str, int], microseconds: float
-) -> list[dict[str, Any]]:
+    timeline: Timeline, index: int, where: Mapping[str, int], microseconds: float
+) -> list[Event]:
     action, begin, end = timeline.action(index)
     start = begin * microseconds
-    args = {
-        "stage": action.stage,
-        "microbatch": action.microbatch,
-        "replica": action.replica,
-        "version": action.version,
-        "channel": action.channel,
-    }
-    event = {"name": str(action), "cat": action.kind.name, "ph": "X", "args": args, **where}
-    events = [event | {"ts": start, "dur": (end - begin) * microseconds}]
+    events = [complete(action, where, start, (end - begin) * microseconds)]
     if action.kind in _ENDS:
         s = timeline.schedule
         message = f"{s.channel[index]}.{action.microbatch}.{action.replica}.{action.version}"
@@ -59,7 +68,7 @@ def _action(
     return events
 
 
-def _memory(timeline: Timeline, microseconds: float) -> list[dict[str, Any]]:
+def _memory(timeline: Timeline, microseconds: float) -> list[Event]:
     return [
         {
             "name": "memory (bytes)",

@@ -12,7 +12,6 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.verify import verify_artifacts
-from pipec.cost.model import Roofline
 from pipec.cost.table import CostTable
 from pipec.errors import GraphError, PassError
 from pipec.frontends.torch_module import from_module
@@ -22,7 +21,7 @@ from pipec.graph.lower import lower
 from pipec.graph.rules import verify
 from pipec.graph.split_node import is_splittable, split_node
 from pipec.graph.units import placement_units
-from pipec.passes.split_layer import SplitLayer, split_costs
+from pipec.passes.split_layer import SplitLayer
 from pipec.plan.model import Plan
 from tests.toys import Builder, aten, mlp, run
 
@@ -197,7 +196,7 @@ def test_measured_backward_seconds_of_the_whole_are_those_of_the_halves() -> Non
         kind: {n: 2 * t for n, t in row.items()} for kind, row in plan.costs.seconds.items()
     }
     costs = replace(plan.costs, backward=backward)
-    graph = split_node(plan.graph, "linear1", 0.5)
-    after = split_costs(costs, graph, "linear1", Roofline(), plan.cluster)
+    after = SplitLayer(node="linear1").run(plan.replace(costs=costs)).costs
+    assert after is not None
     assert sum(after.backward["v100"].values()) == pytest.approx(2.0, rel=1e-3)
     assert after.backward["v100"]["linear1"] < 1e-3  # joins the halves, no more

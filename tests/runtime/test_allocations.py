@@ -6,7 +6,7 @@ import torch
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
-from pipec.compiler.profile import profile
+from pipec.compiler.profile import Profiler
 from pipec.compiler.timeline import plan_timeline
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
@@ -67,7 +67,7 @@ def measured(name: str, stages: int) -> tuple[Plan, Batch]:
     passes = parse_pipeline("annotate-cost,partition,insert-comm,differentiate,time-stages")
     plan = make_plan(graph, parse_cluster(f"{stages}xcpu"), passes=passes)
     batch = batches(case, graph)
-    return profile(plan, batch, Settings(adam), budget=0.0).on(plan, "cpu"), batch
+    return Profiler(plan, batch, Settings(adam)).measure(0.0).on(plan, "cpu"), batch
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "pipedream"])

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipec.errors import ScheduleError
 from pipec.schedule.build import build
-from pipec.schedule.generators.flush import one_per_device, warmed_up
+from pipec.schedule.generators.flush import alternating, warmed_up
 from pipec.schedule.schedule import LanePolicy, Placement, Schedule
 from pipec.schedule.versions import VersionRule
 
@@ -70,16 +70,6 @@ def pipedream(
     )
 
 
-def noam(replicas: Sequence[int]) -> int:
-    """Minibatches admitted per replica of the input stage: ceil(workers / its replicas).
-
-    Example:
-        >>> noam([15, 1]), noam([1, 1, 1, 1])
-        (2, 4)
-    """
-    return -(-sum(replicas) // replicas[0])
-
-
 def _check_replicas(counts: list[int], stages: int, microbatches: int) -> None:
     if len(counts) != stages or min(counts) < 1:
         raise ScheduleError(
@@ -110,11 +100,15 @@ def pipedream_2bw(stages: int, microbatches: int, update_every: int = 0) -> Sche
         raise ScheduleError(
             "2BW needs as many microbatches per update as stages", got=every, want=f">= {stages}"
         )
-    row = np.arange(microbatches)
-    rows = [warmed_up(s, row, stages - 1 - s) for s in range(stages)]
-    place, rule = one_per_device(stages), VersionRule("2bw", every)
-    options = {"update_every": every}
-    return build("pipedream-2bw", rows, microbatches, placement=place, rule=rule, options=options)
+    rule = VersionRule("2bw", every)
+    return alternating(
+        "pipedream-2bw",
+        stages,
+        microbatches,
+        lambda s: stages - 1 - s,
+        rule=rule,
+        update_every=every,
+    )
 
 
 def pipemare(
@@ -140,14 +134,13 @@ def pipemare(
             want="slots=alternating or concurrent, update_every of 1 or more",
         )
     both = slots == "concurrent"
-    row = np.arange(microbatches)
-    ahead = [2 * (stages - 1 - s) + 1 if both else stages - 1 - s for s in range(stages)]
-    return build(
+    return alternating(
         "pipemare",
-        [warmed_up(s, row, w) for s, w in enumerate(ahead)],
+        stages,
         microbatches,
-        placement=one_per_device(stages),
+        lambda s: 2 * (stages - 1 - s) + 1 if both else stages - 1 - s,
         rule=VersionRule("newest", update_every),
         lanes=LanePolicy(compute="split" if both else "shared"),
-        options={"update_every": update_every, "slots": slots},
+        update_every=update_every,
+        slots=slots,
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pipec.schedule.action import ActionKind
-from pipec.schedule.build import Ops, build
+from pipec.schedule.build import FLUSH, Ops, build
 from pipec.schedule.schedule import LanePolicy, Placement, Schedule
 from pipec.schedule.versions import VersionRule
 
@@ -55,12 +55,16 @@ def alternating(
     stages: int,
     microbatches: int,
     warm_up: Callable[[int], int],
-    rule: VersionRule,
+    *,
+    rule: VersionRule = FLUSH,
+    lanes: LanePolicy | None = None,
+    **options: object,
 ) -> Schedule:
     """1F1B with ``warm_up(stage)`` forwards ahead, one stage per device."""
     every = np.arange(microbatches)
     rows = [warmed_up(s, every, warm_up(s)) for s in range(stages)]
-    return build(name, rows, microbatches, placement=one_per_device(stages), rule=rule)
+    place = one_per_device(stages)
+    return build(name, rows, microbatches, placement=place, rule=rule, lanes=lanes, options=options)
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:
@@ -71,7 +75,7 @@ def gpipe(stages: int, microbatches: int) -> Schedule:
         0: 0F0 0F1 0B0 0B1
         1: 1F0 1F1 1B0 1B1
     """
-    return alternating("gpipe", stages, microbatches, lambda s: microbatches, VersionRule())
+    return alternating("gpipe", stages, microbatches, lambda s: microbatches)
 
 
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
@@ -79,7 +83,7 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
 
     Narayanan et al., ICML'21 (PipeDream-Flush); Fan et al., PPoPP'21 (DAPPLE).
     """
-    return alternating("1f1b", stages, microbatches, lambda s: stages - 1 - s, VersionRule())
+    return alternating("1f1b", stages, microbatches, lambda s: stages - 1 - s)
 
 
 def one_f_one_b_as(stages: int, microbatches: int) -> Schedule:
@@ -103,8 +107,7 @@ def one_f_one_b_so(stages: int, microbatches: int) -> Schedule:
 
     Takes (M+N-1)(F+B) + 2S(N-1) while 2S <= F+B; stage i (1-based) holds 2(N-i)+1.
     """
-    rule = VersionRule()
-    return alternating("1f1b-so", stages, microbatches, lambda s: 2 * (stages - 1 - s), rule)
+    return alternating("1f1b-so", stages, microbatches, lambda s: 2 * (stages - 1 - s))
 
 
 def fbp_as(stages: int, microbatches: int) -> Schedule:
@@ -114,10 +117,10 @@ def fbp_as(stages: int, microbatches: int) -> Schedule:
     slot, stage i (1-based) runs the backward of the microbatch 2(N-i)+1 slots behind its
     forward; it takes (M+2N-1)(F+B) and holds 2(N-i+1).
     """
-    every = np.arange(microbatches)
-    rows = [warmed_up(s, every, 2 * (stages - 1 - s) + 1) for s in range(stages)]
-    place, split = one_per_device(stages), LanePolicy(compute="split")
-    return build("fbp-as", rows, microbatches, placement=place, lanes=split)
+    split = LanePolicy(compute="split")
+    return alternating(
+        "fbp-as", stages, microbatches, lambda s: 2 * (stages - 1 - s) + 1, lanes=split
+    )
 
 
 def inference(stages: int, microbatches: int) -> Schedule:

@@ -12,7 +12,7 @@ Narayanan et al., SC'21 (depth first); Lamy-Poirier, MLSys'23 (breadth first); Q
 
 from pipec.errors import ScheduleError
 from pipec.schedule.build import build
-from pipec.schedule.generators.program import B, F, I, Program
+from pipec.schedule.generators.program import alternated
 from pipec.schedule.schedule import Placement, Schedule
 
 
@@ -69,7 +69,7 @@ def interleaved(
         backward = [s for size in groups for s in reversed(held) for _ in range(size)]
         hops = (1 if split else 2) * (devices - 1 - rank)
         ahead = len(forward) if whole else min(len(forward), (chunks - 1) * max(groups) + hops)
-        rows.append(_row(forward, backward, ahead, rank if split else None))
+        rows.append(alternated(forward, backward, ahead, rank if split else None))
     options = {"chunks": chunks, "order": order, "split": split}
     return build("interleaved", rows, microbatches, placement=place, options=options)
 
@@ -79,24 +79,3 @@ def _groups(microbatches: int, devices: int) -> list[int]:
     count = max(1, microbatches // devices)
     size, rest = divmod(microbatches, count)
     return [size + (g < rest) for g in range(count)]
-
-
-def _row(
-    forward: list[int], backward: list[int], ahead: int, delay: int | None
-) -> list[tuple[int, int, int]]:
-    """``ahead`` forwards, then one forward and one backward, then the rest.
-
-    With ``delay`` the backward is split, and each W runs ``delay`` backwards behind its I.
-    """
-    program = Program()
-    for stage in forward[:ahead]:
-        program.put(F, stage)
-    for turn, stage in enumerate(backward):
-        if ahead + turn < len(forward):
-            program.put(F, forward[ahead + turn])
-        program.put(B if delay is None else I, stage)
-        if delay is not None and turn >= delay:
-            program.put_w()
-    while program.due:
-        program.put_w()
-    return program.row

@@ -42,3 +42,24 @@ class Program:
                 self.row.append((waiting[0], int(W), waiting[1]))
                 break
         return self
+
+
+def alternated(
+    forward: list[int], backward: list[int], ahead: int, delay: int | None
+) -> list[tuple[int, int, int]]:
+    """``ahead`` forwards, then one forward and one backward, then the rest.
+
+    With ``delay`` the backward is split, and each W runs ``delay`` backwards behind its I.
+    """
+    program = Program()
+    for stage in forward[:ahead]:
+        program.put(F, stage)
+    for turn, stage in enumerate(backward):
+        if ahead + turn < len(forward):
+            program.put(F, forward[ahead + turn])
+        program.put(B if delay is None else I, stage)
+        if delay is not None and turn >= delay:
+            program.put_w()
+    while program.due:
+        program.put_w()
+    return program.row

@@ -11,7 +11,7 @@ Qi et al., ICLR'24 (ZB-H1, ZB-H2).
 from pipec.errors import ScheduleError
 from pipec.schedule.build import build
 from pipec.schedule.generators.flush import one_per_device
-from pipec.schedule.generators.program import F, I, Program
+from pipec.schedule.generators.program import alternated
 from pipec.schedule.schedule import Schedule
 
 
@@ -31,18 +31,8 @@ def zb_h1(stages: int, microbatches: int, memory: int = 1) -> Schedule:
         raise ScheduleError("zb-h1 has no such memory", got=memory, want="1 (N) or 2 (2N)")
     rows = []
     for stage in range(stages):
-        program, delay = Program(), stage if memory == 1 else 2 * stage + 1
+        every, delay = [stage] * microbatches, stage if memory == 1 else 2 * stage + 1
         ahead = min(memory * (stages - 1 - stage), microbatches)
-        for _ in range(ahead):
-            program.put(F, stage)
-        for turn in range(microbatches):
-            if ahead + turn < microbatches:
-                program.put(F, stage)
-            program.put(I, stage)
-            if turn >= delay:
-                program.put_w()
-        while program.due:
-            program.put_w()
-        rows.append(program.row)
+        rows.append(alternated(every, every, ahead, delay))
     place, options = one_per_device(stages), {"memory": memory}
     return build("zb-h1", rows, microbatches, placement=place, options=options)

@@ -1,0 +1,69 @@
+"""The cost table of a graph: what was known of its nodes stays, what is new is timed by a model."""
+
+from collections.abc import Iterable, Mapping
+
+from pipec.compiler.backend import load_backend
+from pipec.compiler.capabilities import model_of
+from pipec.cost.count import count
+from pipec.cost.model import CostModel
+from pipec.cost.table import CostTable
+from pipec.graph.ir import Graph
+from pipec.plan.model import Plan
+
+Parts = Mapping[str, tuple[str, float]]
+"""New node to the node of before that it is a part of, and its share of that node's seconds."""
+
+
+def cost_table(plan: Plan, graph: Graph, parts: Parts | None = None) -> CostTable:
+    """Costs of a graph that a pass has made of the plan's, on every kind of device of its cluster.
+
+    A node that is and counts as before keeps its seconds. Others take those of the backend's model;
+    parts of a node whose seconds were measured take their share of these.
+
+    Args:
+        plan: With the graph of before, and its costs if it has any.
+        graph: The new graph.
+        parts: Nodes that a measured one was taken apart into.
+
+    Raises:
+        CostError: The plan has costs, and none of a kind of device.
+    """
+    model, counted, parts = _model(plan), count(graph), parts or {}
+    before, old = plan.costs, plan.graph.nodes
+    new = [
+        n
+        for n in graph.calls
+        if not before
+        or before.nodes.get(n.name) != counted[n.name]
+        or old[n.name].target != n.target
+    ]
+    seconds, backward = dict[str, Mapping[str, float]](), dict[str, Mapping[str, float]]()
+    for device in plan.cluster.devices:
+        kind = device.kind
+        if kind in seconds:
+            continue
+        known = before.of(kind) if before else {}
+        timed = {n.name: model.seconds(n, counted[n.name], device) for n in new}
+        if before and before.method[kind] != model.name:
+            timed |= _shared(known, parts)
+        seconds[kind] = _joined(counted, timed, known)
+        if before and kind in before.backward:
+            row = before.backward[kind]
+            again = {n: s * counted[n].backward for n, s in timed.items()} | _shared(row, parts)
+            backward[kind] = _joined(counted, again, row)
+    method = before.method if before else dict.fromkeys(seconds, model.name)
+    return CostTable(counted, seconds, method, backward=backward)
+
+
+def _model(plan: Plan) -> CostModel:
+    return model_of(load_backend(plan.target), plan.cluster)
+
+
+def _joined(
+    names: Iterable[str], new: Mapping[str, float], known: Mapping[str, float]
+) -> dict[str, float]:
+    return {n: new[n] if n in new else known[n] for n in names}
+
+
+def _shared(seconds: Mapping[str, float], parts: Parts) -> dict[str, float]:
+    return {name: seconds[whole] * share for name, (whole, share) in parts.items()}
