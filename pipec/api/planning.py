@@ -7,10 +7,8 @@ from pathlib import Path
 from pipec.api.reading import Devices, Model, read_cluster, read_model
 from pipec.api.registering import register
 from pipec.api.request import Passes, Request
-from pipec.compiler.backend import Backend, check_devices, load_backend, settings_of
+from pipec.compiler.backend import Backend, check_devices, load_backend
 from pipec.explore.explore import Exploration
-from pipec.explore.rebatch import Rebatched
-from pipec.explore.search import Search
 from pipec.frontends.base import LoadOptions
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
@@ -155,12 +153,12 @@ def explore(
     told = LoadOptions(training=None, loss=loss if isinstance(loss, str) else "")
     loaded = read_model(model, inputs, loss, told)
     spec = "" if loaded.graph.source.kind == "memory" else str(model)
-    return Search(
-        Rebatched(loaded.graph, spec, told),
-        read_cluster(backend.devices if devices is None else devices), target, batch=batch,
-        schedules=tuple(schedules), stages=stages, microbatches=microbatches,
-        settings=settings_of(backend, {}, loaded.example_inputs), cached=cached,
-    ).run()[0]  # fmt: skip
+    cluster = read_cluster(backend.devices if devices is None else devices)
+    request = Request(
+        backend, cluster, "auto", stages, microbatches, batch, cached=cached,
+        schedules=tuple(schedules),
+    )  # fmt: skip
+    return request.search(loaded, spec, told).run()[0]
 
 
 def _own(schedule: Callable[..., object]) -> str:

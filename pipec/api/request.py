@@ -10,6 +10,7 @@ from pipec.compiler.driver import default_passes, make_plan
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import Observer, parse_pipeline
 from pipec.cost.file import load_costs
+from pipec.cost.table import CostTable
 from pipec.errors import PassError, PipecError
 from pipec.explore.rebatch import Rebatched
 from pipec.explore.search import Search
@@ -35,6 +36,7 @@ class Request:
         costs: A file of measured costs.
         settings: Options of the target.
         cached: With ``auto``: whether an equal exploration of before is taken.
+        schedules: With ``auto``: names instead of those of the devices' family.
 
     Raises:
         PipecError: An option has no effect beside the others.
@@ -50,6 +52,7 @@ class Request:
     costs: Path | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     cached: bool = True
+    schedules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         beside = {"schedule": self.schedule != "fastest", "stages": self.stages is not None,
@@ -115,17 +118,25 @@ class Request:
             observe: Told after every pass.
             search: Runs an exploration.
         """
-        settings = settings_of(self.backend, self.settings, loaded.example_inputs)
-        costs = load_costs(self.costs, loaded.graph) if self.costs is not None else None
         if self.explores and loaded.graph.outputs_of(OutputKind.LOSS):
-            return search(
-                Search(
-                    Rebatched(loaded.graph, spec, told), self.cluster, self.backend.name,
-                    batch=self.batch, stages=self.stages, microbatches=self.microbatches,
-                    costs=costs, settings=settings, cached=self.cached,
-                )
-            )  # fmt: skip
+            return search(self.search(loaded, spec, told))
+        costs, settings = self._costs(loaded), self._settings(loaded)
         return make_plan(
             loaded.graph, self.cluster, self.backend.name, passes=self.pipeline(), costs=costs,
             options=settings, observe=observe,
         )  # fmt: skip
+
+    def search(self, loaded: Loaded, spec: str, told: LoadOptions) -> Search:
+        """The exploration of all that is left open; arguments as of `plan`."""
+        return Search(
+            Rebatched(loaded.graph, spec, told), self.cluster, self.backend.name,
+            batch=self.batch, schedules=self.schedules, stages=self.stages,
+            microbatches=self.microbatches, costs=self._costs(loaded),
+            settings=self._settings(loaded), cached=self.cached,
+        )  # fmt: skip
+
+    def _costs(self, loaded: Loaded) -> CostTable | None:
+        return None if self.costs is None else load_costs(self.costs, loaded.graph)
+
+    def _settings(self, loaded: Loaded) -> dict[str, object]:
+        return settings_of(self.backend, self.settings, loaded.example_inputs)

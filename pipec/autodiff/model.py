@@ -18,6 +18,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pipec.graph.ir import (
     Graph,
@@ -31,6 +32,7 @@ from pipec.graph.ir import (
 from pipec.graph.lower import lower
 from pipec.graph.structure import structural_key
 
+_End = TypeVar("_End", GraphInput, GraphOutput)
 KINDS = ("F", "B", "I", "W")
 """The training graphs of a stage."""
 
@@ -140,16 +142,24 @@ def shared(training: Training, original: Graph, twin: Graph) -> Training:
     Returns:
         Graphs that share their modules with ``training`` and carry the names of ``twin``.
     """
-    reads = {(a.kind, a.name): b.name for a, b in zip(original.inputs, twin.inputs, strict=True)}
-    yields = {(a.kind, a.name): b.name for a, b in zip(original.outputs, twin.outputs, strict=True)}
+    entering, leaving = dict[tuple[str, str], str](), dict[tuple[str, str], str]()
+    for mine, other in zip(original.inputs, twin.inputs, strict=True):
+        entering[mine.kind, mine.name] = other.name
+        if mine.kind in _GRADIENT_OF:
+            leaving[_GRADIENT_OF[mine.kind], mine.name] = other.name
+    for o, other_o in zip(original.outputs, twin.outputs, strict=True):
+        leaving[o.kind, o.name] = other_o.name
+        if o.kind in (OutputKind.VALUE, OutputKind.LOSS):
+            entering[InputKind.GRADIENT, o.name] = other_o.name
 
     def renamed(graph: Graph) -> Graph:
         """A graph of the twin under the names of this stage, with the weights that it reads."""
-        inputs = tuple(_rename_input(i, reads, yields) for i in graph.inputs)
+        inputs = tuple(_under(i, entering) for i in graph.inputs)
+        outputs = tuple(_under(o, leaving) for o in graph.outputs)
         read = {i.name for i in inputs if i.kind.is_weight}
         return graph.replace(
             inputs=inputs,
-            outputs=tuple(_rename_output(o, reads, yields) for o in graph.outputs),
+            outputs=outputs,
             weights={n: w for n, w in twin.weights.items() if n in read},
             tied={n: t for n, t in twin.tied.items() if n in read},
         )
@@ -157,32 +167,15 @@ def shared(training: Training, original: Graph, twin: Graph) -> Training:
     return Training(**{kind: renamed(graph) for kind, graph in training.graphs.items()})
 
 
-def _rename_input(
-    i: GraphInput,
-    reads: Mapping[tuple[InputKind, str], str],
-    yields: Mapping[tuple[OutputKind, str], str],
-) -> GraphInput:
-    if i.kind is InputKind.SAVED:
-        return i
-    if i.kind is InputKind.GRADIENT:
-        return dataclasses.replace(i, name=_of_gradient(i.name, yields))
-    return dataclasses.replace(i, name=reads[i.kind, i.name])
+def _under(end: _End, names: Mapping[tuple[str, str], str]) -> _End:
+    """An end of a graph under another stage's name; saved values keep theirs."""
+    if end.kind == OutputKind.SAVED:
+        return end
+    return dataclasses.replace(end, name=names[end.kind, end.name])
 
 
-def _rename_output(
-    o: GraphOutput,
-    reads: Mapping[tuple[InputKind, str], str],
-    yields: Mapping[tuple[OutputKind, str], str],
-) -> GraphOutput:
-    if o.kind is OutputKind.SAVED:
-        return o
-    if o.kind is OutputKind.GRADIENT:
-        return dataclasses.replace(o, name=reads[InputKind.VALUE, o.name])
-    if o.kind is OutputKind.WEIGHT_GRADIENT:
-        return dataclasses.replace(o, name=reads[InputKind.PARAMETER, o.name])
-    return dataclasses.replace(o, name=yields[o.kind, o.name])
-
-
-def _of_gradient(name: str, yields: Mapping[tuple[OutputKind, str], str]) -> str:
-    value = yields.get((OutputKind.VALUE, name))
-    return value if value is not None else yields[OutputKind.LOSS, name]
+_GRADIENT_OF = {
+    InputKind.VALUE: OutputKind.GRADIENT,
+    InputKind.PARAMETER: OutputKind.WEIGHT_GRADIENT,
+}
+"""What a stage reads to what its backward yields under that name."""

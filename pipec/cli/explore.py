@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from pipec.api.request import Request
 from pipec.cli.console import output
 from pipec.cli.exploring import watched
 from pipec.cli.options import (
@@ -19,12 +20,10 @@ from pipec.cli.options import (
     target_option,
 )
 from pipec.cli.targets import TargetCommand, named_target, own_settings
-from pipec.compiler.backend import Backend, check_devices, load_backend, settings_of
+from pipec.compiler.backend import Backend, check_devices, load_backend
 from pipec.compiler.declared import Options
-from pipec.cost.file import load_costs
 from pipec.errors import NoLossError
 from pipec.explore.beside import judge
-from pipec.explore.rebatch import Rebatched
 from pipec.explore.search import Search
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.load import load
@@ -96,18 +95,12 @@ def _search(given: dict[str, Any], own: dict[str, Any], console: Console) -> Sea
     options = load_options({**given, "training": True})
     with console.status(f"reading {given['model']}"):
         loaded, options = _read(given["model"], options, console)
-    return Search(
-        Rebatched(loaded.graph, given["model"], options),
-        cluster,
-        given["target"],
-        batch=given["batch"],
-        schedules=tuple((given["schedules"] or "").split(",")) if given["schedules"] else (),
-        stages=given["stages"],
-        microbatches=given["microbatches"],
-        costs=load_costs(given["costs"], loaded.graph) if given["costs"] else None,
-        settings=settings_of(backend, own, loaded.example_inputs),
-        cached=not given["no_cache"],
-    )
+    request = Request(
+        backend, cluster, "auto", settings=own, cached=not given["no_cache"],
+        schedules=tuple(given["schedules"].split(",")) if given["schedules"] else (),
+        **{n: given[n] for n in ("stages", "microbatches", "batch", "costs")},
+    )  # fmt: skip
+    return request.search(loaded, given["model"], options)
 
 
 def _read(model: str, options: LoadOptions, console: Console) -> tuple[Loaded, LoadOptions]:

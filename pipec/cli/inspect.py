@@ -1,8 +1,8 @@
 """``pipec inspect``: what is in an output directory."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,7 +10,6 @@ from pipec.cli.console import output
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.compiler.backend import lacking, load_backend
 from pipec.compiler.capabilities import Cycles
-from pipec.compiler.cycles import StageCycles
 from pipec.errors import PlanError
 from pipec.escape import terminal
 from pipec.graph.ir import Graph
@@ -37,48 +36,35 @@ from pipec.report.plan_data import plan_data, stage_data
 )
 @click.option("--together", is_flag=True, help="With --cycles: also all stages and their links.")
 @allow_namespace_option
-def command(
-    *,
-    directory: Path,
-    as_json: bool,
-    stage: int | None,
-    with_graph: bool,
-    phase: str | None,
-    heaviest: int,
-    cycles: bool,
-    together: bool,
-    allow_namespace: tuple[str, ...],
-) -> None:
+def command(directory: Path, **given: Any) -> None:
     """Show stages, balance, cuts, heaviest nodes and memory of the plan in DIRECTORY."""
-    allowed = import_namespaces(allow_namespace)
+    stage, heaviest, as_json = given["stage"], given["heaviest"], given["as_json"]
+    allowed = import_namespaces(given["allow_namespace"])
     plan = load_plan(directory, allowed=allowed, check_weights=False)
     chosen = plan.stages if stage is None else (_stage(plan, stage),)
-    if cycles:
+    if given["cycles"]:
         target = load_backend(plan.target)
         if not isinstance(target, Cycles):
             raise lacking(target, Cycles, "--cycles")
-        found = target.cycles(plan, directory, together=together)
+        found = target.cycles(plan, directory, together=given["together"])
         some = found if stage is None else [found[stage]]
-        _show_cycles(some, as_json=as_json, heaviest=heaviest)
+        if as_json:
+            click.echo(json.dumps([c.to_json() for c in some], indent=2))
+        else:
+            print_cycles(some, output(), heaviest)
         return
+    drawn = chosen if given["with_graph"] or (stage is not None and not as_json) else ()
+    graphs = {str(s.index): graph_text(_graph(s, given["phase"])) for s in drawn}
     if as_json:
         data = plan_data(plan, heaviest) if stage is None else stage_data(plan, chosen[0])
-        if with_graph:
-            data["graphs"] = {str(s.index): graph_text(_graph(s, phase)) for s in chosen}
+        if given["with_graph"]:
+            data["graphs"] = graphs
         click.echo(json.dumps(data, indent=2))
         return
     if stage is None:
         print_plan(plan, output(), heaviest)
-    if with_graph or stage is not None:
-        for s in chosen:
-            click.echo(terminal(graph_text(_graph(s, phase))))
-
-
-def _show_cycles(found: Sequence[StageCycles], *, as_json: bool, heaviest: int) -> None:
-    if as_json:
-        click.echo(json.dumps([c.to_json() for c in found], indent=2))
-        return
-    print_cycles(found, output(), heaviest)
+    for text in graphs.values():
+        click.echo(terminal(text))
 
 
 def _graph(stage: Stage, phase: str | None) -> Graph:

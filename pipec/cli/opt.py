@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -30,35 +31,27 @@ from pipec.report.difference import difference
 @click.option("--force", is_flag=True, help="Replace the output directory if pipec wrote it.")
 @click.option("--print-ir-diff", is_flag=True, help="Print what every pass changes.")
 @allow_namespace_option
-def command(
-    directory: Path,
-    *,
-    passes: str,
-    output: Path | None,
-    force: bool,
-    print_ir_diff: bool,
-    allow_namespace: tuple[str, ...],
-) -> None:
+def command(directory: Path, **given: Any) -> None:
     """Run passes on the plan in DIRECTORY, each of them verified, and write the new plan.
 
     Without -o nothing is written, and it is shown what changed from the first pass to the last.
     """
-    pipeline = parse_pipeline(passes)
+    pipeline, output, force = parse_pipeline(given["passes"]), given["output"], given["force"]
     if output is not None:
         check_target(output, force=force)
-    plan = load_plan(directory, allowed=import_namespaces(allow_namespace))
+    plan = load_plan(directory, allowed=import_namespaces(given["allow_namespace"]))
 
     def observe(done: Pass, before: Plan, after: Plan, seconds: float) -> None:
         """Tell what a pass has changed."""
         del seconds
-        if print_ir_diff:
+        if given["print_ir_diff"]:
             _tell(f"after {done}", before, after)
 
     after = run_passes(pipeline, _undecided(plan, pipeline), observe)
     if output is not None:
         emit(after, output, force=force)
         click.echo(f"wrote {output}")
-    elif not print_ir_diff:
+    elif not given["print_ir_diff"]:
         _tell("after all passes", plan, after)
 
 

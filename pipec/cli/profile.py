@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pipec.cli.options import load_options, model_options
-from pipec.cli.profile_stages import StageOptions, profile_stages
+from pipec.cli.profile_stages import profile_stages
 from pipec.cluster.presets import PRESETS
 from pipec.cluster.units import show
 from pipec.cost.file import save_costs
@@ -40,43 +40,26 @@ from pipec.graph.ir import origin
 @click.option("--seconds", default=2.0, show_default=True, help="DIRECTORY: for each stage.")
 @click.option("--heaviest", default=10, show_default=True, help="Nodes to list.")
 @model_options
-def command(
-    model: str,
-    device: str,
-    kind: str | None,
-    output: Path,
-    repeats: int,
-    warmup: int,
-    costs: Path | None,
-    optimizer: str,
-    local: bool,
-    seconds: float,
-    heaviest: int,
-    trust: bool,
-    **given: Any,
-) -> None:
+def command(model: str, **given: Any) -> None:
     """Run every node of MODEL on this machine and write a cost file for --costs.
 
     Nodes with the same op on the same types share a median. Where MODEL is a DIRECTORY that
     `pipec compile` wrote, its stages' graphs, optimizer steps and messages are measured too, one
     process per device: compile again with the cost file, and the predictions are of this machine.
     """
-    how = Measuring(device, warmup, repeats)
+    device = given["device"]
+    how = Measuring(device, given["warmup"], given["repeats"])
     if Path(model).is_dir():
-        here, out = Path(model), output
-        profile_stages(
-            StageOptions(here, out, costs, kind, device, optimizer, local, seconds, how, trust),
-            _machine(device),
-        )
+        profile_stages(Path(model), given, how, _machine(device))
         return
-    kind = (kind or this_kind(device)).lower()
+    kind = str(given["kind"] or this_kind(device)).lower()
     console = Console(stderr=True)
     with console.status(f"reading {model}"):
-        loaded = load(model, load_options({**given, "trust": trust}))
+        loaded = load(model, load_options(given))
     table = _measured(loaded, kind, how, console)
-    save_costs(output, table, loaded.graph, _machine(device))
-    _summary(loaded, table, kind, heaviest)
-    console.print(f"wrote [bold]{output}[/], times for devices of kind [bold]{kind}[/]")
+    save_costs(given["output"], table, loaded.graph, _machine(device))
+    _summary(loaded, table, kind, given["heaviest"])
+    console.print(f"wrote [bold]{given['output']}[/], times for devices of kind [bold]{kind}[/]")
 
 
 def this_kind(device: str) -> str:

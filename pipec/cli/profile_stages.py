@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -27,63 +27,40 @@ from pipec.runtime.executor import Settings
 from pipec.runtime.ranks import start_ranks
 
 
-@dataclass(frozen=True)
-class StageOptions:
-    """What the command line says of stages.
-
-    Attributes:
-        directory: What ``pipec compile -o`` wrote.
-        output: Cost file to write.
-        costs: Cost file with the nodes' times; measured anew if absent.
-        kind: Device kind that the times stand for; the plan's if absent.
-        device: ``cpu`` or ``cuda``.
-        optimizer: By text, as ``pipec run`` takes it.
-        local: One process measures all stages, one after the other.
-        budget: Seconds per stage.
-        how: How nodes are measured.
-        trust: Whether to allow formats that run code on load.
-    """
-
-    directory: Path
-    output: Path
-    costs: Path | None
-    kind: str | None
-    device: str
-    optimizer: str
-    local: bool
-    budget: float
-    how: Measuring
-    trust: bool
-
-
-def profile_stages(options: StageOptions, machine: str) -> None:
+def profile_stages(directory: Path, given: Mapping[str, Any], how: Measuring, machine: str) -> None:
     """Measure nodes, stages, steps and messages of a plan, and write one cost file.
 
     Started by torchrun this is one rank; otherwise it starts torchrun itself.
+
+    Args:
+        directory: What ``pipec compile -o`` wrote.
+        given: The options of ``pipec profile`` by name.
+        how: How nodes are measured.
+        machine: What they are measured on, for people.
 
     Raises:
         CostError: The devices of the plan are of several kinds, or there is no GPU.
         PipecError: The directory, the model or the cost file cannot be read.
     """
-    plan = load_plan(options.directory)
+    plan = load_plan(directory)
     target = load_backend(plan.target)
     if target.simulates:
         raise CostError(
             f"the stages of the target {target.name} are simulated here: their seconds are not "
             "those of its devices",
-            where=options.directory,
+            where=directory,
             hint="pipec inspect shows what is predicted",
         )
-    if options.device == "cuda" and not torch.cuda.is_available():
+    if given["device"] == "cuda" and not torch.cuda.is_available():
         raise CostError("this machine has no usable GPU", got="cuda", hint="use --device cpu")
-    kind = options.kind or _only_kind(plan)
+    kind = given["kind"] or _only_kind(plan)
     world = 1 if plan.placement is None else plan.placement.devices
-    if options.local or world == 1 or not isinstance(target, Profiles):
-        _measure(options, plan, kind, machine)
+    if given["local"] or world == 1 or not isinstance(target, Profiles):
+        _measure(directory, given, how, machine, plan, kind)
     elif "RANK" in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
-        with process_group(device=options.device):
-            _measure(options, plan, kind, machine)
+        with process_group(device=given["device"]):
+            _measure(directory, given, how, machine, plan, kind)
     else:
         start_ranks(world)
 
@@ -99,32 +76,39 @@ def _only_kind(plan: Plan) -> str:
     return kinds[0]
 
 
-def _measure(options: StageOptions, plan: Plan, kind: str, machine: str) -> None:
-    check_runnable(options.directory, plan.graph.source, plan.target, None, trust=options.trust)
-    loaded = reload(plan.graph.source, trust=options.trust)
+def _measure(
+    directory: Path,
+    given: Mapping[str, Any],
+    how: Measuring,
+    machine: str,
+    plan: Plan,
+    kind: str,
+) -> None:
+    check_runnable(directory, plan.graph.source, plan.target, None, trust=given["trust"])
+    loaded = reload(plan.graph.source, trust=given["trust"])
     first = not dist.is_initialized() or dist.get_rank() == 0
-    nodes = _nodes(options, loaded, kind) if first else None
+    nodes = _nodes(given["costs"], loaded, kind, how) if first else None
     inputs: Mapping[str, torch.Tensor] = loaded.example_inputs
-    settings = Settings(optimizer_from_text(options.optimizer))
+    settings = Settings(optimizer_from_text(given["optimizer"]))
     target = load_backend(plan.target)
     if isinstance(target, Profiles):
-        compute = device_of(local_device(options.device))
+        compute = device_of(local_device(given["device"]))
         found = target.profile(
-            plan, lambda _: inputs, settings, budget=options.budget, compute=compute
+            plan, lambda _: inputs, settings, budget=given["seconds"], compute=compute
         )
     else:
-        stages = target.load(plan, options.directory).stages
-        found = profile_emitted(plan, stages, inputs, options.budget)
+        stages = target.load(plan, directory).stages
+        found = profile_emitted(plan, stages, inputs, given["seconds"])
     if nodes is not None:
-        save_costs(options.output, found.added(nodes, kind), loaded.graph, machine)
+        save_costs(given["output"], found.added(nodes, kind), loaded.graph, machine)
         _tell(plan, found)
-        click.echo(f"wrote {options.output}, times for devices of kind {kind}")
+        click.echo(f"wrote {given['output']}, times for devices of kind {kind}")
 
 
-def _nodes(options: StageOptions, loaded: Loaded, kind: str) -> CostTable:
-    if options.costs is not None:
-        return load_costs(options.costs, loaded.graph)
-    return measured_costs(loaded.graph, loaded.example_inputs, kind, options.how)
+def _nodes(costs: Path | None, loaded: Loaded, kind: str, how: Measuring) -> CostTable:
+    if costs is not None:
+        return load_costs(costs, loaded.graph)
+    return measured_costs(loaded.graph, loaded.example_inputs, kind, how)
 
 
 def _tell(plan: Plan, found: Profile) -> None:

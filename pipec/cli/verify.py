@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pipec.cli.console import output
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.compiler.backend import check_runnable, lacking, load_backend
 from pipec.compiler.capabilities import Cycles
-from pipec.compiler.verify import Streams, VerifyReport, verify_artifacts
+from pipec.compiler.verify import Streams, verify_artifacts
 from pipec.frontends.reload import reload
 from pipec.plan.manifest import read_manifest, source_of
 from pipec.plan.model import Plan
@@ -37,18 +38,7 @@ from pipec.report.verification import print_report
     help="Run all stages at once, joined by pipes, on so many frames, where stages can stream.",
 )
 @allow_namespace_option
-def command(
-    *,
-    directory: Path,
-    as_json: bool,
-    model: str | None,
-    trust: bool,
-    seed: int,
-    tolerance: float | None,
-    timed: bool,
-    chain: int | None,
-    allow_namespace: tuple[str, ...],
-) -> None:
+def command(directory: Path, **given: Any) -> None:
     """Run the stages in DIRECTORY in a chain against the original model, on random inputs.
 
     Of a training plan the gradients are compared too, and what updates add where they are emitted.
@@ -58,8 +48,9 @@ def command(
     With --timed, run each stage's golden data instead, streams as deep as declared, and compare
     the cycle of every handshake with the simulator's; exit status 1 if any differs.
     """
-    allowed = import_namespaces(allow_namespace)
-    if timed:
+    model, trust, as_json = given["model"], given["trust"], given["as_json"]
+    allowed = import_namespaces(given["allow_namespace"])
+    if given["timed"]:
         plan = load_plan(directory, allowed=allowed, check_weights=False)
         check_runnable(directory, None, plan.target, None, trust=trust)
         _timed(plan, directory, as_json=as_json)
@@ -71,17 +62,17 @@ def command(
     reading = f"reading {model or source.location}"
     # Whatever the model's own code prints must not end up in our output.
     with console.status(reading) as status, contextlib.redirect_stdout(sys.stderr):
-        told: dict[str, Any] = {"seed": seed, "tolerance": tolerance, "progress": status.update}
+        told = {"progress": status.update, **{n: given[n] for n in ("seed", "tolerance")}}
         reference = reload(source, spec=model, trust=trust)
-        if chain is None:
+        if given["chain"] is None:
             report = verify_artifacts(directory, reference, allowed=allowed, **told)
         else:
             plan = load_plan(directory, allowed=allowed)
             target = load_backend(plan.target)
             if not isinstance(target, Streams):
                 raise lacking(target, Streams, "--chain")
-            report = target.verify_chain(plan, directory, reference, chain, **told)
-    _show(report, as_json=as_json)
+            report = target.verify_chain(plan, directory, reference, given["chain"], **told)
+    _show(report.to_json(), lambda: print_report(report, output()), as_json=as_json)
     if not report.ok:
         raise SystemExit(1)
 
@@ -91,16 +82,14 @@ def _timed(plan: Plan, directory: Path, *, as_json: bool) -> None:
     if not isinstance(target, Cycles):
         raise lacking(target, Cycles, "--timed")
     found = target.check_cycles(plan, directory)
-    if as_json:
-        click.echo(json.dumps([c.to_json() for c in found], indent=2))
-    else:
-        print_checks(found, output())
+    told = [c.to_json() for c in found]
+    _show(told, lambda: print_checks(found, output()), as_json=as_json)
     if not all(c.ok for c in found):
         raise SystemExit(1)
 
 
-def _show(report: VerifyReport, *, as_json: bool) -> None:
+def _show(data: object, show: Callable[[], None], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(report.to_json(), indent=2))
+        click.echo(json.dumps(data, indent=2))
     else:
-        print_report(report, output())
+        show()
