@@ -1,46 +1,111 @@
 """Stages of a model that was an ONNX file: its own nodes, under their own names."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from torch import Tensor
+
 from pipec.backends.onnx.files import Names, apart
+from pipec.compiler.chain import StageRunner
+from pipec.compiler.sizes import compare_sizes
 from pipec.errors import BackendError
-from pipec.frontends.onnx.frontend import evaluate_file
+from pipec.frontends.base import Loaded
+from pipec.frontends.onnx.axes import declared_axes, grow
+from pipec.frontends.onnx.frontend import Original, evaluate_file
 from pipec.frontends.onnx.submodel import Assembler, Part
 from pipec.frontends.reload import load_options
+from pipec.graph.axes import Axis, most_open
 from pipec.graph.ir import Graph, InputKind, OutputKind, origin
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage
 
 
-def assembled_stages(plan: Plan) -> Iterator[tuple[Stage, Part, Names]]:
-    """Every stage as a model of its own, with its names; the source file is read again.
+class Assembly:
+    """The source of a plan, read again, as stages that leave open what axes they can.
+
+    Args:
+        plan: Of an ONNX file.
+
+    Attributes:
+        axes: The axes that the file leaves open.
 
     Raises:
-        FrontendError: The source cannot be read, or a cut goes through one of its nodes.
+        FrontendError: The source cannot be read.
         BackendError: The file is not the one that was compiled.
     """
-    source = plan.graph.source
-    evaluation = evaluate_file(Path(source.location), load_options(source))
-    if evaluation.model.digest() != source.sha256:
-        raise BackendError("the ONNX file changed while it was compiled", got=source.location)
-    traced = {k for n in plan.graph.calls if (k := origin(n).index) is not None}
-    assembler = Assembler(evaluation, plan.graph.weights, traced)
-    nodes = plan.graph.nodes
-    called: dict[str, str] = {c.value: assembler.name_of(nodes[c.value]) for c in plan.channels}
-    for stage in plan.stages:
-        graph = lower(stage.graph).graph
-        names, passed_on = _names(graph, called)
-        indices = {k for n in graph.calls if (k := origin(n).index) is not None}
-        outputs = dict.fromkeys(names.outputs.values())
-        part = assembler.part(
-            f"stage{stage.index}",
-            indices,
-            names.inputs.values(),
-            [n for n in outputs if n not in passed_on],
-            passed_on,
-        )
-        yield stage, part, names
+
+    def __init__(self, plan: Plan) -> None:
+        source = plan.graph.source
+        self._plan, self._options = plan, load_options(source)
+        self._evaluation = evaluate_file(Path(source.location), self._options)
+        if self._evaluation.model.digest() != source.sha256:
+            raise BackendError("the ONNX file changed while it was compiled", got=source.location)
+        self._growth = grow(self._evaluation, (), self._options)
+        self.axes = most_open(declared_axes(self._evaluation, self._options), self._attempt)
+        self._growth = grow(self._evaluation, self.axes.open, self._options)
+
+    def _attempt(self, axes: Sequence[Axis]) -> None:
+        self._growth = grow(self._evaluation, axes, self._options)
+        for _ in self.stages():
+            pass
+
+    def fix(self, why: str) -> None:
+        """Leave no axis open."""
+        self.axes = self.axes.all_fixed(why)
+        self._growth = grow(self._evaluation, (), self._options)
+
+    def stages(self) -> Iterator[tuple[Stage, Part, Names]]:
+        """Every stage as a model of its own, with its names.
+
+        Raises:
+            FrontendError: A cut goes through one of the file's nodes, or a stage cannot have the
+                axes open.
+        """
+        plan = self._plan
+        traced = {k for n in plan.graph.calls if (k := origin(n).index) is not None}
+        assembler = Assembler(self._evaluation, plan.graph.weights, traced, self._growth)
+        nodes = plan.graph.nodes
+        called: dict[str, str] = {c.value: assembler.name_of(nodes[c.value]) for c in plan.channels}
+        for stage in plan.stages:
+            graph = lower(stage.graph).graph
+            names, passed_on = _names(graph, called)
+            indices = {k for n in graph.calls if (k := origin(n).index) is not None}
+            outputs = dict.fromkeys(names.outputs.values())
+            part = assembler.part(
+                f"stage{stage.index}",
+                indices,
+                names.inputs.values(),
+                [n for n in outputs if n not in passed_on],
+                passed_on,
+            )
+            yield stage, part, names
+
+    def check(self, runners: Sequence[StageRunner], tolerance: float) -> None:
+        """Run the emitted stages and the file at other sizes of the open axes.
+
+        Args:
+            runners: The stages.
+            tolerance: Largest relative error of an output.
+
+        Raises:
+            PipecError: An output is off, or the file itself runs at no other size.
+        """
+        written, inputs = self._evaluation.model.written, self._evaluation.inputs
+        examples = {n: v for n, v in inputs.items() if isinstance(v, Tensor)}
+        original = Original(written, inputs)
+        sizes = [*self._growth.sizes, {a.name: 1 for a in self.axes.open}]
+        self.axes = replace(self.axes, checked=tuple(sizes))
+        model = Loaded(self._plan.graph, examples, original)
+        found = list(compare_sizes(self._plan, runners, model, self.axes, tolerance))
+        wrong = [b for _, b in found if not b.ok]
+        ran = [s for s in sizes if any(s == at for at, _ in found)]
+        if wrong:
+            told = f"{wrong[0].name} is off by {wrong[0].relative_error:.2g}"
+            raise BackendError("the stages differ from the file", got=told)
+        if ran in ([], sizes[-1:]):
+            raise BackendError("onnxruntime runs the file itself at no other size")
+        self.axes = replace(self.axes, checked=tuple(ran))
 
 
 def _names(graph: Graph, called: dict[str, str]) -> tuple[Names, dict[str, str]]:

@@ -1,21 +1,23 @@
 """``--target onnx``: one model file per stage for onnxruntime or any other ONNX engine."""
 
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import onnx
 from torch import Tensor
 
-from pipec.backends.onnx.assembled import assembled_stages
+from pipec.backends.onnx.assembled import Assembly
 from pipec.backends.onnx.exported import StageExporter
 from pipec.backends.onnx.files import Names, check_file, check_shapes, write_model
 from pipec.backends.onnx.runner import onnx_runner, session
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.stage_timing import sequential_timing
 from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, rounding_tolerance
-from pipec.errors import BackendError
+from pipec.errors import BackendError, PipecError
 from pipec.graph.arrays import ONNX_TYPES, Array
+from pipec.graph.axes import Axes, reason
 from pipec.graph.ir import OutputKind, origin, tensors
 from pipec.graph.lower import lower
 from pipec.graph.rules import OWN_NAMESPACES
@@ -86,16 +88,31 @@ class OnnxBackend(Backend):
                 "rewritten ONNX nodes cannot be emitted as ONNX",
                 where=f"pass {plan.options[REWRITTEN]}",
             )
-        for stage, proto, weights, names in _stages(plan):
-            folder = directory / stage_folder(stage.index)
-            folder.mkdir()
-            proto.graph.name = folder.name
-            names.write(folder / "names.json")
-            path = _file(directory, stage.index)
-            check_shapes(proto, weights)
-            write_model(proto, weights, path)
-            check_file(path)
-            session(path)
+        if plan.graph.source.kind != "onnx":
+            _write(directory, _exported(plan))
+            return
+        assembly = Assembly(plan)
+        try:
+            self._write_source(plan, directory, assembly)
+        except PipecError as error:
+            if not assembly.axes.open:
+                raise
+            for stage in plan.stages:
+                shutil.rmtree(directory / stage_folder(stage.index), ignore_errors=True)
+            assembly.fix(reason(error))
+            self._write_source(plan, directory, assembly)
+
+    def _write_source(self, plan: Plan, directory: Path, assembly: Assembly) -> None:
+        """Write the file's own nodes; with open axes, run them at other sizes too.
+
+        Raises:
+            PipecError: A stage is refused, or differs from the file at another size.
+        """
+        _write(directory, _assembled(assembly))
+        if assembly.axes.open:
+            emitted = self.load(plan, directory)
+            assembly.check(emitted.stages, emitted.tolerance)
+        assembly.axes.write(directory)
 
     def load(self, plan: Plan, directory: Path) -> Emitted:
         """The emitted models as functions, run by onnxruntime.
@@ -112,7 +129,12 @@ class OnnxBackend(Backend):
             for s in plan.stages
         ]
         # Other kernels than the reference's: sums in another order, fused operations.
-        return Emitted(runners, rounding_tolerance(plan.graph, OTHER_KERNELS))
+        tolerance = rounding_tolerance(plan.graph, OTHER_KERNELS)
+        return Emitted(runners, tolerance, axes=Axes.read(directory, plan.graph))
+
+    def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
+        """Which axes are open and which are fixed, and why."""
+        return Axes.read(directory, plan.graph).lines()
 
     def draw(self, stage: Stage, path: Path) -> None:
         """Write a stage's graph as an ONNX model, for Netron."""
@@ -130,12 +152,26 @@ def _foreign(plan: Plan) -> Iterator[str]:
             yield f"{n.name}: {n.target} from {origin(n)}"
 
 
-def _stages(plan: Plan) -> Iterator[Written]:
-    if plan.graph.source.kind == "onnx":
-        for stage, part, names in assembled_stages(plan):
-            yield stage, part.proto, part.weights, names
-        return
+def _exported(plan: Plan) -> Iterator[Written]:
     export = StageExporter()
     for stage in plan.stages:
         proto, weights, names = export(stage)
         yield stage, proto, weights, names
+
+
+def _assembled(assembly: Assembly) -> Iterator[Written]:
+    for stage, part, names in assembly.stages():
+        yield stage, part.proto, part.weights, names
+
+
+def _write(directory: Path, stages: Iterable[Written]) -> None:
+    for stage, proto, weights, names in stages:
+        folder = directory / stage_folder(stage.index)
+        folder.mkdir()
+        proto.graph.name = folder.name
+        names.write(folder / "names.json")
+        path = _file(directory, stage.index)
+        check_shapes(proto, weights)
+        write_model(proto, weights, path)
+        check_file(path)
+        session(path)

@@ -1,5 +1,6 @@
 """An emitted ONNX stage as a function of named tensors."""
 
+import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,22 +50,43 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run the stage's ONNX model in onnxruntime."""
         fed = {names.inputs[n]: inputs[n].detach().contiguous() for n in names.inputs}
-        made = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in made_as.items()}
         # Bound to torch's memory: numpy has no bfloat16 and no 8-bit floats.
         binding = engine.io_binding()
-        for bind, tensors in ((binding.bind_input, fed), (binding.bind_output, made)):
-            for name, t in tensors.items():
-                address = t.data_ptr() or something.data_ptr()  # nothing is read or written there
-                bind(name, "cpu", 0, ONNX_TYPES[t.dtype], list(t.shape), address)
+        for name, t in fed.items():
+            address = t.data_ptr() or something.data_ptr()  # nothing is read there
+            binding.bind_input(name, "cpu", 0, ONNX_TYPES[t.dtype], list(t.shape), address)
+        for name in made_as:
+            binding.bind_output(name, "cpu")
         try:
             engine.run_with_iobinding(binding)
         except engine_errors() as error:
             raise BackendError(
                 "onnxruntime fails on a stage", where=path, got=_first_line(error)
             ) from error
-        return {name: made[onnx_name] for name, onnx_name in names.outputs.items()}
+        made = zip(made_as.items(), binding.get_outputs(), strict=True)
+        results = {name: _copied(value, like.dtype, path) for (name, like), value in made}
+        return {name: results[onnx_name] for name, onnx_name in names.outputs.items()}
 
     return run
+
+
+def _copied(value: Any, dtype: torch.dtype, path: Path) -> Tensor:
+    """What onnxruntime yielded, in memory of its own.
+
+    Raises:
+        BackendError: It has another type than the plan says.
+    """
+    if value.element_type() != ONNX_TYPES[dtype]:
+        raise BackendError(
+            "a stage yields another type than the plan says",
+            where=path,
+            got=value.data_type(),
+            want=dtype,
+        )
+    found = torch.empty(value.shape(), dtype=dtype)
+    if found.nbytes:
+        ctypes.memmove(found.data_ptr(), value.data_ptr(), found.nbytes)
+    return found
 
 
 def session(path: Path, *, fused: bool = True) -> Any:

@@ -1,6 +1,7 @@
 """``pipec inspect``: what is in an output directory."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pipec.compiler.backend import lacking, load_backend
 from pipec.compiler.capabilities import Cycles
 from pipec.errors import PlanError
 from pipec.escape import terminal
+from pipec.graph.axes import Axes
 from pipec.graph.ir import Graph
 from pipec.plan.model import Plan, Stage
 from pipec.plan.store import load_plan
@@ -57,12 +59,16 @@ def command(directory: Path, **given: Any) -> None:
     graphs = {str(s.index): graph_text(_graph(s, given["phase"])) for s in drawn}
     if as_json:
         data = plan_data(plan, heaviest) if stage is None else stage_data(plan, chosen[0])
+        if axes := Axes.read(directory, plan.graph):
+            data["axes"] = asdict(axes)
         if given["with_graph"]:
             data["graphs"] = graphs
         click.echo(json.dumps(data, indent=2))
         return
     if stage is None:
         print_plan(plan, output(), heaviest)
+        for line in Axes.read(directory, plan.graph).lines():
+            click.echo(terminal(line))
     for text in graphs.values():
         click.echo(terminal(text))
 

@@ -37,13 +37,15 @@ def model_options(function: _F) -> _F:
             "--bind",
             multiple=True,
             metavar="NAME=V[,V...]",
-            help="Value of an input or of a named dimension that is fixed at compile time.",
+            help="Value of an input or of a named dimension that is fixed at compile time; a "
+            "dimension that is bound has this size alone.",
         ),
         click.option(
             "--shape",
             multiple=True,
             metavar="INPUT=D[,D...]",
-            help="Shape of an input whose dimensions the model leaves open.",
+            help="Shape of an input whose dimensions the model leaves open: the size to plan for. "
+            "The target onnx leaves them open for ONNX files.",
         ),
     ):
         function = option(function)

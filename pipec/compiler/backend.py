@@ -17,6 +17,7 @@ from pipec.compiler.comparison import Allowed
 from pipec.compiler.declared import Options, defaults
 from pipec.compiler.job import Job, run_emitted
 from pipec.errors import BackendError
+from pipec.graph.axes import Axes
 from pipec.graph.ir import Source
 from pipec.plan.model import Plan, StageTiming
 from pipec.plan.trust import check_trusted, code_of
@@ -34,6 +35,7 @@ class Emitted:
         inputs: By a seed, inputs of the kind that the stages are made for; None where any will do.
         traced: Whether the stages are what was traced, run by torch, so that they are compared with
             the traced graph rather than with the model as written.
+        axes: Axes of its inputs that the stages leave open, with sizes to verify them at.
     """
 
     stages: Sequence[StageRunner]
@@ -41,6 +43,7 @@ class Emitted:
     bounds: Mapping[str, Allowed] = field(default_factory=dict)
     inputs: Callable[[int], Mapping[str, torch.Tensor] | None] = lambda _seed: None
     traced: bool = False
+    axes: Axes = field(default_factory=Axes)
 
 
 class Backend(ABC):
@@ -118,7 +121,8 @@ class Backend(ABC):
                 where=job.directory,
                 hint="pipec verify checks its gradients",
             )
-        run_emitted(plan, self.load(plan, job.directory).stages, job)
+        emitted = self.load(plan, job.directory)
+        run_emitted(plan, emitted.stages, emitted.axes, job)
 
 
 def load_backend(name: str) -> Backend:

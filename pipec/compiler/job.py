@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -13,6 +13,7 @@ from pipec.compiler.chain import StageRunner, run_chain
 from pipec.compiler.declared import Options
 from pipec.errors import BackendError, PipecError
 from pipec.escape import terminal
+from pipec.graph.axes import Axes
 from pipec.graph.ir import InputKind, OutputKind, tensor
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Batch, Result
@@ -112,12 +113,13 @@ class Chain:
         plan: With a schedule of inference.
         stages: What its backend loaded.
         batch: Inputs of a microbatch by its number.
+        axes: Axes of inputs that may have another size than the planned one.
 
     Raises:
         BackendError: The model updates buffers, which the stages of a chain do not keep.
     """
 
-    def __init__(self, plan: Plan, stages: Sequence[StageRunner], batch: Batch) -> None:
+    def __init__(self, plan: Plan, stages: Sequence[StageRunner], batch: Batch, axes: Axes) -> None:
         kept = plan.graph.outputs_of(OutputKind.BUFFER_UPDATE)
         if kept:
             raise BackendError(
@@ -128,6 +130,7 @@ class Chain:
         self._stages, self._batch, self._first = stages, batch, 0
         nodes = plan.graph.nodes
         inputs = plan.graph.inputs_of(InputKind.INPUT)
+        self._axes = axes
         self._types = {i.name: TensorType.of(tensor(nodes[i.node])) for i in inputs}
 
     def round(self) -> Result:
@@ -135,8 +138,11 @@ class Chain:
         result, count = Result(), self.program.schedule.microbatches
         for k in range(count):
             inputs = self._batch(self._first + k)
+            planned = {name: wanted.shape for name, wanted in self._types.items()}
+            shapes = self._axes.shapes(planned, self._axes.sizes_of(inputs))
             for name, wanted in self._types.items():
-                check_input(name, wanted, inputs, self._first + k)
+                asked = replace(wanted, shape=tuple(shapes[name]))
+                check_input(name, asked, inputs, self._first + k)
             begin = time.perf_counter()
             for name, kind, _, value in run_chain(self.program.plan, self._stages, inputs):
                 if kind is OutputKind.OUTPUT:
@@ -150,6 +156,6 @@ class Chain:
         return found
 
 
-def run_emitted(plan: Plan, stages: Sequence[StageRunner], job: Job) -> None:
+def run_emitted(plan: Plan, stages: Sequence[StageRunner], axes: Axes, job: Job) -> None:
     """Infer with emitted stages in this process; see `pipec.compiler.backend.Backend.run`."""
-    job.infer(Chain(plan, stages, job.batch()), job.observers())
+    job.infer(Chain(plan, stages, job.batch(), axes), job.observers())

@@ -27,6 +27,7 @@ from pipec.compiler.backend import Emitted, load_backend
 from pipec.compiler.chain import StageRunner, run_chain
 from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.inputs import KINDS, choose_inputs, draw
+from pipec.compiler.sizes import compare_sizes
 from pipec.compiler.verify_training import compare_gradients
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, OutputKind
@@ -233,6 +234,12 @@ def verify_stages(
             if (c.ok, -c.relative_error) < (before.ok, -before.relative_error):
                 worst[c.name, c.kind, c.stage] = c
     found = list(worst.values())
+    found += [
+        comparison
+        for _, comparison in compare_sizes(
+            plan, emitted.stages, reference, emitted.axes, tolerance, seed, progress
+        )
+    ]
     if plan.schedule is not None and plan.schedule.training:
         progress("comparing gradients")
         backend = load_backend(plan.target)

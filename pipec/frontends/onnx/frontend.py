@@ -67,7 +67,15 @@ def evaluate_file(path: Path, options: LoadOptions) -> Evaluation:
     Raises:
         FrontendError: See `OnnxFrontend.load`.
     """
-    model = read(path)
+    return evaluate_model(read(path), options)
+
+
+def evaluate_model(model: ModelFile, options: LoadOptions) -> Evaluation:
+    """The same of a model that was read before.
+
+    Raises:
+        FrontendError: See `OnnxFrontend.load`.
+    """
     types = input_types(model, options)
     inputs = examples(model, types, bound_inputs(model, types, options), options.seed)
     evaluation = evaluate(model, inputs)

@@ -13,19 +13,24 @@ yielded by a node without a trace            that node joins (an ``Identity``, s
 anything else                                zeros: the trace proves that its content does
                                              not matter (only its shape does)
 ===========================================  ============================================
+
+Where axes stay open, what is known for one size of them alone is no initialiser: the nodes that
+compute it join. They end at shapes of tensors; one that the part does not have is made of the
+shapes of those that it is given.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx
 from onnx import GraphProto, TensorProto, helper
 from torch import Tensor, fx
 
 from pipec.errors import FrontendError
+from pipec.frontends.onnx.axes import Growth
 from pipec.frontends.onnx.evaluation import Evaluation
 from pipec.frontends.onnx.mini import LARGEST_IR_VERSION
+from pipec.frontends.onnx.sizes import ShapeNodes
 from pipec.frontends.onnx.subgraphs import reads
 from pipec.frontends.onnx.values import Type, type_of
 from pipec.graph.arrays import Array
@@ -55,12 +60,18 @@ class Assembler:
         evaluation: The model, evaluated as it was when the graph was traced.
         weights: Data of weights by name, where they may differ from the file's.
         traced: Indices of all ONNX nodes that the whole graph has nodes of.
+        growth: The axes that stay open; none by default.
     """
 
     def __init__(
-        self, evaluation: Evaluation, weights: Mapping[str, Tensor], traced: Collection[int]
+        self,
+        evaluation: Evaluation,
+        weights: Mapping[str, Tensor],
+        traced: Collection[int],
+        growth: Growth | None = None,
     ) -> None:
         self._evaluation, self._weights, self._traced = evaluation, weights, frozenset(traced)
+        self._growth = growth or Growth((), (evaluation,))
         self._model = evaluation.model
         self._nodes = list(self._model.proto.graph.node)
         self._producer = {name: k for k, n in enumerate(self._nodes) for name in n.output if name}
@@ -115,15 +126,16 @@ class Assembler:
         mine, constants, blanks = self._closure(set(indices), set(given), wanted)
         part = Part(self._shell(name))
         graph = part.proto.graph
+        shapes = ShapeNodes(self._growth, given)
         for blank in blanks:
-            self._add_blank(part, blank)
+            self._add_blank(part, blank, shapes)
         graph.node.extend(self._nodes[k] for k in sorted(mine))
         graph.input.extend(self._value_info(n) for n in given)
         graph.output.extend(self._value_info(n) for n in wanted)
         for copy, of in (passed_on or {}).items():
-            kind = self._type(of)
             graph.node.append(helper.make_node("Identity", [of], [copy], copy))
-            graph.output.append(helper.make_tensor_value_info(copy, kind.dtype, kind.shape))
+            graph.output.append(self._value_info(of))
+            graph.output[-1].name = copy
         for constant in constants:
             self._add_constant(part, constant)
         return part
@@ -150,9 +162,11 @@ class Assembler:
                 continue
             done.add(name)
             index = self._producer.get(name)
-            if name in self._evaluation.known or name in self._model.initializers:
+            computed = name in self._growth.computed
+            known = name in self._evaluation.known or name in self._model.initializers
+            if known and not computed:
                 constants.append(name)
-            elif index is not None and index not in self._traced:
+            elif index is not None and (computed or index not in self._traced):
                 mine.add(index)
                 yielded.update(self._nodes[index].output)
                 todo.extend(reads(self._nodes[index]))
@@ -174,12 +188,14 @@ class Assembler:
 
     def _value_info(self, name: str) -> onnx.ValueInfoProto:
         kind = self._type(name)
-        return helper.make_tensor_value_info(name, kind.dtype, kind.shape)
+        return helper.make_tensor_value_info(name, kind.dtype, self._growth.written(name))
 
-    def _add_blank(self, part: Part, name: str) -> None:
+    def _add_blank(self, part: Part, name: str, shapes: ShapeNodes) -> None:
         kind, shape = self._type(name), f"{name}/shape"
         zero = helper.make_tensor("value", kind.dtype, [1], [0])
-        part.weights[shape] = np.array(kind.shape, np.int64)
+        nodes, numbers = shapes(name, shape)
+        part.proto.graph.node.extend(nodes)
+        part.weights.update(numbers)
         part.proto.graph.node.append(
             helper.make_node("ConstantOfShape", [shape], [name], f"{name}/blank", value=zero)
         )

@@ -1,0 +1,239 @@
+"""Axes of a model's inputs that stay open: planned for one size, emitted for any.
+
+```text
+out/axes.json   {"open":    [{"name": "batch", "size": 8, "places": [["ids", 0], ["mask", 0]]}],
+                 "fixed":   [{"name": "seq", "size": 16, "places": [["ids", 1]], "why": "..."}],
+                 "checked": [{"batch": 9}, {"batch": 12}, {"batch": 1}]}
+```
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipec.errors import PipecError, PlanError
+from pipec.graph.ir import Graph, InputKind, tensor
+
+FILE = "axes.json"
+"""Where a backend writes the axes of what it emitted."""
+
+Sizes = Mapping[str, int]
+"""Size of every open axis, by its name."""
+
+_STEPS = (1, 4, 2, 7, 3, 5)
+_COUNT = 3
+_WAYS: tuple[Callable[[int, int], int], ...] = (
+    lambda size, step: size + step,
+    lambda size, step: size * (step + 1),
+    lambda size, step: size - step,
+)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Dimensions of inputs that have one size, whatever it is.
+
+    Attributes:
+        name: What the file calls it.
+        size: For which the plan was made.
+        places: Inputs and the positions of their dimension, one or more.
+        why: Nothing while it is open; else the reason for which it was fixed to ``size``.
+    """
+
+    name: str
+    size: int
+    places: tuple[tuple[str, int], ...]
+    why: str = ""
+
+    def __str__(self) -> str:
+        where = ", ".join(dict.fromkeys(name for name, _ in self.places))
+        if self.why:
+            return f"axis {self.name!r} of {where} is fixed to {self.size}: {self.why}"
+        return f"axis {self.name!r} of {where} is open, planned for {self.size}"
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of what was emitted that its source leaves open.
+
+    Attributes:
+        open: Those that may have any size.
+        fixed: Those that may not, with the reason.
+        checked: Sizes other than the planned ones at which the emitted stages gave what the model
+            as written does.
+    """
+
+    open: tuple[Axis, ...] = ()
+    fixed: tuple[Axis, ...] = ()
+    checked: tuple[Sizes, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.open or self.fixed)
+
+    def all_fixed(self, why: str) -> "Axes":
+        """The same with every open axis fixed for one reason."""
+        return Axes((), (*self.fixed, *(replace(a, why=why) for a in self.open)))
+
+    def lines(self) -> list[str]:
+        """What a user should know, an axis a line, and the sizes that were checked."""
+        told = [", ".join(f"{n}={s}" for n, s in sizes.items()) for sizes in self.checked]
+        checked = [f"checked against the model at {'; '.join(told)}"] if told else []
+        return [str(a) for a in (*self.open, *self.fixed)] + checked
+
+    def shapes(self, shapes: Mapping[str, Sequence[int]], sizes: Sizes) -> dict[str, list[int]]:
+        """Shapes of inputs with other sizes of open axes.
+
+        Args:
+            shapes: Shape by input, as planned.
+            sizes: Of some or all axes; others are as planned.
+        """
+        found = {name: list(shape) for name, shape in shapes.items()}
+        for axis in self.open:
+            for name, k in axis.places:
+                found[name][k] = sizes.get(axis.name, axis.size)
+        return found
+
+    def resized(self, examples: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tensor]:
+        """Examples at other sizes: what each has, repeated along an axis or cut off."""
+        found = dict(examples)
+        shapes = self.shapes({n: t.shape for n, t in examples.items()}, sizes)
+        for name, shape in shapes.items():
+            for k, size in enumerate(shape):
+                old = found[name].shape[k]
+                if size != old:
+                    picked = torch.arange(size) % max(old, 1)
+                    found[name] = found[name].index_select(k, picked)
+        return found
+
+    def sizes_of(self, inputs: Mapping[str, Tensor]) -> Sizes:
+        """The sizes that inputs have; an axis of two sizes takes that of its first place."""
+        found = dict[str, int]()
+        for axis in self.open:
+            for name, k in axis.places:
+                given = inputs.get(name)
+                if isinstance(given, Tensor) and given.dim() > k:
+                    found.setdefault(axis.name, given.shape[k])
+        return found
+
+    def write(self, directory: Path) -> None:
+        """Write them beside the stages, if there are any."""
+        if self:
+            text = json.dumps(asdict(self), indent=1, sort_keys=True)
+            (directory / FILE).write_text(text + "\n", encoding="utf-8")
+
+    @staticmethod
+    def read(directory: Path, graph: Graph) -> "Axes":
+        """What `write` wrote; none where it wrote nothing.
+
+        Args:
+            directory: Of a plan.
+            graph: The plan's, at the planned sizes.
+
+        Raises:
+            PlanError: The file is damaged, or names what is no axis of the graph's inputs.
+        """
+        path = directory / FILE
+        if not path.is_file():
+            return Axes()
+        shapes = {
+            i.name: tensor(graph.node(i.node)).shape for i in graph.inputs_of(InputKind.INPUT)
+        }
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            checked = [{str(n): int(s) for n, s in row.items()} for row in data["checked"]]
+            found = Axes(_axes(data["open"]), _axes(data["fixed"]), tuple(checked))
+            wrong = [a for a in found.open if any(shapes[n][k] != a.size for n, k in a.places)]
+            wrong += [a for a in found.open if not a.places]
+        except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+            raise PlanError("the record of open axes is damaged", where=path, got=error) from error
+        if wrong:
+            raise PlanError("an open axis is not of the plan's size", where=path, got=wrong[0])
+        return found
+
+
+def most_open(axes: Sequence[Axis], attempt: Callable[[Sequence[Axis]], object]) -> Axes:
+    """As many axes as an attempt succeeds with, and the others with its reason.
+
+    Where all of them together fail, those of one position and planned size are taken for one: some
+    exporters give the batch of every input a name of its own.
+
+    Args:
+        axes: Those that the source leaves open.
+        attempt: Raises a `PipecError` where these axes cannot stay open together.
+    """
+    if not _why_not(attempt, axes):
+        return Axes(tuple(axes))
+    joined = _joined(axes)
+    found = Axes()
+    for axis in joined if len(joined) < len(axes) else axes:
+        why = _why_not(attempt, (*found.open, axis))
+        fixed = (*found.fixed, replace(axis, why=why)) if why else found.fixed
+        found = Axes(found.open if why else (*found.open, axis), fixed)
+    return found
+
+
+def _why_not(attempt: Callable[[Sequence[Axis]], object], axes: Sequence[Axis]) -> str:
+    try:
+        attempt(axes)
+    except PipecError as error:
+        return reason(error)
+    return ""
+
+
+def reason(error: PipecError) -> str:
+    """An error on one line."""
+    facts = (error.what, error.where, error.got)
+    return ": ".join(" ".join(str(f).split())[:200] for f in facts if f is not None)
+
+
+def _joined(axes: Sequence[Axis]) -> list[Axis]:
+    """Axes with those of one position and size as one, of all their names.
+
+    Example:
+        >>> _joined([Axis("n", 2, (("x", 0),)), Axis("m", 2, (("y", 0),))])
+        [Axis(name='n=m', size=2, places=(('x', 0), ('y', 0)), why='')]
+    """
+    alike: dict[tuple[int, int], list[Axis]] = {}
+    for axis in axes:
+        alike.setdefault((axis.places[0][1], axis.size), []).append(axis)
+    return [
+        Axis("=".join(a.name for a in same), size, tuple(p for a in same for p in a.places))
+        for (_, size), same in alike.items()
+    ]
+
+
+def _axes(rows: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]:
+    return tuple(
+        Axis(
+            str(row["name"]),
+            int(row["size"]),
+            tuple((str(n), int(k)) for n, k in row["places"]),
+            str(row["why"]),
+        )
+        for row in rows
+    )
+
+
+def other_sizes(axes: Sequence[Axis]) -> list[list[Sizes]]:
+    """Sizes to look at a model at besides the planned ones, in groups to be tried in turn.
+
+    A model may want multiples of the planned size, or take nothing larger; each group respects one
+    such wish. No two of the first axes grow alike, so that it can be told what follows which.
+
+    Example:
+        >>> other_sizes([Axis("n", 4, (("x", 0),))])
+        [[{'n': 5}, {'n': 8}, {'n': 6}], [{'n': 8}, {'n': 20}, {'n': 12}]]
+    """
+    return [
+        [
+            {a.name: grown(a.size, _STEPS[(i + j) % len(_STEPS)]) for i, a in enumerate(axes)}
+            for j in range(_COUNT)
+        ]
+        for grown in _WAYS
+        if all(grown(a.size, max(_STEPS)) > 0 for a in axes)
+    ]
