@@ -10,6 +10,7 @@ from pipec.backends.fpga.emit.unit import Unit, constants_of
 from pipec.backends.fpga.int8 import int8_format
 from pipec.backends.fpga.nests import Map, Matmul, Mvu, Norm, Reduce, Swg, Vvu
 from pipec.backends.fpga.swg import image_cycles, ring_of
+from pipec.backends.fpga.training.nests import RowGradient
 
 
 def swg(engine: Engine, nest: Swg) -> Unit:
@@ -95,6 +96,15 @@ def norm(engine: Engine, nest: Norm) -> Unit:
     eps = {"real_t<T> eps()": [f"return {literal(nest.eps, engine.dtype)};"]}
     tables = ("scale?no_table", "shift?no_table")
     return Unit("norm.h", nest.op, constants, eps, tables=tables)
+
+
+def row_gradient(engine: Engine, nest: RowGradient) -> Unit:
+    """Gradients of softmax and layer normalisation."""
+    constants = constants_of(nest, "ROWS TAPS C=channels LANES GAP")
+    if nest.op != "layer_norm":
+        return Unit("rowgrad.h", "softmax_gradient", {**constants, "LOG": nest.op == "log_softmax"})
+    eps = {"T eps()": [f"return {literal(nest.eps, engine.dtype)};"]}
+    return Unit("rowgrad.h", "layer_norm_gradient", constants, eps, tables=("scale?no_table",))
 
 
 def matmul(engine: Engine, nest: Matmul) -> Unit:

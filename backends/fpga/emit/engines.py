@@ -4,8 +4,14 @@ from pipec.backends.fpga import nests, routing
 from pipec.backends.fpga.design import Engine, Weight, bits_of
 from pipec.backends.fpga.emit import compute, move
 from pipec.backends.fpga.emit.cpp import Struct, comment, cpp_type, identifier
-from pipec.backends.fpga.emit.unit import Unit, Writer, in_memory, plain
-from pipec.backends.fpga.training import emit as gradient
+from pipec.backends.fpga.emit.unit import (
+    MICROBATCH,
+    MICROBATCHES,
+    Unit,
+    Writer,
+    in_memory,
+    plain,
+)
 from pipec.backends.fpga.training import nests as gradients
 from pipec.errors import BackendError
 
@@ -28,17 +34,19 @@ WRITERS: dict[type, Writer] = {
     routing.Perm: move.perm,
     routing.Gather: plain("memory.h", "gather", "N CF LANES ENTRIES", tables=("table",)),
     routing.Load: plain("memory.h", "load", "WORDS LANES REPEAT", tables=("weight",)),
-    gradients.Outer: gradient.outer,
-    gradients.ArgMax: gradient.arg_max,
-    gradients.Scatter: gradient.scatter,
-    gradients.Spread: gradient.spread,
-    gradients.OneHot: gradient.one_hot,
-    gradients.RowGradient: gradient.row_gradient,
-    gradients.Store: gradient.store,
-    gradients.Fetch: gradient.fetch,
-    gradients.Accumulate: gradient.accumulate,
-    gradients.Spill: gradient.spill,
-    gradients.Refill: gradient.refill,
+    gradients.Outer: plain("outer.h", "outer", "N GROUPS ROWS NF SF PE SIMD PARTIAL"),
+    gradients.ArgMax: plain("poolgrad.h", "argmax", "*"),
+    gradients.Scatter: plain("poolgrad.h", "scatter", "* RING"),
+    gradients.Spread: plain("expand.h", "spread", "*"),
+    gradients.OneHot: plain("expand.h", "one_hot", "*"),
+    gradients.RowGradient: compute.row_gradient,
+    gradients.Store: plain("mover.h", "store", "*", arguments=(MICROBATCH,), in_memory=True),
+    gradients.Fetch: plain("mover.h", "fetch", "*", arguments=(MICROBATCH,), in_memory=True),
+    gradients.Accumulate: plain(
+        "mover.h", "accumulate", "*", arguments=(MICROBATCH, MICROBATCHES), in_memory=True
+    ),
+    gradients.Spill: plain("mover.h", "spill", "*", in_memory=True),
+    gradients.Refill: plain("mover.h", "refill", "*", in_memory=True),
 }
 """Nest class to the function that writes it."""
 

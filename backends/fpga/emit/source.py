@@ -15,8 +15,8 @@ from pipec.backends.fpga.emit.tables import (
     off_chip,
     on_chip,
 )
+from pipec.backends.fpga.emit.unit import MICROBATCH, MICROBATCHES
 from pipec.backends.fpga.nests import ceil_div
-from pipec.backends.fpga.training.emit import MICROBATCH, MICROBATCHES
 from pipec.backends.fpga.training.nests import Accumulate, Mover, Refill, Spill, Store
 
 HEADERS_OF = {

@@ -1,10 +1,13 @@
 """One engine as C++: what its writer says."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pipec.backends.fpga.design import Engine, Memory
+
+MICROBATCH, MICROBATCHES = "microbatch", "microbatches"
+"""Arguments of a kernel with movers: number of the first frame, frames of an update."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,17 @@ def in_memory(engine: Engine, role: str) -> bool:
 
 
 def constants_of(nest: Any, names: str) -> dict[str, int]:
-    """Constants from fields of a nest: of their names in lower case, or as ``C=channels`` says."""
-    pairs = [name.partition("=") for name in names.split()]
+    """Constants from fields of a nest: of their names in lower case, or as ``C=channels`` says.
+
+    ``*`` stands for all fields in order.
+    """
+    words = [w for n in names.split() for w in (_all(nest) if n == "*" else [n])]
+    pairs = [name.partition("=") for name in words]
     return {name: getattr(nest, of or name.lower()) for name, _, of in pairs}
+
+
+def _all(nest: Any) -> list[str]:
+    return [field.name.upper() for field in fields(nest)]
 
 
 Writer = Callable[[Engine, Any], Unit]

@@ -17,7 +17,14 @@ from pipec.backends.fpga.lowering.layers import (
     Use,
     Window,
 )
-from pipec.backends.fpga.lowering.maps import Maps, as_maps, as_maps_value, maps_value, window_of
+from pipec.backends.fpga.lowering.maps import (
+    NHWC,
+    Maps,
+    as_maps,
+    as_maps_value,
+    maps_value,
+    window_of,
+)
 from pipec.backends.fpga.lowering.network import (
     Builder,
     UnsupportedError,
@@ -94,13 +101,11 @@ def convolution_backward(b: Builder, node: fx.Node) -> Results:
     window = window_of(x, dims[2:], stride, dilation, padding, (dy.h, dy.w))
     shape = dims[0] // groups, dims[1], math.prod(dims[2:])
     n = dy.batch * dy.h * dy.w
-    if groups == 1 and written_by_rows(n, dims[0], shape[1] * shape[2]):
-        edge = _rows_of_gradient(b, node, dy, x, window)
-    else:
-        uses = (x.value.use(shape[1]), dy.value.use(shape[0]))
-        edge = _outer(b, node, uses, (n, groups, *shape), window)
     view = View.of((dims[0], dims[1], shape[2]), (0, 2, 1)).reshape(dims)
-    return (None, Value(edge, dims[0] * shape[2], shape[1], view, x.value.dtype), None)
+    if groups == 1 and written_by_rows(n, dims[0], shape[1] * shape[2]):
+        return (None, _rows_of_gradient(b, node, dy, x, window, view), None)
+    uses = (x.value.use(shape[1]), dy.value.use(shape[0]))
+    return (None, _outer(b, node, uses, (n, groups, *shape), view, window), None)
 
 
 def written_by_rows(n: int, out: int, cin: int) -> bool:
@@ -113,36 +118,29 @@ def written_by_rows(n: int, out: int, cin: int) -> bool:
     return out * cin > SMALL_MATRIX and n * (out + cin) < 2 * out * cin
 
 
-def _rows_of_gradient(b: Builder, node: fx.Node, dy: Maps, x: Maps, window: Window) -> str:
+def _rows_of_gradient(
+    b: Builder, node: fx.Node, dy: Maps, x: Maps, window: Window, view: View
+) -> Value:
     """``dW[m] = sum over v of dy[v, m] x[v]``, all v of a row m at a time."""
-    shape, n = dy.value.view.shape, dy.batch * dy.h * dy.w
-    turned = b.reorder(node, dy.value, View.of(shape, (1, 0, 2, 3)), n)
-    taps, read = window.kh * window.kw, x.value.use(x.channels)
+    n, taps = dy.batch * dy.h * dy.w, window.kh * window.kw
+    turned = b.reorder(node, dy.value, View.of(dy.value.view.shape, (1, 0, 2, 3)), n)
+    read, columns = x.value, taps * x.channels
     if not window.trivial:
-        layer = Windows(
-            **b.facts(node, "_windows"),
-            inputs=(read,),
-            rows=n * taps,
-            channels=x.channels,
-            window=window,
-        )
-        read = Use(b.add(layer), n * taps, x.channels, x.value.dtype)
-    product = Product(
-        **b.facts(node, "_weight"),
-        inputs=(turned.use(n), read),
-        rows=dy.channels,
-        channels=taps * x.channels,
-        blocks=1,
-        outer=dy.channels,
-        groups=1,
-        inner=1,
-        out=taps * x.channels,
-        taps=1,
-        cin=n,
-        b_sizes=(n, taps, x.channels),
-        b_roles=("k", "n", "n"),
-    )
-    return b.add(product)
+        rows = View.of((n * taps, x.channels), (0, 1))
+        uses = (read.use(x.channels),)
+        read = b.put(Windows, node, uses, rows, x.channels, suffix="_windows", window=window)
+    found = b.put(
+        Product, node, (turned.use(n), read.use(x.channels)),
+        View.of((dy.channels, columns), (0, 1)), columns, suffix="_weight",
+        blocks=1, outer=dy.channels, groups=1, inner=1, out=columns, taps=1, cin=n,
+        b_sizes=(n, taps, x.channels), b_roles=("k", "n", "n"),
+    )  # fmt: skip
+    return _in_rows(found, view, x.channels)
+
+
+def _in_rows(value: Value, view: View, channels: int) -> Value:
+    """A value under another view, in rows of so many elements."""
+    return dataclasses.replace(value, view=view, rows=view.numel // channels, channels=channels)
 
 
 def _maps(b: Builder, node: fx.Node, arg: object) -> Maps:
@@ -150,7 +148,7 @@ def _maps(b: Builder, node: fx.Node, arg: object) -> Maps:
     maps = as_maps(b, node, arg)
     if (maps.channel_order == range(maps.channels)).all():
         return maps
-    want = View.of(maps.value.view.shape, (0, 2, 3, 1))
+    want = View.of(maps.value.view.shape, NHWC)
     return as_maps_value(b, node, b.reorder(node, maps.value, want, maps.channels))
 
 
@@ -159,23 +157,16 @@ def _outer(
     node: fx.Node,
     inputs: tuple[Use, Use],
     sizes: tuple[int, int, int, int, int],
-    window: Window | None,
-) -> str:
+    view: View,
+    window: Window | None = None,
+) -> Value:
     """A weight gradient of inputs x, dy; sizes: vectors, groups, outputs, inputs, taps."""
     n, groups, out, cin, taps = sizes
-    layer = WeightGradient(
-        **b.facts(node, "_weight"),
-        inputs=inputs,
-        rows=groups * out * taps,
-        channels=cin,
-        n=n,
-        groups=groups,
-        out=out,
-        taps=taps,
-        cin=cin,
-        window=None if window is None or window.trivial else window,
-    )
-    return b.add(layer)
+    window = None if window is None or window.trivial else window
+    return b.put(
+        WeightGradient, node, inputs, view, cin, suffix="_weight",
+        n=n, groups=groups, out=out, taps=taps, cin=cin, window=window,
+    )  # fmt: skip
 
 
 def matrix_gradient(b: Builder, node: fx.Node, dy: Value, x: Value) -> Value | None:
@@ -191,8 +182,8 @@ def matrix_gradient(b: Builder, node: fx.Node, dy: Value, x: Value) -> Value | N
         return None
     if written_by_rows(n, out, cin):
         return None
-    edge = _outer(b, node, (x.use(cin), dy.use(out)), (n, 1, out, cin, 1), None)
-    return Value(edge, out, cin, View.of((out, cin), (0, 1)), x.dtype)
+    uses, view = (x.use(cin), dy.use(out)), View.of((out, cin), (0, 1))
+    return _outer(b, node, uses, (n, 1, out, cin, 1), view)
 
 
 def _point_input(b: Builder, node: fx.Node) -> Value:
@@ -207,29 +198,21 @@ def _point_input(b: Builder, node: fx.Node) -> Value:
     weight, dy = constant(b, node.args[2], "weight"), _maps(b, node, node.args[0])
     shape = tuple(int(d) for d in node.meta["val"][0].shape)
     pixels = dy.batch * dy.h * dy.w
-    product = Dense(
-        **b.facts(node, "_input"),
-        inputs=(dy.value.use(dims[0]),),
-        rows=pixels,
-        channels=dims[1],
-        n=pixels,
-        groups=1,
-        out=dims[1],
-        taps=1,
-        cin=dims[0],
+    product = b.put(
+        Dense, node, (dy.value.use(dims[0]),), View.of((dy.batch, dims[1], dy.h, dy.w), NHWC),
+        dims[1], suffix="_input", n=pixels, groups=1, out=dims[1], taps=1, cin=dims[0],
         weight=b.constants.table(weight, (1, dims[0], 1, dims[1]), (0, 3, 2, 1)),
-    )
-    edge = b.add(product)
-    window = _written(dy, shape, ((1, 1), stride, (0, 0)))
-    layer = ZeroInsert(
-        **b.facts(node, "_spread"),
-        inputs=(Use(edge, pixels, dims[1], dy.value.dtype),),
-        rows=math.prod(shape) // dims[1],
-        channels=dims[1],
-        window=window,
-    )
-    view = View.of(shape, (0, 2, 3, 1))
-    return Value(b.add(layer), layer.rows, dims[1], view, dy.value.dtype)
+    )  # fmt: skip
+    return _spread(b, node, as_maps_value(b, node, product), shape, stride)
+
+
+def _spread(
+    b: Builder, node: fx.Node, maps: Maps, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> Value:
+    """Pixels put a stride apart in maps of ``shape``, zeros in between."""
+    window = _written(maps, shape, ((1, 1), stride, (0, 0)))
+    uses, view = (maps.value.use(maps.channels),), View.of(shape, NHWC)
+    return b.put(ZeroInsert, node, uses, view, shape[1], suffix="_spread", window=window)
 
 
 def _written(dy: Maps, shape: tuple[int, ...], geometry: tuple[tuple[int, ...], ...]) -> Window:
@@ -250,14 +233,12 @@ def max_pool_with_indices(b: Builder, node: fx.Node) -> Results:
     maps, window = pooled(b, node)
     if maps.padding.value != 0:
         raise UnsupportedError("places of maxima in padded maps")
-    layer = PoolIndex(
-        **b.facts(node, "_index"),
-        inputs=(maps.value.use(maps.channels),),
-        rows=found.rows,
-        channels=found.channels,
+    uses = (maps.value.use(maps.channels),)
+    places = b.put(
+        PoolIndex, node, uses, found.view, found.channels, suffix="_index", dtype="int32",
         window=window,
-    )
-    return (found, dataclasses.replace(found, edge=b.add(layer), dtype="int32"))
+    )  # fmt: skip
+    return (found, places)
 
 
 @lowers("aten.max_pool2d_with_indices_backward.default")
@@ -271,15 +252,8 @@ def max_pool_backward(b: Builder, node: fx.Node) -> Value:
         raise UnsupportedError(f"the gradient of a max pooling with dilation {dilation}")
     shape = shape_of(node)
     window = _written(dy, shape, (kernel, stride, padding))
-    layer = PoolGradient(
-        **b.facts(node),
-        inputs=(dy.value.use(dy.channels), at.value.use(at.channels)),
-        rows=math.prod(shape) // shape[1],
-        channels=shape[1],
-        window=window,
-    )
-    view = View.of(shape, (0, 2, 3, 1))
-    return Value(b.add(layer), layer.rows, shape[1], view, dy.value.dtype)
+    uses = (dy.value.use(dy.channels), at.value.use(at.channels))
+    return b.put(PoolGradient, node, uses, View.of(shape, NHWC), shape[1], window=window)
 
 
 @lowers("aten.avg_pool2d_backward.default")
@@ -321,17 +295,8 @@ def apart(b: Builder, node: fx.Node) -> Value:
 def _apart(b: Builder, node: fx.Node, maps: Maps, stride: tuple[int, ...]) -> Maps:
     """Pixels put a stride apart, zeros in between."""
     size = ((maps.h - 1) * stride[0] + 1, (maps.w - 1) * stride[1] + 1)
-    shape = (maps.batch, maps.channels, *size)
-    layer = ZeroInsert(
-        **b.facts(node, "_spread"),
-        inputs=(maps.value.use(maps.channels),),
-        rows=maps.batch * math.prod(size),
-        channels=maps.channels,
-        window=_written(maps, shape, ((1, 1), stride, (0, 0))),
-    )
-    view = View.of(shape, (0, 2, 3, 1))
-    value = Value(b.add(layer), layer.rows, maps.channels, view, maps.value.dtype)
-    return as_maps_value(b, node, value)
+    found = _spread(b, node, maps, (maps.batch, maps.channels, *size), stride)
+    return as_maps_value(b, node, found)
 
 
 @lowers("aten._adaptive_avg_pool2d_backward.default")
@@ -346,27 +311,17 @@ def adaptive_avg_pool_backward(b: Builder, node: fx.Node) -> Value:
 
 def _repeated(b: Builder, node: fx.Node, dy: Maps, kernel: tuple[int, ...], scale: float) -> Value:
     """Every pixel ``kernel`` times, scaled."""
-    pixels, value = dy.batch * dy.h * dy.w, dy.value
-    across = Broadcast(
-        **b.facts(node, "_across"),
-        inputs=(value.use(dy.channels),),
-        rows=pixels * kernel[1],
-        channels=dy.channels,
-        outer=pixels,
-        inner=1,
-        times=kernel[1],
-    )
-    use = Use(b.add(across), across.rows, dy.channels, value.dtype)
-    down = Broadcast(
-        **b.facts(node, "_down"),
-        inputs=(use,),
-        rows=across.rows * kernel[0],
-        channels=dy.channels,
-        outer=dy.batch * dy.h,
-        inner=dy.w * kernel[1],
-        times=kernel[0],
-    )
-    found = maps_value(b.add(down), dy, shape_of(node), keep_order=True)
+    found, channels = dy.value, dy.channels
+    for suffix, outer, inner, times in (
+        ("_across", dy.batch * dy.h * dy.w, 1, kernel[1]),
+        ("_down", dy.batch * dy.h, dy.w * kernel[1], kernel[0]),
+    ):
+        view = View.of((outer * inner * times, channels), (0, 1))
+        found = b.put(
+            Broadcast, node, (found.use(channels),), view, channels, suffix=suffix,
+            outer=outer, inner=inner, times=times,
+        )  # fmt: skip
+    found = maps_value(found.edge, dy, shape_of(node), keep_order=True)
     return chain_value(b, node, found, [MapStep("mul", "scalar", scale)])
 
 
@@ -377,14 +332,11 @@ def one_hot(b: Builder, node: fx.Node) -> Value:
     shape = shape_of(node)
     if len(shape) != 2:
         raise UnsupportedError(f"one-hot rows of a rank {len(shape) - 1} tensor")
-    layer = OneHotRows(
-        **b.facts(node),
-        inputs=(value.use(1),),
-        rows=shape[0],
-        channels=shape[1],
+    found = b.put(
+        OneHotRows, node, (value.use(1),), View.of(shape, (0, 1)), shape[1],
         ignored=cast("int", argument(node, 2, "ignored", -1)),
-    )
-    return Value(b.add(layer), *shape, View.of(shape, (0, 1)), b.precision)
+    )  # fmt: skip
+    return dataclasses.replace(found, dtype=b.precision)
 
 
 @lowers("aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default")
@@ -412,23 +364,11 @@ def _row_derivative(
     eps: float = 0.0,
     scale: object = None,
 ) -> Value:
-    y, rank = b.value(node.args[1]), len(b.value(node.args[1]).view.shape)
-    order = (*[d for d in range(rank) if d not in axes], *axes)
-    if y.view.split(axes) is None:
-        y = b.reorder(node, y, View.of(y.view.shape, order), y.view.shape[order[-1]])
+    y = b.innermost(node, b.value(node.args[1]), axes)
     dy = b.reorder(node, b.value(node.args[0]), y.view, y.channels)
     row = math.prod(y.view.shape[axis] for axis in axes)
     cin = y.channels if row % y.channels == 0 else row
-    layer = RowDerivative(
-        **b.facts(node),
-        inputs=(dy.use(cin), y.use(cin)),
-        rows=y.view.numel // cin,
-        channels=cin,
-        n=y.view.numel // row,
-        taps=row // cin,
-        cin=cin,
-        op=op,
-        eps=eps,
-        scale=element_table(b, node, y, axes, scale),
-    )
-    return Value(b.add(layer), layer.rows, cin, y.view, y.dtype)
+    return b.put(
+        RowDerivative, node, (dy.use(cin), y.use(cin)), y.view, cin, n=y.view.numel // row,
+        taps=row // cin, cin=cin, op=op, eps=eps, scale=element_table(b, node, y, axes, scale),
+    )  # fmt: skip
