@@ -10,22 +10,20 @@ conv_transpose2d(x, w)                           the input gradient of conv2d: s
 ```
 """
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.interpolation import INTERPOLATIONS
 from pipec.backends.fpga.lowering.network import argument, integers
-from pipec.backends.fpga.training.gradients import select_backward
-from pipec.backends.fpga.training.rewrite import Emit, Found, Rule, rewritten
-from pipec.backends.fpga.training.rules import input_gradient
+from pipec.backends.fpga.lowering.rewrite import Emit, Rule, rewritten
+from pipec.backends.fpga.training.rules import input_gradient, select_backward
 from pipec.graph.ir import Graph, op_name
 
 aten = torch.ops.aten
+_LAYER, _RMS = aten.layer_norm.default, aten.rms_norm.default
 _MULTIPLY = ("aten.mul.Tensor",)
 _DIVIDE = ("aten.div.Tensor", "aten.div.Tensor_mode")
 
@@ -44,32 +42,22 @@ def gathered(graph: Graph) -> Graph:
     return rewritten(graph, rules)
 
 
-def _norm_rule(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | None:
-    found = _normalised(old)
+def _norm_rule(emit: Emit, *args: Tensor) -> Any:
+    found = _normalised(emit.old)
     if found is None:
-        return None
+        return NotImplemented
     op, at, axis, eps = found
-    x = args[at].args[0] if op == "layer_norm" else args[at]
-    rank = len(shape_of(x))
+    x = emit.value(emit.old.all_input_nodes[at].all_input_nodes[0]) if op is _LAYER else args[at]
+    rank = x.ndim
     order = [*(d for d in range(rank) if d != axis), axis]
     if axis != rank - 1:
-        x = emit(aten.permute.default, x, order)
-    size = [shape_of(x)[-1]]
-    if op == "layer_norm":
-        y = emit(aten.layer_norm.default, x, size, None, None, eps)
-    else:
-        y = emit(aten.rms_norm.default, x, size, None, eps)
-    if axis != rank - 1:
-        y = emit(aten.permute.default, y, [order.index(d) for d in range(rank)])
-    return _named(y, old)
+        x = x.permute(order)
+    more = (None, None, eps) if op is _LAYER else (None, eps)
+    y = emit.whole(op, x, [x.shape[-1]], *more)
+    return emit.named(y if axis == rank - 1 else y.permute([order.index(d) for d in range(rank)]))
 
 
-def _named(node: fx.Node, old: fx.Node) -> fx.Node:
-    node.name = old.name
-    return node
-
-
-def _normalised(node: fx.Node) -> tuple[str, int, int, float] | None:
+def _normalised(node: fx.Node) -> tuple[Any, int, int, float] | None:
     """Which normalisation ends here, which argument is normalised, over which axis; epsilon."""
     if op_name(node) not in (*_MULTIPLY, *_DIVIDE) or node.kwargs.get("rounding_mode"):
         return None
@@ -78,7 +66,7 @@ def _normalised(node: fx.Node) -> tuple[str, int, int, float] | None:
         x, found = node.args[at], _epsilon(node.args[1 - at], root, node.args[at])
         if isinstance(x, fx.Node) and found is not None:
             axis, eps = found
-            return ("layer_norm" if _centred(x, axis) else "rms_norm", at, axis, eps)
+            return (_LAYER if _centred(x, axis) else _RMS, at, axis, eps)
     return None
 
 
@@ -122,48 +110,40 @@ def _first(node: object, op: str) -> object:
     return node.args[0] if isinstance(node, fx.Node) and op_name(node) == op else None
 
 
-def _group_norm(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | None:
-    """``(x, groups, weight, bias, eps)``."""
-    given = dict(zip(("x", "groups", "weight", "bias", "eps"), args, strict=False))
-    return _over_groups(emit, old, **{"weight": None, "bias": None, "eps": 1e-5, **given})
-
-
-def _instance_norm(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | None:
-    """``(x, weight, bias, mean, var, use_input_stats, momentum, eps)``, its own statistics."""
-    x, weight, bias, _, _, own, _, eps = args[:8]
-    return _over_groups(emit, old, x, shape_of(x)[1], weight, bias, eps) if own else None
-
-
-def _over_groups(
-    emit: Emit, old: fx.Node, x: fx.Node, groups: int, weight: object, bias: object, eps: float
-) -> fx.Node:
+def _group_norm(
+    emit: Emit, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5, *_: object,
+) -> Tensor:  # fmt: skip
     """Each group of channels of a map as one row of a layer normalisation."""
-    shape = shape_of(x)
-    length = math.prod(shape) // shape[0] // groups
-    flat = emit(aten.reshape.default, x, [shape[0], groups, length])
-    y = emit(aten.layer_norm.default, flat, [length], None, None, eps)
-    y = emit(aten.reshape.default, y, list(shape))
-    per_channel = [-1, *[1] * (len(shape) - 2)]
-    for op, table in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
-        if table is not None:
-            y = emit(op, y, emit(aten.reshape.default, table, per_channel))
-    return _named(y, old)
+    length = x.numel() // x.shape[0] // groups
+    flat = emit.reshaped(x, x.shape[0], groups, length)
+    y = emit.reshaped(emit.whole(_LAYER, flat, [length], None, None, eps), *x.shape)
+    per_channel = [-1, *[1] * (x.ndim - 2)]
+    if weight is not None:
+        y = y * emit.reshaped(weight, *per_channel)
+    if bias is not None:
+        y = y + emit.reshaped(bias, *per_channel)
+    return emit.named(y)
 
 
-def _prelu(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | None:
+def _instance_norm(
+    emit: Emit, x: Tensor, weight: Tensor | None, bias: Tensor | None, _mean: object, _var: object,
+    own: bool, _momentum: float, eps: float, *_: object,
+) -> Any:  # fmt: skip
+    """With its own statistics."""
+    return _group_norm(emit, x, x.shape[1], weight, bias, eps) if own else NotImplemented
+
+
+def _prelu(emit: Emit, x: Tensor, weight: Tensor) -> Tensor:
     """``max(x, 0) + weight min(x, 0)``."""
-    x, weight = args[:2]
-    rank = len(shape_of(x))
-    slope = emit(aten.reshape.default, weight, [-1, *[1] * (rank - 2)]) if rank > 1 else weight
-    below = emit(aten.mul.Tensor, emit(aten.clamp.default, x, None, 0.0), slope)
-    return _named(emit(aten.add.Tensor, emit(aten.relu.default, x), below), old)
+    slope = emit.reshaped(weight, -1, *[1] * (x.ndim - 2)) if x.ndim > 1 else weight
+    below = x.clamp(max=0.0) * slope
+    return emit.named(x.relu() + below)
 
 
-def _select_backward(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | None:
+def _select_backward(emit: Emit, *args: Any) -> Tensor:
     """What no sum of gradients takes together (`rules.joined_selects`)."""
-    found = select_backward(emit, old, args)
-    assert isinstance(found, fx.Node)
-    return _named(found, old)
+    return emit.named(select_backward(emit, *args))
 
 
 _ALWAYS: dict[str, Rule] = {
@@ -178,13 +158,6 @@ _TRANSPOSED = (
     "aten.conv_transpose2d.input",
     "aten.convolution.default",
 )
-
-
-_EXTRA = {
-    "aten.conv_transpose1d.default": (5, "output_padding"),
-    "aten.convolution.default": (7, "output_padding"),
-}
-"""Where the output padding stands."""
 
 
 def _transposed(node: fx.Node) -> tuple[tuple[int, ...], ...] | None:
@@ -215,31 +188,18 @@ def _transposed(node: fx.Node) -> tuple[tuple[int, ...], ...] | None:
     return (*(a + b for a, b in zip(row, per_axis, strict=True)), integers(groups, 1))
 
 
-def _transposed_rule(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | None:
+def _transposed_rule(emit: Emit, x: Tensor, weight: Tensor, *more: Any) -> Any:
     """A transposed convolution is the input gradient of the convolution with the same weights."""
-    found = _transposed(old)
+    found = _transposed(emit.old)
     if found is None:
-        return None
+        return NotImplemented
     stride, padding, dilation, (groups,) = (list(v) for v in found)
-    (x, weight), like, one_axis = args[:2], old, len(shape_of(old)) == 3
+    one_axis = x.ndim == 3
     if one_axis:
-        x, weight = (emit(aten.unsqueeze.default, v, 2) for v in (x, weight))
-        like = emit(
-            aten.conv_transpose2d.input,
-            x,
-            weight,
-            None,
-            stride,
-            padding,
-            [0, *integers(argument(old, *_EXTRA[op_name(old)], 0), 1)],
-            groups,
-            dilation,
-        )
-    x = input_gradient(
-        emit, [x, like, weight, None, stride, padding, dilation, False, [0, 0], groups]
-    )
-    bias = args[2] if len(args) > 2 else None
-    if bias is not None:
-        shaped = emit(aten.reshape.default, bias, [1, -1, 1, 1])
-        x = emit(aten.add.Tensor, x, shaped)
-    return _named(emit(aten.squeeze.dim, x, 2) if one_axis else x, old)
+        x, weight = x.unsqueeze(2), weight.unsqueeze(2)
+    size = [1, *shape_of(emit.old)[2:]][-2:]
+    y = input_gradient(emit, x, weight, size, stride, padding, dilation, groups)
+    assert y is not None
+    if more and more[0] is not None:
+        y = y + emit.reshaped(more[0], 1, -1, 1, 1)
+    return emit.named(y.squeeze(2) if one_axis else y)

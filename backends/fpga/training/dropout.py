@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from pipec.autodiff.recompute import is_random
-from pipec.backends.fpga.training.rewrite import Emit, Found, Rule
+from pipec.backends.fpga.lowering.rewrite import Emit, Rule
 from pipec.graph.ir import Graph, GraphInput, InputKind, op_name, tensor
 from pipec.runtime.draws import Stream
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -71,17 +69,17 @@ def _name(node: fx.Node) -> str:
     return f"mask_{node.name}"
 
 
-def dropout(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | None:
-    """``(x, p, train)``: x times an input."""
-    if not _is_dropout(old):
-        return None
-    mask = emit.input(_name(old), args[0])
-    return (emit(aten.mul.Tensor, args[0], mask), mask)
+def dropout(emit: Emit, x: Tensor, *_: Any) -> Any:
+    """X times an input."""
+    if not _is_dropout(emit.old):
+        return NotImplemented
+    mask = emit.input(_name(emit.old), x)
+    return (x * mask, mask)
 
 
-def dropout_backward(emit: Emit, old: fx.Node, args: Sequence[Any]) -> Found | None:
-    """``(dy, mask, scale)``: the saved mask holds the scale already."""
-    return emit(aten.mul.Tensor, args[0], args[1])
+def dropout_backward(_: Emit, dy: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """The saved mask holds the scale already."""
+    return dy * mask
 
 
 RULES: dict[str, Rule] = {

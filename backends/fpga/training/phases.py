@@ -19,10 +19,10 @@ import torch
 from torch import fx
 
 from pipec.autodiff.model import Training
+from pipec.backends.fpga.lowering.rewrite import Rule, rewritten
 from pipec.backends.fpga.training import dropout
 from pipec.backends.fpga.training.dropout import Mask, floating_masks, masks_of, with_masks
 from pipec.backends.fpga.training.gradients import GRADIENTS
-from pipec.backends.fpga.training.rewrite import Rule, rewritten
 from pipec.backends.fpga.training.rules import RULES, layer_norm_backward
 from pipec.errors import BackendError
 from pipec.graph.extract import with_outputs

@@ -1,0 +1,169 @@
+"""Ops as simpler ops that engines compute: a rule replaces one node by what it computes in torch.
+
+A rule is run on fake tensors, and every ATen op that it calls becomes a node. Everything else is
+copied. Rules of training are in `pipec.backends.fpga.training.rules`, others in `written`.
+"""
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+
+from pipec.autodiff.fakes import fake_like, tracing
+from pipec.errors import GraphError
+from pipec.graph.ir import Graph, GraphOutput, op_name
+from pipec.graph.torch_private import FakeTensorMode, TorchDispatchMode
+
+Rule = Callable[..., Any]
+"""``rule(emit, *arguments)`` computes what a node yields: a tensor or one per item of a tuple, None
+where nobody reads it. NotImplemented leaves the node as it is."""
+
+
+class Emit(TorchDispatchMode):
+    """Appends the ops that run to a graph, on behalf of a node of another one.
+
+    Args:
+        graph: The graph that grows.
+        mode: Of the fake tensors.
+
+    Attributes:
+        graph: The graph that grows.
+        old: The node that is replaced; its origin is passed on.
+        mode: Of the fake tensors.
+        env: Old nodes to new ones, or to one per item.
+    """
+
+    old: fx.Node
+
+    def __init__(self, graph: fx.Graph, mode: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph, self.mode, self._recording = graph, mode, True
+        self.env = dict[fx.Node, Any]()
+        self._nodes = dict[int, tuple[fx.Node, Tensor]]()  # by the tensor that stands for a node
+        self._tensors = dict[fx.Node, Tensor]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an op on fake tensors; it is a node from now on."""
+        kwargs = kwargs or {}
+        asks = func.namespace == "prim"  # for the device of a tensor
+        recorded = self._recording and not asks
+        return self._append(func, args, kwargs)[1] if recorded else func(*args, **kwargs)
+
+    def whole(self, op: Any, *args: Any, item: int | None = None, **kwargs: Any) -> Any:
+        """Run an op that torch would take apart as one node; one item of what it yields."""
+        self._recording = False
+        node, found = self._append(op, args, kwargs)
+        self._recording = True
+        if item is None:
+            return found
+        part = self.graph.create_node(
+            "call_function", operator.getitem, (node, item), name=self._name()
+        )
+        return self._known(part, found[item])
+
+    def _append(self, op: Any, args: Any, kwargs: Any) -> tuple[fx.Node, Any]:
+        found = op(*args, **kwargs)
+        given, named = self.nodes((args, kwargs))
+        node = self.graph.create_node("call_function", op, given, named, name=self._name())
+        return node, self._known(node, found)
+
+    def _name(self) -> str:
+        return f"{self.old.name}_{len(self.graph.nodes)}"
+
+    def _known(self, node: fx.Node, found: Any) -> Any:
+        node.meta = {k: v for k, v in self.old.meta.items() if k != "val"}
+        node.meta["val"] = found
+        if isinstance(found, Tensor):
+            self._nodes[id(found)] = node, found
+        return found
+
+    def reshaped(self, x: Tensor, *shape: int) -> Tensor:
+        """The same elements under another shape, in one node."""
+        found: Tensor = self.whole(torch.ops.aten.reshape.default, x, list(shape))
+        return found
+
+    def named(self, x: Tensor) -> Tensor:
+        """A tensor whose node takes the name of the one that is replaced."""
+        self._nodes[id(x)][0].name = self.old.name
+        return x
+
+    def value(self, old: fx.Node) -> Tensor:
+        """The fake tensor that stands for a node of the old graph."""
+        return self._tensor(self.env[old])
+
+    def _tensor(self, node: fx.Node) -> Tensor:
+        if node not in self._tensors:
+            self._tensors[node] = found = self._like(node.meta["val"])
+            self._nodes[id(found)] = node, found
+        return self._tensors[node]
+
+    def _like(self, value: Tensor) -> Tensor:
+        before, self._recording = self._recording, False
+        found = fake_like(value, self.mode)
+        self._recording = before
+        return found
+
+    def nodes(self, found: Any) -> Any:
+        """The nodes in place of the tensors that they yield, in tuples, lists and the like."""
+        return fx.node.map_aggregate(
+            found, lambda a: self._nodes[id(a)][0] if isinstance(a, Tensor) else a
+        )
+
+    def input(self, name: str, like: Tensor) -> Tensor:
+        """A new input of the graph, behind the others; its value is like a tensor."""
+        first = next((n for n in self.graph.nodes if n.op != "placeholder"), None)
+        with self.graph.inserting_before(first):
+            node = self.graph.placeholder(name)
+        node.meta = {"val": self._like(like)}
+        return self._tensor(node)
+
+
+def rewritten(graph: Graph, rules: Mapping[str, Rule]) -> Graph:
+    """The graph with rules applied; node names of inputs and of what is copied stay.
+
+    Args:
+        graph: A pure graph.
+        rules: By op name.
+    """
+    with tracing() as mode:
+        emit = Emit(fx.Graph(), mode)
+        for old in graph.module.graph.nodes:
+            if old.op != "output":
+                emit.env[old] = _replaced(emit, old, rules)
+    return _with_outputs(graph, emit.graph, emit.env)
+
+
+def _replaced(emit: Emit, old: fx.Node, rules: Mapping[str, Rule]) -> Any:
+    """What stands for a node: what its rule yields, or a copy."""
+    if old.target is operator.getitem:
+        source, item = cast("tuple[fx.Node, int]", old.args)
+        if isinstance(emit.env[source], tuple):
+            return emit.env[source][item]
+    rule = rules.get(op_name(old)) if old.op == "call_function" else None
+    if rule is not None:
+        emit.old = old
+        args = fx.node.map_arg(old.args, emit.value)
+        with torch.no_grad(), emit.mode, emit:
+            found = rule(emit, *args)
+        if found is not NotImplemented:
+            return emit.nodes(found)
+    return emit.graph.node_copy(old, emit.env.__getitem__)
+
+
+def _with_outputs(graph: Graph, new: fx.Graph, env: dict[fx.Node, Any]) -> Graph:
+    old = graph.nodes
+    results = [env[old[o.node]] for o in graph.outputs]
+    if not all(isinstance(r, fx.Node) for r in results):
+        raise GraphError("a rule does not compute an output of its graph")
+    new.output(tuple(results))
+    for node in reversed(list(new.nodes)):
+        if node.op == "call_function" and not node.users:
+            new.erase_node(node)
+    outputs = tuple(
+        GraphOutput(node.name, o.kind, o.name)
+        for node, o in zip(results, graph.outputs, strict=True)
+    )
+    module = fx.GraphModule({}, new, type(graph.module).__name__)
+    return graph.replace(module=module, outputs=outputs)
