@@ -113,8 +113,8 @@ class Emit(TorchDispatchMode):
 
     def input(self, name: str, like: Tensor) -> Tensor:
         """A new input of the graph, behind the others; its value is like a tensor."""
-        first = next((n for n in self.graph.nodes if n.op != "placeholder"), None)
-        with self.graph.inserting_before(first):
+        *_, last = (n for n in self.graph.nodes if n.op == "placeholder")
+        with self.graph.inserting_after(last):
             node = self.graph.placeholder(name)
         node.meta = {"val": self._like(like)}
         return self._tensor(node)
