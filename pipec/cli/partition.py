@@ -8,7 +8,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -44,21 +44,7 @@ if TYPE_CHECKING:
     help="Seconds of processor time for the proof.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
-def command(
-    file: Path,
-    devices: int | None,
-    cpus: int | None,
-    memory: float | None,
-    chunks: int,
-    planner: str,
-    workers: tuple[int, ...],
-    fewest: bool,
-    bandwidth: tuple[float, ...],
-    latency: float,
-    overlap: bool,
-    time_limit: float,
-    as_json: bool,
-) -> None:
+def command(file: Path, **given: Any) -> None:
     """Cuts a cost graph so that the slowest stage is as fast as possible.
 
     FILE is a dnn-partitioning JSON workload, a PipeDream profile (graph.txt), or a directory that
@@ -69,34 +55,20 @@ def command(
     began = perf_counter()
     # the matrices are small: threads would cost more than they give
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if chunks < 1 or not time_limit >= 0:
+    if given["chunks"] < 1 or not given["time_limit"] >= 0:
         raise PartitionError(
             "--chunks must be at least 1 and --time-limit at least 0",
-            got=f"--chunks {chunks}, --time-limit {time_limit:g}",
+            got=f"--chunks {given['chunks']}, --time-limit {given['time_limit']:g}",
         )
     workload = _read(file)
-    given = {
-        "--chunks": chunks > 1,
-        "--workers": workers,
-        "--fewest": fewest,
-        "--cpus": cpus is not None,
-        "--bandwidth": bandwidth,
-        "--latency": latency,
-        "--overlap": overlap,
-    }
-    _refuse_unused({name for name, value in given.items() if value}, workload, planner)
-    if planner == "pipedream":
-        _replicated(workload, workers or (devices or 0,), bandwidth, memory, fewest, as_json)
+    _refuse_unused({n for n, usual in _USUAL.items() if given[n] != usual}, workload, given)
+    if given["planner"] == "pipedream":
+        _replicated(workload, given)
         return
-    if chunks > 1:
-        targets = _devices(workload, devices, cpus or 0, memory)
-        cut = _in_chunks(workload, targets, chunks, time_limit)
-    else:
-        targets = _devices(workload, devices, cpus, memory)
-        links = _links(workload, len(targets), bandwidth, latency)
-        cut = _contiguous(workload, targets, links, overlap, time_limit)
+    targets = _devices(workload, given)
+    cut = (_in_chunks if given["chunks"] > 1 else _contiguous)(workload, targets, given)
     seconds = perf_counter() - began
-    if as_json:
+    if given["as_json"]:
         click.echo(json.dumps(_facts(workload.graph, targets, cut, seconds)))
     else:
         _table(workload.graph, targets, cut, seconds)
@@ -112,33 +84,36 @@ def _read(file: Path) -> "Workload":
     return read_workload(file)
 
 
-def _refuse_unused(given: set[str], workload: "Workload", planner: str) -> None:
+_USUAL: dict[str, object] = {"chunks": 1, "workers": (), "fewest": False, "cpus": None,
+                             "bandwidth": (), "latency": 0.0, "overlap": False}  # fmt: skip
+"""Options that some way of cutting does not read, and what they are where nobody gives them."""
+
+
+def _refuse_unused(used: set[str], workload: "Workload", given: dict[str, Any]) -> None:
     """An option that would have no effect is a misunderstanding.
 
     Raises:
         PartitionError: Naming the options, and why they mean nothing here.
     """
-    replicated = {"--cpus", "--chunks", "--latency", "--overlap"}
+    replicates = given["planner"] == "pipedream"
     cases = (
-        (planner != "pipedream", {"--workers", "--fewest"}, "--planner pipedream"),
-        (planner == "pipedream", replicated, "--planner contiguous"),
-        (workload.priced, {"--bandwidth", "--latency", "--overlap"}, "values in bytes"),
+        (not replicates, {"workers", "fewest"}, "--planner pipedream"),
+        (replicates, {"cpus", "chunks", "latency", "overlap"}, "--planner contiguous"),
+        (workload.priced, {"bandwidth", "latency", "overlap"}, "values in bytes"),
     )
     for applies, without_effect, wanted in cases:
-        if applies and (unused := given & without_effect):
-            raise PartitionError(
-                "an option has no effect here", got=", ".join(sorted(unused)), want=wanted
-            )
+        if applies and (unused := used & without_effect):
+            got = ", ".join(f"--{name}" for name in sorted(unused))
+            raise PartitionError("an option has no effect here", got=got, want=wanted)
 
 
-def _links(
-    workload: "Workload", devices: int, bandwidth: tuple[float, ...], latency: float
-) -> "Link | list[Link] | None":
+def _links(workload: "Workload", devices: int, given: dict[str, Any]) -> "Link | list[Link] | None":
     """What joins neighbours; None where transfers are priced in seconds."""
     from pipec.partition.devices import Link
 
     if workload.priced:
         return None
+    bandwidth: tuple[float, ...] = given["bandwidth"]
     if len(bandwidth) > 1:
         raise PartitionError(
             "one bandwidth joins all neighbours",
@@ -147,17 +122,10 @@ def _links(
         )
     if workload.links and not bandwidth:
         return list(workload.links[: devices - 1])
-    return Link(bandwidth[0] if bandwidth else 1e9, latency)
+    return Link(bandwidth[0] if bandwidth else 1e9, given["latency"])
 
 
-def _replicated(
-    workload: "Workload",
-    workers: tuple[int, ...],
-    bandwidth: tuple[float, ...],
-    memory: float | None,
-    fewest: bool,
-    as_json: bool,
-) -> None:
+def _replicated(workload: "Workload", given: dict[str, Any]) -> None:
     """PipeDream's planner."""
     from pipec.partition.replicas.plan import plan_replicated
     from pipec.partition.replicas.recurrence import Level
@@ -168,7 +136,8 @@ def _replicated(
             got="a workload with transfer seconds",
             want="a PipeDream profile",
         )
-    rates = bandwidth or (1e9,) * len(workers)
+    workers: tuple[int, ...] = given["workers"] or (given["devices"] or 0,)
+    rates = given["bandwidth"] or (1e9,) * len(workers)
     if len(rates) != len(workers):
         raise PartitionError(
             "every level needs its number of workers and its bandwidth",
@@ -176,8 +145,8 @@ def _replicated(
         )
     levels = [Level(count, rate) for count, rate in zip(workers, rates, strict=True)]
     began = perf_counter()
-    limit = float("inf") if memory is None else memory
-    plan = plan_replicated(workload.graph, levels, memory_bytes=limit, fewest=fewest)
+    limit = float("inf") if given["memory"] is None else given["memory"]
+    plan = plan_replicated(workload.graph, levels, memory_bytes=limit, fewest=given["fewest"])
     seconds = perf_counter() - began
     facts = {
         "problem": "replicated stages",
@@ -189,7 +158,7 @@ def _replicated(
         "seconds": seconds,
         "stages": [asdict(stage) for stage in plan.stages],
     }
-    if as_json:
+    if given["as_json"]:
         click.echo(json.dumps(facts))
         return
     click.echo(f"problem        {facts['problem']} on {' x '.join(map(str, workers))} workers")
@@ -213,11 +182,7 @@ def _stage_lines(graph: "CostGraph", stages: "tuple[ReplicatedStage, ...]", dept
 
 
 def _contiguous(
-    workload: "Workload",
-    devices: "list[Device]",
-    links: "Link | list[Link] | None",
-    overlap: bool,
-    time_limit: float,
+    workload: "Workload", devices: "list[Device]", given: dict[str, Any]
 ) -> "CutResult":
     from pipec.partition.solve import solve_contiguous
 
@@ -226,33 +191,33 @@ def _contiguous(
         devices,
         free_order=workload.priced,
         exactly=bool(workload.links),
-        links=links,
-        overlap=overlap,
-        time_limit=time_limit,
+        links=_links(workload, len(devices), given),
+        overlap=given["overlap"],
+        time_limit=given["time_limit"],
     )
 
 
-def _in_chunks(
-    workload: "Workload", devices: "list[Device]", chunks: int, time_limit: float
-) -> "CutResult":
+def _in_chunks(workload: "Workload", devices: "list[Device]", given: dict[str, Any]) -> "CutResult":
     from pipec.partition.chunks.solve import solve_chunks
 
     if not workload.priced:
         raise PartitionError("chunks need transfer times in seconds", got="sizes in bytes")
-    return solve_chunks(workload.graph, devices, chunks, time_limit=time_limit)
+    return solve_chunks(workload.graph, devices, given["chunks"], time_limit=given["time_limit"])
 
 
-def _devices(
-    workload: "Workload", devices: int | None, cpus: int | None, memory: float | None
-) -> "list[Device]":
+def _devices(workload: "Workload", given: dict[str, Any]) -> "list[Device]":
     from pipec.partition.devices import Device
 
-    size = workload.graph.size
-    for name, count, given in (
+    size, devices, cpus, memory = (
+        workload.graph.size, given["devices"], given["cpus"], given["memory"],
+    )  # fmt: skip
+    if given["chunks"] > 1:
+        cpus = cpus or 0
+    for name, count, told in (
         ("--devices", devices, workload.accelerators),
         ("--cpus", cpus, workload.cpus),
     ):
-        wanted = given if count is None else count
+        wanted = told if count is None else count
         if not 0 <= wanted <= size:
             raise PartitionError(
                 "a number of devices must be between 0 and the number of nodes",

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipec.cluster.cluster import Cluster
-from pipec.compiler.problem import placement_problem
+from pipec.compiler.problem import chain_of, placement_problem
 from pipec.errors import PartitionError
-from pipec.partition.devices import Device, Link
+from pipec.partition.devices import Device
 from pipec.partition.formats.workload import Workload
 from pipec.plan.store import load_plan
 
@@ -34,7 +34,7 @@ class PlanWorkload(Workload):
                 got=f"{count} devices, {cpus or 0} CPUs",
                 want=f"at most {self.cluster.size} devices ({self.cluster})",
             )
-        return [Device(d.kind, d.memory_bytes) for d in self.cluster.devices[:count]]
+        return chain_of(self.cluster, count)[0]
 
 
 def plan_workload(path: Path) -> PlanWorkload:
@@ -49,6 +49,5 @@ def plan_workload(path: Path) -> PlanWorkload:
     if plan.costs is None:
         raise PartitionError("the plan has no costs", where=directory)
     problem = placement_problem(plan.graph, plan.costs)
-    joints = [plan.cluster.link(k, k + 1) for k in range(plan.cluster.size - 1)]
-    links = tuple(Link(j.bytes_per_second, j.latency_seconds) for j in joints)
-    return PlanWorkload(problem, priced=False, links=links, cluster=plan.cluster)
+    _, links = chain_of(plan.cluster, plan.cluster.size)
+    return PlanWorkload(problem, priced=False, links=tuple(links), cluster=plan.cluster)

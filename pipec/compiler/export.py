@@ -11,10 +11,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from pipec.cluster.cluster import Cluster
 from pipec.compiler.layers import NONE, layers_of, place_layers, whole_layers
 from pipec.compiler.layouts import Layout
-from pipec.compiler.problem import placement_problem
+from pipec.compiler.problem import chain_of, placement_problem
 from pipec.errors import PartitionError
 from pipec.graph.units import placement_units
 from pipec.partition.costgraph import CostGraph, IntArray
@@ -67,7 +66,7 @@ def split_layers(plan: Plan, stages: int | None = None) -> Split:
     piece = np.clip(home, first - 1, end)
     group = np.where(home == NONE, _free_groups(plan, len(layers.names) + 2), piece + 2)
     whole = replace(problem, group=group)
-    devices, links = _cluster(plan.cluster, count)
+    devices, links = chain_of(plan.cluster, count)
     cut = solve_contiguous(whole, devices, links=links)
     of_layer = np.array([_stage_of(cut.stage, home, k) for k in range(len(layers.names))])
     parts: list[list[str]] = [[] for _ in range(count)]
@@ -94,12 +93,6 @@ def _stage_of(stage: IntArray, home: IntArray, layer: int) -> int:
     """Stage of a layer; one whose operations all went to others stands where the first did."""
     mine = np.flatnonzero(home == layer)
     return int(stage[mine[0]]) if len(mine) else 0
-
-
-def _cluster(cluster: Cluster, count: int) -> tuple[list[Device], list[Link]]:
-    found = [Device(d.kind, d.memory_bytes) for d in cluster.devices[:count]]
-    ways = [cluster.link(a, b) for a, b in pairwise(range(count))]
-    return found, [Link(way.bytes_per_second, way.latency_seconds) for way in ways]
 
 
 def _evenly(

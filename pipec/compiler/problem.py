@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
+from pipec.cluster.cluster import Cluster
 from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph, OutputKind, nbytes, tensors
 from pipec.graph.units import placement_units
 from pipec.partition.costgraph import CostGraph, FloatArray, Value, cost_graph
+from pipec.partition.devices import Device, Link
 
 TRAINING_COPIES = 4.0
 """Weight-sized tensors in training: weights, gradients, two moments of Adam."""
@@ -90,3 +93,14 @@ def _weight_bytes(graph: Graph, at: dict[str, int], copies: float) -> list[float
             if readers:
                 found[min(readers)] += copies * nbytes(nodes[i.node])
     return found
+
+
+def chain_of(cluster: Cluster, count: int) -> tuple[list[Device], list[Link]]:
+    """The first devices of a cluster, one per stage, and what joins neighbours.
+
+    Raises:
+        ClusterError: The cluster has not so many.
+    """
+    found = [Device(d.kind, d.memory_bytes) for d in cluster.devices[:count]]
+    ways = [cluster.link(a, b) for a, b in pairwise(range(count))]
+    return found, [Link(way.bytes_per_second, way.latency_seconds) for way in ways]

@@ -21,11 +21,11 @@ from pipec.runtime.tensors import TensorType, pack, packed_bytes
 
 
 @dataclass(frozen=True)
-class HostCopy:
-    """A buffer on its way to host memory, or there.
+class Copied:
+    """A buffer on its way to host memory or back, or there.
 
     Attributes:
-        buffer: In host memory.
+        buffer: Where it goes.
         done: Recorded behind the copy; None where copies end before they return.
     """
 
@@ -42,19 +42,6 @@ class HostCopy:
         if self.done is not None:
             self.done.synchronize()
         return self.buffer
-
-
-@dataclass(frozen=True)
-class Arriving:
-    """A buffer that comes back from host memory.
-
-    Attributes:
-        buffer: On the device; it may be read after `Device.wait`.
-        done: Recorded behind the copy; None where copies end before they return.
-    """
-
-    buffer: torch.Tensor
-    done: torch.cuda.Event | None = None
 
 
 class Device:
@@ -91,17 +78,17 @@ class Device:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def to_host(self, tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> HostCopy:
+    def to_host(self, tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> Copied:
         """Start a copy of tensors, packed, to host memory; the caller gives them away."""
-        return HostCopy(pack(tensors, types, self.host.take(packed_bytes(types))))
+        return Copied(pack(tensors, types, self.host.take(packed_bytes(types))))
 
-    def from_host(self, copy: HostCopy) -> Arriving:
+    def from_host(self, copy: Copied) -> Copied:
         """Start the copy back; the caller gives the copy in host memory away."""
         buffer = copy.buffer.clone()
         self.host.give(copy.buffer)
-        return Arriving(buffer)
+        return Copied(buffer)
 
-    def wait(self, arriving: Arriving) -> torch.Tensor:
+    def wait(self, arriving: Copied) -> torch.Tensor:
         """The buffer, ready to be read by what is computed next."""
         return arriving.buffer
 
@@ -138,7 +125,7 @@ class CudaDevice(Device):
         self._spans.clear()
         return float(sum(milliseconds)) / 1e3
 
-    def to_host(self, tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> HostCopy:
+    def to_host(self, tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> Copied:
         """Pack on the device, and copy to pinned memory once that is written."""
         buffer = pack(tensors, types)
         host = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
@@ -146,18 +133,18 @@ class CudaDevice(Device):
         with torch.cuda.stream(self._copies):
             host.copy_(buffer, non_blocking=True)
         buffer.record_stream(self._copies)  # not handed out again before the copy has read it
-        return HostCopy(host, self._copies.record_event())
+        return Copied(host, self._copies.record_event())
 
-    def from_host(self, copy: HostCopy) -> Arriving:
+    def from_host(self, copy: Copied) -> Copied:
         """Copy back; both copies share a stream, so this one starts after the first ended."""
         buffer = torch.empty(copy.buffer.shape, dtype=copy.buffer.dtype, device=self.torch)
         self._copies.wait_stream(torch.cuda.current_stream(self.torch))
         with torch.cuda.stream(self._copies):
             buffer.copy_(copy.buffer, non_blocking=True)
         buffer.record_stream(self._copies)
-        return Arriving(buffer, self._copies.record_event())
+        return Copied(buffer, self._copies.record_event())
 
-    def wait(self, arriving: Arriving) -> torch.Tensor:
+    def wait(self, arriving: Copied) -> torch.Tensor:
         """Let the compute stream, not the caller, wait for the copy."""
         if arriving.done is not None:
             torch.cuda.current_stream(self.torch).wait_event(arriving.done)

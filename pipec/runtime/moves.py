@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from pipec.runtime.device import Arriving, Device, HostCopy
+from pipec.runtime.device import Copied, Device
 from pipec.runtime.placing import Messages
 from pipec.runtime.program import Program
 from pipec.runtime.shares import Shares
@@ -46,10 +46,10 @@ class Moves:
         self._device, self._transport = device, transport
         self._runner, self._weights = runner, weights
         self._values: dict[Key, torch.Tensor] = {}
-        self._host: dict[Message, HostCopy] = {}
-        self._coming: dict[tuple[int, int], list[tuple[str, Arriving]]] = {}
+        self._host: dict[Message, Copied] = {}
+        self._coming: dict[tuple[int, int], list[tuple[str, Copied]]] = {}
         self._fetched: dict[tuple[int, int], list[tuple[str, Message]]] = {}
-        self._leaving: deque[tuple[Message, HostCopy]] = deque()
+        self._leaving: deque[tuple[Message, Copied]] = deque()
         self._settling: list[tuple[int, Message]] = []
 
     def load(self, program: Program, rank: int, others: Sequence[Program] = ()) -> None:
@@ -148,7 +148,7 @@ class Moves:
         elif self._transport.ready(message):
             packed = self._transport.receive(message)
             host = message.host
-            coming = self._device.from_host(HostCopy(packed)) if host else Arriving(packed)
+            coming = self._device.from_host(Copied(packed)) if host else Copied(packed)
         else:
             return False
         self._coming.setdefault(at, []).append((action.channel, coming))

@@ -10,13 +10,10 @@ from pipec.runtime.tensors import TensorType, packed_bytes
 from pipec.runtime.transport import Coming, Message
 from pipec.schedule.acknowledgements import NONE, acknowledgements
 from pipec.schedule.action import Action
-from pipec.schedule.channels import Channel, ChannelKind
+from pipec.schedule.channels import FROM_FORWARD, KIND_OF, TO_FORWARD, Channel, ChannelKind
 
 _LAST = -1
 """Number of the message with which a round ends."""
-_KIND = {end: c for c in ChannelKind for end in (c.send, c.receive)}
-_FROM_FORWARD = (ChannelKind.F, ChannelKind.S, ChannelKind.H)
-_TO_FORWARD = (ChannelKind.F, ChannelKind.W)
 
 
 class Messages:
@@ -47,16 +44,16 @@ class Messages:
 
     def key(self, action: Action) -> str:
         """Name of the channel; of its kind and stage where it has none."""
-        kind = _KIND[action.kind]
+        kind = KIND_OF[action.kind]
         return action.channel or f"{kind.name}{action.stage}"
 
     def of(self, action: Action) -> Message:
         """The message of a sending or receiving action."""
-        kind, place = _KIND[action.kind], self._program.schedule.placement
+        kind, place = KIND_OF[action.kind], self._program.schedule.placement
         named = self._named.get(action.channel)
         src, dst = (named.src, named.dst) if named else (action.stage, action.stage)
-        senders = (place.forward if kind in _FROM_FORWARD else place.backward)[src]
-        receivers = (place.forward if kind in _TO_FORWARD else place.backward)[dst]
+        senders = (place.forward if kind in FROM_FORWARD else place.backward)[src]
+        receivers = (place.forward if kind in TO_FORWARD else place.backward)[dst]
         turn = action.replica if kind is ChannelKind.W else action.microbatch
         number = action.version if kind is ChannelKind.W else action.microbatch
         assert turn is not None
@@ -71,7 +68,7 @@ class Messages:
 
     def type_of(self, action: Action) -> TensorType:
         """The type of the tensor that the action moves."""
-        kind = _KIND[action.kind]
+        kind = KIND_OF[action.kind]
         shape = self.shares.shape(action.microbatch)
         if kind in (ChannelKind.F, ChannelKind.B):
             return self._types[shape][action.channel]
@@ -117,7 +114,7 @@ class Messages:
     def expected(self, row: list[Action]) -> Iterator[Coming]:
         """What will come from other devices, in the order of the row."""
         for action in row:
-            kind = _KIND.get(action.kind)
+            kind = KIND_OF.get(action.kind)
             if kind is not None and action.kind is kind.receive:
                 message = self.of(action)
                 if message.src != message.dst:

@@ -49,6 +49,12 @@ _ENDS = {
     ChannelKind.W: (ActionKind.SEND_W, ActionKind.RECV_W),
 }
 
+KIND_OF = {end: kind for kind, ends in _ENDS.items() for end in ends}
+"""Sending or receiving action to the kind of channel."""
+FROM_FORWARD = (ChannelKind.F, ChannelKind.S, ChannelKind.H)
+TO_FORWARD = (ChannelKind.F, ChannelKind.W)
+"""Channels whose messages leave, and arrive, where forwards run; others where backwards do."""
+
 
 @dataclass(frozen=True)
 class Channel:

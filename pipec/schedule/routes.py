@@ -12,11 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
-from pipec.schedule.channels import Channel, ChannelKind
+from pipec.schedule.channels import FROM_FORWARD, TO_FORWARD, Channel, ChannelKind
 from pipec.schedule.schedule import Int16, Placement, Schedule
-
-_FROM_FORWARD = (ChannelKind.F, ChannelKind.S, ChannelKind.H)
-_TO_FORWARD = (ChannelKind.F, ChannelKind.W)
 
 
 def routes_of(schedule: Schedule) -> "Routes":
@@ -55,12 +52,12 @@ class Routes:
     @cached_property
     def sender(self) -> Int16:
         """Device that sends, by (channel, message mod period)."""
-        return self._ends(_FROM_FORWARD, lambda c: c.src)
+        return self._ends(FROM_FORWARD, lambda c: c.src)
 
     @cached_property
     def receiver(self) -> Int16:
         """Device that receives, by (channel, message mod period)."""
-        return self._ends(_TO_FORWARD, lambda c: c.dst)
+        return self._ends(TO_FORWARD, lambda c: c.dst)
 
     def _ends(self, forward: tuple[ChannelKind, ...], end: Callable[[Channel], int]) -> Int16:
         place, table = self.placement, []

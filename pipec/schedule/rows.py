@@ -7,7 +7,7 @@ import numpy as np
 from pipec.errors import ScheduleError
 from pipec.schedule.action import Action, ActionKind
 from pipec.schedule.build import Ops, build, placement_of, too_large
-from pipec.schedule.channels import Channel, ChannelKind, chain, check_channels
+from pipec.schedule.channels import KIND_OF, Channel, ChannelKind, chain, check_channels
 from pipec.schedule.schedule import DTYPES, LanePolicy, Placement, Schedule
 from pipec.schedule.versions import VersionRule
 
@@ -97,10 +97,9 @@ def _numbers(actions: list[Action], channels: tuple[Channel, ...]) -> list[int]:
     for number, c in enumerate(channels):
         by_end.setdefault((c.kind.send, c.src), []).append(number)
         by_end.setdefault((c.kind.receive, c.dst), []).append(number)
-    ends = {kind for c in ChannelKind for kind in (c.send, c.receive)}
     numbers = []
     for action in actions:
-        if action.kind not in ends:
+        if action.kind not in KIND_OF:
             numbers.append(-1)
             continue
         fitting = by_end.get((action.kind, action.stage), [])

@@ -147,7 +147,6 @@ class Tables:
         table = np.full(shape, -1, dtype=np.int32)
         stage, microbatch = np.indices(self.final.shape)
         replicas = self.replicas[stage]
-        every = s.rule.update_every
-        version = microbatch // replicas // every + 1 if every else np.ones_like(stage)
+        version = s.rule.update_of(microbatch, replicas)
         np.maximum.at(table, (stage, microbatch % replicas, version), self.final)
         return np.where(table < 0, self.nothing, table)

@@ -16,9 +16,13 @@ Narayanan et al., SOSP'19 and ICML'21; Yang et al., MLSys'21 (PipeMare).
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
 
 from pipec.errors import ScheduleError
 
+Count = TypeVar("Count", int, np.ndarray)
 RULES = ("flush", "stash", "vertical", "2bw", "newest", "given")
 
 
@@ -46,16 +50,16 @@ class VersionRule:
         """Whether weights change only when no microbatch is under way."""
         return self.name == "flush"
 
-    def update_of(self, microbatch: int, replicas: int) -> int:
-        """The version that the gradients of a microbatch go into, 1-based.
+    def update_of(self, microbatch: Count, replicas: Count) -> Count:
+        """The version that the gradients of a microbatch go into, 1-based; or of an array of them.
 
         Example:
             >>> VersionRule("stash", 2).update_of(microbatch=5, replicas=1)
             3
         """
-        if self.update_every == 0:
-            return 1
-        return microbatch // replicas // self.update_every + 1
+        every = self.update_every
+        found: Count = microbatch // replicas // every + 1 if every else microbatch * 0 + 1
+        return found
 
     def updates(self, microbatches: int, replicas: int) -> int:
         """How many updates a stage makes; a last incomplete one counts too."""

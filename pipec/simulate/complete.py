@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipec.schedule.action import ActionKind
-from pipec.schedule.channels import ChannelKind
+from pipec.schedule.channels import KIND_OF, ChannelKind
 from pipec.schedule.routes import routes_of
 from pipec.schedule.schedule import Schedule
 from pipec.schedule.tables import Tables
@@ -30,11 +30,10 @@ def _out_of_range(schedule: Schedule) -> Iterator[str]:
     s = schedule
     place = s.placement
     phase = {_K.F: place.forward, _K.RECV_W: place.forward}
-    ends = {k: c for c in _C for k in (c.send, c.receive)}
     for index in np.flatnonzero(_suspect(schedule)).tolist():
         a = s[index]
         home = phase.get(a.kind, place.backward)
-        channel = ends.get(a.kind)
+        channel = KIND_OF.get(a.kind)
         if channel is not None and not 0 <= s.channel[index] < len(s.channels):
             yield f"{a} is on channel {s.channel[index]}: there are {len(s.channels)}"
         elif channel is not None and s.channels[s.channel[index]].kind is not channel:

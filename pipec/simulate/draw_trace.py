@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipec.schedule.action import Action
-from pipec.schedule.channels import ChannelKind
+from pipec.schedule.channels import KIND_OF, ChannelKind
 from pipec.schedule.lanes import Lanes
 from pipec.simulate.memory import CATEGORIES
 from pipec.simulate.timeline import Timeline
 
 Event = dict[str, Any]
 _SENDS = {kind.send for kind in ChannelKind}
-_ENDS = _SENDS | {kind.receive for kind in ChannelKind}
 
 
 def trace(timeline: Timeline, *, microseconds: float = 1e6) -> dict[str, Any]:
@@ -60,7 +59,7 @@ def _action(
     action, begin, end = timeline.action(index)
     start = begin * microseconds
     events = [complete(action, where, start, (end - begin) * microseconds)]
-    if action.kind in _ENDS:
+    if action.kind in KIND_OF:
         s = timeline.schedule
         message = f"{s.channel[index]}.{action.microbatch}.{action.replica}.{action.version}"
         flow = {"name": "message", "cat": "message", "id": message, "ts": start, **where}

@@ -212,20 +212,17 @@ class Held:
         s = self.schedule
         rows = np.flatnonzero((s.kind == _K.B) | (s.kind == _K.W))
         rows = rows[np.argsort(self.begin[rows], kind="stable")]
-        every = s.rule.update_every
-        local = s.microbatch[rows] // self._at.replicas[s.stage[rows]]
-        update = (local // every if every else local * 0).astype(np.int64)
-        key = (update * s.devices + s.device[rows]) * s.stages + s.stage[rows]
+        update = s.rule.update_of(s.microbatch[rows], self._at.replicas[s.stage[rows]])
+        key = (update.astype(np.int64) * s.devices + s.device[rows]) * s.stages + s.stage[rows]
         return rows[np.unique(key, return_index=True)[1]]
 
     def _gradients(self, memory: Memory) -> list[Spans]:
         """Gradients from an update's first backward to its step; the optimizer's state always."""
         s = self.schedule
         rows = np.flatnonzero((s.kind == _K.B) | (s.kind == _K.I) | (s.kind == _K.W))
-        every = s.rule.update_every
-        local = s.microbatch[rows] // self._at.replicas[s.stage[rows]]
         steps = self._at.rows(_K.STEP)
-        update = np.concatenate([local // every + 1 if every else local * 0 + 1, s.version[steps]])
+        into = s.rule.update_of(s.microbatch[rows], self._at.replicas[s.stage[rows]])
+        update = np.concatenate([into, s.version[steps]])
         found = _Groups.of(s, np.concatenate([rows, steps]), update)
         size = memory.of("gradients", s.stages)[found.stage]
         begin, end = found.first(self.begin), found.last(self.end)

@@ -159,9 +159,7 @@ def _mixed_updates(schedule: Schedule) -> Iterator[str]:
     backward = (s.kind >= ActionKind.B) & (s.kind <= ActionKind.W)
     rows = np.flatnonzero(steps | backward)
     replicas = at.replicas[s.stage[rows]]
-    every = s.rule.update_every
-    local = s.microbatch[rows] // replicas
-    goes_into = local // every + 1 if every else np.ones(len(rows), dtype=np.int64)
+    goes_into = s.rule.update_of(s.microbatch[rows], replicas)
     wanted = np.where(steps[rows], s.version[rows], goes_into)
     group = s.stage[rows].astype(np.int64) * int(at.replicas.max()) + s.replica[rows]
     order = np.argsort(group, kind="stable")
