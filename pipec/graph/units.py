@@ -1,9 +1,11 @@
-"""Which nodes must stay in one stage, and the DAG of the units that they form.
+"""Which nodes must stay in one stage.
 
 A *placement unit* is a set of call nodes that no cut may separate:
 
 1. a ``getitem`` stays with the node whose tuple it picks from;
-2. a view stays with what it views (its strides are only right there, and it moves no data);
+2. a view stays with what it views (its strides are only right there, and it moves no data), but
+   with its first reader if what it views is contiguous, as all values that cross a cut are, and
+   smaller, or as large and read by others too: then one value crosses instead of all its views;
    a view of a weight stays with its reader, if it has one alone, and so do numbers that a table
    of integers stands for: the table is the smaller one;
 3. the pieces of one ONNX node stay together (a half cannot be emitted as ONNX);
@@ -13,16 +15,15 @@ A *placement unit* is a set of call nodes that no cut may separate:
 
 import operator
 
-import networkx as nx
 from torch import fx
 
-from pipec.graph.ir import Graph, InputKind, OutputKind, origin
+from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, origin, tensors
 from pipec.graph.quantised import DEQUANTIZE
 from pipec.graph.torch_private import OpOverload, is_view
 
 
 def placement_units(graph: Graph) -> dict[str, int]:
-    """Call node name to the number of its unit; units are numbered in topological order."""
+    """Call node name to the number of its unit; units are numbered by their first nodes."""
     parent = {n.name: n.name for n in graph.calls}
 
     def find(name: str) -> str:
@@ -66,24 +67,22 @@ def _partners(node: fx.Node) -> list[fx.Node]:
     if is_view(node.target) or node.target is DEQUANTIZE:
         viewed = node.all_input_nodes[0]
         if viewed.op == "call_function":
-            return [viewed] if is_view(node.target) else []
+            if not is_view(node.target):
+                return []
+            return _readers(node)[:1] if _is_made_again(node, viewed) else [viewed]
         return list(node.users) if len(node.users) == 1 else []
     return []
 
 
-def dataflow(graph: Graph) -> "nx.DiGraph[str]":
-    """The call nodes and who reads whom, as networkx sees them.
+def _is_made_again(view: fx.Node, viewed: fx.Node) -> bool:
+    """Whether it is better to send what is viewed than the view."""
+    before, after = tensors(viewed), tensors(view)
+    if len(before) != 1 or len(after) != 1 or not before[0].is_contiguous():
+        return False
+    shared = len(viewed.users) > 1 and nbytes(viewed) == nbytes(view)
+    return bool(_readers(view)) and (shared or nbytes(viewed) < nbytes(view))
 
-    Returns:
-        Nodes are call node names, each with its ``unit``; edges go from producer to reader.
-    """
-    flow: nx.DiGraph[str] = nx.DiGraph()
-    for name, unit in placement_units(graph).items():
-        flow.add_node(name, unit=unit)
-    flow.add_edges_from(
-        (read.name, n.name)
-        for n in graph.calls
-        for read in n.all_input_nodes
-        if read.op == "call_function"
-    )
-    return flow
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """Calls that read a node, in topological order."""
+    return sorted(u for u in node.users if u.op == "call_function")
