@@ -23,7 +23,6 @@ from pipec.compiler.pass_base import Pass
 from pipec.compiler.problem import placement_problem, shared_work
 from pipec.cost.table import CostTable
 from pipec.errors import PartitionError, ScheduleError
-from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, OutputKind
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
 from pipec.partition.devices import Device, Link
@@ -100,7 +99,7 @@ class PartitionPass(Pass):
             partition=partition,
             cluster=cluster,
             placement=place,
-            stages=tuple(_stage(plan.graph, stage_of, k) for k in range(count)),
+            stages=tuple(Stage.of(plan.graph, stage_of, k) for k in range(count)),
         )
 
     def fastest(self, plan: Plan, *, counted: bool = False) -> "Fastest | None":
@@ -398,9 +397,3 @@ def _of_step(graph: Graph, cut: Cut, compute: Schedule) -> Partition:
 
 def _roomy(device: PhysicalDevice) -> PhysicalDevice:
     return replace(device, memory_bytes=inf)
-
-
-def _stage(graph: Graph, stage_of: dict[str, int], index: int) -> Stage:
-    mine = {name for name, stage in stage_of.items() if stage == index}
-    part = extract(graph, mine, f"Stage{index}")
-    return Stage(index, part)

@@ -2,14 +2,16 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipec.api.reading import Devices, Model, read_cluster, read_model
 from pipec.api.registering import register
 from pipec.api.request import Passes, Request
+from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, check_devices, load_backend
 from pipec.explore.explore import Exploration
-from pipec.frontends.base import LoadOptions
+from pipec.frontends.base import Loaded, LoadOptions
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 
@@ -39,8 +41,8 @@ def compile(  # noqa: A001
     Args:
         model: An `nn.Module`, or a path: ``net.onnx``, ``net.pt2``, ``file.py:factory``.
         inputs: Example inputs of a module: a tensor, a tuple, or a dict by keyword.
-        devices: Such as ``"4xh100"`` or ``"2xvcu129,2xvcu118"``, a list of such, a cluster file
-            (TOML), or a `Cluster`; two of the target's usual kind if not given.
+        devices: ``"4xh100"``, ``"2xvcu129,2xvcu118"``, a list of such, a cluster file (TOML), or
+            a `Cluster`; two of the target's usual kind if not given.
         loss: For training: a callable of the outputs, or (callable, target).
         target: ``torch``, ``onnx``, ``fpga``, or a subclass of `Backend`.
         schedule: A name with its options (``interleaved{chunks=2}``), ``fastest``, ``auto``
@@ -70,25 +72,15 @@ def compile(  # noqa: A001
         (4, 'inference', [(0, 1), (1, 2), (2, 3)])
     """
     backend = load_backend(target if isinstance(target, str) else register(target).name)
+    name = schedule if isinstance(schedule, str) else _own(schedule)
+    file = None if costs is None else Path(costs)
     request = Request(
-        backend,
-        read_cluster(backend.devices if devices is None else devices),
-        schedule if isinstance(schedule, str) else _own(schedule),
-        stages,
-        microbatches,
-        batch,
-        passes,
-        Path(costs) if costs is not None else None,
+        backend, _cluster(backend, devices), name, stages, microbatches, batch, passes, file,
         settings,
-    )
-    check_devices(backend, request.cluster)
-    told = LoadOptions(
-        dict(shapes or {}), dict(bind or {}), training=training, trust=trust, seed=seed,
-        loss=loss if isinstance(loss, str) else "",
     )  # fmt: skip
-    loaded = read_model(model, inputs, loss, told)
-    spec = "" if loaded.graph.source.kind == "memory" else str(model)
-    return request.plan(loaded, spec, told)
+    given, fixed = dict(shapes or {}), dict(bind or {})
+    told = LoadOptions(given, fixed, training=training, trust=trust, seed=seed)
+    return request.plan(*_read(model, inputs, loss, told))
 
 
 def load(directory: str | os.PathLike[str]) -> Plan:
@@ -150,15 +142,27 @@ def explore(
         True
     """
     backend = load_backend(target)
-    told = LoadOptions(training=None, loss=loss if isinstance(loss, str) else "")
-    loaded = read_model(model, inputs, loss, told)
-    spec = "" if loaded.graph.source.kind == "memory" else str(model)
-    cluster = read_cluster(backend.devices if devices is None else devices)
     request = Request(
-        backend, cluster, "auto", stages, microbatches, batch, cached=cached,
+        backend, _cluster(backend, devices), "auto", stages, microbatches, batch, cached=cached,
         schedules=tuple(schedules),
     )  # fmt: skip
-    return request.search(loaded, spec, told).run()[0]
+    return request.search(*_read(model, inputs, loss, LoadOptions(training=None))).run()[0]
+
+
+def _cluster(backend: Backend, devices: Devices | None) -> Cluster:
+    """The devices that are named, or two of the target's usual kind."""
+    cluster = read_cluster(backend.devices if devices is None else devices)
+    check_devices(backend, cluster)
+    return cluster
+
+
+def _read(
+    model: Model, inputs: object, loss: object, told: LoadOptions
+) -> tuple[Loaded, str, LoadOptions]:
+    """A model, where it can be read again (empty: nowhere), and how it was read."""
+    told = replace(told, loss=loss if isinstance(loss, str) else "")
+    loaded = read_model(model, inputs, loss, told)
+    return loaded, "" if loaded.graph.source.kind == "memory" else str(model), told
 
 
 def _own(schedule: Callable[..., object]) -> str:

@@ -23,8 +23,8 @@ from pipec.errors import PartitionError, ScheduleError
 from pipec.partition.costgraph import BoolArray, CostGraph, FloatArray, IntArray, topological_order
 from pipec.partition.solve import too_many_stages
 from pipec.partition.units import Units, make_units
-from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
+from pipec.schedule.in_flight import in_flight
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Placement, Schedule
 from pipec.simulate.timeline import Timeline
@@ -40,7 +40,6 @@ LONG = 6_000
 STEPS = (1, 2, 4, 8, 16)
 """How far a boundary is moved at a time, in units."""
 _BELOW = 1 - 1e-12
-_BACKWARD_ENDS = (ActionKind.B, ActionKind.W)
 
 
 @dataclass(frozen=True)
@@ -275,19 +274,7 @@ class CutSearch:
     @cached_property
     def _flight(self) -> list[int]:
         """Most microbatches of each stage between F and the end of the backward on a device."""
-        found, s = [0] * self._stages, self.compute
-        if not s.training:
-            return found
-        now: dict[tuple[int, int], int] = {}
-        rows = zip(s.kind.tolist(), s.stage.tolist(), s.replica.tolist(), strict=True)
-        for kind, stage, replica in rows:
-            key = stage, replica
-            if kind == ActionKind.F:
-                now[key] = now.get(key, 0) + 1
-                found[stage] = max(found[stage], now[key])
-            elif kind in _BACKWARD_ENDS:
-                now[key] = now.get(key, 0) - 1
-        return found
+        return [turns.most for turns in in_flight(self.compute)]
 
     def _fullest(self, timeline: Timeline) -> float:
         peaks = zip(timeline.peak_bytes, self.limits, strict=False)

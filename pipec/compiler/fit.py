@@ -32,6 +32,7 @@ from pipec.residency.choose import Choice, DoesNotFitError, choose
 from pipec.residency.problem import RECOMPUTE, Problem
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
+from pipec.schedule.in_flight import Turns, in_flight
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.timeline import Timeline
@@ -94,38 +95,6 @@ class Fitted:
 
 Floats = npt.NDArray[np.float64]
 Apply = Callable[[Sequence[Fates]], tuple[Plan, Schedule]]
-
-
-@dataclass(frozen=True)
-class Turns:
-    """How a stage's forwards and backwards take turns.
-
-    Attributes:
-        most: Microbatches between F and the end of the backward at the fullest.
-        alternates: Whether it is that full more than once.
-    """
-
-    most: int
-    alternates: bool
-
-
-def in_flight(schedule: Schedule) -> list[Turns]:
-    """How many microbatches of each stage are in flight on its fullest device."""
-    found = [Turns(0, alternates=False)] * schedule.stages
-    last = {ActionKind.B, ActionKind.W}
-    for device in range(schedule.devices):
-        now, reached = [0] * schedule.stages, [list[int]() for _ in range(schedule.stages)]
-        for action in schedule.row(device):
-            if action.kind is ActionKind.F:
-                now[action.stage] += 1
-                reached[action.stage].append(now[action.stage])
-            elif action.kind in last:
-                now[action.stage] -= 1
-        for s, counts in enumerate(reached):
-            most = max(counts, default=0)
-            if most > found[s].most:
-                found[s] = Turns(most, counts.count(most) > 1)
-    return found
 
 
 @dataclass(frozen=True, eq=False)

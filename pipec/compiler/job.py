@@ -17,7 +17,7 @@ from pipec.graph.axes import Axes
 from pipec.graph.ir import InputKind, OutputKind, tensor
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Batch, Result
-from pipec.runtime.infer import FORMATS, Pipeline, infer, save_tensors
+from pipec.runtime.infer import FORMATS, Rounds, infer, save_tensors
 from pipec.runtime.metrics import JsonLines, Observer, Steady, Step
 from pipec.runtime.program import Program
 from pipec.runtime.stage import check_input
@@ -71,7 +71,7 @@ class Job:
             found.append(Steady(JsonLines(self.metrics), "--metrics", self.tell))
         return found
 
-    def infer(self, pipeline: Pipeline, observers: Sequence[Observer]) -> None:
+    def infer(self, pipeline: Rounds, observers: Sequence[Observer]) -> None:
         """Run all rounds forward, and write what came of it."""
         outputs = infer(pipeline, self.rounds, observers)
         if outputs is not None and self.outputs is not None:

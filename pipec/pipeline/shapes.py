@@ -17,7 +17,6 @@ from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load
 from pipec.frontends.reload import load_options
 from pipec.frontends.torch_module import from_module
-from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind
 from pipec.plan.model import Partition, Plan, Stage
 from pipec.runtime.program import Program
@@ -104,17 +103,12 @@ class Retraced:
         plan = self.plan
         graph = run_passes(parse_pipeline("simplify"), Plan(graph, plan.cluster, plan.target)).graph
         stage_of = _stage_of(graph, plan)
-        stages = tuple(_stage(graph, stage_of, s.index) for s in plan.stages)
+        stages = tuple(Stage.of(graph, stage_of, s.index) for s in plan.stages)
         assert plan.partition is not None
         seconds = plan.partition.seconds
         partition = Partition(stage_of, seconds, 0.0, proven=False, answers="", method="as before")
         made = Plan(graph, plan.cluster, plan.target, stages=stages, partition=partition)
         return run_passes(parse_pipeline(passes), made.replace(placement=plan.placement))
-
-
-def _stage(graph: Graph, stage_of: Mapping[str, int], index: int) -> Stage:
-    part = extract(graph, {n for n, s in stage_of.items() if s == index}, f"Stage{index}")
-    return Stage(index, part)
 
 
 def _stage_of(graph: Graph, plan: Plan) -> dict[str, int]:

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Self
 
 from torch import fx
 
 from pipec.autodiff.model import Training
 from pipec.cluster.cluster import Cluster
 from pipec.cost.table import CostTable
+from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.graph.lower import lower
 from pipec.graph.structure import structural_key
@@ -133,6 +135,12 @@ class Stage:
     index: int
     graph: Graph
     training: Training | None = None
+
+    @classmethod
+    def of(cls, model: Graph, stage_of: Mapping[str, int], index: int) -> Self:
+        """The stage of the model's nodes that a cut puts there, with its own copy of them."""
+        mine = {name for name, stage in stage_of.items() if stage == index}
+        return cls(index, extract(model, mine, f"Stage{index}"))
 
     @property
     def key(self) -> str:

@@ -22,8 +22,8 @@ from pipec.runtime.train import summary
 Tensors = dict[str, torch.Tensor]
 
 
-class Pipeline(Protocol):
-    """What `LocalPipeline` and `DistributedPipeline` have in common."""
+class Rounds(Protocol):
+    """What runs a schedule round by round."""
 
     program: Program
 
@@ -34,7 +34,7 @@ class Pipeline(Protocol):
         """What all ranks found, on the first; None elsewhere."""
 
 
-def infer(pipeline: Pipeline, rounds: int, observers: Iterable[Observer] = ()) -> Tensors | None:
+def infer(pipeline: Rounds, rounds: int, observers: Iterable[Observer] = ()) -> Tensors | None:
     """Run rounds of an inference schedule and keep the outputs.
 
     Args:

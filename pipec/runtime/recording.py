@@ -8,33 +8,25 @@ processes of one machine agree; those of several machines need not.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from pipec.files import write_file
-from pipec.runtime.executor import Executor, Recorded
+from pipec.runtime.executor import Recorded
+from pipec.runtime.train import Pipeline
 from pipec.schedule.lanes import lanes
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.draw_trace import complete, lane_names
 
 
-class Recordable(Protocol):
-    """What `LocalPipeline` and `DistributedPipeline` have in common."""
-
-    executors: list[Executor]
-
-    def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-        """Tensors of all ranks on rank 0."""
-
-
-def record(pipeline: Recordable) -> None:
+def record(pipeline: Pipeline) -> None:
     """Have every executor of this process keep the times of its last round."""
     for executor in pipeline.executors:
         executor.recorded = Recorded()
 
 
-def collected(pipeline: Recordable) -> dict[int, torch.Tensor] | None:
+def collected(pipeline: Pipeline) -> dict[int, torch.Tensor] | None:
     """Rows of (place in the row, begin, end, bytes saved) by device, on rank 0; else None.
 
     All ranks must call.

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
+import torch
 import torch.distributed as dist
 
 from pipec.graph.ir import InputKind, tensor
@@ -24,6 +25,9 @@ class Pipeline(Protocol):
 
     def round(self) -> Result:
         """Run the schedule once."""
+
+    def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+        """Tensors of all ranks on rank 0; None elsewhere."""
 
 
 def train(

@@ -15,7 +15,6 @@ from pipec.autodiff.model import Training
 from pipec.autodiff.rewrite import recomputed
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
-from pipec.compiler.fit import in_flight
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.reside import best
@@ -36,6 +35,7 @@ from pipec.residency.problem import KEEP, RECOMPUTE
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.schedule.action import ActionKind
+from pipec.schedule.in_flight import in_flight
 from tests.autodiff.chain import Case
 from tests.runtime.pipelines import accumulated, batches, scheduled
 
