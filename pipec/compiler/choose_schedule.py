@@ -15,15 +15,14 @@ class _Played:
     """A schedule as the plan would run it; ``fullest`` is the largest share of a memory used."""
 
     tried: Tried
-    seconds: float
-    fullest: float
-    rank: int
+    fullest: float = inf
 
     @property
-    def order(self) -> tuple[float, float, int]:
-        """Fastest first, then least memory, then as given; times that tie are equal."""
-        rounded = float(f"{self.seconds:.9g}") if self.seconds < inf else inf
-        return rounded, self.fullest, self.rank
+    def order(self) -> tuple[float, float]:
+        """The fastest that fits first, then least memory; times that tie are equal."""
+        seconds = self.tried.seconds
+        fits = seconds is not None and self.fullest <= 1
+        return float(f"{seconds:.9g}") if fits else inf, self.fullest
 
 
 def choose_schedule(
@@ -41,29 +40,28 @@ def choose_schedule(
     Raises:
         ScheduleError: None fits the plan; what came closest is told.
     """
-    played = [_play(plan, name, s, k) for k, (name, s) in enumerate(schedules.items())]
-    played.sort(key=lambda p: p.order)
-    best = played[0]
-    if best.seconds == inf:
+    played = [_play(plan, name, schedule) for name, schedule in schedules.items()]
+    best = min(played, key=lambda p: p.order)
+    if best.order[0] == inf:
         closest = min(played, key=lambda p: p.fullest)
         raise ScheduleError(
             "no schedule fits the plan",
             got=f"{closest.tried.schedule}: {closest.tried.why}",
             hint="fewer microbatches or larger devices; or name a schedule with --schedule",
         )
-    return tuple(_with_reason(p, best) for p in played)
+    return tuple(_with_reason(p, best) for p in sorted(played, key=lambda p: p.order))
 
 
-def _play(plan: Plan, name: str, schedule: Schedule | PipecError, rank: int) -> _Played:
+def _play(plan: Plan, name: str, schedule: Schedule | PipecError) -> _Played:
     if isinstance(schedule, PipecError):
-        return _impossible(name, str(schedule).splitlines()[0], rank)
+        return _impossible(name, str(schedule).splitlines()[0])
     if plan.placement is not None and schedule.placement.forward != plan.placement.forward:
         why = f"wants {schedule.devices} devices of {schedule.chunks} stages each"
-        return _impossible(name, f"{why}; the plan has one stage per device", rank)
+        return _impossible(name, f"{why}; the plan has one stage per device")
     try:
         timeline = plan_timeline(plan, schedule)
     except PipecError as error:
-        return _impossible(name, str(error).splitlines()[0], rank)
+        return _impossible(name, str(error).splitlines()[0])
     peak = timeline.peak_bytes
     used = [p / d.memory_bytes for p, d in zip(peak, plan.cluster.devices, strict=False)]
     fullest = max(used)
@@ -73,13 +71,11 @@ def _play(plan: Plan, name: str, schedule: Schedule | PipecError, rank: int) -> 
         f"does not fit: device {over} needs {peak[over] / 2**30:.2f} of "
         f"{plan.cluster.devices[over].memory_bytes / 2**30:.2f} GiB"
     )  # fmt: skip
-    seconds = timeline.seconds if fits else inf
-    tried = Tried(name, timeline.seconds, timeline.bubble, peak, why)
-    return _Played(tried, seconds, fullest, rank)
+    return _Played(Tried(name, timeline.seconds, timeline.bubble, peak, why), fullest)
 
 
-def _impossible(name: str, why: str, rank: int) -> _Played:
-    return _Played(Tried(name, None, 0.0, (), why), inf, inf, rank)
+def _impossible(name: str, why: str) -> _Played:
+    return _Played(Tried(name, None, 0.0, (), why))
 
 
 def _with_reason(p: _Played, best: _Played) -> Tried:
@@ -91,6 +87,6 @@ def _with_reason(p: _Played, best: _Played) -> Tried:
     if p.order[0] == best.order[0]:
         more = "more memory" if p.fullest > best.fullest else "the same memory"
         return replace(p.tried, why=f"as fast, {more}")
-    slower = f"{p.seconds / best.seconds - 1:.1%} slower"
+    slower = f"{p.order[0] / best.order[0] - 1:.1%} slower"
     bubble = f"bubble {p.tried.bubble:.0%} against {best.tried.bubble:.0%}"
     return replace(p.tried, why=f"{slower}: {bubble}")

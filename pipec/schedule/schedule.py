@@ -13,7 +13,7 @@ the order of the row; which action takes which lane is `pipec.schedule.lanes`.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -178,11 +178,16 @@ class Schedule:
     @property
     def chunks(self) -> int:
         """Stages per device, the largest number found (v of interleaved schedules)."""
-        held: dict[int, set[int]] = {}
-        for s, replicas in enumerate(self.placement.forward):
-            for d in replicas:
-                held.setdefault(d, set()).add(s)
-        return max(len(stages) for stages in held.values())
+        return max(map(len, self.held(self.placement.forward)))
+
+    def held(self, *phases: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The stages of every device, ascending: of phases of the placement, or of both."""
+        found = [set[int]() for _ in range(self.devices)]
+        for phase in phases or (self.placement.forward, self.placement.backward):
+            for stage, devices in enumerate(phase):
+                for device in devices:
+                    found[device].add(stage)
+        return [sorted(stages) for stages in found]
 
     @cached_property
     def device(self) -> Int16:

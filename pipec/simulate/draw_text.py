@@ -138,15 +138,11 @@ def table(timeline: Timeline) -> str:
              1       1   67%               1                1
     """
     s = timeline.schedule
-    held = [set[int]() for _ in range(s.devices)]
-    for phase in (s.placement.forward, s.placement.backward):
-        for stage, devices in enumerate(phase):
-            for device in devices:
-                held[device].add(stage)
+    held = s.held()
     whole = timeline.seconds or 1.0
     rows = [("device", "stages", "busy", "peak in flight", "weight versions")]
     for d in range(s.devices):
-        stages = ",".join(map(str, sorted(held[d])))
+        stages = ",".join(map(str, held[d]))
         busy, peak = f"{timeline.busy[d] / whole:.0%}", f"{timeline.peak_in_flight[d]:g}"
         rows.append((str(d), stages, busy, peak, str(timeline.weight_versions[d])))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -259,10 +259,7 @@ class Held:
 
 
 def _stages_per_device(schedule: Schedule) -> Float:
-    held = {(d, n) for n, p in enumerate(schedule.placement.forward) for d in p}
-    back = {(d, n) for n, p in enumerate(schedule.placement.backward) for d in p}
-    count = np.bincount([d for d, _ in held | back], minlength=schedule.devices)
-    return np.maximum(count, 1).astype(np.float64)
+    return np.maximum([len(stages) for stages in schedule.held()], 1).astype(np.float64)
 
 
 @dataclass(frozen=True, eq=False)
