@@ -14,10 +14,11 @@ from pipec.frontends.base import Frontend, Loaded, LoadOptions, quiet, user_code
 from pipec.frontends.digest import file_digest
 from pipec.frontends.hygiene import Naming, cleaned
 from pipec.frontends.leaves import named_tensors
+from pipec.frontends.one_size import arguments, at_one_size, example_inputs
 from pipec.frontends.trace import decompose
 from pipec.graph.ir import Source
 from pipec.graph.rules import verify
-from pipec.graph.torch_private import tree_leaves, tree_unflatten
+from pipec.graph.torch_private import tree_unflatten
 
 
 class Pt2Frontend(Frontend):
@@ -59,44 +60,24 @@ class Pt2Frontend(Frontend):
 
 
 def _told(options: LoadOptions) -> dict[str, object]:
-    return {"training": options.training, "seed": options.seed}
+    told: dict[str, object] = {"training": options.training, "seed": options.seed}
+    if options.shapes:
+        told["shapes"] = {name: list(shape) for name, shape in sorted(options.shapes.items())}
+    return told
 
 
 def _loaded(program: ExportedProgram, options: LoadOptions, source: Source) -> Loaded:
-    inputs = _example_inputs(program, options.seed)
+    inputs = example_inputs(program, options)
     outputs = list(_named_outputs(program))
     loss = None
     if options.training:
         loss = _loss(program, outputs, source.location)
-    original = _Original(program, list(inputs), outputs)
+    original = _Original(program, list(inputs))
     naming = Naming(list(inputs), outputs, tied=_tied(program.state_dict), loss=loss)
-    decomposed = decompose(program, differentiable=bool(options.training))
+    decomposed = decompose(at_one_size(program, inputs), differentiable=bool(options.training))
     graph = cleaned(decomposed, naming, source, differentiable=bool(options.training))
     verify(graph, source.location)
     return Loaded(graph, inputs, original)
-
-
-def _tensor_inputs(program: ExportedProgram) -> list[str]:
-    specs = program.graph_signature.input_specs
-    return [
-        s.arg.name
-        for s in specs
-        if s.kind is export.InputKind.USER_INPUT and isinstance(s.arg, export.TensorArgument)
-    ]
-
-
-def _example_inputs(program: ExportedProgram, seed: int) -> dict[str, Tensor]:
-    """The example inputs in the file, or random ones of the same types."""
-    saved = [x for x in tree_leaves(program.example_inputs) if isinstance(x, Tensor)]
-    names = _tensor_inputs(program)
-    if len(saved) == len(names):
-        return dict(zip(names, saved, strict=True))
-    generator = torch.Generator().manual_seed(seed)
-    types = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"}
-    return {
-        name: torch.randn(types[name].shape, generator=generator).to(types[name].dtype)
-        for name in names
-    }
 
 
 def _named_outputs(program: ExportedProgram) -> dict[str, Tensor]:
@@ -138,25 +119,18 @@ def _tied(state: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
 class _Original:
     """The program as saved, on inputs by name."""
 
-    def __init__(self, program: ExportedProgram, inputs: list[str], outputs: list[str]) -> None:
+    def __init__(self, program: ExportedProgram, inputs: list[str]) -> None:
         self._module = program.module(check_guards=False)
-        self._inputs, self._outputs = inputs, outputs
-        self._spec = program.call_spec.in_spec
-        self._constants = [
-            s.arg.value if isinstance(s.arg, export.ConstantArgument) else s.arg.name
-            for s in program.graph_signature.input_specs
-            if s.kind is export.InputKind.USER_INPUT
-        ]
+        self._program, self._inputs = program, inputs
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run it; buffers that it updates are put back."""
         missing = [name for name in self._inputs if name not in inputs]
         if missing:
             raise FrontendError("inputs are missing", got=", ".join(missing))
-        names = set(self._inputs)
-        flat = [inputs[c].clone() if c in names else c for c in self._constants]
-        args, kwargs = tree_unflatten(flat, self._spec)
+        copies = {name: inputs[name].clone() for name in self._inputs}
+        args, kwargs = arguments(self._program, copies)
         buffers = {k: b.clone() for k, b in self._module.named_buffers()}
         with torch.no_grad(), user_code("the model raised"):
-            result = torch.func.functional_call(self._module, buffers, args, kwargs)
+            result = torch.func.functional_call(self._module, buffers, args, dict(kwargs))
         return named_tensors(result)

@@ -1,6 +1,8 @@
 """Exported programs: read only on trust, and then the same graph as the module's own."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from pipec.errors import FrontendError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load
+from pipec.frontends.reload import reload
 from pipec.frontends.torch_module import from_module
 from pipec.graph.ir import OutputKind, op_name, origin
 from tests.frontends.torch.running import run
@@ -94,3 +97,90 @@ def test_training_needs_the_loss_inside(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(nn.Linear(4, 2), (torch.ones(3, 4),)), path)
     with pytest.raises(FrontendError, match="its one output is the loss"):
         load(path, LoadOptions(trust=True, training=True))
+
+
+class Summing(nn.Module):
+    """Two inputs of one batch, a table that is read twice, a region without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
+        self.head.weight = self.table.weight
+        self.mix = nn.Linear(6, 6)
+
+    def forward(self, ids: Tensor, start: Tensor, scale: float) -> Tensor:
+        with torch.no_grad():
+            steps = torch.arange(ids.shape[1]) * 0.1
+        hidden = self.mix(self.table(ids) + steps[None, :, None]).cumsum(1) + start[:, None, :]
+        loss: Tensor = (self.head(hidden) * scale * hidden.detach().mean()).square().mean()
+        return loss
+
+
+def open_program(
+    path: Path, *, examples: bool = True
+) -> tuple[nn.Module, tuple[Tensor, Tensor, float]]:
+    torch.manual_seed(0)
+    module, batch = Summing(), torch.export.Dim("batch", min=2, max=9)
+    inputs = (torch.randint(0, 11, (3, 5)), torch.randn(3, 6), 2.0)
+    program = torch.export.export(
+        module,
+        inputs,
+        dynamic_shapes={
+            "ids": {0: batch, 1: torch.export.Dim.DYNAMIC},
+            "start": {0: batch},
+            "scale": None,
+        },
+        strict=False,
+    )
+    if not examples:
+        program.example_inputs = None
+    torch.export.save(program, path)
+    return module, inputs
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_open_dimensions_are_those_of_the_example(*, training: bool, tmp_path: Path) -> None:
+    module, inputs = open_program(tmp_path / "open.pt2")
+    options = replace(TRUST, training=training)
+    found = load(str(tmp_path / "open.pt2"), options)
+    static = tmp_path / "static.pt2"
+    torch.export.save(torch.export.export(module, inputs, strict=False), static)
+    want = load(str(static), options)
+    assert [op_name(n) for n in found.graph.calls] == [op_name(n) for n in want.graph.calls]
+    assert [origin(n).name for n in found.graph.calls] == [origin(n).name for n in want.graph.calls]
+    assert found.graph.tied == want.graph.tied
+    (got,) = run(found.graph, found.example_inputs).values()
+    assert torch.equal(got, module(*inputs))
+
+
+def test_a_shape_is_the_size_of_all_inputs_that_share_it(tmp_path: Path) -> None:
+    path = tmp_path / "open.pt2"
+    module, _ = open_program(path, examples=False)
+    planned = load(str(path), TRUST)
+    assert [tuple(x.shape) for x in planned.example_inputs.values()] == [(3, 5), (3, 6)]
+    found = load(str(path), replace(TRUST, shapes={"ids": (4, 7)}))
+    assert [tuple(x.shape) for x in found.example_inputs.values()] == [(4, 7), (4, 6)]
+    (got,) = run(found.graph, found.example_inputs).values()
+    (want,) = found.original(found.example_inputs).values()
+    assert torch.equal(got, want)
+    assert torch.equal(got, module(*found.example_inputs.values(), 2.0))
+    assert reload(found.graph.source, trust=True).example_inputs["ids"].shape == (4, 7)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"shapes": {"ids": (1, 5)}}, r"in .*2, 9"),
+        ({"shapes": {"start": (4, 7)}}, "does not fit"),
+        ({"shapes": {"ids": (4,)}}, "does not fit"),
+        ({"shapes": {"ids": (4, 5), "start": (3, 6)}}, "does not fit"),
+        ({"shapes": {"x": (4, 5)}}, "no such input"),
+        ({"bind": {"ids": (4.0,)}}, "cannot be bound"),
+    ],
+)
+def test_shapes_that_a_program_does_not_take(
+    told: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    open_program(tmp_path / "open.pt2")
+    with pytest.raises(FrontendError, match=said):
+        load(str(tmp_path / "open.pt2"), replace(TRUST, **told))
