@@ -253,9 +253,7 @@ def _depthwise_layer(
 
 def _as_node(node: fx.Node, value: Value) -> Value:
     """The value under the node's own shape (maps of one row are rank 3 in the model)."""
-    return Value(
-        value.edge, value.rows, value.channels, value.view.reshape(shape_of(node)), value.dtype
-    )
+    return dataclasses.replace(value, view=value.view.reshape(shape_of(node)))
 
 
 @lowers("aten.linear.default")

@@ -87,7 +87,7 @@ def compare_updates(
         tolerance: Largest relative error, besides the rounding of a parameter.
     """
     found, before = list[Comparison](), {n: source.weights[n].detach() for n in sums}
-    for step in _updated(source, sums, runner.settings):
+    for step in _updated(source, sums, runner.record.update):
         new = runner.update()
         for n in sums:
             rounding = 2 * torch.finfo(step[n].dtype).eps * float(step[n].abs().max())

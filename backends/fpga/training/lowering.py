@@ -87,7 +87,7 @@ def _pair(node: fx.Node) -> tuple[fx.Node, fx.Node]:
 def convolution_backward(b: Builder, node: fx.Node) -> Results:
     """``(dy, x, w, bias, stride, padding, dilation, transposed, out_padding, groups, mask)``.
 
-    `training.rewrite` leaves the weight gradient, and the input gradient of strided convolutions
+    `training.rules` leave the weight gradient, and the input gradient of strided convolutions
     whose kernel is one pixel.
     """
     if cast("list[bool]", node.args[10])[0]:

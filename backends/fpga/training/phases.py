@@ -35,6 +35,7 @@ from pipec.graph.ir import (
     op_name,
     tensor,
 )
+from pipec.graph.written import ancestors, written
 
 
 @dataclass(frozen=True)
@@ -149,24 +150,9 @@ def _seeded(training: Training) -> Graph:
 def _pruned(graph: Graph) -> Graph:
     """The graph without nodes that no output needs, and without inputs that nobody reads."""
     nodes = graph.nodes
-    needed, stack = set[fx.Node](), [nodes[o.node] for o in graph.outputs]
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack.extend(node.all_input_nodes)
-    new, env = fx.Graph(), dict[fx.Node, fx.Node]()
-    for old in nodes.values():
-        if old in needed:
-            env[old] = new.node_copy(old, env.__getitem__)
-    new.output(tuple(env[nodes[o.node]] for o in graph.outputs))
-    inputs = tuple(i for i in graph.inputs if nodes[i.node] in needed)
-    read = {i.name for i in inputs}
-    return graph.replace(
-        module=fx.GraphModule({}, new, type(graph.module).__name__),
-        inputs=inputs,
-        weights={n: w for n, w in graph.weights.items() if n in read},
-    )
+    needed = ancestors(nodes[o.node] for o in graph.outputs)
+    inputs = [i for i in graph.inputs if nodes[i.node] in needed]
+    return written(graph, inputs, [n for n in graph.calls if n in needed], graph.outputs)
 
 
 def _named(graph: Graph) -> Graph:

@@ -339,4 +339,4 @@ RULES: dict[str, Rule] = {
     "aten.avg_pool2d_backward.default": of_shape,
     "aten._adaptive_avg_pool2d_backward.default": of_shape,
 }
-"""Op name to rule; layer normalisation needs its epsilon (`phases.rules_of`)."""
+"""Op name to rule; layer normalisation needs its epsilon (`phases._layer_norm_rules`)."""

@@ -67,7 +67,10 @@ def read_training(folder: Path) -> TrainingRecord:
             ),
             {str(k): float(v) for k, v in found["update"].items()},
             {str(k): int(v) for k, v in found["counters"].items()},
-            tuple(_mask(m) for m in found["masks"]),
+            tuple(
+                Mask(**{**m, "shape": tuple(m["shape"]), "stride": tuple(m["stride"])})
+                for m in found["masks"]
+            ),
             int(found["microbatches_in_flight"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -196,11 +199,6 @@ class TrainedRunner:
         return from_tokens(tokens, wire.port, wire.stream)
 
     @property
-    def settings(self) -> Mapping[str, float]:
-        """Of the update."""
-        return self.record.update
-
-    @property
     def _sums(self) -> dict[str, Wire]:
         """Parameter to where its gradients are added up."""
         return {
@@ -214,16 +212,6 @@ class TrainedRunner:
 
     def _read(self, wire: Wire) -> torch.Tensor:
         return from_tokens(self._tokens(wire), wire.port, wire.stream)
-
-
-def _mask(record: Mapping[str, Any]) -> Mask:
-    return Mask(
-        str(record["name"]),
-        int(record["draw"]),
-        float(record["probability"]),
-        tuple(map(int, record["shape"])),
-        tuple(map(int, record["stride"])),
-    )
 
 
 def load_training(folders: Sequence[Path]) -> list[TrainedRunner]:

@@ -93,7 +93,7 @@ def test_emitted_stages_train_as_autograd_and_sgd_do(schedule: str, tmp_path: Pa
     assert all(c.ok for c in found)
     assert max(c.scale for c in found) > 0
     for r in runners:
-        r.record = dataclasses.replace(r.record, update={**r.settings, "rate": 0.0101})
+        r.record = dataclasses.replace(r.record, update={**r.record.update, "rate": 0.0101})
     late = compare_emitted(stored, plan.graph, inputs, 1e-5, 0, runners)
     assert {c.kind for c in late if not c.ok} == {"update"}
     wrong = [dataclasses.replace(r, backward_kernel=runners[0].backward_kernel) for r in runners]
