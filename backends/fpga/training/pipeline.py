@@ -1,12 +1,13 @@
 """Emitted training stages run as a pipeline, in the order of the plan's schedule.
 
 ```text
-stage 0:  F0  F1  B0  F2  B1  B2      each device's order, its first microbatches;
-stage 1:      F0  B0  F1  B1  F2  B2  an action runs once what it needs is there
+stage 0:  F0  F1  B0  F2  B1  B2      each device's order, its first microbatches; an action runs
+stage 1:      F0  B0  F1  B1  F2  B2  behind what it waits for (`pipec.schedule.dependencies`)
 ```
 """
 
 from collections.abc import Mapping, Sequence
+from graphlib import TopologicalSorter
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from pipec.compiler.verify_training import add
 from pipec.errors import PlanError
 from pipec.runtime.program import Program
 from pipec.schedule.action import ActionKind
+from pipec.schedule.dependencies import dependencies
+from pipec.schedule.lanes import lanes, previous_in_lane
 from pipec.schedule.schedule import Schedule
 
 Tensors = dict[str, Tensor]
@@ -46,7 +49,7 @@ class EmittedPipeline:
     ) -> None:
         self._program = program
         self._runners = runners
-        self._orders = _orders(program.schedule, microbatches)
+        self._order = _order(program.schedule, microbatches)
         self._microbatches = microbatches
         self._first = 0
         self._keep_saved = keep_saved
@@ -64,7 +67,7 @@ class EmittedPipeline:
             Per microbatch the inputs and all that the stages yielded, by name.
 
         Raises:
-            PlanError: Another number of microbatches, or orders that wait for each other.
+            PlanError: Another number of microbatches.
         """
         if len(batches) != self._microbatches:
             raise PlanError(
@@ -74,15 +77,8 @@ class EmittedPipeline:
             )
         values: list[Tensors] = [dict(b) for b in batches]
         gradients: list[Tensors] = [{} for _ in batches]
-        queues, done = [list(order) for order in self._orders], set[Work]()
-        while any(queues):
-            ready = [q for q in queues if q and self._ready(q[0], done)]
-            if not ready:
-                raise PlanError("the schedule's orders wait for each other")
-            for queue in ready:
-                work = queue.pop(0)
-                self._do(work, values[work[2]], gradients[work[2]])
-                done.add(work)
+        for work in self._order:
+            self._do(work, values[work[2]], gradients[work[2]])
         self._first += len(batches)
         return values
 
@@ -92,14 +88,6 @@ class EmittedPipeline:
         for runner in self._runners:
             found |= runner.update()
         return found
-
-    def _ready(self, work: Work, done: set[Work]) -> bool:
-        stage, kind, microbatch = work
-        if kind is ActionKind.F:
-            return stage == 0 or (stage - 1, kind, microbatch) in done
-        last = stage == len(self._runners) - 1
-        behind = last or (stage + 1, kind, microbatch) in done
-        return behind and (stage, ActionKind.F, microbatch) in done
 
     def _do(self, work: Work, values: Tensors, gradients: Tensors) -> None:
         stage, kind, microbatch = work
@@ -117,15 +105,16 @@ class EmittedPipeline:
         add(gradients, runner.backward(number, given))
 
 
-def _orders(schedule: Schedule, microbatches: int) -> list[list[Work]]:
-    """The compute of every device, of the first microbatches."""
+def _order(schedule: Schedule, microbatches: int) -> list[Work]:
+    """F and B of the first microbatches, each behind what it waits for."""
+    waits, before = dependencies(schedule), previous_in_lane(lanes(schedule))
+    count = len(schedule)
+    behind = {k: [w for w in (*waits.of(k), int(before[k])) if w < count] for k in range(count)}
+    actions = (schedule[k] for k in TopologicalSorter(behind).static_order())
     return [
-        [
-            (a.stage, a.kind, a.microbatch)
-            for a in row
-            if a.microbatch is not None
-            and a.microbatch < microbatches
-            and a.kind in (ActionKind.F, ActionKind.B)
-        ]
-        for row in schedule.rows()
+        (a.stage, a.kind, a.microbatch)
+        for a in actions
+        if a.kind in (ActionKind.F, ActionKind.B)
+        and a.microbatch is not None
+        and a.microbatch < microbatches
     ]
