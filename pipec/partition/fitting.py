@@ -105,24 +105,21 @@ def _too_small(graph: CostGraph, machine: Machine, fit: Fit) -> PartitionError:
     limits = np.array([d.memory_bytes for d in machine.devices if np.isfinite(d.memory_bytes)])
     held = graph.weight_bytes + graph.activation_bytes
     heaviest = int(np.argmax(held))
-    most = f"{held[heaviest]:.6g} in node {graph.names[heaviest]!r}"
-    totals = f"{held.sum():.6g} bytes in all, {most}"
-    if np.ptp(limits) == 0:
-        unit, name = max(float(limits[0]), NOTHING), "bytes on each"
-        got = f"{limits[0]:.10g} bytes on each of {len(limits)} devices for {totals}"
-    else:
-        unit, name = 1.0, "times every limit"
-        got = f"{limits.sum():.10g} bytes on {len(limits)} devices for {totals}"
+    alike = np.ptp(limits) == 0
+    unit = max(float(limits[0]), NOTHING) if alike else 1.0
+    name = "bytes on each" if alike else "times every limit"
     least, enough = fit.least * unit, fit.enough * unit
     if not enough < inf:
         want = f"more than {least:.10g} {name}"
-    elif fit.enough <= fit.least * (1 + 1e-6):
+    elif enough <= least * (1 + 1e-6):
         want = f"{enough:.10g} {name}: with that a cut fits, with less none does"
     else:
         want = f"{enough:.10g} {name}, with which a cut fits; with less than {least:.10g} none does"
     return PartitionError(
         "no contiguous cut fits the memory",
-        got=got,
+        got=f"limits of {', '.join(f'{b:.10g}' for b in np.unique(limits))} bytes on {len(limits)} "
+        f"devices for {held.sum():.6g} bytes in all, {held[heaviest]:.6g} in node "
+        f"{graph.names[heaviest]!r}",
         want=want,
         hint="use more devices, larger ones, or fewer microbatches in flight",
     )

@@ -73,35 +73,22 @@ def solve_contiguous(
         links=links,
         overlap=overlap and links is not None,
     )
-    units = _units(graph, machine)
-    best, proof = _cut_for_load(graph, units, machine, links, deadline)
+    units, best = _units(graph, machine), Incumbent()
+    cut_orders(units, machine, best, time_limit)
+    if best.stage is None:
+        best = _fitting(graph, machine, links)
+    proof = prove(units, machine, best, deadline)
     if best.stage is None:
         raise nothing_fits(graph, machine, fit_memory(graph, machine))
     return _result(graph, machine, links, best, proof, started)
-
-
-def _cut_for_load(
-    graph: CostGraph,
-    units: Units,
-    machine: Machine,
-    links: Link | Sequence[Link] | None,
-    deadline: float,
-) -> tuple[Incumbent, Proof]:
-    """Steps 2 and 3."""
-    best = Incumbent()
-    cut_orders(units, machine, best, deadline - perf_counter())
-    if best.stage is None:
-        best = _fitting(graph, machine, links)
-    return best, prove(units, machine, best, deadline)
 
 
 def _units(graph: CostGraph, machine: Machine) -> Units:
     """Placement units with what the links or the file make their values cost."""
     check_acyclic(graph)
     check_runnable(graph, machine)
-    priced = graph.seconds[None]
     sized = np.stack([graph.bytes, graph.gradient_bytes])
-    units = make_units(graph, priced if machine.priced else sized)
+    units = make_units(graph, graph.seconds[None] if machine.priced else sized)
     if machine.exactly and units.size < len(machine.devices):
         raise too_many_stages(len(machine.devices), units, graph)
     return units

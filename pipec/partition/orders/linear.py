@@ -37,7 +37,6 @@ def linear_orders(units: Units, weight: FloatArray, randoms: int = 6) -> Iterato
     yield _greedy(units, head)
     largest = max(tail, default=0.0)
     yield _greedy(units, [largest - t for t in tail])
-    yield _least_open(units)
     yield _depth_first(units, list(range(n)))
     for seed in range(randoms):
         generator = random.Random(seed)  # noqa: S311 - reproducible, nothing secret
@@ -89,39 +88,4 @@ def _depth_first(units: Units, key: list[int] | list[float]) -> IntArray:
         if len(fresh) > 1:
             fresh.sort(key=by_key, reverse=True)
         ready += fresh
-    return np.array(order, np.int64)
-
-
-def _least_open(units: Units) -> IntArray:
-    """Always the ready unit after which the open communication has grown least."""
-    n = units.size
-    cost = units.cost.sum(axis=0).tolist()
-    edges_of: list[list[int]] = [[] for _ in range(n)]
-    for h, v in zip(units.pin_edge().tolist(), units.pin.tolist(), strict=True):
-        edges_of[v].append(h)
-    left = np.diff(units.pin_ptr).tolist()
-    started = [False] * len(left)
-
-    def growth(v: int) -> float:
-        opened = sum(cost[h] for h in edges_of[v] if not started[h])
-        return float(opened - sum(cost[h] for h in edges_of[v] if left[h] == 1))
-
-    missing = [len(p) for p in units.pred]
-    heap = [(growth(v), v) for v in range(n) if not missing[v]]
-    heapify(heap)
-    order: list[int] = []
-    while heap:
-        stale, u = heappop(heap)
-        fresh = growth(u)
-        if fresh > stale and heap and fresh > heap[0][0]:
-            heappush(heap, (fresh, u))
-            continue
-        order.append(u)
-        for h in edges_of[u]:
-            started[h] = True
-            left[h] -= 1
-        for v in units.succ[u]:
-            missing[v] -= 1
-            if not missing[v]:
-                heappush(heap, (growth(v), v))
     return np.array(order, np.int64)
