@@ -1,7 +1,7 @@
 """The best contiguous cut of a DAG, with a proof or a gap.
 
 1. Contract what must stay together (``units``), merge what an optimum never parts (``reduce``).
-2. Cut several linear orders optimally: the incumbent (``orders``, ``scan``, ``frontier``).
+2. Cut several linear orders optimally: the incumbent (``orders``, ``frontier``).
 3. A load below the incumbent leaves each state a narrow window of work left of its cut
    (``bounds``). Enumerate all ideals in the windows and run the same program over them: nothing
    found means the incumbent is optimal. Too many ideals: prove from the bound upwards as far as

@@ -33,11 +33,6 @@ def linear_orders(units: Units, weight: FloatArray, randoms: int = 6) -> Iterato
     tail = _longest(base[::-1], units.pred, weight)
     yield _depth_first(units, tail)
     yield _depth_first(units, [-t for t in tail])
-    yield _greedy(units, _longest(base, units.succ, np.ones(n)))
-    yield _greedy(units, head)
-    largest = max(tail, default=0.0)
-    yield _greedy(units, [largest - t for t in tail])
-    yield _depth_first(units, list(range(n)))
     for seed in range(randoms):
         generator = random.Random(seed)  # noqa: S311 - reproducible, nothing secret
         yield _depth_first(units, [generator.random() for _ in range(n)])
