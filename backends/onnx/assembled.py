@@ -43,7 +43,8 @@ class Assembly:
             raise BackendError("the ONNX file changed while it was compiled", got=source.location)
         self._growth = grow(self._evaluation, (), self._options)
         self.axes = most_open(declared_axes(self._evaluation, self._options), self._attempt)
-        self._growth = grow(self._evaluation, self.axes.open, self._options)
+        if self._growth.axes != self.axes.open:  # the last attempt failed
+            self._growth = grow(self._evaluation, self.axes.open, self._options)
 
     def _attempt(self, axes: Sequence[Axis]) -> None:
         self._growth = grow(self._evaluation, axes, self._options)

@@ -150,7 +150,7 @@ def _evaluated(
     if _skeleton(found) != _skeleton(evaluation):
         told = ", ".join(f"{n}={s}" for n, s in sizes.items())
         raise FrontendError(f"the model takes other branches at {told}")
-    return found
+    return replace(found, weights=evaluation.weights)  # or every size would hold a copy of them
 
 
 def _skeleton(evaluation: Evaluation) -> list[object]:
