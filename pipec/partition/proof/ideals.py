@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -81,8 +82,7 @@ def enumerate_ideals(
     return np.concatenate(found)
 
 
-@dataclass(eq=False)
-class _Partial:
+class _Partial(NamedTuple):
     """Sets that are decided up to some unit: one row each.
 
     Attributes:
@@ -92,7 +92,7 @@ class _Partial:
         ended: Hyperedges with a unit out, [rows, hyperedges].
         least: Work of what is in, [rows].
         most: Work of what is not out, [rows].
-        cut: Cost of the hyperedges with a unit in and another out, [kinds, rows].
+        cut: Cost of the hyperedges with a unit in and another out, [rows, kinds].
     """
 
     inside: BoolArray
@@ -105,27 +105,7 @@ class _Partial:
 
     def take(self, rows: BoolArray | slice) -> "_Partial":
         """Only some rows."""
-        return _Partial(
-            self.inside[rows],
-            self.outside[rows],
-            self.begun[rows],
-            self.ended[rows],
-            self.least[rows],
-            self.most[rows],
-            self.cut[:, rows],
-        )
-
-
-def _joined(parts: Sequence[_Partial]) -> _Partial:
-    return _Partial(
-        np.concatenate([p.inside for p in parts]),
-        np.concatenate([p.outside for p in parts]),
-        np.concatenate([p.begun for p in parts]),
-        np.concatenate([p.ended for p in parts]),
-        np.concatenate([p.least for p in parts]),
-        np.concatenate([p.most for p in parts]),
-        np.concatenate([p.cut for p in parts], axis=1),
-    )
+        return _Partial._make(each[rows] for each in self)
 
 
 class _Search:
@@ -199,7 +179,7 @@ class _Search:
             self._ended[None],
             np.array([self._start]),
             np.array([self._start + float(self._ref.sum())]),
-            self._cut[:, None],
+            self._cut[None],
         )
 
     def _kept(self, rows: _Partial) -> _Partial:
@@ -207,7 +187,7 @@ class _Search:
         window = self._window
         keep = (rows.least <= window.high) & (rows.most >= window.low)
         if window.may_hold is not None:
-            keep &= window.may_hold(rows.least, rows.most, rows.cut)
+            keep &= window.may_hold(rows.least, rows.most, rows.cut.T)
         return rows if keep.all() else rows.take(keep)
 
     def _decide(self, rows: _Partial, k: int) -> _Partial:
@@ -217,17 +197,18 @@ class _Search:
             return rows
         rest, grown, dropped = rows.take(~open_), rows.take(open_), rows.take(open_)
         grown.inside[:, k] = True
-        grown.least += self._ref[k]
+        grown.least[:] += self._ref[k]
         pins = np.flatnonzero(self._pins[k])
         fresh = grown.ended[:, pins] & ~grown.begun[:, pins]
-        grown.cut += self._cost[:, pins] @ fresh.T
+        grown.cut[:] += fresh @ self._cost[:, pins].T
         grown.begun[:, pins] = True
         below = np.flatnonzero(self._down[k])
         gone = ~dropped.outside[:, below]
         dropped.outside[:, below] = True
-        dropped.most -= gone @ self._ref[below]
+        dropped.most[:] -= gone @ self._ref[below]
         pins = np.flatnonzero(self._pins[below].any(axis=0))
         fresh = dropped.begun[:, pins] & ~dropped.ended[:, pins]
-        dropped.cut += self._cost[:, pins] @ fresh.T
+        dropped.cut[:] += fresh @ self._cost[:, pins].T
         dropped.ended[:, pins] = True
-        return _joined([rest, self._kept(grown), self._kept(dropped)])
+        parts = (rest, self._kept(grown), self._kept(dropped))
+        return _Partial._make(np.concatenate(each) for each in zip(*parts, strict=True))
