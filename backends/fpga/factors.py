@@ -258,7 +258,7 @@ def _elementwise(
 def _row_norm(layer: RowNorm, target: int, dtype: str, block: int = 0) -> Factors:
     gaps = layer.n * (layer.passes - 1) * gap_of(dtype)
     lanes = lanes_for(layer.cin, layer.n * layer.taps, max(target - gaps, 1), layer.passes)
-    return Factors((lanes,), lanes)
+    return Factors((lanes,) * len(layer.inputs), lanes)
 
 
 def gap_of(dtype: str) -> int:

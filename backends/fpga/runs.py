@@ -220,7 +220,8 @@ def _map(nest: Map, ii: int, inputs: int) -> Table:
 @runs.register
 def _norm(nest: Norm, ii: int, inputs: int) -> Table:
     silent = (nest.passes - 2) * (nest.gap + (nest.cf - 1) * ii)
-    body = (Run(nest.cf, ii, 1), Run(1, nest.gap + silent, 0, 1), Run(nest.cf - 1, ii, 0, 1))
+    read = Run(nest.cf, ii, (1 << inputs) - 1)
+    body = (read, Run(1, nest.gap + silent, 0, 1), Run(nest.cf - 1, ii, 0, 1))
     return (Loop(nest.rows, body),)
 
 

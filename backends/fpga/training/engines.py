@@ -29,10 +29,18 @@ from pipec.backends.fpga.factors import (
     lanes_for,
     window_reads,
 )
-from pipec.backends.fpga.lowering.layers import Layer, Table, Window
+from pipec.backends.fpga.lowering.layers import (
+    Broadcast,
+    Layer,
+    Lookup,
+    RowNorm,
+    Table,
+    Window,
+)
 from pipec.backends.fpga.memory import buffer
-from pipec.backends.fpga.nests import ceil_div
+from pipec.backends.fpga.nests import Norm, ceil_div
 from pipec.backends.fpga.resources import units
+from pipec.backends.fpga.routing import Const
 from pipec.backends.fpga.runs import Loop, Run, runs
 from pipec.backends.fpga.runs import Table as Runs
 from pipec.backends.fpga.training.nests import (
@@ -259,11 +267,6 @@ class OneHotRows(Layer):
     ignored: int = -1
 
 
-@fold.register
-def _one_hot(layer: OneHotRows, target: int, dtype: str, block: int = 0) -> Factors:
-    return Factors((1,), lanes_for(layer.channels, layer.rows, target))
-
-
 @build.register
 def _one_hot_unit(layer: OneHotRows, factors: Factors, dtype: str) -> Built:
     nest = OneHot(layer.rows, layer.channels, factors.lanes_out, layer.ignored)
@@ -300,13 +303,6 @@ class RowDerivative(Layer):
         return 4 if self.op == "layer_norm" else 2
 
 
-@fold.register
-def _row_derivative(layer: RowDerivative, target: int, dtype: str, block: int = 0) -> Factors:
-    gaps = layer.n * (layer.passes - 1) * gap_of(dtype)
-    lanes = lanes_for(layer.cin, layer.n * layer.taps, max(target - gaps, 1), layer.passes)
-    return Factors((lanes, lanes), lanes)
-
-
 @build.register
 def _row_gradient(layer: RowDerivative, factors: Factors, dtype: str) -> Built:
     lanes, gap, table = factors.lanes_out, gap_of(dtype), layer.scale
@@ -320,13 +316,6 @@ def _row_gradient(layer: RowDerivative, factors: Factors, dtype: str) -> Built:
                lambda a: in_tokens(a.reshape(layer.taps, layer.cin), lanes)),
     )  # fmt: skip
     return one(layer, "grad", nest, lanes, dtype, depth=gap, weights=tables)
-
-
-@runs.register
-def _row_gradient_runs(nest: RowGradient, ii: int, inputs: int) -> Runs:
-    silent = (nest.passes - 2) * (nest.gap + (nest.cf - 1) * ii)
-    body = (Run(nest.cf, ii, 3), Run(1, nest.gap + silent, 0, 1), Run(nest.cf - 1, ii, 0, 1))
-    return (Loop(nest.rows, body),)
 
 
 @buffer.register
@@ -360,12 +349,6 @@ class ZeroInsert(Layer):
     window: Window
 
 
-@fold.register
-def _zero_insert(layer: ZeroInsert, target: int, dtype: str, block: int = 0) -> Factors:
-    lanes = lanes_for(layer.channels, layer.rows, target)
-    return Factors((lanes,), lanes)
-
-
 @build.register
 def _spread(layer: ZeroInsert, factors: Factors, dtype: str) -> Built:
     w, lanes = layer.window, factors.lanes_out
@@ -387,17 +370,21 @@ def _spread_runs(nest: Spread, ii: int, inputs: int) -> Runs:
     return (Loop(nest.batch, tuple(image)),)
 
 
+# What is folded, and fires, as an engine of inference.
+
+fold.register(OneHotRows, fold.dispatch(Lookup))
+fold.register(RowDerivative, fold.dispatch(RowNorm))
+fold.register(ZeroInsert, fold.dispatch(Broadcast))
+runs.register(RowGradient, runs.dispatch(Norm))
+runs.register(Fetch, runs.dispatch(Const))
+
+
 # Movers, which stand for no layer: `training.movers` puts them at ports, `waiting` in FIFOs.
 
 
 @runs.register
 def _store(nest: Store | Accumulate, ii: int, inputs: int) -> Runs:
     return (Run(nest.tokens, ii, 1),)
-
-
-@runs.register
-def _fetch(nest: Fetch, ii: int, inputs: int) -> Runs:
-    return (Run(nest.tokens, ii, 0, 1),)
 
 
 @runs.register
