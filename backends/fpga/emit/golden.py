@@ -70,5 +70,5 @@ def golden_chain(graphs: Sequence[Graph], inputs: Mapping[str, torch.Tensor]) ->
         outputs = run_graph(graph, known)
         read = [i.name for i in graph.inputs if not i.kind.is_weight]
         found.append(Golden({name: known[name] for name in read}, outputs))
-        known |= outputs
+        known = {**outputs, **known}  # an updated buffer is read as it was
     return found

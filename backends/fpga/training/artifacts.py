@@ -26,7 +26,7 @@ from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.csim.manifest import wires_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import device_of
-from pipec.backends.fpga.emit.golden import Golden, random_inputs, run_graph
+from pipec.backends.fpga.emit.golden import Golden, golden_chain, random_inputs
 from pipec.backends.fpga.emit.scripts import Site
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage, write_tables
 from pipec.backends.fpga.stagejson import Json, stage_record, write_record
@@ -37,7 +37,7 @@ from pipec.backends.fpga.training.update import ROW, Sgd, put, rated
 from pipec.backends.fpga.wire import to_tokens
 from pipec.cluster.device import FpgaResources
 from pipec.errors import BackendError
-from pipec.graph.ir import Graph
+from pipec.graph.ir import Graph, OutputKind
 from pipec.plan.model import Plan
 from pipec.schedule.action import ActionKind
 
@@ -236,28 +236,19 @@ def golden_training(
     """A frame of F and of B of every stage: what torch computes, F's downwards, B's upwards."""
     masks = {m.name: m.drawn(int) for stage in stages for m in stage.phases.masks}
     known = {**inputs, **masks, **model.weights}
-    forward, local = [], []
-    for stage in stages:
-        read = _read(stage.phases.F, known)
-        outputs = run_graph(stage.phases.F, read)
-        forward.append(Golden(read, outputs))
-        local.append({**read, **outputs})
-        known |= {o.name: outputs[o.name] for o in stage.phases.F.outputs if o.kind == "value"}
+    forward = golden_chain([stage.phases.F for stage in stages], known)
+    for frame in forward:
+        known = {**frame.outputs, **known}
     backward: list[Golden] = []
     gradients: dict[str, torch.Tensor] = {}
-    for stage, mine in zip(reversed(stages), reversed(local), strict=True):
-        read = _read(stage.phases.B, {**known, **gradients, **mine})
-        outputs = run_graph(stage.phases.B, read)
-        backward.append(Golden(read, outputs))
-        for o in stage.phases.B.outputs:
-            if o.kind == "gradient":
-                summed = gradients.get(o.name)
-                gradients[o.name] = outputs[o.name] if summed is None else summed + outputs[o.name]
+    for stage, mine in zip(reversed(stages), reversed(forward), strict=True):
+        local = {**known, **gradients, **mine.inputs, **mine.outputs}
+        (frame,) = golden_chain([stage.phases.B], local)
+        backward.append(frame)
+        for o in stage.phases.B.outputs_of(OutputKind.GRADIENT):
+            summed = gradients.get(o.name, 0)
+            gradients[o.name] = frame.outputs[o.name] + summed
     return list(zip(forward, reversed(backward), strict=True))
-
-
-def _read(graph: Graph, known: Tensors) -> dict[str, torch.Tensor]:
-    return {i.name: known[i.name] for i in graph.inputs if not i.kind.is_weight}
 
 
 def _update_frame(stage: TrainedStage, sgd: Sgd) -> Golden | None:
