@@ -4,26 +4,29 @@ The network is folded for the target; each engine counts for the placement unit 
 belongs to. Weights of a layer may lie on chip, in LUT, block or Ultra RAM each, or be streamed
 from DDR with buffers of several sizes: these are the options of the layer, and units fit a board
 if some choice of options does: a multiple-choice knapsack. `Demand.weighed` gives its Lagrangian
-bounds, for the cut; `pipec.backends.fpga.choice` solves its relaxation, for one board.
+bounds, for the cut; `Demand.streamed` makes a choice.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
+from scipy.sparse import csr_array, vstack
 
 from pipec.backends.fpga.banks import SLOTS, beats, slots_for
 from pipec.backends.fpga.build import Built, build
-from pipec.backends.fpga.design import Engine, StageDesign, bits_of
-from pipec.backends.fpga.detours import detours
+from pipec.backends.fpga.design import Engine, Memory, StageDesign, bits_of
 from pipec.backends.fpga.factors import Factors, fold
+from pipec.backends.fpga.fifo import deepened
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.memory import Item, fifo_item, items_of, shift_registers
-from pipec.backends.fpga.resources import logic
+from pipec.backends.fpga.memory import KINDS, Item, fifo_item, items_of, place, shift_registers
+from pipec.backends.fpga.resources import logic, too_much
 from pipec.backends.fpga.routing import Load
 from pipec.backends.fpga.runs import busy_cycles
 from pipec.backends.fpga.streaming import blocks_of, ddr_ports
@@ -31,8 +34,13 @@ from pipec.backends.fpga.streaming import blocks_of, ddr_ports
 Numbers = NDArray[np.float64]
 RESOURCES = ("dsp", "lut", "bram36", "uram", "ddr")
 """Order of the resources in every array here; ``ddr`` in time slots of memory ports."""
+NAMES = ("DSP", "LUT", "BRAM36", "UltraRAM", "time slots of memory ports", "FF")
+"""The same, and flip-flops, for people."""
+_DDR = RESOURCES.index("ddr")
 _WORD = 72
 """Bits of a word of what waits: those of both kinds of block memories."""
+_PRICES = tuple(4.0 / 1.25**k for k in range(16))
+"""Of all time slots of the memory ports beside all of one kind of memory, until a choice fits."""
 STORES = slice(1, 4)
 """Those of them in which a memory may lie, in the order of `Item.costs`."""
 
@@ -42,8 +50,8 @@ class Room:
     """What a board offers a stage.
 
     Attributes:
-        most: Without memory controllers, [resources].
-        shell: What these take where weights are streamed, [resources].
+        most: Without memory controllers, [resources]; ``ff`` flip-flops.
+        shell: What these take where memory is read, [resources]; ``shell_ff`` flip-flops.
         lut_memory: LUTs that may serve as memory.
         period: Cycles of one round of the memory ports' time slots.
     """
@@ -52,6 +60,21 @@ class Room:
     shell: Numbers
     lut_memory: float
     period: int
+    ff: float
+    shell_ff: float
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Why something does not fit a board.
+
+    Attributes:
+        exceeded: The limits that are exceeded, each with by how much.
+        of_memory: Whether less memory would help.
+    """
+
+    exceeded: tuple[str, ...]
+    of_memory: bool = False
 
 
 @dataclass
@@ -60,18 +83,21 @@ class Option:
 
     Attributes:
         block: Vectors per pass over streamed weights; 0 if weights are on chip.
-        dsp: Slices; ``lut`` without memories.
+        dsp: Slices; ``lut`` and ``ff`` without memories.
         rates: Beats per cycle of every client of a memory port.
         items: Memories.
-        waits: Bits that wait in FIFOs since blocks of vectors are gathered.
+        held: Memory for what about waits in FIFOs since blocks of vectors are gathered.
+        ported: Whether memory outside of the chip is read or written.
     """
 
     block: int = 0
     dsp: float = 0.0
     lut: float = 0.0
-    waits: float = 0.0
+    ff: float = 0.0
     rates: list[float] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
+    held: tuple[Item, ...] = ()
+    ported: bool = False
 
     def fixed(self, period: int) -> tuple[float, ...]:
         """What it takes besides memories, [resources], slots in rounds of so many cycles."""
@@ -84,8 +110,34 @@ class Option:
     def add(self, engine: Engine) -> None:
         """Count an engine."""
         used = logic(engine)
-        self.dsp, self.lut = self.dsp + used.dsp, self.lut + used.lut
+        self.dsp, self.lut, self.ff = self.dsp + used.dsp, self.lut + used.lut, self.ff + used.ff
         self.items += items_of(engine)
+
+    def read(self, rate: float) -> None:
+        """Count a client of a memory port, of so many beats per cycle."""
+        self.rates.append(rate)
+        self.ported = True
+
+
+def fit(options: Sequence[Option], room: Room) -> list[Memory] | Shortage:
+    """A kind of memory for every item of some options, or what they exceed of a board together."""
+    ported = any(o.ported for o in options)
+    used = np.sum([o.fixed(room.period) for o in options], axis=0) + ported * room.shell
+    flip_flops = sum(o.ff for o in options) + ported * room.shell_ff
+    sums = zip(NAMES, (*used, flip_flops), (*room.most, room.ff), strict=True)
+    exceeded = [told for each in sums for told in too_much(*each)]
+    if exceeded:
+        return Shortage(tuple(exceeded))
+    beside, limit = used[STORES], room.most[STORES].copy()
+    if room.lut_memory < limit[0] - beside[0]:
+        beside[0], limit[0] = 0.0, room.lut_memory
+    items = [item for o in options for item in o.items]
+    kinds = place(items, limit - beside)
+    for item, kind in zip(items, kinds, strict=True):
+        beside[KINDS.index(kind)] += item.costs[KINDS.index(kind)]
+    sums = zip(NAMES[STORES], beside, limit, strict=True)
+    exceeded = [told for each in sums for told in too_much(*each)]
+    return Shortage(tuple(exceeded), of_memory=True) if exceeded else kinds
 
 
 @dataclass(frozen=True)
@@ -101,6 +153,11 @@ class Group:
     unit: int
     layer: str
     options: tuple[Option, ...]
+
+
+T = TypeVar("T")
+Choice = tuple[Option, ...]
+"""An option of every group."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +187,112 @@ class Demand:
     def part(self, units: NDArray[np.bool_]) -> "Demand":
         """Of some units only, [units]."""
         return dataclasses.replace(self, groups=tuple(g for g in self.groups if units[g.unit]))
+
+    def streamed(
+        self, room: Room, attempt: Callable[[Choice], T | Shortage], lacks: Shortage
+    ) -> T | Shortage:
+        """What comes of the first choice of layers to stream that fits.
+
+        Not everything is known when layers are chosen: what waits in FIFOs depends on all choices,
+        and memories are whole. At a lower price of time slots a choice takes less memory; the
+        highest price at which all fits is found by bisection.
+
+        Args:
+            room: What a board offers.
+            attempt: What comes of a choice, or what it lacks.
+            lacks: What all weights on chip lack.
+
+        Returns:
+            What the last choice that was tried lacked if none fits.
+        """
+        demand = self.on(room)
+        found: T | Shortage = lacks
+        if not lacks.of_memory or all(len(g.options) == 1 for g in demand.groups):
+            return lacks
+        low, high = -1, len(_PRICES)
+        while high - low > 1:
+            middle = (low + high) // 2
+            choice = demand.cheapest(room, _PRICES[middle])
+            if choice is None:
+                break
+            tried = attempt(choice)
+            if not isinstance(tried, Shortage) or isinstance(found, Shortage):
+                found = tried
+            if isinstance(tried, Shortage) and tried.of_memory:
+                low = middle
+            else:
+                high = middle
+        return found
+
+    def cheapest(self, room: Room, price: float) -> Choice | None:
+        """The option of each group that costs least in all; None if the board is too small.
+
+        A linear program over the shares of options and of memories in their kinds; a group takes
+        the option with the largest share.
+
+        Args:
+            room: What a board offers.
+            price: What all time slots count beside all of one kind of memory.
+        """
+        options = [o for g in self.groups for o in g.options]
+        items = [(k, item) for k, o in enumerate(options) for item in (*o.items, *o.held)]
+        count, limit = len(options), np.append(room.most - room.shell, room.lut_memory)
+        use = np.zeros((len(limit), count + 3 * len(items)))
+        use[:-1, :count] = np.array([o.fixed(room.period) for o in options]).T
+        costs = np.array([item.costs for _, item in items]).reshape(-1, 3)
+        at = count + 3 * np.arange(len(items))
+        for kind in range(3):
+            use[STORES.start + kind, at + kind] = costs[:, kind]
+        use[-1, at] = costs[:, 0]
+        use /= np.maximum(limit, 1e-6)[:, None]
+        sums, once = self._once([k for k, _ in items])
+        # the stubs know no sparse matrices here
+        found: OptimizeResult = milp(
+            use[STORES].sum(axis=0) + price * use[_DDR] + 1e-3 * use.sum(axis=0),
+            bounds=Bounds(0.0, 1.0),
+            constraints=LinearConstraint(
+                vstack([csr_array(use), sums]),
+                np.concatenate([np.full(len(use), -np.inf), once]),
+                np.concatenate([np.ones(len(use)), once]),
+            ),
+        )
+        if found.x is None:
+            return None
+        ends = np.cumsum([len(g.options) for g in self.groups])[:-1]
+        return self._whole(np.split(found.x[:count], ends), room.most[0])
+
+    def _whole(self, shares: Sequence[Numbers], dsp: float) -> Choice:
+        """One option of each group, of those that are split one of fewer DSPs if they run out."""
+        chosen = [g.options[int(x.argmax())] for g, x in zip(self.groups, shares, strict=True)]
+        split = [
+            (x[n], k, o)
+            for k, (g, x) in enumerate(zip(self.groups, shares, strict=True))
+            for n, o in enumerate(g.options)
+            if x[n] > 1e-6 and o.dsp < chosen[k].dsp
+        ]
+        for _, k, option in sorted(split, key=lambda each: -each[0]):
+            if sum(o.dsp for o in chosen) > dsp:
+                chosen[k] = option
+        return tuple(chosen)
+
+    def _once(self, owner: Sequence[int]) -> tuple[csr_array, Numbers]:
+        """One option per group, one kind per memory of an option that is taken: matrix and sums."""
+        sizes = [len(g.options) for g in self.groups]
+        groups, options, items = len(sizes), sum(sizes), len(owner)
+        of = groups + np.arange(items)
+        rows = np.concatenate([np.repeat(np.arange(groups), sizes), np.repeat(of, 3), of])
+        columns = np.concatenate([np.arange(options + 3 * items), np.array(owner, dtype=np.int64)])
+        values = np.concatenate([np.ones(options + 3 * items), -np.ones(items)])
+        shape = (groups + items, options + 3 * items)
+        matrix = csr_array((values, (rows, columns)), shape=shape)
+        return matrix, np.concatenate([np.ones(groups), np.zeros(items)])
+
+    def fits(self, room: Room) -> bool:
+        """Whether some choice of options fits a board, memories placed."""
+        on_chip = fit([g.options[0] for g in self.groups], room)
+        if not isinstance(on_chip, Shortage):
+            return True
+        return not isinstance(self.streamed(room, lambda c: fit(c, room), on_chip), Shortage)
 
     def weighed(self, weights: Numbers, room: Room, *, streams: bool) -> Numbers:
         """Least use of every unit per weighting of the resources.
@@ -186,65 +349,26 @@ class Demands:
         precision: Element type of the streams.
         unit_of: Node name to unit; engines of other nodes (inputs) count for their reader.
         units: Number of units.
-        fifos: Memories of deep FIFOs and the units that they count for.
-        waiting: How many times the bits that options of streaming say wait are counted.
-        built: Engines of layers under factors seen before.
     """
 
     network: Network
     precision: str
     unit_of: Mapping[str, int]
     units: int = 1
-    fifos: tuple[tuple[int, Item], ...] = ()
-    waiting: float = 0.0
-    built: dict[tuple[str, Factors], Built] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._built: dict[tuple[str, Factors], Built] = {}
         self._made: dict[int, Demand] = {}
         self._options: dict[tuple[str, Factors], tuple[int, Option]] = {}
         self._blocks = blocks_of(self.network)
         self._dense = {y.name: y for y in self.network.layers if isinstance(y, Dense)}
-        self._detours = detours(self.network, self._blocks)
+        self._beside = bits_beside(self.network)
 
     def at(self, target: int) -> Demand:
         """The demand when no engine is busy longer than ``target`` cycles."""
         if target not in self._made:
             self._made[target] = self._demand(target)
-        made = self._made[target]
-        deep = [Group(unit, "", (Option(items=[item]),)) for unit, item in self.fifos]
-        return dataclasses.replace(made, groups=(*made.groups, *deep))
-
-    def reserve(self, design: StageDesign) -> None:
-        """Count the deep FIFOs of a design of the network from now on."""
-        engines = {e.name: e for e in design.engines}
-        found = []
-        for stream in design.streams.values():
-            item, owner = fifo_item(stream), stream.producer or stream.consumer
-            if item is not None and owner is not None:
-                found.append((self._unit(engines[owner], engines, design), item))
-        self.count(found)
-
-    def count(self, fifos: Sequence[tuple[int, Item]]) -> None:
-        """Count these deep FIFOs, each for a unit, from now on."""
-        self.fifos = tuple(fifos)
-
-    def wait(self, times: float) -> None:
-        """Count so many times the bits that options of streaming say wait, from now on."""
-        self.waiting = times
-        self._made.clear()
-
-    def waits(self, target: int, streamed: Mapping[str, int]) -> float:
-        """Bits that wait in FIFOs for streamed layers, as their options say, not as counted."""
-        return sum(self._made_option(name, target, b)[1].waits for name, b in streamed.items())
-
-    def held(self, target: int, streamed: Mapping[str, int]) -> list[Item]:
-        """Memories for what waits for streamed layers, as it is counted."""
-        options = ((name, self._made_option(name, target, b)[1]) for name, b in streamed.items())
-        return [item for name, option in options for item in self._held(name, option)]
-
-    def _held(self, name: str, option: Option) -> list[Item]:
-        words = int(self.waiting * option.waits / _WORD)
-        return [Item(f"{name} waits", "fifo", _WORD, words)] if words else []
+        return self._made[target]
 
     def design(self, target: int, streamed: Mapping[str, int] | None = None) -> StageDesign:
         """The network folded for a target.
@@ -254,7 +378,7 @@ class Demands:
             streamed: Layer to vectors per pass over weights that are streamed.
         """
         return design_at(
-            self.network, target, dtype=self.precision, streamed=streamed, built=self.built
+            self.network, target, dtype=self.precision, streamed=streamed, built=self._built
         )
 
     def _unit(self, engine: Engine, engines: Mapping[str, Engine], design: StageDesign) -> int:
@@ -268,7 +392,7 @@ class Demands:
         return self.unit_of[engine.node]
 
     def _demand(self, target: int) -> Demand:
-        design = self.design(target)
+        design = deepened(self.design(target))
         engines = {e.name: e for e in design.engines}
         readers = {p.engine for p in ddr_ports(design)}
         late = np.zeros(self.units, dtype=bool)
@@ -283,7 +407,12 @@ class Demands:
             option.lut += shift_registers(design.streams[s] for s in engine.outputs).lut
             if engine.name in readers:
                 user = engines[design.streams[engine.outputs[0]].consumer or engine.name]
-                option.rates.append(beats(engine, busy_cycles(user)))
+                option.read(beats(engine, busy_cycles(user)))
+        for stream in design.streams.values():
+            item, owner = fifo_item(stream), stream.producer or stream.consumer
+            if item is not None and owner is not None:
+                unit = self._unit(engines[owner], engines, design)
+                plain.setdefault(unit, Option()).items.append(item)
         groups = [Group(unit, "", (option,)) for unit, option in plain.items()]
         for name, chip in chips.items():
             unit = self.unit_of.get(self._dense[name].node, 0)
@@ -294,25 +423,22 @@ class Demands:
         layer = self._dense[name]
         factors = fold(layer, target, self.precision, block=block)
         key = (name, factors)
-        if key not in self.built:
-            self.built[key] = build(layer, factors, self.precision)
-        return self.built[key].engines
+        if key not in self._built:
+            self._built[key] = build(layer, factors, self.precision)
+        return self._built[key].engines
 
     def _streamed(self, name: str, target: int) -> list[Option]:
         """The layer with streamed weights, where it meets the target so."""
         found = []
         for block in self._blocks[name]:
-            busy, option = self._made_option(name, target, block)
+            factors = fold(self._dense[name], target, self.precision, block=block)
+            key = (name, factors)
+            if key not in self._options:
+                self._options[key] = self._option(name, target, block)
+            busy, option = self._options[key]
             if busy <= target:
-                items = [*option.items, *self._held(name, option)]
-                found.append(dataclasses.replace(option, items=items))
+                found.append(option)
         return found
-
-    def _made_option(self, name: str, target: int, block: int) -> tuple[int, Option]:
-        factors = fold(self._dense[name], target, self.precision, block=block)
-        if (name, factors) not in self._options:
-            self._options[name, factors] = self._option(name, target, block)
-        return self._options[name, factors]
 
     def _option(self, name: str, target: int, block: int) -> tuple[int, Option]:
         """The layer streaming its weights: the cycles of its busiest engine, what it takes.
@@ -322,9 +448,26 @@ class Demands:
         """
         engines, layer = self._engines(name, target, block), self._dense[name]
         results = block * layer.out * layer.groups * bits_of(layer.dtype or self.precision)
-        option = Option(block, waits=results + self._detours[name] * block / layer.n)
+        words = int(results + self._beside[name] * block / layer.n) // _WORD
+        option = Option(block, held=(Item(name, "fifo", _WORD, words),) if words else ())
         for engine in engines:
             option.add(engine)
             if isinstance(engine.nest, Load):
-                option.rates.append(beats(engine, busy_cycles(engines[-1])))
+                option.read(beats(engine, busy_cycles(engines[-1])))
         return max(busy_cycles(e) for e in engines), option
+
+
+def bits_beside(network: Network) -> dict[str, int]:
+    """Bits per frame of the values that go past each layer: written before it, read behind it."""
+    number = {layer.name: k for k, layer in enumerate(network.layers)}
+    last: dict[str, tuple[int, int]] = {}
+    for k, layer in enumerate(network.layers):
+        for use in layer.inputs:
+            last[use.edge] = (k, use.rows * use.channels * bits_of(use.dtype))
+    change = np.zeros(len(number) + 1, dtype=np.int64)
+    for edge, (reader, bits) in last.items():
+        writer = number.get(edge, -1)
+        if reader > writer + 1:
+            change[writer + 1] += bits
+            change[reader] -= bits
+    return dict(zip(number, np.cumsum(change).tolist(), strict=False))

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from pipec.backends.fpga.banks import memory_ports
-from pipec.backends.fpga.compile import best_design, laid_out
 from pipec.backends.fpga.cutting.joint import METHOD
+from pipec.backends.fpga.demand import Shortage
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.cpp import cpp_type, no_such_type
 from pipec.backends.fpga.fifo import joined
@@ -12,7 +12,7 @@ from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.quantise.plan import calibrated
-from pipec.backends.fpga.search import Board, deep_fifos
+from pipec.backends.fpga.search import Board, best_design, deep_fifos, laid_out
 from pipec.backends.fpga.shrink import shrunk
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
@@ -155,7 +155,9 @@ def _together(plan: Plan, nets: Sequence[Network], *, simulate: bool) -> tuple[S
 
 def _counted(plan: Plan, stage: int, design: StageDesign) -> StageDesign | None:
     """The design counted again, FIFOs as deep as they are; None if it doesn't fit any more."""
-    return laid_out(design, Board(device_of(plan, stage), precision_of(plan)), deep_fifos(design))
+    board = Board(device_of(plan, stage), precision_of(plan))
+    found = laid_out(design, board, deep_fifos(design))
+    return None if isinstance(found, Shortage) else found
 
 
 def _design(plan: Plan, stage: int, network: Network, reserved: Sequence[Item] = ()) -> StageDesign:

@@ -27,9 +27,7 @@ from pipec.backends.fpga.routing import Nest, Perm, Repeat
 from pipec.backends.fpga.swg import line_of, ring_of
 
 KINDS = (Memory.LUT, Memory.BRAM, Memory.URAM)
-Shares = NDArray[np.float64]
-_NODES = 30
-"""Nodes of the search for a placement of whole items."""
+Numbers = NDArray[np.float64]
 SHIFT_REGISTER = 32
 """Depth up to which a FIFO is a shift register in LUTs."""
 
@@ -140,50 +138,38 @@ def shift_registers(streams: Iterable[Stream]) -> Resources:
     return Resources(lut=sum(s.token_bits for s in shallow))
 
 
-def place(items: Sequence[Item], limit: Sequence[float]) -> list[Memory] | None:
+def place(items: Sequence[Item], limit: Sequence[float] | Numbers) -> list[Memory]:
     """A kind of memory for each item, such that the fullest kind is as empty as possible.
 
     A linear program over the shares of every item in the three kinds; at most three items come
     out split, and go where most of them lies. Where that overflows, items are moved one by one to
-    where there is room, and if that does not help either, whole items are searched for.
+    where there is room.
 
     Args:
         items: What to place.
         limit: LUTs, block RAMs and UltraRAMs that there are.
 
     Returns:
-        One kind per item; None if they don't fit.
+        One kind per item. Where they don't fit, kinds that exceed the limits.
     """
     if not items:
         return []
-    room = np.array(limit, dtype=np.float64)
-    if (room <= 0).any():
-        room = np.maximum(room, 1e-6)
-    relative = np.array([item.costs for item in items]) / room
-    count = len(items)
-    if relative.min(axis=1).sum() > 3.0:
-        return None  # not even if each lay where it takes least
-    for whole in (False, True):
-        shares = _fullest(relative, count, whole=whole)
-        if shares is None:
-            return None
-        choice = repaired(relative, shares.argmax(axis=1))
-        if choice is not None:
-            return [KINDS[k] for k in choice]
-    return None
+    relative = np.array([item.costs for item in items]) / np.maximum(limit, 1e-3)
+    choice = relative.argmin(axis=1)
+    if relative.min(axis=1).sum() <= len(KINDS):  # else they don't even fit where each takes least
+        choice = _shares(relative).argmax(axis=1)
+    return [KINDS[k] for k in repaired(relative, choice)]
 
 
-def repaired(relative: NDArray[np.float64], choice: NDArray[np.intp]) -> NDArray[np.intp] | None:
+def repaired(relative: Numbers, choice: NDArray[np.intp]) -> NDArray[np.intp]:
     """The choice of a kind per item, changed one by one until no kind overflows.
 
-    Each time the item that leaves least too much moves, of several the one that fills least.
+    Each time the item that leaves least too much moves, of several the one that fills least. It
+    ends too where no single move helps.
 
     Args:
         relative: Share of every kind that an item would take, [items][3].
         choice: Index of a kind, [items].
-
-    Returns:
-        None if no single move helps.
     """
     each, choice = np.arange(len(choice)), choice.copy()
     used = np.bincount(choice, weights=relative[each, choice], minlength=3)
@@ -193,40 +179,38 @@ def repaired(relative: NDArray[np.float64], choice: NDArray[np.intp]) -> NDArray
         left = np.maximum(after - 1.0, 0.0).sum(axis=2)
         best = int(np.lexsort((after.sum(axis=2).ravel(), left.ravel()))[0])
         item, kind = divmod(best, 3)
-        if left[item, kind] >= excess:
-            return None
+        if left[item, kind] >= excess - 1e-9:
+            break
         choice[item] = kind
         used = after[item, kind]
     return choice
 
 
-def _fullest(relative: NDArray[np.float64], count: int, *, whole: bool) -> Shares | None:
-    """Shares ``[items][3]`` that fill the fullest kind least; None if that is too much.
+def _shares(relative: Numbers) -> Numbers:
+    """Shares ``[items][3]`` that fill the fullest kind least.
 
     Args:
         relative: Share of every kind that an item would take, [items][3].
-        count: Number of items.
-        whole: No item is split: a search, ended after `_NODES`.
     """
+    count = len(relative)
     use = np.zeros((3, 3 * count + 1))
     for k in range(3):
         use[k, k * count : (k + 1) * count] = relative[:, k]
     use[:, -1] = -1.0
     once = (np.tile(np.arange(count), 3), np.arange(3 * count))
     matrix = coo_array((np.ones(3 * count), once), shape=(count, 3 * count + 1))
-    goal = np.concatenate((1e-6 * relative.T.reshape(-1), [1.0]))
     # the stubs know no sparse matrices here
     found: OptimizeResult = milp(
-        goal,
-        integrality=np.append(np.ones(3 * count), 0) if whole else None,
-        bounds=Bounds(0.0, np.append(np.ones(3 * count), 1.0)),
+        np.concatenate((1e-6 * relative.T.reshape(-1), [1.0])),
+        bounds=Bounds(0.0, np.append(np.ones(3 * count), np.inf)),
         constraints=[
             LinearConstraint(use, -np.inf, 0.0),
             LinearConstraint(matrix, 1.0, 1.0),
         ],
-        options={"node_limit": _NODES, "mip_rel_gap": 0.05} if whole else None,
     )
-    return None if found.x is None else np.asarray(found.x[:-1]).reshape(3, count).T
+    if found.x is None:
+        return -relative
+    return np.asarray(found.x[:-1]).reshape(3, count).T
 
 
 def placed(design: StageDesign, kinds: Sequence[Memory], items: Sequence[Item]) -> StageDesign:

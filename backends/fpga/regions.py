@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from pipec.backends.fpga.banks import BEAT_BITS, banks_of
 from pipec.backends.fpga.design import Engine, Floorplan, Resources, StageDesign
-from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL
+from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL, too_much
 from pipec.cluster.device import FpgaResources
 
 SLACK = 0.10
@@ -39,7 +39,9 @@ ADDRESS_WIRES = 64
 _PASSES = 12
 _GRAINS = (0.9, 0.4, 0.2)
 _PARTS = 40
-_KINDS = ("dsp", "lut", "bram36", "uram")
+_KINDS = {"dsp": "DSP", "lut": "LUT", "bram36": "BRAM36", "uram": "UltraRAM"}
+_ALMOST = 1.001
+"""A limit is kept if it is exceeded by no more than this."""
 
 Numbers = NDArray[np.float64]
 
@@ -54,10 +56,32 @@ def floorplan(design: StageDesign, fabric: FpgaResources) -> Floorplan | None:
     if len(fabric.regions) < 2:
         return Floorplan()
     found = (_solved(design, fabric, grain) for grain in _GRAINS)
-    return next((plan for plan in found if plan is not None), None)
+    return next((plan for plan in found if not _exceeded(plan)), None)
 
 
-def _solved(design: StageDesign, fabric: FpgaResources, grain: float) -> Floorplan | None:
+def overfull(design: StageDesign, fabric: FpgaResources) -> tuple[str, ...]:
+    """What the nearest to a floorplan exceeds, where there is none: regions, or wires."""
+    found = [_exceeded(_solved(design, fabric, grain)) for grain in _GRAINS]
+    fewest = min(found, key=len)
+    return tuple(fewest)
+
+
+def _exceeded(plan: Floorplan) -> list[str]:
+    """The limits of regions and boundaries that a plan exceeds, each with by how much."""
+    checks: list[tuple[str, float, float]] = [
+        (f"{name} in SLR{k}", getattr(used, kind), getattr(limit, kind))
+        for k, (used, limit) in enumerate(zip(plan.used, plan.limits, strict=True))
+        for kind, name in _KINDS.items()
+    ]
+    checks += [
+        (f"wires between SLR{k} and SLR{k + 1}", wires, plan.wire_limit)
+        for k, wires in enumerate(plan.wires)
+    ]
+    return [told for name, used, limit in checks if used > _ALMOST * limit
+            for told in too_much(name, used, limit)]  # fmt: skip
+
+
+def _solved(design: StageDesign, fabric: FpgaResources, grain: float) -> Floorplan:
     wires = fabric.crossings * fabric.logic_limit
     layout = _Layout(_limits(design, fabric), wires, grain)
     for engine in design.engines:
@@ -150,7 +174,7 @@ class _Layout:
         """Lead wires from an engine to something that has a fixed region, such as a memory port."""
         self.ties[self._parts_of[engine][0]].append((region, wires))
 
-    def solved(self) -> Floorplan | None:
+    def solved(self) -> Floorplan:
         """One region if all fits into it, else the best of filling from the bottom or the top."""
         for region in range(self.regions):
             self._place([region] * len(self.parts))
@@ -161,9 +185,8 @@ class _Layout:
             self._place(start)
             self._improve()
             found.append((self._cost(self._used, self._crossed), list(self.where)))
-        cost, where = min(found)
-        self._place(where)
-        return self._floorplan() if cost < _TOO_MUCH else None
+        self._place(min(found)[1])
+        return self._floorplan()
 
     def _in_order(self) -> list[int]:
         """Parts in the order of the dataflow, every region filled alike."""

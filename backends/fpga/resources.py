@@ -4,6 +4,7 @@ No synthesis tool stands behind these numbers. DSP and RAM counts follow the pri
 (BRAM36: 512x72 .. 4096x9 bits, URAM: 4096x72); LUT counts are good to about a factor of two.
 """
 
+import math
 from functools import singledispatch
 
 from pipec.backends.fpga.arithmetic import arithmetic, step_cost
@@ -66,6 +67,19 @@ def stored(memory: Memory, width: int, depth: int) -> Resources:
     if memory is Memory.LUT:
         return Resources(lut=lut_ram(width, depth))
     return Resources()
+
+
+def too_much(name: str, used: float, limit: float) -> list[str]:
+    """One exceeded limit in words; nothing if it is kept.
+
+    Example:
+        >>> too_much("DSP", 1_200.5, 1_000.0), too_much("DSP", 1_000.0, 1_000.0)
+        (['1,201 DSP of 1,000 (201 too many)'], [])
+    """
+    if used <= limit * (1 + 1e-9):
+        return []
+    taken, most = math.ceil(used - min(limit, 0.0)), math.floor(max(limit, 0.0))
+    return [f"{taken:,} {name} of {most:,} ({taken - most:,} too many)"]
 
 
 def limits(device: Device, fabric: FpgaResources) -> Resources:

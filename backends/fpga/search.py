@@ -1,49 +1,39 @@
-"""The least interval at which a stage fits its board.
+"""The design of least interval that fits a board: one bisection over the interval.
 
-For a target interval every layer takes its cheapest factors, weights that find no place on chip
-are streamed from DDR, and memories are placed; the target is feasible if all of it fits. The
-search is by bisection, from the bound that the DSPs set.
+At a target every layer takes its cheapest factors, FIFOs are as deep as a schedule asks, and as few
+layers stream their weights from DDR as memories allow; the target is feasible if the memories, the
+memory ports and the engines then find their places.
 """
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.banks import period, time_slots, with_banks
-from pipec.backends.fpga.choice import PRICES, choices
-from pipec.backends.fpga.demand import Demands, Room
-from pipec.backends.fpga.design import Resources, StageDesign
-from pipec.backends.fpga.fifo import deepened
+from pipec.backends.fpga.demand import Choice, Demands, Option, Room, Shortage, fit
+from pipec.backends.fpga.design import Memory, Resources, StageDesign, Stream
+from pipec.backends.fpga.fifo import deepened, timed
 from pipec.backends.fpga.lowering.layers import Dense, Depthwise, Layer, Product
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.memory import (
-    Item,
-    fifo_item,
-    items_of,
-    place,
-    placed,
-    shift_registers,
-)
-from pipec.backends.fpga.resources import (
-    DDR_SHELL,
-    LUT_MEMORY_LIMIT,
-    limits,
-    logic,
-)
-from pipec.backends.fpga.streaming import blocks_of, ddr_ports
+from pipec.backends.fpga.memory import Item, fifo_item, placed, shift_registers
+from pipec.backends.fpga.regions import floorplan, overfull
+from pipec.backends.fpga.resources import DDR_SHELL, LUT_MEMORY_LIMIT, limits
+from pipec.backends.fpga.streaming import ddr_ports
 from pipec.cluster.device import Device, FpgaResources, ram_bits
 from pipec.errors import BackendError
 
 _RATIO = 1.0025
 """The search ends when the interval is known this well."""
-_MORE = 1.1
-"""How many times more is taken to wait where less than was thought did not fit."""
+_STEP, _FAR = 1.05, 16
+"""Up to so many times the bound the search looks at every such step: on a board that is nearly full
+one interval may fit and a longer one not, as tiles differ."""
 _SLOWEST = 1 << 44
 """Cycles that no frame takes: here every layer has its least factors."""
+_ON_CHIP = 0.5
+"""Share of the chip's memory that FIFOs take at most where some may lie in DDR."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +69,16 @@ class Board:
     @property
     def room(self) -> Room:
         """The same as numbers."""
-        most = self.limits
-        return Room(
-            np.array([most.dsp, most.lut, most.bram36, most.uram, time_slots(self.fabric)]),
-            np.array([0.0, DDR_SHELL.lut, DDR_SHELL.bram36, 0.0, 0.0]),
-            self.fabric.lut * LUT_MEMORY_LIMIT,
-            period(self.device),
-        )
+        return room_of(self.limits, self.device)
+
+
+def room_of(most: Resources, device: Device) -> Room:
+    """What a board offers, of which so much may be used."""
+    assert device.fpga is not None
+    slots, lut = time_slots(device.fpga), device.fpga.lut * LUT_MEMORY_LIMIT
+    limit = np.array([most.dsp, most.lut, most.bram36, most.uram, slots])
+    shell = np.array([0.0, DDR_SHELL.lut, DDR_SHELL.bram36, 0.0, 0.0])
+    return Room(limit, shell, lut, period(device), most.ff, DDR_SHELL.ff)
 
 
 def macs(layer: Layer) -> int:
@@ -111,75 +104,51 @@ class Search:
     """The search for one stage on one board.
 
     Attributes:
-        name: Stage name.
-        network: What is computed.
+        network: What is computed (`lowering.lower.lower`).
         board: Where.
-        fifos: Memories of deep FIFOs, known from an earlier round.
-        follows: Whether FIFOs that are deep since layers stream their weights are counted as the
-            choice of such layers asks, by their ratio in the design found last; else as they were.
-        price: What memory ports count beside memories where layers are chosen to stream.
+        name: Stage name.
+        reserved: FIFOs that are known to become at least so deep; room is kept for them.
+        movable: Whether a FIFO may lie in DDR (``Stream.memory`` says which do); none if not given.
+        waiting: Inputs that wait elsewhere until they are read (`pipec.backends.fpga.flow`).
     """
 
-    name: str
     network: Network
     board: Board
-    fifos: tuple[Item, ...] = ()
-    follows: bool = False
-    price: float = PRICES[0]
+    name: str = "stage0"
+    reserved: Sequence[Item] = ()
+    movable: Callable[[Stream], bool] | None = None
+    waiting: Collection[str] | None = None
 
     def __post_init__(self) -> None:
         nodes = {layer.node: 0 for layer in self.network.layers}
         self._demands = Demands(self.network, self.board.precision, nodes)
-        self._found = (0, dict[str, int]())
 
-    @property
-    def streams(self) -> bool:
-        """Whether layers of the design found last stream their weights."""
-        return bool(self._found[1])
+    def at(self, target: int) -> StageDesign | Shortage:
+        """The design for a target interval, or what it lacks."""
+        found = self._laid_out(self._demands.design(target))
+        if not (isinstance(found, Shortage) and found.of_memory):
+            return found
+        demand = self._demands.at(target)
+        layers = [group.layer for group in demand.groups]
 
-    def reserve(self, fifos: tuple[Item, ...]) -> None:
-        """Count these deep FIFOs of the design found last from now on."""
-        target, streamed = self._found
-        waits = self._demands.waits(target, streamed)
-        if self.follows and waits > 0:
-            plain = deep_fifos(deepened(self._demands.design(target)))
-            depth = {item.owner: item.depth for item in plain}
-            known = tuple(
-                dataclasses.replace(item, depth=min(item.depth, depth[item.owner]))
-                for item in fifos
-                if item.owner in depth
-            )
-            deeper = sum(item.bits for item in fifos) - sum(item.bits for item in known)
-            times = deeper / waits
-            self._demands.wait(max(times, _MORE * self._demands.waiting))
-            fifos = known
-        self.fifos = fifos
-        self._demands.count([(0, item) for item in fifos])
+        def attempt(choice: Choice) -> StageDesign | Shortage:
+            blocks = {n: o.block for n, o in zip(layers, choice, strict=True) if o.block}
+            return self._laid_out(self._demands.design(target, blocks))
 
-    def at(self, target: int) -> StageDesign | None:
-        """The design for a target interval; None if none fits."""
-        for streamed in choices(self._demands.at(target), self.board.room, self.price):
-            fifos = (*self.fifos, *self._demands.held(target, streamed))
-            found = fitted(self.unplaced(target, streamed), self.board, fifos)
-            if found is not None:
-                self._found = (target, dict(streamed))
-                return found
-        return None
+        return demand.streamed(self.board.room, attempt, found)
 
-    def unplaced(self, target: int, streamed: Mapping[str, int]) -> StageDesign:
-        """The design with these layers streamed, on the board, memories not placed."""
-        fabric = self.board.fabric
-        return dataclasses.replace(
-            self._demands.design(target, streamed),
-            name=self.name,
-            device=self.board.device.kind,
-            part=fabric.part,
-            clock_mhz=fabric.clock_hz / 1e6,
-            limits=self.board.limits,
-        )
+    def _laid_out(self, design: StageDesign) -> StageDesign | Shortage:
+        """A folded design on the board, FIFOs sized, some of them in DDR if they may lie there."""
+        design = deepened(on(design, self.board, self.name), self.waiting)
+        fifos = _deeper(deep_fifos(design), self.reserved)
+        found = laid_out(design, self.board, fifos)
+        if isinstance(found, Shortage) and self.movable is not None:
+            design, fifos = _moved(design, fifos, self.movable)
+            found = laid_out(design, self.board, fifos)
+        return found
 
     def best(self, start: int = 0) -> StageDesign:
-        """The design of least interval, FIFOs not yet sized.
+        """The design of least interval, its latency not worked out.
 
         Args:
             start: An interval below which the search need not look.
@@ -188,30 +157,68 @@ class Search:
             BackendError: Not even the slowest design fits.
         """
         low = high = max(start, bound(self.network, self.board))
-        found, factor = self.at(low), _RATIO
-        while found is None:
+        found, factor, far = self.at(low), _RATIO, _FAR * low
+        while isinstance(found, Shortage):
             if high >= _SLOWEST:
-                raise self.too_large()
+                raise self._too_large(found)
             low, high = high, min(int(high * factor) + 1, _SLOWEST)
-            found, factor = self.at(high), min(factor**2, 1e6)
+            found, factor = self.at(high), min(factor**2, _STEP if high < far else 1e6)
         while high > low * _RATIO and high - low > 1:
             middle = (low + high) // 2
             better = self.at(middle)
-            low, high = (middle, high) if better is None else (low, middle)
-            found = better or found
+            if isinstance(better, Shortage):
+                low = middle
+            else:
+                high, found = middle, better
         return found
 
-    def too_large(self) -> BackendError:
+    def _too_large(self, lacks: Shortage) -> BackendError:
         """The error for a stage that fits neither on chip nor streamed."""
-        least = {name: blocks[0] for name, blocks in blocks_of(self.network).items()}
-        design = self.unplaced(_SLOWEST, least)
         return BackendError(
             f"{self.name} does not fit the board, not even with all possible weights in DDR",
             where=self.board.device.kind,
-            got="; ".join(_exceeded(design, self.board, self.fifos)),
+            got="; ".join(lacks.exceeded),
             want="no more than the board's share that a design may use",
             hint="use more boards, larger ones, or a narrower precision",
         )
+
+
+def best_design(
+    network: Network,
+    board: Board,
+    name: str = "stage0",
+    start: int = 0,
+    reserved: Sequence[Item] = (),
+    movable: Callable[[Stream], bool] | None = None,
+    waiting: Collection[str] | None = None,
+) -> StageDesign:
+    """The design of least interval that fits a board and its regions, FIFOs sized and counted.
+
+    Args:
+        network: See `Search`, as for all others but one.
+        board: Where.
+        name: Stage name.
+        start: An interval that is short enough: what other stages take.
+        reserved: FIFOs that are known to become deeper.
+        movable: Which FIFOs may lie in DDR.
+        waiting: Inputs that wait elsewhere.
+
+    Raises:
+        BackendError: It does not fit.
+    """
+    return timed(Search(network, board, name, reserved, movable, waiting).best(start))
+
+
+def on(design: StageDesign, board: Board, name: str) -> StageDesign:
+    """The design with the name of its stage and the facts of its board."""
+    return dataclasses.replace(
+        design,
+        name=name,
+        device=board.device.kind,
+        part=board.fabric.part,
+        clock_mhz=board.fabric.clock_hz / 1e6,
+        limits=board.limits,
+    )
 
 
 def deep_fifos(design: StageDesign) -> tuple[Item, ...]:
@@ -219,71 +226,47 @@ def deep_fifos(design: StageDesign) -> tuple[Item, ...]:
     return tuple(i for s in design.streams.values() if (i := fifo_item(s)) is not None)
 
 
-def fitted(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDesign | None:
-    """The design with memories and memory ports placed and counted; None if it does not fit.
+def laid_out(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDesign | Shortage:
+    """The design with memories and memory ports placed and counted and engines in regions.
 
     Args:
-        design: Engines and streams; where its memories lie so far does not matter.
+        design: Engines and streams; where its memories lie so far does not matter. Its limits are
+            the board's, or less.
         board: Where.
         fifos: Deep FIFOs that count; those that the design does not have are only reserved.
+
+    Returns:
+        What it lacks if it does not fit.
     """
+    found = fitted(design, board, fifos)
+    if isinstance(found, Shortage):
+        return found
+    plan = floorplan(found, board.fabric)
+    if plan is None:
+        return Shortage(overfull(found, board.fabric), of_memory=True)
+    return dataclasses.replace(found, floorplan=plan)
+
+
+def fitted(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDesign | Shortage:
+    """The same, regions not looked at."""
     ported = dataclasses.replace(design, ddr=design.ddr or ddr_ports(design))
     banked = ported if design.ddr else with_banks(ported, board.device)
     if banked is None:
-        return None
-    design, extra = banked, _beside(banked)
-    if not (_fixed(design) + extra).fits(design.limits):
-        return None
-    items = [*(item for e in design.engines for item in items_of(e)), *fifos]
-    kinds = place(items, _left(design, board))
-    if kinds is None:
-        return None
-    known = [(i, k) for i, k in zip(items, kinds, strict=True) if _is_in(i, design)]
-    found = placed(design, [k for _, k in known], [i for i, _ in known])
-    return dataclasses.replace(found, resources=found.resources + extra)
-
-
-def _fixed(design: StageDesign) -> Resources:
-    """What a design takes without its memories: engines and shift registers."""
-    return sum((logic(e) for e in design.engines), shift_registers(design.streams.values()))
-
-
-def _beside(design: StageDesign) -> Resources:
-    """What its memory ports take: a controller, and bytes per second."""
-    shell = DDR_SHELL if design.ddr else Resources()
-    return shell + Resources(ddr=sum(p.bytes_per_second for p in design.ddr))
-
-
-def _left(design: StageDesign, board: Board) -> tuple[float, float, float]:
-    """LUTs, block RAMs and UltraRAMs that are left for memories."""
-    limit, used = design.limits, _fixed(design) + _beside(design)
-    lut = min(limit.lut - used.lut, board.fabric.lut * LUT_MEMORY_LIMIT)
-    return (lut, limit.bram36 - used.bram36, limit.uram)
-
-
-def _exceeded(design: StageDesign, board: Board, fifos: Sequence[Item]) -> list[str]:
-    """The limits that a design exceeds, each with by how much."""
-    design = dataclasses.replace(design, ddr=design.ddr or ddr_ports(design))
-    needed = (_fixed(design) + _beside(design)).values()
-    most = [max(math.floor(limit), 0) for limit in design.limits.values()]
-    names = ("DSP", "BRAM36", "UltraRAM", "LUT", "FF", "bytes/s of DDR")
-    found = [
-        f"{math.ceil(used):,} {name} of {limit:,} ({math.ceil(used) - limit:,} too many)"
-        for name, used, limit in zip(names, needed, most, strict=True)
-        if math.ceil(used) > limit
-    ]
-    if with_banks(design, board.device) is None:
-        found.append(f"{len(design.ddr)} readers of DDR, more than its ports have slots for")
-    if found:
-        return found
-    items = [*(i for e in design.engines for i in items_of(e)), *fifos]
-    lut, blocks, ultra = _left(design, board)
-    bits = sum(item.bits for item in items) / 1e6
-    room = ram_bits(blocks, ultra) / 1e6
-    return [
-        f"{len(items)} memories of {bits:,.1f} Mb, which do not fit {blocks:,.0f} BRAM36 and "
-        f"{ultra:,.0f} UltraRAMs ({room:,.1f} Mb) and {lut:,.0f} LUT"
-    ]
+        clients = f"{len(ported.ddr)} readers of DDR, more than its ports have slots or room for"
+        return Shortage((clients,))
+    use = Option(items=list(fifos), ported=bool(banked.ddr))
+    for engine in banked.engines:
+        use.add(engine)
+    registers = shift_registers(banked.streams.values())
+    use.lut, use.ff = use.lut + registers.lut, use.ff + registers.ff
+    kinds = fit([use], room_of(design.limits, board.device))
+    if isinstance(kinds, Shortage):
+        return kinds
+    known = [(i, k) for i, k in zip(use.items, kinds, strict=True) if _is_in(i, banked)]
+    found = placed(banked, [k for _, k in known], [i for i, _ in known])
+    beside = Resources(ddr=sum(p.bytes_per_second for p in banked.ddr))
+    beside = beside + DDR_SHELL if banked.ddr else beside
+    return dataclasses.replace(found, resources=found.resources + beside)
 
 
 def _is_in(item: Item, design: StageDesign) -> bool:
@@ -292,3 +275,32 @@ def _is_in(item: Item, design: StageDesign) -> bool:
         return True
     stream = design.streams.get(item.owner)
     return stream is not None and stream.depth == item.depth
+
+
+def _moved(
+    design: StageDesign, fifos: Sequence[Item], movable: Callable[[Stream], bool]
+) -> tuple[StageDesign, tuple[Item, ...]]:
+    """The design with FIFOs in DDR until the others take half of the chip, and these others.
+
+    A FIFO moves a frame in and out, however much of it waits: first those that save most per byte.
+    """
+    streams = dict(design.streams)
+    room = _ON_CHIP * ram_bits(design.limits.bram36, design.limits.uram)
+    stay = {item.owner: item for item in fifos}
+    candidates = [s for s in streams.values() if s.name in stay and movable(s)]
+    order = sorted(candidates, key=lambda s: (-s.depth / s.tokens, -s.depth * s.token_bits, s.name))
+    for stream in order:
+        if sum(item.bits for item in stay.values()) <= room:
+            break
+        del stay[stream.name]
+        streams[stream.name] = dataclasses.replace(stream, memory=Memory.DDR)
+    return dataclasses.replace(design, streams=streams), tuple(stay.values())
+
+
+def _deeper(fifos: Sequence[Item], others: Sequence[Item]) -> tuple[Item, ...]:
+    """Both, of two memories of one FIFO the deeper one."""
+    found = {item.owner: item for item in fifos}
+    for item in others:
+        if item.owner not in found or found[item.owner].depth < item.depth:
+            found[item.owner] = item
+    return tuple(found.values())

@@ -8,7 +8,7 @@ how many of each kind are used, and the furthest reach of every state is kept.
 
 There are two fit tests. By *shares*, a run fits unless a weighting of the resources excludes it:
 quick and never wrong in excluding. By *choice*, layers to stream are chosen and memories placed
-(`pipec.backends.fpga.choice`). The least target is searched for by shares, then confirmed, or
+(`Demand.fits`). The least target is searched for by shares, then confirmed, or
 raised, by choice.
 """
 
@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.choice import choices
 from pipec.backends.fpga.demand import RESOURCES, Demands, Numbers
 from pipec.backends.fpga.search import Board
 
@@ -128,24 +127,21 @@ class Chain:
         """The target of a step."""
         return float(self.bound * RATIO**step)
 
-    def best(
-        self, orders: Iterable[tuple[Order, Numbers]], floor: int = 0
-    ) -> tuple[int, Cut] | None:
+    def best(self, orders: Iterable[tuple[Order, Numbers]]) -> tuple[int, Cut] | None:
         """The least step that some order can be cut for, and the cut.
 
         Args:
             orders: Linear orders of the units, each with the bytes that cross behind every
                 position, ``[positions]``.
-            floor: A step below which there is no cut.
         """
         least, found = _MOST, None
         for order, crossing in orders:
-            if least <= floor:
+            if least == 0:
                 break
             cut = self.at(least - 1, order, crossing)
             if cut is None:
                 continue
-            low, high = floor - 1, least - 1
+            low, high = -1, least - 1
             if found is None:
                 low, high, cut = self._gallop(low, high, cut, order, crossing)
             while high - low > 1:
@@ -266,7 +262,7 @@ class Chain:
             run = np.zeros(self.demands.units, dtype=bool)
             run[order[start:end]] = True
             demand = self.demands.at(self._cycles(step, kind)).part(run)
-            return next(choices(demand, self._board(kind).room), None) is not None
+            return demand.fits(self._board(kind).room)
 
         stops = np.append(np.flatnonzero(late[order]), len(order))
         return Reach(tuple(ahead), stops, holds if by_choice else None)

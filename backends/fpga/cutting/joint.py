@@ -14,7 +14,6 @@ from pipec.backends.fpga.banks import memory_ports
 from pipec.backends.fpga.cutting.chain import Chain, Cut, Order
 from pipec.backends.fpga.demand import Demands, Numbers
 from pipec.backends.fpga.design import bits_of
-from pipec.backends.fpga.fifo import deepened
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import MemoryPorts, Network
 from pipec.backends.fpga.search import Board, macs
@@ -91,11 +90,7 @@ def joint_cut(
     found = chain.best(orders)
     if found is None:
         return None
-    target = int(chain.seconds(found[0]) * boards[0].fabric.clock_hz)
-    demands.reserve(deepened(demands.design(target)))
-    chain = dataclasses.replace(chain)
-    step, cut = chain.best(orders, floor=found[0]) or found
-    step, cut = chain.confirmed(step, cut, crossing(units, cut.order))
+    step, cut = chain.confirmed(*found, crossing(units, found[1].order))
     return _result(problem, units, chain, step, cut, time.perf_counter() - began)
 
 

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipec.backends.fpga.assemble import wire_lanes
-from pipec.backends.fpga.compile import best_design, laid_out
 from pipec.backends.fpga.design import Engine, Resources, StageDesign
 from pipec.backends.fpga.fifo import MIN_DEPTH, busiest, sized
 from pipec.backends.fpga.flow import schedule
@@ -24,7 +23,7 @@ from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import NetPort, Network
 from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.resources import DDR_SHELL, logic
-from pipec.backends.fpga.search import Board, deep_fifos
+from pipec.backends.fpga.search import Board, best_design, deep_fifos, laid_out
 from pipec.backends.fpga.training.features import Feature, in_ddr, memories_of, placed_features
 from pipec.backends.fpga.training.movers import Place, gradient_sum, ring, with_movers
 from pipec.backends.fpga.training.nests import Accumulate, Mover
@@ -267,7 +266,7 @@ def _complete(
     slotted = dataclasses.replace(slotted, interval=max(slotted.interval, whole.interval))
     fifos = deep_fifos(slotted)
     found = laid_out(slotted, board, [*fifos, *memories_of(features)])
-    if found is not None:
+    if isinstance(found, StageDesign):
         return found
     return _Lacking(_movers_of(slotted), slotted.interval, fifos)
 

@@ -145,4 +145,4 @@ def test_no_more_layers_stream_than_ports_have_slots(
     assert board.fpga is not None
     board = replace(board, fpga=replace(board.fpga, bram36=1_800, uram=0, lut=600_000))
     network = lower(graph_of(model, torch.randn(1, 64)))
-    assert len(Search("stage", network, Board(board, "float32")).best().ddr) == streamed
+    assert len(Search(network, Board(board, "float32")).best().ddr) == streamed

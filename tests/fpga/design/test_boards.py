@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipec.backends.fpga.boards import cycles_of_boards, paced
-from pipec.backends.fpga.compile import best_design
+from pipec.backends.fpga.demand import Shortage
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import designs_of, networks
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.runs import cycles, tokens
-from pipec.backends.fpga.search import Board, deep_fifos, fitted
+from pipec.backends.fpga.search import Board, best_design, deep_fifos, fitted
 from pipec.backends.fpga.stage_cycles import cycles_of
 from pipec.backends.fpga.stagejson import Json, stage_record
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
@@ -113,7 +113,7 @@ def test_deeper_fifos_are_counted_and_given_room() -> None:
     designs, board = designs_of(plan), Board(small)
     for design in designs:
         again = fitted(design, board, deep_fifos(design))
-        assert again is not None
+        assert isinstance(again, StageDesign)
         assert again.resources == design.resources
         assert design.resources.fits(design.limits)
     held = max(deep_fifos(designs[1]), key=lambda item: item.bits)
@@ -122,7 +122,7 @@ def test_deeper_fifos_are_counted_and_given_room() -> None:
     depth = alone.streams[held.owner].depth
     assert depth < held.depth
     deeper = replace(alone, streams={**alone.streams, held.owner: designs[1].streams[held.owner]})
-    assert fitted(deeper, board, deep_fifos(deeper)) is None
+    assert isinstance(fitted(deeper, board, deep_fifos(deeper)), Shortage)
     assert designs[1].interval > alone.interval
 
 

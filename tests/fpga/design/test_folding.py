@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pipec.backends.fpga.arithmetic import arithmetic
-from pipec.backends.fpga.compile import Board, best_design
 from pipec.backends.fpga.cost import FpgaCost
 from pipec.backends.fpga.design import Memory
 from pipec.backends.fpga.factors import dense_cycles, fold
@@ -22,10 +22,10 @@ from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.memory import KINDS, Item, place
 from pipec.backends.fpga.nests import Mvu, ceil_div
 from pipec.backends.fpga.runs import cycles, nest_table
-from pipec.backends.fpga.search import bound
+from pipec.backends.fpga.search import Board, best_design, bound
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.timing import link_timing, stage_timing
-from pipec.cluster.device import Device
+from pipec.cluster.device import Device, Region
 from pipec.cluster.presets import PRESETS
 from pipec.cost.count import count
 from pipec.errors import BackendError
@@ -35,10 +35,10 @@ from tests.fpga.design.staged import simulate_stage
 VCU118 = PRESETS["vcu118"]
 
 
-def board(precision: str = "float32", **fabric: float) -> Board:
+def board(precision: str = "float32", **fabric: Any) -> Board:
     """A VCU118 with some figures of its fabric changed."""
     assert VCU118.fpga is not None
-    changed = dataclasses.replace(VCU118.fpga, **fabric)  # type: ignore[arg-type]
+    changed = dataclasses.replace(VCU118.fpga, **fabric)
     return Board(dataclasses.replace(VCU118, fpga=changed), precision)
 
 
@@ -103,11 +103,11 @@ def test_placement_fits_where_there_is_room(
                 for k in range(3)]  # fmt: skip
         return all(u <= r for u, r in zip(used, limit, strict=True))
 
-    kinds = place(found, room)
+    kinds = tuple(KINDS.index(kind) for kind in place(found, room))
     choices = list(itertools.product(range(3), repeat=len(found)))
-    if kinds is not None:
-        assert fits(tuple(KINDS.index(k) for k in kinds), room)
-    else:  # at most three items come out split, each of which may have had its place
+    if not fits(
+        kinds, room
+    ):  # at most three items come out split, each of which may have had its place
         largest = [sorted((i.costs[k] for i in found), reverse=True)[:3] for k in range(3)]
         tight = tuple(r - sum(x) for r, x in zip(room, largest, strict=True))
         assert not any(fits(c, tight) for c in choices)
@@ -154,10 +154,14 @@ def test_weights_that_do_not_fit_are_streamed() -> None:
     assert design.resources.fits(design.limits)
 
 
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
 @pytest.mark.parametrize(
     ("fabric", "short"),
     [
-        ({"bram36": 1_000, "uram": 0, "lut": 100_000, "dsp": 9}, {"DSP", "LUT"}),
+        ({"bram36": 1_000, "uram": 0, "lut": 100_000, "dsp": 9}, {"DSP"}),
         ({"bram36": 2_000, "uram": 0, "lut": 40_000, "dsp": 4_000}, {"LUT"}),
         ({"bram36": 10, "uram": 0, "lut": 150_000, "dsp": 4_000}, {"BRAM36"}),
     ],
@@ -173,9 +177,29 @@ def test_a_refusal_names_the_limits_that_are_exceeded(
     assert "does not fit the board" in text
     found = re.findall(r"([\d,]+) ([A-Z]\w+) of ([\d,]+) \(([\d,]+) too many\)", text)
     assert {name for _, name, *_ in found} == short
-    for numbers in found:
-        used, limit, over = (int(numbers[k].replace(",", "")) for k in (0, 2, 3))
-        assert used - limit == over > 0
+    for used, _, limit, over in found:
+        assert number(used) - number(limit) == number(over) > 0
+
+
+def test_a_refusal_names_the_region_that_is_too_full() -> None:
+    """Where all fits the board and no floorplan is found: the dies, or the wires between them."""
+    assert VCU118.fpga is not None
+    uneven = tuple(Region(1 / 3, 1 / 3, share, 1 / 3) for share in (0.9, 0.05, 0.05))
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), *(nn.Conv2d(8, 8, 1) for _ in range(6)))
+    network = lower(graph_of(model, torch.randn(1, 3, 12, 12)))
+    small: dict[str, Any] = {"bram36": 140, "uram": 0, "lut": 72_000, "dsp": 90, "crossings": 10}
+    assert best_design(network, board(**small, regions=())).resources.lut > 0
+    with pytest.raises(BackendError) as caught:
+        best_design(network, board(**small, regions=uneven))
+    found = re.findall(r"([\d,]+) (.+?) of ([\d,]+) \(([\d,]+) too many\)", str(caught.value))
+    assert found
+    for used, name, limit, over in found:
+        assert re.fullmatch(
+            r"(DSP|LUT|BRAM36|UltraRAM) in SLR\d|wires between SLR\d and SLR\d", name
+        )
+        assert int(used.replace(",", "")) - int(limit.replace(",", "")) == int(
+            over.replace(",", "")
+        )
 
 
 def test_a_gpu_is_no_board() -> None:

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipec.backends.fpga import regions
-from pipec.backends.fpga.compile import best_design
 from pipec.backends.fpga.design import DdrPort, Engine, Resources, StageDesign, Stream
 from pipec.backends.fpga.emit.floorplan import floorplan_xdc
 from pipec.backends.fpga.emit.scripts import Site, scripts
@@ -17,7 +16,7 @@ from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.nests import Map
 from pipec.backends.fpga.regions import HANDSHAKE_WIRES, SLACK, floorplan
 from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL
-from pipec.backends.fpga.search import Board
+from pipec.backends.fpga.search import Board, best_design
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.timing import stage_timing
 from pipec.cluster.cluster import parse_cluster

@@ -35,7 +35,7 @@ def part(share: float) -> Board:
 def interval(network: Network, board: Board) -> int:
     """Cycles of the busiest engine of the best fold; `NEVER` if none fits."""
     try:
-        return busiest(Search("stage0", network, board).best())[0]
+        return busiest(Search(network, board).best())[0]
     except BackendError:
         return NEVER
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from pipec.backends.fpga import compile as on_board
-from pipec.backends.fpga.compile import best_design, laid_out
+from pipec.backends.fpga import search as on_board
 from pipec.backends.fpga.csim.timed import check_timing
+from pipec.backends.fpga.demand import Shortage
 from pipec.backends.fpga.design import Memory, StageDesign
 from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.runs import busy_cycles
-from pipec.backends.fpga.search import Board, deep_fifos
+from pipec.backends.fpga.search import Board, best_design, deep_fifos, laid_out
 from pipec.backends.fpga.training import kernels, waiting
 from pipec.backends.fpga.training.compare import compare_emitted
 from pipec.backends.fpga.training.kernels import networks_of
@@ -105,9 +105,9 @@ def test_fifos_leave_the_chip_only_where_they_do_not_fit(monkeypatch: pytest.Mon
     assert deep
     true, calls = on_board.laid_out, list[int]()
 
-    def refused_once(*args: object) -> StageDesign | None:
+    def refused_once(*args: object) -> StageDesign | Shortage:
         calls.append(1)
-        return None if len(calls) == 1 else true(*args)  # type: ignore[arg-type]
+        return Shortage(()) if len(calls) == 1 else true(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(on_board, "laid_out", refused_once)
     monkeypatch.setattr(on_board, "_ON_CHIP", 0.0)
@@ -128,11 +128,11 @@ def test_where_movers_make_fifos_too_deep_room_is_kept_for_them(
     networks = networks_of([phases])[0]
     refused, kept = list[tuple[Item, ...]](), list[tuple[Item, ...]]()
 
-    def refused_twice(design: StageDesign, *args: Any) -> StageDesign | None:
+    def refused_twice(design: StageDesign, *args: Any) -> StageDesign | Shortage:
         if len(refused) == 2:
             return laid_out(design, *args)
         refused.append(deep_fifos(design))
-        return None
+        return Shortage(())
 
     def recorded(*args: Any) -> StageDesign:
         kept.append(args[4])

@@ -2,22 +2,18 @@
 
 import dataclasses
 
-import networkx as nx
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pipec.backends.fpga.choice import choices
-from pipec.backends.fpga.compile import best_design
-from pipec.backends.fpga.demand import Demands
-from pipec.backends.fpga.detours import detours
+from pipec.backends.fpga.demand import Demands, bits_beside
 from pipec.backends.fpga.fifo import deepened
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.search import Board, bound, deep_fifos
-from pipec.backends.fpga.streaming import blocks_of, ddr_ports
+from pipec.backends.fpga.search import Board, best_design, bound, deep_fifos
+from pipec.backends.fpga.streaming import blocks_of
 from pipec.cluster.presets import PRESETS
-from tests.fpga.design.models import graph_of, made
+from tests.fpga.design.models import graph_of
 
 VCU118 = PRESETS["vcu118"]
 
@@ -56,36 +52,16 @@ def small_board(block_rams: int) -> Board:
     return Board(dataclasses.replace(VCU118, kind="small", fpga=fabric))
 
 
-def test_what_skips_a_residual_block_goes_around_its_layers() -> None:
-    found = detours(bottlenecks(), ["conv2d", "conv2d_1", "conv2d_2"])
-    assert list(found.values()) == pytest.approx([512 * 7 * 7 * 32] * 3, abs=1024)
+def test_what_skips_a_residual_block_goes_past_its_layers() -> None:
+    found = bits_beside(bottlenecks())
+    inside = [found[name] for name in ("conv2d", "conv2d_1", "conv2d_2")]
+    assert inside == [512 * 7 * 7 * 32] * 3
 
 
-def test_nothing_goes_around_a_chain() -> None:
+def test_nothing_goes_past_the_layers_of_a_chain() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     network = lower(graph_of(model, torch.zeros(1, 64)))
-    assert set(detours(network, blocks_of(network)).values()) == {0}
-
-
-@pytest.mark.parametrize("name", ["resnet", "inception", "shuffle", "encoder"])
-def test_detours_are_minimum_cuts(name: str) -> None:
-    """networkx's own minimum cut, on the same network with every edge by itself."""
-    model, x = made(name)
-    network = lower(graph_of(model, x))
-    names = [layer.name for layer in network.layers]
-    for layer, bits in detours(network, names).items():
-        flow: nx.DiGraph[str] = nx.DiGraph()
-        flow.add_nodes_from(["source", "sink", *names])
-        for reader in network.layers:
-            for use in reader.inputs:
-                known = flow.get_edge_data(use.edge, reader.name, {"capacity": 0})["capacity"]
-                size = known + use.rows * use.channels * 32
-                flow.add_edge(use.edge, reader.name, capacity=size)
-        before, after = nx.ancestors(flow, layer), nx.descendants(flow, layer)
-        flow.remove_node(layer)
-        flow.add_edges_from([("source", n) for n in before], capacity=float("inf"))
-        flow.add_edges_from([(n, "sink") for n in after], capacity=float("inf"))
-        assert bits == pytest.approx(nx.minimum_cut_value(flow, "source", "sink"), abs=1024 * 20)
+    assert set(bits_beside(network).values()) == {0}
 
 
 @pytest.mark.parametrize("vectors", [1, 7, 49])
@@ -98,7 +74,9 @@ def test_what_waits_is_about_what_fifos_hold(vectors: int) -> None:
         sum(i.bits for i in deep_fifos(deepened(demands.design(target, chosen))))
         for chosen in ({}, streamed)
     ]
-    assert 0.5 <= (bits[1] - bits[0]) / demands.waits(target, streamed) <= 2.0
+    options = [o for g in demands.at(target).groups for o in g.options if o.block == vectors]
+    thought = sum(item.bits for o in options for item in o.held)
+    assert 0.5 <= (bits[1] - bits[0]) / thought <= 2.0
 
 
 @pytest.mark.parametrize("block_rams", [500, 561, 700])
@@ -114,12 +92,12 @@ def test_memory_for_what_waits_follows_the_choice(block_rams: int) -> None:
 def test_dear_memory_makes_small_buffers() -> None:
     """At a lower price of memory ports weights are read more often, and less waits."""
     network, board, target = bottlenecks(), small_board(561), 270_000
-    demands = Demands(network, "float32", {layer.node: 0 for layer in network.layers})
-    chosen = [next(choices(demands.at(target), board.room, price)) for price in (0.1, 100.0)]
-    waits = [demands.waits(target, streamed) for streamed in chosen]
-    traffic = [
-        sum(p.bytes_per_frame for p in ddr_ports(demands.design(target, streamed)))
-        for streamed in chosen
-    ]
+    demand = Demands(network, "float32", {layer.node: 0 for layer in network.layers}).at(target)
+    waits, slots = [], []
+    for price in (0.1, 100.0):
+        choice = demand.cheapest(board.room, price)
+        assert choice is not None
+        waits.append(sum(item.bits for o in choice for item in o.held))
+        slots.append(sum(o.fixed(board.room.period)[-1] for o in choice))
     assert waits[0] < waits[1]
-    assert traffic[0] > traffic[1]
+    assert slots[0] > slots[1]
