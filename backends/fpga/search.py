@@ -21,7 +21,7 @@ from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item, fifo_item, placed, shift_registers
 from pipec.backends.fpga.regions import floorplan, overfull
 from pipec.backends.fpga.resources import DDR_SHELL, LUT_MEMORY_LIMIT, limits
-from pipec.backends.fpga.streaming import ddr_ports
+from pipec.backends.fpga.streaming import blocks_of, ddr_ports
 from pipec.cluster.device import Device, FpgaResources, ram_bits
 from pipec.errors import BackendError
 
@@ -174,6 +174,10 @@ class Search:
 
     def _too_large(self, lacks: Shortage) -> BackendError:
         """The error for a stage that fits neither on chip nor streamed."""
+        if lacks.of_memory and not lacks.of_regions:
+            least = {name: blocks[0] for name, blocks in blocks_of(self.network).items()}
+            streamed = self._laid_out(self._demands.design(_SLOWEST, least))
+            lacks = streamed if isinstance(streamed, Shortage) else lacks
         return BackendError(
             f"{self.name} does not fit the board, not even with all possible weights in DDR",
             where=self.board.device.kind,
@@ -243,7 +247,7 @@ def laid_out(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageD
         return found
     plan = floorplan(found, board.fabric)
     if plan is None:
-        return Shortage(overfull(found, board.fabric), of_memory=True)
+        return Shortage(overfull(found, board.fabric), of_memory=True, of_regions=True)
     return dataclasses.replace(found, floorplan=plan)
 
 

@@ -181,6 +181,16 @@ def test_a_refusal_names_the_limits_that_are_exceeded(
         assert number(used) - number(limit) == number(over) > 0
 
 
+def test_a_refusal_is_about_weights_in_memory_where_these_fit_no_chip() -> None:
+    """Block RAMs would do then; what lacks are LUTs, for the memory controller too."""
+    network = lower(graph_of(big_linear(), torch.randn(1, 8192)))
+    with pytest.raises(BackendError) as caught:
+        best_design(network, board(bram36=400, uram=0, lut=90_000))
+    got = str(caught.value)
+    assert "LUT of" in got
+    assert "BRAM36" not in got
+
+
 def test_a_refusal_names_the_region_that_is_too_full() -> None:
     """Where all fits the board and no floorplan is found: the dies, or the wires between them."""
     assert VCU118.fpga is not None
