@@ -83,7 +83,7 @@ def load_plan(
         plan = plan.replace(graph=_with_weights(plan.graph, record, directory))
         read = _Reader(directory, plan.graph, _origins(model), allowed, mode)
         plan = plan.replace(stages=tuple(map(read.stage, record["stages"])))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise PlanError("the plan is damaged", where=directory, got=repr(error)) from error
     verify(plan)
     return plan
