@@ -90,7 +90,7 @@ test-lowest: ## the tests with the lowest versions that pyproject.toml allows, t
 	test -x build/lowest/bin/python || $(PYTHON) -m venv build/lowest
 	sed -n '/^dependencies/,/^]/s/^  "\(.*\)>=\(.*\)",/\1==\2/p' pyproject.toml | grep -v '^torch==' > build/lowest/lowest.txt
 	grep -E '^(torch|pytest|pytest-xdist|hypothesis|ortools|scikit-learn|selenium|setuptools|build|import-linter)==' constraints.txt > build/lowest/tools.txt
-	build/lowest/bin/pip install -q -r build/lowest/lowest.txt -r build/lowest/tools.txt tensorboard "transformers>=5"
+	build/lowest/bin/pip install -q -r build/lowest/lowest.txt -r build/lowest/tools.txt tensorboard "transformers>=5.23"
 	build/lowest/bin/pip install -q --no-deps --no-build-isolation -e .
 	OMP_NUM_THREADS=1 build/lowest/bin/pytest -n 2 --dist worksteal -q
 

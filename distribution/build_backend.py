@@ -50,7 +50,8 @@ def prepare_metadata_for_build_wheel(directory: str, settings: Settings = None) 
 
 
 def build_wheel(directory: str, settings: Settings = None, metadata: str | None = None) -> str:
-    """Build the wheel into `directory`; the file's name."""
+    """Build the wheel into `directory`, of what is there now; the file's name."""
+    shutil.rmtree("build/lib", ignore_errors=True)  # setuptools adds to what an earlier build left
     with tempfile.TemporaryDirectory() as folder:
         if metadata is None:
             metadata = str(Path(folder, prepare_metadata_for_build_wheel(folder, settings)))

@@ -3,9 +3,11 @@
 import errno
 import os
 import threading
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from pipec.errors import PipecError
 
@@ -47,3 +49,18 @@ def write_file(path: Path, content: str | bytes) -> None:
     """Write a file by way of `replacing`."""
     with replacing(path) as place:
         place.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays as `numpy.load` reads them; any name will do, an argument of `savez` too.
+
+    Args:
+        path: Where to.
+        arrays: Name to NumPy array.
+    """
+    from numpy.lib.format import write_array
+
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
+                write_array(file, array, allow_pickle=False)

@@ -4,10 +4,11 @@ import errno
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipec.errors import PipecError
-from pipec.files import replacing, write_file
+from pipec.files import replacing, write_file, write_npz
 
 
 def test_what_fails_leaves_what_was_there(tmp_path: Path) -> None:
@@ -60,3 +61,13 @@ def test_pipes_are_written_to_as_they_are(tmp_path: Path) -> None:
     assert os.read(end, 100) == b"through"
     os.close(end)
     assert pipe.is_fifo()
+
+
+def test_arrays_may_have_any_name(tmp_path: Path) -> None:
+    """Names of a model's outputs are not arguments of a function of NumPy's."""
+    arrays = {name: np.arange(3.0) + len(name) for name in ("file", "allow_pickle", "a/b", "x")}
+    write_npz(tmp_path / "all.npz", arrays)
+    with np.load(tmp_path / "all.npz") as read:
+        assert {name: read[name].tolist() for name in read.files} == {
+            name: array.tolist() for name, array in arrays.items()
+        }

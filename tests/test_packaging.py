@@ -49,9 +49,16 @@ def build_wheel(sources: Path, folder: Path) -> Path:
     return wheel
 
 
+def copy_sources(place: Path) -> Path:
+    ignore = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "tests", "docs")
+    shutil.copytree(ROOT, place, symlinks=True, ignore=ignore)
+    return place
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
+    folder = tmp_path_factory.mktemp("wheel")
+    return build_wheel(copy_sources(folder / "sources"), folder / "dist")
 
 
 def test_wheel_contents(wheel: Path) -> None:
@@ -68,10 +75,11 @@ def test_wheel_contents(wheel: Path) -> None:
 
 
 def test_a_second_build_has_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
-    """Other times and modes of the source files, and another folder, change nothing."""
-    sources = tmp_path / "sources"
-    ignore = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "tests", "docs")
-    shutil.copytree(ROOT, sources, symlinks=True, ignore=ignore)
+    """Other times and modes of the sources, and what an earlier build left, change nothing."""
+    sources = copy_sources(tmp_path / "sources")
+    stale = sources / "build" / "lib" / "pipec" / "stale.py"
+    stale.parent.mkdir(parents=True)
+    stale.touch()  # of an earlier build
     for file in sources.rglob("*.py"):
         file.chmod(0o600)
         os.utime(file, (10**9, 10**9))

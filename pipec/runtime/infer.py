@@ -5,13 +5,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from pipec.errors import PipecError
-from pipec.files import replacing
+from pipec.files import replacing, write_npz
 from pipec.runtime.executor import Result
 from pipec.runtime.figures import figures
 from pipec.runtime.metrics import Observer
@@ -93,6 +92,6 @@ def _write(outputs: Tensors, path: Path) -> None:
             raise PipecError(
                 "NumPy has no such numbers", where=path, got=error, hint="write .safetensors"
             ) from error
-        np.savez(path, **arrays)  # type: ignore[arg-type]
+        write_npz(path, arrays)
     else:
         torch.save(outputs, path)

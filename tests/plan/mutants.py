@@ -241,7 +241,7 @@ def _run(words: tuple[str, ...], folder: Path, out: Path) -> None:
         file = os.open(out, os.O_WRONLY | os.O_CREAT)
         for number in (0, 1, 2):
             os.dup2(os.open(os.devnull, os.O_RDONLY) if number == 0 else file, number)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) for n in (1, 2))
         os.chdir(folder)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.argv = ["pipec", *words]

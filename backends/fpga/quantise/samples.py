@@ -14,6 +14,7 @@ from torch import Tensor
 from pipec.backends.fpga.lowering.layers import Lookup
 from pipec.backends.fpga.lowering.network import Network
 from pipec.errors import BackendError
+from pipec.files import write_npz
 from pipec.graph.ir import Graph, InputKind, tensor
 from pipec.plan.model import Plan
 
@@ -84,7 +85,7 @@ def _random(
 def keep(frames: Sequence[Mapping[str, Tensor]], directory: Path) -> None:
     """Keep sets of the model's inputs beside what is emitted."""
     columns = {name: np.stack([f[name].numpy() for f in frames]) for name in frames[0]}
-    np.savez(directory / KEPT, allow_pickle=False, **columns)
+    write_npz(directory / KEPT, columns)
 
 
 def kept_frame(directory: Path, number: int) -> dict[str, Tensor] | None:
