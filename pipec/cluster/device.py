@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec import convert
 
 from pipec.errors import ClusterError
 
@@ -112,7 +113,8 @@ class Device:
 
     def to_json(self) -> dict[str, object]:
         """The device as plain data."""
-        return {**dataclasses.asdict(self), "peak_flops": dict(self.peak_flops)}
+        exact = {"peak_flops": dict(self.peak_flops), "memory_bytes": float(self.memory_bytes)}
+        return {**dataclasses.asdict(self), **exact}
 
     @staticmethod
     def from_json(data: Mapping[str, object]) -> "Device":
@@ -121,16 +123,7 @@ class Device:
         Raises:
             ClusterError: A field is missing or unknown.
         """
-        fields = dict(data)
         try:
-            fpga = fields.pop("fpga")
-            resources = _fabric(fpga) if isinstance(fpga, dict) else None
-            return Device(**fields, fpga=resources)  # type: ignore[arg-type]
-        except (TypeError, KeyError) as error:
+            return convert(data, Device)
+        except ValueError as error:
             raise ClusterError("a device record is malformed", got=error) from error
-
-
-def _fabric(data: Mapping[str, Any]) -> FpgaResources:
-    regions = tuple(Region(**region) for region in data.get("regions", ()))
-    memory = tuple(data.get("memory_regions", ()))
-    return FpgaResources(**{**data, "regions": regions, "memory_regions": memory})

@@ -12,6 +12,7 @@ from math import inf
 from typing import Any, Self
 
 import numpy as np
+from msgspec import convert
 
 from pipec.errors import CostError
 
@@ -55,7 +56,7 @@ class StageCost:
         Raises:
             CostError: A figure is negative or infinite.
         """
-        found = cls(**data)
+        found = convert(data, cls)
         figures = [v for n, v in data.items() if n != "workspace"]
         if not all(0 <= v < inf for v in (*figures, *found.workspace.values())):
             raise CostError("a record of a stage's costs is malformed", got=dict(data))
@@ -135,8 +136,7 @@ class MessageCost:
         Raises:
             CostError: The lists are empty or of unlike lengths.
         """
-        lists = {n: tuple(values) for n, values in data.items() if n != "slots"}
-        found = cls(**lists, slots=int(data.get("slots", 0)))
+        found = convert(data, cls)
         rows = (found.one_way, found.send, found.receive, found.sums or found.nbytes)
         lengths = {len(v) for v in (found.nbytes, *rows)}
         if len(lengths) != 1 or 0 in lengths:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from msgspec import convert
+
 from pipec.cost.stage import MessageCost, StageCost
 from pipec.errors import CostError
 
@@ -98,13 +100,16 @@ class CostTable:
             CostError: The record is malformed.
         """
         try:
-            nodes = {name: NodeCost(*row) for name, row in data["nodes"].items()}
+            rows = convert(data["nodes"], dict[str, tuple[float, int, int, int, int, float]])
+            nodes = {name: NodeCost(*row) for name, row in rows.items()}
             stages = {
                 kind: {key: StageCost.from_json(cost) for key, cost in row.items()}
                 for kind, row in data.get("stages", {}).items()
             }
             messages = {k: MessageCost.from_json(c) for k, c in data.get("messages", {}).items()}
-            backward = data.get("backward", {})
-            return CostTable(nodes, data["seconds"], data["method"], stages, messages, backward)
-        except (KeyError, TypeError, AttributeError) as error:
+            seconds = convert(data["seconds"], dict[str, dict[str, float]])
+            backward = convert(data.get("backward", {}), dict[str, dict[str, float]])
+            method = convert(data["method"], dict[str, str])
+            return CostTable(nodes, seconds, method, stages, messages, backward)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise CostError("a cost record is malformed", got=repr(error)) from error

@@ -15,13 +15,15 @@
 An argument is a JSON value; ``%name`` is a node, and what JSON cannot say is an object with one
 key: ``{"str": ...}``, ``{"dtype": ...}``, ``{"float": "inf"}``, ``{"tuple": [...]}``, ... . The
 source and the weights' data are not in the file: a plan states them once for all its graphs.
+`GraphFile` is the schema.
 """
 
 import json
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+import msgspec
 import torch
 from torch import fx
 
@@ -33,6 +35,40 @@ from pipec.graph.whitelist import GETITEM, resolve
 
 FORMAT, VERSION = "pipec.graph", 1
 Json = dict[str, Any]
+
+
+class End(TypedDict):
+    """A placeholder, with its type, or an output."""
+
+    node: str
+    kind: str
+    name: str
+    type: NotRequired[str]
+
+
+class Call(TypedDict):
+    """A node: an op with its arguments and the type of its value (a list of types, of several)."""
+
+    name: str
+    target: str
+    args: list[Any]
+    kwargs: NotRequired[dict[str, Any]]
+    type: str | list[Any] | None
+    origin: NotRequired[Origin]
+
+
+class GraphFile(TypedDict):
+    """The whole file."""
+
+    format: str
+    version: int
+    title: str
+    namespaces: list[str]
+    tied: dict[str, list[str]]
+    inputs: list[End]
+    nodes: list[Call]
+    outputs: list[End]
+
 
 _LAYOUTS = {str(v).removeprefix("torch."): v for v in (torch.strided, torch.sparse_coo)}
 _MEMORY_FORMATS = {
@@ -174,23 +210,27 @@ def graph_from_json(
         got = f"{data.get('format')} version {data.get('version')}"
         raise GraphError("not a graph file", got=got, want=f"{FORMAT} version {VERSION}")
     try:
-        return _decode_graph(data, weights or {}, allowed, mode or FakeTensorMode())
+        file = msgspec.convert(data, GraphFile)
+        return _decode_graph(file, weights or {}, allowed, mode or FakeTensorMode())
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise GraphError("the graph file is damaged", got=repr(error)) from error
 
 
 def _decode_graph(
-    data: Json, weights: Mapping[str, torch.Tensor], allowed: Collection[str], mode: FakeTensorMode
+    data: GraphFile,
+    weights: Mapping[str, torch.Tensor],
+    allowed: Collection[str],
+    mode: FakeTensorMode,
 ) -> Graph:
-    namespaces = frozenset(map(str, data["namespaces"]))
+    namespaces = frozenset(data["namespaces"])
     decoder = _Decoder(namespaces & frozenset(allowed), mode)
     inputs = tuple(
         GraphInput(row["node"], InputKind(row["kind"]), row["name"]) for row in data["inputs"]
     )
     for row in data["inputs"]:
         decoder.placeholder(row)
-    for row in data["nodes"]:
-        decoder.call(row)
+    for call in data["nodes"]:
+        decoder.call(call)
     outputs = tuple(
         GraphOutput(row["node"], OutputKind(row["kind"]), row["name"]) for row in data["outputs"]
     )
@@ -201,7 +241,7 @@ def _decode_graph(
         inputs=inputs,
         outputs=outputs,
         weights={name: weights.get(name, values[name]) for name in values},
-        tied={str(k): tuple(map(str, v)) for k, v in data["tied"].items()},
+        tied={k: tuple(v) for k, v in data["tied"].items()},
         namespaces=namespaces,
     )
 
@@ -213,11 +253,12 @@ class _Decoder:
         self.graph, self.env = fx.Graph(), dict[str, fx.Node]()
         self.allowed, self.mode = allowed, mode
 
-    def placeholder(self, row: Json) -> None:
+    def placeholder(self, row: End) -> None:
         name = _identifier(row["node"])
-        self._enter(self.graph.create_node("placeholder", name, name=name), row["node"], row)
+        node = self.graph.create_node("placeholder", name, name=name)
+        self._enter(node, row["node"], row["type"])
 
-    def call(self, row: Json) -> None:
+    def call(self, row: Call) -> None:
         """Add the node that a row tells of."""
         args = tuple(self.argument(a) for a in row["args"])
         kwargs = {_identifier(k): self.argument(v) for k, v in row.get("kwargs", {}).items()}
@@ -225,14 +266,14 @@ class _Decoder:
         if kwargs.get("unsafe"):
             raise GraphError("an op may not be told to be unsafe", where=name, got=row["target"])
         node = self.graph.create_node("call_function", target, args, kwargs, name=name)
-        self._enter(node, name, row)
+        self._enter(node, name, row["type"])
         if "origin" in row:
-            node.meta["origin"] = Origin(**row["origin"])
+            node.meta["origin"] = row["origin"]
 
-    def _enter(self, node: fx.Node, name: str, row: Json) -> None:
+    def _enter(self, node: fx.Node, name: str, kind: object) -> None:
         if node.name != name:
             raise GraphError("a name is used twice, or is a word of Python", got=name)
-        node.meta["val"] = self.value(row["type"])
+        node.meta["val"] = self.value(kind)
         self.env[name] = node
 
     def value(self, kind: object) -> object:

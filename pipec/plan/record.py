@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import convert
+
 from pipec.cluster.cluster import Cluster
 from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph
@@ -49,26 +51,22 @@ def plan_from_record(record: Record, graph: Graph) -> Plan:
         PipecError: The cluster, the costs or the schedule are malformed.
         KeyError, TypeError, ValueError: Another part is.
     """
-    placement, costs = record["placement"], record["costs"]
+    costs = record["costs"]
     schedule = None if record["schedule"] is None else json_form.from_json(record["schedule"])
     return Plan(
         graph=graph.replace(source=source_of(record)),
         cluster=Cluster.from_json(record["cluster"]),
-        target=record["target"],
+        target=convert(record["target"], str),
         costs=None if costs is None else CostTable.from_json(costs),
         partition=_partition(record["partition"], graph),
-        placement=None if placement is None else _placement(placement),
-        channels=tuple(
-            ValueChannel(**{**c, "shape": tuple(c["shape"])}) for c in record["channels"]
-        ),
-        slots=tuple(HostSlot(**{**s, "values": tuple(s["values"])}) for s in record["slots"]),
+        placement=convert(record["placement"], Placement | None),
+        channels=convert(record["channels"], tuple[ValueChannel, ...]),
+        slots=convert(record["slots"], tuple[HostSlot, ...]),
         schedule=schedule,
         timeline=_timeline(schedule, record["timeline"]),
-        timing=tuple(StageTiming(**{**t, "notes": tuple(t["notes"])}) for t in record["timing"]),
-        explored=tuple(
-            Tried(**{**t, "peak_bytes": tuple(t["peak_bytes"])}) for t in record.get("explored", ())
-        ),
-        options=record["options"],
+        timing=convert(record["timing"], tuple[StageTiming, ...]),
+        explored=convert(record.get("explored", ()), tuple[Tried, ...]),
+        options=convert(record["options"], dict[str, Any]),
     )
 
 
@@ -83,17 +81,14 @@ def _partition_record(plan: Plan) -> dict[str, Any] | None:
 def _partition(record: Record | None, graph: Graph) -> Partition | None:
     if record is None:
         return None
-    pairs = zip(graph.calls, record["stage_of"], strict=True)
-    stage_of = {n.name: int(stage) for n, stage in pairs if stage is not None}
-    return Partition(**{**record, "stage_of": stage_of, "seconds": tuple(record["seconds"])})
+    stages = convert(record["stage_of"], list[int | None])
+    pairs = zip(graph.calls, stages, strict=True)
+    stage_of = {n.name: stage for n, stage in pairs if stage is not None}
+    return convert({**record, "stage_of": stage_of}, Partition)
 
 
 def _timeline(schedule: Schedule | None, record: Record | None) -> Timeline | None:
     return None if schedule is None or record is None else from_json(schedule, record)
-
-
-def _placement(record: Record) -> Placement:
-    return Placement(**{k: tuple(tuple(d) for d in stages) for k, stages in record.items()})
 
 
 def _weights_record(plan: Plan) -> dict[str, Any]:

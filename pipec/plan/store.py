@@ -15,7 +15,9 @@ Loading checks every hash before it believes a byte, and runs no code: see `pipe
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
+
+from msgspec import convert
 
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph
@@ -27,7 +29,7 @@ from pipec.plan.model import Plan, Stage
 from pipec.plan.record import plan_from_record, plan_record
 from pipec.plan.rules.verify import verify
 from pipec.plan.slots import Binding, join, split
-from pipec.plan.training import TrainingReader, TrainingWriter
+from pipec.plan.training import Key, TrainingReader, TrainingRow, TrainingWriter
 from pipec.plan.weights import WEIGHTS, StoredWeights, stage_folder
 
 MODEL, GRAPHS, PAYLOADS = "model.json", "graphs", "payloads"
@@ -82,7 +84,8 @@ def load_plan(
         plan = plan_from_record(record, graph_from_json(model, allowed=allowed, mode=mode))
         plan = plan.replace(graph=_with_weights(plan.graph, record, directory))
         read = _Reader(directory, plan.graph, _origins(model), allowed, mode)
-        plan = plan.replace(stages=tuple(map(read.stage, record["stages"])))
+        rows = convert(record["stages"], list[StageRow], str_keys=True)
+        plan = plan.replace(stages=tuple(map(read.stage, rows)))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise PlanError("the plan is damaged", where=directory, got=repr(error)) from error
     verify(plan)
@@ -137,6 +140,20 @@ def _origins_of_sends(shared: Json, own: Binding) -> dict[str, Json]:
     }
 
 
+class StageRow(TypedDict):
+    """A stage: the key of its graph, and what is its own where stages share a graph."""
+
+    index: int
+    key: Key
+    title: str
+    inputs: list[tuple[str, str]]
+    outputs: list[tuple[str, str]]
+    channels: dict[str, str]
+    nodes: tuple[str, ...] | None
+    origins: dict[int, Json]
+    training: NotRequired[TrainingRow]
+
+
 class _Reader:
     """Reads stages; a graph file is parsed once for all stages that share it."""
 
@@ -153,11 +170,9 @@ class _Reader:
         self._shared: dict[str, Json] = {}
         self._training = TrainingReader(self._folder, model, allowed, mode)
 
-    def stage(self, row: Json) -> Stage:
+    def stage(self, row: StageRow) -> Stage:
         """The stage of one record."""
-        key = str(row["key"])
-        if not key.isalnum():
-            raise PlanError("not the key of a graph", got=key)
+        key = row["key"]
         if key not in self._shared:
             text = (self._folder / key / "F.json").read_text(encoding="utf-8")
             self._shared[key] = json.loads(text)
@@ -172,14 +187,14 @@ class _Reader:
         tied = {name: self._model.tied[name] for name in self._model.tied if name in read}
         graph = graph.replace(source=self._model.source, tied=tied)
         training = self._training.training(row["training"]) if "training" in row else None
-        found = Stage(int(row["index"]), graph, training)
+        found = Stage(row["index"], graph, training)
         if found.key != key:
             raise PlanError("the graph of a stage is not that of its key", got=found.key, want=key)
         return found
 
-    def _binding(self, row: Json, shared: Json) -> Binding:
+    def _binding(self, row: StageRow, shared: Json) -> Binding:
         own = [i["node"] for i in shared["inputs"]] + [n["name"] for n in shared["nodes"]]
-        nodes = tuple(row["nodes"] or own)
+        nodes = row["nodes"] or tuple(own)
         binding = Binding(
             title=row["title"],
             nodes=nodes,
@@ -190,14 +205,14 @@ class _Reader:
         known = {**self._origins, **_origins_of_sends(shared, binding)}
         origins: list[Any] = [known.get(name) for name in nodes[len(binding.inputs) :]]
         for index, origin in row["origins"].items():
-            origins[int(index)] = origin
+            origins[index] = origin
         return Binding(**{**vars(binding), "origins": tuple(origins)})
 
 
 def _with_weights(graph: Graph, record: Json, directory: Path) -> Graph:
     """The graph with stored weights, where the backend has written files of them."""
-    owner: Mapping[str, int] = record["weights"]["owners"]
-    paths = {name: f"{stage_folder(int(stage))}/{WEIGHTS}" for name, stage in owner.items()}
+    owner = convert(record["weights"]["owners"], dict[str, int])
+    paths = {name: f"{stage_folder(stage)}/{WEIGHTS}" for name, stage in owner.items()}
     files = {name: directory / path for name, path in paths.items() if path in record["files"]}
     if files.keys() != graph.weights.keys():
         return graph

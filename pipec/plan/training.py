@@ -8,13 +8,35 @@ import hashlib
 import json
 from collections.abc import Collection
 from pathlib import Path
+from typing import Annotated, TypedDict
 
-from pipec.autodiff.model import KINDS, Training
-from pipec.errors import PlanError
+from msgspec import Meta
+
+from pipec.autodiff.model import Training
 from pipec.graph.ir import Graph
 from pipec.graph.printer import json_to_python
 from pipec.graph.serialize import Json, dumps, graph_from_json, graph_to_json
 from pipec.graph.torch_private import FakeTensorMode
+
+Key = Annotated[str, Meta(pattern="^[0-9a-z]+$")]
+"""Name of a folder of graphs."""
+
+
+class Ends(TypedDict):
+    """Names of what goes into a graph, and of what comes out."""
+
+    inputs: list[str]
+    outputs: list[str]
+
+
+class TrainingRow(TypedDict):
+    """The training graphs of a stage: where they are, and the names of their ends."""
+
+    key: Key
+    F: Ends
+    B: Ends
+    I: Ends  # noqa: E741
+    W: Ends
 
 
 class TrainingWriter:
@@ -93,12 +115,11 @@ class TrainingReader:
         self._allowed, self._mode = allowed, mode
         self._read: dict[tuple[str, str], Graph] = {}
 
-    def training(self, record: Json) -> Training:
+    def training(self, record: TrainingRow) -> Training:
         """The graphs of one stage."""
-        key = str(record["key"])
-        if not key.isalnum():
-            raise PlanError("not the key of a graph", got=key)
-        graphs = {kind: self._named(self._graph(key, kind), record[kind]) for kind in KINDS}
+        key = record["key"]
+        ends = {"F": record["F"], "B": record["B"], "I": record["I"], "W": record["W"]}
+        graphs = {kind: self._named(self._graph(key, kind), names) for kind, names in ends.items()}
         return Training(**graphs)
 
     def _graph(self, key: str, kind: str) -> Graph:
@@ -108,7 +129,7 @@ class TrainingReader:
             self._read[key, kind] = graph_from_json(data, allowed=self._allowed, mode=self._mode)
         return self._read[key, kind]
 
-    def _named(self, graph: Graph, names: Json) -> Graph:
+    def _named(self, graph: Graph, names: Ends) -> Graph:
         inputs = zip(graph.inputs, names["inputs"], strict=True)
         outputs = zip(graph.outputs, names["outputs"], strict=True)
         read = [n for i, n in zip(graph.inputs, names["inputs"], strict=True) if i.kind.is_weight]

@@ -15,7 +15,6 @@ A channel whose two ends lie on one device needs no send and receive; ``H`` alwa
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Self
 
 from pipec.errors import ScheduleError
 from pipec.schedule.action import ActionKind
@@ -96,16 +95,6 @@ class Channel:
     def to_json(self) -> list[object]:
         """As a JSON list: kind, src, dst, name, bytes, depth."""
         return [self.kind.name, self.src, self.dst, self.name, self.nbytes, self.depth]
-
-    @classmethod
-    def from_json(cls, data: list[object]) -> Self:
-        """Read what `to_json` wrote."""
-        kind, src, dst, name, nbytes, depth = data
-        assert isinstance(src, int)
-        assert isinstance(dst, int)
-        assert isinstance(nbytes, int)
-        assert depth is None or isinstance(depth, int)
-        return cls(ChannelKind[str(kind)], src, dst, str(name), nbytes, depth)
 
 
 def chain(forward: int, backward: int) -> tuple[Channel, ...]:

@@ -1,16 +1,34 @@
 """The JSON form of a schedule, as it stands in ``plan.json``: rows of text, and what they mean."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NotRequired, TypedDict
+
+from msgspec import convert
 
 from pipec.errors import ScheduleError
 from pipec.schedule.action import Action
-from pipec.schedule.channels import Channel
+from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.rows import from_rows
 from pipec.schedule.schedule import LanePolicy, Placement, Schedule
 from pipec.schedule.versions import VersionRule
 
 VERSION = 1
+
+
+class Form(TypedDict):
+    """The schema."""
+
+    version: int
+    name: str
+    microbatches: int
+    placement: dict[str, tuple[tuple[int, ...], ...]]
+    rule: VersionRule
+    lanes: LanePolicy
+    inserted: frozenset[str]
+    options: dict[str, Any]
+    joint: NotRequired[tuple[tuple[int, ...], ...]]
+    channels: list[tuple[str, int, int, str, int, int | None]]
+    rows: list[str]
 
 
 def to_json(schedule: Schedule) -> dict[str, Any]:
@@ -51,21 +69,17 @@ def from_json(data: Mapping[str, Any]) -> Schedule:
             "schedule of another version", got=data.get("version"), want=f"version {VERSION}"
         )
     try:
-        place, rule = data["placement"], data["rule"]
+        form = convert(data, Form)
         schedule = from_rows(
-            data["name"],
-            [[Action.parse(text) for text in row.split()] for row in data["rows"]],
-            microbatches=data["microbatches"],
-            placement=Placement(
-                tuple(map(tuple, place["F"])),
-                tuple(map(tuple, place["B"])),
-            ),
-            rule=VersionRule(rule["name"], rule["update_every"]),
-            channels=[Channel.from_json(c) for c in data["channels"]],
-            lanes=LanePolicy(**data["lanes"]),
-            options=data["options"],
+            form["name"],
+            [[Action.parse(text) for text in row.split()] for row in form["rows"]],
+            microbatches=form["microbatches"],
+            placement=Placement(form["placement"]["F"], form["placement"]["B"]),
+            rule=form["rule"],
+            channels=[Channel(ChannelKind[c[0]], *c[1:]) for c in form["channels"]],
+            lanes=form["lanes"],
+            options=form["options"],
         )
-        joint = tuple(map(tuple, data.get("joint", ())))
-        return schedule.replace(inserted=frozenset(data["inserted"]), joint=joint)
+        return schedule.replace(inserted=form["inserted"], joint=form.get("joint", ()))
     except (KeyError, TypeError, ValueError) as error:
         raise ScheduleError("not the JSON form of a schedule", got=repr(error)) from error

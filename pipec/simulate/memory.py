@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import convert
 
 from pipec.errors import ScheduleError
 from pipec.schedule.action import ActionKind
@@ -109,7 +110,7 @@ class Memory:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Read what `to_json` wrote."""
-        return cls(**data)
+        return convert(data, cls)
 
 
 def _per_stage(name: str, values: Sequence[float], stages: int) -> Float:

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import convert
 
 from pipec.errors import ScheduleError
 from pipec.schedule.action import COMPUTE, ActionKind
@@ -110,15 +111,8 @@ class Times:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what `to_json` wrote."""
-        transfer = data["transfer"]
-        return cls(
-            {ActionKind[k]: tuple(v) for k, v in data["compute"].items()},
-            tuple(map(tuple, transfer)) if isinstance(transfer, list) else transfer,
-            {int(k): v for k, v in data["host"].items()},
-            tuple(data["reduce"]),
-            tuple(data["step"]),
-            tuple(data.get("together", ())),
-        )
+        compute = {ActionKind[k]: v for k, v in data["compute"].items()}
+        return convert({**data, "compute": compute}, cls, str_keys=True)
 
     def work(self, schedule: Schedule) -> Float:
         """Seconds by (kind, stage) of a whole device; a negative or missing time is refused.
