@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import torch
@@ -49,9 +50,8 @@ class Names:
             BackendError: The file is missing or malformed.
         """
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            return Names(dict(data["inputs"]), dict(data["outputs"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return msgspec.json.decode(path.read_bytes(), type=Names)
+        except (OSError, ValueError, RecursionError) as error:
             raise BackendError("a stage's names cannot be read", where=path, got=error) from error
 
 

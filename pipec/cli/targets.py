@@ -48,7 +48,7 @@ def target_of_plan(words: list[str]) -> str | None:
         if not word.startswith("-") and file.is_file():
             try:
                 return str(json.loads(file.read_text(encoding="utf-8"))["target"])
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 return None  # what is wrong with it is told when it is read
     return None
 

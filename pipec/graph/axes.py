@@ -11,8 +11,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -55,6 +56,12 @@ class Axis:
         if self.why:
             return f"axis {self.name!r} of {where} is fixed to {self.size}: {self.why}"
         return f"axis {self.name!r} of {where} is open, planned for {self.size}"
+
+
+class _Record(TypedDict):
+    open: tuple[Axis, ...]
+    fixed: tuple[Axis, ...]
+    checked: tuple[dict[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -144,12 +151,10 @@ class Axes:
             i.name: tensor(graph.node(i.node)).shape for i in graph.inputs_of(InputKind.INPUT)
         }
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            checked = [{str(n): int(s) for n, s in row.items()} for row in data["checked"]]
-            found = Axes(_axes(data["open"]), _axes(data["fixed"]), tuple(checked))
+            found = Axes(**msgspec.json.decode(path.read_bytes(), type=_Record))
             wrong = [a for a in found.open if any(shapes[n][k] != a.size for n, k in a.places)]
             wrong += [a for a in found.open if not a.places]
-        except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, LookupError, ValueError, RecursionError) as error:
             raise PlanError("the record of open axes is damaged", where=path, got=error) from error
         if wrong:
             raise PlanError("an open axis is not of the plan's size", where=path, got=wrong[0])
@@ -205,18 +210,6 @@ def _joined(axes: Sequence[Axis]) -> list[Axis]:
         Axis("=".join(a.name for a in same), size, tuple(p for a in same for p in a.places))
         for (_, size), same in alike.items()
     ]
-
-
-def _axes(rows: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]:
-    return tuple(
-        Axis(
-            str(row["name"]),
-            int(row["size"]),
-            tuple((str(n), int(k)) for n, k in row["places"]),
-            str(row["why"]),
-        )
-        for row in rows
-    )
 
 
 def other_sizes(axes: Sequence[Axis]) -> list[list[Sizes]]:

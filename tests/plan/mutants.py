@@ -219,7 +219,7 @@ def try_command(words: tuple[str, ...], folder: Path) -> Ended:
         fault = f"ended by {signal.Signals(-code).name}"
     elif code not in (0, 1, 2) or "Traceback" in text:
         fault = f"exit status {code}: {text[-1500:]}"
-    elif code != 0 and "rror: " not in text:
+    elif code != 0 and "rror: " not in text and words[0] != "diff":  # which says that they differ
         fault = f"exit status {code} without a word: {text[-300:]}"
     elif usage > BYTES:
         fault = f"{usage >> 20} MiB"

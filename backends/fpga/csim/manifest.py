@@ -78,7 +78,7 @@ def read_wires(stage: Path) -> tuple[Wire, ...]:
     path = stage / PORTS
     try:
         return tuple(_wire(entry) for entry in json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BackendError("the stage's ports cannot be read", where=path, got=error) from error
 
 

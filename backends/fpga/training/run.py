@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import convert
 
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.csim.manifest import Wire
@@ -60,20 +61,10 @@ def read_training(folder: Path) -> TrainingRecord:
     path = folder / RECORD
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return TrainingRecord(
-            tuple(
-                Slice(str(p["name"]), int(p["first_row"]), int(p["rows"]))
-                for p in found["parameters"]
-            ),
-            {str(k): float(v) for k, v in found["update"].items()},
-            {str(k): int(v) for k, v in found["counters"].items()},
-            tuple(
-                Mask(**{**m, "shape": tuple(m["shape"]), "stride": tuple(m["stride"])})
-                for m in found["masks"]
-            ),
-            int(found["microbatches_in_flight"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        rows = [{**p, "parameter": p["name"], "first": p["first_row"]} for p in found["parameters"]]
+        record = {"parameters": rows, "in_flight": found["microbatches_in_flight"]}
+        return convert({**found, **record}, TrainingRecord)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BackendError("a stage's record cannot be read", where=path, got=error) from error
 
 
