@@ -42,7 +42,7 @@ def compile(  # noqa: A001
         model: An `nn.Module`, or a path: ``net.onnx``, ``net.pt2``, ``file.py:factory``.
         inputs: Example inputs of a module: a tensor, a tuple, or a dict by keyword.
         devices: ``"4xh100"``, ``"2xvcu129,2xvcu118"``, a list of such, a cluster file (TOML), or
-            a `Cluster`; two of the target's usual kind if not given.
+            a `Cluster`; two of the target's kind if not given.
         loss: For training: a callable of the outputs, or (callable, target).
         target: ``torch``, ``onnx``, ``fpga``, or a subclass of `Backend`.
         schedule: A name with its options (``interleaved{chunks=2}``), ``fastest``, ``auto``
@@ -53,8 +53,7 @@ def compile(  # noqa: A001
         passes: Instead of the default pipeline: text, or texts and `Pass` objects, among which
             ``"default"`` stands for the whole default pipeline.
         costs: A file of measured costs (``pipec profile``).
-        training: Whether a model from a path is traced with its loss; if not given, a factory
-            that returns a loss is.
+        training: Whether a model from a path is traced with its loss; by default if it has one.
         shapes: Of inputs whose dimensions a file leaves open.
         bind: Values of inputs that are fixed.
         seed: Of a factory's weights.
@@ -72,14 +71,10 @@ def compile(  # noqa: A001
         (4, 'inference', [(0, 1), (1, 2), (2, 3)])
     """
     backend = load_backend(target if isinstance(target, str) else register(target).name)
-    name = schedule if isinstance(schedule, str) else _own(schedule)
+    name, cluster = _name_of(schedule), _cluster(backend, devices)
     file = None if costs is None else Path(costs)
-    request = Request(
-        backend, _cluster(backend, devices), name, stages, microbatches, batch, passes, file,
-        settings,
-    )  # fmt: skip
-    given, fixed = dict(shapes or {}), dict(bind or {})
-    told = LoadOptions(given, fixed, training=training, trust=trust, seed=seed)
+    request = Request(backend, cluster, name, stages, microbatches, batch, passes, file, settings)
+    told = LoadOptions(shapes or {}, bind or {}, training=training, trust=trust, seed=seed)
     return request.plan(*_read(model, inputs, loss, told))
 
 
@@ -165,6 +160,8 @@ def _read(
     return loaded, "" if loaded.graph.source.kind == "memory" else str(model), told
 
 
-def _own(schedule: Callable[..., object]) -> str:
-    """The name of a schedule that the caller wrote."""
+def _name_of(schedule: str | Callable[..., object]) -> str:
+    """Return the name of a schedule; one that the caller wrote is registered."""
+    if isinstance(schedule, str):
+        return schedule
     return str(register(schedule).__name__).replace("_", "-")

@@ -216,7 +216,7 @@ def verify_stages(
     bounds = emitted.bounds if tolerance is None else {}
     tolerance = emitted.tolerance if tolerance is None else tolerance
     frames = _frames(plan, reference, emitted.inputs(seed), seed, tolerance, progress)
-    worst: dict[tuple[str, str, int], Comparison] = {}
+    compared: list[Comparison] = []
     for given, originals in frames:
         check_outputs(plan, list(originals))
         progress("running the traced graph")
@@ -229,17 +229,9 @@ def verify_stages(
             allowed = bounds.get(name, Allowed(tolerance, share=share))
             expected = want[kind, name]
             found.append(compare(got, expected, allowed, name=name, kind=kind, stage=stage))
-        for c in found:
-            before = worst.setdefault((c.name, c.kind, c.stage), c)
-            if (c.ok, -c.relative_error) < (before.ok, -before.relative_error):
-                worst[c.name, c.kind, c.stage] = c
-    found = list(worst.values())
-    found += [
-        comparison
-        for _, comparison in compare_sizes(
-            plan, emitted.stages, reference, emitted.axes, tolerance, seed, progress
-        )
-    ]
+        compared += found
+    sizes = compare_sizes(plan, emitted.stages, reference, emitted.axes, tolerance, seed, progress)
+    found = [*_worst(compared), *(comparison for _, comparison in sizes)]
     if plan.schedule is not None and plan.schedule.training:
         progress("comparing gradients")
         backend = load_backend(plan.target)
@@ -252,6 +244,16 @@ def verify_stages(
                 plan, reference.graph, first, tolerance, seed, reference.gradients
             )
     return VerifyReport(tolerance, seed, tuple(found))
+
+
+def _worst(compared: list[Comparison]) -> list[Comparison]:
+    """Return of each value the comparison that is furthest off, over all inputs."""
+    worst: dict[tuple[str, str, int], Comparison] = {}
+    for c in compared:
+        before = worst.setdefault((c.name, c.kind, c.stage), c)
+        if (c.ok, -c.relative_error) < (before.ok, -before.relative_error):
+            worst[c.name, c.kind, c.stage] = c
+    return list(worst.values())
 
 
 def _frames(

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.frontends.trace import Loss, trace
-from pipec.graph.comm import OFFLOAD, RECV, SEND
+from pipec.graph.comm import RECV, SEND
 from pipec.graph.extract import extract, with_outputs
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind, Source
 from pipec.graph.lower import lower
@@ -31,6 +31,7 @@ from tests.plan.edits import (
     in_stage,
     with_stage,
 )
+from tests.plan.wrong_training import without
 
 aten = torch.ops.aten
 
@@ -321,16 +322,6 @@ def two_sends(graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
         graph.node_copy(node, lambda n: n).name = "send_again"
 
 
-def early_offload(graph: Graph) -> Graph:
-    """A value leaves as soon as it is there, in the middle of F."""
-    copy = with_outputs(graph, graph.outputs)
-    node = next(n for n in copy.calls if n.target is OFFLOAD)
-    value = node.all_input_nodes[0]
-    inputs = [n for n in copy.nodes.values() if n.op == "placeholder"]
-    (value if value.op == "call_function" else inputs[-1]).append(node)
-    return copy
-
-
 def dead(graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
     node = first(nodes, "relu")
     with graph.inserting_after(node):
@@ -385,78 +376,11 @@ def other_name(plan: Plan) -> Plan:
     return in_channel(0, name="other")(plan)
 
 
-def _outputs(change: Callable[[list[GraphOutput]], list[GraphOutput]]) -> Callable[[Graph], Graph]:
-    return lambda graph: with_outputs(graph, change(list(graph.outputs)))
-
-
-def without(kind: OutputKind) -> Callable[[Graph], Graph]:
-    def change(outputs: list[GraphOutput]) -> list[GraphOutput]:
-        outputs.remove(next(o for o in outputs if o.kind is kind))
-        return outputs
-
-    return _outputs(change)
-
-
-def swapped(kind: OutputKind, match: str) -> Callable[[Graph], Graph]:
-    """Two gradients change places: the names stay, the nodes do not."""
-
-    def change(outputs: list[GraphOutput]) -> list[GraphOutput]:
-        a, b = (k for k, o in enumerate(outputs) if o.kind is kind and match in o.name)
-        one, two = outputs[a], outputs[b]
-        outputs[a], outputs[b] = replace(one, node=two.node), replace(two, node=one.node)
-        return outputs
-
-    return _outputs(change)
-
-
-def of_other_shape(graph: Graph) -> Graph:
-    """The gradients of a weight and of its bias change places."""
-
-    def change(outputs: list[GraphOutput]) -> list[GraphOutput]:
-        a, b = (k for k, o in enumerate(outputs) if o.name.endswith(("a.weight", "a.bias")))
-        one, two = outputs[a], outputs[b]
-        outputs[a], outputs[b] = replace(one, node=two.node), replace(two, node=one.node)
-        return outputs
-
-    return with_outputs(graph, change(list(graph.outputs)))
-
-
-def saved_more(graph: Graph) -> Graph:
-    node = next(n for n in graph.calls if n.name not in {o.node for o in graph.outputs})
-    return with_outputs(
-        graph, (*graph.outputs, GraphOutput(node.name, OutputKind.SAVED, node.name))
-    )
-
-
-def strided(graph: Graph) -> Graph:
-    """A saved value is said to have other strides; nothing that reads it can tell."""
-    copy = with_outputs(graph, graph.outputs)
-    for i in copy.inputs_of(InputKind.SAVED):
-        node = copy.nodes[i.node]
-        if node.meta["val"].dim() == 2:
-            node.meta["val"] = fake(node, tuple(reversed(node.meta["val"].shape))).t()
-    return copy
-
-
-def mutating(graph: Graph) -> Graph:
-    copy = with_outputs(graph, graph.outputs)
-    node = copy.calls[-1]
-    with copy.module.graph.inserting_after(node):
-        new = copy.module.graph.call_function(aten.mul_.Scalar, (node, 1.0))
-    new.meta = dict(node.meta)
-    return copy
-
-
 def slot(**changes: Any) -> Edit:
     def run(plan: Plan) -> Plan:
         return plan.replace(slots=(replace(plan.slots[0], **changes), *plan.slots[1:]))
 
     return run
-
-
-def no_fetch(graph: Graph) -> Graph:
-    """What was fetched is read as saved."""
-    return lower(graph).graph
 
 
 def partition(**changes: Any) -> Edit:

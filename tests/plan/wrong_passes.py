@@ -9,6 +9,7 @@ from pipec.graph.ir import OutputKind
 from pipec.schedule.schedule import Placement
 from tests.plan import edits as e
 from tests.plan import wrong as w
+from tests.plan import wrong_training as t
 
 aten = torch.ops.aten
 
@@ -106,46 +107,46 @@ WRONG: list[tuple[str, str, e.Edit, str]] = [
         "types-follow-ops",
     ),
     ("recv-strided", "bare", e.in_stage(1, w.recv_typed), "ends-say-the-bytes"),
-    ("offloads-early", "hosted", e.in_training(0, "F", w.early_offload), "ends-in-order"),
+    ("offloads-early", "hosted", e.in_training(0, "F", t.early_offload), "ends-in-order"),
     # training graphs
     (
         "drops-saved",
         "cut",
-        e.in_training(1, "F", w.without(OutputKind.SAVED)),
+        e.in_training(1, "F", t.without(OutputKind.SAVED)),
         "saved-values-agree",
     ),
-    ("saves-too-much", "cut", e.in_training(1, "F", w.saved_more), "saved-values-agree"),
-    ("stale-saved-strides", "cut", e.in_training(1, "BIW", w.strided), "types-follow-ops"),
+    ("saves-too-much", "cut", e.in_training(1, "F", t.saved_more), "saved-values-agree"),
+    ("stale-saved-strides", "cut", e.in_training(1, "BIW", t.strided), "types-follow-ops"),
     (
         "swaps-gradients",
         "cut",
-        e.in_training(1, "B", w.swapped(OutputKind.WEIGHT_GRADIENT, ".weight")),
+        e.in_training(1, "B", t.swapped(OutputKind.WEIGHT_GRADIENT, ".weight")),
         "backward-is-one",
     ),
-    ("swaps-unlike-gradients", "cut", e.in_training(1, "BW", w.of_other_shape), "gradients-fit"),
+    ("swaps-unlike-gradients", "cut", e.in_training(1, "BW", t.of_other_shape), "gradients-fit"),
     (
         "drops-weight-gradient",
         "cut",
-        e.in_training(1, "W", w.without(OutputKind.WEIGHT_GRADIENT)),
+        e.in_training(1, "W", t.without(OutputKind.WEIGHT_GRADIENT)),
         "backward-is-one",
     ),
     (
         "drops-gradient",
         "cut",
-        w.unscheduled(e.in_training(2, "BI", w.without(OutputKind.GRADIENT))),
+        w.unscheduled(e.in_training(2, "BI", t.without(OutputKind.GRADIENT))),
         "gradients-arrive",
     ),
-    ("mutates-in-b", "cut", e.in_training(1, "B", w.mutating), "functional"),
+    ("mutates-in-b", "cut", e.in_training(1, "B", t.mutating), "functional"),
     (
         "drops-update-of-f",
         "cut",
-        e.in_training(3, "F", w.without(OutputKind.BUFFER_UPDATE)),
+        e.in_training(3, "F", t.without(OutputKind.BUFFER_UPDATE)),
         "forward-keeps-ends",
     ),
     (
         "drops-loss-of-f",
         "cut",
-        e.in_training(3, "F", w.without(OutputKind.LOSS)),
+        e.in_training(3, "F", t.without(OutputKind.LOSS)),
         "forward-keeps-ends",
     ),
     (
@@ -161,7 +162,7 @@ WRONG: list[tuple[str, str, e.Edit, str]] = [
         "forward-keeps-ends",
     ),
     ("slot-bytes", "hosted", w.unscheduled(w.slot(nbytes=1)), "slots-say-the-bytes"),
-    ("drops-fetch", "hosted", e.in_training(0, "BI", w.no_fetch), "slots-have-two-ends"),
+    ("drops-fetch", "hosted", e.in_training(0, "BI", t.no_fetch), "slots-have-two-ends"),
     ("schedules-other-slot", "hosted", w.schedule(w.host_bytes), "slots-are-scheduled"),
     # decisions
     (
