@@ -88,6 +88,15 @@ def test_a_second_build_has_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
     assert again.read_bytes() == wheel.read_bytes()
 
 
+def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    sources, out = copy_sources(tmp_path / "sources"), tmp_path / "out"
+    command = [sys.executable, "-m", "build", "--no-isolation", "--sdist", "-o", str(out)]
+    run = subprocess.run([*command, str(sources)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    (archive,) = out.glob("*.tar.gz")
+    assert build_wheel(archive, tmp_path / "wheel").read_bytes() == wheel.read_bytes()
+
+
 def locked() -> dict[str, list[str]]:
     """The hashes of each `name==version` of requirements.lock."""
     entries: dict[str, list[str]] = {}
