@@ -205,6 +205,7 @@ def try_command(words: tuple[str, ...], folder: Path) -> Ended:
     """Run a command on a mutant in a process of its own, in the empty `folder`."""
     folder.mkdir()
     out = folder.with_suffix(".txt")
+    shared = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     child = os.fork()
     if child == 0:
         _run(words, folder, out)
@@ -221,8 +222,8 @@ def try_command(words: tuple[str, ...], folder: Path) -> Ended:
         fault = f"exit status {code}: {text[-1500:]}"
     elif code != 0 and "rror: " not in text and words[0] != "diff":  # which says that they differ
         fault = f"exit status {code} without a word: {text[-300:]}"
-    elif usage > BYTES:
-        fault = f"{usage >> 20} MiB"
+    elif usage - shared > BYTES:
+        fault = f"{(usage - shared) >> 20} MiB more than the process that it was forked from"
     elif left:
         fault = f"leaves {left}"
     elif ran.exists():
