@@ -171,7 +171,7 @@ def _explored(data: Data) -> Table:
             escape(t["why"]),
             show(t["seconds"], "s") if played else "",
             f"{t['bubble']:.1%}" if played else "",
-            show(max(t["peak_bytes"]), "B") if played else "",
+            show(max(t["peak_bytes"], default=0), "B") if played else "",
         )
     return table
 

@@ -1,9 +1,9 @@
 """The JSON form of a schedule, as it stands in ``plan.json``: rows of text, and what they mean."""
 
 from collections.abc import Mapping
-from typing import Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
-from msgspec import convert
+from msgspec import Meta, convert
 
 from pipec.errors import ScheduleError
 from pipec.schedule.action import Action
@@ -15,19 +15,23 @@ from pipec.schedule.versions import VersionRule
 VERSION = 1
 
 
+Number = Annotated[int, Meta(ge=0, lt=1 << 15)]
+"""Of a stage or of a device."""
+
+
 class Form(TypedDict):
     """The schema."""
 
     version: int
     name: str
-    microbatches: int
-    placement: dict[str, tuple[tuple[int, ...], ...]]
+    microbatches: Annotated[int, Meta(ge=1, lt=1 << 24)]
+    placement: dict[str, tuple[tuple[Number, ...], ...]]
     rule: VersionRule
     lanes: LanePolicy
     inserted: frozenset[str]
     options: dict[str, Any]
-    joint: NotRequired[tuple[tuple[int, ...], ...]]
-    channels: list[tuple[str, int, int, str, int, int | None]]
+    joint: NotRequired[tuple[tuple[Number, ...], ...]]
+    channels: list[tuple[str, Number, Number, str, int, int | None]]
     rows: list[str]
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from pipec.cli.main import cli
 from pipec.errors import PlanError
-from pipec.plan.manifest import read_manifest
+from pipec.plan.manifest import read_manifest, write_manifest
 
 FACTORY = """
 from pathlib import Path
@@ -83,3 +83,29 @@ def test_files_that_are_no_plan_are_refused_at_once(tmp_path: Path, kind: str) -
         place.write_text('{"format": "pipec.plan", "version": NaN}')
     with pytest.raises(PlanError, match="cannot be read"):
         read_manifest(tmp_path)
+
+
+def test_weights_that_are_a_pipe_are_not_opened(mine: Path) -> None:
+    """Commands that do not read weights wait for nobody who writes to them."""
+    weights = mine / "stage0" / "weights.safetensors"
+    weights.unlink()
+    os.mkfifo(weights)
+    refused = pipec("inspect", mine)
+    assert refused.exit_code == 1
+    assert "weights.safetensors" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [("channels", [["F", -(1 << 63), 1, "c", 8, 2]]), ("microbatches", 1 << 40)],
+)
+def test_numbers_of_a_schedule_have_limits(mine: Path, key: str, wrong: object) -> None:
+    record = json.loads((mine / "plan.json").read_text())
+    for name in ("format", "version", "files", "digest"):
+        record.pop(name)
+    record["schedule"][key] = wrong
+    (mine / "plan.json").unlink()
+    write_manifest(record, mine)
+    refused = pipec("inspect", mine)
+    assert refused.exit_code == 1
+    assert f"$.{key}" in str(refused.exception)
