@@ -266,6 +266,19 @@ def test_a_branch_that_a_size_chooses_fixes_it(tmp_path: Path) -> None:
     assert [(a.name, "chosen" in a.why) for a in axes.fixed] == [("seq", True)]
 
 
+def test_a_rank_that_depends_on_a_size_fixes_it(tmp_path: Path) -> None:
+    """A Squeeze without axes drops a batch of one, and no other."""
+    node = helper.make_node
+    nodes = [node("Squeeze", ["x"], ["s"]), node("Tanh", ["s"], ["t"]), node("Relu", ["t"], ["y"])]
+    path, out = model(tmp_path / "model.onnx", nodes, {}, "x"), tmp_path / "out"
+    graph = load(str(path), LoadOptions(shapes={"x": (1, 5, 8)})).graph
+    emit(cut(graph, 1, target="onnx"), out)
+    axes = Axes.read(out, graph)
+    why = {a.name: a.why for a in axes.fixed}
+    assert set(why) == {"batch", "seq"}  # a sequence of one drops a dimension too
+    assert "how many dimensions 's' has depends on a size" in why["batch"]
+
+
 def test_a_bound_dimension_is_no_axis(tmp_path: Path) -> None:
     path, out = attention(tmp_path / "model.onnx"), tmp_path / "out"
     told = LoadOptions(shapes={"x": (2, 5, 8)}, bind={"batch": (2,)})

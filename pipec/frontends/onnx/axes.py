@@ -43,8 +43,19 @@ class Growth:
     sizes: tuple[Sizes, ...] = ()
 
     def dims(self, name: str) -> tuple[tuple[int, ...], ...]:
-        """Sizes of every dimension of a tensor, one per evaluation."""
-        return tuple(zip(*(_shape(e, name) or () for e in self.evaluations), strict=True))
+        """Sizes of every dimension of a tensor, one per evaluation.
+
+        Raises:
+            FrontendError: How many dimensions it has depends on a size, as behind a Squeeze of
+                all dimensions of size 1.
+        """
+        shapes = [_shape(e, name) or () for e in self.evaluations]
+        ranks = sorted({len(shape) for shape in shapes})
+        if len(ranks) > 1:
+            raise FrontendError(
+                f"how many dimensions {name!r} has depends on a size", got=ranks, want="one number"
+            )
+        return tuple(zip(*shapes, strict=True))
 
     @cached_property
     def labels(self) -> dict[tuple[int, ...], str]:
