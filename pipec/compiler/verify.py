@@ -27,7 +27,7 @@ from pipec.compiler.backend import Emitted, load_backend
 from pipec.compiler.chain import StageRunner, run_chain
 from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.inputs import KINDS, choose_inputs, draw
-from pipec.compiler.sizes import compare_sizes
+from pipec.compiler.sizes import AsWritten, compare_sizes
 from pipec.compiler.verify_training import compare_gradients
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, OutputKind
@@ -52,23 +52,8 @@ Progress = Callable[[str], None]
 """Told what is being done."""
 
 
-class Reference(Protocol):
+class Reference(AsWritten, Protocol):
     """The model as a front end reads it (`pipec.frontends.base.Loaded`)."""
-
-    @property
-    def graph(self) -> Graph:
-        """The traced graph, with weights."""
-        ...
-
-    @property
-    def example_inputs(self) -> Mapping[str, Tensor]:
-        """One tensor per user input."""
-        ...
-
-    @property
-    def original(self) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
-        """The model as written."""
-        ...
 
     @property
     def gradients(self) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None:

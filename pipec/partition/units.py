@@ -117,6 +117,7 @@ def joined(count: int, pairs: Iterable[tuple[int, int]]) -> IntArray:
     root = list(range(count))
 
     def find(v: int) -> int:
+        """The representative of a unit's set."""
         while root[v] != v:
             root[v] = root[root[v]]
             v = root[v]

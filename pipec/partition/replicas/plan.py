@@ -160,6 +160,7 @@ def _outermost(cuts: Cuts, stage: Stage, levels: Sequence[Level], *, limited: bo
     inner, transfer = prod(lv.workers for lv in levels[:-1]), _transfer(cuts, levels[-1])
 
     def solve(rows: IntArray, limit: float) -> Suffixes:
+        """Cut at some of the boundaries, no component above a limit in seconds."""
         boundary = np.full(last + 1, inf)
         boundary[rows] = transfer[rows]
         rows, most = rows[transfer[rows] <= limit], limit * inner * (1 + TOLERANCE)

@@ -108,6 +108,7 @@ def timed(
     """
 
     def seconds(m: int, q: int, pairs: Any) -> FloatArray:
+        """Seconds of a stage on ``q`` replicas, ``m`` components from it on."""
         sync = 2 * (q - 1) / q / level.bytes_per_second
         found = np.maximum(base[pairs], sync * cuts.weight[pairs] if q > 1 else 0.0) / q
         if memory_bytes < inf:
