@@ -1,4 +1,4 @@
-"""A factory for ``pipec compile examples/gpt2.py:gpt2``: GPT-2's architecture, random weights."""
+"""A factory for ``pipec compile gpt2.py:gpt2``: GPT-2's architecture, random weights."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Factories for residual networks: ``pipec compile examples/resnet.py:resnet18 --target fpga``.
+"""Factories for residual networks: ``pipec compile resnet.py:resnet18 --target fpga``.
 
-``python examples/resnet.py resnet50.onnx`` writes ResNet-50 as an ONNX file.
+``python resnet.py resnet50.onnx`` writes ResNet-50 as an ONNX file.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""GPT-2's architecture on this project's own text, byte by byte: two stages against one device.
+"""GPT-2's architecture on pipec's README, byte by byte: two stages against one device.
 
 Its embedding and its head share one weight, which lies on both stages.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
+from importlib.metadata import metadata
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from pipec.frontends.torch_module import from_module
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 
-TEXT = torch.tensor(list((Path(__file__).parents[1] / "README.md").read_bytes()))
+TEXT = torch.tensor(list(str(metadata("pipec").get_payload()).encode()))  # the README
 ROWS, LENGTH, MICROBATCHES, ROUNDS = 4, 32, 4, 40
 
 

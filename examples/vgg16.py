@@ -1,4 +1,4 @@
-"""A factory for ``pipec explore examples/vgg16.py:vgg16``: VGG-16 with its loss."""
+"""A factory for ``pipec explore vgg16.py:vgg16``: VGG-16 with its loss."""
 
 import torch
 from torch import nn

@@ -162,7 +162,7 @@ def _finish(
     rows = collected(pipeline) if options.trace else None
     if options.trace and rows is not None:
         write_trace(pipeline.program.schedule, rows, options.trace)
-        if not job.as_json:
+        if not (job.as_json or job.quiet):
             click.echo(f"wrote {options.trace}")
 
 

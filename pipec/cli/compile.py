@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pipec.api.request import Request
 from pipec.cli.completion import complete_passes, complete_schedules
-from pipec.cli.console import output
+from pipec.cli.console import output, progress, progress_options
 from pipec.cli.exploring import watched
 from pipec.cli.options import (
     cluster_of,
@@ -62,6 +62,7 @@ from pipec.report.plan import graph_text, plan_data, print_plan
 @click.option("--print-between-passes", is_flag=True, help="Print the graph after every pass.")
 @click.option("--time-passes", is_flag=True, help="Print the seconds of every pass.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan's summary as JSON.")
+@progress_options
 @model_options
 @click.pass_context
 def command(ctx: click.Context, /, **given: Any) -> None:
@@ -70,7 +71,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     Without -o the plan is made, checked and shown, and nothing is written; without devices it is
     for two of the target's kind.
     """
-    console, out = Console(stderr=True), given["output"]
+    console, out = progress(given["told"]), given["output"]
     if given["force"] and out is None:
         raise click.UsageError("--force goes with -o")
     settings = own_settings(ctx, given)

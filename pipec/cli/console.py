@@ -1,12 +1,25 @@
-"""Where commands print their tables."""
+"""Where commands print: tables to standard output, what they are doing to standard error."""
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+import click
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    ConsoleRenderable,
+    RenderableType,
+    RenderHook,
+    RenderResult,
+)
 from rich.segment import Segment
+from rich.status import Status
 
 from pipec.escape import terminal
+
+_F = TypeVar("_F", bound=Callable[..., object])
 
 _WIDE = 160
 """Columns of a file or a pipe: nobody turns its pages at 80."""
@@ -15,10 +28,52 @@ _WIDE = 160
 def output() -> Console:
     """Standard output: as wide as the terminal, or as ``COLUMNS`` says, or wide."""
     console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
+    if not has_width(console):
         console = Console(width=_WIDE)
     console.push_render_hook(_Escaping())
     return console
+
+
+def has_width(console: Console) -> bool:
+    """Whether lines must not be longer than the console is wide."""
+    return console.is_terminal or "COLUMNS" in os.environ
+
+
+def progress_options(function: _F) -> _F:
+    """Add ``-q`` and ``-v``: the value ``told``, which `progress` reads; the last one counts."""
+    for short, name, text in (
+        ("-v", "--verbose", "Print every step with its time, to standard error."),
+        ("-q", "--quiet", "Print results and errors only."),
+    ):
+        function = click.option(short, name, "told", flag_value=name, help=text)(function)
+    return function
+
+
+def progress(told: str | None) -> Console:
+    """Standard error, as ``-q`` and ``-v`` want it: `Console.status` says what is being done."""
+    return (_Verbose if told == "--verbose" else Console)(stderr=True, quiet=told == "--quiet")
+
+
+class _Verbose(Console):
+    def status(self, status: RenderableType, **_: Any) -> Status:
+        return _Steps(status, console=self)
+
+
+class _Steps(Status):
+    """A line per step, with the seconds since the first one, where others see a spinner."""
+
+    def start(self) -> None:
+        self._begun = time.monotonic()
+        self.update(self.status)
+
+    def update(self, status: RenderableType | None = None, **_: Any) -> None:
+        passed = time.monotonic() - self._begun
+        self.console.print(
+            f"{passed:8.3f} s  {status}", markup=False, highlight=False, soft_wrap=True
+        )
+
+    def stop(self) -> None:
+        """There is nothing on the screen to take away."""
 
 
 class _Escaping(RenderHook):

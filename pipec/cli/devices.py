@@ -3,11 +3,11 @@
 import json
 
 import click
-from rich.table import Table
 
 from pipec.cli.console import output
 from pipec.cluster.presets import PRESETS
 from pipec.cluster.units import show
+from pipec.report.table import Table
 
 
 @click.command()
@@ -17,9 +17,10 @@ def command(*, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({k: d.to_json() for k, d in PRESETS.items()}, indent=2))
         return
-    table = Table("kind", "peak fp32", "peak half", "memory", "bandwidth", "link")
+    columns = ("kind", "peak fp32", "peak half", "memory", "bandwidth", "link")
+    table = Table("", columns, right=1)
     for device in PRESETS.values():
-        table.add_row(
+        table.add(
             device.kind,
             show(device.flops("float32"), "FLOP/s"),
             show(device.flops("bfloat16"), "FLOP/s"),

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from pipec.api.request import Request
-from pipec.cli.console import output
+from pipec.cli.console import output, progress, progress_options
 from pipec.cli.exploring import watched
 from pipec.cli.options import (
     cluster_of,
@@ -64,6 +64,7 @@ def _explored(backend: Backend) -> type[Options]:
 )
 @click.option("--no-cache", is_flag=True, help="Predict anew even if nothing changed.")
 @click.option("--json", "as_json", is_flag=True, help="Print all candidates as JSON.")
+@progress_options
 @model_options
 @click.pass_context
 def command(ctx: click.Context, /, **given: Any) -> None:
@@ -74,7 +75,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     among those of training, so it is never slower than these.
     `pipec compile --schedule auto` writes the plan that is chosen here.
     """
-    console = Console(stderr=True)
+    console = progress(given["told"])
     search = _search(given, own_settings(ctx, given), console)
     exploration, plan = watched(search, console)
     layout = given["beside"]

@@ -30,6 +30,7 @@ _COMMANDS = {
     "schedule": "generate, check, time and draw a pipeline schedule",
     "export": "write the best split between layers for another runtime",
     "explore": "predict every schedule, depth and microbatch size; choose the fastest",
+    "examples": "list the examples, or copy one to the current folder",
     "devices": "list known devices with their figures and sources",
 }
 

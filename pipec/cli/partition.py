@@ -261,27 +261,22 @@ def _problem(cut: "CutResult") -> str:
 
 
 def _table(graph: "CostGraph", devices: "list[Device]", cut: "CutResult", seconds: float) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from pipec.cli.console import output
     from pipec.cluster.units import show
+    from pipec.report.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for title in ("stage", "nodes", "load", "memory"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for title in ("device", "first node", "last node"):
-        table.add_column(title, no_wrap=True, max_width=24)
+    columns = ("stage", "device", "first node", "last node", "nodes", "load", "memory")
+    table = Table("", columns, right=4, texts=("device", "first node", "last node"))
     for s, device in enumerate(cut.device_order):
         nodes = (cut.assignment == device).nonzero()[0].tolist()
-        table.add_row(
+        table.add(
             str(s),
-            str(len(nodes)),
-            f"{cut.loads[s]:.6g}",
-            show(cut.memory_bytes[s], "B"),
             f"{devices[device].kind} {device}",
             graph.names[nodes[0]] if nodes else "-",
             graph.names[nodes[-1]] if nodes else "-",
+            str(len(nodes)),
+            f"{cut.loads[s]:.6g}",
+            show(cut.memory_bytes[s], "B"),
         )
     output().print(table)
     click.echo(f"problem      {_problem(cut)}")

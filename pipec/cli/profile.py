@@ -1,14 +1,15 @@
 """``pipec profile``: run every node of a model, or the stages of a plan, and write their times."""
 
 import platform
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pipec.cli.console import progress, progress_options
 from pipec.cli.options import load_options, model_options
 from pipec.cli.profile_stages import profile_stages
 from pipec.cluster.presets import PRESETS
@@ -39,6 +40,7 @@ from pipec.graph.ir import origin
 @click.option("--local", is_flag=True, help="DIRECTORY: one process, and no messages.")
 @click.option("--seconds", default=2.0, show_default=True, help="DIRECTORY: for each stage.")
 @click.option("--heaviest", default=10, show_default=True, help="Nodes to list.")
+@progress_options
 @model_options
 def command(model: str, **given: Any) -> None:
     """Run every node of MODEL on this machine and write a cost file for --costs.
@@ -53,7 +55,7 @@ def command(model: str, **given: Any) -> None:
         profile_stages(Path(model), given, how, _machine(device))
         return
     kind = str(given["kind"] or this_kind(device)).lower()
-    console = Console(stderr=True)
+    console = progress(given["told"])
     with console.status(f"reading {model}"):
         loaded = load(model, load_options(given))
     table = _measured(loaded, kind, how, console)
@@ -89,16 +91,14 @@ def this_kind(device: str) -> str:
 
 
 def _measured(loaded: Loaded, kind: str, how: Measuring, console: Console) -> CostTable:
-    columns = (TextColumn("measuring {task.fields[node]}"), BarColumn(), MofNCompleteColumn(),
-               TimeElapsedColumn())  # fmt: skip
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("measure", total=len(loaded.graph.calls), node="")
+    done, total = count(1), len(loaded.graph.calls)
+    with console.status("measuring") as status:
         return measured_costs(
             loaded.graph,
             loaded.example_inputs,
             kind,
             how,
-            lambda name: progress.update(task, advance=1, node=name),
+            lambda name: status.update(f"measuring {name} ({next(done)} of {total})"),
         )
 
 

@@ -34,6 +34,7 @@ from pipec.runtime.executor import Batch
 @click.option("--model", help="Where the model is now, for its example inputs.")
 @click.option("--trust", is_flag=True, help="Let code run that the plan names or holds.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
+@click.option("-q", "--quiet", is_flag=True, help="Print warnings and errors only.")
 @allow_namespace_option
 @click.pass_context
 def command(ctx: click.Context, /, **given: Any) -> None:
@@ -52,7 +53,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
         directory,
         backend.run_options(**own_settings(ctx, given)),
         lambda: _batch(plan, given),
-        **{name: given[name] for name in ("data", "rounds", "outputs", "metrics", "as_json")},
+        **{n: given[n] for n in ("data", "rounds", "outputs", "metrics", "as_json", "quiet")},
     )
     job.check(plan)
     if backend.runs_emitted_code:

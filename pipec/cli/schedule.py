@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pipec.cli.console import output
+from pipec.cli.console import has_width, output
 from pipec.errors import ScheduleError
 from pipec.files import write_file
 from pipec.schedule.action import COMPUTE
@@ -214,7 +214,7 @@ def _shown(timeline: Timeline) -> str:
     drawn = f"({compute} actions: --svg draws them)"
     if compute <= DRAWN:
         screen = output()
-        drawn = grid(timeline, width=screen.width) if screen.is_terminal else grid(timeline)
+        drawn = grid(timeline, width=screen.width) if has_width(screen) else grid(timeline)
     numbers = f"makespan {_number(timeline.seconds)}   bubble {timeline.bubble:.2%}"
     head = f"{s.name}: {s.stages} stages, {s.microbatches} microbatches, {s.devices} devices"
     return "\n".join([head, "", drawn, "", table(timeline), "", numbers])

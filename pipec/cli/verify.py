@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
-from pipec.cli.console import output
+from pipec.cli.console import output, progress, progress_options
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.compiler.backend import check_runnable, lacking, load_backend
 from pipec.compiler.capabilities import Cycles
@@ -37,6 +36,7 @@ from pipec.report.verification import print_report
     metavar="FRAMES",
     help="Run all stages at once, joined by pipes, on so many frames, where stages can stream.",
 )
+@progress_options
 @allow_namespace_option
 def command(directory: Path, **given: Any) -> None:
     """Run the stages in DIRECTORY in a chain against the original model, on random inputs.
@@ -55,7 +55,7 @@ def command(directory: Path, **given: Any) -> None:
         check_runnable(directory, None, plan.target, None, trust=trust)
         _timed(plan, directory, as_json=as_json)
         return
-    console = Console(stderr=True)
+    console = progress(given["told"])
     record = read_manifest(directory)
     source = source_of(record)
     check_runnable(directory, source, str(record["target"]), model, trust=trust)

@@ -37,6 +37,7 @@ class Job:
         outputs: File for what an inference yields.
         metrics: File to append JSON lines to.
         as_json: Whether to print JSON lines.
+        quiet: Whether to print warnings alone.
     """
 
     directory: Path
@@ -47,6 +48,7 @@ class Job:
     outputs: Path | None = None
     metrics: Path | None = None
     as_json: bool = False
+    quiet: bool = False
 
     def check(self, plan: Plan) -> None:
         """Refuse files that this plan cannot fill, before anything runs.
@@ -66,7 +68,7 @@ class Job:
 
     def observers(self) -> list[Observer]:
         """Who is told of every round."""
-        found: list[Observer] = [self._print]
+        found: list[Observer] = [] if self.quiet else [self._print]
         if self.metrics:
             found.append(Steady(JsonLines(self.metrics), "--metrics", self.tell))
         return found
@@ -80,6 +82,8 @@ class Job:
 
     def wrote(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
         """Tell of a file of tensors."""
+        if self.quiet:
+            return
         if self.as_json:
             types = {n: [str(t.dtype).removeprefix("torch."), *t.shape] for n, t in tensors.items()}
             click.echo(json.dumps({"wrote": str(path), "tensors": types}))

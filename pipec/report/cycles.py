@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from pipec.compiler.cycles import StageCycles, TimedCheck
+from pipec.report.table import Table
 
 
 def print_cycles(stages: Sequence[StageCycles], console: Console, heaviest: int = 10) -> None:
@@ -39,25 +39,24 @@ def _rigid(c: StageCycles) -> str:
 
 
 def _stage_table(c: StageCycles, heaviest: int) -> Table:
-    table = _table(f"{c.stage}: cycles per frame", "engine")
-    for column in ("busy", "waits for tokens", "for room"):
-        table.add_column(column, justify="right")
-    table.add_column("most for", overflow="fold")
+    columns = ("engine", "busy", "waits for tokens", "for room", "most for")
+    texts = ("engine", "most for")
+    table = Table(f"{c.stage}: cycles per frame", columns, right=1, texts=texts)
     for e in sorted(c.engines, key=lambda e: (e.empty + e.full, -e.busy))[:heaviest]:
         row = (f"{e.busy:,}", f"{e.empty:,}", f"{e.full:,}")
-        table.add_row(escape(e.name), *row, escape(e.waits_for))
+        table.add(e.name, *row, e.waits_for)
     return table
 
 
 def print_checks(checks: Sequence[TimedCheck], console: Console) -> None:
     """Print how the emitted code's handshakes compare with the simulator's."""
-    table = _table("emitted code, run with time, against the simulator", "stage")
-    for column in ("frames", "handshakes", "frames end at", ""):
-        table.add_column(column, justify="right")
+    title = "emitted code, run with time, against the simulator"
+    columns = ("stage", "frames", "handshakes", "frames end at", "")
+    table = Table(title, columns, right=1, texts=("frames end at", ""))
     for c in checks:
-        verdict = "ok" if c.ok else f"[red]{len(c.differing)} streams differ[/]"
+        verdict = "ok" if c.ok else f"{len(c.differing)} streams differ"
         ends = " ".join(f"{end:,}" for end in c.ends)
-        table.add_row(c.stage, str(c.frames), f"{c.handshakes:,}", ends, verdict)
+        table.add(c.stage, str(c.frames), f"{c.handshakes:,}", ends, verdict)
     console.print(table)
     wrong = [f"{c.stage}: {', '.join(c.differing[:5])}" for c in checks if not c.ok]
     console.print(
@@ -65,9 +64,3 @@ def print_checks(checks: Sequence[TimedCheck], console: Console) -> None:
         if wrong
         else "[green]every handshake has the same cycle[/]"
     )
-
-
-def _table(title: str, first: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column(first, overflow="fold")
-    return table

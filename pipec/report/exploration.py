@@ -1,24 +1,27 @@
 """An exploration as a table: what was chosen, and why each other candidate lost."""
 
 from rich.console import Console
-from rich.table import Table
 
 from pipec.cluster.units import show
 from pipec.explore.explore import BASELINES, NOT_TIMED, Exploration
+from pipec.report.table import Table
 
 
 def print_exploration(exploration: Exploration, console: Console, top: int = 12) -> None:
     """Print the fastest candidates, the baselines, and a count of what does not fit."""
     best = exploration.best
-    table = Table(box=None, pad_edge=False)
-    for name, justify in (("candidate", "left"), ("step", "right"), ("samples/s", "right"),
-                          ("bubble", "right"), ("memory", "right"), ("why", "left")):  # fmt: skip
-        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+    table = Table(
+        "",
+        ("candidate", "step", "samples/s", "bubble", "memory", "why"),
+        right=1,
+        texts=("candidate", "why"),
+        spare=("samples/s", "bubble"),
+    )
     shown = list(exploration.predictions[:top])
     shown += [p for p in exploration.predictions[top:] if p.candidate.split]
     shown += [p for p in map(exploration.baseline, BASELINES) if p is not None and p not in shown]
     for p in shown:
-        table.add_row(
+        table.add(
             str(p.candidate),
             show(p.seconds, "s") if p.possible else "",
             f"{exploration.batch / p.seconds:.3g}" if p.possible else "",

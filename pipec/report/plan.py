@@ -5,7 +5,6 @@ import io
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from pipec.cluster.units import show
 from pipec.graph.ir import Graph
@@ -13,6 +12,7 @@ from pipec.graph.printer import graph_to_python
 from pipec.plan.model import Plan
 from pipec.report.plan_data import Data, plan_data
 from pipec.report.saved import saved_table
+from pipec.report.table import Table
 
 __all__ = ["graph_text", "plan_data", "print_plan"]
 
@@ -59,27 +59,21 @@ def print_plan(plan: Plan, console: Console, heaviest: int = 10) -> None:
     _print_notes(data, console)
 
 
-def _table(title: str, *columns: str, right: int) -> Table:
-    """A table whose columns from number ``right`` on hold numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for k, column in enumerate(columns):
-        table.add_column(column, justify="right" if k >= right else "left", overflow="fold")
-    return table
-
-
 def _stages(data: Data) -> Table:
-    table = _table(
+    table = Table(
         "stages",
-        "stage", "device", "graph", "bottleneck", "nodes", "weights", "interval", "latency",
+        ("stage", "device", "graph", "bottleneck", "nodes", "weights", "interval", "latency"),
         right=4,
-    )  # fmt: skip
+        texts=("bottleneck",),
+        spare=("graph", "nodes", "latency"),
+    )
     for s in data["stages"]:
         interval = s.get("interval_seconds", s["seconds"])
-        table.add_row(
+        table.add(
             str(s["stage"]),
             f"{','.join(map(str, s['devices']))} {s['device']}".strip(),
             s["graph"],
-            escape(s.get("bottleneck", "")),
+            s.get("bottleneck", ""),
             str(s["nodes"]),
             show(s["weight_bytes"], "B"),
             "" if interval is None else show(interval, "s"),
@@ -113,25 +107,28 @@ def _as_emitted(balance: Data) -> str:
 
 
 def _cuts(data: Data) -> Table:
-    table = _table("values that cross each cut", "cut", "value", "type", "bytes", right=3)
+    columns = ("cut", "value", "type", "bytes")
+    table = Table("values that cross each cut", columns, right=3, texts=("value", "type"))
     for cut in data["cuts"]:
         name, values = f"{cut['after']}|{cut['after'] + 1}", cut["values"]
         for v in values[:_VALUES_SHOWN]:
             kind = f"{v['dtype']}[{','.join(map(str, v['shape']))}]"
-            table.add_row(name, v["value"], escape(kind), show(v["nbytes"], "B"))
+            table.add(name, v["value"], kind, show(v["nbytes"], "B"))
             name = ""
         more = f"+ {len(values) - _VALUES_SHOWN} more; " if len(values) > _VALUES_SHOWN else ""
         if len(values) != 1:
-            table.add_row(name, f"{more}{len(values)} in all", "", show(cut["nbytes"], "B"))
+            table.add(name, f"{more}{len(values)} in all", "", show(cut["nbytes"], "B"))
     return table
 
 
 def _heaviest(data: Data) -> Table:
-    table = _table("heaviest nodes", "node", "from", "op", "stage", "time", "share", right=3)
+    columns = ("node", "from", "op", "stage", "time", "share")
+    texts = ("node", "from", "op")
+    table = Table("heaviest nodes", columns, right=3, texts=texts, spare=("op", "from"))
     for n in data["heaviest"]:
-        table.add_row(
+        table.add(
             n["node"],
-            escape(n["origin"]),
+            n["origin"],
             n["op"],
             str(n["stage"]),
             show(n["seconds"], "s"),
@@ -141,9 +138,9 @@ def _heaviest(data: Data) -> Table:
 
 
 def _memory(data: Data) -> Table:
-    table = _table("memory per device", "device", "needed", "there", "used", right=1)
+    table = Table("memory per device", ("device", "needed", "there", "used"), right=1)
     for m in data["memory"]:
-        table.add_row(
+        table.add(
             f"{m['device']} {m['kind']}",
             show(m["needed_bytes"], "B"),
             show(m["memory_bytes"], "B"),
@@ -159,16 +156,17 @@ SHOWN = 12
 def _explored(data: Data) -> Table:
     microbatches, tried = data["schedule"]["microbatches"], data["explored"]
     hidden = f"; {SHOWN} of {len(tried)}, all are in plan.json" if len(tried) > SHOWN else ""
-    table = _table(
+    table = Table(
         f"schedules tried, {microbatches} microbatches{hidden}",
-        "schedule", "why", "step", "bubble", "memory",
+        ("schedule", "why", "step", "bubble", "memory"),
         right=2,
-    )  # fmt: skip
+        texts=("why",),
+    )
     for t in tried[:SHOWN]:
         played = t["seconds"] is not None
-        table.add_row(
+        table.add(
             t["schedule"],
-            escape(t["why"]),
+            t["why"],
             show(t["seconds"], "s") if played else "",
             f"{t['bubble']:.1%}" if played else "",
             show(max(t["peak_bytes"], default=0), "B") if played else "",

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from rich.table import Table
-
 from pipec.cluster.units import show
 from pipec.graph.ir import nbytes
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage
+from pipec.report.table import Table
 
 Data = dict[str, Any]
 
@@ -41,19 +40,15 @@ def saved_table(stages: list[Data]) -> Table | None:
     Args:
         stages: What `stage_data` gave.
     """
-    table = Table(
-        title="saved for the backward, per microbatch",
-        title_justify="left", title_style="bold", box=None, pad_edge=False,
-    )  # fmt: skip
-    for name in ("stage", "on the device", "computed again", "in host memory", "depth"):
-        table.add_column(name, justify="left" if name == "stage" else "right")
+    columns = ("stage", "on the device", "computed again", "in host memory", "depth")
+    table = Table("saved for the backward, per microbatch", columns, right=1)
     rows = [(s["stage"], s["saved"]) for s in stages if s["saved"]]
     for number, saved in rows:
         again = saved["recomputed"]
         first = [str(number), show(saved["kept_bytes"], "B"), _counted(again, sum(again.values()))]
         for slot in saved["slots"] or [None]:
             hosted = [_counted(slot["values"], slot["nbytes"]), str(slot["depth"])] if slot else []
-            table.add_row(*first, *hosted)
+            table.add(*first, *hosted)
             first = ["", "", ""]
     return table if rows else None
 

@@ -1,32 +1,31 @@
 """A verification as a table."""
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from pipec.compiler.verify import VerifyReport
+from pipec.report.table import Table
 
 
 def print_report(report: VerifyReport, console: Console) -> None:
     """Print the error of every boundary value, and the verdict."""
-    table = Table(title="emitted stages against the original model", title_justify="left",
-                  title_style="bold", box=None, pad_edge=False)  # fmt: skip
-    for column in ("stage", "value", "kind", "dtype"):
-        table.add_column(column, overflow="fold")
-    for column in ("max error", "largest", "relative", "allowed", ""):
-        table.add_column(column, justify="right")
+    table = Table(
+        "emitted stages against the original model",
+        ("stage", "value", "kind", "dtype", "max error", "largest", "relative", "allowed", ""),
+        right=4,
+        texts=("value", "allowed"),
+        spare=("dtype", "largest", "max error"),
+    )
     for b in report.boundaries:
-        verdict = "ok" if b.ok else "[red]off[/]"
-        table.add_row(
+        table.add(
             str(b.stage),
-            escape(b.name),
+            b.name,
             b.kind,
             b.dtype,
             f"{b.max_abs_error:.3g}",
             f"{b.scale:.3g}",
             f"{b.relative_error:.2g}",
             f"{b.tolerance:.2g} {b.basis}".strip(),
-            verdict,
+            "ok" if b.ok else "off",
         )
     console.print(table)
     wrong = [b.name for b in report.boundaries if not b.ok]
