@@ -8,10 +8,19 @@ from pipec.compiler.choose_schedule import choose_schedule
 from pipec.compiler.complete import completed
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.reside import through_host
+from pipec.compiler.timeline import plan_timeline
 from pipec.errors import PipecError, ScheduleError
 from pipec.plan.model import Fact, Plan
-from pipec.schedule.registry import STREAMING, SYNCHRONOUS, generate
+from pipec.schedule.registry import (
+    STREAMING,
+    SYNCHRONOUS,
+    SYNTHESIZED,
+    generate,
+    parsed,
+    plain_name,
+)
 from pipec.schedule.schedule import Placement, Schedule
+from pipec.simulate.costs import stage_costs, takes_costs
 
 
 @dataclass(frozen=True)
@@ -19,9 +28,10 @@ class SchedulePass(Pass):
     """Orders the compute actions of all stages; adds sends and receives, reductions and steps.
 
     1. ``fastest`` is ``inference`` for a model without a loss. For one with, every synchronous
-       schedule is simulated on the plan's own stages, links and memory; the fastest that fits is
-       taken (of equally fast ones that of least memory), and the plan keeps all predictions. What
-       else could be varied (stages, replicas, microbatches) stays: `pipec.explore` varies it.
+       schedule is simulated on the plan's own stages, links and memory, an order that is made
+       from their costs (``synthesized``) among them; the fastest that fits is taken (of equally
+       fast ones that of least memory), and the plan keeps all predictions. What else could be
+       varied (stages, replicas, microbatches) stays: `pipec.explore` varies it.
     2. Every channel of the plan gets its actions, and in training its gradient's.
     3. Where forward and backward run on two devices and saved values go through the host, these
        become host slots, with their nodes in F and B.
@@ -45,27 +55,40 @@ class SchedulePass(Pass):
         if self.generator == "fastest" and plan.trains:
             return self._explored(plan)
         name = "inference" if self.generator == "fastest" else self.generator
-        made = generate(name, len(plan.stages), self.microbatches)
+        made = self._made(name, plan)
         check_placement(plan, made)
         plan = through_host(plan, made)
         return plan.replace(schedule=completed(made, plan))
 
+    def _made(self, name: str, plan: Plan) -> Schedule:
+        """The order of compute actions; a generator that asks for costs gets the plan's."""
+        options = parsed(name, {})
+        if takes_costs(name):
+            like = completed(generate("1f1b", len(plan.stages), self.microbatches), plan)
+            limits = [d.memory_bytes for d in plan.cluster.devices]
+            options = {**stage_costs(plan_timeline(_timed(plan), like), limits), **options}
+        return generate(plain_name(name), len(plan.stages), self.microbatches, **options)
+
     def _explored(self, plan: Plan) -> Plan:
         """The plan with the best schedule and what was tried to find it."""
-        timed = plan
-        if not plan.timing:
-            timed = plan.replace(timing=load_backend(plan.target).stage_seconds(plan))
         streams = all(d.streams for d in plan.cluster.devices)
         made: dict[str, Schedule | PipecError] = {}
-        for name in STREAMING if streams else SYNCHRONOUS:
+        for name in STREAMING if streams else (*SYNCHRONOUS, SYNTHESIZED):
             try:
-                made[name] = completed(generate(name, len(plan.stages), self.microbatches), plan)
+                made[name] = completed(self._made(name, plan), plan)
             except PipecError as error:
                 made[name] = error
-        explored = choose_schedule(timed, made)
+        explored = choose_schedule(_timed(plan), made)
         chosen = made[explored[0].schedule]
         assert isinstance(chosen, Schedule)
         return plan.replace(schedule=chosen, explored=explored)
+
+
+def _timed(plan: Plan) -> Plan:
+    """The plan with the seconds of its stages."""
+    if plan.timing:
+        return plan
+    return plan.replace(timing=load_backend(plan.target).stage_seconds(plan))
 
 
 def check_placement(plan: Plan, schedule: Schedule) -> None:

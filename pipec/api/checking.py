@@ -23,7 +23,7 @@ from pipec.plan.manifest import read_manifest, source_of
 from pipec.plan.model import Plan
 from pipec.schedule.action import ActionKind
 from pipec.schedule.lower import lower
-from pipec.schedule.registry import generate
+from pipec.simulate.costs import generate_for
 from pipec.simulate.simulate import simulate
 from pipec.simulate.timeline import Timeline
 from pipec.simulate.times import Times
@@ -69,11 +69,12 @@ def schedule(
     known = [kind.name for kind in ActionKind if kind.is_compute]
     if times and (unknown := sorted(set(times) - set(known))):
         raise ScheduleError("no such time", got=", ".join(unknown), want=", ".join(known))
-    plain = generate(name, stages, microbatches, **options)
+    seconds = Times.uniform(stages, **(times or {}), comm=comm)
+    plain = generate_for(name, stages, microbatches, seconds, **options)
     prove(plain)
     full = lower(plain)
     prove(full)
-    return simulate(full, Times.uniform(plain.stages, **(times or {}), comm=comm))
+    return simulate(full, seconds)
 
 
 def partition(

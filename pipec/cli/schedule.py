@@ -16,6 +16,7 @@ from pipec.schedule.csv_form import from_csv, to_csv
 from pipec.schedule.lower import lower
 from pipec.schedule.registry import generate, generator, names, parsed, plain_name
 from pipec.schedule.schedule import Schedule
+from pipec.simulate.costs import generate_for, takes_costs
 from pipec.simulate.draw_svg import svg
 from pipec.simulate.draw_text import grid, table
 from pipec.simulate.draw_trace import trace
@@ -106,7 +107,12 @@ def _schedule(given: dict[str, Any]) -> Schedule:
             raise click.UsageError(f"--{key} is missing")
     name = given["name"]
     options = parsed(name, dict(_option(text) for text in given["options"]))
-    return generate(plain_name(name), given["stages"], given["microbatches"], **options)
+    stages, microbatches = given["stages"], given["microbatches"]
+    if not takes_costs(name):
+        return generate(plain_name(name), stages, microbatches, **options)
+    like = generate("1f1b", stages, microbatches)
+    times = _times(given["times"], like, given["comm"], 0.0)
+    return generate_for(plain_name(name), stages, microbatches, times, **options)
 
 
 def _option(text: str) -> tuple[str, str]:

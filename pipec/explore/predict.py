@@ -17,6 +17,7 @@ from pipec.passes.partition import PartitionPass
 from pipec.plan.model import Plan
 from pipec.schedule.action import ActionKind
 from pipec.schedule.registry import generate
+from pipec.simulate.costs import takes_costs
 from pipec.simulate.timeline import Timeline
 
 _BELOW = 1 - 1e-9
@@ -145,7 +146,7 @@ class Predictor:
         found = cut.fastest(
             run_passes(passes[:at], base), counted=True
         )  # refuses what does not fit in any way
-        if found is None or c.eased:
+        if found is None or c.eased or takes_costs(c.schedule):
             return self.planned(c)
         return replace(_figures(c, found.cut.timeline), loose_seconds=found.cut.loose)
 
