@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 {imports}from safetensors.torch import save_file
 
+from pipec.compiler.endless import endless
 from pipec.plan.store import load_plan
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Settings
@@ -37,7 +38,8 @@ def main() -> None:
     """Run this rank's part of the schedule."""
     plan = load_plan(HERE{allowed})
     with process_group() as rank:
-        pipeline = DistributedPipeline(plan, batch, Settings(optimizer))
+        order = endless(plan)  # without a flush: go on from round to round without draining
+        pipeline = DistributedPipeline(plan, batch, Settings(optimizer), schedule=order)
         train(pipeline, ROUNDS, [print] if rank == 0 else [])
         weights = pipeline.state_dict()
         if weights is not None:  # on rank 0; shared weights once per name

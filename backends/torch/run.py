@@ -11,6 +11,7 @@ import click
 import torch
 
 from pipec.compiler.declared import Options, option
+from pipec.compiler.endless import endless
 from pipec.compiler.job import Job, check_file, check_format
 from pipec.errors import PipecError
 from pipec.plan.model import Plan
@@ -41,6 +42,9 @@ class RunOptions(Options):
     )
     loss_scale: float | None = option(
         None, "For float16: first scale on the loss, such as 65536; it adapts as torch's does."
+    )
+    drain: bool = option(
+        False, "Without a flush: finish every round's microbatches before the next round."
     )
     seed: int = option(0, "Of dropout.")
     local: bool = option(False, "All devices in this process, taking turns.")
@@ -90,6 +94,9 @@ class RunOptions(Options):
                 got=f"schedule {plan.schedule.name}",
                 want="pipemare",
             )
+        if self.drain and (plan.schedule.rule.flush or not plan.schedule.training):
+            got = f"schedule {plan.schedule.name}"
+            raise PipecError("--drain is for schedules without a flush", where=directory, got=got)
         for name, path in (("--save", self.save), ("--checkpoints", self.checkpoints)):
             if path is not None and not plan.schedule.training:
                 raise PipecError(f"{name} is not for an inference plan", where=directory, got=path)
@@ -109,9 +116,12 @@ def run(plan: Plan, job: Job, options: RunOptions) -> None:
     """
     assert plan.schedule is not None
     options.check(plan, job.directory)
+    order = plan.schedule if options.drain else endless(plan)
     if options.local:
         device = local_device(options.device)
-        pipeline = LocalPipeline(plan, job.batch(), options.settings(), device=device)
+        pipeline = LocalPipeline(
+            plan, job.batch(), options.settings(), schedule=order, device=device
+        )
         _finish(plan, job, options, pipeline)
     elif "RANK" in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // plan.schedule.devices))
@@ -119,8 +129,9 @@ def run(plan: Plan, job: Job, options: RunOptions) -> None:
         with process_group(patience, options.device) as rank:
             agree(_told(job, options))
             ranks = DistributedPipeline(
-                plan, job.batch(), options.settings(), timeout=patience, device=options.device
-            )
+                plan, job.batch(), options.settings(), schedule=order, timeout=patience,
+                device=options.device,
+            )  # fmt: skip
             _finish(plan, job, options, ranks, rank)
     else:
         start_ranks(plan.schedule.devices)

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pipec.compiler.endless import endless
 from pipec.errors import PlanError
 from pipec.pipeline.batches import Batch, Inputs, Shape, Splitter, shape_of
 from pipec.pipeline.shapes import Retraced, tracer
@@ -41,6 +42,7 @@ from pipec.runtime.shares import Shares
 from pipec.runtime.state import load_weights
 from pipec.runtime.stored import Stored
 from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
+from pipec.schedule.schedule import Schedule
 
 Tensors = dict[str, torch.Tensor]
 Hook = Callable[["Pipeline"], None]
@@ -99,6 +101,8 @@ class Pipeline:
             ``skip`` the update on all ranks, which needs a flush, or ``continue``.
         loss_scale: First scale on the loss, for a model under float16 autocast: as
             `torch.amp.GradScaler` it leaves out updates that overflow and adapts. Needs a flush.
+        drain: Finish every round's microbatches before the next begins. By default a schedule
+            without a flush goes on from step to step, and `drain` finishes what is under way.
         hooks: Called with this object after every update.
         seed: Of dropout: one stream per microbatch and place in the model.
         correction: PipeMare's T1 and T2.
@@ -126,6 +130,7 @@ class Pipeline:
         weight: Count | None = None,
         on_nan: OnNan = "stop",
         loss_scale: float | None = None,
+        drain: bool = False,
         hooks: Iterable[Hook] = (),
         seed: int = 0,
         correction: Correction | None = None,
@@ -149,7 +154,8 @@ class Pipeline:
             raise PlanError("a training plan needs an optimizer", hint="optimizer=lambda p: ...")
         self._joined(timeout, device)
         held = Stored(weights) if isinstance(weights, Path | str) else weights
-        self._active = self._runner = self._made(plan, settings, held)
+        order = plan.schedule if drain else endless(plan)
+        self._active = self._runner = self._made(plan, settings, held, order)
         self.plan = plan
         assert plan.schedule is not None
         self._splitter = Splitter(plan.graph, plan.schedule.microbatches)
@@ -165,14 +171,20 @@ class Pipeline:
             self._open.enter_context(process_group(timeout, device))
 
     def _made(
-        self, plan: Plan, settings: Settings, weights: Mapping[str, torch.Tensor] | None
+        self,
+        plan: Plan,
+        settings: Settings,
+        weights: Mapping[str, torch.Tensor] | None,
+        schedule: Schedule | None,
     ) -> LocalPipeline | DistributedPipeline:
         if not dist.is_initialized():
             device = "cpu" if self._device == "auto" else self._device
-            return LocalPipeline(plan, self._inputs, settings, weights=weights, device=device)
+            return LocalPipeline(
+                plan, self._inputs, settings, schedule=schedule, weights=weights, device=device
+            )
         return DistributedPipeline(
-            plan, self._inputs, settings, weights=weights, timeout=self._timeout,
-            device=self._device,
+            plan, self._inputs, settings, schedule=schedule, weights=weights,
+            timeout=self._timeout, device=self._device,
         )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -199,6 +211,9 @@ class Pipeline:
 
     def step(self, batch: Batch | None) -> StepResult:
         """Run the schedule once on a batch: one update if it has a flush.
+
+        Without a flush the last microbatches are still under way when the step returns: their
+        losses are known, their last updates are made in the next step, or by `drain`.
 
         Args:
             batch: Up to ``microbatches`` times the compiled rows; None where no input is read.
@@ -252,16 +267,25 @@ class Pipeline:
         mean = total / weights if self.plan.trains and weights else None
         return Evaluation(mean, {n: torch.cat(parts) for n, parts in kept.items()})
 
+    def drain(self) -> None:
+        """Finish the microbatches that are under way, if any; all ranks call."""
+        self._active = self._runner
+        self._runner.drain()
+
     def state_dict(self) -> Tensors | None:
-        """All weights under their original names on rank 0, None elsewhere; all ranks call."""
+        """All weights under their original names on rank 0, None elsewhere; all ranks call.
+
+        The newest of every stage: `drain` before, for all updates of the last step to be in them.
+        """
         return self._runner.state_dict()
 
     def load_state_dict(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replace the weights by others of the same names, shapes and dtypes.
+        """Replace the weights by others of the same names, shapes and dtypes; drains before.
 
         Raises:
             PlanError: A name is missing or unknown, or a shape or dtype differs.
         """
+        self.drain()
         load_weights(self._runner.executors, weights)
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -274,8 +298,12 @@ class Pipeline:
     def save(self, directory: Path | str) -> None:
         """Write a checkpoint in the background; all ranks call.
 
-        Weights, optimizer, learning-rate schedule and counts; any number of stages can go on.
+        Weights, optimizer, learning-rate schedule and counts; any number of stages can go on,
+        unless microbatches are under way, which are saved too. It drains before if one of these
+        has another shape than the plan's.
         """
+        if any(any(s.shapes) for s in self._runner.executors[0].rounds.shares.values()):
+            self.drain()
         self._checkpoints(Path(directory)).save()
 
     def resume(self, directory: Path | str) -> int:

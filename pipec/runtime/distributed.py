@@ -142,7 +142,8 @@ class DistributedPipeline:
         agree(weights_of(mine) | optimizers_of(mine) | inputs_of(mine))
 
     def load(self, schedule: Schedule) -> None:
-        """Continue with another schedule of the same devices; all ranks must call."""
+        """Continue with another schedule, from an empty pipeline; all ranks must call."""
+        self.drain()
         self.program = Program.of(self.program.plan, schedule)
         self._connect()
         self.executor.load(self.program)
@@ -152,7 +153,7 @@ class DistributedPipeline:
         self._transport.connect(self.program.groups(), apart)
 
     def round(self, shares: Shares | None = None) -> Result:
-        """Run this rank's row once.
+        """Run this rank's row once (`LocalPipeline.round`).
 
         Args:
             shares: How much each microbatch counts, and its shape; all alike if absent. The same
@@ -161,9 +162,21 @@ class DistributedPipeline:
         Raises:
             BackendError: Another rank did not answer in time.
         """
+        return self._round(shares, draining=False)
+
+    def drain(self) -> None:
+        """Finish all microbatches that are under way; all ranks must call.
+
+        Raises:
+            BackendError: Another rank did not answer in time.
+        """
+        while not self.executor.rounds.empty:
+            self._round(draining=True)
+
+    def _round(self, shares: Shares | None = None, *, draining: bool) -> Result:
         mine = self.executor
         with located(lambda: f"round {mine.round}, at {self._place()}"):
-            mine.start(shares)
+            mine.start(shares, draining=draining)
             while not mine.finished:
                 if not mine.advance():
                     raise deadlock([mine])

@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, isfinite
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ from pipec.runtime.device import Device
 from pipec.runtime.draws import stream
 from pipec.runtime.moves import Moves
 from pipec.runtime.program import Program, StageProgram, gradient_of
+from pipec.runtime.rounds import Rounds, Turn
 from pipec.runtime.rules import DelayRule, delays
 from pipec.runtime.scaling import LossScale
 from pipec.runtime.settings import OnNan, Settings
@@ -113,10 +115,9 @@ class Executor:
         self._batch, self.settings = batch, settings
         self.weights: dict[int, StageWeights] = {}
         self.rules: dict[int, DelayRule] = {}
-        self.shares = Shares()
         self._shapes: list[Program] = []
         self._runners: list[dict[int, StageRunner]] = []
-        self._moves = moves = Moves(self.compute, transport, self.runner, self.weights)
+        self.moves = moves = Moves(self.compute, transport, self.runner, self.weights)
         self._handlers: dict[ActionKind, Callable[[Action], bool]] = {
             _K.F: self._forward,
             _K.B: self._backward,
@@ -137,7 +138,8 @@ class Executor:
         }
         self.result = Result()
         self.recorded: Recorded | None = None
-        self.round = self.microbatch = 0
+        self.round = 0
+        self.rounds: Rounds
         first = settings.loss_scale
         self.scaling = LossScale() if first is None else LossScale(first, adapts=True)
         self.load(program)
@@ -150,13 +152,14 @@ class Executor:
             PlanError: Clipping or skipping is asked for where there is no flush.
         """
         wanted = self.settings.wants_norm(program.schedule)
+        origin = self.rounds.origin if hasattr(self, "rounds") else 0
         self.program = program
-        self._row = program.schedule.row(self.device)
-        self._oldest = _oldest_used_later(self._row)
-        self._moves.load(program, self.device, self._shapes)
+        self.rounds = Rounds(program.schedule, self.device, origin=origin)
+        self.moves.load(program, self.rounds, self._shapes)
         clip = (self.settings.clip or inf) if wanted else None
         self._deferred = Deferred(program, self.device, clip)
-        self._at = len(self._row)
+        self._row: list[Turn] = []
+        self._at = 0
         for stage in self.weights:
             self._rule(stage)
 
@@ -171,7 +174,7 @@ class Executor:
         """
         self._shapes.append(program)
         self._runners.append({s: self._made(program, s) for s in self.weights})
-        self._moves.load(self.program, self.device, self._shapes)
+        self.moves.load(self.program, self.rounds, self._shapes)
         return len(self._shapes)
 
     def _made(self, program: Program, stage: int) -> StageRunner:
@@ -179,16 +182,23 @@ class Executor:
 
     def runner(self, stage: int, microbatch: int) -> StageRunner:
         """What runs a stage on a microbatch of its shape."""
-        return self._runners[self.shares.shape(microbatch)][stage]
+        return self._runners[self.rounds.shape(microbatch)][stage]
+
+    def saved(self) -> list[list[Any]]:
+        """What is saved for backwards of later rounds: stage, microbatch, tensors."""
+        held = (r.saved for runners in self._runners for r in runners.values())
+        stages = (s for runners in self._runners for s in runners)
+        return [[s, m, t] for s, found in zip(stages, held, strict=True) for m, t in found.items()]
+
+    def load_saved(self, saved: list[list[Any]]) -> None:
+        """Hold what another one held."""
+        for stage, microbatch, tensors in saved:
+            self.runner(stage, microbatch).saved[microbatch] = tensors
 
     @property
     def reads(self) -> frozenset[str]:
         """Inputs of the model that some stage of this device reads."""
         return frozenset(n for r in self._runners[0].values() for n in r.input_names)
-
-    def share(self, stage: int, update: int) -> float:
-        """The weight of all microbatches in an update of a stage."""
-        return self.shares.total(self.program.members.get((stage, update), ()))
 
     def _place(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Make the runner and the weights of every stage of this device."""
@@ -231,50 +241,60 @@ class Executor:
             rule.updates, rule.velocity = self.rules[stage].updates, self.rules[stage].velocity
         self.rules[stage] = rule
 
-    def start(self, shares: Shares | None = None) -> None:
-        """Begin a round: rewind the row and tell the transport what will come.
+    def start(self, shares: Shares | None = None, *, draining: bool = False) -> None:
+        """Begin a round: tell the transport what will come.
 
         Args:
             shares: How much each microbatch counts, and its shape; all alike if absent.
+            draining: Take no microbatches, and go on with those that are under way.
         """
         self._at, self.result = 0, Result()
-        if self.recorded is not None:
+        if draining:
+            self.rounds.drain()
+        else:
+            self.rounds.begin(shares)
+        if self.recorded is not None and not draining:
             self.recorded = Recorded()
-        self.shares = shares or Shares()
-        self._moves.start(self._row, self.shares)
+        self._row = self.rounds.row()
+        self.moves.start(self._row)
+
+    @property
+    def microbatch(self) -> int:
+        """Microbatches of the rounds before this one."""
+        return self.rounds.origin + self.rounds.done * self.rounds.microbatches
 
     def resume(self, number: int, microbatch: int) -> None:
         """Count rounds and microbatches from where a checkpoint was made."""
-        self.round, self.microbatch = number, microbatch
+        self.round, self.rounds.origin = number, microbatch
 
     @property
     def finished(self) -> bool:
         """Whether the round is over."""
-        return self._at == len(self._row) and self._deferred.empty and self._moves.settled
+        return self._at == len(self._row) and self._deferred.empty and self.moves.settled
 
     @property
     def saved_bytes(self) -> int:
         """Bytes of saved values on the device now; what waits in host memory does not count."""
         held = sum(r.saved_bytes() for runners in self._runners for r in runners.values())
-        return held + self._moves.coming_bytes
+        return held + self.moves.coming_bytes
 
     @property
     def position(self) -> int:
-        """Its place in the device's row."""
-        return self._at
+        """Its place in the device's row of the schedule."""
+        return self._row[self._at].place
 
     @property
     def next_action(self) -> Action | None:
         """What the device is at."""
-        return self._row[self._at] if self._at < len(self._row) else None
+        return self._row[self._at].action if self._at < len(self._row) else None
 
     def advance(self) -> bool:
         """Do the next action; False if it must wait for another device or nothing is left."""
-        self._moves.forward_copies()
+        self.moves.forward_copies()
         if self._at == len(self._row):
-            return self._deferred.run(self) or self._moves.settle()
-        action = self._row[self._at]
-        if self.recorded is not None:
+            return self._deferred.run(self) or self.moves.settle()
+        action = self._row[self._at].action
+        if self.recorded is not None and not self.rounds.draining:
             return self._advance_recorded(action, self.recorded)
         done = self._act(action)
         self._at += done
@@ -294,19 +314,20 @@ class Executor:
             if self.compute.torch.type == "cuda":
                 torch.cuda.synchronize(self.compute.torch)
             end = time.perf_counter()
-            recorded.rows.append((self._at, begin, end, self.saved_bytes))
+            recorded.rows.append((self.position, begin, end, self.saved_bytes))
         self._at += done
         return done
 
     def end(self) -> Result:
-        """Finish a round: everything has left, and versions count from 0 again."""
+        """Finish a round: everything has left; versions count from 0 where none is under way."""
+        self.moves.keep()
         self.transport.finish()
-        for w in self.weights.values():
-            w.rebase()
+        self.round += not self.rounds.draining
+        if self.rounds.end():
+            for w in self.weights.values():
+                w.rebase()
         self.result.busy = self.compute.busy()
         self.result.norm = self._deferred.norm
-        self.round += 1
-        self.microbatch += self.program.schedule.microbatches
         return self.result
 
     def live(self) -> Tensors:
@@ -337,8 +358,8 @@ class Executor:
         return found
 
     def inputs(self, microbatch: int) -> Mapping[str, torch.Tensor]:
-        """The inputs of a microbatch of this round."""
-        return self._batch(self.microbatch + microbatch)
+        """The inputs of a microbatch, numbered since the pipeline was empty."""
+        return self._batch(self.rounds.origin + microbatch)
 
     def _stage(self, action: Action) -> tuple[StageProgram, StageRunner, StageWeights, int]:
         assert action.microbatch is not None
@@ -347,20 +368,20 @@ class Executor:
 
     def _forward(self, action: Action) -> bool:
         stage, runner, weights, m = self._stage(action)
-        values = {v: self._moves.take(c.name, m) for v, c in stage.incoming.items()}
+        values = {v: self.moves.take(c.name, m) for v, c in stage.incoming.items()}
         inputs = self.inputs(m) if runner.input_names else {}
         held = weights.at(action.version)
         tensors = held.tensors
         self.result.versions.append((action, held.updates.count))
         with self.compute.own_random() if runner.random else nullcontext():
-            seeds = partial(stream, self.settings.seed, self.microbatch + m)
+            seeds = partial(stream, self.settings.seed, self.rounds.origin + m)
             outcome = runner.forward(m, tensors, values, inputs, seeds)
         for value, channels in stage.outgoing.items():
             for c in channels:
-                self._moves.put(c.name, m, outcome.values[value])
-        if self.shares.weight(m):
+                self.moves.put(c.name, m, outcome.values[value])
+        if self.rounds.weight(m):
             weights.update_buffers(outcome.buffers)
-            self._note(outcome, m)
+            self._note(outcome, m % self.rounds.microbatches)
         return True
 
     def _note(self, outcome: Outcome, microbatch: int) -> None:
@@ -376,12 +397,12 @@ class Executor:
         held = weights.at(action.version)
         tensors = self.rules[action.stage].backward_weights(held.tensors)
         self.result.versions.append((action, held.updates.count))
-        self._moves.unpack(action.stage, m)
+        self.moves.unpack(action.stage, m)
         gradients = {} if action.kind is _K.W else self._gradients(stage, m)
         outcome = runner.backward(kind, m, tensors, gradients)
         for value, channel in stage.gradients_out.items():
             if value in outcome.gradients:
-                self._moves.put(gradient_of(channel.name), m, outcome.gradients[value])
+                self.moves.put(gradient_of(channel.name), m, outcome.gradients[value])
         if action.kind is not _K.I:
             replicas = len(self.program.schedule.placement.backward[action.stage])
             update = self.program.schedule.rule.update_of(m, replicas)
@@ -394,11 +415,11 @@ class Executor:
         found: Tensors = {}
         for name in stage.training.gradients_in():
             parts = [
-                self._moves.take(gradient_of(c.name), microbatch)
+                self.moves.take(gradient_of(c.name), microbatch)
                 for c in stage.gradients_in.get(name, [])
             ]
             if name == stage.loss:
-                weight = self.shares.weight(microbatch) * self.scaling.scale
+                weight = self.rounds.weight(microbatch) * self.scaling.scale
                 dtype, device = stage.loss_dtype, self.compute.torch
                 parts.append(torch.full((), weight, dtype=dtype, device=device))
             total = parts[0]
@@ -408,7 +429,7 @@ class Executor:
         return found
 
     def _receive_weights(self, action: Action) -> bool:
-        return self._moves.receive_weights(action, self._oldest[self._at])
+        return self.moves.receive_weights(action, self._row[self._at].oldest)
 
     def _reduce(self, action: Action) -> bool:
         weights = self.weights[action.stage]
@@ -422,10 +443,8 @@ class Executor:
         return True
 
     def _step(self, action: Action) -> bool:
-        if self._deferred.wanted:
-            self._deferred.put(action, self._oldest[self._at])
-        else:
-            self.make_version(action, self._oldest[self._at])
+        do = self._deferred.put if self._deferred.wanted else self.make_version
+        do(action, self._row[self._at].oldest)
         return True
 
     def make_version(self, action: Action, oldest: int, factor: float = 1.0) -> None:
@@ -437,7 +456,7 @@ class Executor:
             factor: On the gradients, besides one over the weight of the update's microbatches.
         """
         weights, rule = self.weights[action.stage], self.rules[action.stage]
-        count = self.share(action.stage, action.version)
+        count = self.rounds.total(action.stage, action.version)
         if not count or (not isfinite(factor) and self.settings.skips):
             weights.skip(action.version, oldest)
             self.result.skipped |= bool(count)
@@ -455,21 +474,6 @@ class Executor:
         new = weights.at(action.version)
         rule.observe(old, {n: new.tensors[n] for n in old})
         self.result.versions.append((action, new.updates.count))
-
-
-def _oldest_used_later(row: list[Action]) -> list[int]:
-    """For every position, the oldest version that its stage's later actions use.
-
-    Where no later action uses any, the version that the action itself makes or uses.
-    """
-    later: dict[int, int] = {}
-    found = [0] * len(row)
-    for k in range(len(row) - 1, -1, -1):
-        action = row[k]
-        found[k] = later.get(action.stage, action.version)
-        if action.kind <= _K.W or action.kind is _K.SEND_W:
-            later[action.stage] = min(later.get(action.stage, action.version), action.version)
-    return found
 
 
 def deadlock(executors: list[Executor]) -> ScheduleError:

@@ -48,6 +48,12 @@ def identity(program: Program, settings: Settings) -> dict[str, str | None]:
     }
 
 
+def cut_of(program: Program) -> str:
+    """A digest of stages and schedule: what is under way in one pipeline fits no other."""
+    graphs = [s.graph.module.code for s in program.plan.stages]
+    return _digest([graphs, json_form.to_json(program.schedule)])
+
+
 def weights_of(executor: Executor) -> dict[str, str | None]:
     """Digests of the weights that this rank begins with, of those that other ranks hold too."""
     program, found = executor.program, dict[str, str | None]()

@@ -51,13 +51,16 @@ class LocalPipeline:
         ]
 
     def load(self, schedule: Schedule) -> None:
-        """Continue with another schedule of the same devices."""
+        """Continue with another schedule of the same devices, from an empty pipeline."""
+        self.drain()
         self.program = Program.of(self.program.plan, schedule)
         for e in self.executors:
             e.load(self.program)
 
     def round(self, shares: Shares | None = None) -> Result:
         """Run the schedule once: one step if it flushes, else all of its microbatches.
+
+        What is left of an endless schedule's microbatches then waits for the next round.
 
         Args:
             shares: How much each microbatch counts, and its shape; all alike if absent.
@@ -87,8 +90,18 @@ class LocalPipeline:
         Raises:
             ScheduleError: No device can go on.
         """
+        self._play(shares, draining=False)
+
+    def drain(self) -> None:
+        """Finish all microbatches that are under way; nothing is where the schedule drains."""
+        while not self.executors[0].rounds.empty:
+            self._play(draining=True)
+            for e in self.executors:
+                e.end()
+
+    def _play(self, shares: Shares | None = None, *, draining: bool) -> None:
         for e in self.executors:
-            e.start(shares)
+            e.start(shares, draining=draining)
         while not all(e.finished for e in self.executors):
             moved = False
             for e in self.executors:
@@ -105,11 +118,12 @@ class LocalPipeline:
         return made
 
     def run(self, rounds: int) -> list[float]:
-        """Run several rounds; the losses of all microbatches in order."""
+        """Run several rounds and drain; the losses of all microbatches in order."""
         losses: list[float] = []
         for _ in range(rounds):
             found = self.round().losses
             losses += [float(found[m]) for m in sorted(found)]
+        self.drain()
         return losses
 
     def state_dict(self) -> dict[str, torch.Tensor]:

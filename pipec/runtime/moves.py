@@ -9,14 +9,15 @@ coming    (stage, microbatch) -> buffers       from FETCH to the backward that r
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from pipec.runtime.device import Copied, Device
 from pipec.runtime.placing import Messages
 from pipec.runtime.program import Program
-from pipec.runtime.shares import Shares
+from pipec.runtime.rounds import Rounds, Turn
 from pipec.runtime.stage import StageRunner
 from pipec.runtime.tensors import pack, unpack
 from pipec.runtime.transport import Message, Transport
@@ -52,18 +53,38 @@ class Moves:
         self._leaving: deque[tuple[Message, Copied]] = deque()
         self._settling: list[tuple[int, Message]] = []
 
-    def load(self, program: Program, rank: int, others: Sequence[Program] = ()) -> None:
+    def load(self, program: Program, rounds: Rounds, others: Sequence[Program] = ()) -> None:
         """Take another schedule, or further shapes; between rounds only."""
-        self._messages = Messages(program, rank, others)
-        self._rank = rank
+        self._messages = Messages(program, rounds, others)
+        self._rank = rounds.device
 
-    def start(self, row: list[Action], shares: Shares) -> None:
+    def start(self, row: list[Turn]) -> None:
         """Begin a round: tell the transport what will come."""
-        self._messages.shares = shares
         self._settling = self._messages.settling()
-        self._values.clear()
-        self._host.clear()
         self._transport.expect(self._messages.expected(row))
+
+    def state(self) -> dict[str, list[Any]]:
+        """What is held between two rounds, for `load_state`."""
+        coming = self._coming.items()
+        return {
+            "values": [[*key, t] for key, t in self._values.items()],
+            "coming": [[*at, [[c, self._device.wait(t)] for c, t in ts]] for at, ts in coming],
+            "host": [[[*message], copy.wait()] for message, copy in self._host.items()],
+        }
+
+    def load_state(self, state: Mapping[str, list[Any]]) -> None:
+        """Hold what another one held."""
+        self._values = {(channel, m): t for channel, m, t in state["values"]}
+        coming = state["coming"]
+        self._coming = {(s, m): [(c, Copied(t)) for c, t in ts] for s, m, ts in coming}
+        self._host = {Message(*message): Copied(t.cpu()) for message, t in state["host"]}
+
+    def keep(self) -> None:
+        """End a round: what was fetched for a later one arrives, so that nothing is under way."""
+        for at, messages in self._fetched.items():
+            arrived = ((c, Copied(self._transport.receive(m))) for c, m in messages)
+            self._coming.setdefault(at, []).extend(arrived)
+        self._fetched.clear()
 
     @property
     def settled(self) -> bool:

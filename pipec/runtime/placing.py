@@ -5,7 +5,7 @@ from functools import cached_property
 
 from pipec.errors import PlanError
 from pipec.runtime.program import Program, gradient_of
-from pipec.runtime.shares import Shares
+from pipec.runtime.rounds import Rounds, Turn
 from pipec.runtime.tensors import TensorType, packed_bytes
 from pipec.runtime.transport import Coming, Message
 from pipec.schedule.acknowledgements import NONE, acknowledgements
@@ -21,17 +21,16 @@ class Messages:
 
     Args:
         program: The plan.
-        device: The device.
+        rounds: The rounds of the device.
         others: The same plan, compiled for other shapes of a microbatch.
 
     Raises:
         PlanError: The schedule sends something that the plan has no channel for.
     """
 
-    def __init__(self, program: Program, device: int, others: Sequence[Program] = ()) -> None:
-        self._program, self._device = program, device
+    def __init__(self, program: Program, rounds: Rounds, others: Sequence[Program] = ()) -> None:
+        self._program, self._device, self._rounds = program, rounds.device, rounds
         self._programs = (program, *others)
-        self.shares = Shares()
         self._named: dict[str, Channel] = {c.name: c for c in program.schedule.channels if c.name}
         self._types = [_types(p) for p in self._programs]
         for c in program.schedule.channels:
@@ -69,7 +68,7 @@ class Messages:
     def type_of(self, action: Action) -> TensorType:
         """The type of the tensor that the action moves."""
         kind = KIND_OF[action.kind]
-        shape = self.shares.shape(action.microbatch)
+        shape = 0 if action.microbatch is None else self._rounds.shape(action.microbatch)
         if kind in (ChannelKind.F, ChannelKind.B):
             return self._types[shape][action.channel]
         stage = self._programs[shape].stages[action.stage]
@@ -87,10 +86,10 @@ class Messages:
         """(stage, message) of the weights that end a round where F and B are apart.
 
         The device of B sends its newest version to every device of F, so that the next round
-        starts from the same weights on both.
+        starts from the same weights on both. In an endless schedule each version is sent anyway.
         """
         place = self._program.schedule.placement
-        if not place.separate:
+        if not place.separate or self._rounds.lag:
             return []
         return [
             (s, Message(f"W{s}", _LAST, backward[0], device))
@@ -100,25 +99,26 @@ class Messages:
         ]
 
     @cached_property
-    def _proves(self) -> dict[Message, tuple[Message, ...]]:
-        """What each message to this device proves to have arrived, since the one before it."""
+    def _proves(self) -> dict[int, list[int]]:
+        """By place of a receive in the row the sends whose arrival it proves."""
         schedule = self._program.schedule
         begin, end = schedule.device_ptr[self._device : self._device + 2].tolist()
-        found: dict[Message, tuple[Message, ...]] = {}
-        for sent, proof in enumerate(acknowledgements(schedule)[begin:end].tolist(), begin):
+        found: dict[int, list[int]] = {}
+        for sent, proof in enumerate(acknowledgements(schedule)[begin:end].tolist()):
             if proof != NONE:
-                by, proved = self.of(schedule[proof]), self.of(schedule[sent])
-                found[by] = (*found.get(by, ()), proved)
+                found.setdefault(proof - begin, []).append(sent)
         return found
 
-    def expected(self, row: list[Action]) -> Iterator[Coming]:
+    def expected(self, row: list[Turn]) -> Iterator[Coming]:
         """What will come from other devices, in the order of the row."""
-        for action in row:
+        at = {turn.place: turn.action for turn in row}
+        for place, action in at.items():
             kind = KIND_OF.get(action.kind)
             if kind is not None and action.kind is kind.receive:
                 message = self.of(action)
                 if message.src != message.dst:
-                    yield Coming(message, self.type_of(action), self._proves.get(message, ()))
+                    sent = (at[k] for k in self._proves.get(place, ()) if k in at)
+                    yield Coming(message, self.type_of(action), tuple(map(self.of, sent)))
         for stage, message in self.settling():
             if message.dst == self._device:
                 yield Coming(
@@ -134,9 +134,10 @@ def _types(program: Program) -> dict[str, TensorType]:
 
 def links(program: Program) -> set[tuple[int, int]]:
     """(sender, receiver) of all messages between devices."""
-    schedule = program.schedule
-    return {
-        (message.src, message.dst)
-        for d in range(schedule.devices)
-        for message, *_ in Messages(program, d).expected(schedule.row(d))
-    }
+    schedule, found = program.schedule, set[tuple[int, int]]()
+    for d in range(schedule.devices):
+        messages = Messages(program, Rounds(schedule, d))
+        moved = map(messages.of, (a for a in schedule.row(d) if a.kind in KIND_OF))
+        settling = (message for _, message in messages.settling())
+        found |= {(m.src, m.dst) for m in (*moved, *settling) if m.src != m.dst}
+    return found

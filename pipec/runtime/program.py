@@ -18,7 +18,6 @@ from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage, ValueChannel
 from pipec.runtime.draws import draws
 from pipec.runtime.tensors import TensorType
-from pipec.schedule.action import ActionKind
 from pipec.schedule.schedule import Schedule
 
 
@@ -95,7 +94,6 @@ class Program:
         schedule: Its schedule.
         stages: Every stage.
         channels: Name to channel, values only.
-        members: (stage, update) to the microbatches whose gradients go into that update.
         tied: Weights that several stages train, with these stages.
     """
 
@@ -103,7 +101,6 @@ class Program:
     schedule: Schedule
     stages: tuple[StageProgram, ...]
     channels: dict[str, ValueChannel]
-    members: dict[tuple[int, int], tuple[int, ...]]
     tied: dict[str, tuple[int, ...]]
 
     @classmethod
@@ -139,7 +136,6 @@ class Program:
             schedule,
             stages,
             {c.name: c for c in plan.channels},
-            _members(schedule) if training else {},
             _tied(stages),
         )
         _check(program)
@@ -206,18 +202,6 @@ def _numbered(stages: list[StageProgram]) -> tuple[StageProgram, ...]:
     """The stages with their random ops numbered through."""
     firsts = accumulate((draws(s.forward) for s in stages), initial=0)
     return tuple(dataclasses.replace(s, first_draw=k) for s, k in zip(stages, firsts, strict=False))
-
-
-def _members(schedule: Schedule) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Microbatches per (stage, update), all replicas together."""
-    found: dict[tuple[int, int], tuple[int, ...]] = {}
-    replicas = [len(d) for d in schedule.placement.backward]
-    for action in schedule:
-        if action.kind in (ActionKind.B, ActionKind.W) and action.microbatch is not None:
-            update = schedule.rule.update_of(action.microbatch, replicas[action.stage])
-            at = action.stage, update
-            found[at] = (*found.get(at, ()), action.microbatch)
-    return found
 
 
 def _tied(stages: tuple[StageProgram, ...]) -> dict[str, tuple[int, ...]]:

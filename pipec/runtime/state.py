@@ -8,12 +8,14 @@ velocity/<name>             PipeMare's estimate of a weight's velocity
 stage/<k>                   optimizer, learning-rate schedule and counts of a stage, and which
                             weights it trains, JSON as bytes
 run                         round and number of the next microbatch, scale of the loss, as JSON
+under way/<device>          what an endless schedule has under way between two rounds, as JSON
+under way/<device>/<k>      its tensors
 ```
 
 A name may hold any characters, those of an ONNX file are often paths; a key holds no slash. Named
-like this, a checkpoint can be read back onto another number of stages: without a flush too,
-since between rounds every stage has one version. Random numbers need no state: every stream follows
-from the seed, the microbatch and the place in the model.
+like this, a checkpoint can be read back onto another number of stages, unless microbatches are
+under way: drained, every stage has one version between rounds, without a flush too. Random numbers
+need no state: every stream follows from the seed, the microbatch and the place in the model.
 """
 
 import json
@@ -25,10 +27,13 @@ import torch
 from pipec.errors import PlanError
 from pipec.graph.ir import InputKind
 from pipec.runtime.executor import Executor
+from pipec.runtime.identity import cut_of
 from pipec.runtime.local import named
+from pipec.runtime.under_way import go_on, under_way
 from pipec.runtime.weights import StageWeights
 
 Tensors = dict[str, torch.Tensor]
+_UNDER_WAY = "under way"
 _KEPT = (int, float, bool, str, type(None), tuple, list, torch.Tensor)
 """Types of settings that a checkpoint keeps."""
 
@@ -37,7 +42,12 @@ def state_of(executor: Executor) -> Tensors:
     """The entries of one device, between rounds."""
     scale = [executor.scaling.scale, executor.scaling.good]
     counts = {"round": executor.round, "microbatch": executor.microbatch, "scale": scale}
-    found: Tensors = {"run": _bytes(counts)}
+    busy = not executor.rounds.empty
+    found: Tensors = {"run": _bytes({**counts, _UNDER_WAY: busy and cut_of(executor.program)})}
+    if busy:
+        told, held = under_way(executor)
+        name = f"{_UNDER_WAY}/{executor.device}"
+        found |= {name: _bytes(told), **{f"{name}/{k}": t for k, t in enumerate(held)}}
     place = executor.program.schedule.placement
     for stage, weights in executor.weights.items():
         rule = executor.rules[stage]
@@ -56,7 +66,7 @@ def first_unsound(executor: Executor, state: Tensors) -> str | None:
     trained = {n for w in executor.weights.values() for n in w.trained}
     for name, t in state.items():
         kind, _, weight = name.partition("/")
-        may_be_infinite = kind.startswith("weights") and weight not in trained
+        may_be_infinite = kind.startswith(("weights", _UNDER_WAY)) and weight not in trained
         if not (~t.isnan() if may_be_infinite else t.isfinite()).all():
             return name
     return None
@@ -67,6 +77,8 @@ def wanted(executor: Executor, name: str) -> bool:
     kind, _, weight = name.partition("/")
     if kind in ("run", "stage"):
         return True
+    if kind == _UNDER_WAY:
+        return weight.split("/")[0] == str(executor.device)
     if kind == "optimizer":
         weight = weight.rpartition("/")[0]
     mine = kind in ("weights", f"weights#{executor.device}", "optimizer", "velocity")
@@ -80,6 +92,14 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
         PlanError: The checkpoint lacks a weight of this device.
     """
     run = _json(entries, "run")
+    if run.get(_UNDER_WAY) and run[_UNDER_WAY] != cut_of(executor.program):
+        raise PlanError(
+            "the checkpoint holds microbatches that are under way in other stages",
+            where=f"before round {run['round']}",
+            got=f"{len(executor.program.stages)} stages under {executor.program.schedule.name}",
+            want="the plan that it was made with, not drained between rounds",
+            hint="resume with that plan, then pipeline.drain() and pipeline.save(...)",
+        )
     executor.resume(int(run["round"]), int(run["microbatch"]))
     if executor.scaling.adapts and run["scale"][0] != 1:
         executor.scaling.scale, executor.scaling.good = run["scale"]
@@ -95,6 +115,9 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
         if weights.optimizer is not None:
             rule.updates = int(_facts(entries, weights.trained[0])["updates"])
             _restore_optimizer(weights, entries)
+    if run.get(_UNDER_WAY):
+        name = f"{_UNDER_WAY}/{executor.device}"
+        go_on(executor, _json(entries, name), lambda k: entries[f"{name}/{k}"])
 
 
 def load_weights(executors: Sequence[Executor], weights: Mapping[str, torch.Tensor]) -> None:

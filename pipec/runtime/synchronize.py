@@ -110,7 +110,7 @@ class Deferred:
         """
         backward = self._program.schedule.placement.backward
         for stage, weights in executor.weights.items():
-            count = executor.share(stage, _UPDATE)
+            count = executor.rounds.total(stage, _UPDATE)
             for name, gradient in weights.gradients(_UPDATE).items():
                 first = self._program.tied.get(name, (stage,))[0] == stage
                 if first and backward[stage][0] == self._device:

@@ -26,6 +26,9 @@ class Pipeline(Protocol):
     def round(self) -> Result:
         """Run the schedule once."""
 
+    def drain(self) -> None:
+        """Finish all microbatches that are under way."""
+
     def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
         """Tensors of all ranks on rank 0; None elsewhere."""
 
@@ -38,7 +41,7 @@ def train(
     checkpoints: Checkpoints | None = None,
     every: int = 100,
 ) -> list[float]:
-    """Run rounds and tell observers about each.
+    """Run rounds and tell observers about each; then drain the pipeline.
 
     Every rank of a group must call it with the same rounds; the figures are the same on all of
     them, so that it is enough to observe on one.
@@ -75,6 +78,7 @@ def train(
             checkpoints.save()
     if checkpoints:
         checkpoints.wait()
+    pipeline.drain()
     return losses
 
 
@@ -89,10 +93,11 @@ def summary(program: Program, found: Figures, number: int) -> Step:
     schedule = program.schedule
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     devices = schedule.devices if world > 1 else 1
+    rows = _rows(program) * (schedule.microbatches - schedule.first)
     return Step(
         step=number,
         loss=found.loss,
-        samples_per_second=_rows(program) * schedule.microbatches / found.seconds,
+        samples_per_second=rows / found.seconds,
         bubble=max(0.0, 1 - found.busy / (found.seconds * devices)),
         seconds=found.seconds,
         skipped=found.skipped,

@@ -234,6 +234,20 @@ class StageWeights:
         for old in [v for v in self._versions if v < oldest]:
             del self._versions[old]
 
+    def state(self) -> tuple[list[Any], list[Any]]:
+        """Older versions and sums of gradients, for `load_state`; the newest by number alone."""
+        kept = [
+            [v, held.updates.count, {n: held.tensors[n] for n in self.trained if v != self.newest}]
+            for v, held in self._versions.items()
+        ]
+        return kept, [[u, total.grads, sorted(total.owned)] for u, total in self._sums.items()]
+
+    def load_state(self, versions: list[Any], sums: list[Any]) -> None:
+        """Hold older versions again; what is newest here is the newest of them."""
+        newest = self.at(self.newest).tensors
+        self._versions = {v: Version({**newest, **t}, Updates(count)) for v, count, t in versions}
+        self._sums = {u: _Sum(grads, frozenset(owned)) for u, grads, owned in sums}
+
     def load(self, name: str, tensor: torch.Tensor) -> None:
         """Overwrite the newest version of a weight; between rounds only.
 

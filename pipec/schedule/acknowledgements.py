@@ -18,7 +18,7 @@ NONE = -1
 _SENDS = [c.send for c in ChannelKind]
 
 
-def _other_ends(schedule: Schedule) -> Int64:
+def other_ends(schedule: Schedule) -> Int64:
     """By position of a send, receive or copy that of its other end; `NONE` of all else."""
     found, at = np.full(len(schedule), NONE, dtype=np.int64), Tables(schedule)
     for kind in ChannelKind:
@@ -47,7 +47,7 @@ def acknowledgements(schedule: Schedule) -> Int64:
 
 
 def _acknowledgements(schedule: Schedule) -> Int64:
-    other, found = _other_ends(schedule), np.full(len(schedule), NONE, dtype=np.int64)
+    other, found = other_ends(schedule), np.full(len(schedule), NONE, dtype=np.int64)
     there = schedule.device[other] != schedule.device
     sends = np.isin(schedule.kind, _SENDS)
     for begin, end in zip(schedule.device_ptr[:-1], schedule.device_ptr[1:], strict=True):

@@ -105,6 +105,8 @@ class Schedule:
         options: What the generator was told, for the record.
         joint: Sets of devices whose steps of an update come together, behind the rows of all of
             them: they add something up first (shared weights, the norm of all gradients).
+        first: Number of the first new microbatch: above 0 in one round of an endless schedule,
+            which also holds what rounds before it have left (`pipec.schedule.endless`).
         device_ptr: Start of each device's row, int64 of length devices + 1.
         kind, stage, microbatch, replica, version, channel: One array each, all of one length.
         memo: What was derived once and holds for this schedule only.
@@ -126,6 +128,7 @@ class Schedule:
     inserted: frozenset[str] = frozenset()
     options: Mapping[str, object] = field(default_factory=dict)
     joint: tuple[tuple[int, ...], ...] = ()
+    first: int = 0
     memo: dict[str, object] = field(default_factory=dict, init=False, repr=False)
 
     def __repr__(self) -> str:

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, emit, make_plan
+from pipec.compiler.endless import endless
 from pipec.frontends.torch_module import from_module
 from pipec.frontends.trace import trace
 from pipec.graph.extract import extract
@@ -83,12 +84,14 @@ def compared(world: int, directory: Path) -> dict[str, float]:
         for k, (name, _, schedule, _, clip) in enumerate(RUNS[world]):
             plan = load_plan(directory / str(k))
             settings, batch = Settings(optimizer, clip=clip), batches(CASES[name], plan.graph)
-            here = DistributedPipeline(plan, batch, settings)
+            order = endless(plan)
+            here = DistributedPipeline(plan, batch, settings, schedule=order)
             for _ in range(2):
                 here.round()
+            here.drain()
             weights = here.state_dict()
             if weights is not None:
-                alone = LocalPipeline(plan, batch, settings)
+                alone = LocalPipeline(plan, batch, settings, schedule=order)
                 alone.run(2)
                 found[f"{name} {schedule}"] = worst(weights, alone.state_dict())
     return found

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from pipec.compiler.endless import endless
 from pipec.errors import PipecError
 from pipec.graph.ir import InputKind, tensor
 from pipec.plan.model import Plan
@@ -76,7 +77,9 @@ def trained(
 
     with process_group(max(timeout, timedelta(minutes=1))):
         arm()
-        pipeline = DistributedPipeline(plan, data(plan), settings(), timeout=timeout)
+        pipeline = DistributedPipeline(
+            plan, data(plan), settings(), schedule=endless(plan), timeout=timeout
+        )
         saved = Checkpoints(directory / "saved", pipeline.executors, timeout=timeout)
         train(pipeline, rounds, [arm], checkpoints=saved, every=1)
         return pipeline.state_dict()

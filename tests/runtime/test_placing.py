@@ -4,6 +4,7 @@ import pytest
 
 from pipec.runtime.placing import Messages
 from pipec.runtime.program import Program
+from pipec.runtime.rounds import Rounds
 from pipec.runtime.transport import Coming
 from tests.autodiff.zoo import CASES, seeded
 from tests.runtime.pipelines import scheduled, staged
@@ -14,7 +15,9 @@ def test_an_answer_proves_what_its_sender_has_received_before(schedule: str) -> 
     case = CASES["mlp"]
     plan = staged(case, seeded(case), 2)
     order = scheduled(plan, schedule, 6)
-    coming = list(Messages(Program.of(plan, order), 0).expected(order.row(0)))
+    rounds = Rounds(order, 0)
+    rounds.begin(None)
+    coming = list(Messages(Program.of(plan, order), rounds).expected(rounds.row()))
     microbatches = [c.message.number for c in coming]
     proved: list[int] = []
     for c in coming:
@@ -30,6 +33,8 @@ def test_nothing_is_proved_where_nothing_goes_back() -> None:
     case = CASES["mlp"]
     plan = staged(case, seeded(case), 2)
     order = scheduled(plan, "inference", 3)
-    found: list[Coming] = list(Messages(Program.of(plan, order), 1).expected(order.row(1)))
+    rounds = Rounds(order, 1)
+    rounds.begin(None)
+    found: list[Coming] = list(Messages(Program.of(plan, order), rounds).expected(rounds.row()))
     assert len(found) == 3
     assert not any(c.proves for c in found)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipec.compiler.endless import endless
 from pipec.plan.store import load_plan
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.train import train
@@ -21,8 +22,9 @@ KILLS, ROUNDS = 20, 200
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_random_points_change_no_bit(tmp_path: Path) -> None:
-    emitted(tmp_path / "out", devices=2)
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
+def test_twenty_kills_at_random_points_change_no_bit(schedule: str, tmp_path: Path) -> None:
+    emitted(tmp_path / "out", devices=2, schedule=schedule)
     rng = random.Random(1)
     kills: list[tuple[int, int | None, int]] = []
     for k in range(KILLS):
@@ -32,7 +34,7 @@ def test_twenty_kills_at_random_points_change_no_bit(tmp_path: Path) -> None:
     places = (tmp_path / "deaths").read_text().splitlines()
     assert len(places) == KILLS
     plan = load_plan(tmp_path / "out")
-    undisturbed = LocalPipeline(plan, ranks.data(plan), ranks.settings())
+    undisturbed = LocalPipeline(plan, ranks.data(plan), ranks.settings(), schedule=endless(plan))
     train(undisturbed, ROUNDS)
     end, want = load_file(tmp_path / "end.safetensors"), undisturbed.state_dict()
     assert end.keys() == want.keys()
@@ -40,12 +42,12 @@ def test_twenty_kills_at_random_points_change_no_bit(tmp_path: Path) -> None:
 
 
 def test_what_one_rank_finds_damaged_all_ranks_pass_over(tmp_path: Path) -> None:
-    plan = emitted(tmp_path / "out", devices=2)
+    plan = emitted(tmp_path / "out", devices=2, schedule="pipedream")
     elastic(ranks.survives, tmp_path, 3, [], ranks=2)
     file = tmp_path / "saved" / "round-3" / "1" / "__0_0.distcp"
     file.write_bytes(file.read_bytes()[:-1])
     elastic(ranks.survives, tmp_path, 4, [], ranks=2)
-    undisturbed = LocalPipeline(plan, ranks.data(plan), ranks.settings())
+    undisturbed = LocalPipeline(plan, ranks.data(plan), ranks.settings(), schedule=endless(plan))
     train(undisturbed, 4)
     end, want = load_file(tmp_path / "end.safetensors"), undisturbed.state_dict()
     assert all(torch.equal(end[n], want[n]) for n in want)
