@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo faults test lint types layers unit fuzz conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx fuzz-plans lock audit test-lowest docs pictures clean
+.PHONY: help setup demo faults test lint types layers unit fuzz conformance fpga-conformance hls-check rtl bench zoo fuzz-onnx fuzz-ops fuzz-plans chaos lock audit test-lowest docs pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ bench: setup ## speed and memory, each against a peer or a bound in the same run
 
 fuzz-onnx: setup ## 50,000 mutants of ten ONNX models against onnxruntime's verdict (hours)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz_onnx
+
+fuzz-ops: setup ## every op that a plan may name, with hostile arguments between guard pages (5 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz_ops $(ARGS)
 
 fuzz-plans: setup ## 100,000 mutated plans under five commands (half a day); ARGS='--mutants 1000'
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz_plans $(ARGS)

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import fx
 
+from pipec.graph.arguments import given
 from pipec.graph.torch_private import OpOverload, is_view
 
 Policy = Literal["views", "all"]
@@ -33,17 +34,7 @@ def is_random(node: fx.Node) -> bool:
     op = node.target
     if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
         return False
-    return _argument(node, op, "dropout_p") != 0.0
-
-
-def _argument(node: fx.Node, op: OpOverload, name: str) -> object:
-    """The value of an argument by name, its default where it is not given, None if unknown."""
-    for position, argument in enumerate(op._schema.arguments):  # noqa: SLF001
-        if argument.name == name:
-            if position < len(node.args):
-                return node.args[position]
-            return node.kwargs.get(name, argument.default_value)
-    return None
+    return given(node).get("dropout_p") != 0.0
 
 
 POLICIES: dict[str, Recompute] = {"views": views, "all": everything}

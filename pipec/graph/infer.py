@@ -5,7 +5,7 @@ An op is run on fake tensors once per distinct call: equal layers ask the same q
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -90,7 +90,7 @@ class Inference:
         if key not in _inferred:
             if len(_inferred) >= _MOST:
                 _inferred.clear()
-            _inferred[key] = _run(node)
+            _inferred[key] = result_type(node.target, *fx.map_arg((node.args, node.kwargs), _value))
         found = _inferred[key]
         strided = self._strided and not any(part in str(node.target) for part in _CHOSEN)
         if found == UNKNOWN or _same(found, self.annotated(node), strided=strided):
@@ -118,37 +118,43 @@ class Inference:
         return type(value), repr(value)
 
 
-def _run(node: fx.Node) -> Type:
-    """The type that a call yields on fake tensors; a sentence where it does not take them."""
-    target: Callable[..., object] = node.target  # type: ignore[assignment]
-    args, kwargs = fx.map_arg((node.args, node.kwargs), _fake)
+def result_type(op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> Type:
+    """The type that a call yields on fake tensors; a sentence where it does not take them.
+
+    Args:
+        op: What is called.
+        args: Its positional arguments, with tensors of any kind, whose types alone count.
+        kwargs: The others, by name.
+    """
+    args, kwargs = _fakes(args), _fakes(kwargs)
     try:
         with _mode:
-            return type_of(target(*args, **kwargs))
+            return type_of(op(*args, **kwargs))
     except UNKNOWN_WHEN_FAKE:
         return UNKNOWN
     except Exception as error:
         return f"an op that cannot take them: {(str(error).strip() or repr(error)).splitlines()[0]}"
 
 
-def _fake(node: fx.Node) -> Any:
-    def of(value: object) -> Any:
-        """A tensor of the same type in this module's mode."""
-        if isinstance(value, torch.Tensor):
-            meta = torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device="meta"
-            )
-            if value.device.type == "meta":
-                with _mode:
-                    return torch.empty_strided(
-                        value.shape, value.stride(), dtype=value.dtype, device="meta"
-                    )
-            return fake_like(meta, value.device, _mode)
-        if isinstance(value, list | tuple):
-            return type(value)(map(of, value))
-        return value
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("val")
 
-    return of(node.meta.get("val"))
+
+def _fakes(value: Any) -> Any:
+    """The same with tensors of the same types in this module's mode."""
+    if isinstance(value, torch.Tensor):
+        meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        if value.device.type == "meta":
+            with _mode:
+                return torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device="meta"
+                )
+        return fake_like(meta, value.device, _mode)
+    if isinstance(value, list | tuple):
+        return type(value)(map(_fakes, value))
+    if isinstance(value, Mapping):
+        return {k: _fakes(v) for k, v in value.items()}
+    return value
 
 
 def _same(a: Type, b: Type, *, strided: bool) -> bool:

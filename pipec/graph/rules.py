@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from pipec.errors import GraphError
+from pipec.graph.arguments import disagreeing
 from pipec.graph.comm import FETCH, OFFLOAD, RECV, SEND
 from pipec.graph.finding import Finding, refuse
 from pipec.graph.infer import Inference, type_words
@@ -137,6 +138,13 @@ def _types_follow_ops(graph: Graph) -> Iterator[Finding]:
                 yield Finding(f"{n.name} ({op_name(n)})", type_words(n.meta["val"]), found)
 
 
+def _arguments_agree(graph: Graph) -> Iterator[Finding]:
+    """Sizes that torch's kernel does not compare before it reads or writes memory."""
+    for n in graph.calls:
+        if all("val" in x.meta for x in n.all_input_nodes):
+            yield from disagreeing(n)
+
+
 def _originated(graph: Graph) -> Iterator[Finding]:
     for n in graph.calls:
         if not isinstance(n.meta.get("origin"), Origin):
@@ -238,6 +246,7 @@ NODE_RULES: dict[str, NodeRule] = {
     "known-ops": _known_ops,
     "functional": _functional,
     "typed": _typed,
+    "arguments-agree": _arguments_agree,
     "types-follow-ops": _types_follow_ops,
     "originated": _originated,
 }
@@ -266,8 +275,9 @@ class Checker:
         if key not in self._nodes:
             found: list[tuple[str, Finding]] = []
             for name, rule in NODE_RULES.items():
-                found += [(name, f) for f in rule(graph)]
-                if found and name == "well-formed":
+                here = [(name, f) for f in rule(graph)]
+                found += here
+                if here and name in ("well-formed", "arguments-agree"):
                     break  # nothing else can be asked of such a graph
             self._nodes[key] = found
         found = self._nodes[key]

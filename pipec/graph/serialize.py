@@ -29,6 +29,7 @@ from torch import fx
 
 from pipec.errors import GraphError
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, Origin, OutputKind
+from pipec.graph.rules import OWN_NAMESPACES
 from pipec.graph.tensor_type import DTYPES, empty_of_type, type_text
 from pipec.graph.torch_private import FakeTensorMode
 from pipec.graph.whitelist import GETITEM, resolve
@@ -200,7 +201,7 @@ def graph_from_json(
         data: The JSON object.
         weights: Tensors of the weight inputs by name; tensors without data stand for those that
             are missing.
-        allowed: Op namespaces beyond pipec's own that the file may use.
+        allowed: Op namespaces all of whose ops the file may use; of pipec's own the others.
         mode: The fake mode of all values; a new one by default.
 
     Raises:
@@ -223,7 +224,7 @@ def _decode_graph(
     mode: FakeTensorMode,
 ) -> Graph:
     namespaces = frozenset(data["namespaces"])
-    decoder = _Decoder(namespaces & frozenset(allowed), mode)
+    decoder = _Decoder((namespaces | OWN_NAMESPACES) & frozenset(allowed), mode)
     inputs = tuple(
         GraphInput(row["node"], InputKind(row["kind"]), row["name"]) for row in data["inputs"]
     )
@@ -262,9 +263,8 @@ class _Decoder:
         """Add the node that a row tells of."""
         args = tuple(self.argument(a) for a in row["args"])
         kwargs = {_identifier(k): self.argument(v) for k, v in row.get("kwargs", {}).items()}
-        target, name = resolve(row["target"], self.allowed), _identifier(row["name"])
-        if kwargs.get("unsafe"):
-            raise GraphError("an op may not be told to be unsafe", where=name, got=row["target"])
+        name = _identifier(row["name"])
+        target = resolve(row["target"], self.allowed, where=name)
         node = self.graph.create_node("call_function", target, args, kwargs, name=name)
         self._enter(node, name, row["type"])
         if "origin" in row:

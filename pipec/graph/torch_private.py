@@ -34,6 +34,7 @@ __all__ = [
     "TorchDispatchMode",
     "add_each",
     "add_each_",
+    "argument_names_and_defaults",
     "defining_module",
     "fake_kernel",
     "fake_like",
@@ -96,6 +97,11 @@ def is_mutable(op: OpOverload) -> bool:
 def namespace_of(op: OpOverload) -> str:
     """The library that the op belongs to: ``aten``, ``prims``, ``pipec``, ..."""
     return str(op.namespace)
+
+
+def argument_names_and_defaults(op: OpOverload) -> dict[str, Any]:
+    """The op's arguments in order, each with its default; None where it has none."""
+    return {a.name: a.default_value for a in op._schema.arguments}  # noqa: SLF001
 
 
 def is_view(op: OpOverload) -> bool:

@@ -6,8 +6,8 @@ An op is admitted by a name of the form ``namespace.op.overload`` and only if
 - it is an op of torch's dispatcher. TorchScript's own operators (``aten.save``, which writes a
   pickle to any path) hang in the same ``torch.ops`` tree and are none,
 - it mutates nothing, and opens nothing (``aten.from_file``),
-- it checks what it is given: helpers of torch's own that read or write memory where their arguments
-  say (``aten._reshape_alias``) are not admitted, nor an argument ``unsafe`` that is true.
+- it stands in the table of ops whose arguments are known to be checked (`pipec.graph.arguments`),
+  or the user named its namespace.
 
 ``getitem`` is the one function that is no op. No module is imported for a file's sake: a namespace
 exists because the user's own import defined it.
@@ -24,6 +24,7 @@ import torch
 import pipec.graph.comm
 import pipec.graph.quantised  # noqa: F401 - and so does this
 from pipec.errors import GraphError
+from pipec.graph.arguments import table
 from pipec.graph.rules import OWN_NAMESPACES
 from pipec.graph.torch_private import OpOverload, in_dispatcher, is_mutable
 
@@ -32,37 +33,17 @@ GETITEM = "getitem"
 
 _NAME = re.compile(r"([A-Za-z]\w*)\.(\w+)\.(\w+)", re.ASCII)
 _OPENS_OR_PRINTS = frozenset({"aten::from_file", "aten::_print"})
-_UNCHECKED = frozenset(
-    {
-        "_batch_norm_no_update",
-        "_cholesky_solve_helper",
-        "_new_zeros_with_same_feature_meta",
-        "_nnpack_spatial_convolution",
-        "_pad_packed_sequence",
-        "_reshape_alias",
-        "_saturate_weight_to_fp16",
-        "_slow_conv2d_backward",
-        "_sparse_bsc_tensor_unsafe",
-        "_sparse_bsr_tensor_unsafe",
-        "_sparse_compressed_tensor_unsafe",
-        "_sparse_coo_tensor_unsafe",
-        "_sparse_csc_tensor_unsafe",
-        "_sparse_csr_tensor_unsafe",
-        "_thnn_differentiable_gru_cell_backward",
-        "_thnn_differentiable_lstm_cell_backward",
-        "_transform_bias_rescale_qkv",
-        "batch_norm_update_stats",
-    }
-)
-"""Ops of ATen that end the process on arguments that do not agree; no front end makes them."""
 
 
-def resolve(name: str, allowed: Collection[str] = ()) -> Callable[..., Any]:
+def resolve(
+    name: str, allowed: Collection[str] = (), *, where: str | None = None
+) -> Callable[..., Any]:
     """The op that a file calls ``name``.
 
     Args:
         name: ``aten.mm.default`` or ``getitem``.
-        allowed: Namespaces that the user allows beyond pipec's own.
+        allowed: Namespaces all of whose ops the user allows.
+        where: The node, for the error.
 
     Raises:
         GraphError: The name is not admitted.
@@ -80,14 +61,21 @@ def resolve(name: str, allowed: Collection[str] = ()) -> Callable[..., Any]:
     if namespace not in OWN_NAMESPACES and namespace not in allowed:
         raise GraphError(
             f"the graph uses ops of {namespace!r}, which is not allowed",
-            where=name,
+            where=where,
+            got=name,
             want=", ".join(sorted({*OWN_NAMESPACES, *allowed})),
             hint=f"if you trust its author: --allow-namespace {namespace}=MODULE, where MODULE is "
             "the Python module that defines these ops",
         )
-    if namespace == "aten" and op in _UNCHECKED:
-        raise GraphError("an op that does not check its arguments may not occur", got=name)
-    return _lookup(namespace, op, overload)
+    found = _lookup(namespace, op, overload)
+    if name not in table() and namespace not in {"pipec", *allowed}:
+        raise GraphError(
+            "an op outside pipec's table of ops that check their arguments",
+            where=where,
+            got=name,
+            hint=f"if you trust the plan's author: --allow-namespace {namespace}",
+        )
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -22,6 +22,7 @@ from msgspec import convert
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph
 from pipec.graph.printer import json_to_python
+from pipec.graph.rules import OWN_NAMESPACES
 from pipec.graph.serialize import Json, dumps, graph_from_json, graph_to_json
 from pipec.graph.torch_private import FakeTensorMode
 from pipec.plan.manifest import check_files, read_manifest, write_manifest
@@ -30,6 +31,7 @@ from pipec.plan.record import plan_from_record, plan_record
 from pipec.plan.rules.verify import verify
 from pipec.plan.slots import Binding, join, split
 from pipec.plan.training import Key, TrainingReader, TrainingRow, TrainingWriter
+from pipec.plan.trust import is_own
 from pipec.plan.weights import WEIGHTS, StoredWeights, stage_folder
 
 MODEL, GRAPHS, PAYLOADS = "model.json", "graphs", "payloads"
@@ -67,7 +69,8 @@ def load_plan(
 
     Args:
         directory: The output of a compilation.
-        allowed: Op namespaces beyond pipec's own that its graphs may use.
+        allowed: Op namespaces all of whose ops its graphs may use; those of torch in a plan that
+            this user compiled.
         check_weights: Whether to compare the files of weights with their hashes too; large ones
             take a while.
 
@@ -76,6 +79,8 @@ def load_plan(
         GraphError: A graph names an op that is not admitted.
     """
     record = read_manifest(directory)
+    if is_own(directory):
+        allowed = {*allowed, *OWN_NAMESPACES}
     check_files(directory, record["files"], skip=() if check_weights else (WEIGHTS,))
     mode = FakeTensorMode()
     try:

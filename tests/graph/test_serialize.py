@@ -181,15 +181,18 @@ def test_targets_that_are_refused(name: str) -> None:
         graph_from_json(data)
 
 
-def test_no_op_may_be_told_to_skip_its_checks() -> None:
+def test_ops_outside_the_table_need_the_users_word() -> None:
     data = graph_to_json(mlp())
     row = data["nodes"][0]
     row["target"], row["args"] = "aten.segment_reduce.default", [row["args"][0], {"str": "max"}]
     row["kwargs"] = {"unsafe": True}
-    with pytest.raises(GraphError, match="unsafe"):
+    with pytest.raises(GraphError) as caught:
         graph_from_json(data)
-    row["kwargs"] = {"unsafe": False}
-    graph_from_json(data)
+    told = str(caught.value)
+    assert "linear0" in told
+    assert "aten.segment_reduce.default" in told
+    assert "--allow-namespace aten" in told
+    graph_from_json(data, allowed=["aten"])
 
 
 def test_foreign_namespaces_need_the_users_word() -> None:

@@ -38,6 +38,7 @@ WRONG: list[tuple[str, str, e.Edit, str]] = [
     ("edits-in-place", "traced", w.renamed_in_place, "types-follow-ops"),
     ("stale-op", "traced", e.in_model(e.target("relu", aten.isnan.default)), "types-follow-ops"),
     ("wrong-arity", "traced", e.in_model(e.target("relu", aten.mm.default)), "types-follow-ops"),
+    ("shortens-bias", "traced", w.uncosted(e.in_model(w.shorter_bias)), "arguments-agree"),
     ("mutates", "traced", e.in_model(e.target("relu", aten.relu_.default)), "functional"),
     ("views", "traced", e.in_model(w.view), "known-ops"),
     ("calls-python", "traced", e.in_model(e.target("relu", torch.relu)), "known-ops"),
@@ -136,6 +137,7 @@ WRONG: list[tuple[str, str, e.Edit, str]] = [
         w.unscheduled(e.in_training(2, "BI", t.without(OutputKind.GRADIENT))),
         "gradients-arrive",
     ),
+    ("takes-other-targets", "cut", e.in_training(3, "B", t.unseen), "numbers-are-checked"),
     ("mutates-in-b", "cut", e.in_training(1, "B", t.mutating), "functional"),
     (
         "drops-update-of-f",

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from pipec.autodiff.recompute import is_random
+from pipec.graph.arguments import unchecked
 from pipec.graph.finding import Finding
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes
 from pipec.graph.lower import Lowered
@@ -201,6 +202,21 @@ def _slots_are_scheduled(parts: Parts) -> Iterator[Finding]:
             yield Finding(f"host slot {name or 'without a name'}", got, want.get(name))
 
 
+def _numbers_are_checked(parts: Parts) -> Iterator[Finding]:
+    """What an op uses as an index unseen, another op of the graph or of F has looked at."""
+    graphs = [("model", parts.plan.graph, parts.plan.graph)]
+    graphs += [("a stage", s.graph, s.graph) for s in parts.lowered]
+    for stage, kinds in parts.trained:
+        F = kinds["F"].graph
+        graphs += [(f"{k} of stage {stage.index}", g.graph, F) for k, g in kinds.items()]
+    for place, graph, F in graphs:
+        nodes, own = graph.nodes, F.nodes
+        saved = {nodes[i.node]: own.get(i.name) for i in graph.inputs_of(InputKind.SAVED)}
+        for node in graph.calls:
+            for found in unchecked(node, saved):
+                yield Finding(f"{place}, {found.place}", found.got, found.want)
+
+
 def _random_values_are_drawn_once(parts: Parts) -> Iterator[Finding]:
     """Only F draws random numbers: a backward that draws again computes with another mask."""
     for stage, graphs in parts.trained:
@@ -220,5 +236,6 @@ RULES: dict[str, PlanRule] = {
     "slots-have-two-ends": _slots_have_two_ends,
     "slots-say-the-bytes": _slots_say_the_bytes,
     "slots-are-scheduled": _slots_are_scheduled,
+    "numbers-are-checked": _numbers_are_checked,
     "random-values-are-drawn-once": _random_values_are_drawn_once,
 }

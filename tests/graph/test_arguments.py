@@ -1,0 +1,108 @@
+"""The table of ops: what torch's kernels do not look at is looked at before they run."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from benchmarks.fuzz_ops import admitted, build
+from pipec.errors import GraphError
+from pipec.graph.arguments import table
+from pipec.graph.rules import verify
+from pipec.graph.torch_private import OpOverload
+from pipec.graph.whitelist import resolve
+from tests.toys import Builder, aten
+
+T = torch.zeros
+
+
+def lstm(*, hidden: int = 8, rows: int = 32, samples: int = 2) -> tuple[object, ...]:
+    states = [T(1, samples, 8), T(1, samples, 8)]
+    weights = [T(rows, 16), T(32, hidden), T(32), T(32)]
+    return T(4, 2, 16), states, weights, True, 1, 0.0, False, False, False
+
+
+def attention(heads: int = 2, mask: int = 1) -> tuple[object, ...]:
+    return T(2, 2, 8, 8), T(2, heads, 8, 8), T(2, 2, 8, 8), 0.0, False, T(2, mask, 8, 8)
+
+
+SOUND_AND_HOSTILE = {
+    "_log_softmax_backward_data.default": (
+        (T(2, 3), T(2, 3), 1, torch.float32),
+        (T(2, 3), T(3), 1, torch.float32),
+    ),
+    "gelu_backward.default": ((T(10), T(10)), (T(10, 10).t(), T(10))),
+    "_native_batch_norm_legit_no_training.default": (
+        (T(2, 16, 4), T(16), None, T(16), T(16), 0.1, 1e-5),
+        (T(2, 16, 4), T(16), None, T(1), T(16), 0.1, 1e-5),
+    ),
+    "_adaptive_avg_pool2d_backward.default": (
+        (T(1, 8, 5, 7), T(1, 8, 8, 8)),
+        (T(1, 8, 5, 7), T(1, 7, 8, 8)),
+    ),
+    "adaptive_max_pool2d_backward.default": (
+        (T(3, 4, 1, 3), T(3, 4, 1, 4), T(3, 4, 1, 3, dtype=torch.int64)),
+        (T(3, 4, 1, 3), T(3, 4, 1, 4), T(3, 4, 1, 1, dtype=torch.int64)),
+    ),
+    "lstm.input": (lstm(), lstm(hidden=2), lstm(rows=31), lstm(samples=1)),
+    "_scaled_dot_product_flash_attention_for_cpu.default": (
+        attention(),
+        attention(heads=3),
+        attention(mask=3),
+    ),
+    "_scaled_dot_product_flash_attention_for_cpu_backward.default": (
+        (*[T(2, 2, 4, 8)] * 5, T(2, 2, 4), 0.0, False),
+        (T(2, 2, 4, 8), *[T(2, 2, 4, 8)] * 4, T(2, 2, 1), 0.0, False),
+    ),
+}
+"""Op to arguments that it takes, and to some that it would read or write out of bounds with."""
+
+
+@pytest.mark.parametrize("name", SOUND_AND_HOSTILE)
+def test_sizes_that_a_kernel_does_not_compare(name: str) -> None:
+    op = resolve(f"aten.{name}")
+    assert isinstance(op, OpOverload)
+    sound, *hostile = SOUND_AND_HOSTILE[name]
+
+    def takes(args: tuple[object, ...]) -> bool:
+        mask = name.startswith("_scaled") and len(args) == 6
+        kwargs = {"attn_mask": args[-1]} if mask else {}
+        return admitted(op, list(args[: len(args) - mask]), kwargs)
+
+    assert takes(sound)
+    assert not any(map(takes, hostile))
+
+
+def test_the_error_names_node_argument_and_want() -> None:
+    b = Builder()
+    x, g = b.input("x", 10), b.input("g", 10)
+    node = b.call(aten.gelu_backward.default, g, x)
+    graph = b.graph(node)
+    with b.mode:
+        graph.node("g").meta["val"] = torch.empty(10, 10)
+    with pytest.raises(GraphError, match=r"\[arguments-agree\] gelu_backward") as caught:
+        verify(graph)
+    assert "grad_output of (10, 10); want (10,)" in str(caught.value)
+
+
+def test_hostile_arguments_never_end_the_process() -> None:
+    """`make fuzz-ops` tries every op of the table; here those that need rules."""
+    words = ["-m", "benchmarks.fuzz_ops", "ruled", "--trials", "6"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 faults" in done.stdout
+
+
+def test_all_ops_of_the_table_are_functional_ops_of_torch() -> None:
+    for name in table():
+        assert str(resolve(name)) == name
+    assert len(table()) > 700
+
+
+def test_a_call_is_built_from_its_text() -> None:
+    told = {"tensor": "int64[5]", "low": 3, "high": 3, "one": 2**40}
+    made = build([told, 2, {"dtype": "bool"}], random.Random(0))
+    assert sorted(made[0].tolist()) == [3, 3, 3, 3, 2**40]
+    assert made[1:] == [2, torch.bool]
