@@ -2,6 +2,8 @@
 
 import errno
 import os
+import re
+import signal
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipec.errors import PipecError
+from pipec.signals import unwound_by
 
 
 @contextmanager
@@ -26,15 +29,18 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         if path.is_file() or not path.exists():
             final = path.resolve()
-            mine = f".pipec-{os.getpid()}-{threading.get_ident()}"
+            for left in left_by_the_dead(final.parent, ".pipec"):
+                left.unlink(missing_ok=True)
+            mine = f".pipec.{os.getpid()}.{threading.get_ident()}"
             temporary = final.with_name(mine + path.suffix)
-        yield temporary
-        if temporary != final:
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            if final.exists():
-                temporary.chmod(final.stat().st_mode)
-            temporary.replace(final)
+        with unwound_by(signal.SIGTERM):
+            yield temporary
+            if temporary != final:
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
+                if final.exists():
+                    temporary.chmod(final.stat().st_mode)
+                temporary.replace(final)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         what = "the disk is full; nothing was written" if full else "cannot write the file"
@@ -43,6 +49,26 @@ def replacing(path: Path) -> Iterator[Path]:
         if temporary != final:
             with suppress(OSError):
                 temporary.unlink()
+
+
+def left_by_the_dead(folder: Path, prefix: str) -> list[Path]:
+    """What processes that run no more have left: ``<prefix>.<process>.<any>[.<any>]``."""
+    name = re.compile(rf"{re.escape(prefix)}\.(\d+)\.[^.]+(\.[^.]*)?")
+    found = []
+    with suppress(OSError):  # a folder that cannot be read is told of by who writes to it
+        found = [(p, name.fullmatch(p.name)) for p in folder.iterdir()]
+    return [p for p, match in found if match and not _lives(int(match[1]))]
+
+
+def _lives(process: int) -> bool:
+    """Whether there is such a process on this host."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def write_file(path: Path, content: str | bytes) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,17 @@ def _break_off(path: Path, error: BaseException) -> None:
     with replacing(path) as place:
         place.write_text("half of the n")
         raise error
+
+
+def test_what_the_dead_have_left_goes(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (tmp_path / f".pipec.{dead.pid}.1.json").write_text("half")
+    others = [f".pipec.{os.getpid()}.1.json", f".pipec.notes.{dead.pid}.1.json", ".pipec"]
+    for name in others:
+        (tmp_path / name).write_text("kept")
+    write_file(tmp_path / "costs.json", "new")
+    assert {p.name for p in tmp_path.iterdir()} == {"costs.json", *others}
 
 
 def test_mode_and_links_are_kept(tmp_path: Path) -> None:

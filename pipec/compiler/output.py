@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipec.errors import PipecError
+from pipec.files import left_by_the_dead
 from pipec.signals import unwound_by
 
 _ASIDE = ".old"
@@ -116,25 +117,11 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 def _sweep(path: Path) -> None:
     """Remove what processes that were killed have left beside ``path``; bring its old self back."""
-    for left in path.parent.glob(f".{path.name}.*"):
-        parts = left.name.removesuffix(_ASIDE).split(".")
-        if not parts[-2].isdigit() or _lives(int(parts[-2])):
-            continue
+    for left in left_by_the_dead(path.parent, f".{path.name}"):
         if left.name.endswith(_ASIDE) and not path.exists():
             left.rename(path)
         else:
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _lives(process: int) -> bool:
-    """Whether there is such a process on this host."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _umask() -> int:
