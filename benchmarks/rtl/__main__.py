@@ -24,6 +24,7 @@ from benchmarks.rtl.simulate import Bench, Observed, Simulator, run
 from benchmarks.rtl.table import Row, document, line, summary
 from benchmarks.rtl.tile import Tile
 from benchmarks.rtl.values import as_hex, outputs
+from pipec.backends.fpga.simulator.native import binary
 
 BATCH = {Simulator.VERILATOR: 12, Simulator.ICARUS: 1}
 """Configurations in one model, at most: Verilator's runs are short and its compiler starts slowly,
@@ -41,6 +42,7 @@ def batches(chosen: Sequence[Case], size: int) -> Iterator[list[Case]]:
 def rows(chosen: Sequence[Case], simulator: Simulator, jobs: int) -> Iterator[Row]:
     """Run configurations, hold each against the simulator, and its outputs against numpy."""
     parts = batches(chosen, BATCH[simulator])
+    binary()  # once, before the threads that use it
     with ThreadPoolExecutor(jobs) as pool:
         for found in pool.map(partial(batch_rows, simulator=simulator), parts):
             yield from found
