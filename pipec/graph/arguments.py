@@ -77,16 +77,27 @@ def unchecked(node: fx.Node, saved: Mapping[fx.Node, fx.Node | None]) -> Iterato
             op, _, place = source.rpartition(".")
             value = given(node)[name]
             if not any(
-                str(call.target) == op and _as_large(node, call, value)
-                for call in _checkers(value, saved.get(value) or value, place)
+                str(call.target) == op and _as_large(node, call)
+                for call in _checkers(value, saved, place)
             ):
                 yield Finding(f"{node.name}, {name}", value, f"that of {op} on as large tensors")
 
 
-def _checkers(value: fx.Node, made: fx.Node, place: str) -> list[fx.Node]:
-    if not place.isdigit():
-        return [n for v in (value, made) for n in v.users if given_or_none(n).get(place) is v]
-    return [made.args[0]] if made.args[1:] == (int(place),) else []  # type: ignore[list-item]
+def _checkers(value: fx.Node, saved: Mapping[fx.Node, fx.Node | None], place: str) -> list[fx.Node]:
+    held = _holder(value)
+    made = saved.get(held) or held
+    if place.isdigit():
+        made = saved.get(value) or value
+        return [made.args[0]] if made.args[1:] == (int(place),) else []  # type: ignore[list-item]
+    calls = [n for graph in {held.graph, made.graph} for n in graph.nodes]
+    return [n for n in calls if _holder(given_or_none(n).get(place)) in (held, made)]
+
+
+def _holder(value: Any) -> Any:
+    """What holds the same numbers: a stage saves it, and makes its views where they are read."""
+    while isinstance(value, fx.Node) and str(value.target) == "aten.reshape.default":
+        value = value.args[0]
+    return value
 
 
 def given_or_none(node: fx.Node) -> Given:
@@ -94,11 +105,10 @@ def given_or_none(node: fx.Node) -> Given:
     return given(node) if isinstance(node.target, OpOverload) else {}
 
 
-def _as_large(node: fx.Node, call: fx.Node, but: fx.Node) -> bool:
+def _as_large(node: fx.Node, call: fx.Node) -> bool:
     """Whether arguments of the same names are equal, tensors in shape."""
     a, b = given(node), given(call)
-    same = [k for k in a.keys() & b.keys() if a[k] is not but]
-    return all(_comparable(a[k]) == _comparable(b[k]) for k in same)
+    return all(_comparable(a[k]) == _comparable(b[k]) for k in a.keys() & b.keys())
 
 
 def _comparable(value: Any) -> object:

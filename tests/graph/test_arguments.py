@@ -6,7 +6,9 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
+import pipec
 from benchmarks.fuzz_ops import admitted, build
 from pipec.errors import GraphError
 from pipec.graph.arguments import table
@@ -106,3 +108,15 @@ def test_a_call_is_built_from_its_text() -> None:
     made = build([told, 2, {"dtype": "bool"}], random.Random(0))
     assert sorted(made[0].tolist()) == [3, 3, 3, 3, 2**40]
     assert made[1:] == [2, torch.bool]
+
+
+def test_a_target_that_is_cut_out_of_a_batch_is_taken() -> None:
+    """The loss flattens a copy of it, which B reads through a view of its own."""
+    ids = torch.zeros(2, 5, dtype=torch.long)
+    model = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 7))
+
+    def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(y.flatten(0, 1), target.flatten())
+
+    plan = pipec.compile(model, ids[:, :-1], "2xcpu", loss=(loss, ids[:, 1:]), schedule="1f1b")
+    assert len(plan.stages) == 2
