@@ -43,7 +43,7 @@ def check_pipeline(passes: Sequence[Pass], plan: Plan) -> None:
         missing = p.requires - facts
         if missing:
             fact = min(missing)
-            helpful = [n for n, c in known_passes().items() if fact in c.provides]
+            helpful = [n for n, c in known_passes().items() if fact in c.provides - c.requires]
             hint = f"put {' or '.join(helpful)} before it" if helpful else None
             raise PassError(f"pass {p.name} requires the fact {fact}", want=fact, hint=hint)
         facts |= p.provides

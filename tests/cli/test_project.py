@@ -70,7 +70,7 @@ def test_mistakes_are_refused(pipec: Pipec, folder: Path, text: str, says: str) 
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["ex"], {"explore", "export"}),
+        (["exp"], {"explore", "export"}),
         (["compile", "--target", ""], {"fpga", "onnx", "torch"}),
         (["compile", "--devices", "1xcpu,2xh"], {"1xcpu,2xh100", "1xcpu,2xh200"}),
         (["compile", "--schedule", "zb"], {"zb-h1", "zbv"}),
