@@ -153,7 +153,7 @@ def _worst(
         UnusableError: See there.
     """
     pairs, only_types, why = [], has_op(path, _RANDOM), ""
-    coarse = has_op(path, _COARSE)
+    coarse = has_op(path, _COARSE) or has_half(path)
     for seed in range(3):
         inputs = sample(examples, given, seed)
         try:
@@ -180,6 +180,14 @@ def has_op(path: Path, ops: frozenset[str]) -> bool:
     """Whether the file holds one of some ops."""
     proto = onnx.load(str(path), load_external_data=False)
     return any(n.op_type in ops for n in proto.graph.node)
+
+
+def has_half(path: Path) -> bool:
+    """Whether the file holds 16-bit floats: a weight, or a Cast to them."""
+    graph = onnx.load(str(path), load_external_data=False).graph
+    kinds = {t.data_type for t in graph.initializer}
+    kinds |= {a.i for n in graph.node if n.op_type == "Cast" for a in n.attribute}
+    return not kinds.isdisjoint((onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16))
 
 
 def difference(got: Tensor, want: Tensor, only_types: bool) -> float:

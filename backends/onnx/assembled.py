@@ -15,7 +15,7 @@ from pipec.frontends.onnx.axes import declared_axes, grow
 from pipec.frontends.onnx.frontend import Original, evaluate_file
 from pipec.frontends.onnx.submodel import Assembler, Part
 from pipec.frontends.reload import load_options
-from pipec.graph.axes import Axis, most_open
+from pipec.graph.axes import Axis, free, most_open
 from pipec.graph.ir import Graph, InputKind, OutputKind, origin
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage
@@ -95,7 +95,7 @@ class Assembly:
         written, inputs = self._evaluation.model.written, self._evaluation.inputs
         examples = {n: v for n, v in inputs.items() if isinstance(v, Tensor)}
         original = Original(written, inputs)
-        sizes = [*self._growth.sizes, {a.name: 1 for a in self.axes.open}]
+        sizes = [*self._growth.sizes, {a.name: 1 for a in free(self.axes.open)}]
         self.axes = replace(self.axes, checked=tuple(sizes))
         model = Loaded(self._plan.graph, examples, original)
         found = list(compare_sizes(self._plan, runners, model, self.axes, tolerance))

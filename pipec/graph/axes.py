@@ -7,7 +7,10 @@ out/axes.json   {"open":    [{"name": "batch", "size": 8, "places": [["ids", 0],
 ```
 """
 
+import ast
 import json
+import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +28,14 @@ FILE = "axes.json"
 
 Sizes = Mapping[str, int]
 """Size of every open axis, by its name."""
+
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+_TERMS = re.compile(r"(?:\b[^\W\d]\w*\b|\b\d{1,9}\b|[\s+*/()-]){1,200}")
 
 _STEPS = (1, 4, 2, 7, 3, 5)
 _COUNT = 3
@@ -97,12 +108,14 @@ class Axes:
 
         Args:
             shapes: Shape by input, as planned.
-            sizes: Of some or all axes; others are as planned.
+            sizes: Of some or all axes; others are as planned, or follow from these.
         """
         found = {name: list(shape) for name, shape in shapes.items()}
+        now = {a.name: sizes.get(a.name, a.size) for a in self.open}
         for axis in self.open:
+            size = _followed(axis, self.open, now)
             for name, k in axis.places:
-                found[name][k] = sizes.get(axis.name, axis.size)
+                found[name][k] = now[axis.name] if size is None else size
         return found
 
     def resized(self, examples: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tensor]:
@@ -161,6 +174,63 @@ class Axes:
         return found
 
 
+def size_of(expression: str, sizes: Sizes) -> int | None:
+    """The size that an arithmetic expression of axes has; None if it has none, or one is unknown.
+
+    Example:
+        >>> size_of("past + 2*seq", {"past": 6, "seq": 1}), size_of("past + seq", {"seq": 1})
+        (8, None)
+        >>> size_of("7", {}), size_of("axis?", {}), size_of("seq - 8", {"seq": 1})
+        (None, None, None)
+    """
+    try:
+        tree = ast.parse(expression.strip() if _TERMS.fullmatch(expression) else "", mode="eval")
+    except (SyntaxError, RecursionError, MemoryError):
+        return None
+    if not any(isinstance(n, ast.Name) for n in ast.walk(tree)):
+        return None
+    found = _worked_out(tree.body, sizes)
+    return None if found is None or found < 0 else found
+
+
+def with_sizes(expression: str, sizes: Sizes) -> str:
+    """An arithmetic expression with numbers for the axes that have a size; other names as is.
+
+    Example:
+        >>> with_sizes("past + seq", {"past": 6}), with_sizes("past.seq", {"past": 6})
+        ('6 + seq', 'past.seq')
+    """
+    if not _TERMS.fullmatch(expression):
+        return expression
+    return re.sub(r"\w+", lambda term: str(sizes.get(term[0], term[0])), expression)
+
+
+def _worked_out(node: ast.expr, sizes: Sizes) -> int | None:
+    if isinstance(node, ast.Constant):
+        return node.value if type(node.value) is int else None
+    if isinstance(node, ast.Name):
+        return sizes.get(node.id)
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        left, right = _worked_out(node.left, sizes), _worked_out(node.right, sizes)
+        if left is not None and right is not None and (right or type(node.op) is not ast.FloorDiv):
+            return _ARITHMETIC[type(node.op)](left, right)
+    return None
+
+
+def _followed(axis: Axis, axes: Sequence[Axis], sizes: Sizes) -> int | None:
+    """The size that an axis has by those of the others, if its name says how it follows them."""
+    others = [a for a in axes if a.name != axis.name]
+    if size_of(axis.name, {a.name: a.size for a in others}) != axis.size:
+        return None
+    return size_of(axis.name, {a.name: sizes[a.name] for a in others})
+
+
+def free(axes: Sequence[Axis]) -> list[Axis]:
+    """Those axes whose size does not follow from others by their name."""
+    planned = {a.name: a.size for a in axes}
+    return [a for a in axes if _followed(a, axes, planned) is None]
+
+
 def most_open(axes: Sequence[Axis], attempt: Callable[[Sequence[Axis]], object]) -> Axes:
     """As many axes as an attempt succeeds with, and the others with its reason.
 
@@ -216,12 +286,14 @@ def other_sizes(axes: Sequence[Axis]) -> list[list[Sizes]]:
     """Sizes to look at a model at besides the planned ones, in groups to be tried in turn.
 
     A model may want multiples of the planned size, or take nothing larger; each group respects one
-    such wish. No two of the first axes grow alike, so that it can be told what follows which.
+    such wish. No two of the first axes grow alike, so that it can be told what follows which; one
+    whose name says so (``past + seq``) grows as these do.
 
     Example:
         >>> other_sizes([Axis("n", 4, (("x", 0),))])
         [[{'n': 5}, {'n': 8}, {'n': 6}], [{'n': 8}, {'n': 20}, {'n': 12}]]
     """
+    axes = free(axes)
     return [
         [
             {a.name: grown(a.size, _STEPS[(i + j) % len(_STEPS)]) for i, a in enumerate(axes)}

@@ -290,6 +290,43 @@ def test_a_bound_dimension_is_no_axis(tmp_path: Path) -> None:
     assert not (out / FILE).exists()
 
 
+def test_a_cache_grows_by_what_its_dimensions_are_called(tmp_path: Path) -> None:
+    """The mask's ``past + seq`` follows the other two; onnxruntime says what is right."""
+    node, info = helper.make_node, helper.make_tensor_value_info
+    nodes = [
+        node("Concat", ["cache", "x"], ["keys"], axis=1),
+        node("Transpose", ["keys"], ["turned"], perm=[0, 2, 1]),
+        node("MatMul", ["x", "turned"], ["scores"]),
+        node("Unsqueeze", ["mask", "one"], ["row"]),
+        node("Add", ["scores", "row"], ["masked"]),
+        node("Softmax", ["masked"], ["p"], axis=-1),
+        node("MatMul", ["p", "keys"], ["y"]),
+    ]
+    path, out = tmp_path / "model.onnx", tmp_path / "out"
+    proto = onnx.load(model(path, nodes, {"one": np.array([1], np.int64)}, "x", "cache"))
+    proto.graph.input[1].type.tensor_type.shape.dim[1].dim_param = "past"
+    proto.graph.input.append(info("mask", FLOAT, ["batch", "past + seq"]))
+    onnx.save(proto, path)
+    loaded = load(str(path), LoadOptions(bind={"past": (6,)}, shapes={"x": (2, 1, 8)}))
+    assert loaded.example_inputs["mask"].shape == (2, 7)
+    emit(cut(loaded.graph, 5, target="onnx"), out)
+    assert [a.name for a in Axes.read(out, loaded.graph).open] == ["batch", "seq", "6 + seq"]
+    loaded = load(str(path), LoadOptions(shapes={"x": (2, 1, 8), "cache": (2, 6, 8)}))
+    emit(cut(loaded.graph, 5, target="onnx"), out, force=True)
+    axes = Axes.read(out, loaded.graph)
+    assert not axes.fixed
+    plan = load_plan(out)
+    stages = load_backend("onnx").load(plan, out).stages
+    file, rng = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]), np.random
+    for batch, past, seq in ((1, 1, 1), (2, 0, 5), (3, 9, 2), (5, 4, 4), (1, 20, 1)):
+        shapes = {"x": (batch, seq, 8), "cache": (batch, past, 8), "mask": (batch, past + seq)}
+        given = {n: rng.default_rng(past).normal(size=s).astype("f4") for n, s in shapes.items()}
+        (want,) = file.run(None, given)
+        tensors = {n: torch.from_numpy(a) for n, a in given.items()}
+        (got,) = [t for _, kind, _, t in run_chain(plan, stages, tensors) if kind == "output"]
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-4, atol=1e-5)
+
+
 def test_a_damaged_record_is_one_error(tmp_path: Path) -> None:
     path, out = two_names(tmp_path / "model.onnx"), tmp_path / "out"
     graph = planned(path).graph

@@ -21,7 +21,7 @@ from pipec.frontends.onnx.frontend import evaluate_model
 from pipec.frontends.onnx.inputs import dimensions
 from pipec.frontends.onnx.subgraphs import reads
 from pipec.graph.arrays import Array
-from pipec.graph.axes import Axes, Axis, Sizes, other_sizes
+from pipec.graph.axes import Axes, Axis, Sizes, other_sizes, with_sizes
 
 _MOVES = frozenset({"Shape", "Gather", "Slice", "Split", "Squeeze", "Unsqueeze", "Concat"})
 _MOVES |= {"Cast", "Identity", "Reshape"}
@@ -118,13 +118,14 @@ def declared_axes(evaluation: Evaluation, options: LoadOptions) -> list[Axis]:
     """
     places: dict[str, list[tuple[str, int]]] = {}
     sizes: dict[str, int] = {}
+    bound = {name: int(v[0]) for name, v in options.bind.items() if len(v) == 1}
     for info in evaluation.model.written.inputs:
         value = evaluation.inputs[info.name]
         if not isinstance(value, Tensor):
             continue
         for k, dim in enumerate(dimensions(info) or ()):
-            if dim.size is None and dim.name not in options.bind:
-                name = dim.name or f"axis {k} of size {value.shape[k]}"
+            if dim.size is None and dim.sized(bound) is None:
+                name = with_sizes(dim.name, bound) or f"axis {k} of size {value.shape[k]}"
                 places.setdefault(name, []).append((info.name, k))
                 sizes[name] = value.shape[k]
     return [Axis(name, sizes[name], tuple(found)) for name, found in places.items()]

@@ -208,7 +208,7 @@ def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
     for n in list(graph.module.graph.nodes):
         if n.name in dropped:
             graph.module.graph.erase_node(n)
-    _put_beside_readers(graph)
+    _put_beside_readers(graph, {i.node for i in kept if i.kind.is_weight})
     graph.module.recompile()
     inputs = tuple(
         replace(i, name=names.get(i.name, i.name)) if i.kind.is_weight else i for i in kept
@@ -222,12 +222,12 @@ def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
     )
 
 
-def _put_beside_readers(graph: Graph) -> None:
+def _put_beside_readers(graph: Graph, weights: Iterable[str]) -> None:
     """Move what is computed of weights alone to what reads it: a file may list it first of all.
 
     A cut between the two would send tables of weights over a link.
     """
-    fixed = {graph.node(i.node) for i in graph.inputs if i.kind.is_weight}
+    fixed = {graph.node(name) for name in weights}
     for n in graph.calls:
         if n.all_input_nodes and fixed.issuperset(n.all_input_nodes):
             fixed.add(n)

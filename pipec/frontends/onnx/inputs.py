@@ -15,6 +15,7 @@ from pipec.frontends.base import LoadOptions
 from pipec.frontends.onnx.reader import ModelFile
 from pipec.frontends.onnx.values import TORCH_OF_ONNX, Type, Value, dtype_name, numpy_dtype
 from pipec.graph.arrays import Array
+from pipec.graph.axes import size_of
 
 LARGEST_INPUT = 2**28
 """Elements that an input may have."""
@@ -34,6 +35,10 @@ class Dimension:
 
     def __str__(self) -> str:
         return str(self.size) if self.size is not None else self.name or "?"
+
+    def sized(self, sizes: Mapping[str, int]) -> int | None:
+        """Its size by those of names; ``past + seq`` has one where both have."""
+        return sizes.get(self.name, size_of(self.name, sizes))
 
 
 def dimensions(info: onnx.ValueInfoProto) -> list[Dimension] | None:
@@ -122,7 +127,7 @@ def _type(
         return Type(info.type.tensor_type.elem_type, given)
     if declared is None:
         return None
-    shape = [d.size if d.size is not None else sizes.get(d.name) for d in declared]
+    shape = [d.size if d.size is not None else d.sized(sizes) for d in declared]
     known = [s for s in shape if s is not None]
     return Type(info.type.tensor_type.elem_type, tuple(known)) if len(known) == len(shape) else None
 

@@ -75,18 +75,33 @@ def make_opaque(ctx: Context, values: Sequence[Value], ways: frozenset[Way]) -> 
     model = one_node(ctx.node, ctx.frame, traced, present, constants)
     if ctx.node.op_type == "Loop" and not standard(ctx.node.domain):
         types = _loop_types(ctx, model, values[2:])
-    elif _has_schema(ctx):
-        types = [t for t in output_types(ctx.node, model) if t is not None]
-    elif Way.ORT in ways:
-        types = types_by_running(model)
     else:
-        raise Refused("ONNX has no such op")
+        types = _types(ctx, model, ways)
     spec = output_spec([(torch_dtype(t.dtype), t.shape) for t in types])
     for info, found in zip(model.graph.output, types, strict=True):
         info.type.CopyFrom(onnx.helper.make_tensor_type_proto(found.dtype, found.shape))
     model.graph.name = f"{ctx.node.op_type} {ctx.label}"
     key = register_payload(model.SerializeToString(deterministic=True))
     return Opaque(tuple(traced), key, _engine(key, ways), spec)
+
+
+def _types(ctx: Context, model: onnx.ModelProto, ways: frozenset[Way]) -> list[Type]:
+    """Types of the node's outputs: by ONNX shape inference where the op has one.
+
+    Most of ``ai.onnx.ml`` has a schema without one; what its ops yield never depends on data.
+
+    Raises:
+        Refused: They depend on data, or nothing tells them.
+    """
+    if _has_schema(ctx):
+        try:
+            return [t for t in output_types(ctx.node, model) if t is not None]
+        except Refused:
+            if ctx.node.domain != "ai.onnx.ml" or Way.ORT not in ways:
+                raise
+    if Way.ORT not in ways:
+        raise Refused("ONNX has no such op")
+    return types_by_running(model)
 
 
 def _loop_types(ctx: Context, unit: onnx.ModelProto, carried: Sequence[Value]) -> list[Type]:

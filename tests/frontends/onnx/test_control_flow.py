@@ -119,6 +119,31 @@ def test_contrib_ops_are_opaque_nodes_typed_by_onnxruntime(tmp_path: Path) -> No
     ) < 1e-6  # fmt: skip
 
 
+def test_ops_of_ai_onnx_ml_are_typed_by_onnxruntime(tmp_path: Path) -> None:
+    """ONNX has schemas of a Scaler and a tree, and infers no shape of what they yield."""
+    tree = {
+        "nodes_treeids": [0, 0, 0], "nodes_nodeids": [0, 1, 2], "nodes_featureids": [1, 0, 0],
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_values": [0.1, 0.0, 0.0],
+        "nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 0, 0],
+        "class_treeids": [0, 0], "class_nodeids": [1, 2], "class_ids": [0, 0],
+        "class_weights": [0.2, 0.9], "classlabels_int64s": [3, 8], "post_transform": "NONE",
+    }  # fmt: skip
+    scaler = helper.make_node("Scaler", ["x"], ["h"], offset=[0.1] * 4, scale=[2.0, 1, 1, 3])
+    trees = helper.make_node("TreeEnsembleClassifier", ["h"], ["label", "p"])
+    trees.attribute.extend(helper.make_attribute(k, v) for k, v in tree.items())
+    nodes = [scaler, trees]
+    for n in nodes:
+        n.domain = "ai.onnx.ml"
+    proto = model(nodes, X, ["label", "p"])
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    loaded = load(proto, tmp_path)
+    inputs = {"x": torch.linspace(-1, 1, 12).reshape(3, 4).sin()}
+    found = run(loaded.graph, inputs)
+    assert set(found["label"].tolist()) == {3, 8}
+    assert worst(found, loaded.original(inputs)) == 0
+
+
 def test_two_open_dimensions_called_question_mark_may_differ(tmp_path: Path) -> None:
     nodes = [helper.make_node("Tanh", ["x"], ["y"])]
     proto = model(nodes, {"x": (TensorProto.FLOAT, ["?", "?"])}, ["y"])

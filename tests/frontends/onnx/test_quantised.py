@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
@@ -15,7 +16,7 @@ from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.onnx import OnnxFrontend
 from pipec.graph.arrays import to_tensor
 from pipec.graph.quantised import QUANTISED
-from tests.frontends.onnx.models import run
+from tests.frontends.onnx.models import load, model, run
 
 Arrays = Mapping[str, Any]
 RNG = np.random.default_rng(3)
@@ -176,3 +177,18 @@ def test_qlinear_conv(
         "i6": np.float32(6.6), "i7": integers(dtype), "i8": integers("int32", 8) // 2**16,
     }  # fmt: skip
     check(made(tmp_path, "QLinearConv", traced, held, **window), traced)
+
+
+def test_a_table_that_only_a_dead_node_reads_is_left_out(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    tables = {n: rng.integers(-9, 9, (4, 3)).astype(np.int8) for n in ("w", "unread")}
+    nodes = [
+        helper.make_node("MatMulInteger", ["x", "unread"], ["dead"]),
+        helper.make_node("MatMulInteger", ["x", "w"], ["y"]),
+    ]
+    proto = model(nodes, {"x": (TensorProto.INT8, [2, 4])}, ["y"], tables)
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT32
+    loaded = load(proto, tmp_path)
+    assert [i.name for i in loaded.graph.inputs] == ["w", "x"]
+    inputs = {"x": torch.arange(8).reshape(2, 4).to(torch.int8)}
+    assert torch.equal(run(loaded.graph, inputs)["y"], loaded.original(inputs)["y"])
