@@ -9,7 +9,9 @@ from dataclasses import replace
 from pipec.autodiff.rewrite import offloaded, recomputed
 from pipec.compiler.complete import completed, host_channels
 from pipec.compiler.fit import Apply, Fates, Fit, Fitted
-from pipec.compiler.residency import saved_in_order
+from pipec.compiler.residency import rewritten_cost, saved_in_order, stage_work
+from pipec.compiler.stage_timing import measured_stage
+from pipec.cost.table import CostTable
 from pipec.errors import PassError
 from pipec.graph.ir import nbytes
 from pipec.plan.model import HostSlot, Plan, Stage
@@ -198,7 +200,21 @@ def _with(plan: Plan, chosen: Sequence[Fates]) -> Plan:
     pairs = list(zip(plan.stages, chosen, strict=True))
     slots = [slot for stage, r in pairs for slot in _slots(stage, r)]
     stages = tuple(_rewritten(stage, r, slots) for stage, r in pairs)
-    return plan.replace(stages=stages, slots=tuple(slots), timeline=None)
+    costs = _costs(plan, stages)
+    return plan.replace(stages=stages, slots=tuple(slots), timeline=None, costs=costs)
+
+
+def _costs(plan: Plan, stages: Sequence[Stage]) -> CostTable | None:
+    """The plan's table, with what its measured stages take once they are rewritten."""
+    if plan.costs is None or not plan.costs.stages:
+        return plan.costs
+    found = {kind: dict(table) for kind, table in plan.costs.stages.items()}
+    for old, new, work in zip(plan.stages, stages, stage_work(plan), strict=True):
+        measured = measured_stage(plan, old)
+        if measured is not None and new.training is not None and new != old:
+            cost = rewritten_cost(measured, work, new.training)
+            found[work.device.kind].setdefault(new.cost_key, cost)
+    return replace(plan.costs, stages=found)
 
 
 def _slots(stage: Stage, residency: Fates) -> list[HostSlot]:

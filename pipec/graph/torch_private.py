@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -104,6 +105,7 @@ def argument_names_and_defaults(op: OpOverload) -> dict[str, Any]:
     return {a.name: a.default_value for a in op._schema.arguments}  # noqa: SLF001
 
 
+@cache
 def is_view(op: OpOverload) -> bool:
     """Whether the op's schema says that a result shares memory with its first argument."""
     schema = op._schema  # noqa: SLF001

@@ -5,8 +5,9 @@ import torch
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
-from pipec.compiler.pass_manager import parse_pipeline
+from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.profile import Profiler
+from pipec.compiler.stage_timing import measured_stage
 from pipec.compiler.timeline import plan_timeline
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
@@ -81,6 +82,31 @@ def test_the_bytes_of_a_measured_plan_are_those_that_a_run_holds(schedule: str) 
         counted = memory.peak
     (predicted,) = plan_timeline(plan, order).peak_bytes
     assert predicted == pytest.approx(counted, rel=0.05)
+
+
+def test_a_measured_stage_stays_measured_when_it_is_rewritten() -> None:
+    """B takes what it took and what it computes again; bytes are those that a run holds."""
+    base, batch = measured("mlp", 1)
+    told = parse_pipeline("schedule{generator=gpipe microbatches=6},simulate")
+    plain = run_passes(told, base)
+    assert plain.timeline is not None
+    limit = 0.85 * plain.timeline.peak_bytes[0]
+    first = parse_pipeline(
+        f"insert-recompute{{memory-limit={limit} generator=gpipe microbatches=6}}"
+    )
+    plan = run_passes([*first, *told], base)
+    before, after = (measured_stage(p, p.stages[0]) for p in (base, plan))
+    assert before is not None
+    assert after is not None
+    assert after.F == before.F
+    assert after.B > before.B
+    pipeline = LocalPipeline(plan, batch, Settings(adam))
+    with counting(pipeline.executors[0]) as memory:
+        for _ in range(2):
+            pipeline.round()
+        counted = memory.peak
+    assert plan.timeline is not None
+    assert plan.timeline.peak_bytes[0] == pytest.approx(counted, rel=0.05)
 
 
 def test_the_times_of_a_measured_plan_are_those_that_were_measured() -> None:
