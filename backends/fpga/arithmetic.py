@@ -23,6 +23,8 @@ class Arithmetic:
         add_latency: Cycles of a dependent addition: how far apart two additions into one
             accumulator must be.
         mul_latency: Cycles of a multiplication.
+        narrowing_lut: LUTs that take one exact sum to 8 bits: a 27x17 multiplier on the fabric,
+            rounding, clamps.
     """
 
     mac_dsp: float
@@ -31,13 +33,14 @@ class Arithmetic:
     mac_lut: float
     add_latency: int
     mul_latency: int
+    narrowing_lut: float = 0.0
 
 
 _TABLE = {
     "float32": Arithmetic(DSP_PER_MAC["float32"], 3, 2, 500, 5, 3),
     "float16": Arithmetic(DSP_PER_MAC["float16"], 2, 2, 250, 4, 3),
     "bfloat16": Arithmetic(DSP_PER_MAC["bfloat16"], 1, 2, 200, 4, 2),
-    "int8": Arithmetic(DSP_PER_MAC["int8"], 0.5, 0, 30, 1, 2),
+    "int8": Arithmetic(DSP_PER_MAC["int8"], 0.5, 0, 30, 1, 2, 280.0),
     "int32": Arithmetic(3, 3, 0, 64, 1, 3),
 }
 

@@ -5,12 +5,13 @@ figure in it that follows from others, and the configurations, the kernel, and w
 in ``mover/`` and ``link/``. Headers are the library's own.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from numpy.typing import NDArray
 
@@ -35,6 +36,7 @@ from pipec.backends.fpga.stagejson import SCHEMA, Json, read_record, stage_recor
 from pipec.backends.fpga.training import engines  # noqa: F401  (registers their run tables)
 from pipec.errors import BackendError, PipecError
 
+T = TypeVar("T", Engine, Weight, Stream, Port, DdrPort, StageDesign)
 KINDS = {kind.__name__.lower(): kind for kind in get_args(Nest)}
 """Kind of engine to its nest."""
 _DAMAGE = (
@@ -52,24 +54,19 @@ def design_of(record: Json) -> StageDesign:
     """
     if record.get("schema") != SCHEMA:
         raise BackendError("stage.json has another version", got=record.get("schema"), want=SCHEMA)
-    cycles, resources, regions = record["cycles"], record["resources"], record["regions"]
-    return StageDesign(
-        record["stage"],
-        tuple(map(_engine, record["engines"])),
-        {s["name"]: _stream(s) for s in record["fifos"]},
-        tuple(map(_port, record["inputs"])),
-        tuple(map(_port, record["outputs"])),
-        tuple(map(_memory_port, record["ddr"])),
-        record["device"],
-        record["part"],
-        record["clock_mhz"],
-        record["precision"],
-        Resources(**resources["estimate"]),
-        Resources(**resources["limit"]),
-        cycles["interval"],
-        cycles["latency"],
-        cycles["simulated"],
-        Floorplan(
+    resources, regions = record["resources"], record["regions"]
+    return _made(
+        StageDesign,
+        {**record, **record["cycles"]},
+        name=record["stage"],
+        engines=tuple(map(_engine, record["engines"])),
+        streams={s["name"]: _stream(s) for s in record["fifos"]},
+        inputs=tuple(map(_port, record["inputs"])),
+        outputs=tuple(map(_port, record["outputs"])),
+        ddr=tuple(map(_memory_port, record["ddr"])),
+        resources=Resources(**resources["estimate"]),
+        limits=Resources(**resources["limit"]),
+        floorplan=Floorplan(
             {e["name"]: tuple(e["regions"]) for e in record["engines"]},
             tuple(Resources(**slr["estimate"]) for slr in regions["slr"]),
             tuple(Resources(**slr["limit"]) for slr in regions["slr"]),
@@ -80,26 +77,27 @@ def design_of(record: Json) -> StageDesign:
 
 
 def _engine(record: Json) -> Engine:
-    numbers, buffer = record["numbers"], record["buffer"]
-    narrowing = numbers["narrowing"]
-    return Engine(
-        record["name"],
-        nest_of(record),
-        tuple(record["inputs"]),
-        tuple(record["outputs"]),
-        record["ii"],
-        record["depth"],
-        tuple(map(_weight, record["weights"])),
-        numbers["dtype"],
-        numbers["second"],
-        numbers["result"],
-        None if narrowing is None else Narrowing(**narrowing),
-        record["node"],
-        record["origin"],
-        Memory(buffer["memory"]),
-        buffer["bits"],
-        Resources(**record["resources"]),
+    numbers, buffer, narrowing = record["numbers"], record["buffer"], record["numbers"]["narrowing"]
+    return _made(
+        Engine,
+        {**record, **numbers},
+        nest=nest_of(record),
+        weights=tuple(map(_weight, record["weights"])),
+        narrowing=None if narrowing is None else Narrowing(**narrowing),
+        memory=Memory(buffer["memory"]),
+        buffer_bits=buffer["bits"],
+        resources=Resources(**record["resources"]),
     )
+
+
+def _made(kind: type[T], record: Json, **known: Any) -> T:
+    """An object of the keys of a record that are called as its fields, lists as tuples."""
+    names = {f.name for f in dataclasses.fields(kind)} & record.keys() - known.keys()
+    return kind(**{name: _tuples(record[name]) for name in names}, **known)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def nest_of(record: Json) -> Nest:
@@ -119,34 +117,21 @@ def _weight(record: Json) -> Weight:
     def values() -> NDArray[Any]:
         raise BackendError("stage.json has no tables", where=record["role"])
 
-    return Weight(
-        record["role"],
-        tuple(record["shape"]),
-        record["dtype"],
-        Memory(record["memory"]),
-        tuple(record["sources"]),
-        values,
-    )
+    return _made(Weight, record, memory=Memory(record["memory"]), values=values)
 
 
 def _stream(record: Json) -> Stream:
-    same = ("name", "rows", "channels", "lanes", "dtype", "depth", "initial")
-    return Stream(
-        **{key: record[key] for key in same},
-        producer=record["from"],
-        consumer=record["to"],
-        memory=Memory(record["memory"]) if "memory" in record else None,
-    )
+    memory = Memory(record["memory"]) if "memory" in record else None
+    return _made(Stream, record, producer=record["from"], consumer=record["to"], memory=memory)
 
 
 def _port(record: Json) -> Port:
-    known = {k: v for k, v in record.items() if k != "bytes_per_frame"}
-    return Port(**{**known, "shape": tuple(known["shape"]), "order": tuple(known["order"])})
+    return _made(Port, record)
 
 
 def _memory_port(record: Json) -> DdrPort:
     carries = record.get("carries")
-    return DdrPort(**{**record, "carries": None if carries is None else _port(carries)})
+    return _made(DdrPort, record, carries=None if carries is None else _port(carries))
 
 
 def differences(stage: Path) -> Iterator[str]:

@@ -62,7 +62,6 @@ class FpgaOptions(Options):
         ".npz file with an array of frames per input.",
     )
     simulate: bool = option(False, "Simulate cycles, shrink FIFOs to fit them.")
-    rtl: bool = option(False, "Also write SystemVerilog to check cycles with.")
 
 
 class FpgaBackend(Backend):
@@ -274,7 +273,7 @@ class FpgaBackend(Backend):
             return None
         if any(costs.method.get(d.kind) != FpgaCost.name for d in devices):
             return None
-        boards = [Board(device, precision_of(plan)) for device in devices]
+        boards = [Board(d, precision_of(plan), linked=count > 1) for d in devices]
         links = [plan.cluster.link(k, k + 1).bytes_per_second for k in range(count - 1)]
         return joint_cut(plan.graph, costs, boards, links, free_order=free_order)
 

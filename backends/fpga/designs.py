@@ -53,6 +53,11 @@ def device_of(plan: Plan, stage: int) -> Device:
     return plan.cluster.devices[plan.placement.forward[stage][0]]
 
 
+def board_of(plan: Plan, stage: int) -> Board:
+    """The board of a stage as the plan uses it; one that holds the whole model has no links."""
+    return Board(device_of(plan, stage), precision_of(plan), linked=len(plan.stages) > 1)
+
+
 def networks(plan: Plan) -> tuple[Network, ...]:
     """The networks of all stages, of 8-bit integers calibrated if the weights have data.
 
@@ -155,14 +160,13 @@ def _together(plan: Plan, nets: Sequence[Network], *, simulate: bool) -> tuple[S
 
 def _counted(plan: Plan, stage: int, design: StageDesign) -> StageDesign | None:
     """The design counted again, FIFOs as deep as they are; None if it doesn't fit any more."""
-    board = Board(device_of(plan, stage), precision_of(plan))
-    found = laid_out(design, board, deep_fifos(design))
+    found = laid_out(design, board_of(plan, stage), deep_fifos(design))
     return None if isinstance(found, Shortage) else found
 
 
 def _design(plan: Plan, stage: int, network: Network, reserved: Sequence[Item] = ()) -> StageDesign:
     """The design of one stage, no faster than the interval that the plan was cut for."""
-    board = Board(device_of(plan, stage), precision_of(plan))
+    board = board_of(plan, stage)
     return best_design(network, board, f"stage{stage}", _pace(plan, stage), reserved)
 
 

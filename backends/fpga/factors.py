@@ -172,7 +172,8 @@ def _dense(layer: Dense, target: int, dtype: str, block: int = 0) -> Factors:
     cost = arithmetic(dtype)
     sums = (-(-layer.out // pe) < cost.add_latency) * pe  # final adders of partial sums
     dsp = pe * simd * cost.mac_dsp + sums * cost.add_dsp
-    best = np.lexsort((cycles, pe + simd, dsp, late))[0]
+    narrowing = pe * cost.narrowing_lut
+    best = np.lexsort((cycles, pe + simd, narrowing, dsp, late))[0]
     outputs, inputs, positions = int(pe[best]), int(simd[best]), int(kp[best])
     return Factors((inputs // positions,), outputs, outputs, inputs, positions, block)
 

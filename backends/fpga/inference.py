@@ -20,7 +20,6 @@ from pipec.backends.fpga.quantise.bound import Bound
 from pipec.backends.fpga.quantise.plan import tolerance_of
 from pipec.backends.fpga.quantise.rounding import cut, held
 from pipec.backends.fpga.quantise.samples import held_out, keep
-from pipec.backends.fpga.rtl.generate import write_reference
 from pipec.backends.fpga.stagejson import read_record, stage_record, write_record
 from pipec.backends.fpga.toolchain import has_compiler
 from pipec.graph.ir import Graph
@@ -67,8 +66,6 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
         write_record(
             record | {"bounds": [b.to_json() for b in known]} if narrow else record, folder
         )
-        if plan.options.get("rtl"):
-            write_reference(read_record(folder), folder / "rtl")
         audit.check(folder)
         folders.append(folder)
     if narrow:

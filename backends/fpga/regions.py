@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from pipec.backends.fpga.banks import BEAT_BITS, banks_of
 from pipec.backends.fpga.design import Engine, Floorplan, Resources, StageDesign
-from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL, too_much
+from pipec.backends.fpga.resources import too_much
 from pipec.cluster.device import FpgaResources
 
 SLACK = 0.10
@@ -46,22 +46,23 @@ _ALMOST = 1.001
 Numbers = NDArray[np.float64]
 
 
-def floorplan(design: StageDesign, fabric: FpgaResources) -> Floorplan | None:
+def floorplan(design: StageDesign, fabric: FpgaResources, shell: Resources) -> Floorplan | None:
     """A region for every engine of a design whose memories are placed; None if they don't fit.
 
     Args:
         design: Engines with resources; memory ports with banks, if those are known.
         fabric: The board's; without regions everything lies in one.
+        shell: What links and memory controllers take, spread over the regions.
     """
     if len(fabric.regions) < 2:
         return Floorplan()
-    found = (_solved(design, fabric, grain) for grain in _GRAINS)
+    found = (_solved(design, fabric, shell, grain) for grain in _GRAINS)
     return next((plan for plan in found if not _exceeded(plan)), None)
 
 
-def overfull(design: StageDesign, fabric: FpgaResources) -> tuple[str, ...]:
+def overfull(design: StageDesign, fabric: FpgaResources, shell: Resources) -> tuple[str, ...]:
     """What the nearest to a floorplan exceeds, where there is none: regions, or wires."""
-    found = [_exceeded(_solved(design, fabric, grain)) for grain in _GRAINS]
+    found = [_exceeded(_solved(design, fabric, shell, grain)) for grain in _GRAINS]
     fewest = min(found, key=len)
     return tuple(fewest)
 
@@ -81,9 +82,11 @@ def _exceeded(plan: Floorplan) -> list[str]:
             for told in too_much(name, used, limit)]  # fmt: skip
 
 
-def _solved(design: StageDesign, fabric: FpgaResources, grain: float) -> Floorplan:
+def _solved(
+    design: StageDesign, fabric: FpgaResources, shell: Resources, grain: float
+) -> Floorplan:
     wires = fabric.crossings * fabric.logic_limit
-    layout = _Layout(_limits(design, fabric), wires, grain)
+    layout = _Layout(_limits(fabric, shell), wires, grain)
     for engine in design.engines:
         layout.add(engine)
     for stream in design.streams.values():
@@ -96,7 +99,7 @@ def _solved(design: StageDesign, fabric: FpgaResources, grain: float) -> Floorpl
     return layout.solved()
 
 
-def _limits(design: StageDesign, fabric: FpgaResources) -> Numbers:
+def _limits(fabric: FpgaResources, shell: Resources) -> Numbers:
     """What engines may use, [regions, kinds]: each region's share, its part of the shell gone."""
     logic, memory = fabric.logic_limit + SLACK, fabric.memory_limit + SLACK
     whole = Resources(
@@ -105,7 +108,6 @@ def _limits(design: StageDesign, fabric: FpgaResources) -> Numbers:
         bram36=fabric.bram36 * memory,
         uram=fabric.uram * memory,
     )
-    shell = LINK_SHELL + (DDR_SHELL if design.ddr else Resources())
     rows = []
     for region in fabric.regions:
         each = [getattr(whole, k) * getattr(region, k) for k in _KINDS]

@@ -18,7 +18,7 @@ from pipec.cluster.device import Device, FpgaResources
 CONTROL_LUT = 300
 """Counters and handshakes of one engine."""
 LINK_SHELL = Resources(lut=35_219, ff=86_269, bram36=91.5)
-"""A 100G network core, once per board (FINN+ platform tables)."""
+"""A 100G network core, once per board that has neighbours (FINN+ platform tables)."""
 DDR_SHELL = Resources(lut=33_256, ff=44_889, bram36=99.5)
 """A DDR4 controller, per board that streams weights (FINN+ platform tables)."""
 LUT_MEMORY_LIMIT = 0.40
@@ -82,15 +82,15 @@ def too_much(name: str, used: float, limit: float) -> list[str]:
     return [f"{taken:,} {name} of {most:,} ({taken - most:,} too many)"]
 
 
-def limits(device: Device, fabric: FpgaResources) -> Resources:
-    """What may be used of a board (its limits applied), the network core taken off."""
+def limits(device: Device, fabric: FpgaResources, core: Resources) -> Resources:
+    """What may be used of a board (its limits applied), its network core taken off."""
     logic, memory = fabric.logic_limit, fabric.memory_limit
     return Resources(
         dsp=fabric.dsp * logic,
-        bram36=fabric.bram36 * memory - LINK_SHELL.bram36,
+        bram36=fabric.bram36 * memory - core.bram36,
         uram=fabric.uram * memory,
-        lut=fabric.lut * logic - LINK_SHELL.lut,
-        ff=fabric.ff * logic - LINK_SHELL.ff,
+        lut=fabric.lut * logic - core.lut,
+        ff=fabric.ff * logic - core.ff,
         ddr=device.memory_bandwidth * memory,
     )
 
@@ -107,23 +107,18 @@ def units(nest: Nest, dtype: str) -> tuple[float, float]:
     return (0.0, 0.0)
 
 
-def _narrowing_lut(dtype: str, results: int) -> float:
-    """LUTs that take exact sums to 8 bits: a 27x17 multiplier on the fabric, rounding, clamps."""
-    return 280.0 * results if kind_of(dtype) == "int8" else 0.0
-
-
 @units.register
 def _mvu(nest: Mvu | Matmul, dtype: str) -> tuple[float, float]:
     cost, units = arithmetic(dtype), nest.pe * nest.simd
     final = nest.pe if nest.partial > 1 or isinstance(nest, Matmul) else 0
-    lut = units * cost.mac_lut + 100 * final + _narrowing_lut(dtype, nest.pe)
+    lut = units * cost.mac_lut + 100 * final + nest.pe * cost.narrowing_lut
     return (units * cost.mac_dsp + final * cost.add_dsp, lut)
 
 
 @units.register
 def _vvu(nest: Vvu, dtype: str) -> tuple[float, float]:
     cost, units = arithmetic(dtype), nest.lanes * nest.kp
-    lut = units * cost.mac_lut + _narrowing_lut(dtype, nest.lanes)
+    lut = units * cost.mac_lut + nest.lanes * cost.narrowing_lut
     return (units * cost.mac_dsp + nest.lanes * cost.add_dsp, lut)
 
 
@@ -131,7 +126,7 @@ def _vvu(nest: Vvu, dtype: str) -> tuple[float, float]:
 def _reduce(nest: Reduce, dtype: str) -> tuple[float, float]:
     cost, units = arithmetic(dtype), nest.lanes * nest.kp
     if kind_of(dtype) == "int8":
-        narrow = _narrowing_lut(dtype, nest.lanes) if nest.op == "sum" else 0.0
+        narrow = nest.lanes * cost.narrowing_lut if nest.op == "sum" else 0.0
         return (0.0, 16.0 * units + narrow)
     if nest.op != "sum":
         return (0.0, 80.0 * units)

@@ -20,7 +20,7 @@ from pipec.backends.fpga.lowering.layers import Dense, Depthwise, Layer, Product
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item, fifo_item, placed, shift_registers
 from pipec.backends.fpga.regions import floorplan, overfull
-from pipec.backends.fpga.resources import DDR_SHELL, LUT_MEMORY_LIMIT, limits
+from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL, LUT_MEMORY_LIMIT, limits
 from pipec.backends.fpga.streaming import blocks_of, ddr_ports
 from pipec.cluster.device import Device, FpgaResources, ram_bits
 from pipec.errors import BackendError
@@ -43,10 +43,12 @@ class Board:
     Attributes:
         device: The board.
         precision: Element type of the streams.
+        linked: Whether links lead to other boards.
     """
 
     device: Device
     precision: str = "float32"
+    linked: bool = True
 
     @property
     def fabric(self) -> FpgaResources:
@@ -64,21 +66,30 @@ class Board:
     @property
     def limits(self) -> Resources:
         """What a design may use."""
-        return limits(self.device, self.fabric)
+        return limits(self.device, self.fabric, self.links)
+
+    @property
+    def links(self) -> Resources:
+        """What its links take."""
+        return LINK_SHELL if self.linked else Resources()
+
+    @property
+    def controllers(self) -> Resources:
+        """What memory controllers take where memory is read or written."""
+        return Resources() if self.fabric.hard_memory else DDR_SHELL
 
     @property
     def room(self) -> Room:
         """The same as numbers."""
-        return room_of(self.limits, self.device)
+        return room_of(self.limits, self)
 
 
-def room_of(most: Resources, device: Device) -> Room:
+def room_of(most: Resources, board: Board) -> Room:
     """What a board offers, of which so much may be used."""
-    assert device.fpga is not None
-    slots, lut = time_slots(device.fpga), device.fpga.lut * LUT_MEMORY_LIMIT
+    slots, lut = time_slots(board.fabric), board.fabric.lut * LUT_MEMORY_LIMIT
     limit = np.array([most.dsp, most.lut, most.bram36, most.uram, slots])
-    shell = np.array([0.0, DDR_SHELL.lut, DDR_SHELL.bram36, 0.0, 0.0])
-    return Room(limit, shell, lut, period(device), most.ff, DDR_SHELL.ff)
+    shell = np.array([0.0, board.controllers.lut, board.controllers.bram36, 0.0, 0.0])
+    return Room(limit, shell, lut, period(board.device), most.ff, board.controllers.ff)
 
 
 def macs(layer: Layer) -> int:
@@ -245,9 +256,10 @@ def laid_out(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageD
     found = fitted(design, board, fifos)
     if isinstance(found, Shortage):
         return found
-    plan = floorplan(found, board.fabric)
+    shell = board.links + (board.controllers if found.ddr else Resources())
+    plan = floorplan(found, board.fabric, shell)
     if plan is None:
-        return Shortage(overfull(found, board.fabric), of_memory=True, of_regions=True)
+        return Shortage(overfull(found, board.fabric, shell), of_memory=True, of_regions=True)
     return dataclasses.replace(found, floorplan=plan)
 
 
@@ -263,13 +275,13 @@ def fitted(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDes
         use.add(engine)
     registers = shift_registers(banked.streams.values())
     use.lut, use.ff = use.lut + registers.lut, use.ff + registers.ff
-    kinds = fit([use], room_of(design.limits, board.device))
+    kinds = fit([use], room_of(design.limits, board))
     if isinstance(kinds, Shortage):
         return kinds
     known = [(i, k) for i, k in zip(use.items, kinds, strict=True) if _is_in(i, banked)]
     found = placed(banked, [k for _, k in known], [i for i, _ in known])
     beside = Resources(ddr=sum(p.bytes_per_second for p in banked.ddr))
-    beside = beside + DDR_SHELL if banked.ddr else beside
+    beside = beside + board.controllers if banked.ddr else beside
     return dataclasses.replace(found, resources=found.resources + beside)
 
 

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.rtl.finn import window
+from benchmarks.rtl.generate import Json
 from benchmarks.rtl.nets import Net, Part
 from benchmarks.rtl.tile import Tile
 from pipec.backends.fpga.nests import Map, Mvu, Norm, Reduce, Step, Swg, Vvu, ceil_div
 from pipec.backends.fpga.routing import Concat, Const, Dwc, Fork, Load, Nest, Perm, Repeat, Slice
-from pipec.backends.fpga.rtl.generate import Json
 from pipec.backends.fpga.simulator.process import Style
 from pipec.backends.fpga.stagejson import stage_record
 

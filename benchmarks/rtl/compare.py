@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from benchmarks.rtl.generate import Json
 from benchmarks.rtl.simulate import Bench, Observed
 from benchmarks.rtl.tile import Tile
-from pipec.backends.fpga.rtl.generate import Json
 from pipec.backends.fpga.simulator.native import simulate
 from pipec.backends.fpga.simulator.process import Style, Trace
 from pipec.backends.fpga.stagejson import network

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from benchmarks.rtl.tile import SOURCE, Tile, tile_bench_verilog
-from pipec.backends.fpga.rtl.generate import (
+from benchmarks.rtl.generate import (
     Json,
     bench_verilog,
     clock_main,
@@ -17,6 +16,7 @@ from pipec.backends.fpga.rtl.generate import (
     stage_verilog,
     top_verilog,
 )
+from benchmarks.rtl.tile import SOURCE, Tile, tile_bench_verilog
 from pipec.backends.fpga.simulator.process import Style
 from pipec.errors import BackendError
 

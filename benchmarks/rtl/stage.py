@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 
 from benchmarks.rtl.compare import compare
+from benchmarks.rtl.generate import with_ports, write_reference
 from benchmarks.rtl.simulate import Bench, Simulator, run
-from pipec.backends.fpga.rtl.generate import with_ports
 from pipec.backends.fpga.simulator.process import Style
 from pipec.backends.fpga.stagejson import read_record
 from pipec.errors import PipecError
@@ -24,10 +24,14 @@ from pipec.errors import PipecError
 @click.option("--simulator", type=click.Choice([s.value for s in Simulator]), default="verilator")
 @click.option("--style", type=click.Choice([s.value for s in Style]), default="free",
               help="How pipelines stall.")  # fmt: skip
-def main(stage: Path, frames: int, simulator: str, style: str) -> None:
+@click.option("--write", type=click.Path(path_type=Path), help="A new folder to keep it in.")
+def main(stage: Path, frames: int, simulator: str, style: str, write: Path | None) -> None:
     """Run the SystemVerilog of STAGE, a stage directory that pipec wrote."""
     try:
-        bench = Bench("stage", with_ports(read_record(stage)), frames, Style(style))
+        record = read_record(stage)
+        if write is not None:
+            write_reference(record, write)
+        bench = Bench("stage", with_ports(record), frames, Style(style))
         with tempfile.TemporaryDirectory(prefix="pipec-rtl-") as folder:
             seen = run([bench], Path(folder), Simulator(simulator))["stage"]
         found = compare(bench, seen)

@@ -16,8 +16,8 @@ from pathlib import Path
 import click
 
 from benchmarks.rtl.cases import cases
+from benchmarks.rtl.generate import Json, library, stage_verilog
 from benchmarks.rtl.tile import Tile
-from pipec.backends.fpga.rtl.generate import Json, library, stage_verilog
 
 NAMES = ("mac07", "window11", "norm02")
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.rtl.generate import SOURCE_SALT, Json
-from pipec.backends.fpga.rtl.units import unit_of
+from benchmarks.rtl.generate import SOURCE_SALT, Json
+from benchmarks.rtl.units import unit_of
 
 Tokens = NDArray[np.int16]
 Parameters = Mapping[str, Any]

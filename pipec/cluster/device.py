@@ -37,6 +37,8 @@ class FpgaResources:
         has_platform: Whether a vendor platform for kernels exists (else IP export only).
         memory_kind: ``DDR`` or ``HBM``, as the vendor's linker calls it.
         memory_ports: Memory ports: DDR controllers, or HBM pseudo-channels.
+        hard_memory: Whether its memory controllers take nothing of the fabric, as those of the
+            processor of a Zynq.
         link_ports: Cages for links between boards.
         regions: Super logic regions from bottom to top; none where the chip is one die.
         memory_regions: Region of every memory port; none where that is not known.
@@ -56,6 +58,7 @@ class FpgaResources:
     has_platform: bool = False
     memory_kind: str = "DDR"
     memory_ports: int = 1
+    hard_memory: bool = False
     link_ports: int = 2
     regions: tuple[Region, ...] = ()
     memory_regions: tuple[int, ...] = ()

@@ -63,7 +63,7 @@ compile mlp.onnx --devices 2xvcu118 --target onnx
 compile mlp.onnx --devices 2xh100 --target fpga
 compile mlp.onnx --precision int8
 compile mlp.onnx --pt2 --target onnx
-compile mlp.onnx --rtl --target torch
+compile mlp.onnx --simulate --target torch
 compile mlp.onnx --target fpga --calibrate frames.npz
 explore mlp.onnx --devices 2xcpu --precision int8
 explore mlp.onnx --devices 2xvcu118

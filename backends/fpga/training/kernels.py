@@ -22,7 +22,7 @@ from pipec.backends.fpga.lowering.layers import Layer, Use
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import NetPort, Network
 from pipec.backends.fpga.memory import Item
-from pipec.backends.fpga.resources import DDR_SHELL, logic
+from pipec.backends.fpga.resources import logic
 from pipec.backends.fpga.search import Board, best_design, deep_fifos, laid_out
 from pipec.backends.fpga.training.features import Feature, in_ddr, memories_of, placed_features
 from pipec.backends.fpga.training.movers import Place, gradient_sum, ring, with_movers
@@ -139,7 +139,7 @@ def kernels_on(
     )
     sums = {gradient_name(n): gradient_sum(n) for n in phases.trained}
     task = _Task(Network(layers, inputs, outputs), board, name, phases.saved, sets, sums)
-    lacking, start, growth = _Lacking(_adding(networks[1], sums)), 0, _GROWTH
+    lacking, start, growth = _Lacking(_adding(networks[1], sums, board)), 0, _GROWTH
     for k in range(_ROUNDS):
         share = 1.0 - k / (_ROUNDS - 1)
         folded, found = task.attempt(start, lacking, share)
@@ -232,14 +232,14 @@ class _Task:
         return whole.interval, Kernels(forward, backward, found.interval, features, kept)
 
 
-def _adding(backward: Network, sums: Mapping[str, Place]) -> Resources:
+def _adding(backward: Network, sums: Mapping[str, Place], board: Board) -> Resources:
     """What adding up gradients in memory takes."""
     found = Resources()
     for port in backward.outputs:
         if port.value in sums:
             lanes = wire_lanes(port.use.channels, port.use.dtype)
             found = found + logic(Engine("", Accumulate(port.use.rows, lanes), (), ()))
-    return found + dataclasses.replace(DDR_SHELL, ff=0.0) if sums else found
+    return found + dataclasses.replace(board.controllers, ff=0.0) if sums else found
 
 
 def _room(whole: StageDesign, board: Board, share: float) -> Resources:
@@ -261,14 +261,14 @@ def _complete(
     moving = with_fifos(with_movers(whole, places, prefixes), prefixes)
     moved = with_slots(moving, board.device)
     if moved is None:
-        return _Lacking(_movers_of(moving), memory_interval(moving, board.device))
+        return _Lacking(_movers_of(moving, board), memory_interval(moving, board.device))
     slotted = with_rings(sized(moved, [f.value for f in features]))
     slotted = dataclasses.replace(slotted, interval=max(slotted.interval, whole.interval))
     fifos = deep_fifos(slotted)
     found = laid_out(slotted, board, [*fifos, *memories_of(features)])
     if isinstance(found, StageDesign):
         return found
-    return _Lacking(_movers_of(slotted), slotted.interval, fifos)
+    return _Lacking(_movers_of(slotted, board), slotted.interval, fifos)
 
 
 def _unsized(design: StageDesign) -> StageDesign:
@@ -283,10 +283,10 @@ def _unsized(design: StageDesign) -> StageDesign:
     return dataclasses.replace(design, streams=streams)
 
 
-def _movers_of(design: StageDesign) -> Resources:
+def _movers_of(design: StageDesign, board: Board) -> Resources:
     """What movers take."""
     movers = (logic(e) for e in design.engines if isinstance(e.nest, Mover))
-    return sum(movers, dataclasses.replace(DDR_SHELL, ff=0.0))
+    return sum(movers, dataclasses.replace(board.controllers, ff=0.0))
 
 
 def without(board: Board, used: Resources) -> Board:

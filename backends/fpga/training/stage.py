@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from pipec.backends.fpga.design import Memory, StageDesign
-from pipec.backends.fpga.designs import device_of, precision_of
+from pipec.backends.fpga.designs import board_of, device_of, precision_of
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import items_of, placed
 from pipec.backends.fpga.search import Board
@@ -67,14 +67,11 @@ def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
         phases.append(phases_of(stage.training, drawn))
         drawn += draws(stage.training.F)
     networks = networks_of(phases, precision_of(plan))
-    count, precision = len(phases), precision_of(plan)
+    count = len(phases)
     found = tuple(
-        trained_stage(
-            phases[k], networks[k], Board(device_of(plan, k), precision), f"stage{k}",
-            in_flight(k, count),
-        )
+        trained_stage(phases[k], networks[k], board_of(plan, k), f"stage{k}", in_flight(k, count))
         for k in range(count)
-    )  # fmt: skip
+    )
     _last[:] = [(plan, found)]
     return found
 

@@ -75,7 +75,7 @@ def test_regions_hold_what_any_assignment_could_hold(
 ) -> None:
     """Against all assignments: within budget whenever one is; never more than the most wires."""
     design, dies = chain(*case), 3
-    plan = floorplan(design, board(dies))
+    plan = floorplan(design, board(dies), LINK_SHELL)
     names, dsps = [e.name for e in design.engines], case[0]
     good = []
     for choice in itertools.product(range(dies), repeat=len(dsps)):
@@ -102,27 +102,27 @@ def test_regions_hold_what_any_assignment_could_hold(
 
 
 def test_what_fits_one_region_lies_in_one() -> None:
-    plan = floorplan(chain([30, 40, 20], [16, 16]), board())
+    plan = floorplan(chain([30, 40, 20], [16, 16]), board(), LINK_SHELL)
     assert plan is not None
     assert len(set(plan.regions.values())) == 1
     assert plan.wires == (0, 0)
 
 
 def test_an_engine_larger_than_a_region_lies_in_several() -> None:
-    plan = floorplan(chain([20, 170, 20], [4, 4]), board())
+    plan = floorplan(chain([20, 170, 20], [4, 4]), board(), LINK_SHELL)
     assert plan is not None
     assert len(plan.regions["e1"]) > 1
-    assert floorplan(chain([20, 310, 20], [4, 4]), board()) is None
+    assert floorplan(chain([20, 310, 20], [4, 4]), board(), LINK_SHELL) is None
 
 
 def test_a_boundary_carries_so_many_wires() -> None:
     design = chain([90, 90, 90], [16, 16])  # 514 wires over each boundary
-    assert floorplan(design, board(wires=800)) is not None
-    assert floorplan(design, board(wires=700)) is None
+    assert floorplan(design, board(wires=800), LINK_SHELL) is not None
+    assert floorplan(design, board(wires=700), LINK_SHELL) is None
 
 
 def test_four_halves_fit_three_regions_taken_apart() -> None:
-    plan = floorplan(chain([60, 60, 60, 60], [4, 4, 4]), board())
+    plan = floorplan(chain([60, 60, 60, 60], [4, 4, 4]), board(), LINK_SHELL)
     assert plan is not None
     assert any(len(at) > 1 for at in plan.regions.values())
     assert max(used.dsp for used in plan.used) <= PER_REGION * 1.002
@@ -135,7 +135,7 @@ def test_who_reads_memory_lies_near_its_port() -> None:
             chain([30, 40, 20], [2, 2]),
             ddr=(DdrPort("gmem0", "e1", 512, 1, 1.0, bank=f"DDR[{bank}]"),),
         )
-        plan = floorplan(design, dataclasses.replace(fabric, bram36=10**6, lut=10**9))
+        plan = floorplan(design, dataclasses.replace(fabric, bram36=10**6, lut=10**9), LINK_SHELL)
         assert plan is not None
         assert plan.regions["e1"] == (bank,)
 
@@ -147,7 +147,7 @@ def test_budgets_of_regions_add_up(kind: str) -> None:
     assert len(fabric.regions) == {"vcu118": 3, "vcu129": 4, "u250": 4, "u280": 3, "u55c": 3}[kind]
     for name in ("dsp", "lut", "bram36", "uram"):
         assert sum(getattr(r, name) for r in fabric.regions) == pytest.approx(1.0)
-    plan = floorplan(chain([1, 1], [1]), fabric)
+    plan = floorplan(chain([1, 1], [1]), fabric, LINK_SHELL)
     assert plan is not None
     total = sum(limit.lut for limit in plan.limits)
     assert total == pytest.approx(fabric.lut * (fabric.logic_limit + SLACK) - LINK_SHELL.lut)
@@ -194,7 +194,7 @@ def test_a_chip_of_one_die_has_no_floorplan() -> None:
     fabric = preset("zcu102").fpga
     assert fabric is not None
     design = chain([1, 1], [1])
-    plan = floorplan(design, fabric)
+    plan = floorplan(design, fabric, LINK_SHELL)
     assert plan is not None
     assert plan.regions == {}
     assert "floorplan.xdc" not in scripts(design, 1e-4, Site())

@@ -16,6 +16,7 @@ from benchmarks.rtl.__main__ import wrong_values
 from benchmarks.rtl.cases import Case, cases
 from benchmarks.rtl.compare import Comparison, compare
 from benchmarks.rtl.finn import MEASURED
+from benchmarks.rtl.generate import quiet_limit, stage_verilog, write_reference
 from benchmarks.rtl.simulate import Bench, Observed, Simulator, run
 from benchmarks.rtl.stage import main
 from benchmarks.rtl.tile import Tile
@@ -23,7 +24,6 @@ from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.nests import Swg
-from pipec.backends.fpga.rtl.generate import quiet_limit, stage_verilog, write_reference
 from pipec.backends.fpga.simulator.process import Style
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.errors import BackendError
@@ -168,8 +168,10 @@ def test_a_stage_directory_is_written_and_checked(tmp_path: Path) -> None:
     written = {path.name for path in (tmp_path / "rtl").iterdir()}
     assert {"stage.sv", "bench_stage.sv", "top.sv", "main.cpp", "swg.sv", "mvu.sv"} <= written
     if Simulator.ICARUS.installed:
-        done = CliRunner().invoke(main, [str(tmp_path), "--simulator", "iverilog", "--frames", "2"])
+        options = ["--simulator", "iverilog", "--frames", "2", "--write", str(tmp_path / "kept")]
+        done = CliRunner().invoke(main, [str(tmp_path), *options])
         assert done.exit_code == 0, done.output
+        assert {path.name for path in (tmp_path / "kept").iterdir()} == written
         assert "\n0 of " in done.output
     damaged = CliRunner().invoke(main, [str(tmp_path / "rtl")])
     assert damaged.exit_code == 1

@@ -12,11 +12,10 @@ their pipeline registers, FIFOs with credits. Nothing is taken from the run tabl
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pipec.backends.fpga.rtl.units import BITS, SALTED, unit_of
+from benchmarks.rtl.units import BITS, SALTED, unit_of
 from pipec.backends.fpga.simulator.process import Style
 
 Json = Mapping[str, Any]
@@ -76,14 +75,14 @@ def with_ports(record: Json) -> Json:
 
 def library() -> dict[str, str]:
     """The engine modules by file name."""
-    folder = files("pipec.backends.fpga.rtl") / "sv"
+    folder = Path(__file__).parent / "sv"
     found = {f.name: f.read_text(encoding="utf-8") for f in folder.iterdir()}
     return {name: text for name, text in sorted(found.items()) if name.endswith(".sv")}
 
 
 def clock_main() -> str:
     """The C++ main of a Verilator model."""
-    return (files("pipec.backends.fpga.rtl") / "sv" / "main.cpp").read_text(encoding="utf-8")
+    return (Path(__file__).parent / "sv" / "main.cpp").read_text(encoding="utf-8")
 
 
 def stage_verilog(record: Json, name: str, style: Style = Style.FREE) -> str:
