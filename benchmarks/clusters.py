@@ -1,27 +1,35 @@
-"""Measured iterations of GPT models on GPU clusters, beside what the roofline predicts, unfitted.
+"""Iterations of GPT models on GPU clusters, beside what pipec predicts, unfitted.
 
-``python -m benchmarks.clusters [FILE.csv ...]`` reads files with vTrain's columns (Bang et al.,
-MICRO'24; by default those in PIPEC_DATA) and predicts every row without tensor parallelism: one
-layer, the embedding and the head are traced and costed as any model is, layers are spread evenly
-as Megatron-LM does, and 1F1B is simulated with the all-reduce behind it. Nothing is fitted: figures
-of the A100 are its data sheet's, so what a kernel leaves of the peak is all in the error.
+``python -m benchmarks.clusters [--costs roofline] [--json] [FILE.csv ...]`` reads files with
+vTrain's columns (Bang et al., MICRO'24; by default those in PIPEC_DATA) and predicts every row
+without tensor parallelism: embedding, one layer and the head of `benchmarks._megatron` are traced
+and costed as any model is, layers are spread evenly as Megatron-LM does, and 1F1B is simulated with
+the all-reduce behind it. Kernels take what the tables of ``--costs silicon:a100`` say, or the
+roofline where that package is missing. No figure comes from the iterations; docs/clusters.md says
+where each comes from.
 """
 
+import argparse
 import csv
+import json
 import os
-import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from pipec.cluster.cluster import parse_cluster
+from benchmarks._megatron import Embedding, Head, Layer
+from pipec.cluster.cluster import Cluster, Link, all_reduce_seconds, parse_cluster
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
+from pipec.cost import silicon as tables
+from pipec.cost.silicon import PREFIX, silicon, with_tables
+from pipec.errors import CostError
 from pipec.frontends.torch_module import from_module
 from pipec.plan.model import Plan
 from pipec.schedule.comm import insert_comm
@@ -30,46 +38,13 @@ from pipec.simulate.simulate import simulate
 from pipec.simulate.times import Times
 
 DATA = Path(os.environ.get("PIPEC_DATA", Path(__file__).parents[2] / "shared" / "data")) / "gpu"
-VOCABULARY = 51_200
-"""Megatron-LM's padded one of GPT-2; the files do not say."""
 NUMBER = 2  # bytes of weights, gradients and activations in half precision
 OPTIMIZER = 28  # bytes that Adam in mixed precision reads and writes per weight
+HELD = 16  # bytes per weight: it, its gradient, and a copy and two moments of Adam in float32
+RESERVED = 4.17e9  # bytes of context, libraries and NCCL (aiconfigurator-core, a100_sxm.yaml)
 NODE, NETWORK = 8, 100e9  # GPUs of one node; bytes/s that they share between nodes (4 x 200 Gb/s)
+ADDING = 1.0  # times that gradients of a microbatch are added to those of the ones before
 FIRST = 3  # plans of a group whose order is compared
-GPU = parse_cluster("1xa100").devices[0]
-
-
-class Layer(nn.Module):
-    """A GPT layer: attention and a perceptron of four times the width."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads, self.qkv = heads, nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Through attention, then the perceptron; [batch, tokens, width]."""
-        batch, tokens, width = x.shape
-        parts = self.qkv(self.first(x)).view(batch, tokens, self.heads, -1).transpose(1, 2)
-        q, k, v = parts.chunk(3, -1)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
-        return x + self.down(nn.functional.gelu(self.up(self.second(x))))
-
-
-class Head(nn.Module):
-    """The last norm, the logits and their loss."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.logits = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits, [batch, tokens, vocabulary]."""
-        out: Tensor = self.logits(self.norm(x))
-        return out
 
 
 @dataclass(frozen=True)
@@ -108,6 +83,41 @@ class Row:
         return self.file, self.gpus, self.batch, self.width, self.layers, self.tokens
 
     @property
+    def vocabulary(self) -> int:
+        """GPT-2's: as it is in vTrain's model of one node, padded to 128 by Megatron-LM."""
+        return 50_257 if self.gpus <= NODE else 50_304
+
+    @property
+    def layers_of(self) -> list[int]:
+        """Layers of every stage."""
+        p = self.stages
+        return [self.layers * (k + 1) // p - self.layers * k // p for k in range(p)]
+
+    @property
+    def weights(self) -> list[int]:
+        """Weights of every stage; the head has a matrix of its own."""
+        found = [count * (12 * self.width + 13) * self.width for count in self.layers_of]
+        found[0] += (self.vocabulary + self.tokens) * self.width
+        found[-1] += self.vocabulary * self.width
+        return found
+
+    def recomputes(self, memory: float) -> bool:
+        """Whether the activations of some stage do not fit: s b h (34 + 5 a s / h) bytes per layer.
+
+        Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
+        MLSys'23, eq. 1; stage k of p holds p - k microbatches in 1F1B.
+        """
+        one = self.tokens * self.micro * self.width * 34
+        one += 5 * self.heads * self.tokens**2 * self.micro
+        count = self.batch // (self.micro * self.data)
+        flying = [min(self.stages - k, count) for k in range(self.stages)]
+        needed = [
+            HELD * w + one * n * f
+            for w, n, f in zip(self.weights, self.layers_of, flying, strict=True)
+        ]
+        return max(needed) > memory
+
+    @property
     def plan(self) -> str:
         """What varies within a group."""
         return f"data {self.data} x pipeline {self.stages}, microbatch {self.micro}"
@@ -124,39 +134,85 @@ def read(path: Path) -> Iterator[Row]:
                 yield Row(path.name, *numbers, float(row["iteration time (ms)"]) / 1e3)
 
 
+class Both(NamedTuple):
+    """Seconds of a forward and of its backward."""
+
+    forward: float
+    backward: float
+
+
 @cache
-def seconds_of(kind: str, micro: int, tokens: int, width: int, heads: int) -> tuple[float, float]:
-    """Forward and backward of one layer, or of the head, on one microbatch."""
+def cluster_of(costs: str) -> Cluster:
+    """One A100, timed by its roofline or by tables."""
+    cluster = parse_cluster("1xa100")
+    return with_tables(cluster, costs) if costs.startswith(PREFIX) else cluster
+
+
+@cache
+def seconds_of(kind: str, costs: str, micro: int, tokens: int, width: int, more: int) -> Both:
+    """Of the embedding, a layer or the head on one microbatch; ``more``: its words, or its heads.
+
+    Gradients are added to those of the microbatches before, one kernel for each weight.
+    """
+    words = torch.zeros(tokens, micro, dtype=torch.int64, device="meta")
+    x = torch.zeros(tokens, micro, width, dtype=torch.bfloat16, device="meta")
+    made: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+        "embedding": lambda: (Embedding(width, more, tokens), words),
+        "layer": lambda: (Layer(width, more), x),
+        "head": lambda: (Head(width, more), x),
+    }
     with torch.device("meta"):
-        module = Layer(width, heads) if kind == "layer" else Head(width)
-        x = torch.zeros(micro, tokens, width, dtype=torch.bfloat16)
-    graph = from_module(module.to(torch.bfloat16), (x,)).graph
-    plan = run_passes(
-        parse_pipeline("simplify,annotate-cost"), Plan(graph, parse_cluster("1xa100"))
-    )
+        module, given = made[kind]()
+    cluster = cluster_of(costs)
+    graph = from_module(module.to(torch.bfloat16), (given,)).graph
+    plan = run_passes(parse_pipeline("simplify,annotate-cost"), Plan(graph, cluster))
     assert plan.costs is not None
-    forward, backward = plan.costs.of("a100"), plan.costs.backward_of("a100")
-    names = [n.name for n in plan.graph.calls]
-    return sum(forward[n] for n in names), sum(backward[n] for n in names)
+    device = cluster.devices[0]
+    launch = silicon(device.tables).launch if device.tables else None
+    adding = ADDING * sum(
+        max(3 * NUMBER * w.numel() / _bandwidth(cluster), launch or device.launch_seconds)
+        for w in module.parameters()
+    )
+    rows = plan.costs.of(device.kind), plan.costs.backward_of(device.kind)
+    forward, backward = (sum(row.values()) for row in rows)
+    return Both(forward, backward + adding)
 
 
-def predict(row: Row) -> float:
+def _bandwidth(cluster: Cluster) -> float:
+    return cluster.devices[0].memory_bandwidth * cluster.devices[0].memory_efficiency
+
+
+def predict(row: Row, costs: str) -> float:
     """Seconds of one step: 1F1B, then the all-reduce and Adam of the largest stage."""
-    p, each = row.stages, (row.micro, row.tokens, row.width, row.heads)
-    counts = [row.layers * (k + 1) // p - row.layers * k // p for k in range(p)]
-    layer, head = seconds_of("layer", *each), seconds_of("head", *each)
-    times = [[n * part for n in counts] for part in layer]
-    for side, part in zip(times, head, strict=True):
-        side[-1] += part
-    size = NUMBER * row.micro * row.tokens * row.width
-    apart = row.gpus > NODE
-    link = NETWORK / NODE if apart else GPU.link_bandwidth
-    schedule = insert_comm(generate("1f1b", p, row.batch // (row.micro * row.data)))
-    step = simulate(schedule, Times.of_stages(*times, comm=size / link if p > 1 else 0.0)).seconds
-    weights = 12 * row.width**2 * max(counts) + VOCABULARY * row.width
-    shared = NETWORK if apart else GPU.link_bandwidth
-    reduce = 2 * (row.data - 1) / row.data * NUMBER * weights / shared
-    return step + reduce + OPTIMIZER * weights / GPU.memory_bandwidth
+    cluster = cluster_of(costs)
+    gpu, each = cluster.devices[0], (row.micro, row.tokens, row.width)
+    layer = seconds_of("layer", costs, *each, row.heads)
+    again = layer.forward if row.recomputes(gpu.memory_bytes - RESERVED) else 0.0
+    forward = [n * layer.forward for n in row.layers_of]
+    backward = [n * (layer.backward + again) for n in row.layers_of]
+    for kind, stage in (("embedding", 0), ("head", -1)):
+        part = seconds_of(kind, costs, *each, row.vocabulary)
+        forward[stage] += part.forward
+        backward[stage] += part.backward
+    size, apart = NUMBER * row.micro * row.tokens * row.width, row.gpus > NODE
+    link = Link(NETWORK / NODE if apart else gpu.link_bandwidth, gpu.link_latency)
+    schedule = insert_comm(generate("1f1b", row.stages, row.batch // (row.micro * row.data)))
+    comm = link.seconds(float(size)) if row.stages > 1 else 0.0
+    step = simulate(schedule, Times.of_stages(forward, backward, comm=comm)).seconds
+    weights = max(row.weights)
+    reduce = _all_reduce(cluster, row.data, NUMBER * weights, apart=apart)
+    return step + reduce + OPTIMIZER * weights / _bandwidth(cluster)
+
+
+def _all_reduce(cluster: Cluster, members: int, nbytes: int, *, apart: bool) -> float:
+    """Of the gradients: over the network, or within a node as measured."""
+    gpu = cluster.devices[0]
+    if members < 2:
+        return 0.0
+    measured = silicon(gpu.tables).messages(cluster, gpu.kind) if gpu.tables else None
+    if not apart and measured:
+        return measured.all_reduce(nbytes, members) or 0.0
+    return all_reduce_seconds(Link(NETWORK if apart else gpu.link_bandwidth), members, nbytes)
 
 
 def _order(rows: list[tuple[Row, float]]) -> bool:
@@ -166,9 +222,29 @@ def _order(rows: list[tuple[Row, float]]) -> bool:
     return [r for r, _ in measured] == [r for r, _ in predicted]
 
 
-def main(paths: list[Path]) -> None:
+def parts(rows: list[tuple[Row, float]]) -> Iterator[tuple[str, list[float]]]:
+    """Signed errors: of all rows, and by what varies among them."""
+    by: dict[str, Callable[[Row], object]] = {
+        "all": lambda _: "",
+        "file": lambda r: r.file,
+        "pipeline": lambda r: "1" if r.stages == 1 else "above 1",
+        "data parallel": lambda r: r.data,
+        "width": lambda r: r.width,
+        "microbatch": lambda r: r.micro,
+        "layers": lambda r: r.layers,
+    }
+    for name, key in by.items():
+        for value in sorted({key(r) for r, _ in rows}, key=lambda v: (len(str(v)), str(v))):
+            chosen = [s / r.seconds - 1 for r, s in rows if key(r) == value]
+            yield f"{name} {value}".strip(), chosen
+
+
+def main(paths: list[Path], costs: str, *, as_json: bool) -> None:
     """Print rows, groups and a summary."""
-    rows = [(row, predict(row)) for path in paths for row in read(path)]
+    rows = [(row, predict(row, costs)) for path in paths for row in read(path)]
+    if as_json:
+        print(json.dumps([{**asdict(row), "predicted": s} for row, s in rows], indent=1))
+        return
     if not rows:
         print("no rows: name files with vTrain's columns, or set PIPEC_DATA")
         return
@@ -177,23 +253,88 @@ def main(paths: list[Path]) -> None:
         groups[row.group].append((row, seconds))
         print(
             f"{row.file:18} {row.gpus:3} GPUs, {row.width:5} x {row.layers:2} layers, batch "
-            f"{row.batch:4}, {row.plan:36} measured {row.seconds:9.4f} s  predicted "
+            f"{row.batch:4}, {row.plan:36} given {row.seconds:9.4f} s  predicted "
             f"{seconds:9.4f} s  {seconds / row.seconds - 1:+7.1%}"
         )
     several = {k: v for k, v in groups.items() if len(v) > 1}
     for key, found in several.items():
         best = min(found, key=lambda pair: pair[0].seconds)[0]
         print(f"{key}: {len(found)} plans, best {best.plan}, order right: {_order(found)}")
-    off = [abs(seconds / row.seconds - 1) for row, seconds in rows]
+    print("\n| rows | number | mean error | signed | worst | over 25 % |")
+    print("|---|---|---|---|---|---|")
+    for name, off in parts(rows):
+        size = [abs(e) for e in off]
+        far, bias = sum(e > 0.25 for e in size), mean(off)
+        print(f"| {name} | {len(off)} | {mean(size):.1%} | {bias:+.1%} | {max(size):.1%} | {far} |")
     right = mean(_order(found) for found in several.values()) if several else 1.0
+    first = mean(_first(found) for found in several.values()) if several else 1.0
     print(
-        f"{len(rows)} rows: mean error {mean(off):.1%} (want 10 %), worst {max(off):.1%} (want "
-        f"25 %); best {FIRST} plans in the right order in {right:.0%} of {len(several)} groups "
-        "(want 90 %); nothing fitted"
+        f"\n{len(rows)} rows, kernels by {costs}; want: mean error 10 %, worst 25 %; best {FIRST} "
+        f"plans in the right order in {right:.0%} of {len(several)} groups (want 90 %), the best "
+        f"one in {first:.0%}; nothing fitted"
     )
+    count, off_line = straight([row for row, _ in rows])
+    if count:
+        print(f"{count} series over the number of microbatches leave a line by {off_line:.1e} s")
 
+
+def straight(rows: list[Row]) -> tuple[int, float]:
+    """Series of rows that differ in the number of microbatches alone, and how straight they are.
+
+    Returns:
+        How many series have at least three rows, and the most seconds by which one leaves the line
+        through its first and last.
+    """
+    series = defaultdict[tuple[object, ...], list[tuple[int, float]]](list)
+    for r in rows:
+        key = (r.file, r.gpus, r.micro, r.width, r.layers, r.tokens, r.data, r.stages)
+        series[key].append((r.batch // (r.micro * r.data), r.seconds))
+    long = [sorted(s) for s in series.values() if len(s) > 2]
+    off = [
+        abs(t - s[0][1] - (s[-1][1] - s[0][1]) * (n - s[0][0]) / (s[-1][0] - s[0][0]))
+        for s in long for n, t in s
+    ]  # fmt: skip
+    return len(long), max(off, default=0.0)
+
+
+def _first(rows: list[tuple[Row, float]]) -> bool:
+    """Whether the best plan of a group is predicted."""
+    best = min(rows, key=lambda pair: pair[0].seconds)
+    return best == min(rows, key=lambda pair: pair[1])
+
+
+def _default_costs() -> str:
+    """The tables, or the roofline where the package is missing."""
+    tables = f"{PREFIX}a100"
+    try:
+        cluster_of(tables)
+    except CostError as error:
+        print(f"by the roofline alone: {str(error).replace(chr(10), '; ')}")
+        return "roofline"
+    return tables
+
+
+PARTS = {
+    "launch": lambda: setattr(silicon("a100_sxm"), "launch", 0.0),
+    "adding": lambda: globals().update(ADDING=0.0),
+    "alignment": lambda: setattr(tables, "MISALIGNED", 1.0),
+    "activations kept": lambda: globals().update(RESERVED=1e15),
+}
+"""Assumption to what takes it out."""
 
 if __name__ == "__main__":
     default = [DATA / "vtrain_single.csv", DATA / "vtrain_multi.csv"]
-    given = [Path(name) for name in sys.argv[1:]]
-    main(given or [path for path in default if path.is_file()])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--costs", choices=["roofline", f"{PREFIX}a100"])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--without", choices=list(PARTS), help="leave one assumption out")
+    given = parser.parse_args()
+    given.costs = given.costs or _default_costs()
+    if given.without:
+        PARTS[given.without]()
+    main(
+        given.files or [path for path in default if path.is_file()],
+        given.costs,
+        as_json=given.json,
+    )

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from pipec.cluster.cluster import Cluster, slowest_link
+from pipec.cluster.cluster import Cluster, Link, slowest_link
 from pipec.cluster.device import Device as PhysicalDevice
 from pipec.compiler.backend import load_backend
 from pipec.compiler.capabilities import Cuts
@@ -25,7 +25,7 @@ from pipec.cost.table import CostTable
 from pipec.errors import PartitionError, ScheduleError
 from pipec.graph.ir import Graph, OutputKind
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
-from pipec.partition.devices import Device, Link
+from pipec.partition.devices import Device
 from pipec.partition.result import CutResult, stage_loads, stage_memory
 from pipec.partition.solve import solve_contiguous
 from pipec.plan.model import Fact, Partition, Plan, Stage

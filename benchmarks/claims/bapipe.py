@@ -12,10 +12,11 @@ import numpy as np
 
 from benchmarks.claims.profiles import profile
 from benchmarks.claims.table import Row
+from pipec.cluster.cluster import Link
 from pipec.cluster.presets import PRESETS
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, Value, cost_graph
-from pipec.partition.devices import Device, Link
+from pipec.partition.devices import Device
 from pipec.partition.result import CutResult
 from pipec.partition.solve import solve_contiguous
 from pipec.schedule.channels import ChannelKind

@@ -9,8 +9,9 @@ import numpy as np
 
 from benchmarks.claims.profiles import profile, totals
 from benchmarks.claims.table import Row
+from pipec.cluster.cluster import Link
 from pipec.partition.costgraph import CostGraph
-from pipec.partition.devices import Device, Link
+from pipec.partition.devices import Device
 from pipec.partition.replicas.plan import ReplicatedPlan, plan_replicated
 from pipec.partition.replicas.recurrence import Level
 from pipec.partition.result import CutResult

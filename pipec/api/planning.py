@@ -52,7 +52,8 @@ def compile(  # noqa: A001
         batch: With ``auto``: samples of one step.
         passes: Instead of the default pipeline: text, or texts and `Pass` objects, among which
             ``"default"`` stands for the whole default pipeline.
-        costs: A file of measured costs (``pipec profile``).
+        costs: A file of measured costs (``pipec profile``), or ``silicon:a100``: kinds of devices
+            whose nodes are timed by tables of measured kernels.
         training: Whether a model from a path is traced with its loss; by default if it has one.
         shapes: Of inputs whose dimensions a file leaves open.
         bind: Values of inputs that are fixed.
@@ -72,7 +73,7 @@ def compile(  # noqa: A001
     """
     backend = load_backend(target if isinstance(target, str) else register(target).name)
     name, cluster = _name_of(schedule), _cluster(backend, devices)
-    file = None if costs is None else Path(costs)
+    file = None if costs is None else os.fspath(costs)
     request = Request(backend, cluster, name, stages, microbatches, batch, passes, file, settings)
     told = LoadOptions(shapes or {}, bind or {}, training=training, trust=trust, seed=seed)
     return request.plan(*_read(model, inputs, loss, told))

@@ -10,6 +10,7 @@ from pipec.compiler.driver import default_passes, make_plan
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import Observer, parse_pipeline
 from pipec.cost.file import load_costs
+from pipec.cost.silicon import PREFIX, with_tables
 from pipec.cost.table import CostTable
 from pipec.errors import PassError, PipecError
 from pipec.explore.rebatch import Rebatched
@@ -33,7 +34,8 @@ class Request:
         microbatches: Of one step; 8 if not given, any with ``auto``.
         batch: With ``auto``: samples of one step.
         passes: Instead of the default ones; ``"default"`` stands for these.
-        costs: A file of measured costs.
+        costs: A file of measured costs, or ``silicon:a100``: kinds of devices whose nodes are timed
+            by tables of measured kernels.
         settings: Options of the target.
         cached: With ``auto``: whether an equal exploration of before is taken.
         schedules: With ``auto``: names instead of those of the devices' family.
@@ -49,7 +51,7 @@ class Request:
     microbatches: int | None = None
     batch: int | None = None
     passes: Passes = None
-    costs: Path | None = None
+    costs: Path | str | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     cached: bool = True
     schedules: tuple[str, ...] = ()
@@ -122,21 +124,27 @@ class Request:
             return search(self.search(loaded, spec, told))
         costs, settings = self._costs(loaded), self._settings(loaded)
         return make_plan(
-            loaded.graph, self.cluster, self.backend.name, passes=self.pipeline(), costs=costs,
+            loaded.graph, self._timed(), self.backend.name, passes=self.pipeline(), costs=costs,
             options=settings, observe=observe,
         )  # fmt: skip
 
     def search(self, loaded: Loaded, spec: str, told: LoadOptions) -> Search:
         """The exploration of all that is left open; arguments as of `plan`."""
         return Search(
-            Rebatched(loaded.graph, spec, told), self.cluster, self.backend.name,
+            Rebatched(loaded.graph, spec, told), self._timed(), self.backend.name,
             batch=self.batch, schedules=self.schedules, stages=self.stages,
             microbatches=self.microbatches, costs=self._costs(loaded),
             settings=self._settings(loaded), cached=self.cached,
         )  # fmt: skip
 
     def _costs(self, loaded: Loaded) -> CostTable | None:
-        return None if self.costs is None else load_costs(self.costs, loaded.graph)
+        if self.costs is None or str(self.costs).startswith(PREFIX):
+            return None
+        return load_costs(Path(self.costs), loaded.graph)
+
+    def _timed(self) -> Cluster:
+        source = str(self.costs or "")
+        return with_tables(self.cluster, source) if source.startswith(PREFIX) else self.cluster
 
     def _settings(self, loaded: Loaded) -> dict[str, object]:
         return settings_of(self.backend, self.settings, loaded.example_inputs)

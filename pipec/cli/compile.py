@@ -13,6 +13,7 @@ from pipec.cli.console import output, progress, progress_options
 from pipec.cli.exploring import watched
 from pipec.cli.options import (
     cluster_of,
+    costs_option,
     devices_options,
     load_options,
     model_options,
@@ -40,7 +41,7 @@ from pipec.report.plan import graph_text, plan_data, print_plan
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to write.")
 @click.option("--force", is_flag=True, help="Replace the output directory if pipec wrote it.")
-@click.option("--costs", type=click.Path(path_type=Path), help="Measured costs (pipec profile).")
+@costs_option
 @click.option(
     "--schedule",
     default="fastest",

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +13,7 @@ from pipec.cli.console import output, progress, progress_options
 from pipec.cli.exploring import watched
 from pipec.cli.options import (
     cluster_of,
+    costs_option,
     devices_options,
     load_options,
     model_options,
@@ -48,7 +48,7 @@ def _explored(backend: Backend) -> type[Options]:
 @click.option("--stages", type=click.IntRange(1), help="Number of stages; any if not given.")
 @click.option("--microbatches", type=int, help="Microbatches of one step; any if not given.")
 @click.option("--schedules", help="Comma-separated names instead of those of the devices' family.")
-@click.option("--costs", type=click.Path(path_type=Path), help="Measured costs (pipec profile).")
+@costs_option
 @click.option(
     "--top",
     type=click.IntRange(0),

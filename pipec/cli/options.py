@@ -94,6 +94,15 @@ def devices_options(function: _F) -> _F:
     )
 
 
+def costs_option(function: _F) -> _F:
+    """Add ``--costs``."""
+    return click.option(
+        "--costs",
+        help="Measured costs (pipec profile), or silicon:KIND[,KIND]: tables of measured kernels "
+        "for these kinds of devices, such as silicon:a100.",
+    )(function)
+
+
 def cluster_of(devices: str | None, file: Path | None) -> Cluster:
     """The cluster that exactly one of ``--devices`` and ``--cluster`` names.
 

@@ -15,8 +15,9 @@ import click
 from pipec.errors import PartitionError
 
 if TYPE_CHECKING:
+    from pipec.cluster.cluster import Link
     from pipec.partition.costgraph import CostGraph
-    from pipec.partition.devices import Device, Link
+    from pipec.partition.devices import Device
     from pipec.partition.formats.workload import Workload
     from pipec.partition.replicas.plan import ReplicatedStage
     from pipec.partition.result import CutResult
@@ -109,7 +110,7 @@ def _refuse_unused(used: set[str], workload: "Workload", given: dict[str, Any]) 
 
 def _links(workload: "Workload", devices: int, given: dict[str, Any]) -> "Link | list[Link] | None":
     """What joins neighbours; None where transfers are priced in seconds."""
-    from pipec.partition.devices import Link
+    from pipec.cluster.cluster import Link
 
     if workload.priced:
         return None

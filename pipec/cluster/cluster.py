@@ -5,28 +5,43 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipec.cluster.device import Device
 from pipec.cluster.presets import preset
 from pipec.errors import ClusterError
 
+_Bytes = TypeVar("_Bytes", float, NDArray[np.float64])
+
 
 @dataclass(frozen=True)
 class Link:
-    """What joins two devices, each direction.
+    """What joins two devices; both directions have the same speed.
 
     Attributes:
-        bytes_per_second: Payload rate.
+        bytes_per_second: Payload rate of each direction.
         latency_seconds: Until the first byte arrives.
+
+    Raises:
+        ClusterError: The bandwidth is not above 0, or the latency below.
     """
 
     bytes_per_second: float
-    latency_seconds: float
+    latency_seconds: float = 0.0
 
-    def seconds(self, nbytes: float) -> float:
-        """Transfer time of ``nbytes``; nothing for nothing."""
-        return nbytes / self.bytes_per_second + self.latency_seconds if nbytes else 0.0
+    def __post_init__(self) -> None:
+        if not self.bytes_per_second > 0 or not self.latency_seconds >= 0:
+            raise ClusterError(
+                "a link needs a bandwidth > 0 and a latency >= 0",
+                got=f"{self.bytes_per_second} B/s, {self.latency_seconds} s",
+            )
+
+    def seconds(self, nbytes: _Bytes) -> _Bytes:
+        """Transfer time of ``nbytes`` in one direction; nothing for nothing."""
+        return nbytes / self.bytes_per_second + self.latency_seconds * (nbytes > 0)
 
 
 def slowest_link(links: Iterable[Link]) -> Link:

@@ -91,6 +91,9 @@ class Device:
         source: Where the figures come from.
         host_bandwidth: Bytes/s between the device and host memory, each direction.
         fpga: Fabric of an FPGA.
+        compute_efficiency: Share of ``peak_flops`` that large products reach, where measured.
+        memory_efficiency: Share of ``memory_bandwidth`` that streaming kernels reach.
+        tables: GPU whose measured kernels time its nodes (`pipec.cost.silicon`); none if empty.
     """
 
     kind: str
@@ -104,6 +107,9 @@ class Device:
     source: str
     host_bandwidth: float = 12e9
     fpga: FpgaResources | None = None
+    compute_efficiency: float = 1.0
+    memory_efficiency: float = 1.0
+    tables: str = ""
 
     @property
     def streams(self) -> bool:

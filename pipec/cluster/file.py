@@ -130,7 +130,10 @@ def _blank(table: Mapping[str, Any], where: str) -> Device:
             hint="for an FPGA take a preset and change its clock",
         )
     like = preset("h100" if table["family"] == "gpu" else "cpu", where)
-    return dataclasses.replace(like, kind=table["name"], peak_flops={}, source="")
+    return dataclasses.replace(
+        like, kind=table["name"], peak_flops={}, source="",
+        compute_efficiency=1.0, memory_efficiency=1.0,
+    )  # fmt: skip
 
 
 def _peak(table: object, device: Device, where: str) -> dict[str, float]:

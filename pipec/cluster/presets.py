@@ -7,6 +7,7 @@ slice), times two.
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pipec.cluster.device import Device, FpgaResources, Region
 from pipec.errors import ClusterError
@@ -69,8 +70,13 @@ PRESETS: dict[str, Device] = {
         ),
         _gpu("v100", 15.7e12, 125e12, 16, 900e9, 150e9, PCIE3,
              "NVIDIA Tesla V100 SXM2 16 GB data sheet (tensor cores for half precision)"),
-        _gpu("a100", 19.5e12, 312e12, 80, 2039e9, 300e9, PCIE4,
-             "NVIDIA A100 SXM 80 GB data sheet (dense)"),
+        replace(
+            _gpu("a100", 19.5e12, 312e12, 80, 2039e9, 300e9, PCIE4,
+                 "NVIDIA A100 SXM 80 GB data sheet (dense); as measured in aiconfigurator-core: "
+                 "the median GEMM of m >= 1024, n and k >= 2048, its "
+                 "mem_bw_empirical_scaling_factor, a call from Python beyond a CUDA graph"),
+            compute_efficiency=0.77, memory_efficiency=0.8, launch_seconds=39e-6,
+        ),
         _gpu("h100", 67e12, 989e12, 80, 3350e9, 450e9, PCIE5,
              "NVIDIA H100 SXM 80 GB data sheet (dense)"),
         _gpu("h200", 67e12, 989e12, 141, 4800e9, 450e9, PCIE5,

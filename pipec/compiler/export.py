@@ -11,13 +11,14 @@ from itertools import pairwise
 
 import numpy as np
 
+from pipec.cluster.cluster import Link
 from pipec.compiler.layers import NONE, layers_of, place_layers, whole_layers
 from pipec.compiler.layouts import Layout
 from pipec.compiler.problem import chain_of, placement_problem
 from pipec.errors import PartitionError
 from pipec.graph.units import placement_units
 from pipec.partition.costgraph import CostGraph, IntArray
-from pipec.partition.devices import Device, Link
+from pipec.partition.devices import Device
 from pipec.partition.result import stage_loads
 from pipec.partition.solve import solve_contiguous
 from pipec.plan.model import Plan

@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from pipec.cluster.cluster import Cluster
+from pipec.cluster.cluster import Cluster, Link
 from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph, OutputKind, nbytes, tensors
 from pipec.graph.units import placement_units
 from pipec.partition.costgraph import CostGraph, FloatArray, Value, cost_graph
-from pipec.partition.devices import Device, Link
+from pipec.partition.devices import Device
 
 TRAINING_COPIES = 4.0
 """Weight-sized tensors in training: weights, gradients, two moments of Adam."""
@@ -102,5 +102,4 @@ def chain_of(cluster: Cluster, count: int) -> tuple[list[Device], list[Link]]:
         ClusterError: The cluster has not so many.
     """
     found = [Device(d.kind, d.memory_bytes) for d in cluster.devices[:count]]
-    ways = [cluster.link(a, b) for a, b in pairwise(range(count))]
-    return found, [Link(way.bytes_per_second, way.latency_seconds) for way in ways]
+    return found, [cluster.link(a, b) for a, b in pairwise(range(count))]

@@ -22,8 +22,9 @@ class CostModel(Protocol):
 class Roofline:
     """The larger of compute and memory time, plus the launch (Williams et al., CACM'09).
 
-    ``max(flops / peak(dtype), (bytes read + written) / memory bandwidth) + launch``; a node that
-    moves and computes nothing (a view, a getitem) takes no time.
+    ``max(flops / peak(dtype), (bytes read + written) / memory bandwidth) + launch``, both rates
+    times the share of them that is reached (`Device`); a node that moves and computes nothing (a
+    view, a getitem) takes no time.
     """
 
     name = "roofline"
@@ -33,11 +34,12 @@ class Roofline:
         moved = cost.bytes_read + cost.bytes_written
         if not cost.flops and not cost.bytes_written:
             return 0.0
-        compute = cost.flops / device.flops(_dtype(node))
-        return max(compute, moved / device.memory_bandwidth) + device.launch_seconds
+        compute = cost.flops / (device.flops(dtype_of(node)) * device.compute_efficiency)
+        memory = moved / (device.memory_bandwidth * device.memory_efficiency)
+        return max(compute, memory) + device.launch_seconds
 
 
-def _dtype(node: fx.Node) -> str:
+def dtype_of(node: fx.Node) -> str:
     """Dtype in which ``node`` computes: that of its widest floating input or output."""
     found = [t for n in (*node.all_input_nodes, node) for t in tensors(n)]
     floating = [t.dtype for t in found if t.dtype.is_floating_point]

@@ -1,6 +1,6 @@
 """What every node costs, as a table that is saved, printed and cut by."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -38,11 +38,13 @@ class CostTable:
     Attributes:
         nodes: Node name to what it computes and moves.
         seconds: Device kind to node name to forward seconds of one microbatch.
-        method: Device kind to how its seconds were found: ``roofline``, ``measured``, or the name
-            of a backend's model.
+        method: Device kind to how its seconds were found: ``roofline``, ``measured``, ``silicon``,
+            or the name of a backend's model.
         stages: Device kind to a stage's key to what was measured of the whole stage.
         messages: Device kind to what a message between two such devices takes.
         backward: Device kind to node name to backward seconds, where these were measured.
+        tabled: Device kind to the nodes that a table of measured kernels timed; the others of the
+            method ``silicon`` take the roofline.
     """
 
     nodes: Mapping[str, NodeCost]
@@ -51,6 +53,7 @@ class CostTable:
     stages: Mapping[str, Mapping[str, StageCost]] = field(default_factory=dict)
     messages: Mapping[str, MessageCost] = field(default_factory=dict)
     backward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    tabled: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         methods = ", ".join(f"{kind}: {method}" for kind, method in self.method.items())
@@ -90,6 +93,7 @@ class CostTable:
             **({"stages": stages} if stages else {}),
             **({"messages": messages} if messages else {}),
             **({"backward": backward} if backward else {}),
+            **({"tabled": {k: list(v) for k, v in self.tabled.items()}} if self.tabled else {}),
         }
 
     @staticmethod
@@ -110,6 +114,7 @@ class CostTable:
             seconds = convert(data["seconds"], dict[str, dict[str, float]])
             backward = convert(data.get("backward", {}), dict[str, dict[str, float]])
             method = convert(data["method"], dict[str, str])
-            return CostTable(nodes, seconds, method, stages, messages, backward)
+            tabled = convert(data.get("tabled", {}), dict[str, list[str]])
+            return CostTable(nodes, seconds, method, stages, messages, backward, tabled)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise CostError("a cost record is malformed", got=repr(error)) from error

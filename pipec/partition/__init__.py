@@ -3,7 +3,8 @@
 The public interface, each imported from its own module::
 
     from pipec.partition.costgraph import CostGraph, Value, cost_graph
-    from pipec.partition.devices import Device, Link
+    from pipec.cluster.cluster import Link
+    from pipec.partition.devices import Device
     from pipec.partition.solve import solve_contiguous
     from pipec.partition.result import CutResult
 

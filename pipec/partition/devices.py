@@ -1,10 +1,11 @@
-"""What stages run on: devices, the links between neighbours, and how memory counts by position."""
+"""What stages run on: devices, and what crossing a boundary between two of them takes."""
 
 from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
+from pipec.cluster.cluster import Link
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import FloatArray
 
@@ -29,30 +30,6 @@ class Device:
             raise PartitionError("a memory limit must be >= 0 bytes", got=self.memory_bytes)
 
 
-@dataclass(frozen=True)
-class Link:
-    """What joins a stage to the next one; both directions have the same speed.
-
-    Attributes:
-        bytes_per_second: Bandwidth of each direction.
-        latency_seconds: Paid once per direction that is used.
-    """
-
-    bytes_per_second: float
-    latency_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.bytes_per_second > 0 or not self.latency_seconds >= 0:
-            raise PartitionError(
-                "a link needs a bandwidth > 0 and a latency >= 0",
-                got=f"{self.bytes_per_second} B/s, {self.latency_seconds} s",
-            )
-
-    def seconds(self, size: FloatArray) -> FloatArray:
-        """Transfer time of ``size`` bytes in one direction; nothing for nothing."""
-        return size / self.bytes_per_second + self.latency_seconds * (size > 0)
-
-
 def cut_seconds(cut: FloatArray, link: Link | None, *, priced: bool) -> FloatArray:
     """Transfer time of boundaries, both directions one after the other, [cuts].
 
@@ -66,9 +43,11 @@ def cut_seconds(cut: FloatArray, link: Link | None, *, priced: bool) -> FloatArr
         return seconds
     if link is None:
         return np.zeros(cut.shape[1])
-    return link.seconds(cut[0]) + link.seconds(cut[1])
+    both: FloatArray = link.seconds(cut).sum(axis=0)
+    return both
 
 
 def cut_peak(cut: FloatArray, link: Link) -> FloatArray:
     """Transfer time of boundaries, both directions at once, [cuts]."""
-    return np.maximum(link.seconds(cut[0]), link.seconds(cut[1]))
+    slower: FloatArray = link.seconds(cut).max(axis=0)
+    return slower

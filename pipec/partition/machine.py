@@ -11,9 +11,10 @@ from math import inf, prod
 
 import numpy as np
 
+from pipec.cluster.cluster import Link
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, IntArray
-from pipec.partition.devices import Device, Link
+from pipec.partition.devices import Device
 
 STATES_LIMIT = 20_000
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipec.cluster.cluster import Link
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, sums
-from pipec.partition.devices import Device, Link
+from pipec.partition.devices import Device
 
 NO_GAP = 1e-6  # of the largest load: what solvers and rounding leave open
 

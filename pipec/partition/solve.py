@@ -15,9 +15,10 @@ from time import perf_counter
 
 import numpy as np
 
+from pipec.cluster.cluster import Link
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, check_acyclic
-from pipec.partition.devices import Device, Link
+from pipec.partition.devices import Device
 from pipec.partition.fitting import check_runnable, fit_memory, nothing_fits
 from pipec.partition.machine import Machine, make_machine
 from pipec.partition.proof.bounds import TOLERANCE

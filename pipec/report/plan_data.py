@@ -119,11 +119,13 @@ def heaviest_nodes(plan: Plan, count: int) -> list[Data]:
     """The nodes that take longest on the device of their stage, longest first."""
     if plan.costs is None or plan.partition is None:
         return []
-    seconds = {}
+    seconds, tabled = {}, set[str]()
     for n in plan.graph.calls:
         stage = plan.partition.stage_of[n.name]
         kind = plan.cluster.devices[(*_devices(plan, stage), stage)[0]].kind
         seconds[n] = plan.costs.of(kind).get(n.name, 0.0)
+        if n.name in plan.costs.tabled.get(kind, ()):
+            tabled.add(n.name)
     total = sum(seconds.values()) or 1.0
     ranked = sorted(seconds, key=lambda n: -seconds[n])[:count]
     return [
@@ -135,6 +137,7 @@ def heaviest_nodes(plan: Plan, count: int) -> list[Data]:
             "seconds": seconds[n],
             "share": seconds[n] / total,
             "flops": plan.costs.nodes[n.name].flops,
+            "from_table": n.name in tabled,
         }
         for n in ranked
     ]

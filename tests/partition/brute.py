@@ -5,8 +5,9 @@ from math import inf
 
 import numpy as np
 
+from pipec.cluster.cluster import Link
 from pipec.partition.costgraph import CostGraph
-from pipec.partition.devices import Device, Link
+from pipec.partition.devices import Device
 
 
 def consumers(graph: CostGraph, h: int) -> list[int]:

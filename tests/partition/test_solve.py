@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipec.cluster.cluster import Link
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, Value, cost_graph
-from pipec.partition.devices import Device, Link
+from pipec.partition.devices import Device
 from pipec.partition.solve import solve_contiguous
 from tests.partition.brute import best_cut
 from tests.partition.strategies import graphs

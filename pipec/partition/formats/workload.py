@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+from pipec.cluster.cluster import Link
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, check_acyclic
-from pipec.partition.devices import Device, Link
+from pipec.partition.devices import Device
 
 ACCELERATOR, CPU = "accelerator", "cpu"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from pipec.cluster.cluster import Link
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
-from pipec.partition.devices import Link
 from pipec.partition.orders.linear import linear_orders
 from pipec.partition.proof.ideal_family import IdealFamily
 from pipec.partition.proof.ideals import Window, enumerate_ideals
