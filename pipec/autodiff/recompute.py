@@ -30,11 +30,24 @@ def everything(node: fx.Node) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the node draws random numbers; an attention kernel does only where it drops."""
+    """Whether the node draws random numbers."""
+    return draws_of(node) > 0
+
+
+def draws_of(node: fx.Node) -> int:
+    """How often a node draws: as many random ops are in its place where it is decomposed.
+
+    Attention and recurrent layers draw only where they drop, these between any two layers.
+    """
     op = node.target
     if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
-        return False
-    return given(node).get("dropout_p") != 0.0
+        return 0
+    told = given(node)
+    if told.get("dropout_p") == 0.0 or not told.get("train", True):
+        return 0
+    if "num_layers" in told:
+        return int(told["num_layers"]) - 1 if told["dropout"] else 0
+    return 1
 
 
 POLICIES: dict[str, Recompute] = {"views": views, "all": everything}

@@ -16,7 +16,7 @@ from torch import Tensor
 from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.plan.model import Plan
-from pipec.runtime.draws import Reseeding, Stream, draws, stream
+from pipec.runtime.draws import Reseeding, Stream, draws, numbered, stream
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.program import StageProgram
@@ -154,7 +154,7 @@ def _autograd(
     }
     args = [held[i.name] if i.kind.is_weight else inputs[i.name] for i in source.inputs]
     # stages seed each random op by its number in the model
-    seeding = Reseeding(0, torch.device("cpu"))
+    seeding = Reseeding(numbered(source, [source])[0], torch.device("cpu"))
     seeding.stream = seeds
     module = seeding.put_into(source.module) if draws(source) else source.module
     with torch.enable_grad():

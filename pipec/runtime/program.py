@@ -4,10 +4,8 @@ A value has one name everywhere, and one channel per reader; a gradient travels 
 its value, called ``<channel>.grad``.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import torch
 
@@ -16,7 +14,7 @@ from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage, ValueChannel
-from pipec.runtime.draws import draws
+from pipec.runtime.draws import Draws, numbered
 from pipec.runtime.tensors import TensorType
 from pipec.schedule.schedule import Schedule
 
@@ -39,7 +37,7 @@ class StageProgram:
         gradients_in: Value that it yields, to those channels whose reader returns a gradient.
         gradients_out: Value that it reads, to the channel on which it returns the gradient.
         loss: Name of the loss if the stage computes it.
-        first_draw: Number of its first random op in the whole model.
+        draws: Numbers of its draws in the whole model, in their order.
         hosted: Host slot to the saved values that wait in it.
     """
 
@@ -51,7 +49,7 @@ class StageProgram:
     gradients_in: dict[str, list[ValueChannel]] = field(default_factory=dict)
     gradients_out: dict[str, ValueChannel] = field(default_factory=dict)
     loss: str | None = None
-    first_draw: int = 0
+    draws: Draws = ()
     hosted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -130,7 +128,11 @@ class Program:
                 want=len(plan.stages),
             )
         training = schedule.training
-        stages = _numbered([_stage(plan, s, training=training) for s in plan.stages])
+        draws = numbered(plan.graph, [s.graph for s in plan.stages])
+        stages = tuple(
+            _stage(plan, s, numbers, training=training)
+            for s, numbers in zip(plan.stages, draws, strict=True)
+        )
         program = cls(
             plan,
             schedule,
@@ -170,7 +172,7 @@ class Program:
         return self.schedule.rule.flush
 
 
-def _stage(plan: Plan, stage: Stage, *, training: bool) -> StageProgram:
+def _stage(plan: Plan, stage: Stage, draws: Draws, *, training: bool) -> StageProgram:
     mine = [c for c in plan.channels if c.src == stage.index]
     found = stage.training.lowered() if stage.training and training else None
     hosted = {s.name: s.values for s in plan.slots if s.stage == stage.index}
@@ -194,14 +196,9 @@ def _stage(plan: Plan, stage: Stage, *, training: bool) -> StageProgram:
         gradients_in=gradients_in,
         gradients_out={v: incoming[v] for v in given},
         loss=losses[0] if losses else None,
+        draws=draws,
         hosted=hosted,
     )
-
-
-def _numbered(stages: list[StageProgram]) -> tuple[StageProgram, ...]:
-    """The stages with their random ops numbered through."""
-    firsts = accumulate((draws(s.forward) for s in stages), initial=0)
-    return tuple(dataclasses.replace(s, first_draw=k) for s, k in zip(stages, firsts, strict=False))
 
 
 def _tied(stages: tuple[StageProgram, ...]) -> dict[str, tuple[int, ...]]:

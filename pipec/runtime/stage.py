@@ -9,7 +9,7 @@ import torch
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
 from pipec.graph.torch_private import storage_key
-from pipec.runtime.draws import Reseeding, Stream, draws
+from pipec.runtime.draws import Reseeding, Stream
 from pipec.runtime.placed import placed
 from pipec.runtime.program import StageProgram
 from pipec.runtime.tensors import TensorType
@@ -70,8 +70,8 @@ class StageRunner:
     ) -> None:
         self.program, self._device = program, device
         self.saved: dict[int, Tensors] = {}
-        self.random = draws(program.forward) > 0
-        self._reseeding = Reseeding(program.first_draw, device)
+        self.random = bool(program.draws)
+        self._reseeding = Reseeding(program.draws, device)
         graphs = {"F": program.forward}
         if program.training:
             t = program.training

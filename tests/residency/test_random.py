@@ -1,10 +1,12 @@
 """A random op draws once: neither recompute nor offload nor split backwards change a mask."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from torch import fx
+import torch.nn.functional as F
+from torch import fx, nn
 
 from pipec.autodiff.recompute import is_random, views
 from pipec.autodiff.rewrite import lineage, recomputed
@@ -16,8 +18,10 @@ from pipec.graph.comm import FETCH, OFFLOAD
 from pipec.plan.model import Plan
 from pipec.plan.rules.verify import verify
 from pipec.runtime.draws import draws
-from tests.autodiff.zoo import seeded
+from tests.autodiff.chain import Case
+from tests.autodiff.zoo import floats, seeded
 from tests.residency.random_models import MODELS
+from tests.residency.trials import planned
 from tests.runtime.pipelines import batches, scheduled, staged
 from tests.runtime.test_offload import hosted
 
@@ -132,3 +136,47 @@ def test_a_depth_that_is_not_the_schedules_is_named() -> None:
     first, *others = plan.slots
     with pytest.raises(PlanError, match=r"\[slots-are-scheduled\]"):
         verify(plan.replace(slots=(replace(first, depth=2), *others)))
+
+
+class Recurrent(nn.Module):
+    """Layers that drop between them or not, and a dropout behind."""
+
+    def __init__(self, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.body = nn.LSTM(8, 8, layers, dropout=dropout, batch_first=True)
+        self.last = nn.Sequential(nn.Dropout(0.2), nn.Linear(8, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.body(x)[0].mean(1))
+        return found
+
+
+RECURRENT = {
+    f"{layers} layers, dropout {share}": Case(
+        partial(Recurrent, layers, share), F.cross_entropy, floats(4, 5, 8)
+    )
+    for layers, share in ((2, 0.0), (2, 0.5), (3, 0.5))
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_an_op_that_draws_never_or_several_times_is_numbered_once(name: str) -> None:
+    case = RECURRENT[name]
+    check_gradients(staged(case, seeded(case), 2), case)
+
+
+def test_numbers_are_those_of_the_model_where_a_draw_stands_in_an_earlier_stage() -> None:
+    """Masks of stochastic depth depend on no input."""
+    plan = planned("stochastic depth", "gpipe")
+    assert plan.partition is not None
+    places = [plan.partition.stage_of[n.name] for n in plan.graph.calls if is_random(n)]
+    assert places != sorted(places)
+    check_gradients(plan, MODELS["stochastic depth"])
+
+
+def check_gradients(plan: Plan, case: Case) -> None:
+    inputs = [batches(case, plan.graph)(k) for k in range(2)]
+    tolerance = rounding_tolerance(plan.graph, SAME_KERNELS)
+    timed = plan.replace(schedule=scheduled(plan, "gpipe", 2))
+    found = compare_gradients(timed, plan.graph, inputs, tolerance, seed=3)
+    assert [c.name for c in found if not c.ok] == []

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from pipec.autodiff.recompute import is_random
 from pipec.backends.fpga.lowering.rewrite import Emit, Rule
 from pipec.graph.ir import Graph, GraphInput, InputKind, op_name, tensor
-from pipec.runtime.draws import Stream
+from pipec.runtime.draws import Draws, Stream
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,20 @@ class Mask:
             return torch.native_dropout(ones, self.probability, True)[0]
 
 
-def masks_of(forward: Graph, first: int) -> tuple[Mask, ...]:
+def masks_of(forward: Graph, draws: Draws | None) -> tuple[Mask, ...]:
     """The masks of a stage.
 
     Args:
         forward: Its F.
-        first: Number of its first random op in the model.
+        draws: Numbers of its random ops in the model; from 0 on if absent.
     """
     random = [n for n in forward.calls if is_random(n)]
-    return tuple(_mask(n, first + k) for k, n in enumerate(random) if _is_dropout(n))
+    numbers = range(len(random)) if draws is None else draws
+    return tuple(
+        _mask(n, k)
+        for k, n in zip(numbers, random, strict=True)
+        if k is not None and _is_dropout(n)
+    )
 
 
 def _is_dropout(node: fx.Node) -> bool:

@@ -36,6 +36,7 @@ from pipec.graph.ir import (
     tensor,
 )
 from pipec.graph.written import ancestors, written
+from pipec.runtime.draws import Draws
 
 
 @dataclass(frozen=True)
@@ -73,18 +74,18 @@ def saved_name(name: str) -> str:
     return f"saved_{name}"
 
 
-def phases_of(training: Training, first_draw: int = 0) -> Phases:
+def phases_of(training: Training, draws: Draws | None = None) -> Phases:
     """The graphs of a stage's kernels.
 
     Args:
         training: Its training graphs, lowered (nothing waits in host memory).
-        first_draw: Number of its first random op in the model.
+        draws: Numbers of its random ops in the model; from 0 on if it is the whole model.
     """
     low = training.lowered()
     rules = {**RULES, **GRADIENTS, **dropout.RULES, **_layer_norm_rules(low.F)}
     backward = _pruned(floating_masks(low.B, rewritten(_seeded(low), rules)))
     read = {i.name for i in backward.inputs_of(InputKind.SAVED)}
-    masks = masks_of(low.F, first_draw)
+    masks = masks_of(low.F, draws)
     forward = with_masks(rewritten(_forward(_stateful(low.F), read), rules), masks)
     forward = _pruned(forward)
     named = _named(backward)

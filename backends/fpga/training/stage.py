@@ -19,7 +19,7 @@ from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
 from pipec.graph.ir import Graph, OutputKind
 from pipec.plan.model import Plan, StageTiming
-from pipec.runtime.draws import draws
+from pipec.runtime.draws import numbered
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,11 @@ def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
         same = known.stages is plan.stages and known.placement == plan.placement
         if same and known.cluster == plan.cluster and known.options == plan.options:
             return stages
-    phases, drawn = [], 0
-    for stage in plan.stages:
+    phases, draws = [], numbered(plan.graph, [s.graph for s in plan.stages])
+    for stage, numbers in zip(plan.stages, draws, strict=True):
         if stage.training is None:
             raise PlanError("the stages are not differentiated", want="the pass differentiate")
-        phases.append(phases_of(stage.training, drawn))
-        drawn += draws(stage.training.F)
+        phases.append(phases_of(stage.training, numbers))
     networks = networks_of(phases, precision_of(plan))
     count = len(phases)
     found = tuple(

@@ -25,7 +25,7 @@ from pipec.backends.fpga.training import lowering
 from pipec.backends.fpga.training.nests import Outer
 from pipec.backends.fpga.training.phases import Phases, phases_of
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
-from pipec.runtime.draws import Reseeding
+from pipec.runtime.draws import Reseeding, draws
 from tests.fpga.training.models import LABELS, MODELS, example
 
 TARGET = 2_000
@@ -54,7 +54,7 @@ def truth(name: str) -> Truth:
     weights = {n: w.detach().clone() for n, w in graph.weights.items()}
     for n in names:
         weights[n].requires_grad_()
-    module = Reseeding(0, torch.device("cpu")).put_into(graph.module)
+    module = Reseeding(tuple(range(draws(graph))), torch.device("cpu")).put_into(graph.module)
     found = module(*[{**weights, **inputs}[i.name] for i in graph.inputs])
     (at,) = [k for k, o in enumerate(graph.outputs) if o.kind is OutputKind.LOSS]
     gradients = torch.autograd.grad(found[at], [weights[n] for n in names])
