@@ -21,9 +21,11 @@ from pipec.compiler.layouts import parse_layout
 from pipec.compiler.outline import Outline
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.problem import placement_problem, shared_work
+from pipec.compiler.replicate import with_replicas
 from pipec.cost.table import CostTable
 from pipec.errors import PartitionError, ScheduleError
 from pipec.graph.ir import Graph, OutputKind
+from pipec.options import parse_one
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
 from pipec.partition.devices import Device
 from pipec.partition.result import CutResult, stage_loads, stage_memory
@@ -52,6 +54,7 @@ class PartitionPass(Pass):
     6. A backend may have a better way: FPGA stages are folded while they are cut.
     7. A schedule that gives devices several stages, stages replicas, or the backward pass
        devices of its own says where stages are; a stage with r replicas takes an r-th of its work.
+       ``pipedream{replicas=auto}`` has them chosen, and the number of stages.
 
     Attributes:
         stages: Number of stages; as many as fill the devices if not given.
@@ -84,6 +87,9 @@ class PartitionPass(Pass):
         if plan.stages:
             return plan
         assert plan.costs is not None
+        named = self._with_replicas(plan)
+        if named != self:
+            return named.run(plan)
         place = self._placement(plan)
         names = [n.name for n in plan.graph.calls]
         count = len(place.forward)
@@ -101,6 +107,20 @@ class PartitionPass(Pass):
             placement=place,
             stages=tuple(Stage.of(plan.graph, stage_of, k) for k in range(count)),
         )
+
+    def _with_replicas(self, plan: Plan) -> "PartitionPass":
+        """The pass with the replicas that a schedule leaves open, and with as many stages."""
+        schedule = with_replicas(self.schedule, plan) if self.schedule else ""
+        if schedule == self.schedule:
+            return self
+        if self.stages is not None:
+            raise PartitionError(
+                "replicas=auto chooses the number of stages, too",
+                got=f"stages={self.stages}",
+                hint="leave one of them out",
+            )
+        counts = parse_one(schedule, ScheduleError)[1]["replicas"]
+        return replace(self, schedule=schedule, stages=counts.count(",") + 1)
 
     def fastest(self, plan: Plan, *, counted: bool = False) -> "Fastest | None":
         """The cut whose step is fastest, by the timeline that its plan will have.

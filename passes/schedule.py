@@ -7,6 +7,7 @@ from pipec.compiler.backend import load_backend
 from pipec.compiler.choose_schedule import choose_schedule
 from pipec.compiler.complete import completed
 from pipec.compiler.pass_base import Pass
+from pipec.compiler.replicate import with_replicas
 from pipec.compiler.reside import through_host
 from pipec.compiler.timeline import plan_timeline
 from pipec.errors import PipecError, ScheduleError
@@ -38,7 +39,8 @@ class SchedulePass(Pass):
 
     Attributes:
         generator: Name of a schedule (`pipec schedule` lists them), its options behind it:
-            ``interleaved{chunks=4}``, ``pipedream{replicas=3,1}``.
+            ``interleaved{chunks=4}``, ``pipedream{replicas=3,1}``; ``replicas=auto`` are those
+            that the plan was cut for.
         microbatches: Microbatches of one step.
     """
 
@@ -54,7 +56,7 @@ class SchedulePass(Pass):
             return plan
         if self.generator == "fastest" and plan.trains:
             return self._explored(plan)
-        name = "inference" if self.generator == "fastest" else self.generator
+        name = "inference" if self.generator == "fastest" else with_replicas(self.generator, plan)
         made = self._made(name, plan)
         check_placement(plan, made)
         plan = through_host(plan, made)

@@ -17,12 +17,15 @@ TRAINING_COPIES = 4.0
 """Weight-sized tensors in training: weights, gradients, two moments of Adam."""
 
 
-def placement_problem(graph: Graph, costs: CostTable) -> CostGraph:
+def placement_problem(
+    graph: Graph, costs: CostTable, *, copies: float = TRAINING_COPIES
+) -> CostGraph:
     """The graph as arrays; training counts backward work, gradients, and optimizer state.
 
     Args:
         graph: The whole model; with a loss among its outputs it is trained.
         costs: Seconds and bytes of one microbatch.
+        copies: Weight-sized tensors of each weight in training.
     """
     training = bool(graph.outputs_of(OutputKind.LOSS))
     calls = graph.calls
@@ -39,7 +42,7 @@ def placement_problem(graph: Graph, costs: CostTable) -> CostGraph:
         [n.name for n in calls],
         {kind: _work(graph, costs, kind, training=training) for kind in costs.seconds},
         values,
-        weight_bytes=_weight_bytes(graph, at, TRAINING_COPIES if training else 1.0),
+        weight_bytes=_weight_bytes(graph, at, copies if training else 1.0),
         activation_bytes=[costs.nodes[n.name].output_bytes if training else 0 for n in calls],
         group=[units[n.name] for n in calls],
     )

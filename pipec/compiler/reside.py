@@ -9,6 +9,7 @@ from dataclasses import replace
 from pipec.autodiff.rewrite import offloaded, recomputed
 from pipec.compiler.complete import completed, host_channels
 from pipec.compiler.fit import Apply, Fates, Fit, Fitted
+from pipec.compiler.replicate import with_replicas
 from pipec.compiler.residency import rewritten_cost, saved_in_order, stage_work
 from pipec.compiler.stage_timing import measured_stage
 from pipec.cost.table import CostTable
@@ -35,7 +36,8 @@ def planned(plan: Plan, generator: str, microbatches: int) -> Schedule:
         raise PassError("the model has no loss, so nothing is saved for a backward")
     if plan.schedule is not None:
         return plan.schedule
-    return completed(generate(generator, len(plan.stages), microbatches), plan)
+    name = with_replicas(generator, plan)
+    return completed(generate(name, len(plan.stages), microbatches), plan)
 
 
 def fitted(

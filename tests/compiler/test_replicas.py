@@ -1,13 +1,25 @@
 """Plans of several copies of a pipeline: where stages are, what summing gradients takes."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
-from pipec.cluster.cluster import parse_cluster
+from examples.vgg16 import vgg16
+from pipec.cluster.cluster import Cluster, Level, Link, parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
+from pipec.compiler.pass_manager import parse_pipeline
+from pipec.cost.table import CostTable
+from pipec.errors import PartitionError
+from pipec.frontends.trace import Loss, trace
+from pipec.graph.ir import Graph, Source, op_name
 from pipec.simulate.simulate import simulate
 from tests.trained import trained_mlp
+
+DATA = Path(os.environ.get("PIPEC_DATA", Path(__file__).parents[3] / "shared" / "data"))
+VGG16 = DATA / "pipedream-profiles" / "vgg16.txt"
 
 
 @pytest.mark.parametrize(
@@ -28,3 +40,73 @@ def test_copies_of_a_pipeline_reduce_their_gradients(
     assert times.reduce == pytest.approx([ring.seconds(b) for b in plan.timeline.memory.gradients])
     free = simulate(plan.schedule, replace(times, reduce=()))
     assert plan.timeline.seconds - free.seconds == pytest.approx(times.reduce[0])
+
+
+AUTO = "pipedream{replicas=auto}"
+OPS = {
+    "Conv2d": "aten.conv2d", "ReLU": "aten.relu", "MaxPool2d": "aten.max_pool2d",
+    "Linear": "aten.linear", "Dropout": "aten.native_dropout",
+}  # fmt: skip
+
+
+def joined(count: int, rate: float) -> Cluster:
+    return Cluster(parse_cluster(f"{count}xv100").devices, levels=(Level(count, Link(rate, 0.0)),))
+
+
+def measured(graph: Graph, cluster: Cluster) -> CostTable:
+    """Costs of VGG-16's ops as PipeDream's profile has them, on a V100 with 64 examples."""
+    plan = make_plan(graph, cluster, passes=parse_pipeline("simplify,annotate-cost"))
+    assert plan.costs is not None
+    lines = [line.split(" -- ") for line in VGG16.read_text().splitlines() if line[0] == "n"]
+    rows: list[tuple[str, str, list[float]]] = []
+    for name, what, told in sorted(lines, key=lambda line: int(line[0][4:])):
+        seconds = [float(part.split("=")[1]) / 1e3 for part in told.split(", ")[:2]]
+        if (kind := what.split("(")[0]) in OPS:
+            rows.append((name, OPS[kind], seconds))
+    calls = [n for n in plan.graph.calls if op_name(n).startswith(tuple(OPS.values()))]
+    forward = dict.fromkeys((n.name for n in plan.graph.calls), 0.0)
+    backward = dict(forward)
+    for node, (name, op, seconds) in zip(calls, rows, strict=True):
+        assert op_name(node).startswith(op), name
+        forward[node.name], backward[node.name] = seconds
+    return replace(
+        plan.costs, seconds={"v100": forward}, backward={"v100": backward},
+        method={"v100": "measured"},
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not VGG16.exists(), reason="PipeDream's profiles are not here")
+def test_vgg16_on_its_profile_compiles_to_15_1() -> None:
+    """As in PipeDream's paper: convolutions on 15 workers, the dense layers on one."""
+    module, _, (loss, _) = vgg16()
+    x, target = torch.zeros(64, 3, 224, 224), torch.zeros(64, dtype=torch.long)
+    graph = trace(module, (x,), loss=Loss(loss, target), source=Source("memory", "vgg16"))
+    cluster = joined(16, 1.25e9)
+    passes = default_passes(schedule=AUTO, microbatches=60)
+    plan = make_plan(graph, cluster, passes=passes, costs=measured(graph, cluster))
+    assert plan.placement is not None
+    assert plan.schedule is not None
+    assert plan.partition is not None
+    assert [len(devices) for devices in plan.placement.forward] == [15, 1]
+    assert plan.schedule.name == "pipedream"
+    assert plan.partition.proven
+    dense = {n for n, stage in plan.partition.stage_of.items() if stage}
+    assert {"linear", "linear_1", "linear_2"} <= dense
+    assert not any(name.startswith("conv") for name in dense)
+
+
+@pytest.mark.parametrize(("rate", "replicas"), [(1e15, [4]), (1e3, [1, 1, 1, 1])])
+def test_replicas_follow_the_links(rate: float, replicas: list[int]) -> None:
+    """Where sums of gradients cost nothing copies are best; where they cost all, none are."""
+    passes = default_passes(schedule=AUTO, microbatches=8)
+    plan = make_plan(trained_mlp(4), joined(4, rate), passes=passes)
+    assert plan.placement is not None
+    assert [len(devices) for devices in plan.placement.forward] == replicas
+
+
+def test_what_chooses_replicas_says_what_it_cannot() -> None:
+    graph, passes = trained_mlp(4), default_passes(schedule=AUTO, microbatches=8)
+    with pytest.raises(PartitionError, match="devices of one kind"):
+        make_plan(graph, parse_cluster("2xv100,2xh100"), passes=passes)
+    with pytest.raises(PartitionError, match="chooses the number of stages"):
+        make_plan(graph, parse_cluster("4xv100"), passes=default_passes(schedule=AUTO, stages=2))

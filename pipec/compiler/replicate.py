@@ -1,0 +1,60 @@
+"""``pipedream{replicas=auto}``: how many devices each stage gets, chosen for the model.
+
+PipeDream's planner (`pipec.partition.replicas.plan`) finds the configuration; what is cut for it,
+and when everything runs, is then found as for replicas that are named.
+"""
+
+from itertools import combinations, pairwise
+
+from pipec.cluster.cluster import slowest_link
+from pipec.compiler.problem import placement_problem
+from pipec.errors import PartitionError, ScheduleError
+from pipec.options import parse_one, spelled
+from pipec.partition.replicas.plan import ReplicatedPlan, plan_replicated
+from pipec.partition.replicas.recurrence import Level
+from pipec.plan.model import Plan
+
+AUTO = "auto"
+
+
+def with_replicas(schedule: str, plan: Plan) -> str:
+    """The schedule with numbers of replicas where it says ``replicas=auto``; else as it is.
+
+    Args:
+        schedule: Such as ``pipedream{replicas=auto}``.
+        plan: With costs. What is placed already says the replicas.
+
+    Raises:
+        PartitionError: The devices are of several kinds, or nothing fits their memory.
+    """
+    name, options = parse_one(schedule, ScheduleError)
+    if name != "pipedream" or options.get("replicas") != AUTO:
+        return schedule
+    if plan.placement is not None:
+        counts = [len(devices) for devices in plan.placement.forward]
+    else:
+        counts = [stage.replicas for stage in choose_replicas(plan).stages]
+    return spelled(name, {**options, "replicas": counts})
+
+
+def choose_replicas(plan: Plan) -> ReplicatedPlan:
+    """PipeDream's plan for a model on all devices, joined by the slowest of their links.
+
+    Raises:
+        PartitionError: The devices are of several kinds, or nothing fits their memory.
+    """
+    cluster, costs = plan.cluster, plan.costs
+    assert costs is not None
+    kinds = {d.kind for d in cluster.devices}
+    if len(kinds) > 1:
+        raise PartitionError(
+            "replicas are chosen for devices of one kind",
+            got=str(cluster),
+            hint="name them: pipedream{replicas=3,1}",
+        )
+    pairs = combinations(range(cluster.size), 2) if cluster.links else pairwise(range(cluster.size))
+    links = [cluster.link(a, b) for a, b in pairs]
+    rate = slowest_link(links).bytes_per_second if links else 1.0
+    problem = placement_problem(plan.graph, costs, copies=1.0)
+    memory = min(d.memory_bytes for d in cluster.devices)
+    return plan_replicated(problem, [Level(cluster.size, rate)], memory_bytes=memory)
