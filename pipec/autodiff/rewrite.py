@@ -137,7 +137,7 @@ class Replays:
     def __init__(self, training: Training, again: Collection[str]) -> None:
         forward = training.F
         kept = {v.name for v in training.saved}.difference(again)
-        made = _lasting(forward, Replay(training.I, forward, again, kept).computed)
+        made = _lasting(forward, Replay(training.I, forward, again, kept).computed) - kept
         self.B = Replay(training.B, forward, again, kept)
         self.W = Replay(training.W, forward, again, kept | made)
         passed = [n for n in forward.nodes if n in made & self.W.read]

@@ -18,3 +18,8 @@ def test_limits_hold_and_more_freedom_is_never_slower(schedule: str) -> None:
         assert accepted
     assert all(t.verdict == "ok" for t in accepted)
     assert found["both"].seconds <= min(t.seconds for t in found.values())
+
+
+def test_what_f_keeps_is_not_taken_from_i_where_one_op_gives_both() -> None:
+    """A layer norm's result is kept and its statistics are computed again, by I for W too."""
+    assert tried("attention", "zbv", "recompute", 0.9).verdict == "ok"
