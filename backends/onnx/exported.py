@@ -84,7 +84,7 @@ def _outputs(graph: Graph) -> tuple[list[GraphOutput], list[GraphOutput]]:
 def _template(graph: Graph) -> _Template:
     from onnxscript import optimizer
 
-    with _quiet():
+    with _quiet(), torch.no_grad():  # where gradients are recorded, some reshapes become views
         model = _convert(graph)
         found = {
             k: model.graph.initializers.pop(i.name)

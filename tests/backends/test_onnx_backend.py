@@ -20,6 +20,7 @@ from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.load import load
 from pipec.frontends.onnx.frontend import evaluate_file
 from pipec.frontends.onnx.submodel import Assembler
+from pipec.frontends.torch_module import from_module
 from pipec.graph.arrays import Array
 from pipec.graph.ir import Graph, GraphOutput, OutputKind, origin
 from pipec.graph.units import placement_units
@@ -248,3 +249,25 @@ def test_damaged_names_and_models(tmp_path: Path, traps_model: Loaded) -> None:
     (out / "stage0" / "stage0.onnx").write_bytes(b"no model")
     with pytest.raises(BackendError, match="refuses"):
         OnnxBackend().load(plan, out)
+
+
+class Biased(torch.nn.Module):
+    """Attention with learnt scores, whose heads a reshape joins without a copy before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.randn(1, 2, 3, 3))
+        self.out = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.view(2, 3, 2, 4).transpose(1, 2)
+        h = torch.nn.functional.scaled_dot_product_attention(h, h, h, attn_mask=self.bias)
+        y: torch.Tensor = self.out(h.transpose(1, 2).reshape(2, 3, 8))
+        return y
+
+
+def test_attention_with_learnt_scores_is_exported(tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 8)
+    model = from_module(Biased(), x)
+    emit(cut(model.graph, 4, target="onnx"), tmp_path / "out")
+    assert verify_artifacts(tmp_path / "out", model).ok

@@ -162,7 +162,7 @@ def _evaluated(
     if _skeleton(found) != _skeleton(evaluation):
         told = ", ".join(f"{n}={s}" for n, s in sizes.items())
         raise FrontendError(f"the model takes other branches at {told}")
-    return replace(found, weights=evaluation.weights)  # or every size would hold a copy of them
+    return found
 
 
 def _skeleton(evaluation: Evaluation) -> list[object]:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -145,7 +146,8 @@ class _Run:
                 kind = InputKind.BUFFER if name in stats else InputKind.PARAMETER
                 with unset_fake_temporarily():
                     real = self.model.tensor(name)
-                live = self.result.weights.add(name, real, kind)
+                again = partial(self.model.tensor, name)
+                live = self.result.weights.add(name, real, kind, again)
                 self.interpreter.bind(frame, name, live, source=name)
             else:
                 self.interpreter.bind(frame, name, self.model.array(name))

@@ -30,7 +30,7 @@ class OnnxModule(nn.Module):
         self._box = (evaluation,)  # a tuple: torch.export copies dictionaries and lists
         self.names: dict[str, str] = {}
         weights = evaluation.weights
-        for name, tensor in weights.real.items():
+        for name, tensor in weights.real().items():
             self._hold(name, tensor, weights.kinds[name])
         self.eval()
 

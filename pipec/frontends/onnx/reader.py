@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 import onnx
@@ -29,6 +30,15 @@ from pipec.graph.arrays import Array
 
 _HASHED_WHOLE = 2**26
 """Bytes of an external file up to which its digest covers all of it."""
+
+_BLOCK = 2**22
+"""Bytes of a file that are hashed at once."""
+
+_LARGE = 2**26
+"""Bytes of a model file from which on it is not read again while somebody holds it."""
+
+_held: WeakValueDictionary[tuple[object, ...], "ModelFile"] = WeakValueDictionary()
+"""Large files that are in use, by path and by what changes with a file's contents."""
 
 
 class ModelFile:
@@ -202,7 +212,9 @@ class ModelFile:
         if self.path is None:
             total.update(self.proto.SerializeToString(deterministic=True))
             return total.hexdigest()
-        total.update(self.path.read_bytes())
+        with self.path.open("rb") as file:
+            for block in iter(lambda: file.read(_BLOCK), b""):
+                total.update(block)
         external = {
             self._region(t)[0]
             for t in self.initializers.values()
@@ -259,6 +271,10 @@ def read(path: Path) -> ModelFile:
     """
     if not path.is_file():
         raise FrontendError("no such model file", got=path, hint="check the path")
+    stat = path.stat()
+    key = (path.absolute(), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    if key in _held:
+        return _held[key]
     try:
         proto = onnx.load(str(path), load_external_data=False)
     except (DecodeError, OSError, ValueError, RuntimeError, MemoryError) as error:
@@ -273,6 +289,8 @@ def read(path: Path) -> ModelFile:
     model = ModelFile(proto, path)
     check(model)
     check_validity(proto, model.where)
+    if stat.st_size >= _LARGE:
+        _held[key] = model
     return model
 
 

@@ -22,24 +22,36 @@ class Weights:
 
     Attributes:
         kinds: Name to kind.
-        real: Name to the data.
     """
 
     def __init__(self, live: Live) -> None:
         self.kinds: dict[str, InputKind] = {}
-        self.real: dict[str, Tensor] = {}
+        self._read: dict[str, Callable[[], Tensor]] = {}
         self._live: dict[str, Tensor] = {}
         self._make_live, self._open = live, True
         self._names: dict[int, str] = {}
         self._alive: list[Value] = []
 
-    def add(self, name: str, tensor: Tensor, kind: InputKind) -> Tensor:
-        """Register a weight and return what stands for it now."""
+    def add(
+        self, name: str, tensor: Tensor, kind: InputKind, read: Callable[[], Tensor] | None = None
+    ) -> Tensor:
+        """Register a weight and return what stands for it now.
+
+        Args:
+            name: Its ONNX name.
+            tensor: The data; not kept if they can be read again.
+            kind: What it is.
+            read: Gives the data.
+        """
         if not self._open:
             raise FrontendError("a constant appeared between evaluation and tracing", where=name)
-        self.kinds[name], self.real[name] = kind, tensor
+        self.kinds[name], self._read[name] = kind, read or (lambda: tensor)
         self._live[name] = self._make_live(name, tensor)
         return self._live[name]
+
+    def real(self) -> dict[str, Tensor]:
+        """Name to the data, of all; what a file holds is read from it."""
+        return {name: read() for name, read in self._read.items()}
 
     def constant(self, name: str, array: Array, kind: InputKind = InputKind.CONSTANT) -> Tensor:
         """The tensor of a known value; registered under ``name`` when it is first wanted.
@@ -56,7 +68,7 @@ class Weights:
     def fixed(self, live: Mapping[str, Tensor]) -> "Weights":
         """The same names after the evaluation: weights come from ``live`` and none is added."""
         copy = Weights(self._make_live)
-        copy.kinds, copy.real = self.kinds, self.real
+        copy.kinds, copy._read = self.kinds, self._read
         copy._live, copy._names, copy._open = dict(live), dict(self._names), False
         return copy
 

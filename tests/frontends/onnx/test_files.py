@@ -1,6 +1,7 @@
 """Files: external data, broken ones, open dimensions; every mistake is one `FrontendError`."""
 
 import contextlib
+import gc
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -9,11 +10,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from pipec.errors import FrontendError, PipecError
 from pipec.frontends.base import LoadOptions
-from pipec.frontends.onnx import OnnxFrontend
+from pipec.frontends.onnx import OnnxFrontend, reader
 from pipec.frontends.onnx.frontend import evaluate_file
 from pipec.frontends.onnx.reader import read
 from pipec.graph.ir import op_name
@@ -234,3 +235,22 @@ def test_weights_over_two_gigabytes_are_mapped(tmp_path: Path) -> None:
     addresses = [w.data_ptr() for w in loaded.graph.weights.values()]
     steps = {b - a for a, b in pairwise(addresses)}
     assert steps == {side * side * 4}  # all in one mapping, where the file has them
+
+
+def test_a_large_file_that_is_held_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_LARGE", 0)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    inputs = {"x": (TensorProto.FLOAT, [2, 61])}
+    proto = model(nodes, inputs, ["y"], {"w": np.ones((61, 67), np.float32)})
+    path = tmp_path / "model.onnx"
+    onnx.save(proto, path)
+    evaluation = evaluate_file(path, LoadOptions())
+    gc.collect()
+    assert not [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape == (61, 67)]
+    assert evaluate_file(path, LoadOptions()).model is evaluation.model
+    assert torch.equal(evaluation.weights.real()["w"], torch.ones(61, 67))
+    proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((61, 3), "f4"), "w"))
+    onnx.save(proto, path)
+    assert read(path).tensor("w").shape == (61, 3)

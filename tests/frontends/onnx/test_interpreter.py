@@ -1,6 +1,7 @@
 """Known and traced values, control flow, weights, and what must be bound."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -83,6 +84,28 @@ def test_a_float_initialiser_that_must_be_known_is_no_parameter(tmp_path: Path) 
     proto = model(nodes, {"x": (FLOAT, [1, 1, 2, 3])}, ["y"], known)
     loaded = load(proto, tmp_path)
     assert not loaded.graph.inputs_of(InputKind.PARAMETER)
+    assert (
+        worst(run(loaded.graph, loaded.example_inputs), loaded.original(loaded.example_inputs)) == 0
+    )
+
+
+@pytest.mark.parametrize("mode", ["half_pixel", "asymmetric", "align_corners"])
+@pytest.mark.parametrize("nearest", ["floor", "ceil"])
+def test_places_that_are_whole_numbers_are_rounded_as_onnxruntime_does(
+    mode: str, nearest: str, tmp_path: Path
+) -> None:
+    """At these sizes 32 and 64 bits differ: 12 of 21 elements, say, of which the 4th is no. 7."""
+    pairs = [(a, b) for a in (7, 15, 19, 20, 21, 22, 23) for b in (3, 7, 12, 13, 21, 23) if a != b]
+    nodes, known = list[onnx.NodeProto](), dict[str, np.ndarray[Any, Any]]()
+    options = {"coordinate_transformation_mode": mode, "nearest_mode": nearest}
+    for k, (a, b) in enumerate(pairs):
+        known |= {f"axis{k}": np.arange(a, dtype=np.float32), f"size{k}": np.array([b])}
+        nodes += [
+            node("Add", [f"axis{k}", "x"], [f"in{k}"]),
+            node("Resize", [f"in{k}", "", "", f"size{k}"], [f"y{k}"], mode="nearest", **options),
+        ]
+    outputs = [f"y{k}" for k in range(len(pairs))]
+    loaded = load(model(nodes, {"x": (FLOAT, [1])}, outputs, known), tmp_path)
     assert (
         worst(run(loaded.graph, loaded.example_inputs), loaded.original(loaded.example_inputs)) == 0
     )

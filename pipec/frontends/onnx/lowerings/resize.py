@@ -92,7 +92,8 @@ def _resized(
         size = math.floor(x.shape[axis] * scale) if sizes is None else sizes[axis]
         if scale == 1 and size == x.shape[axis]:
             continue
-        at = _coordinates(coordinates, x.shape[axis], size, scale)
+        single = mode == "nearest" and nearest in ("floor", "ceil")
+        at = _coordinates(coordinates, x.shape[axis], size, scale, single)
         if mode == "nearest":
             y = y.index_select(axis, ctx.tensor(_nearest(at, nearest, x.shape[axis])))
         else:
@@ -102,21 +103,27 @@ def _resized(
     return y.to(x.dtype)
 
 
-def _coordinates(mode: str, size: int, new: int, scale: float) -> Array:
-    """Where each output element lies on the input axis."""
-    i = np.arange(new, dtype=np.float64)
+def _coordinates(mode: str, size: int, new: int, scale: float, single: bool) -> Array:
+    """Where each output element lies on the input axis.
+
+    ``single`` computes in 32 bits, as torch and onnxruntime do: where a place is a whole number,
+    what is rounded off before decides between two elements, by floor and by ceil.
+    """
+    exact = np.float32 if single else np.float64
+    i: Array = np.arange(new, dtype=exact)
+    step: Array = np.asarray(scale, exact)
     if mode == "asymmetric":
-        return i / scale
+        return i / step
     if mode == "align_corners":
-        length = size * scale - 1
-        return i * ((size - 1) / length) if length > 0 else np.zeros(new)
+        length: Array = np.asarray(size * scale - 1, exact)
+        return i * (size - 1) / length if length > 0 else np.zeros(new)
     if mode == "pytorch_half_pixel" and new <= 1:
         return np.zeros(new)
     if mode == "half_pixel_symmetric":
-        adjusted = new / (size * scale)
-        return (i + 0.5) / scale - 0.5 + size / 2 * (1 - adjusted)
+        adjusted = new / (size * step)
+        return size / 2 * (1 - adjusted) + ((i + 0.5) / step - 0.5)
     if mode in ("half_pixel", "pytorch_half_pixel"):
-        return (i + 0.5) / scale - 0.5
+        return (i + 0.5) / step - 0.5
     raise Refused(f"coordinate_transformation_mode {mode}")
 
 
