@@ -12,8 +12,9 @@ from benchmarks._digits import images, write_onnx
 from benchmarks._fpga_site import Unavailable, ask, cpu_seconds
 from benchmarks.fpga_accuracy import compiled, reference, simulated
 from pipec.backends.fpga.designs import designs_of
-from pipec.backends.fpga.lowering.layers import Dense
+from pipec.backends.fpga.lowering.layers import Layer
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.nests import Mvu
 from pipec.frontends.load import load
 
 NETWORKS = ("mlp", "cnn")
@@ -21,7 +22,7 @@ PRECISION = "ap_fixed<16,6>"
 REUSE = (1, 16)
 HEAD = "network   by              numbers         interval    units   right  largest error   time"
 
-Units = Callable[[list[Dense], int, str], int | None]
+Units = Callable[[list[Layer], int, str], int | None]
 """Units of pipec's factors for an interval in a precision."""
 
 
@@ -53,7 +54,7 @@ def digits(units_of_design: Callable[..., int], our_units: Units) -> Iterator[tu
             model = write_onnx(network, folder / f"{network}.onnx")
             np.save(folder / "images.npy", images(network)[2].numpy())
             want = reference(model)
-            dense = [y for y in lower(load(str(model)).graph).layers if isinstance(y, Dense)]
+            dense = [y for y in lower(load(str(model)).graph).layers if isinstance(y.nest, Mvu)]
             began = cpu_seconds()
             plan = compiled(model, PRECISION, folder)
             got = simulated(network, plan, folder / "out")
@@ -66,7 +67,7 @@ def digits(units_of_design: Callable[..., int], our_units: Units) -> Iterator[tu
 
 
 def _beside_hls4ml(
-    network: str, folder: Path, folded: tuple[list[Dense], Units], numeric: tuple[float, Tensor]
+    network: str, folder: Path, folded: tuple[list[Layer], Units], numeric: tuple[float, Tensor]
 ) -> Iterator[tuple[str, bool]]:
     (dense, our_units), (error, want) = folded, numeric
     question = {
@@ -89,8 +90,9 @@ def _beside_hls4ml(
         yield row((network, "  pipec as fast", PRECISION), interval, ours or 0, None, None), good
 
 
-def _beside_finn(network: str, dense: list[Dense], our_units: Units) -> Iterator[tuple[str, bool]]:
-    layers = [[y.n, y.taps * y.cin, y.out] for y in dense]
+def _beside_finn(network: str, dense: list[Layer], our_units: Units) -> Iterator[tuple[str, bool]]:
+    nests = [y.nest for y in dense if isinstance(y.nest, Mvu)]
+    layers = [[nest.n, nest.taps * nest.channels, nest.rows] for nest in nests]
     targets = [[t, 36] for t in (10, 100, 1_000, 10_000)]
     try:
         found = ask("benchmarks._finn", {"layers": layers, "targets": targets})

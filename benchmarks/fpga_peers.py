@@ -20,6 +20,7 @@ hls4ml and FINN+ are installed to ``.bench/`` when they are first asked for (`_f
 The bound is all multiply-accumulates on all usable DSPs; intervals are cycles at 200 MHz.
 """
 
+import dataclasses
 import math
 import sys
 import time
@@ -32,7 +33,7 @@ from examples.resnet import resnet18, resnet50
 from pipec.backends.fpga.cutting.joint import joint_cut
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.factors import divisors, fold
-from pipec.backends.fpga.lowering.layers import Dense
+from pipec.backends.fpga.lowering.layers import Layer as Folded
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.nests import Mvu
 from pipec.backends.fpga.search import Board, best_design
@@ -56,6 +57,12 @@ class Layer:
     vectors: int
     columns: int
     rows: int
+
+    @classmethod
+    def of(cls, layer: Folded) -> "Layer":
+        """That of one of our layers."""
+        assert isinstance(layer.nest, Mvu)
+        return cls(layer.nest.n, layer.nest.taps * layer.nest.channels, layer.nest.rows)
 
     def cycles(self, pe: int, simd: int) -> int:
         return self.vectors * math.ceil(self.rows / pe) * math.ceil(self.columns / simd)
@@ -83,19 +90,20 @@ def finn_interval(layers: Sequence[Layer], target: int, width: float) -> tuple[i
     return slowest, sum(pe * simd for pe, simd in found)
 
 
-def our_units(layers: Sequence[Dense], target: int, precision: str = "int8") -> int | None:
+def our_units(layers: Sequence[Folded], target: int, precision: str = "int8") -> int | None:
     """Units of pipec's factors for a target; None if a layer cannot reach it."""
     total = 0
     for layer in layers:
         f = fold(layer, target, precision)
-        nest = Mvu(layer.n, layer.out, layer.taps, layer.cin, f.pe, f.simd, f.kp)
-        if layer.n * nest.nf * nest.sf > target:
+        assert isinstance(layer.nest, Mvu)
+        nest = dataclasses.replace(layer.nest, pe=f.pe, simd=f.simd, kp=f.kp)
+        if nest.n * nest.nf * nest.sf > target:
             return None
         total += f.pe * f.simd
     return total
 
 
-def our_interval(layers: Sequence[Dense], units: int) -> tuple[int, int]:
+def our_interval(layers: Sequence[Folded], units: int) -> tuple[int, int]:
     """The least interval within so many units, by bisection, and the units that it takes."""
     low, high = 0, 1 << 32
     while high - low > 1:
@@ -127,8 +135,8 @@ def finn_itself(layers: Sequence[Layer]) -> str:
 
 def same_units(graph: Graph) -> Iterator[str]:
     """Rows of part 1."""
-    dense = [y for y in lower(graph, "int8").layers if isinstance(y, Dense)]
-    layers = [Layer(y.n, y.taps * y.cin, y.out) for y in dense]
+    dense = [y for y in lower(graph, "int8").layers if isinstance(y.nest, Mvu)]
+    layers = list(map(Layer.of, dense))
     work = sum(y.vectors * y.columns * y.rows for y in layers)
     for target, width in TARGETS:
         theirs, units = finn_interval(layers, target, width)

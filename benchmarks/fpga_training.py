@@ -196,8 +196,7 @@ def _floor(model: Model, target: int) -> bool:
 def _shape(layer: Layer) -> object:
     """A layer without its names and tables."""
     fields = {f.name: getattr(layer, f.name) for f in dataclasses.fields(layer)}
-    skip = {"name", "node", "origin", "inputs", "weight", "bias", "scales", "scale", "shift",
-            "table", "steps"}  # fmt: skip
+    skip = {"name", "node", "origin", "inputs", "tables", "steps"}
     rest = tuple((k, v) for k, v in fields.items() if k not in skip)
     uses = tuple((u.rows, u.channels, u.dtype) for u in layer.inputs)
     steps = tuple((s.op, s.operand, s.period) for s in fields.get("steps", ()))

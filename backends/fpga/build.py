@@ -13,25 +13,7 @@ from pipec.backends.fpga.arithmetic import arithmetic, step_cost
 from pipec.backends.fpga.design import Engine, Memory, Narrowing, Stream, Weight
 from pipec.backends.fpga.factors import Factors, gap_of, word_interval
 from pipec.backends.fpga.lowering.integer import Mode, affine_steps, mode_of
-from pipec.backends.fpga.lowering.layers import (
-    Array,
-    Broadcast,
-    Constant,
-    Cut,
-    Dense,
-    Depthwise,
-    Elementwise,
-    Join,
-    Layer,
-    Lookup,
-    Pool,
-    Product,
-    Reorder,
-    RowNorm,
-    RowReduce,
-    Table,
-    Window,
-)
+from pipec.backends.fpga.lowering.layers import Array, Elementwise, Layer, Table
 from pipec.backends.fpga.nests import (
     Map,
     Matmul,
@@ -53,6 +35,7 @@ from pipec.backends.fpga.routing import (
     Repeat,
     Slice,
 )
+from pipec.backends.fpga.training.nests import ArgMax, OneHot, Outer, RowGradient
 from pipec.errors import BackendError
 
 
@@ -69,6 +52,73 @@ class Built:
     engines: tuple[Engine, ...]
     streams: tuple[Stream, ...]
     output: Stream
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What becomes of a layer's nest under its factors.
+
+    Attributes:
+        nest: The same nest with lanes.
+        lanes: Elements of a token that it writes.
+        depth: Pipeline depth.
+        weights: Its tables.
+        ii: Initiation interval.
+        dtype: Element type, if not that of the whole network.
+        merged: Rows of the layer that are written as one.
+    """
+
+    nest: Nest
+    lanes: int
+    depth: int
+    weights: tuple[Weight, ...] = ()
+    ii: int = 1
+    dtype: str = ""
+    merged: int = 1
+
+
+@singledispatch
+def folded(nest: Nest, layer: Layer, factors: Factors, dtype: str) -> Folded:
+    """A layer's nest under its factors; see `build`."""
+    raise TypeError(f"no engine for {type(nest).__name__}")
+
+
+_SUFFIX = {OneHot: "one_hot", RowGradient: "grad"}
+"""What the engines of a nest are called, where that is not its name."""
+
+
+def build(layer: Layer, factors: Factors, dtype: str) -> Built:
+    """The engines of a layer: a window generator, the one that computes, a reader of weights.
+
+    Args:
+        layer: Any layer.
+        factors: Its unroll factors.
+        dtype: Type of the data streams.
+    """
+    if isinstance(layer.nest, Swg):
+        swg, windows = swg_of(layer, layer.nest, factors, dtype)
+        return Built((swg,), (), windows)
+    made = folded(layer.nest, layer, factors, dtype)
+    name = f"{layer.name}_{_SUFFIX.get(type(made.nest), type(made.nest).__name__.lower())}"
+    inputs = tuple(f"{layer.name}_in{k}" for k in range(len(layer.inputs)))
+    before: tuple[Engine, ...] = ()
+    streams: tuple[Stream, ...] = ()
+    if layer.window is not None:
+        swg, windows = swg_of(layer, layer.window, factors, dtype)
+        before, streams = (swg,), (dataclasses.replace(windows, consumer=name),)
+        inputs = (windows.name, *inputs[1:])
+    out = Stream(
+        f"{layer.name}_out", layer.rows // made.merged, layer.channels * made.merged, made.lanes,
+        layer.dtype or made.dtype or dtype, producer=name,
+    )  # fmt: skip
+    engine = Engine(
+        name, made.nest, inputs, (out.name,), made.ii, made.depth, made.weights,
+        node=layer.node, origin=layer.origin, **_numbers(layer, made.dtype or dtype),
+    )  # fmt: skip
+    found = Built((*before, engine), streams, out)
+    if isinstance(made.nest, Mvu) and made.nest.streamed:
+        return _with_load(layer, found, made.nest, dtype)
+    return found
 
 
 def in_tokens(array: Array, lanes: int) -> Array:
@@ -99,7 +149,7 @@ def _numbers(layer: Layer, dtype: str) -> dict[str, Any]:
     if not layer.dtype:
         return {"dtype": dtype}
     reads = [use.dtype for use in layer.inputs]
-    if isinstance(layer, Lookup) or not reads:
+    if isinstance(layer.nest, Gather) or not reads:
         reads = [layer.dtype]
     found: dict[str, Any] = {
         "dtype": reads[0], "second": reads[-1] if len(reads) == 2 else "", "result": layer.dtype
@@ -128,84 +178,33 @@ def _real_type(dtype: str) -> str:
     return "float32" if dtype == "int8" else dtype
 
 
-def _engine(
-    layer: Layer, suffix: str, nest: Nest, inputs: tuple[str, ...], outputs: tuple[str, ...],
-    **more: Any,
-) -> Engine:  # fmt: skip
-    return Engine(
-        f"{layer.name}_{suffix}", nest, inputs, outputs,
-        node=layer.node, origin=layer.origin, **more,
-    )  # fmt: skip
+def swg_of(layer: Layer, window: Swg, factors: Factors, dtype: str) -> tuple[Engine, Stream]:
+    """The window generator of a layer, and the stream of windows.
 
-
-def _inputs(layer: Layer) -> tuple[str, ...]:
-    return tuple(f"{layer.name}_in{k}" for k in range(len(layer.inputs)))
-
-
-def _output(layer: Layer, suffix: str, lanes: int, dtype: str) -> Stream:
-    name = f"{layer.name}_{suffix}"
-    return Stream(f"{layer.name}_out", layer.rows, layer.channels, lanes, dtype, producer=name)
-
-
-def one(layer: Layer, suffix: str, nest: Nest, lanes: int, dtype: str, **more: Any) -> Built:
-    """A layer that is one engine."""
-    out = _output(layer, suffix, lanes, layer.dtype or dtype)
-    numbers = _numbers(layer, dtype)
-    engine = _engine(layer, suffix, nest, _inputs(layer), (out.name,), **numbers, **more)
-    return Built((engine,), (), out)
-
-
-@singledispatch
-def build(layer: Layer, factors: Factors, dtype: str) -> Built:
-    """The engines of a layer.
-
-    Args:
-        layer: Any layer.
-        factors: Its unroll factors.
-        dtype: Type of the data streams.
+    Engines with a kernel per channel take the windows of one token after the other.
     """
-    raise TypeError(f"no engines for {type(layer).__name__}")
-
-
-def swg_of(
-    layer: Layer, window: Window, channels: int, factors: Factors, dtype: str,
-    groups: int, pad: float = 0.0,
-) -> tuple[Engine, Stream]:  # fmt: skip
-    """The window generator in front of a layer, and the stream of windows."""
     lanes, dtype = factors.lanes_in[0], layer.inputs[0].dtype if layer.dtype else dtype
-    each = max(groups, 1)
-    cf = each * ceil_div(channels // each, lanes)
-    nest = Swg(
-        window.batch, window.h, window.w, cf, lanes, window.kh, window.kw, window.sh, window.sw,
-        window.dh, window.dw, window.pt, window.pl, window.oh, window.ow,
-        groups=groups or cf, kp=factors.kp, pad_value=pad,
+    nest, taps = layer.nest, window.taps
+    groups = nest.groups if isinstance(nest, Mvu | Outer) else int(nest is window)
+    channels = window.cf // max(groups, 1)
+    cf = max(groups, 1) * ceil_div(channels, lanes)
+    lowest = isinstance(nest, ArgMax) or (isinstance(nest, Reduce) and nest.op == "max")
+    generator = dataclasses.replace(
+        window, cf=cf, lanes=lanes, groups=groups or cf, kp=factors.kp,
+        pad_value=-math.inf if lowest else 0.0,
     )  # fmt: skip
     pixels = window.batch * window.oh * window.ow
-    width = lanes * factors.kp
     if factors.kp == 1 and groups:
-        rows, width_of_row = pixels * groups * nest.taps, channels // groups
+        rows, width = pixels * groups * taps, channels
     else:
-        rows, width_of_row = pixels * cf * nest.taps // factors.kp, width
-    name = f"{layer.name}_windows"
-    windows = Stream(name, rows, width_of_row, width, dtype, producer=f"{layer.name}_swg")
-    engine = _engine(layer, "swg", nest, _inputs(layer), (name,), depth=3, dtype=dtype)
-    return engine, windows
-
-
-def behind_window(
-    layer: Layer, window: tuple[Engine, Stream], suffix: str, nest: Nest, lanes: int, dtype: str,
-    **more: Any,
-) -> Built:  # fmt: skip
-    """Window generator, then one engine."""
-    swg, windows = window
-    out = _output(layer, suffix, lanes, layer.dtype or dtype)
-    numbers = _numbers(layer, dtype)
-    engine = _engine(layer, suffix, nest, (windows.name,), (out.name,), **numbers, **more)
-    stream = Stream(
-        windows.name, windows.rows, windows.channels, windows.lanes, windows.dtype,
-        producer=swg.name, consumer=engine.name,
+        rows, width = pixels * cf * taps // factors.kp, lanes * factors.kp
+    name = f"{layer.name}_swg"
+    windows = Stream(f"{layer.name}_windows", rows, width, lanes * factors.kp, dtype, producer=name)
+    engine = Engine(
+        name, generator, (f"{layer.name}_in0",), (windows.name,), depth=3, dtype=dtype,
+        node=layer.node, origin=layer.origin,
     )  # fmt: skip
-    return Built((swg, engine), (stream,), out)
+    return engine, windows
 
 
 def mvu_depth(simd: int, partial: int, dtype: str) -> int:
@@ -220,53 +219,54 @@ def mvu_depth(simd: int, partial: int, dtype: str) -> int:
     return cost.mul_latency + cost.add_latency * levels + 1
 
 
-@build.register
-def _dense(layer: Dense, factors: Factors, dtype: str) -> Built:
+@folded.register
+def _mvu(nest: Mvu, layer: Layer, factors: Factors, dtype: str) -> Folded:
     latency = arithmetic(dtype).add_latency
-    nf = ceil_div(layer.out, factors.pe)
+    nf = ceil_div(nest.rows, factors.pe)
     order = "B" if latency > 1 and nf >= latency and factors.block <= 1 else "A"
     partial = latency if order == "A" and factors.block <= max(latency, 1) else 1
-    nest = Mvu(
-        layer.n, layer.out, layer.taps, layer.cin, factors.pe, factors.simd, factors.kp,
-        layer.groups, order, partial, max(factors.block, 1),
-        layer.bias is not None or dtype == "int8", factors.block > 0,
+    nest = dataclasses.replace(
+        nest, pe=factors.pe, simd=factors.simd, kp=factors.kp, order=order, partial=partial,
+        block=max(factors.block, 1), bias="bias" in layer.tables or dtype == "int8",
+        streamed=factors.block > 0,
     )  # fmt: skip
-    tables, shape = [_matrix(layer, nest, dtype)], (nest.groups, nest.nf, nest.pe)
+    shape = (nest.groups, nest.nf, nest.pe)
+    bias = _bias(layer, shape, dtype, lambda a: in_tokens(a, nest.pe))
+    depth = mvu_depth(nest.simd, partial, dtype)
+    return Folded(nest, nest.pe, depth, (_matrix(layer, nest, dtype), *bias))
+
+
+def _bias(
+    layer: Layer, shape: tuple[int, ...], dtype: str, cut: Callable[[Array], Array]
+) -> list[Weight]:
+    """The table of what is added to a product's sums, or takes them to 8 bits."""
     if dtype == "int8":
-        tables.append(_rescaling(layer, shape, lambda a: in_tokens(a, nest.pe)))
-    elif layer.bias is not None:
-        tables.append(weight("bias", shape, layer.bias, dtype, lambda a: in_tokens(a, nest.pe)))
-    more = {"depth": mvu_depth(nest.simd, partial, dtype), "weights": tuple(tables)}
-    if layer.window is not None:
-        channels = layer.cin * layer.groups
-        window = swg_of(layer, layer.window, channels, factors, dtype, layer.groups)
-        made = behind_window(layer, window, "mvu", nest, nest.pe, dtype, **more)
-    else:
-        made = one(layer, "mvu", nest, nest.pe, dtype, **more)
-    return _with_load(layer, made, nest, dtype) if nest.streamed else made
+        return [_rescaling(layer, shape, cut)]
+    found = layer.tables.get("bias")
+    return [] if found is None else [weight("bias", shape, found, dtype, cut)]
 
 
-def _matrix(layer: Dense, nest: Mvu, dtype: str) -> Weight:
+def _matrix(layer: Layer, nest: Mvu, dtype: str) -> Weight:
     """The weight matrix as ``[groups][nf][sf][simd][pe]`` (streamed order B: sf before nf)."""
     lanes = nest.simd // nest.kp
-    cf = ceil_div(layer.cin, lanes)
+    cf = ceil_div(nest.channels, lanes)
     swap = nest.streamed and nest.order == "B"
 
     def cut(w: Array) -> Array:
         """The matrix in the order in which the engine reads it, zeros behind."""
-        pad_out, pad_in = nest.nf * nest.pe - layer.out, cf * lanes - layer.cin
+        pad_out, pad_in = nest.nf * nest.pe - nest.rows, cf * lanes - nest.channels
         if pad_out or pad_in:
             w = np.pad(w, ((0, 0), (0, pad_out), (0, 0), (0, pad_in)))
-        steps = layer.taps // nest.kp * cf
+        steps = nest.taps // nest.kp * cf
         w = w.reshape(nest.groups, nest.nf, nest.pe, steps, nest.simd)
         return np.ascontiguousarray(w.transpose((0, 3, 1, 4, 2) if swap else (0, 1, 3, 4, 2)))
 
     first = (nest.sf, nest.nf) if swap else (nest.nf, nest.sf)
     shape = (nest.groups, *first, nest.simd, nest.pe)
-    return weight("weight", shape, layer.weight, dtype, cut)
+    return weight("weight", shape, layer.tables["weight"], dtype, cut)
 
 
-def _with_load(layer: Dense, made: Built, nest: Mvu, dtype: str) -> Built:
+def _with_load(layer: Layer, made: Built, nest: Mvu, dtype: str) -> Built:
     """The same with its weights read from DDR by a LOAD engine."""
     *before, mvu = made.engines
     words, lanes = nest.groups * nest.nf * nest.sf, nest.pe * nest.simd
@@ -280,81 +280,65 @@ def _with_load(layer: Dense, made: Built, nest: Mvu, dtype: str) -> Built:
         f"{layer.name}_words", repeat * words, lanes, lanes, dtype, 64,
         f"{layer.name}_load", mvu.name,
     )  # fmt: skip
-    load = _engine(
-        layer, "load", Load(words, lanes, repeat), (), (stream.name,),
+    load = Engine(
+        f"{layer.name}_load", Load(words, lanes, repeat), (), (stream.name,),
         ii=word_interval(lanes, dtype), depth=4, dtype=dtype, weights=(stored,),
+        node=layer.node, origin=layer.origin,
     )  # fmt: skip
-    fed = _engine(
-        layer, "mvu", nest, (*mvu.inputs, stream.name), mvu.outputs,
-        depth=mvu.depth, weights=tuple(tables), **_numbers(layer, dtype),
-    )  # fmt: skip
+    fed = dataclasses.replace(mvu, inputs=(*mvu.inputs, stream.name), weights=tuple(tables))
     return Built((*before, load, fed), (*made.streams, stream), made.output)
 
 
-@build.register
-def _depthwise(layer: Depthwise, factors: Factors, dtype: str) -> Built:
-    lanes, taps = factors.lanes_out, layer.window.kh * layer.window.kw
+@folded.register
+def _vvu(nest: Vvu, layer: Layer, factors: Factors, dtype: str) -> Folded:
+    lanes, taps = factors.lanes_out, nest.taps
     partial = arithmetic(dtype).add_latency if taps > factors.kp else 1
-    bias = layer.bias is not None or dtype == "int8"
-    nest = Vvu(layer.rows, layer.channels, taps, lanes, factors.kp, partial, bias)
+    bias = "bias" in layer.tables or dtype == "int8"
+    nest = dataclasses.replace(nest, lanes=lanes, kp=factors.kp, partial=partial, bias=bias)
     shape = (nest.cf, taps // nest.kp, nest.kp, lanes)
 
     def cut(w: Array) -> Array:  # [channels][taps]
-        w = np.pad(w, ((0, nest.cf * lanes - layer.channels), (0, 0)))
+        w = np.pad(w, ((0, nest.cf * lanes - nest.channels), (0, 0)))
         return w.reshape(nest.cf, lanes, taps).transpose(0, 2, 1)
 
-    tables = [weight("weight", shape, layer.weight, dtype, cut)]
-    if dtype == "int8":
-        tables.append(_rescaling(layer, (nest.cf, lanes), lambda a: in_tokens(a[None], lanes)))
-    elif layer.bias is not None:
-        tables.append(
-            weight("bias", (nest.cf, lanes), layer.bias, dtype, lambda a: in_tokens(a[None], lanes))
-        )
-    window = swg_of(layer, layer.window, layer.channels, factors, dtype, 0)
-    depth = mvu_depth(nest.kp, partial, dtype)
-    return behind_window(
-        layer, window, "vvu", nest, lanes, dtype, depth=depth, weights=tuple(tables)
+    tables = (
+        weight("weight", shape, layer.tables["weight"], dtype, cut),
+        *_bias(layer, (nest.cf, lanes), dtype, lambda a: in_tokens(a[None], lanes)),
     )
+    return Folded(nest, lanes, mvu_depth(nest.kp, partial, dtype), tables)
 
 
-@build.register
-def _pool(layer: Pool, factors: Factors, dtype: str) -> Built:
-    lanes, taps = factors.lanes_out, layer.window.kh * layer.window.kw
-    cf = ceil_div(layer.channels, lanes)
-    tables: tuple[Weight, ...] = ()
-    if layer.scales is not None:
-        period = layer.window.oh * layer.window.ow * cf
-        tables = (weight("scale", (period,), layer.scales, dtype, lambda a: np.repeat(a, cf)),)
-        if dtype == "int8":
-            tables = (_rescaling(layer, (period,), lambda a: np.repeat(a, cf)),)
-    sums = layer.op == "sum" and taps > factors.kp
-    partial = arithmetic(dtype).add_latency if sums else 1
-    nest = Reduce(
-        layer.rows * cf, taps // factors.kp, 1, lanes, factors.kp, layer.op, layer.scale,
-        tables[0].shape[0] if tables else 0, partial,
-    )  # fmt: skip
-    pad = float("-inf") if layer.op == "max" else 0.0
-    window = swg_of(layer, layer.window, layer.channels, factors, dtype, 0, pad)
-    depth = mvu_depth(factors.kp, partial, dtype)
-    return behind_window(layer, window, "reduce", nest, lanes, dtype, depth=depth, weights=tables)
-
-
-@build.register
-def _row_reduce(layer: RowReduce, factors: Factors, dtype: str) -> Built:
+@folded.register
+def _reduce(nest: Reduce, layer: Layer, factors: Factors, dtype: str) -> Folded:
     lanes = factors.lanes_out
     cf = ceil_div(layer.channels, lanes)
-    latency = arithmetic(dtype).add_latency if layer.op == "sum" else 1
-    partial = ceil_div(latency, cf)
-    nest = Reduce(layer.rows, layer.window, cf, lanes, 1, layer.op, layer.scale, partial=partial)
-    return one(layer, "reduce", nest, lanes, dtype, depth=mvu_depth(1, partial, dtype))
+    latency = arithmetic(dtype).add_latency if nest.op == "sum" else 1
+    if layer.window is None:
+        partial = ceil_div(latency, cf)
+        nest = dataclasses.replace(nest, cf=cf, lanes=lanes, partial=partial)
+        return Folded(nest, lanes, mvu_depth(1, partial, dtype))
+    tables: tuple[Weight, ...] = ()
+    if (scale := layer.tables.get("scale")) is not None:
+        period = (layer.window.oh * layer.window.ow * cf,)
+        tables = (weight("scale", period, scale, dtype, lambda a: np.repeat(a, cf)),)
+        if dtype == "int8":
+            tables = (_rescaling(layer, period, lambda a: np.repeat(a, cf)),)
+    taps = layer.window.taps
+    partial = latency if taps > factors.kp else 1
+    nest = dataclasses.replace(
+        nest, n=layer.rows * cf, window=taps // factors.kp, lanes=lanes, kp=factors.kp,
+        table=tables[0].shape[0] if tables else 0, partial=partial,
+    )  # fmt: skip
+    return Folded(nest, lanes, mvu_depth(factors.kp, partial, dtype), tables)
 
 
-@build.register
-def _elementwise(layer: Elementwise, factors: Factors, dtype: str) -> Built:
+@folded.register
+def _map(nest: Map, layer: Layer, factors: Factors, dtype: str) -> Folded:
+    assert isinstance(layer, Elementwise)
     lanes = factors.lanes_out
     cf = ceil_div(layer.channels, lanes)
     if dtype == "int8" and mode_of(layer.steps) is Mode.AFFINE:
-        return _affine(layer, lanes, dtype)
+        return _affine(layer, lanes)
     steps, tables = [], []
     for k, step in enumerate(layer.steps):
         period = step.period * cf if step.operand == "table" else 0
@@ -368,12 +352,12 @@ def _elementwise(layer: Elementwise, factors: Factors, dtype: str) -> Built:
                 )
             )  # fmt: skip
     depth = 1 + sum(step_cost(s.op, dtype)[2] for s in steps)
-    nest = Map(layer.rows, layer.channels, lanes, tuple(steps))
+    nest = dataclasses.replace(nest, lanes=lanes, steps=tuple(steps))
     dtype = dtype if steps else layer.inputs[0].dtype
-    return one(layer, "map", nest, lanes, dtype, depth=depth, weights=tuple(tables))
+    return Folded(nest, lanes, depth, tuple(tables), dtype=dtype)
 
 
-def _affine(layer: Elementwise, lanes: int, dtype: str) -> Built:
+def _affine(layer: Elementwise, lanes: int) -> Folded:
     """``x * table + table`` and clamps on 8-bit integers: one table for both."""
     count = affine_steps(layer.steps)
     period = math.lcm(*(s.period for s in layer.steps[:count]))
@@ -384,97 +368,86 @@ def _affine(layer: Elementwise, lanes: int, dtype: str) -> Built:
     table = dataclasses.replace(
         _rescaling(layer, (period, lanes), lambda a: in_tokens(a, lanes)), role="table0"
     )
-    return one(layer, "map", nest, lanes, dtype, depth=4, weights=(table,))
+    return Folded(nest, lanes, 4, (table,))
 
 
-@build.register
-def _row_norm(layer: RowNorm, factors: Factors, dtype: str) -> Built:
-    lanes = factors.lanes_out
-    nest = Norm(
-        layer.n, layer.cin, layer.taps, lanes, layer.op, layer.passes, gap_of(dtype), layer.eps,
-        layer.size, layer.alpha, layer.beta, layer.k,
-        layer.scale is not None, layer.shift is not None,
-    )  # fmt: skip
-    pairs = (("scale", layer.scale), ("shift", layer.shift))
+@folded.register
+def _row_unit(nest: Norm | RowGradient, layer: Layer, factors: Factors, dtype: str) -> Folded:
+    lanes, gap = factors.lanes_out, gap_of(dtype)
+    nest = dataclasses.replace(nest, lanes=lanes, gap=gap, scale="scale" in layer.tables)
+    if isinstance(nest, Norm):
+        nest = dataclasses.replace(nest, shift="shift" in layer.tables)
+    row = (nest.taps, nest.channels)
     tables = tuple(
         weight(
             role, (nest.cf, lanes), table, _real_type(dtype),
-            lambda a: in_tokens(a.reshape(layer.taps, layer.cin), lanes),
+            lambda a: in_tokens(a.reshape(row), lanes),
         )
-        for role, table in pairs if table is not None
+        for role, table in layer.tables.items()
     )  # fmt: skip
-    return one(layer, "norm", nest, lanes, dtype, depth=gap_of(dtype), weights=tables)
+    return Folded(nest, lanes, gap, tables)
 
 
-@build.register
-def _product(layer: Product, factors: Factors, dtype: str) -> Built:
-    latency = arithmetic(dtype).add_latency
-    nest = Matmul(
-        layer.blocks, layer.outer, layer.groups, layer.inner, layer.out, layer.taps, layer.cin,
-        layer.b_sizes, layer.b_roles, factors.lanes_in[1], factors.pe, factors.simd, latency,
-        layer.scale,
-    )  # fmt: skip
-    depth = mvu_depth(nest.simd, latency, dtype)
-    return one(layer, "matmul", nest, nest.pe, dtype, depth=depth)
+@folded.register
+def _matmul(nest: Matmul, layer: Layer, factors: Factors, dtype: str) -> Folded:
+    pe, simd, latency = factors.pe, factors.simd, arithmetic(dtype).add_latency
+    b_lanes = factors.lanes_in[1]
+    nest = dataclasses.replace(nest, b_lanes=b_lanes, pe=pe, simd=simd, partial=latency)
+    return Folded(nest, pe, mvu_depth(simd, latency, dtype))
 
 
-@build.register
-def _join(layer: Join, factors: Factors, dtype: str) -> Built:
+@folded.register
+def _concat(nest: Concat, layer: Layer, factors: Factors, dtype: str) -> Folded:
     lanes = factors.lanes_out
     sizes = tuple(
         s // u.channels * ceil_div(u.channels, lanes)
-        for s, u in zip(layer.sizes, layer.inputs, strict=True)
+        for s, u in zip(nest.sizes, layer.inputs, strict=True)
     )
-    dtype = layer.inputs[0].dtype
-    return one(layer, "concat", Concat(layer.outer, sizes), lanes, dtype, depth=1)
+    return Folded(Concat(nest.outer, sizes), lanes, 1, dtype=layer.inputs[0].dtype)
 
 
-@build.register
-def _cut(layer: Cut, factors: Factors, dtype: str) -> Built:
+@folded.register
+def _slice(nest: Slice, layer: Layer, factors: Factors, dtype: str) -> Folded:
     lanes, channels = factors.lanes_out, layer.inputs[0].channels
-    if layer.inner % channels == 0:
-        inner = layer.inner // channels * ceil_div(channels, lanes)
-        nest = Slice(layer.outer, layer.size, layer.start, layer.stop, layer.step, inner)
-    elif layer.step == 1:
-        bounds = (n * layer.inner // lanes for n in (layer.size, layer.start, layer.stop))
-        nest = Slice(layer.outer, *bounds)
+    if nest.inner % channels == 0:
+        inner = nest.inner // channels * ceil_div(channels, lanes)
+        nest = dataclasses.replace(nest, inner=inner)
+    elif nest.step == 1:
+        bounds = (n * nest.inner // lanes for n in (nest.size, nest.start, nest.stop))
+        nest = Slice(nest.outer, *bounds)
     else:
-        inner = layer.inner // lanes
-        nest = Slice(layer.outer, layer.size, layer.start, layer.stop, layer.step, inner)
-    return one(layer, "slice", nest, lanes, layer.inputs[0].dtype, depth=1)
+        nest = dataclasses.replace(nest, inner=nest.inner // lanes)
+    return Folded(nest, lanes, 1, dtype=layer.inputs[0].dtype)
 
 
-@build.register
-def _reorder(layer: Reorder, factors: Factors, dtype: str) -> Built:
-    use = layer.inputs[0]
-    nest = Perm(
-        layer.blocks, layer.sizes, layer.order, use.channels, factors.lanes_in[0],
-        layer.channels, factors.lanes_out,
-    )  # fmt: skip
-    return one(layer, "perm", nest, factors.lanes_out, use.dtype, depth=3)
+@folded.register
+def _perm(nest: Perm, layer: Layer, factors: Factors, dtype: str) -> Folded:
+    lanes_in, lanes = factors.lanes_in[0], factors.lanes_out
+    nest = dataclasses.replace(nest, lanes_in=lanes_in, lanes_out=lanes)
+    return Folded(nest, lanes, 3, dtype=layer.inputs[0].dtype)
 
 
-@build.register
-def _lookup(layer: Lookup, factors: Factors, dtype: str) -> Built:
+@folded.register
+def _gather(nest: Gather, layer: Layer, factors: Factors, dtype: str) -> Folded:
+    nest = dataclasses.replace(nest, lanes=factors.lanes_out)
+    return Folded(nest, nest.lanes, 4, _rows(layer, (nest.entries, nest.cf), nest.lanes, dtype))
+
+
+@folded.register
+def _const(nest: Const, layer: Layer, factors: Factors, dtype: str) -> Folded:
+    nest = dataclasses.replace(nest, lanes=factors.lanes_out)
+    return Folded(nest, nest.lanes, 2, _rows(layer, (nest.tokens,), nest.lanes, dtype))
+
+
+def _rows(layer: Layer, tokens: tuple[int, ...], lanes: int, dtype: str) -> tuple[Weight]:
+    """The table whose rows are looked up or written."""
+    table, shape = layer.tables["table"], (*tokens, lanes)
+    return (weight("table", shape, table, layer.dtype or dtype, lambda a: in_tokens(a, lanes)),)
+
+
+@folded.register
+def _repeat(nest: Repeat, layer: Layer, factors: Factors, dtype: str) -> Folded:
     lanes = factors.lanes_out
-    nest = Gather(layer.rows, layer.entries, layer.channels, lanes)
-    shape = (layer.entries, nest.cf, lanes)
-    table = weight("table", shape, layer.table, layer.dtype or dtype, lambda a: in_tokens(a, lanes))
-    return one(layer, "gather", nest, lanes, dtype, depth=4, weights=(table,))
-
-
-@build.register
-def _constant(layer: Constant, factors: Factors, dtype: str) -> Built:
-    lanes = factors.lanes_out
-    nest = Const(layer.rows, layer.channels, lanes)
-    shape = (nest.tokens, lanes)
-    table = weight("table", shape, layer.table, layer.dtype or dtype, lambda a: in_tokens(a, lanes))
-    return one(layer, "const", nest, lanes, dtype, depth=2, weights=(table,))
-
-
-@build.register
-def _broadcast(layer: Broadcast, factors: Factors, dtype: str) -> Built:
-    lanes = factors.lanes_out
-    inner = layer.inner * ceil_div(layer.channels, lanes)
-    nest = Repeat(layer.outer, inner, layer.times)
-    return one(layer, "repeat", nest, lanes, layer.inputs[0].dtype, depth=2)
+    inner = nest.inner // layer.channels * ceil_div(layer.channels, lanes)
+    nest = dataclasses.replace(nest, inner=inner)
+    return Folded(nest, lanes, 2, dtype=layer.inputs[0].dtype)

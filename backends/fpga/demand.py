@@ -23,9 +23,9 @@ from pipec.backends.fpga.design import Engine, Memory, StageDesign, bits_of
 from pipec.backends.fpga.factors import Factors, fold
 from pipec.backends.fpga.fifo import deepened
 from pipec.backends.fpga.folding import design_at
-from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import KINDS, Item, fifo_item, items_of, place, shift_registers
+from pipec.backends.fpga.nests import Mvu
 from pipec.backends.fpga.resources import logic, too_much
 from pipec.backends.fpga.routing import Load
 from pipec.backends.fpga.runs import busy_cycles
@@ -363,7 +363,7 @@ class Demands:
         self._made: dict[int, Demand] = {}
         self._options: dict[tuple[str, Factors], tuple[int, Option]] = {}
         self._blocks = blocks_of(self.network)
-        self._dense = {y.name: y for y in self.network.layers if isinstance(y, Dense)}
+        self._dense = {y.name: y for y in self.network.layers if isinstance(y.nest, Mvu)}
         self._beside = bits_beside(self.network)
 
     def at(self, target: int) -> Demand:
@@ -449,8 +449,9 @@ class Demands:
         around the layer.
         """
         engines, layer = self._engines(name, target, block), self._dense[name]
-        results = block * layer.out * layer.groups * bits_of(layer.dtype or self.precision)
-        words = int(results + self._beside[name] * block / layer.n) // _WORD
+        assert isinstance(layer.nest, Mvu)
+        results = block * layer.channels * bits_of(layer.dtype or self.precision)
+        words = int(results + self._beside[name] * block / layer.nest.n) // _WORD
         option = Option(block, held=(Item(name, "fifo", _WORD, words),) if words else ())
         for engine in engines:
             option.add(engine)

@@ -5,6 +5,7 @@ boundary within a row (concatenation along channels), factors are divisors. Wher
 be reached the fastest factors are returned.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import lru_cache, singledispatch
@@ -14,26 +15,20 @@ from numpy.typing import NDArray
 
 from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.design import bits_of
-from pipec.backends.fpga.lowering.layers import (
-    Broadcast,
-    Constant,
-    Cut,
-    Dense,
-    Depthwise,
-    Elementwise,
-    Join,
-    Layer,
-    Lookup,
-    Pool,
-    Product,
-    Reorder,
-    RowNorm,
-    RowReduce,
-    Window,
+from pipec.backends.fpga.lowering.layers import Layer
+from pipec.backends.fpga.nests import Map, Matmul, Mvu, Norm, Reduce, Swg, Vvu, ceil_div
+from pipec.backends.fpga.routing import (
+    Concat,
+    Const,
+    Gather,
+    Nest,
+    Perm,
+    Repeat,
+    Slice,
+    is_transposition,
 )
-from pipec.backends.fpga.nests import Swg, ceil_div
-from pipec.backends.fpga.routing import is_transposition
 from pipec.backends.fpga.swg import line_cycles
+from pipec.backends.fpga.training.nests import Outer, RowGradient
 
 Whole = int | NDArray[np.int64]
 PORT_BITS = 512
@@ -104,7 +99,6 @@ def divisor_for(allowed: int, channels: int, rows: int, target: int) -> int:
     return next((d for d in divisors(allowed) if d >= least), allowed)
 
 
-@singledispatch
 def fold(layer: Layer, target: int, dtype: str, block: int = 0) -> Factors:
     """The cheapest factors with which ``layer`` takes at most ``target`` cycles per frame.
 
@@ -112,21 +106,25 @@ def fold(layer: Layer, target: int, dtype: str, block: int = 0) -> Factors:
         layer: Any layer.
         target: Cycles.
         dtype: Arithmetic.
-        block: For `Dense`: stream the weights, so many vectors per pass; 0 keeps them on chip.
+        block: For an `Mvu`: stream the weights, so many vectors per pass; 0 keeps them on chip.
     """
-    raise TypeError(f"no factors for {type(layer).__name__}")
+    return factors_of(layer.nest, layer, target, dtype, block)
 
 
-def window_reads(window: Window, channels: int, lanes: int) -> int:
+@singledispatch
+def factors_of(nest: Nest, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+    """The factors of a layer by its nest; see `fold`."""
+    raise TypeError(f"no factors for {type(nest).__name__}")
+
+
+def window_reads(window: Swg, channels: int, lanes: int) -> int:
     """Cycles that a window generator needs at least to read a frame."""
     return window.batch * window.h * window.w * ceil_div(channels, lanes)
 
 
-def window_cycles(window: Window, cf: int, kp: int) -> int:
+def window_cycles(window: Swg, cf: int, kp: int) -> int:
     """Cycles that a window generator needs for a frame; of a ring an upper bound."""
-    w = window
-    nest = Swg(w.batch, w.h, w.w, cf, 1, w.kh, w.kw, w.sh, w.sw, w.dh, w.dw, w.pt, w.pl,
-               w.oh, w.ow, cf, kp)  # fmt: skip
+    w, nest = window, dataclasses.replace(window, cf=cf, groups=cf, kp=kp)
     if nest.is_line:
         return nest.batch * line_cycles(nest)
     fill = max((w.kh - 1) * w.dh - w.pt, 0) * w.w + w.kw
@@ -134,43 +132,45 @@ def window_cycles(window: Window, cf: int, kp: int) -> int:
     return (w.batch * (paced + fill) + 4) * cf
 
 
+def input_tokens(nest: Mvu | Outer, window: Swg | None) -> list[tuple[int, int]]:
+    """What a token in front of a matrix may hold: SIMD, and kernel positions."""
+    tiles = [(simd, 1) for simd in ceil_tiles(nest.channels)]
+    if window is None or nest.groups > 1:
+        return tiles
+    return [*tiles, *((k * nest.channels, k) for k in sorted({window.kw, nest.taps} - {1}))]
+
+
 @lru_cache(maxsize=4096)
-def _input_sides(layer: Dense) -> NDArray[np.int64]:
-    """Input side of a dense layer's lattice, a column per choice.
+def _input_sides(nest: Mvu, window: Swg | None) -> NDArray[np.int64]:
+    """Input side of a matrix's lattice, a column per choice.
 
     Rows: SIMD, kp, SF, and the cycles that reading takes: of the windows with their fill, and of
     the maps.
     """
-    sides = [(simd, 1) for simd in ceil_tiles(layer.cin)]
-    window = layer.window
-    if window is not None and layer.groups == 1:
-        sides += [(kp * layer.cin, kp) for kp in sorted({window.kw, layer.taps} - {1})]
     rows = []
-    for simd, kp in sides:
-        lanes, sf = simd // kp, layer.taps // kp * ceil_div(layer.cin, simd // kp)
-        reading = 0
-        if window is not None:
-            reading = window_cycles(window, ceil_div(layer.cin, lanes) * layer.groups, kp)
-        rows.append((simd, kp, sf, reading))
+    for simd, kp in input_tokens(nest, window):
+        cf = ceil_div(nest.channels, simd // kp)
+        reading = 0 if window is None else window_cycles(window, cf * nest.groups, kp)
+        rows.append((simd, kp, nest.taps // kp * cf, reading))
     return np.array(rows, dtype=np.int64).T
 
 
-@fold.register
-def _dense(layer: Dense, target: int, dtype: str, block: int = 0) -> Factors:
-    simd, kp, sf, reading = _input_sides(layer)
-    vectors = layer.n * layer.groups
+@factors_of.register
+def _mvu(nest: Mvu, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+    simd, kp, sf, reading = _input_sides(nest, layer.window)
+    vectors = nest.n * nest.groups
     if block == 0:
-        folds = np.clip(target // (vectors * sf), 1, layer.out)
-        pe = -(-layer.out // folds)
-        cycles = vectors * -(-layer.out // pe) * sf
+        folds = np.clip(target // (vectors * sf), 1, nest.rows)
+        pe = -(-nest.rows // folds)
+        cycles = vectors * -(-nest.rows // pe) * sf
     else:
-        tiles, busy = _streamed_cycles(layer, block, dtype)
+        tiles, busy = _streamed_cycles(nest, layer.window, block, dtype)
         reached = busy <= target
         first = np.where(reached.any(axis=1), reached.argmax(axis=1), busy.argmin(axis=1))
         pe, cycles = tiles[first], busy[np.arange(len(sf)), first]
     late = np.maximum(np.maximum(cycles, reading) - target, 0)
     cost = arithmetic(dtype)
-    sums = (-(-layer.out // pe) < cost.add_latency) * pe  # final adders of partial sums
+    sums = (-(-nest.rows // pe) < cost.add_latency) * pe  # final adders of partial sums
     dsp = pe * simd * cost.mac_dsp + sums * cost.add_dsp
     narrowing = pe * cost.narrowing_lut
     best = np.lexsort((cycles, pe + simd, narrowing, dsp, late))[0]
@@ -180,17 +180,17 @@ def _dense(layer: Dense, target: int, dtype: str, block: int = 0) -> Factors:
 
 @lru_cache(maxsize=4096)
 def _streamed_cycles(
-    layer: Dense, block: int, dtype: str
+    nest: Mvu, window: Swg | None, block: int, dtype: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """PEs that may be chosen, [PEs], and busy cycles with streamed weights, [input sides, PEs].
 
     Words so wide that a port takes longer for one than a block of vectors keeps it busy four
     times over are left out but for the first.
     """
-    simd, _, sf, _ = _input_sides(layer)
-    tiles = np.array(ceil_tiles(layer.out), dtype=np.int64)
+    simd, _, sf, _ = _input_sides(nest, window)
+    tiles = np.array(ceil_tiles(nest.rows), dtype=np.int64)
     units = simd[:, None] * tiles
-    busy = dense_cycles(layer.n, -(-layer.out // tiles), sf[:, None], block, units, dtype)
+    busy = dense_cycles(nest.n, -(-nest.rows // tiles), sf[:, None], block, units, dtype)
     wide = np.pad(units * bits_of(dtype) > 4 * block * PORT_BITS, ((0, 0), (1, 0)))[:, :-1]
     return tiles, np.where(wide, np.iinfo(np.int64).max >> 1, busy)
 
@@ -220,13 +220,17 @@ def dense_cycles(
     return np.asarray(passes * (ends + steps * np.maximum(block, interval)))
 
 
-@fold.register
-def _channelwise(layer: Depthwise | Pool, target: int, dtype: str, block: int = 0) -> Factors:
+@factors_of.register
+def _channelwise(nest: Vvu | Reduce, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+    if isinstance(nest, Reduce) and layer.window is None:
+        lanes = lanes_for(layer.channels, layer.rows * nest.window, target)
+        return Factors((lanes,), lanes)
+    assert layer.window is not None
     lanes, kp = _window_factors(layer.window, layer.channels, target)
     return Factors((lanes,), lanes, kp=kp)
 
 
-def _window_factors(window: Window, channels: int, target: int) -> tuple[int, int]:
+def _window_factors(window: Swg, channels: int, target: int) -> tuple[int, int]:
     """Fewest lanes times kernel positions for a channel-wise window operation."""
     taps = window.kh * window.kw
     best: tuple[tuple[int, ...], int, int] | None = None
@@ -241,24 +245,18 @@ def _window_factors(window: Window, channels: int, target: int) -> tuple[int, in
     return best[1], best[2]
 
 
-@fold.register
-def _row_reduce(layer: RowReduce, target: int, dtype: str, block: int = 0) -> Factors:
-    lanes = lanes_for(layer.channels, layer.rows * layer.window, target)
-    return Factors((lanes,), lanes)
-
-
-@fold.register
-def _elementwise(
-    layer: Elementwise | Broadcast, target: int, dtype: str, block: int = 0
-) -> Factors:
+@factors_of.register
+def _by_rows(nest: Map | Repeat, layer: Layer, target: int, dtype: str, block: int) -> Factors:
     lanes = lanes_for(layer.channels, layer.rows, target)
     return Factors((lanes,) * len(layer.inputs), lanes)
 
 
-@fold.register
-def _row_norm(layer: RowNorm, target: int, dtype: str, block: int = 0) -> Factors:
-    gaps = layer.n * (layer.passes - 1) * gap_of(dtype)
-    lanes = lanes_for(layer.cin, layer.n * layer.taps, max(target - gaps, 1), layer.passes)
+@factors_of.register
+def _row_unit(
+    nest: Norm | RowGradient, layer: Layer, target: int, dtype: str, block: int
+) -> Factors:
+    gaps = nest.rows * (nest.passes - 1) * gap_of(dtype)
+    lanes = lanes_for(nest.channels, nest.rows * nest.taps, max(target - gaps, 1), nest.passes)
     return Factors((lanes,) * len(layer.inputs), lanes)
 
 
@@ -267,20 +265,20 @@ def gap_of(dtype: str) -> int:
     return GAP if dtype.startswith(("float", "int8")) else 4
 
 
-@fold.register
-def _product(layer: Product, target: int, dtype: str, block: int = 0) -> Factors:
-    vectors = layer.outer * layer.groups * layer.inner
-    *outer, channels = layer.b_sizes
+@factors_of.register
+def _matmul(nest: Matmul, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+    vectors = nest.vectors
+    *outer, channels = nest.b_sizes
     rows = math.prod(outer)
     best: tuple[tuple[int, ...], Factors] | None = None
-    for simd in ceil_tiles(layer.cin):
-        sf = layer.taps * ceil_div(layer.cin, simd)
+    for simd in ceil_tiles(nest.channels):
+        sf = nest.taps * ceil_div(nest.channels, simd)
         for share in LOAD_SHARES:
-            lanes = divisor_for(channels, channels, rows, target // layer.blocks // share)
+            lanes = divisor_for(channels, channels, rows, target // nest.blocks // share)
             load = rows * ceil_div(channels, lanes)
-            left = max(target // layer.blocks - load, 1)
-            pe = lanes_for(layer.out, vectors * sf, left)
-            cycles = layer.blocks * (load + vectors * sf * ceil_div(layer.out, pe))
+            left = max(target // nest.blocks - load, 1)
+            pe = lanes_for(nest.rows, vectors * sf, left)
+            cycles = nest.blocks * (load + vectors * sf * ceil_div(nest.rows, pe))
             score = (max(cycles - target, 0), pe * simd, lanes, pe + simd)
             if best is None or score < best[0]:
                 best = (score, Factors((simd, lanes), pe, pe, simd))
@@ -288,39 +286,39 @@ def _product(layer: Product, target: int, dtype: str, block: int = 0) -> Factors
     return best[1]
 
 
-@fold.register
-def _join(layer: Join, target: int, dtype: str, block: int = 0) -> Factors:
+@factors_of.register
+def _concat(nest: Concat, layer: Layer, target: int, dtype: str, block: int) -> Factors:
     rows = layer.rows
     if all(u.channels == layer.channels for u in layer.inputs):
         lanes = lanes_for(layer.channels, rows, target)
     else:
-        lanes = divisor_for(math.gcd(*layer.sizes), layer.channels, rows, target)
+        lanes = divisor_for(math.gcd(*nest.sizes), layer.channels, rows, target)
     return Factors((lanes,) * len(layer.inputs), lanes)
 
 
-@fold.register
-def _cut(layer: Cut, target: int, dtype: str, block: int = 0) -> Factors:
+@factors_of.register
+def _slice(nest: Slice, layer: Layer, target: int, dtype: str, block: int) -> Factors:
     use = layer.inputs[0]
-    if layer.inner % use.channels == 0:
+    if nest.inner % use.channels == 0:
         lanes = lanes_for(use.channels, use.rows, target)
     else:
-        unit = layer.inner
-        if layer.step == 1:
-            unit *= math.gcd(layer.size, layer.start, layer.stop)
+        unit = nest.inner
+        if nest.step == 1:
+            unit *= math.gcd(nest.size, nest.start, nest.stop)
         lanes = divisor_for(unit, use.channels, use.rows, target)
     return Factors((lanes,), lanes)
 
 
-@fold.register
-def _reorder(layer: Reorder, target: int, dtype: str, block: int = 0) -> Factors:
-    use, elements = layer.inputs[0], math.prod(layer.sizes)
-    if layer.order[-1] == len(layer.order) - 1:
-        allowed = math.gcd(layer.sizes[-1], use.channels, layer.channels)
+@factors_of.register
+def _perm(nest: Perm, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+    use, elements = layer.inputs[0], nest.elements
+    if nest.order[-1] == len(nest.order) - 1:
+        allowed = math.gcd(nest.sizes[-1], use.channels, layer.channels)
         lanes = divisor_for(allowed, use.channels, 2 * use.rows, target)
         return Factors((lanes,), lanes)
     if elements > SMALL_BLOCK:
         lanes = 1
-        if is_transposition(layer.sizes, layer.order, (layer.channels, use.channels)):
+        if is_transposition(nest.sizes, nest.order, (layer.channels, use.channels)):
             lanes = lanes_for(
                 min(use.channels, layer.channels), 2 * max(use.rows, layer.rows), target
             )
@@ -329,11 +327,11 @@ def _reorder(layer: Reorder, target: int, dtype: str, block: int = 0) -> Factors
     return Factors((first,), lanes_for(layer.channels, 2 * layer.rows, target))
 
 
-@fold.register
-def _lookup(layer: Lookup, target: int, dtype: str, block: int = 0) -> Factors:
+@factors_of.register
+def _gather(nest: Gather, layer: Layer, target: int, dtype: str, block: int) -> Factors:
     return Factors((1,), lanes_for(layer.channels, layer.rows, target))
 
 
-@fold.register
-def _constant(layer: Constant, target: int, dtype: str, block: int = 0) -> Factors:
+@factors_of.register
+def _const(nest: Const, layer: Layer, target: int, dtype: str, block: int) -> Factors:
     return Factors((), lanes_for(layer.channels, layer.rows, target))

@@ -95,6 +95,13 @@ class Swg:
         """Whether it moves a token on per firing, and not through a ring in memory."""
         return self.kp > 1 or self.taps == 1
 
+    @property
+    def trivial(self) -> bool:
+        """Whether every pixel is its own window, so that no generator is needed."""
+        return (self.taps, self.sh, self.sw, self.pt, self.pl, self.oh, self.ow) == (
+            1, 1, 1, 0, 0, self.h, self.w
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Mvu:

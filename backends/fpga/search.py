@@ -16,9 +16,10 @@ from pipec.backends.fpga.banks import period, time_slots, with_banks
 from pipec.backends.fpga.demand import Choice, Demands, Option, Room, Shortage, fit
 from pipec.backends.fpga.design import Memory, Resources, StageDesign, Stream
 from pipec.backends.fpga.fifo import deepened, timed
-from pipec.backends.fpga.lowering.layers import Dense, Depthwise, Layer, Product
+from pipec.backends.fpga.lowering.layers import Layer
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item, fifo_item, placed, shift_registers
+from pipec.backends.fpga.nests import Matmul, Mvu, Vvu
 from pipec.backends.fpga.regions import floorplan, overfull
 from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL, LUT_MEMORY_LIMIT, limits
 from pipec.backends.fpga.streaming import blocks_of, ddr_ports
@@ -94,13 +95,14 @@ def room_of(most: Resources, board: Board) -> Room:
 
 def macs(layer: Layer) -> int:
     """Multiply-accumulates of a layer per frame."""
-    if isinstance(layer, Dense):
-        return round(layer.used * layer.n * layer.groups * layer.out * layer.taps * layer.cin)
-    if isinstance(layer, Depthwise):
-        return layer.rows * layer.channels * layer.window.kh * layer.window.kw
-    if isinstance(layer, Product):
-        vectors = layer.blocks * layer.outer * layer.groups * layer.inner
-        return vectors * layer.out * layer.taps * layer.cin
+    nest = layer.nest
+    match nest:
+        case Mvu():
+            return round(layer.used * nest.macs)
+        case Vvu():
+            return nest.n * nest.channels * nest.taps
+        case Matmul():
+            return nest.blocks * nest.vectors * nest.rows * nest.taps * nest.channels
     return 0
 
 

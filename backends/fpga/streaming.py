@@ -2,8 +2,8 @@
 
 from pipec.backends.fpga.design import DdrPort, Memory, StageDesign, bits_of
 from pipec.backends.fpga.factors import divisors
-from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.nests import Mvu
 from pipec.backends.fpga.routing import Gather, Load
 from pipec.backends.fpga.runs import busy_cycles
 
@@ -11,25 +11,25 @@ SHARES = (64, 16, 4, 2)
 """Buffers of a streamed layer may hold one of these shares of its matrix, none above a half."""
 
 
-def block_of(layer: Dense, share: int) -> int:
+def block_of(nest: Mvu, share: int) -> int:
     """Vectors per pass over streamed weights: as many as buffers of 1/share of the matrix hold.
 
     0 where streaming makes no sense: grouped layers, and buffers larger than that.
     """
-    if layer.groups > 1:
+    if nest.groups > 1:
         return 0
-    matrix, vector = layer.out * layer.taps * layer.cin, layer.taps * layer.cin + layer.out
-    if layer.n > 1 and vector * share > matrix:
+    matrix, vector = nest.rows * nest.taps * nest.channels, nest.taps * nest.channels + nest.rows
+    if nest.n > 1 and vector * share > matrix:
         return 0
-    return max(v for v in divisors(layer.n) if v == 1 or v * vector * share <= matrix)
+    return max(v for v in divisors(nest.n) if v == 1 or v * vector * share <= matrix)
 
 
 def blocks_of(network: Network) -> dict[str, tuple[int, ...]]:
     """Layers that may stream their weights: name to the choices of vectors per pass."""
     found = {}
     for layer in network.layers:
-        if isinstance(layer, Dense):
-            blocks = {block_of(layer, share) for share in SHARES} - {0}
+        if isinstance(layer.nest, Mvu):
+            blocks = {block_of(layer.nest, share) for share in SHARES} - {0}
             if blocks:
                 found[layer.name] = tuple(sorted(blocks))
     return found

@@ -13,9 +13,10 @@ from typing import cast
 import numpy as np
 from torch import fx
 
-from pipec.backends.fpga.lowering.layers import Array, MapStep, Pool, Table
+from pipec.backends.fpga.lowering.layers import Array, MapStep, Table
 from pipec.backends.fpga.lowering.maps import as_maps_value, put_maps, window_of
 from pipec.backends.fpga.lowering.network import Builder, Padding, Value
+from pipec.backends.fpga.nests import Reduce
 
 _LOWEST = -3e38
 """What is less is as good as minus infinity around maxima: exporters write float32's least."""
@@ -60,9 +61,9 @@ def around(b: Builder, node: fx.Node, value: Value) -> Value:
     inside = dataclasses.replace(value, view=value.view.reshape(four), padding=None)
     maps = dataclasses.replace(as_maps_value(b, node, inside), padding=padding)
     window = window_of(maps, (1, 1), (1, 1), (1, 1), (0, 0), out)
-    found = put_maps(
-        b, node, Pool, maps, (*four[:2], *out), suffix="_border", window=window, op="sum"
-    )
+    shape = (*four[:2], *out)
+    copy = Reduce(math.prod(shape), 1, 1, op="sum")
+    found = put_maps(b, node, copy, maps, shape, suffix="_border", window=window)
     if padding.value:
         found = _numbered(b, node, found, padding, pixels)
     return dataclasses.replace(found, view=found.view.reshape((*lead, *out)))

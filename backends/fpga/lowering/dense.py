@@ -13,15 +13,7 @@ from pipec.backends.fpga.design import bits_of
 from pipec.backends.fpga.factors import PORT_BITS, divisors
 from pipec.backends.fpga.lowering.borders import made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.layers import (
-    Array,
-    Dense,
-    Depthwise,
-    Join,
-    Table,
-    Use,
-    Window,
-)
+from pipec.backends.fpga.lowering.layers import Array, Layer, Table, Use
 from pipec.backends.fpga.lowering.maps import (
     Maps,
     as_maps,
@@ -40,6 +32,8 @@ from pipec.backends.fpga.lowering.network import (
     lowers,
 )
 from pipec.backends.fpga.lowering.view import View, indices, merged
+from pipec.backends.fpga.nests import Mvu, Swg, Vvu
+from pipec.backends.fpga.routing import Concat
 
 
 def constant(b: Builder, node: object, what: str) -> fx.Node:
@@ -157,7 +151,7 @@ def _dense_conv(
     b: Builder,
     node: fx.Node,
     maps: Maps,
-    window: Window,
+    window: Swg,
     tables: tuple[int, fx.Node, Table | None],
 ) -> Value:
     groups, weight, bias = tables
@@ -170,34 +164,30 @@ def _dense_conv(
         return np.asarray(w.transpose(0, 1, 3, 2)[..., order])
 
     pixels = window.batch * window.oh * window.ow
-    layer = Dense(
-        **b.facts(node),
-        inputs=(maps.value.use(cin),),
-        rows=pixels * groups,
-        channels=out,
-        n=pixels,
-        groups=groups,
-        out=out,
-        taps=taps,
-        cin=cin,
-        weight=Table(values, b.constants.sources(weight)),
-        bias=bias,
+    layer = Layer(
+        **b.facts(node), inputs=(maps.value.use(cin),), rows=pixels * groups, channels=out,
+        nest=Mvu(pixels, out, taps, cin, groups=groups),
         window=None if window.trivial else window,
-    )
+        tables=_tables(Table(values, b.constants.sources(weight)), bias),
+    )  # fmt: skip
     if groups == 1 and _reads_slowly(b, maps, window):
         layer = paired(layer)
     shape = (window.batch, dims[0], window.oh, window.ow)
     return _as_node(node, maps_value(b.add(layer), maps, shape, keep_order=False))
 
 
-def _reads_slowly(b: Builder, maps: Maps, window: Window) -> bool:
+def _tables(weight: Table, bias: Table | None) -> dict[str, Table]:
+    return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+
+
+def _reads_slowly(b: Builder, maps: Maps, window: Swg) -> bool:
     """Whether reading a model's input pixel by pixel is slower than the pace, and pairs help."""
     even = window.w % 2 == 0 and (window.sw, window.dw) == (2, 1)
     is_input = maps.value.edge not in b.layers
     return even and is_input and window.batch * window.h * window.w > b.pace > 0
 
 
-def paired(layer: Dense) -> Dense:
+def paired(layer: Layer) -> Layer:
     """The same convolution of horizontal stride 2 over pairs of pixels, with stride 1.
 
     Two neighbours are one pixel of twice the channels, so that half as many tokens are read. The
@@ -206,33 +196,32 @@ def paired(layer: Dense) -> Dense:
     Args:
         layer: A convolution in one group over maps of even width.
     """
-    window = layer.window
+    window, nest, weight = layer.window, layer.nest, layer.tables["weight"]
     assert window is not None
+    assert isinstance(nest, Mvu)
     left = (window.pl + 1) // 2
     kw = left + (window.kw - 1 - window.pl) // 2 + 1
     first = 2 * left - window.pl  # columns of zeros on the left
 
     def values() -> Array:
         """The weights for tokens of two pixels, zeros where the window has none."""
-        w = np.asarray(layer.weight.values())
-        w = w.reshape(1, layer.out, window.kh, window.kw, layer.cin)
-        wide = np.zeros((1, layer.out, window.kh, 2 * kw, layer.cin), dtype=w.dtype)
+        w = np.asarray(weight.values())
+        w = w.reshape(1, nest.rows, window.kh, window.kw, nest.channels)
+        wide = np.zeros((1, nest.rows, window.kh, 2 * kw, nest.channels), dtype=w.dtype)
         wide[..., first : first + window.kw, :] = w
-        return wide.reshape(1, layer.out, window.kh * kw, 2 * layer.cin)
+        return wide.reshape(1, nest.rows, window.kh * kw, 2 * nest.channels)
 
     (use,) = layer.inputs
     return dataclasses.replace(
         layer,
         inputs=(dataclasses.replace(use, rows=use.rows // 2, channels=use.channels * 2),),
-        taps=window.kh * kw,
-        cin=2 * layer.cin,
-        weight=Table(values, layer.weight.sources),
-        window=dataclasses.replace(window, w=window.w // 2, kw=kw, sw=1, pl=left),
+        nest=dataclasses.replace(nest, taps=window.kh * kw, channels=2 * nest.channels),
+        window=dataclasses.replace(window, w=window.w // 2, cf=2 * window.cf, kw=kw, sw=1, pl=left),
         used=window.kw / (2 * kw),
-    )
+    ).with_tables(weight=Table(values, weight.sources))
 
 
-def _depthwise(b: Builder, node: fx.Node, maps: Maps, window: Window, weight: fx.Node) -> Value:
+def _depthwise(b: Builder, node: fx.Node, maps: Maps, window: Swg, weight: fx.Node) -> Value:
     taps = window.kh * window.kw
     table = b.constants.table(weight, (maps.channels, taps), (0, 1))
     bias = bias_of(b, argument(node, 2, "bias"), (maps.channels,))
@@ -240,15 +229,13 @@ def _depthwise(b: Builder, node: fx.Node, maps: Maps, window: Window, weight: fx
 
 
 def _depthwise_layer(
-    b: Builder, node: fx.Node, maps: Maps, window: Window, tables: tuple[Table, Table | None]
+    b: Builder, node: fx.Node, maps: Maps, window: Swg, found: tuple[Table, Table | None]
 ) -> Value:
-    weight, bias = tables
     shape = (window.batch, maps.channels, window.oh, window.ow)
-    return put_maps(
-        b, node, Depthwise, maps, shape, window=window,
-        weight=by_channel(weight, maps.channel_order),
-        bias=bias and by_channel(bias, maps.channel_order),
-    )  # fmt: skip
+    tables = _tables(*found)
+    nest = Vvu(math.prod(shape) // maps.channels, maps.channels, window.taps)
+    ordered = {role: by_channel(table, maps.channel_order) for role, table in tables.items()}
+    return put_maps(b, node, nest, maps, shape, window=window, tables=ordered)
 
 
 def _as_node(node: fx.Node, value: Value) -> Value:
@@ -290,19 +277,11 @@ def dense(
         return np.asarray(w.reshape(1, -1, k // cin, cin))
 
     rows = value.view.numel // k
-    layer = Dense(
-        **b.facts(node),
-        inputs=(value.use(cin),),
-        rows=rows,
-        channels=out,
-        n=rows,
-        groups=1,
-        out=out,
-        taps=k // cin,
-        cin=cin,
-        weight=Table(values, b.constants.sources(matrix)),
-        bias=bias_of(b, bias, (1, out)),
-    )
+    layer = Layer(
+        **b.facts(node), inputs=(value.use(cin),), rows=rows, channels=out,
+        nest=Mvu(rows, out, k // cin, cin),
+        tables=_tables(Table(values, b.constants.sources(matrix)), bias_of(b, bias, (1, out))),
+    )  # fmt: skip
     split = value.view.split([len(shape) - 1])
     assert split is not None
     atoms = [(size, stride // k * out) for size, stride in split[0]]
@@ -310,7 +289,7 @@ def dense(
     return Value(_in_parts(b, node, layer, values), rows, out, view, value.dtype)
 
 
-def _in_parts(b: Builder, node: fx.Node, layer: Dense, values: Callable[[slice], Array]) -> str:
+def _in_parts(b: Builder, node: fx.Node, layer: Layer, values: Callable[[slice], Array]) -> str:
     """Append a layer, in parts that memory ports could read side by side at the pace; its edge.
 
     ``values`` gives the weights of some outputs alone: a matrix may be larger than a gigabyte.
@@ -318,34 +297,35 @@ def _in_parts(b: Builder, node: fx.Node, layer: Dense, values: Callable[[slice],
     outputs, and one that is larger than the memory behind a port; into as many parts as there are
     ports at most. Each lies on chip or in memory of its own.
     """
-    bits = layer.out * layer.taps * layer.cin * bits_of(b.precision)
+    assert isinstance(layer.nest, Mvu)
+    out = layer.channels
+    bits = out * layer.nest.taps * layer.nest.channels * bits_of(b.precision)
     wanted = math.ceil(bits / PORT_BITS / b.pace) if b.pace else 1
     least = math.ceil(bits / 8 / b.memory.room)
-    counts = [p for p in divisors(layer.out) if p <= b.memory.count]
+    counts = [p for p in divisors(out) if p <= b.memory.count]
     count = max((p for p in counts if p <= wanted), default=1)
     if count < least:
         count = next((p for p in counts if p >= least), count)
     if count == 1:
         return b.add(layer)
-    size = layer.out // count
+    size = out // count
     cuts = [slice(k * size, (k + 1) * size) for k in range(count)]
     parts = [b.add(_outputs(layer, values, cut, k)) for k, cut in enumerate(cuts)]
     uses = tuple(Use(part, layer.rows, size, b.precision) for part in parts)
-    view = View.of((layer.rows, layer.out), (0, 1))
-    return b.put(Join, node, uses, view, layer.out, outer=layer.rows, sizes=(size,) * count).edge
+    view = View.of((layer.rows, out), (0, 1))
+    return b.put(Concat(layer.rows, (size,) * count), node, uses, view, out).edge
 
 
-def _outputs(layer: Dense, values: Callable[[slice], Array], cut: slice, number: int) -> Dense:
+def _outputs(layer: Layer, values: Callable[[slice], Array], cut: slice, number: int) -> Layer:
     """Some of the outputs of a layer in one group."""
-    bias = layer.bias
+    size, tables = cut.stop - cut.start, layer.tables
+    weight = Table(lambda: values(cut), tables["weight"].sources)
+    bias = tables.get("bias")
+    part = bias and Table(lambda: np.asarray(bias.values())[:, cut], bias.sources)
     return dataclasses.replace(
-        layer,
-        name=f"{layer.name}_part{number}",
-        channels=cut.stop - cut.start,
-        out=cut.stop - cut.start,
-        weight=Table(lambda: values(cut), layer.weight.sources),
-        bias=bias and Table(lambda: np.asarray(bias.values())[:, cut], bias.sources),
-    )
+        layer, name=f"{layer.name}_part{number}", channels=size,
+        nest=dataclasses.replace(cast("Mvu", layer.nest), rows=size), tables=_tables(weight, part),
+    )  # fmt: skip
 
 
 def last_axis(b: Builder, node: fx.Node, value: Value) -> tuple[Value, NDArray[np.int64]]:

@@ -9,10 +9,16 @@ from typing import cast
 import numpy as np
 from torch import fx
 
-from pipec.backends.fpga.lowering import layers
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.integer import clamp_of, may_join
-from pipec.backends.fpga.lowering.layers import Array, Layer, MapStep, Table
+from pipec.backends.fpga.lowering.layers import (
+    UNCLAMPED,
+    Array,
+    Elementwise,
+    Layer,
+    MapStep,
+    Table,
+)
 from pipec.backends.fpga.lowering.network import (
     Builder,
     UnsupportedError,
@@ -21,7 +27,8 @@ from pipec.backends.fpga.lowering.network import (
     lowers,
 )
 from pipec.backends.fpga.lowering.view import View, merged, strides_of
-from pipec.backends.fpga.nests import UNARY
+from pipec.backends.fpga.nests import UNARY, Mvu, Vvu
+from pipec.backends.fpga.routing import Concat, Repeat
 
 _UNARY = {f"aten.{op}.default": op for op in UNARY} | {"aten.gelu.default": "gelu"}
 _BINARY = {
@@ -170,11 +177,12 @@ def affine(b: Builder, node: fx.Node, x: object, scale: Table | None, shift: Tab
     affine steps before it; else two steps of a MAP.
     """
     value, before = b.value(x), b.alone(x)
-    if isinstance(before, layers.Dense | layers.Depthwise):
-        if before.clamp == layers.UNCLAMPED and _outputs(before) == value.channels:
-            b.layers[before.name] = _folded(before, scale, shift)
+    if before is not None and isinstance(before.nest, Mvu | Vvu):
+        lead = _outputs(before.nest)
+        if before.clamp == UNCLAMPED and math.prod(lead) == value.channels:
+            b.layers[before.name] = _folded(before, lead, scale, shift)
             return _like(value, node)
-    elif isinstance(before, layers.Elementwise) and before.channels == value.channels:
+    elif isinstance(before, Elementwise) and before.channels == value.channels:
         steps = composed(before.steps, scale, shift)
         if b.precision != "int8" or may_join(before.steps, steps):
             b.layers[before.name] = dataclasses.replace(before, steps=steps)
@@ -182,9 +190,9 @@ def affine(b: Builder, node: fx.Node, x: object, scale: Table | None, shift: Tab
     return chain(b, node, x, list(composed((), scale, shift)))
 
 
-def _outputs(layer: layers.Dense | layers.Depthwise) -> int:
-    """Channels of a pixel, over all groups."""
-    return layer.groups * layer.out if isinstance(layer, layers.Dense) else layer.channels
+def _outputs(nest: Mvu | Vvu) -> tuple[int, ...]:
+    """Channels of a pixel: groups and those of each, or all."""
+    return (nest.groups, nest.rows) if isinstance(nest, Mvu) else (nest.channels,)
 
 
 def _like(value: Value, node: fx.Node) -> Value:
@@ -199,11 +207,8 @@ def _combined(first: Table | None, fn: Callable[[Array, Array], Array], then: Ta
     return Table(lambda: fn(np.asarray(first.values()), np.asarray(then.values())), sources)
 
 
-def _folded(
-    layer: layers.Dense | layers.Depthwise, scale: Table | None, shift: Table | None
-) -> layers.Dense | layers.Depthwise:
-    lead = (layer.groups, layer.out) if isinstance(layer, layers.Dense) else (layer.channels,)
-    weight, bias = layer.weight, layer.bias
+def _folded(layer: Layer, lead: tuple[int, ...], scale: Table | None, shift: Table | None) -> Layer:
+    weight, bias = layer.tables["weight"], layer.tables.get("bias")
     if scale is not None:
 
         def scaled(w: Array, s: Array) -> Array:
@@ -215,7 +220,7 @@ def _folded(
     if shift is not None:
         flat = _through(shift, lambda h: h.reshape(lead))
         bias = _combined(bias, lambda h, s: np.asarray(h + s), flat)
-    return dataclasses.replace(layer, weight=weight, bias=bias)
+    return layer.with_tables(weight=weight, **({} if bias is None else {"bias": bias}))
 
 
 def composed(
@@ -249,7 +254,7 @@ def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
     8-bit integers: only where they stay integers; clamps join a product before.
     """
     value, before = b.value(x), b.alone(x)
-    if isinstance(before, layers.Elementwise) and before.channels == value.channels:
+    if isinstance(before, Elementwise) and before.channels == value.channels:
         joined = (*before.steps, *steps)
         if b.precision != "int8" or may_join(before.steps, joined):
             b.layers[before.name] = dataclasses.replace(before, steps=joined)
@@ -266,11 +271,13 @@ def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
 
 def _products(b: Builder, layer: Layer | None) -> list[Layer]:
     """The layer if it multiplies with constants, or the parts of one that it joins."""
-    if isinstance(layer, layers.Join):
-        parts = [b.layers.get(use.edge) for use in layer.inputs]
-        found = [p for p in parts if isinstance(p, layers.Dense) and p.node == layer.node]
-        return [*found] if len(found) == len(parts) else []
-    return [layer] if isinstance(layer, layers.Dense | layers.Depthwise) else []
+    if layer is None:
+        return []
+    if isinstance(layer.nest, Concat):
+        parts = [b.layers[use.edge] for use in layer.inputs if use.edge in b.layers]
+        found = [p for p in parts if isinstance(p.nest, Mvu) and p.node == layer.node]
+        return found if len(found) == len(layer.inputs) else []
+    return [layer] if isinstance(layer.nest, Mvu | Vvu) else []
 
 
 def chain_value(b: Builder, node: fx.Node, value: Value, steps: list[MapStep]) -> Value:
@@ -326,8 +333,6 @@ def _repeated(
     outer, inner = math.prod(before), math.prod(behind)
     channels = math.gcd(inner, value.channels, big.channels)
     view = View.of((outer * times * inner,), (0,))
-    found = b.put(
-        layers.Broadcast, node, (value.use(channels),), view, channels, suffix="_repeat",
-        outer=outer, inner=inner // channels, times=times,
-    )  # fmt: skip
+    nest = Repeat(outer, inner, times)
+    found = b.put(nest, node, (value.use(channels),), view, channels, suffix="_repeat")
     return dataclasses.replace(found, view=value.view)

@@ -19,7 +19,6 @@ import torch
 from torch import fx
 
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.layers import Broadcast
 from pipec.backends.fpga.lowering.network import (
     Builder,
     UnsupportedError,
@@ -29,6 +28,7 @@ from pipec.backends.fpga.lowering.network import (
 )
 from pipec.backends.fpga.lowering.shapes import axis_alone, cut, joined, padded
 from pipec.backends.fpga.lowering.view import View, merged, strides_of
+from pipec.backends.fpga.routing import Repeat
 
 _MOST_RUNS = 64
 """Each is an engine that reads the whole value."""
@@ -107,11 +107,9 @@ def _repeated(b: Builder, node: fx.Node, value: Value, axis: int, times: int, su
     shape = tuple(n * times if d == axis else n for d, n in enumerate(value.view.shape))
     strides = strides_of(shape)
     atoms = [(shape[axis] if a == axis else n, step * strides[a]) for a, n, step in pieces]
-    return b.put(
-        Broadcast, node, (value.use(channels),), View(shape, merged(atoms)), channels,
-        suffix=f"{suffix}_repeat", outer=math.prod(size for _, size, _ in pieces[: place + 1]),
-        inner=inner // channels, times=times,
-    )  # fmt: skip
+    nest = Repeat(math.prod(size for _, size, _ in pieces[: place + 1]), inner, times)
+    view, inputs = View(shape, merged(atoms)), (value.use(channels),)
+    return b.put(nest, node, inputs, view, channels, suffix=f"{suffix}_repeat")
 
 
 @lowers("aten.index_select.default")

@@ -6,12 +6,16 @@ the tokens fall together. Tables are closures over the model's weights that yiel
 in stream order; folding later cuts them into tiles.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from numpy.typing import NDArray
+
+from pipec.backends.fpga.nests import Swg
+from pipec.backends.fpga.routing import Nest
 
 Array = NDArray[Any]
 
@@ -32,33 +36,6 @@ class Use:
     rows: int
     channels: int
     dtype: str = "float32"
-
-
-@dataclass(frozen=True)
-class Window:
-    """Geometry of a sliding window over ``batch`` maps of ``h x w``; see `nests.Swg`."""
-
-    batch: int
-    h: int
-    w: int
-    kh: int
-    kw: int
-    sh: int = 1
-    sw: int = 1
-    dh: int = 1
-    dw: int = 1
-    pt: int = 0
-    pl: int = 0
-    oh: int = 1
-    ow: int = 1
-
-    @property
-    def trivial(self) -> bool:
-        """Whether every pixel is its own window: no window generator needed."""
-        return (self.kh, self.kw, self.sh, self.sw, self.pt, self.pl) == (1, 1, 1, 1, 0, 0) and (
-            self.oh,
-            self.ow,
-        ) == (self.h, self.w)
 
 
 @dataclass(frozen=True)
@@ -84,7 +61,7 @@ UNCLAMPED = (-math.inf, math.inf)
 
 @dataclass(frozen=True)
 class Layer:
-    """What all layers have.
+    """A loop nest at one lane: a token is an element, one multiplier, tables on chip.
 
     Attributes:
         name: C identifier; also the name of the edge that it writes.
@@ -92,9 +69,17 @@ class Layer:
         origin: That node in the user's words.
         inputs: Edges read, in port order.
         rows: Rows written per frame; ``channels`` elements each.
+        nest: What it computes; folding widens it, and says which tables there are.
+        window: The window generator in front of it, at one lane too; None where it needs none.
+        tables: Role to table. ``weight`` is ``[groups][rows][taps][channels]`` of an `nests.Mvu`
+            and ``[channels][taps]`` of a `nests.Vvu`, ``bias`` has its leading axes; ``scale`` of a
+            pooling is ``[oh*ow]``, ``scale`` and ``shift`` of row units ``[taps*channels]``, and
+            ``table`` has the rows that are looked up, or written.
         dtype: Element type written, if not that of the whole network.
         clamp: What its results are limited to before they are rounded (8-bit integers only).
         rescale: How its sums become 8-bit integers, where it computes in integers.
+        used: Share of the weights that are not zero by construction.
+        overlaps: Whether neighbouring windows may add to one pixel (`nests.Scatter`).
     """
 
     name: str
@@ -103,60 +88,18 @@ class Layer:
     inputs: tuple[Use, ...]
     rows: int
     channels: int
-    dtype: str = field(default="", kw_only=True)
-    clamp: tuple[float, float] = field(default=UNCLAMPED, kw_only=True)
-    rescale: Rescale | None = field(default=None, kw_only=True)
-
-
-@dataclass(frozen=True)
-class Dense(Layer):
-    """Convolution or linear layer on an `nests.Mvu`.
-
-    Attributes:
-        window: Geometry of a convolution; None where rows arrive as vectors.
-        groups: Channel groups; ``n`` vectors per frame, each read and written as one row per group.
-        out: Output channels of one group; ``taps`` positions of ``cin`` channels each.
-        weight: ``[groups][out][taps][cin]``; ``bias`` ``[groups][out]``.
-        used: Share of the weights that are not zero by construction.
-    """
-
-    n: int
-    groups: int
-    out: int
-    taps: int
-    cin: int
-    weight: Table
-    bias: Table | None = None
-    window: Window | None = None
+    nest: Nest
+    window: Swg | None = None
+    tables: Mapping[str, Table] = field(default_factory=dict, hash=False)
+    dtype: str = ""
+    clamp: tuple[float, float] = UNCLAMPED
+    rescale: Rescale | None = None
     used: float = 1.0
+    overlaps: bool = False
 
-
-@dataclass(frozen=True)
-class Depthwise(Layer):
-    """Depthwise convolution on a `nests.Vvu`: weight ``[channels][taps]``, bias ``[channels]``."""
-
-    window: Window
-    weight: Table
-    bias: Table | None = None
-
-
-@dataclass(frozen=True)
-class Pool(Layer):
-    """Pooling over windows: ``op`` max or sum; factor ``scale`` or one per position ``[oh*ow]``."""
-
-    window: Window
-    op: str
-    scale: float = 1.0
-    scales: Table | None = None
-
-
-@dataclass(frozen=True)
-class RowReduce(Layer):
-    """Reduction over ``window`` consecutive rows, for each of ``rows`` results."""
-
-    window: int
-    op: str
-    scale: float = 1.0
+    def with_tables(self, **tables: Table) -> Self:
+        """The layer with other tables in some roles."""
+        return dataclasses.replace(self, tables={**self.tables, **tables})
 
 
 @dataclass(frozen=True)
@@ -172,97 +115,6 @@ class MapStep:
 
 @dataclass(frozen=True)
 class Elementwise(Layer):
-    """A chain of elementwise steps, on one or two edges."""
+    """A chain of elementwise steps, on one or two edges; its nest has no steps yet."""
 
-    steps: tuple[MapStep, ...]
-
-
-@dataclass(frozen=True)
-class RowNorm(Layer):
-    """Softmax, normalisation or LRN over a row of ``taps x cin``; tables ``[taps*cin]``."""
-
-    n: int
-    taps: int
-    cin: int
-    op: str
-    eps: float = 0.0
-    size: int = 0
-    alpha: float = 0.0
-    beta: float = 0.0
-    k: float = 0.0
-    scale: Table | None = None
-    shift: Table | None = None
-
-    @property
-    def passes(self) -> int:
-        """Passes over a row, reading and writing included."""
-        return {"softmax": 3, "log_softmax": 3, "layer_norm": 3, "rms_norm": 2, "lrn": 2}[self.op]
-
-
-@dataclass(frozen=True)
-class Product(Layer):
-    """Matrix product of two activations; see `nests.Matmul` for the axes."""
-
-    blocks: int
-    outer: int
-    groups: int
-    inner: int
-    out: int
-    taps: int
-    cin: int
-    b_sizes: tuple[int, ...]
-    b_roles: tuple[str, ...]
-    scale: float = 1.0
-
-
-@dataclass(frozen=True)
-class Join(Layer):
-    """Concatenation: ``outer`` times ``sizes[k]`` elements of each input."""
-
-    outer: int
-    sizes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Cut(Layer):
-    """Slice of one axis: ``outer x size x inner`` elements, positions start:stop:step kept."""
-
-    outer: int
-    size: int
-    start: int
-    stop: int
-    step: int
-    inner: int
-
-
-@dataclass(frozen=True)
-class Reorder(Layer):
-    """Permutation of the axes ``sizes`` (in stream order) within each of ``blocks`` blocks."""
-
-    blocks: int
-    sizes: tuple[int, ...]
-    order: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Lookup(Layer):
-    """Embedding: row ``index`` of ``table`` ``[entries][channels]``."""
-
-    entries: int
-    table: Table
-
-
-@dataclass(frozen=True)
-class Constant(Layer):
-    """A constant stream, ``table`` ``[rows][channels]``."""
-
-    table: Table
-
-
-@dataclass(frozen=True)
-class Broadcast(Layer):
-    """Repeats blocks of ``inner`` rows ``times`` times, ``outer`` blocks per frame."""
-
-    outer: int
-    inner: int
-    times: int
+    steps: tuple[MapStep, ...] = ()

@@ -49,11 +49,12 @@ def _match(node: fx.Node) -> Composite | None:
     size = integers(pool.args[1], 1)[0]
     if not _is_window(pool, pad, size) or not _alone(inner, node):
         return None
-    sizes = dict(zip(("beta", "k", "alpha"), numbers, strict=True), size=size)
+    beta, k, alpha = numbers
 
     def lower(b: Builder) -> Value:
         """A NORM layer over the channels of every pixel."""
-        return rows_through(b, node, b.innermost(node, b.value(x), (1,)), (1,), op="lrn", **sizes)
+        rows = b.innermost(node, b.value(x), (1,))
+        return rows_through(b, node, rows, (1,), op="lrn", size=size, alpha=alpha, beta=beta, k=k)
 
     return Composite(frozenset(inner), lower)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from pipec.backends.fpga.lowering.layers import Array, Layer, Table, Window
+from pipec.backends.fpga.lowering.layers import Array, Table
 from pipec.backends.fpga.lowering.network import Builder, Padding, UnsupportedError, Value
 from pipec.backends.fpga.lowering.view import View, indices, merged, strides_of
+from pipec.backends.fpga.nests import Swg
+from pipec.backends.fpga.routing import Nest
 
 NHWC = (0, 2, 3, 1)
 
@@ -125,13 +126,13 @@ def maps_value(edge: str, like: Maps, shape: tuple[int, ...], *, keep_order: boo
 
 
 def put_maps(
-    b: Builder, node: fx.Node, kind: Callable[..., Layer], maps: Maps, shape: tuple[int, ...],
+    b: Builder, node: fx.Node, nest: Nest, maps: Maps, shape: tuple[int, ...],
     *, suffix: str = "", **fields: Any,
 ) -> Value:  # fmt: skip
     """Append a layer from maps to maps of ``shape``, whose channels stay in their order."""
     view = maps_value("", maps, shape, keep_order=True).view
     inputs = (maps.value.use(maps.channels),)
-    return b.put(kind, node, inputs, view, shape[1], suffix=suffix, **fields)
+    return b.put(nest, node, inputs, view, shape[1], suffix=suffix, **fields)
 
 
 def window_of(
@@ -141,8 +142,8 @@ def window_of(
     dilation: tuple[int, ...],
     padding: tuple[int, ...],
     out: tuple[int, ...],
-) -> Window:
-    """The sliding window; padding of the op and padding still to be made add up.
+) -> Swg:
+    """The sliding window at one lane; padding of the op and padding still to be made add up.
 
     Args:
         maps: What it slides over.
@@ -152,10 +153,12 @@ def window_of(
         padding: Top and left.
         out: Output rows and columns.
     """
-    return Window(
+    return Swg(
         batch=maps.batch,
         h=maps.h,
         w=maps.w,
+        cf=maps.channels,
+        lanes=1,
         kh=kernel[0],
         kw=kernel[1],
         sh=stride[0],

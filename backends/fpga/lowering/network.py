@@ -11,8 +11,10 @@ from torch import fx
 
 from pipec.backends.fpga.int8 import Int8
 from pipec.backends.fpga.lowering.constants import Constants
-from pipec.backends.fpga.lowering.layers import Elementwise, Layer, MapStep, Reorder, Use
+from pipec.backends.fpga.lowering.layers import Elementwise, Layer, MapStep, Table, Use
 from pipec.backends.fpga.lowering.view import View, permutation, standard_order
+from pipec.backends.fpga.nests import Map
+from pipec.backends.fpga.routing import Nest, Perm
 from pipec.graph.ir import Graph, origin, tensors
 
 DTYPES = {torch.int64: "int32", torch.int32: "int32", torch.bool: "int32"}
@@ -178,7 +180,7 @@ class Builder:
 
     def put(
         self,
-        kind: Callable[..., Layer],
+        nest: Nest,
         node: fx.Node,
         inputs: tuple[Use, ...],
         view: View,
@@ -186,34 +188,40 @@ class Builder:
         *,
         suffix: str = "",
         dtype: str = "",
+        tables: Mapping[str, Table | None] | None = None,
         **fields: Any,
     ) -> Value:
         """Append a layer that writes a tensor in rows of ``channels`` elements; the tensor.
 
         Args:
-            kind: Class of the layer.
+            nest: What the layer computes.
             node: What it is made for; its name with ``suffix`` is the layer's.
             inputs: What it reads.
             view: What it writes.
             channels: Elements of a row.
             suffix: Sets apart the layers of one node.
             dtype: Type of what it writes; that of the first input if not given.
-            fields: What this class of layers has besides.
+            tables: Its tables by role, None where one is missing.
+            fields: Other fields of the layer.
         """
         rows = view.numel // channels
-        layer = kind(
-            **self.facts(node, suffix), inputs=inputs, rows=rows, channels=channels, **fields
-        )
+        known = {role: table for role, table in (tables or {}).items() if table is not None}
+        layer = Layer(
+            **self.facts(node, suffix), inputs=inputs, rows=rows, channels=channels, nest=nest,
+            tables=known, **fields,
+        )  # fmt: skip
         return Value(self.add(layer), rows, channels, view, dtype or inputs[0].dtype)
 
     def put_map(
         self, node: fx.Node, value: Value, steps: Sequence[MapStep], *others: Use, suffix: str = ""
     ) -> Value:
         """Append a chain of steps on a value, and perhaps on a second stream; what comes out."""
-        inputs = (value.use(), *others)
-        return self.put(
-            Elementwise, node, inputs, value.view, value.channels, suffix=suffix, steps=tuple(steps)
-        )
+        rows, channels = value.view.numel // value.channels, value.channels
+        layer = Elementwise(
+            **self.facts(node, suffix), inputs=(value.use(), *others), rows=rows,
+            channels=channels, nest=Map(rows, channels), steps=tuple(steps),
+        )  # fmt: skip
+        return Value(self.add(layer), rows, channels, value.view, value.dtype)
 
     def innermost(self, node: fx.Node, value: Value, axes: Sequence[int]) -> Value:
         """``value`` with ``axes`` innermost in the stream; reordered if they are not."""
@@ -270,11 +278,9 @@ class Builder:
             same += 1
         while math.prod(sizes[same:]) % math.lcm(value.channels, channels):
             same -= 1  # a block is made of whole rows on both sides
-        return self.put(
-            Reorder, node, (value.use(),), want, channels, suffix="_perm",
-            blocks=math.prod(sizes[:same]), sizes=sizes[same:],
-            order=tuple(axis - same for axis in order[same:]),
-        )  # fmt: skip
+        order = tuple(axis - same for axis in order[same:])
+        nest = Perm(math.prod(sizes[:same]), sizes[same:], order, value.channels, 1, channels, 1)
+        return self.put(nest, node, (value.use(),), want, channels, suffix="_perm")
 
     def standard(self, node: fx.Node, value: Value) -> Value:
         """``value`` with channels last (maps) or row-major (everything else)."""

@@ -1,6 +1,7 @@
 """Normalisations: batch norm as an affine step, rows through the NORM engine."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ from torch import fx
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import constant, last_axis
 from pipec.backends.fpga.lowering.elementwise import affine, chain_value, composed
-from pipec.backends.fpga.lowering.layers import Array, RowNorm, Table
+from pipec.backends.fpga.lowering.layers import Array, Table
 from pipec.backends.fpga.lowering.maps import as_maps, by_channel
 from pipec.backends.fpga.lowering.network import (
     Builder,
@@ -20,6 +21,7 @@ from pipec.backends.fpga.lowering.network import (
     lowers,
 )
 from pipec.backends.fpga.lowering.view import View, indices
+from pipec.backends.fpga.nests import Norm
 
 
 @lowers("aten._native_batch_norm_legit_no_training.default", "aten.batch_norm.default")
@@ -97,7 +99,7 @@ def layer_norm(b: Builder, node: fx.Node) -> Value:
         for place, role in roles.items()
     }
     op, eps = "rms_norm" if rms else "layer_norm", 1.1920929e-07 if eps is None else float(str(eps))
-    return rows_through(b, node, value, axes, op=op, eps=eps, **tables)
+    return rows_through(b, node, value, axes, tables, op=op, eps=eps)
 
 
 def element_table(
@@ -112,11 +114,28 @@ def element_table(
     return by_channel(b.constants.table(found, (len(order),), (0,)), order)
 
 
+_PASSES = {"softmax": 3, "log_softmax": 3, "layer_norm": 3, "rms_norm": 2, "lrn": 2}
+"""Passes over a row, reading and writing included."""
+
+
 def rows_through(
-    b: Builder, node: fx.Node, value: Value, axes: tuple[int, ...], **fields: Any
+    b: Builder,
+    node: fx.Node,
+    value: Value,
+    axes: tuple[int, ...],
+    tables: Mapping[str, Table | None] | None = None,
+    *,
+    op: str,
+    **fields: Any,
 ) -> Value:
     """A NORM layer over rows made of ``axes``, which are innermost in the stream."""
+    row, cin = row_of(value, axes)
+    rows = value.view.numel // row
+    nest = Norm(rows, cin, row // cin, op=op, passes=_PASSES[op], **fields)
+    return b.put(nest, node, (value.use(cin),), value.view, cin, tables=tables)
+
+
+def row_of(value: Value, axes: tuple[int, ...]) -> tuple[int, int]:
+    """Elements of a row made of ``axes``, and of one of its positions."""
     row = math.prod(value.view.shape[axis] for axis in axes)
-    cin = value.channels if row % value.channels == 0 else row
-    sizes: dict[str, Any] = {"n": value.view.numel // row, "taps": row // cin, "cin": cin}
-    return b.put(RowNorm, node, (value.use(cin),), value.view, cin, **sizes, **fields)
+    return row, value.channels if row % value.channels == 0 else row

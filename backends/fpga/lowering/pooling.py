@@ -9,7 +9,7 @@ from torch import fx
 
 from pipec.backends.fpga.lowering.borders import made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.layers import Array, Pool, RowReduce, Table, Window
+from pipec.backends.fpga.lowering.layers import Array, Table
 from pipec.backends.fpga.lowering.maps import Maps, as_maps, maps_value, put_maps, window_of
 from pipec.backends.fpga.lowering.network import (
     Builder,
@@ -20,6 +20,7 @@ from pipec.backends.fpga.lowering.network import (
     lowers,
 )
 from pipec.backends.fpga.lowering.view import View
+from pipec.backends.fpga.nests import Reduce, Swg
 
 
 @lowers("aten.max_pool2d.default")
@@ -28,7 +29,7 @@ def max_pool_value(b: Builder, node: fx.Node) -> Value:
     return pool(b, node, *pooled(b, node), "max")
 
 
-def pooled(b: Builder, node: fx.Node) -> tuple[Maps, Window]:
+def pooled(b: Builder, node: fx.Node) -> tuple[Maps, Swg]:
     """What a max pooling slides over, and its window."""
     made_for_windows(b, cast("fx.Node", node.args[0]), -math.inf)
     maps = as_maps(b, node, node.args[0], spatial=2)
@@ -43,14 +44,16 @@ def pool(
     b: Builder,
     node: fx.Node,
     maps: Maps,
-    window: Window,
+    window: Swg,
     op: str,
     scale: float = 1.0,
     scales: Table | None = None,
 ) -> Value:
     """A POOL layer behind a window."""
     shape = (window.batch, maps.channels, window.oh, window.ow)
-    found = put_maps(b, node, Pool, maps, shape, window=window, op=op, scale=scale, scales=scales)
+    nest = Reduce(math.prod(shape), window.taps, 1, op=op, scale=scale)
+    tables = {"scale": scales}
+    found = put_maps(b, node, nest, maps, shape, window=window, tables=tables)
     return dataclasses.replace(found, view=found.view.reshape(shape_of(node)))
 
 
@@ -74,7 +77,7 @@ def avg_pool(b: Builder, node: fx.Node) -> Value:
     return pool(b, node, maps, window, "sum", 1.0, Table(lambda: np.asarray(1.0 / counts)))
 
 
-def _counts(maps: Maps, window: Window, padding: tuple[int, ...], *, include: bool) -> Array:
+def _counts(maps: Maps, window: Swg, padding: tuple[int, ...], *, include: bool) -> Array:
     """Elements that each window averages over: ``[oh*ow]``.
 
     With ``include`` the op's own padding counts, but not what ``ceil_mode`` adds behind it.
@@ -140,13 +143,10 @@ def reduce_all(b: Builder, node: fx.Node) -> Value:
     """One number of a whole tensor: sums per channel, then over the channels."""
     value, mean = b.value(node.args[0]), "mean" in str(node.target)
     channels, count = value.channels, value.view.numel
-    sums = b.put(
-        RowReduce, node, (value.use(),), View.of((channels,), (0,)), channels, suffix="_sums",
-        window=value.rows, op="sum",
-    )  # fmt: skip
-    scale = 1.0 / count if mean else 1.0
-    inputs = (sums.use(1),)
-    return b.put(RowReduce, node, inputs, View((), ()), 1, window=channels, op="sum", scale=scale)
+    nest, view = Reduce(1, value.rows, channels, op="sum"), View.of((channels,), (0,))
+    sums = b.put(nest, node, (value.use(),), view, channels, suffix="_sums")
+    nest = Reduce(1, channels, 1, op="sum", scale=1.0 / count if mean else 1.0)
+    return b.put(nest, node, (sums.use(1),), View((), ()), 1)
 
 
 def _global(b: Builder, node: fx.Node, op: str, *, mean: bool = True) -> Value:
@@ -163,7 +163,6 @@ def _reduced(
     """Over so many rows of ``channels``, one after the other, that ``view`` is left."""
     window = value.view.numel // view.numel
     scale = 1.0 / window if mean else 1.0
-    found = b.put(
-        RowReduce, node, (value.use(channels),), view, channels, window=window, op=op, scale=scale
-    )
+    nest = Reduce(view.numel // channels, window, channels, op=op, scale=scale)
+    found = b.put(nest, node, (value.use(channels),), view, channels)
     return dataclasses.replace(found, view=view.reshape(shape_of(node)))

@@ -12,7 +12,7 @@ from torch import fx
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import dense
 from pipec.backends.fpga.lowering.elementwise import broadcast, operand
-from pipec.backends.fpga.lowering.layers import MapStep, Product, Table
+from pipec.backends.fpga.lowering.layers import MapStep, Table
 from pipec.backends.fpga.lowering.network import (
     Builder,
     UnsupportedError,
@@ -22,6 +22,7 @@ from pipec.backends.fpga.lowering.network import (
 )
 from pipec.backends.fpga.lowering.norms import rows_through
 from pipec.backends.fpga.lowering.view import View, merged, strides_of
+from pipec.backends.fpga.nests import Matmul
 from pipec.backends.fpga.training.lowering import matrix_gradient
 
 Piece = tuple[int, int, int]
@@ -142,11 +143,9 @@ def product(
     found = x.view.split([len(x.view.shape) - 1])
     assert found is not None
     atoms = [(size, stride // k * out) for size, stride in found[0]]
-    return b.put(
-        Product, node, (x.use(cin), y.use(plan["b_sizes"][-1])),
-        View(shape, merged([*atoms, (out, 1)])), out,
-        suffix=suffix, out=out, taps=k // cin, cin=cin, scale=scale, **plan,
-    )  # fmt: skip
+    nest = Matmul(rows=out, taps=k // cin, channels=cin, scale=scale, **plan)
+    uses, view = (x.use(cin), y.use(nest.b_sizes[-1])), View(shape, merged([*atoms, (out, 1)]))
+    return b.put(nest, node, uses, view, out, suffix=suffix)
 
 
 def _row_major(b: Builder, node: fx.Node, value: Value) -> Value:

@@ -14,7 +14,7 @@ from pipec.backends.fpga.lowering.borders import around, made, made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.elementwise import broadcast
-from pipec.backends.fpga.lowering.layers import Constant, Cut, Join, Lookup, Table
+from pipec.backends.fpga.lowering.layers import Table
 from pipec.backends.fpga.lowering.network import (
     Builder,
     Padding,
@@ -25,6 +25,7 @@ from pipec.backends.fpga.lowering.network import (
     row_channels,
 )
 from pipec.backends.fpga.lowering.view import View, merged, standard_order, strides_of
+from pipec.backends.fpga.routing import Concat, Const, Gather, Slice
 
 
 @lowers(
@@ -156,7 +157,7 @@ def _joined(
     whole = all(v.channels == channels for v in values) and not any(s % channels for s in sizes)
     out = channels if whole else sum(sizes)
     uses = tuple(v.use(out if whole else s) for v, s in zip(values, sizes, strict=True))
-    return b.put(Join, node, uses, View.of(shape, order), out, outer=outer, sizes=sizes)
+    return b.put(Concat(outer, sizes), node, uses, View.of(shape, order), out)
 
 
 def _ordered(b: Builder, node: fx.Node, arg: fx.Node, order: tuple[int, ...]) -> Value:
@@ -174,8 +175,8 @@ def constant_stream(b: Builder, arg: fx.Node, order: tuple[int, ...]) -> Value:
     rows = math.prod(shape) // channels
     flat = Table(lambda: np.asarray(table.values()).reshape(rows, channels), table.sources)
     return b.put(
-        Constant, arg, (), View.of(shape, order), channels, suffix="_const",
-        dtype=b.stream_type(arg), table=flat,
+        Const(rows, channels), arg, (), View.of(shape, order), channels, suffix="_const",
+        dtype=b.stream_type(arg), tables={"table": flat},
     )  # fmt: skip
 
 
@@ -213,11 +214,9 @@ def cut(b: Builder, node: fx.Node, value: Value, axis: int, part: range, suffix:
     rows_stay = inner % value.channels == 0
     channels = value.channels if rows_stay else len(part) * inner
     inputs = (value.use(None if rows_stay else shape[axis] * inner),)
-    return b.put(
-        Cut, node, inputs, View(small, merged(atoms)), channels, suffix=suffix,
-        outer=math.prod(size for _, size, _ in pieces[:place]), size=shape[axis],
-        start=part.start, stop=part.stop, step=part.step, inner=inner,
-    )  # fmt: skip
+    outer = math.prod(size for _, size, _ in pieces[:place])
+    nest = Slice(outer, shape[axis], part.start, part.stop, part.step, inner)
+    return b.put(nest, node, inputs, View(small, merged(atoms)), channels, suffix=suffix)
 
 
 @lowers("aten.slice.Tensor")
@@ -276,9 +275,10 @@ def embedding(b: Builder, node: fx.Node) -> Value:
         raise UnsupportedError("an embedding of a rank 4 index")
     (entries, channels), shape = shape_of(weight), shape_of(node)
     table = b.constants.table(weight, (entries, channels), (0, 1))
+    nest = Gather(math.prod(shape) // channels, entries, channels)
     return b.put(
-        Lookup, node, (value.use(1),), View.of(shape, range(len(shape))), channels,
-        dtype=b.stream_type(node), entries=entries, table=table,
+        nest, node, (value.use(1),), View.of(shape, range(len(shape))), channels,
+        dtype=b.stream_type(node), tables={"table": table},
     )  # fmt: skip
 
 

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from networkx.utils import UnionFind
 
 from pipec.backends.fpga.int8 import Int8, covering
-from pipec.backends.fpga.lowering import layers
-from pipec.backends.fpga.lowering.layers import Layer
+from pipec.backends.fpga.lowering.layers import Elementwise, Layer
 from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.nests import Matmul, Norm, Reduce
 from pipec.backends.fpga.quantise.calibrate import Seen
+from pipec.backends.fpga.routing import Concat, Perm, Repeat, Slice
 from pipec.errors import BackendError
 
 Edge = tuple[int, str]
@@ -82,9 +83,9 @@ def _widened(network: Network, edge: str, seen: Seen) -> tuple[float, float]:
 
 def _limits(layer: Layer) -> tuple[float, float]:
     """What the results of a layer can't exceed."""
-    if isinstance(layer, layers.RowNorm) and layer.op == "softmax":
+    if isinstance(layer.nest, Norm) and layer.nest.op == "softmax":
         return 0.0, 1.0
-    if isinstance(layer, layers.Elementwise):
+    if isinstance(layer, Elementwise):
         last = layer.steps[-1]
         if last.op == "min" and last.operand == "scalar":
             return -math.inf, last.value
@@ -94,11 +95,11 @@ def _limits(layer: Layer) -> tuple[float, float]:
 
 def moves(layer: Layer) -> bool:
     """Whether a layer writes numbers that it reads."""
-    if isinstance(layer, layers.Pool | layers.RowReduce):
-        return layer.op != "sum"
-    if isinstance(layer, layers.Elementwise):
+    if isinstance(layer.nest, Reduce):
+        return layer.nest.op != "sum"
+    if isinstance(layer, Elementwise):
         return not layer.steps
-    return isinstance(layer, layers.Join | layers.Cut | layers.Reorder | layers.Broadcast)
+    return isinstance(layer.nest, Concat | Slice | Perm | Repeat)
 
 
 def _ties(networks: Sequence[Network]) -> Iterator[tuple[Edge, Edge]]:
@@ -131,6 +132,6 @@ def _operands(networks: Sequence[Network]) -> Iterator[Edge]:
     """Edges that are multiplied with each other, element by element of long sums."""
     for k, network in enumerate(networks):
         for layer in network.layers:
-            if isinstance(layer, layers.Product):
+            if isinstance(layer.nest, Matmul):
                 for use in layer.inputs:
                     yield k, use.edge

@@ -20,20 +20,11 @@ from numpy.typing import NDArray
 from pipec.backends.fpga.emit.integer import sum_multipliers
 from pipec.backends.fpga.int8 import HIGHEST, Int8, int8_format, multipliers, packed
 from pipec.backends.fpga.lowering.integer import Mode, affine_steps, clamp_of, mode_of
-from pipec.backends.fpga.lowering.layers import (
-    Array,
-    Dense,
-    Depthwise,
-    Elementwise,
-    Layer,
-    Pool,
-    Product,
-    Rescale,
-    RowReduce,
-    Table,
-)
+from pipec.backends.fpga.lowering.layers import Array, Elementwise, Layer, Rescale, Table
 from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.nests import Map, Matmul, Mvu, Reduce, Vvu
 from pipec.backends.fpga.quantise.calibrate import HIDDEN
+from pipec.backends.fpga.routing import Nest
 from pipec.errors import BackendError
 
 _SUM_LIMIT = 2**31 - 1
@@ -74,11 +65,11 @@ def _layer(layer: Layer, types: Mapping[str, str]) -> Layer:
     typed = dataclasses.replace(layer, inputs=inputs, dtype=types.get(layer.name, plain))
     if int8_format(typed.dtype) is None or any(u.dtype == "int32" for u in typed.inputs):
         return typed
-    return integer(typed)
+    return integer(typed.nest, typed)
 
 
 @singledispatch
-def integer(layer: Layer) -> Layer:
+def integer(nest: Nest, layer: Layer) -> Layer:
     """The layer with the integers that it computes with; types are already set."""
     return layer
 
@@ -101,24 +92,12 @@ def _rescale(
 
 
 @integer.register
-def _dense(layer: Dense) -> Layer:
-    weight = np.asarray(layer.weight.values(), dtype=np.float64)
-    shape = (layer.groups, layer.out)
-    bias = np.zeros(shape) if layer.bias is None else np.asarray(layer.bias.values())
-    return _product_with_constants(layer, weight, bias.reshape(shape))
-
-
-@integer.register
-def _depthwise(layer: Depthwise) -> Layer:
-    weight = np.asarray(layer.weight.values(), dtype=np.float64)
-    bias = np.zeros(layer.channels) if layer.bias is None else np.asarray(layer.bias.values())
-    return _product_with_constants(layer, weight, bias)
-
-
-def _product_with_constants(
-    layer: Dense | Depthwise, weight: NDArray[np.float64], bias: NDArray[np.float64]
-) -> Layer:
+def _product_with_constants(nest: Mvu | Vvu, layer: Layer) -> Layer:
     """Integers for weights whose leading axes are those of the bias."""
+    shape = (nest.groups, nest.rows) if isinstance(nest, Mvu) else (nest.channels,)
+    weight = np.asarray(layer.tables["weight"].values(), dtype=np.float64)
+    given = layer.tables.get("bias", Table(lambda: np.zeros(shape)))
+    bias = np.asarray(given.values()).reshape(shape)
     reads, writes = _formats(layer)
     over = tuple(range(bias.ndim, weight.ndim))
     scale = weight_scale(weight, over, np.abs(bias) / reads.scale)
@@ -132,12 +111,9 @@ def _product_with_constants(
             hint="choose another --precision",
         )  # fmt: skip
     factors, shift = multipliers(scale * (reads.scale / writes.scale))
-    words = Table(lambda: packed(offset, factors), layer.bias.sources if layer.bias else ())
-    return dataclasses.replace(
-        layer,
-        weight=Table(lambda: raw, layer.weight.sources),
-        rescale=_rescale(layer, writes, shift, table=words),
-    )
+    words = Table(lambda: packed(offset, factors), given.sources)
+    rescaled = dataclasses.replace(layer, rescale=_rescale(layer, writes, shift, table=words))
+    return rescaled.with_tables(weight=Table(lambda: raw, layer.tables["weight"].sources))
 
 
 def weight_scale(
@@ -175,11 +151,11 @@ def _whole(numbers: NDArray[np.float64]) -> bool:
 
 
 @integer.register
-def _product(layer: Product) -> Layer:
+def _product(nest: Matmul, layer: Layer) -> Layer:
     reads, writes = _formats(layer)
     second = cast("Int8", int8_format(layer.inputs[1].dtype))
     assert reads.zero == second.zero == 0
-    ratio = reads.scale * second.scale * layer.scale / writes.scale
+    ratio = reads.scale * second.scale * nest.scale / writes.scale
     return _by_one(layer, writes, ratio)
 
 
@@ -190,28 +166,21 @@ def _by_one(layer: Layer, writes: Int8, ratio: float) -> Layer:
 
 
 @integer.register
-def _pool(layer: Pool) -> Layer:
+def _reduce(nest: Reduce, layer: Layer) -> Layer:
     reads, writes = _formats(layer)
-    if layer.op != "sum":
+    if nest.op != "sum":
         return layer
-    if layer.scales is None:
-        return _by_one(layer, writes, reads.scale * layer.scale / writes.scale)
-    ratios = np.asarray(layer.scales.values()) * (reads.scale / writes.scale)
+    if (scales := layer.tables.get("scale")) is None:
+        return _by_one(layer, writes, reads.scale * nest.scale / writes.scale)
+    ratios = np.asarray(scales.values()) * (reads.scale / writes.scale)
     factors, shift = multipliers(ratios)
-    words = Table(lambda: packed(np.zeros_like(factors), factors), layer.scales.sources)
+    words = Table(lambda: packed(np.zeros_like(factors), factors), scales.sources)
     return dataclasses.replace(layer, rescale=_rescale(layer, writes, shift, table=words))
 
 
 @integer.register
-def _row_reduce(layer: RowReduce) -> Layer:
-    reads, writes = _formats(layer)
-    if layer.op != "sum":
-        return layer
-    return _by_one(layer, writes, reads.scale * layer.scale / writes.scale)
-
-
-@integer.register
-def _elementwise(layer: Elementwise) -> Layer:
+def _elementwise(nest: Map, layer: Layer) -> Layer:
+    assert isinstance(layer, Elementwise)
     reads, writes = _formats(layer)
     mode = mode_of(layer.steps)
     if mode is Mode.AFFINE:

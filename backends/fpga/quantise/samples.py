@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipec.backends.fpga.lowering.layers import Lookup
 from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.routing import Gather
 from pipec.errors import BackendError
 from pipec.files import write_npz
 from pipec.graph.ir import Graph, InputKind, tensor
@@ -71,7 +71,8 @@ def _random(
     plan: Plan, networks: Sequence[Network], seed: int, count: int
 ) -> list[dict[str, Tensor]]:
     ranges = json.loads(str(plan.options.get("input_ranges", "{}")))
-    tables = [y.entries for n in networks for y in n.layers if isinstance(y, Lookup)]
+    nests = [layer.nest for network in networks for layer in network.layers]
+    tables = [nest.entries for nest in nests if isinstance(nest, Gather)]
     generator = torch.Generator().manual_seed(seed)
     return [
         {

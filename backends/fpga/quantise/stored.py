@@ -1,13 +1,14 @@
 """A network with its weights as they are stored: what is left of them in narrow numbers."""
 
 import dataclasses
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from pipec.backends.fpga.int8 import Int8, int8_format, unpacked
-from pipec.backends.fpga.lowering.layers import Dense, Depthwise, Elementwise, Layer, Table
+from pipec.backends.fpga.lowering.layers import Elementwise, Layer, Table
 from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.nests import Mvu, Vvu
 from pipec.backends.fpga.numbers import decoded, encoded
 
 
@@ -36,29 +37,25 @@ def _held(layer: Layer, precision: str) -> Layer:
         """The table after rounding."""
         return Table(lambda: decoded(encoded(np.asarray(of.values()), precision), precision))
 
-    changes: dict[str, Any] = {
-        f.name: table(value)
-        for f in dataclasses.fields(layer)
-        if isinstance(value := getattr(layer, f.name), Table)
-    }
     if isinstance(layer, Elementwise):
-        changes["steps"] = tuple(
+        steps = tuple(
             s if s.table is None else dataclasses.replace(s, table=table(s.table))
             for s in layer.steps
         )
-    return dataclasses.replace(layer, **changes)
+        return dataclasses.replace(layer, steps=steps)
+    return layer.with_tables(**{role: table(found) for role, found in layer.tables.items()})
 
 
 def _integer(layer: Layer) -> Layer:
     """A layer of whole numbers in real ones: ``(W q + bias) * multiplier / 2**shift`` steps."""
-    if not isinstance(layer, Dense | Depthwise) or layer.rescale is None:
+    if not isinstance(layer.nest, Mvu | Vvu) or layer.rescale is None:
         return layer
     assert layer.rescale.table is not None
     reads, writes = (cast("Int8", int8_format(t)) for t in (layer.inputs[0].dtype, layer.dtype))
-    whole = np.asarray(layer.weight.values(), dtype=np.float64)
+    whole = np.asarray(layer.tables["weight"].values(), dtype=np.float64)
     bias, multiplier = unpacked(np.asarray(layer.rescale.table.values()))
     over = tuple(range(bias.ndim, whole.ndim))
     gain = multiplier * 2.0**-layer.rescale.shift * writes.scale
     weight = whole * (gain / reads.scale).reshape(gain.shape + (1,) * len(over))
     start = (bias + reads.zero * whole.sum(over)) * gain
-    return dataclasses.replace(layer, weight=Table(lambda: weight), bias=Table(lambda: start))
+    return layer.with_tables(weight=Table(lambda: weight), bias=Table(lambda: start))

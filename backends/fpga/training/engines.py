@@ -1,46 +1,26 @@
-"""Engines that only training needs, kind by kind: layer, factors, engine, firings, memory, logic.
+"""Engines that only training needs, kind by kind: factors, engine, firings, memory, logic.
 
-Every kind is registered where those of inference are (`factors.fold`, `build.build`, `runs.runs`,
-`memory.buffer`, `resources.units`); their loop nests are in `training.nests`, and what all layers
-have is in `lowering.layers`.
+Every kind is registered where those of inference are (`factors.factors_of`, `build.folded`,
+`runs.runs`, `memory.buffer`, `resources.units`); their loop nests are in `training.nests`.
 """
 
 import dataclasses
-from dataclasses import dataclass
 
 from pipec.backends.fpga.arithmetic import arithmetic, step_cost
-from pipec.backends.fpga.build import (
-    Built,
-    behind_window,
-    build,
-    in_tokens,
-    mvu_depth,
-    one,
-    swg_of,
-    weight,
-)
-from pipec.backends.fpga.design import Engine, Stream
+from pipec.backends.fpga.build import Folded, folded, mvu_depth
 from pipec.backends.fpga.factors import (
     LOAD_SHARES,
     Factors,
-    ceil_tiles,
-    fold,
-    gap_of,
+    factors_of,
+    input_tokens,
     lanes_for,
     window_reads,
 )
-from pipec.backends.fpga.lowering.layers import (
-    Broadcast,
-    Layer,
-    Lookup,
-    RowNorm,
-    Table,
-    Window,
-)
+from pipec.backends.fpga.lowering.layers import Layer
 from pipec.backends.fpga.memory import buffer
-from pipec.backends.fpga.nests import Norm, ceil_div
+from pipec.backends.fpga.nests import Norm, Swg, ceil_div
 from pipec.backends.fpga.resources import units
-from pipec.backends.fpga.routing import Const
+from pipec.backends.fpga.routing import Const, Gather, Repeat
 from pipec.backends.fpga.runs import Loop, Run, runs
 from pipec.backends.fpga.runs import Table as Runs
 from pipec.backends.fpga.training.nests import (
@@ -60,37 +40,19 @@ from pipec.backends.fpga.training.nests import (
 # Gradient of a convolution's or linear layer's weight: outer products.
 
 
-@dataclass(frozen=True)
-class WeightGradient(Layer):
-    """Gradient of a convolution's or linear layer's weight; inputs x, dy.
-
-    Writes ``groups*out*taps`` rows of ``cin``. Attributes as of `lowering.layers.Dense`.
-    """
-
-    n: int
-    groups: int
-    out: int
-    taps: int
-    cin: int
-    window: Window | None = None
-
-
-@fold.register
-def _weight_gradient(layer: WeightGradient, target: int, dtype: str, block: int = 0) -> Factors:
+@factors_of.register
+def _outer_factors(nest: Outer, layer: Layer, target: int, dtype: str, block: int) -> Factors:
     """Cheapest PE and SIMD: products per vector, and the matrix written at the end."""
     best: tuple[tuple[float, ...], Factors] | None = None
-    window, vectors = layer.window, layer.n * layer.groups
-    sides = [(simd, 1) for simd in ceil_tiles(layer.cin)]
-    if window is not None and layer.groups == 1:
-        sides += [(kp * layer.cin, kp) for kp in sorted({window.kw, layer.taps} - {1})]
-    for simd, kp in sides:
-        lanes, sf = simd // kp, layer.taps // kp * ceil_div(layer.cin, simd // kp)
-        drain = layer.groups * layer.out * sf
-        reading = window_reads(window, layer.cin, lanes) * layer.groups if window else 0
+    window, vectors = layer.window, nest.n * nest.groups
+    for simd, kp in input_tokens(nest, window):
+        lanes, sf = simd // kp, nest.taps // kp * ceil_div(nest.channels, simd // kp)
+        drain = nest.groups * nest.rows * sf
+        reading = window_reads(window, nest.channels, lanes) * nest.groups if window else 0
         left = max(target - drain, 1)
-        pe = ceil_div(layer.out, max(left // (vectors * sf), 1))
-        pe = min(pe, layer.out)
-        cycles = max(vectors * ceil_div(layer.out, pe) * sf + drain, reading)
+        pe = ceil_div(nest.rows, max(left // (vectors * sf), 1))
+        pe = min(pe, nest.rows)
+        cycles = max(vectors * ceil_div(nest.rows, pe) * sf + drain, reading)
         score = (max(cycles - target, 0), pe * simd, pe + simd)
         if best is None or score < best[0]:
             best = (score, Factors((lanes, pe), simd, pe, simd, kp))
@@ -98,30 +60,13 @@ def _weight_gradient(layer: WeightGradient, target: int, dtype: str, block: int 
     return best[1]
 
 
-@build.register
-def _outer_unit(layer: WeightGradient, factors: Factors, dtype: str) -> Built:
+@folded.register
+def _outer(nest: Outer, layer: Layer, factors: Factors, dtype: str) -> Folded:
     latency = arithmetic(dtype).add_latency
-    nest = Outer(
-        layer.n, layer.out, layer.taps, layer.cin, factors.pe, factors.simd, factors.kp,
-        layer.groups,
-    )  # fmt: skip
-    partial = min(ceil_div(latency, nest.groups * nest.nf * nest.sf), max(layer.n, 1))
+    nest = dataclasses.replace(nest, pe=factors.pe, simd=factors.simd, kp=factors.kp)
+    partial = min(ceil_div(latency, nest.groups * nest.nf * nest.sf), max(nest.n, 1))
     nest = dataclasses.replace(nest, partial=partial)
-    name, first = f"{layer.name}_outer", f"{layer.name}_in0"
-    rows = layer.groups * layer.out * layer.taps // nest.kp
-    out = Stream(f"{layer.name}_out", rows, layer.cin * nest.kp, nest.simd, dtype, producer=name)
-    before: tuple[Engine, ...] = ()
-    streams: tuple[Stream, ...] = ()
-    if layer.window is not None:
-        channels = layer.cin * layer.groups
-        swg, windows = swg_of(layer, layer.window, channels, factors, dtype, layer.groups)
-        before = (dataclasses.replace(swg, inputs=(first,)),)  # it reads x alone
-        streams, first = (dataclasses.replace(windows, consumer=name),), windows.name
-    engine = Engine(
-        name, nest, (first, f"{layer.name}_in1"), (out.name,), depth=mvu_depth(1, partial, dtype),
-        dtype=dtype, node=layer.node, origin=layer.origin,
-    )  # fmt: skip
-    return Built((*before, engine), streams, out)
+    return Folded(nest, nest.simd, mvu_depth(1, partial, dtype), merged=nest.kp)
 
 
 @runs.register
@@ -152,30 +97,24 @@ def _outer_units(nest: Outer, dtype: str) -> tuple[float, float]:
 # Max pooling: where the maxima lie, and the gradients added there.
 
 
-@dataclass(frozen=True)
-class PoolIndex(Layer):
-    """Places of the maxima of a max pooling."""
-
-    window: Window
-
-
-@fold.register
-def _pool_index(layer: PoolIndex, target: int, dtype: str, block: int = 0) -> Factors:
+@factors_of.register
+def _arg_max_factors(nest: ArgMax, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+    assert layer.window is not None
     w = layer.window
-    rows = max(w.batch * w.oh * w.ow * w.kh * w.kw, w.batch * w.h * w.w)
+    rows = max(w.batch * w.oh * w.ow * w.taps, w.batch * w.h * w.w)
     lanes = lanes_for(layer.channels, rows, target)
     return Factors((lanes,), lanes)
 
 
-@build.register
-def _arg_max(layer: PoolIndex, factors: Factors, dtype: str) -> Built:
-    w, lanes = layer.window, factors.lanes_out
-    cf = ceil_div(layer.channels, lanes)
-    nest = ArgMax(
-        w.batch, w.w, cf, lanes, w.kh, w.kw, w.sh, w.sw, w.dh, w.dw, w.pt, w.pl, w.oh, w.ow
-    )
-    window = swg_of(layer, w, layer.channels, factors, dtype, 0, float("-inf"))
-    return behind_window(layer, window, "argmax", nest, lanes, "int32", depth=4)
+@folded.register
+def _arg_max(nest: ArgMax, layer: Layer, factors: Factors, dtype: str) -> Folded:
+    return Folded(_widened(nest, factors), factors.lanes_out, 4, dtype="int32")
+
+
+def _widened(nest: ArgMax | Scatter | Spread, factors: Factors) -> ArgMax | Scatter | Spread:
+    """An engine of maps with so many channels at a time."""
+    lanes = factors.lanes_out
+    return dataclasses.replace(nest, cf=ceil_div(nest.cf, lanes), lanes=lanes)
 
 
 @runs.register
@@ -184,29 +123,19 @@ def _arg_max_runs(nest: ArgMax, ii: int, inputs: int) -> Runs:
     return (Loop(results, (Run(nest.kh * nest.kw - 1, ii, 1), Run(1, ii, 1, 1))),)
 
 
-@dataclass(frozen=True)
-class PoolGradient(Layer):
-    """Gradient of max pooling; inputs dy and the places of the maxima."""
-
-    window: Window
-
-
-@fold.register
-def _pool_gradient(layer: PoolGradient, target: int, dtype: str, block: int = 0) -> Factors:
-    w = layer.window
-    pixels = w.batch * (w.oh * w.ow + w.h * w.w)
+@factors_of.register
+def _scatter_factors(nest: Scatter, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+    pixels = nest.batch * (nest.oh * nest.ow + nest.h * nest.w)
     lanes = lanes_for(layer.channels, pixels, target)
     return Factors((lanes, lanes), lanes)
 
 
-@build.register
-def _scatter(layer: PoolGradient, factors: Factors, dtype: str) -> Built:
+@folded.register
+def _scatter(nest: Scatter, layer: Layer, factors: Factors, dtype: str) -> Folded:
     """Neighbouring windows may add to one pixel."""
-    w, lanes = layer.window, factors.lanes_out
-    cf = ceil_div(layer.channels, lanes)
-    nest = Scatter(w.batch, w.h, w.w, cf, lanes, w.kh, w.sh, w.pt, w.oh, w.ow)
-    ii = 1 if w.kw <= w.sw else ceil_div(arithmetic(dtype).add_latency, cf)
-    return one(layer, "scatter", nest, lanes, dtype, ii=ii, depth=mvu_depth(1, 1, dtype))
+    wide = _widened(nest, factors)
+    ii = ceil_div(arithmetic(dtype).add_latency, wide.cf) if layer.overlaps else 1
+    return Folded(wide, wide.lanes, mvu_depth(1, 1, dtype), ii=ii)
 
 
 @runs.register
@@ -236,41 +165,21 @@ def _scatter_units(nest: Scatter, dtype: str) -> tuple[float, float]:
 # Windows of maps, one after the other.
 
 
-@dataclass(frozen=True)
-class Windows(Layer):
-    """Windows of maps, one after the other: ``taps`` rows of ``channels`` each."""
-
-    window: Window
-
-
-@fold.register
-def _windows(layer: Windows, target: int, dtype: str, block: int = 0) -> Factors:
+@factors_of.register
+def _windows(nest: Swg, layer: Layer, target: int, dtype: str, block: int) -> Factors:
     # a product loads them in bursts, for which they would otherwise wait in a FIFO
     rows = max(layer.rows, layer.inputs[0].rows)
     lanes = lanes_for(layer.channels, rows, target // max(LOAD_SHARES))
     return Factors((lanes,), lanes)
 
 
-@build.register
-def _window_generator(layer: Windows, factors: Factors, dtype: str) -> Built:
-    swg, windows = swg_of(layer, layer.window, layer.channels, factors, dtype, 1)
-    return Built((swg,), (), windows)
-
-
 # Class numbers to rows.
 
 
-@dataclass(frozen=True)
-class OneHotRows(Layer):
-    """Class numbers to one-hot rows; rows of zeros where the class is ``ignored``."""
-
-    ignored: int = -1
-
-
-@build.register
-def _one_hot_unit(layer: OneHotRows, factors: Factors, dtype: str) -> Built:
-    nest = OneHot(layer.rows, layer.channels, factors.lanes_out, layer.ignored)
-    return one(layer, "one_hot", nest, factors.lanes_out, dtype, depth=2)
+@folded.register
+def _one_hot(nest: OneHot, layer: Layer, factors: Factors, dtype: str) -> Folded:
+    nest = dataclasses.replace(nest, lanes=factors.lanes_out)
+    return Folded(nest, nest.lanes, 2)
 
 
 @runs.register
@@ -284,38 +193,6 @@ def _compare_units(nest: ArgMax | OneHot, dtype: str) -> tuple[float, float]:
 
 
 # Gradients of row ops.
-
-
-@dataclass(frozen=True)
-class RowDerivative(Layer):
-    """Gradient of a row op; see `training.nests.RowGradient`. Table ``[taps*cin]``."""
-
-    n: int
-    taps: int
-    cin: int
-    op: str
-    eps: float = 0.0
-    scale: Table | None = None
-
-    @property
-    def passes(self) -> int:
-        """Passes over a row, reading and writing included."""
-        return 4 if self.op == "layer_norm" else 2
-
-
-@build.register
-def _row_gradient(layer: RowDerivative, factors: Factors, dtype: str) -> Built:
-    lanes, gap, table = factors.lanes_out, gap_of(dtype), layer.scale
-    nest = RowGradient(
-        layer.n, layer.cin, layer.taps, lanes, layer.op, layer.passes, gap, layer.eps,
-        table is not None,
-    )  # fmt: skip
-    shape = (nest.cf, lanes)
-    tables = () if table is None else (
-        weight("scale", shape, table, dtype,
-               lambda a: in_tokens(a.reshape(layer.taps, layer.cin), lanes)),
-    )  # fmt: skip
-    return one(layer, "grad", nest, lanes, dtype, depth=gap, weights=tables)
 
 
 @buffer.register
@@ -339,21 +216,9 @@ def _row_gradient_units(nest: RowGradient, dtype: str) -> tuple[float, float]:
 # Pixels put apart.
 
 
-@dataclass(frozen=True)
-class ZeroInsert(Layer):
-    """Pixels put ``window.sh`` rows and ``window.sw`` columns apart, zeros between.
-
-    ``window.h x window.w`` are the maps that come out.
-    """
-
-    window: Window
-
-
-@build.register
-def _spread(layer: ZeroInsert, factors: Factors, dtype: str) -> Built:
-    w, lanes = layer.window, factors.lanes_out
-    nest = Spread(w.batch, w.h, w.w, ceil_div(layer.channels, lanes), lanes, w.sh, w.sw)
-    return one(layer, "spread", nest, lanes, dtype, depth=2)
+@folded.register
+def _spread(nest: Spread, layer: Layer, factors: Factors, dtype: str) -> Folded:
+    return Folded(_widened(nest, factors), factors.lanes_out, 2)
 
 
 @runs.register
@@ -372,9 +237,8 @@ def _spread_runs(nest: Spread, ii: int, inputs: int) -> Runs:
 
 # What is folded, and fires, as an engine of inference.
 
-fold.register(OneHotRows, fold.dispatch(Lookup))
-fold.register(RowDerivative, fold.dispatch(RowNorm))
-fold.register(ZeroInsert, fold.dispatch(Broadcast))
+factors_of.register(OneHot, factors_of.dispatch(Gather))
+factors_of.register(Spread, factors_of.dispatch(Repeat))
 runs.register(RowGradient, runs.dispatch(Norm))
 runs.register(Fetch, runs.dispatch(Const))
 

@@ -9,14 +9,7 @@ from torch import fx
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.elementwise import chain_value, two_streams
-from pipec.backends.fpga.lowering.layers import (
-    Broadcast,
-    Dense,
-    MapStep,
-    Product,
-    Use,
-    Window,
-)
+from pipec.backends.fpga.lowering.layers import MapStep, Use
 from pipec.backends.fpga.lowering.maps import (
     NHWC,
     Maps,
@@ -33,17 +26,18 @@ from pipec.backends.fpga.lowering.network import (
     integers,
     lowers,
 )
-from pipec.backends.fpga.lowering.norms import element_table
+from pipec.backends.fpga.lowering.norms import element_table, row_of
 from pipec.backends.fpga.lowering.pooling import max_pool_value, pool, pooled
 from pipec.backends.fpga.lowering.view import View
-from pipec.backends.fpga.training.engines import (
-    OneHotRows,
-    PoolGradient,
-    PoolIndex,
-    RowDerivative,
-    WeightGradient,
-    Windows,
-    ZeroInsert,
+from pipec.backends.fpga.nests import Matmul, Mvu, Swg
+from pipec.backends.fpga.routing import Repeat
+from pipec.backends.fpga.training.nests import (
+    ArgMax,
+    OneHot,
+    Outer,
+    RowGradient,
+    Scatter,
+    Spread,
 )
 
 Results = tuple[Value | None, ...]
@@ -119,7 +113,7 @@ def written_by_rows(n: int, out: int, cin: int) -> bool:
 
 
 def _rows_of_gradient(
-    b: Builder, node: fx.Node, dy: Maps, x: Maps, window: Window, view: View
+    b: Builder, node: fx.Node, dy: Maps, x: Maps, window: Swg, view: View
 ) -> Value:
     """``dW[m] = sum over v of dy[v, m] x[v]``, all v of a row m at a time."""
     n, taps = dy.batch * dy.h * dy.w, window.kh * window.kw
@@ -128,13 +122,11 @@ def _rows_of_gradient(
     if not window.trivial:
         rows = View.of((n * taps, x.channels), (0, 1))
         uses = (read.use(x.channels),)
-        read = b.put(Windows, node, uses, rows, x.channels, suffix="_windows", window=window)
-    found = b.put(
-        Product, node, (turned.use(n), read.use(x.channels)),
-        View.of((dy.channels, columns), (0, 1)), columns, suffix="_weight",
-        blocks=1, outer=dy.channels, groups=1, inner=1, out=columns, taps=1, cin=n,
-        b_sizes=(n, taps, x.channels), b_roles=("k", "n", "n"),
-    )  # fmt: skip
+        read = b.put(window, node, uses, rows, x.channels, suffix="_windows")
+    sizes = (n, taps, x.channels)
+    nest = Matmul(1, dy.channels, 1, 1, columns, 1, n, b_sizes=sizes, b_roles=("k", "n", "n"))
+    operands, matrix = (turned.use(n), read.use(x.channels)), (dy.channels, columns)
+    found = b.put(nest, node, operands, View.of(matrix, (0, 1)), columns, suffix="_weight")
     return _in_rows(found, view, x.channels)
 
 
@@ -158,15 +150,13 @@ def _outer(
     inputs: tuple[Use, Use],
     sizes: tuple[int, int, int, int, int],
     view: View,
-    window: Window | None = None,
+    window: Swg | None = None,
 ) -> Value:
     """A weight gradient of inputs x, dy; sizes: vectors, groups, outputs, inputs, taps."""
     n, groups, out, cin, taps = sizes
     window = None if window is None or window.trivial else window
-    return b.put(
-        WeightGradient, node, inputs, view, cin, suffix="_weight",
-        n=n, groups=groups, out=out, taps=taps, cin=cin, window=window,
-    )  # fmt: skip
+    nest = Outer(n, out, taps, cin, groups=groups)
+    return b.put(nest, node, inputs, view, cin, suffix="_weight", window=window)
 
 
 def matrix_gradient(b: Builder, node: fx.Node, dy: Value, x: Value) -> Value | None:
@@ -199,9 +189,9 @@ def _point_input(b: Builder, node: fx.Node) -> Value:
     shape = tuple(int(d) for d in node.meta["val"][0].shape)
     pixels = dy.batch * dy.h * dy.w
     product = b.put(
-        Dense, node, (dy.value.use(dims[0]),), View.of((dy.batch, dims[1], dy.h, dy.w), NHWC),
-        dims[1], suffix="_input", n=pixels, groups=1, out=dims[1], taps=1, cin=dims[0],
-        weight=b.constants.table(weight, (1, dims[0], 1, dims[1]), (0, 3, 2, 1)),
+        Mvu(pixels, dims[1], 1, dims[0]), node, (dy.value.use(dims[0]),),
+        View.of((dy.batch, dims[1], dy.h, dy.w), NHWC), dims[1], suffix="_input",
+        tables={"weight": b.constants.table(weight, (1, dims[0], 1, dims[1]), (0, 3, 2, 1))},
     )  # fmt: skip
     return _spread(b, node, as_maps_value(b, node, product), shape, stride)
 
@@ -210,18 +200,10 @@ def _spread(
     b: Builder, node: fx.Node, maps: Maps, shape: tuple[int, ...], stride: tuple[int, ...]
 ) -> Value:
     """Pixels put a stride apart in maps of ``shape``, zeros in between."""
-    window = _written(maps, shape, ((1, 1), stride, (0, 0)))
     uses, view = (maps.value.use(maps.channels),), View.of(shape, NHWC)
-    return b.put(ZeroInsert, node, uses, view, shape[1], suffix="_spread", window=window)
-
-
-def _written(dy: Maps, shape: tuple[int, ...], geometry: tuple[tuple[int, ...], ...]) -> Window:
-    """The windows (kernel, stride, padding) over maps of ``shape`` whose gradient is ``dy``."""
-    (kh, kw), (sh, sw), (pt, pl) = geometry
-    return Window(
-        batch=dy.batch, h=shape[2], w=shape[3], kh=kh, kw=kw, sh=sh, sw=sw, pt=pt, pl=pl,
-        oh=dy.h, ow=dy.w,
-    )  # fmt: skip
+    (h, w), (sh, sw) = shape[2:], stride
+    nest = Spread(maps.batch, h, w, maps.channels, 1, sh, sw)
+    return b.put(nest, node, uses, view, shape[1], suffix="_spread")
 
 
 @lowers("aten.max_pool2d_with_indices.default")
@@ -233,10 +215,12 @@ def max_pool_with_indices(b: Builder, node: fx.Node) -> Results:
     maps, window = pooled(b, node)
     if maps.padding.value != 0:
         raise UnsupportedError("places of maxima in padded maps")
-    uses = (maps.value.use(maps.channels),)
+    names = ("batch", "w", "cf", "lanes", "kh", "kw", "sh", "sw", "dh", "dw", "pt", "pl",
+             "oh", "ow")  # fmt: skip
+    nest = ArgMax(**{name: getattr(window, name) for name in names})
     places = b.put(
-        PoolIndex, node, uses, found.view, found.channels, suffix="_index", dtype="int32",
-        window=window,
+        nest, node, (maps.value.use(maps.channels),), found.view, found.channels,
+        suffix="_index", dtype="int32", window=window,
     )  # fmt: skip
     return (found, places)
 
@@ -251,9 +235,12 @@ def max_pool_backward(b: Builder, node: fx.Node) -> Value:
     if dilation != (1, 1):
         raise UnsupportedError(f"the gradient of a max pooling with dilation {dilation}")
     shape = shape_of(node)
-    window = _written(dy, shape, (kernel, stride, padding))
+    nest = Scatter(
+        dy.batch, shape[2], shape[3], shape[1], 1, kernel[0], stride[0], padding[0], dy.h, dy.w
+    )
     uses = (dy.value.use(dy.channels), at.value.use(at.channels))
-    return b.put(PoolGradient, node, uses, View.of(shape, NHWC), shape[1], window=window)
+    overlaps = kernel[1] > stride[1]
+    return b.put(nest, node, uses, View.of(shape, NHWC), shape[1], overlaps=overlaps)
 
 
 @lowers("aten.avg_pool2d_backward.default")
@@ -317,10 +304,8 @@ def _repeated(b: Builder, node: fx.Node, dy: Maps, kernel: tuple[int, ...], scal
         ("_down", dy.batch * dy.h, dy.w * kernel[1], kernel[0]),
     ):
         view = View.of((outer * inner * times, channels), (0, 1))
-        found = b.put(
-            Broadcast, node, (found.use(channels),), view, channels, suffix=suffix,
-            outer=outer, inner=inner, times=times,
-        )  # fmt: skip
+        nest = Repeat(outer, inner * channels, times)
+        found = b.put(nest, node, (found.use(channels),), view, channels, suffix=suffix)
     found = maps_value(found.edge, dy, shape_of(node), keep_order=True)
     return chain_value(b, node, found, [MapStep("mul", "scalar", scale)])
 
@@ -332,10 +317,8 @@ def one_hot(b: Builder, node: fx.Node) -> Value:
     shape = shape_of(node)
     if len(shape) != 2:
         raise UnsupportedError(f"one-hot rows of a rank {len(shape) - 1} tensor")
-    found = b.put(
-        OneHotRows, node, (value.use(1),), View.of(shape, (0, 1)), shape[1],
-        ignored=cast("int", argument(node, 2, "ignored", -1)),
-    )  # fmt: skip
+    nest = OneHot(*shape, ignored=cast("int", argument(node, 2, "ignored", -1)))
+    found = b.put(nest, node, (value.use(1),), View.of(shape, (0, 1)), shape[1])
     return dataclasses.replace(found, dtype=b.precision)
 
 
@@ -366,9 +349,8 @@ def _row_derivative(
 ) -> Value:
     y = b.innermost(node, b.value(node.args[1]), axes)
     dy = b.reorder(node, b.value(node.args[0]), y.view, y.channels)
-    row = math.prod(y.view.shape[axis] for axis in axes)
-    cin = y.channels if row % y.channels == 0 else row
-    return b.put(
-        RowDerivative, node, (dy.use(cin), y.use(cin)), y.view, cin, n=y.view.numel // row,
-        taps=row // cin, cin=cin, op=op, eps=eps, scale=element_table(b, node, y, axes, scale),
-    )  # fmt: skip
+    row, cin = row_of(y, axes)
+    passes = 4 if op == "layer_norm" else 2
+    nest = RowGradient(y.view.numel // row, cin, row // cin, op=op, passes=passes, eps=eps)
+    tables = {"scale": element_table(b, node, y, axes, scale)}
+    return b.put(nest, node, (dy.use(cin), y.use(cin)), y.view, cin, tables=tables)

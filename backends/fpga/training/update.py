@@ -27,7 +27,7 @@ from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.layers import Elementwise, MapStep, Table, Use
 from pipec.backends.fpga.lowering.network import NetPort, Network
-from pipec.backends.fpga.nests import ceil_div
+from pipec.backends.fpga.nests import Map, ceil_div
 from pipec.backends.fpga.training.movers import SUMS, Place
 from pipec.backends.fpga.training.phases import gradient_name
 
@@ -114,7 +114,8 @@ def update_network(parameters: int, sgd: Sgd) -> Network:
 
     def layer(name: str, inputs: tuple[str, ...], *steps: MapStep) -> Elementwise:
         uses = tuple(Use(edge, rows, ROW, "float32") for edge in inputs)
-        return Elementwise(name, "update", "SGD", uses, rows, ROW, steps)
+        nest = Map(rows, ROW)
+        return Elementwise(name, "update", "SGD", uses, rows, ROW, nest, steps=steps)
 
     add = MapStep("add", "stream")
     layers = (

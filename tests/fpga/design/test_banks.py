@@ -22,8 +22,8 @@ from pipec.backends.fpga.cycles import depths_of, processes_of, steady_state
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
-from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.nests import Mvu
 from pipec.backends.fpga.routing import Load
 from pipec.backends.fpga.search import Board, Search
 from pipec.backends.fpga.streaming import ddr_ports
@@ -39,7 +39,7 @@ def streaming(interval: int) -> StageDesign:
     streamed = {
         layer.name: 2 if layer.name.startswith("conv") else 1
         for layer in network.layers
-        if isinstance(layer, Dense)
+        if isinstance(layer.nest, Mvu)
     }
     design = sized(design_at(network, interval, streamed=streamed))
     return replace(design, ddr=ddr_ports(design))

@@ -17,7 +17,7 @@ from pipec.backends.fpga.cost import FpgaCost
 from pipec.backends.fpga.design import Memory
 from pipec.backends.fpga.factors import dense_cycles, fold
 from pipec.backends.fpga.folding import design_at
-from pipec.backends.fpga.lowering.layers import Dense, Table, Use
+from pipec.backends.fpga.lowering.layers import Layer, Table, Use
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.memory import KINDS, Item, place
 from pipec.backends.fpga.nests import Mvu, ceil_div
@@ -42,10 +42,11 @@ def board(precision: str = "float32", **fabric: Any) -> Board:
     return Board(dataclasses.replace(VCU118, fpga=changed), precision)
 
 
-def dense(n: int, out: int, taps: int, cin: int) -> Dense:
+def dense(n: int, out: int, taps: int, cin: int) -> Layer:
     table = Table(lambda: torch.zeros(1, out, taps, cin).numpy())
     use = Use("x", n * taps, cin)
-    return Dense("d", "d", "", (use,), n, out, n, 1, out, taps, cin, table)
+    nest = Mvu(n, out, taps, cin)
+    return Layer("d", "d", "", (use,), n, out, nest, tables={"weight": table})
 
 
 sizes = st.tuples(st.integers(1, 20), st.integers(1, 24), st.sampled_from([1, 9]),

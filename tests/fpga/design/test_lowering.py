@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipec.backends.fpga.folding import design_at
-from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import MemoryPorts, Network
 from pipec.backends.fpga.lowering.view import View, indices, permutation
+from pipec.backends.fpga.nests import Mvu
 from pipec.backends.fpga.runs import run_table, tokens
 from pipec.backends.fpga.search import macs
 from pipec.errors import BackendError
@@ -204,7 +204,7 @@ def test_matrices_that_are_too_large_for_a_memory_port_are_parted(
     torch.manual_seed(out)
     model, x = nn.Linear(12, out), torch.randn(rows, 12)
     network = lower(graph_of(model, x), pace=pace, memory=MemoryPorts(ports, room))
-    parts = [layer for layer in network.layers if isinstance(layer, Dense)]
+    parts = [layer for layer in network.layers if isinstance(layer.nest, Mvu)]
     beats = 12 * out * 32 / 512
     wanted = math.ceil(beats / pace)
     counts = [d for d in range(1, ports + 1) if out % d == 0]

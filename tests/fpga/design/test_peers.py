@@ -14,7 +14,7 @@ from benchmarks.fpga_peers import (
     our_units,
 )
 from examples.resnet import resnet18
-from pipec.backends.fpga.lowering.layers import Dense
+from pipec.backends.fpga.lowering.layers import Layer as Folded
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.nests import Mvu
 from pipec.backends.fpga.timing import mac_units
@@ -26,8 +26,8 @@ def graph() -> Graph:
     return graph_of(resnet18)
 
 
-def dense() -> list[Dense]:
-    return [y for y in lower(graph(), "int8").layers if isinstance(y, Dense)]
+def dense() -> list[Folded]:
+    return [y for y in lower(graph(), "int8").layers if isinstance(y.nest, Mvu)]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def dense() -> list[Dense]:
 )
 def test_same_units_shorter_interval(target: int, width: float, interval: int, units: int) -> None:
     """The figures are those of FINN+ 1.6.1's SetFolding on the same 21 layers."""
-    layers = [Layer(y.n, y.taps * y.cin, y.out) for y in dense()]
+    layers = list(map(Layer.of, dense()))
     assert len(layers) == 21
     assert finn_interval(layers, target, width) == (interval, units)
     ours, used = our_interval(dense(), units)

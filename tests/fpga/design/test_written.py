@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from pipec.backends.fpga.folding import design_at
-from pipec.backends.fpga.lowering.layers import RowNorm
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.nests import Norm
 from pipec.errors import BackendError
 from tests.fpga.design.models import graph_of
 from tests.fpga.design.numeric import execute
@@ -51,7 +51,7 @@ def test_written_norms_are_one_engine(normalise: Callable[[Tensor], Tensor], tar
     torch.manual_seed(0)
     model, x = Written(normalise).eval(), torch.randn(1, 5, 12)
     network = lower(graph_of(model, x))
-    (norm,) = [layer for layer in network.layers if isinstance(layer, RowNorm)]
+    (norm,) = [layer.nest for layer in network.layers if isinstance(layer.nest, Norm)]
     assert norm.op == ("rms_norm" if normalise is root_mean_square else "layer_norm")
     design = design_at(network, target)
     got = execute(design, {design.inputs[0].value: x})
@@ -64,7 +64,7 @@ def test_what_is_no_norm_is_not_taken_for_one() -> None:
     torch.manual_seed(0)
     model, x = Written(root_of_the_other).eval(), torch.randn(1, 5, 12)
     network = lower(graph_of(model, x))
-    assert not [layer for layer in network.layers if isinstance(layer, RowNorm)]
+    assert not [layer for layer in network.layers if isinstance(layer.nest, Norm)]
     design = design_at(network, 1)
     got = execute(design, {design.inputs[0].value: x})
     with torch.no_grad():

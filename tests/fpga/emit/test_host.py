@@ -19,8 +19,8 @@ from pipec.backends.fpga.emit.scripts import Site
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
-from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.nests import Mvu
 from pipec.backends.fpga.streaming import ddr_ports
 from pipec.cluster.cluster import parse_cluster
 from pipec.cluster.presets import preset
@@ -63,7 +63,7 @@ def hosted(name: str, board: str, folder: Path) -> Path:
     model, x = made(name)
     graph = graph_of(model, x)
     network = lower(graph)
-    streamed = {layer.name: 1 for layer in network.layers if isinstance(layer, Dense)}
+    streamed = {layer.name: 1 for layer in network.layers if isinstance(layer.nest, Mvu)}
     found = sized(design_at(network, 4_000, streamed=streamed))
     device = preset(board)
     design = with_banks(replace(found, ddr=ddr_ports(found), device=board), device)

@@ -21,12 +21,12 @@ from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.int8 import Int8, covering, int8_format, multipliers
-from pipec.backends.fpga.lowering.layers import Dense, Join
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.nests import Map, Norm
+from pipec.backends.fpga.nests import Map, Mvu, Norm
 from pipec.backends.fpga.quantise.calibrate import observed
 from pipec.backends.fpga.quantise.formats import formats_of
 from pipec.backends.fpga.quantise.layers import quantised, weight_scale
+from pipec.backends.fpga.routing import Concat
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.compiler.verify import verify_artifacts
@@ -123,10 +123,10 @@ def test_matrices_in_parts_are_the_integers_of_numpy(tmp_path: Path) -> None:
     graph = graph_of(model, x)
     plan = make_plan(graph, parse_cluster("1xvcu118"), "fpga", options={"precision": "int8"})
     (network,) = networks(plan)
-    parts = [y for y in network.layers if isinstance(y, Dense) and y.node == "linear"]
+    parts = [y for y in network.layers if isinstance(y.nest, Mvu) and y.node == "linear"]
     assert len(parts) > 1
     assert {y.clamp for y in parts} == {(0.0, math.inf)}
-    assert {type(y) for y in network.layers} == {Dense, Join}
+    assert {type(y.nest) for y in network.layers} == {Mvu, Concat}
     emit(plan, tmp_path / "out")
     backend = FpgaBackend()
     (runner,) = backend.load(plan, tmp_path / "out").stages
@@ -226,7 +226,7 @@ def test_formats_of_the_file_are_kept(tmp_path: Path) -> None:
     loaded = load(str(tmp_path / "net.onnx"))
     plan = make_plan(loaded.graph, parse_cluster("1xvcu118"), "fpga", options={"precision": "int8"})
     (network,) = networks(plan)
-    assert [type(layer) for layer in network.layers] == [Dense]
+    assert [type(layer.nest) for layer in network.layers] == [Mvu]
     assert network.outputs[0].use.dtype == Int8.of(0.05, -128).dtype
     emit(plan, tmp_path / "out")
     (runner,) = FpgaBackend().load(plan, tmp_path / "out").stages

@@ -13,8 +13,8 @@ from pipec.backends.fpga.emit.scripts import Site, scripts
 from pipec.backends.fpga.emit.source import bundle, memories, port_names
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
-from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.nests import Mvu
 from pipec.backends.fpga.streaming import ddr_ports
 from pipec.cluster.presets import preset
 from tests.fpga.design.models import graph_of, made
@@ -27,7 +27,7 @@ def design() -> StageDesign:
     """Two outputs of one input, and a matrix that is streamed from memory."""
     model, x = made("vgg")
     network = lower(graph_of(model, x))
-    streamed = {layer.name: 1 for layer in network.layers if isinstance(layer, Dense)}
+    streamed = {layer.name: 1 for layer in network.layers if isinstance(layer.nest, Mvu)}
     found = sized(design_at(network, 4_000, streamed=streamed))
     banked = with_banks(replace(found, ddr=ddr_ports(found)), preset("u280"))
     assert banked is not None

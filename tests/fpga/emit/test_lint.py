@@ -13,8 +13,8 @@ from pipec.backends.fpga.audit import check as audit
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
-from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.nests import Mvu
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.streaming import ddr_ports
 from pipec.cluster.cluster import parse_cluster
@@ -30,7 +30,7 @@ def written(name: str, directory: Path) -> Path:
     model, x = made(name)
     network = lower(graph_of(model, x))
     streamed = {
-        layer.name: 1 for layer in network.layers if isinstance(layer, Dense) and name == "vgg"
+        layer.name: 1 for layer in network.layers if isinstance(layer.nest, Mvu) and name == "vgg"
     }
     design = sized(design_at(network, 1_000, streamed=streamed))
     design = replace(design, ddr=ddr_ports(design))

@@ -16,8 +16,8 @@ from pipec.backends.fpga.emit.golden import Golden, run_graph
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
-from pipec.backends.fpga.lowering.layers import Dense
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.backends.fpga.nests import Mvu
 from pipec.backends.fpga.streaming import ddr_ports
 from pipec.compiler.cycles import TimedCheck
 from pipec.errors import BackendError
@@ -43,7 +43,7 @@ def emitted(name: str, directory: Path, change: Change = unchanged) -> StageDesi
     streamed = {
         layer.name: 2 if layer.name.startswith("conv") else 1
         for layer in network.layers
-        if isinstance(layer, Dense) and name == "vgg"
+        if isinstance(layer.nest, Mvu) and name == "vgg"
     }
     design = design_at(network, TARGETS.get(name, 1000), name=name, streamed=streamed)
     design = change(sized(replace(design, ddr=ddr_ports(design))))
