@@ -30,7 +30,7 @@ from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga.emit.golden import Golden, run_graph
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stage_cycles import cycles_of
-from pipec.backends.fpga.stagejson import read_record
+from pipec.backends.fpga.stagejson import read_design
 from pipec.backends.fpga.training.artifacts import KERNELS, emit_stage
 from pipec.backends.fpga.training.kernels import networks_of
 from pipec.backends.fpga.training.phases import gradient_name, phases_of
@@ -167,7 +167,7 @@ def cycles(folder: Path, part: Part, name: str, board: Board) -> str:
     units = [model.place[o] for o in part.origins if o in model.place]
     modelled = alone(model, board, range(min(units), max(units) + 1))
     forward, backward, update = (
-        cycles_of(read_record(folder / kernel)).interval for kernel in KERNELS[:3]
+        cycles_of(read_design(folder / kernel)).interval for kernel in KERNELS[:3]
     )
     planned, trained = part.trained.kernels.interval, part.trained.phases.trained
     moved = 4 * WORDS_MOVED * sum(part.graph.weights[n].numel() for n in trained)

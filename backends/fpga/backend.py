@@ -27,7 +27,7 @@ from pipec.backends.fpga.quantise.plan import error_bounds, tolerance_of
 from pipec.backends.fpga.quantise.samples import RANDOM, input_ranges, kept_frame, source_of
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stage_cycles import cycles_of, engines_of
-from pipec.backends.fpga.stagejson import read_record
+from pipec.backends.fpga.stagejson import read_design, read_record
 from pipec.backends.fpga.timing import stage_timing
 from pipec.backends.fpga.training.artifacts import KERNELS, emit_training
 from pipec.backends.fpga.training.compare import MICROBATCHES, compare_emitted
@@ -207,12 +207,12 @@ class FpgaBackend(Backend):
         Raises:
             BackendError: A file is damaged, or the FIFO depths in it deadlock.
         """
-        found = [cycles_of(read_record(folder)) for folder in _kernels(plan, directory)]
+        found = [cycles_of(read_design(folder)) for folder in _kernels(plan, directory)]
         if together and plan.placement is not None:
-            records = [read_record(folder) for folder in _folders(plan, directory)]
+            designs = [read_design(folder) for folder in _folders(plan, directory)]
             boards = [stage[0] for stage in plan.placement.forward]
             links = [plan.cluster.link(a, b) for a, b in itertools.pairwise(boards)]
-            found.append(cycles_of_boards(records, links))
+            found.append(cycles_of_boards(designs, links))
         return found
 
     def engines(

@@ -9,11 +9,12 @@ bytes, each paced evenly over the frame.
 import math
 from collections.abc import Sequence
 
-from pipec.backends.fpga.cycles import steady_state
+from pipec.backends.fpga.cycles import depths_of, initial_of, processes_of
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.runs import Loop, Run, Table
 from pipec.backends.fpga.simulator.process import Process
-from pipec.backends.fpga.stage_cycles import measured, rigid_interval
-from pipec.backends.fpga.stagejson import Json, network
+from pipec.backends.fpga.stage_cycles import measured
 from pipec.cluster.cluster import Link
 from pipec.compiler.cycles import StageCycles
 from pipec.errors import BackendError
@@ -42,80 +43,67 @@ def paced(beats: int, cycles: int, reads: int = 1, writes: int = 1) -> Table:
 class _Boards:
     """The network under construction."""
 
-    def __init__(self, records: Sequence[Json]) -> None:
-        self.records = records
+    def __init__(self, designs: Sequence[StageDesign]) -> None:
+        self.designs = designs
         self.processes: dict[str, Process] = {}
         self.depths: dict[str, int] = {}
         self.initial: dict[str, int] = {}
-        for record in records:
-            self._add(record)
+        for design in designs:
+            self._add(design)
 
-    def _add(self, record: Json) -> None:
-        processes, depths, initial = network(record)
-        stage = str(record["stage"])
-
+    def _add(self, design: StageDesign) -> None:
         def own(names: Sequence[str]) -> tuple[str, ...]:
-            return tuple(f"{stage}.{name}" for name in names)
+            return tuple(f"{design.name}.{name}" for name in names)
 
-        for p in processes:
-            name = f"{stage}.{p.name}"
+        for p in processes_of(design):
+            (name,) = own([p.name])
             self.processes[name] = Process(name, p.table, own(p.inputs), own(p.outputs), p.depth)
-        self.depths |= {f"{stage}.{name}": depth for name, depth in depths.items()}
-        self.initial |= {f"{stage}.{name}": tokens for name, tokens in initial.items()}
+        self.depths |= {f"{design.name}.{s}": depth for s, depth in depths_of(design).items()}
+        self.initial |= {f"{design.name}.{s}": n for s, n in initial_of(design).items()}
 
     def join(self, k: int, link: Link) -> None:
         """Lead the outputs of stage k that stage k + 1 reads through a link."""
-        here, there = self.records[k], self.records[k + 1]
-        wanted = {port["value"]: port for port in there["inputs"] if port["stream"]}
-        shared = [port for port in here["outputs"] if port["value"] in wanted]
-        clock = here["clock_mhz"] * 1e6
-        total = math.ceil(
-            sum(port["bytes_per_frame"] for port in shared) * clock / link.bytes_per_second
-        )
+        here, there = self.designs[k], self.designs[k + 1]
+        wanted = {port.value: port.stream for port in there.inputs if port.stream}
+        shared = {port.value: port.stream for port in here.outputs if port.value in wanted}
+        clock = here.clock_mhz * 1e6
+        nbytes = sum(here.streams[stream].nbytes for stream in shared.values())
+        total = math.ceil(nbytes * clock / link.bytes_per_second)
         flight = math.ceil(link.latency_seconds * clock - 1e-6) + 1
-        for port in shared:
-            beats = _beats(here, port["stream"])
-            name = f"link{k}.{port['value']}"
-            cycles = max(total, beats)
-            self._open(here, port["stream"], f"{name}.out", writes=True)
-            self._open(there, wanted[port["value"]]["stream"], f"{name}.in", writes=False)
-            self.processes[name] = Process(
-                name, paced(beats, total), (f"{name}.out",), (f"{name}.in",), flight
-            )
+        for value, stream in shared.items():
+            beats, name = here.streams[stream].tokens, f"link{k}.{value}"
+            ends = (f"{name}.out",), (f"{name}.in",)
+            self._open(here, stream, *ends[0], writes=True)
+            self._open(there, wanted[value], *ends[1], writes=False)
+            self.processes[name] = Process(name, paced(beats, total), *ends, flight)
             self.depths[f"{name}.out"] = SLACK
-            self.depths[f"{name}.in"] = SLACK + beats * flight // cycles
+            self.depths[f"{name}.in"] = SLACK + beats * flight // max(total, beats)
 
-    def _open(self, record: Json, stream: str, outside: str, *, writes: bool) -> None:
+    def _open(self, design: StageDesign, stream: str, outside: str, *, writes: bool) -> None:
         """A stage's port reads from or writes to a stream outside too."""
-        port = next(n for n, s in record["ports"].items() if s == stream)
-        name = f"{record['stage']}.{port}"
+        port = next(n for n, p in port_names(design).items() if p.stream == stream)
+        name = f"{design.name}.{port}"
         old = self.processes[name]
-        table = (Run(_beats(record, stream), 1, 1, 1),)
+        table = (Run(design.streams[stream].tokens, 1, 1, 1),)
         ins, outs = (old.inputs, (outside,)) if writes else ((outside,), old.outputs)
         self.processes[name] = Process(name, table, ins, outs, old.depth)
 
 
-def _beats(record: Json, stream: str) -> int:
-    return next(int(s["tokens"]) for s in record["fifos"] if s["name"] == stream)
-
-
-def cycles_of_boards(records: Sequence[Json], links: Sequence[Link]) -> StageCycles:
+def cycles_of_boards(designs: Sequence[StageDesign], links: Sequence[Link]) -> StageCycles:
     """Simulate all stages and the links between them at once.
 
     Args:
-        records: ``stage.json`` of every stage, in order.
+        designs: The stages in order.
         links: What joins each stage to the next.
 
     Raises:
-        BackendError: The boards have unlike clocks, a record is damaged, or it deadlocks.
+        BackendError: The boards have unlike clocks, or it deadlocks.
     """
-    clocks = {float(record["clock_mhz"]) for record in records}
+    clocks = {design.clock_mhz for design in designs}
     if len(clocks) != 1:
         raise BackendError("boards of unlike clocks are not simulated together", got=clocks)
-    boards = _Boards(records)
+    boards = _Boards(designs)
     for k, link in enumerate(links):
         boards.join(k, link)
     processes = list(boards.processes.values())
-    trace = steady_state(processes, boards.depths, boards.initial)
-    rigid = rigid_interval(processes, boards.depths, boards.initial)
-    return measured("all boards", clocks.pop(), processes, trace, rigid)
+    return measured("all boards", clocks.pop(), processes, boards.depths, boards.initial)

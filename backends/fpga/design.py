@@ -87,6 +87,11 @@ class Stream:
         """Bits of one token."""
         return self.lanes * bits_of(self.dtype)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes per frame, padding included."""
+        return self.tokens * self.token_bits // 8
+
 
 @dataclass(frozen=True)
 class Weight:

@@ -20,7 +20,7 @@ from pipec.backends.fpga.quantise.bound import Bound
 from pipec.backends.fpga.quantise.plan import tolerance_of
 from pipec.backends.fpga.quantise.rounding import cut, held
 from pipec.backends.fpga.quantise.samples import held_out, keep
-from pipec.backends.fpga.stagejson import read_record, stage_record, write_record
+from pipec.backends.fpga.stagejson import Json, read_record, write_record
 from pipec.backends.fpga.toolchain import has_compiler
 from pipec.graph.ir import Graph
 from pipec.graph.lower import lower
@@ -59,13 +59,10 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
         accepted = of_golden(design, frame, tolerance)
         steps = _steps(design, graphs[k])
         own = {value: _one_step(step, frame.outputs[value]) for value, step in steps.items()}
-        write_stage(design, folder, frame, tolerance=accepted, own=own, site=site)
-        record = {**stage_record(design), "tolerance": tolerance}
-        if steps:
-            record["steps"] = steps
-        write_record(
-            record | {"bounds": [b.to_json() for b in known]} if narrow else record, folder
-        )
+        facts: Json = {"tolerance": tolerance, **({"steps": steps} if steps else {})}
+        if narrow:
+            facts["bounds"] = [b.to_json() for b in known]
+        write_stage(design, folder, frame, tolerance=accepted, own=own, site=site, facts=facts)
         audit.check(folder)
         folders.append(folder)
     if narrow:

@@ -1,12 +1,13 @@
-"""Interval, latency, stalls and bottleneck of an emitted stage, from its ``stage.json`` alone."""
+"""Interval, latency, stalls and bottleneck of a stage, simulated."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipec.backends.fpga.cycles import steady_state
+from pipec.backends.fpga.cycles import depths_of, initial_of, processes_of, steady_state
+from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.runs import cycles
-from pipec.backends.fpga.simulator.process import Flow, Process, Style, Trace
-from pipec.backends.fpga.stagejson import Json, network
+from pipec.backends.fpga.simulator.process import Flow, Process, Style
+from pipec.backends.fpga.stagejson import Json
 from pipec.compiler.cycles import EngineCycles, StageCycles
 from pipec.errors import BackendError
 
@@ -14,45 +15,42 @@ _OF_ENGINE = ("name", "kind", "dsp", "busy_cycles")
 _OF_FIFO = ("name", "from", "to", "depth", "tokens", "width_bits")
 
 
-def cycles_of(record: Json) -> StageCycles:
+def cycles_of(design: StageDesign) -> StageCycles:
     """Simulate a stage until its frames repeat.
 
-    Args:
-        record: Its ``stage.json``.
-
     Raises:
-        BackendError: The record is damaged, or its FIFO depths deadlock.
+        BackendError: Its FIFO depths deadlock.
     """
-    processes, depths, initial = network(record)
-    trace = steady_state(processes, depths, initial)
-    rigid = rigid_interval(processes, depths, initial)
-    return measured(str(record["stage"]), float(record["clock_mhz"]), processes, trace, rigid)
-
-
-def rigid_interval(
-    processes: Sequence[Process], depths: Mapping[str, int], initial: Mapping[str, int]
-) -> int | None:
-    """Cycles from frame to frame of rigid pipelines (`Style.STALL`); None if they deadlock."""
-    try:
-        return steady_state(processes, depths, initial, Style.STALL).interval
-    except BackendError as error:
-        if "deadlocks" not in str(error) and "per frame" not in str(error):
-            raise
-        return None
+    processes, depths = processes_of(design), depths_of(design)
+    return measured(design.name, design.clock_mhz, processes, depths, initial_of(design))
 
 
 def measured(
-    name: str, clock_mhz: float, processes: Sequence[Process], trace: Trace, rigid: int | None
+    name: str,
+    clock_mhz: float,
+    processes: Sequence[Process],
+    depths: Mapping[str, int],
+    initial: Mapping[str, int],
 ) -> StageCycles:
     """What a simulation says of every process.
 
     Args:
         name: Of the stage.
         clock_mhz: Its clock.
-        processes: What was simulated.
-        trace: What was found.
-        rigid: See `rigid_interval`.
+        processes: What is simulated.
+        depths: Declared FIFO depth per stream.
+        initial: Tokens that a stream holds at reset.
+
+    Raises:
+        BackendError: It deadlocks.
     """
+    trace = steady_state(processes, depths, initial)
+    try:
+        rigid = steady_state(processes, depths, initial, Style.STALL).interval
+    except BackendError as error:
+        if "deadlocks" not in str(error) and "per frame" not in str(error):
+            raise
+        rigid = None
     engines = tuple(_engine(p, trace.flows) for p in processes)
     least = min(engines, key=lambda e: (e.empty + e.full, -e.busy))
     return StageCycles(

@@ -1,30 +1,45 @@
-"""``stage.json``: a design as plain data, versioned, for people, scripts and RTL."""
+"""``stage.json``: a design as plain data, versioned, for people, scripts and RTL; and back."""
 
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
+
+from numpy.typing import NDArray
 
 from pipec.backends.fpga.design import (
     DdrPort,
     Engine,
     Floorplan,
+    Memory,
+    Narrowing,
     Port,
     Resources,
     StageDesign,
     Stream,
+    Weight,
 )
 from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.fifo import busiest
-from pipec.backends.fpga.nests import Swg
-from pipec.backends.fpga.runs import Loop, Run, Table, busy_cycles, nest_table, run_table
-from pipec.backends.fpga.simulator.process import Process, port_process
+from pipec.backends.fpga.nests import Step, Swg
+from pipec.backends.fpga.routing import Nest
+from pipec.backends.fpga.runs import Run, Table, busy_cycles, run_table
+from pipec.backends.fpga.training import engines  # noqa: F401  (registers their run tables)
 from pipec.errors import BackendError
 
+T = TypeVar("T", Engine, Weight, Stream, Port, DdrPort, StageDesign)
 SCHEMA = 1
 """Version of the format; a reader refuses a larger one."""
 
 Json = dict[str, Any]
+
+KINDS = {kind.__name__.lower(): kind for kind in get_args(Nest)}
+"""Kind of engine to its nest."""
+DAMAGE = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
+"""What formulas raise on figures that no design has."""
 
 
 def stage_record(design: StageDesign) -> Json:
@@ -79,8 +94,7 @@ def _regions(plan: Floorplan) -> Json:
 def _port(port: Port, design: StageDesign) -> Json:
     found = dataclasses.asdict(port)
     if port.stream:
-        stream = design.streams[port.stream]
-        found["bytes_per_frame"] = stream.tokens * stream.token_bits // 8
+        found["bytes_per_frame"] = design.streams[port.stream].nbytes
     return found
 
 
@@ -167,44 +181,101 @@ def read_record(stage: Path) -> Json:
     return record
 
 
-def network(record: Json) -> tuple[list[Process], dict[str, int], dict[str, int]]:
-    """The processes of a stage as its ``stage.json`` says, with every stream's depth and tokens.
-
-    The tokens are those that a stream holds at reset.
-
-    Args:
-        record: What `stage_record` returned, after a round trip through JSON.
+def design_of(record: Json) -> StageDesign:
+    """The design that a ``stage.json`` tells of; its tables have no values.
 
     Raises:
-        BackendError: It has another version, or lacks something.
+        BackendError: It has another version, or is damaged.
     """
     if record.get("schema") != SCHEMA:
         raise BackendError("stage.json has another version", got=record.get("schema"), want=SCHEMA)
     try:
-        streams = {s["name"]: s for s in record["fifos"]}
-        processes = [_process(e) for e in record["engines"]]
-        processes += [
-            port_process(name, stream, streams[stream]["tokens"], is_input=name.startswith("in_"))
-            for name, stream in record["ports"].items()
-        ]
-        depths = {name: int(s["depth"]) for name, s in streams.items()}
-        return processes, depths, {name: int(s["initial"]) for name, s in streams.items()}
-    except (KeyError, TypeError, ValueError) as error:
+        return _design(record)
+    except DAMAGE as error:
         raise BackendError("stage.json is damaged", got=repr(error)) from error
 
 
-def _process(engine: Json) -> Process:
-    inputs, outputs = tuple(engine["inputs"]), tuple(engine["outputs"])
-    if engine["runs"] == "swg":
-        nest = Swg(**{**engine["nest"], "pad_value": float(engine["nest"]["pad_value"])})
-        table = nest_table(nest, engine["ii"], len(inputs))
-    else:
-        table = _as_table(engine["runs"])
-    return Process(engine["name"], table, inputs, outputs, engine["depth"])
+def read_design(stage: Path) -> StageDesign:
+    """The design of an emitted stage; its tables have no values.
+
+    Raises:
+        BackendError: Its ``stage.json`` cannot be read, or is damaged.
+    """
+    return design_of(read_record(stage))
 
 
-def _as_table(items: list[Any]) -> Table:
-    return tuple(
-        Loop(item["times"], _as_table(item["body"])) if isinstance(item, dict) else Run(*item)
-        for item in items
+def _design(record: Json) -> StageDesign:
+    resources, regions = record["resources"], record["regions"]
+    return _made(
+        StageDesign,
+        {**record, **record["cycles"]},
+        name=record["stage"],
+        engines=tuple(map(_read_engine, record["engines"])),
+        streams={s["name"]: _read_stream(s) for s in record["fifos"]},
+        inputs=tuple(_made(Port, p) for p in record["inputs"]),
+        outputs=tuple(_made(Port, p) for p in record["outputs"]),
+        ddr=tuple(map(_memory_port, record["ddr"])),
+        resources=Resources(**resources["estimate"]),
+        limits=Resources(**resources["limit"]),
+        floorplan=Floorplan(
+            {e["name"]: tuple(e["regions"]) for e in record["engines"]},
+            tuple(Resources(**slr["estimate"]) for slr in regions["slr"]),
+            tuple(Resources(**slr["limit"]) for slr in regions["slr"]),
+            tuple(regions["wires"]),
+            regions["wire_limit"],
+        ),
     )
+
+
+def _read_engine(record: Json) -> Engine:
+    numbers, buffer, narrowing = record["numbers"], record["buffer"], record["numbers"]["narrowing"]
+    return _made(
+        Engine,
+        {**record, **numbers},
+        nest=nest_of(record),
+        weights=tuple(map(_read_weight, record["weights"])),
+        narrowing=None if narrowing is None else Narrowing(**narrowing),
+        memory=Memory(buffer["memory"]),
+        buffer_bits=buffer["bits"],
+        resources=Resources(**record["resources"]),
+    )
+
+
+def _made(kind: type[T], record: Json, **known: Any) -> T:
+    """An object of the keys of a record that are called as its fields, lists as tuples."""
+    names = {f.name for f in dataclasses.fields(kind)} & record.keys() - known.keys()
+    return kind(**{name: _tuples(record[name]) for name in names}, **known)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def nest_of(record: Json) -> Nest:
+    """The nest of an engine in ``stage.json``."""
+    found: Nest = KINDS[record["kind"]](**{k: _field(v) for k, v in record["nest"].items()})
+    return found
+
+
+def _field(value: Any) -> Any:
+    """A field of a nest, as it was before it was written down."""
+    if isinstance(value, list | tuple):
+        return tuple(Step(**v) if isinstance(v, dict) else v for v in value)
+    return float(value) if value in ("inf", "-inf") else value
+
+
+def _read_weight(record: Json) -> Weight:
+    def values() -> NDArray[Any]:
+        raise BackendError("stage.json has no tables", where=record["role"])
+
+    return _made(Weight, record, memory=Memory(record["memory"]), values=values)
+
+
+def _read_stream(record: Json) -> Stream:
+    memory = Memory(record["memory"]) if "memory" in record else None
+    return _made(Stream, record, producer=record["from"], consumer=record["to"], memory=memory)
+
+
+def _memory_port(record: Json) -> DdrPort:
+    carries = record.get("carries")
+    return _made(DdrPort, record, carries=None if carries is None else _made(Port, carries))

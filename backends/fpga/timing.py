@@ -34,8 +34,7 @@ def link_timing(design: StageDesign, port: Port, bytes_per_second: float) -> Lin
         port: One of its outputs.
         bytes_per_second: Payload rate of the link.
     """
-    stream = design.streams[port.stream]
-    nbytes = stream.tokens * stream.token_bits // 8
+    nbytes = design.streams[port.stream].nbytes
     per_cycle = bytes_per_second / (design.clock_mhz * 1e6)
     return LinkTiming(port.value, nbytes, math.ceil(nbytes / per_cycle))
 

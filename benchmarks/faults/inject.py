@@ -229,33 +229,27 @@ def _fpga(directory: Path) -> Iterator[Fault]:
         }
         for kind, where, wrong in changes(tables, rng):
             yield Fault(kind, where, partial(_retable, wrong))
-        path = stage / "tb" / "ports.json"
-        name, ports = path.relative_to(directory), json.loads(path.read_text("utf-8"))
-        for k, port in enumerate(ports):
-            order, shape = port["order"], port["shape"]
-            if sum(n > 1 for n in shape) > 1:
-                wrong_order = sorted(order) if order != sorted(order) else order[::-1]
-                where = f"{stage.name} {port['value']}"
-                change = partial(_rewrite, name, (k, "order"), wrong_order)
-                yield Fault("a wrong permutation", where, change)
-        for way in ("in", "out"):
-            these = [k for k, port in enumerate(ports) if port["direction"] == way]
-            if len(these) > 1:
-                files = [port["file"] for port in ports]
-                a, b = these[:2]
-                files[a], files[b] = files[b], files[a]
-                wrong_ports = [{**p, "file": f} for p, f in zip(ports, files, strict=True)]
-                change = partial(_replace, name, wrong_ports)
-                yield Fault("two channels of a link swapped", f"{stage.name} {way}", change)
-            if these and way == "out":
-                fewer = [p for k, p in enumerate(ports) if k != these[0]]
-                yield Fault("a dropped output", stage.name, partial(_replace, name, fewer))
+        name = (stage / "stage.json").relative_to(directory)
+        record = json.loads((directory / name).read_text("utf-8"))
+        for side in ("inputs", "outputs"):
+            ports = record[side]
+            for k, port in enumerate(ports):
+                order, shape = port["order"], port["shape"]
+                if sum(n > 1 for n in shape) > 1:
+                    wrong_order = sorted(order) if order != sorted(order) else order[::-1]
+                    where = f"{stage.name} {port['value']}"
+                    change = partial(_rewrite, name, (side, k, "order"), wrong_order)
+                    yield Fault("a wrong permutation", where, change)
+            if len(ports) > 1:
+                a, b = (port["stream"] for port in ports[:2])
+                crossed = [{**ports[0], "stream": b}, {**ports[1], "stream": a}, *ports[2:]]
+                swapped = partial(_rewrite, name, (side,), crossed)
+                yield Fault("two channels of a link swapped", f"{stage.name} {side}", swapped)
+            if side == "outputs":
+                fewer = partial(_rewrite, name, (side,), ports[1:])
+                yield Fault("a dropped output", stage.name, fewer)
 
 
 def _retable(wrong: Mapping[str, Array], directory: Path) -> None:
     for name, table in wrong.items():
         table.tofile(directory / name)
-
-
-def _replace(name: Path, data: object, directory: Path) -> None:
-    (directory / name).write_text(json.dumps(data), encoding="utf-8")

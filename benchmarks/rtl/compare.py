@@ -3,13 +3,16 @@
 import math
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 from benchmarks.rtl.generate import Json
 from benchmarks.rtl.simulate import Bench, Observed
 from benchmarks.rtl.tile import Tile
+from pipec.backends.fpga.nests import Swg
+from pipec.backends.fpga.runs import Loop, Run, Table, nest_table
 from pipec.backends.fpga.simulator.native import simulate
-from pipec.backends.fpga.simulator.process import Style, Trace
-from pipec.backends.fpga.stagejson import network
+from pipec.backends.fpga.simulator.process import Process, Style, Trace, port_process
+from pipec.backends.fpga.stagejson import SCHEMA
 from pipec.errors import BackendError
 from tests.fpga.design import rigid
 
@@ -154,3 +157,46 @@ def _sinks(record: Json, observed: Observed) -> list[list[int]]:
         [cycle + e["depth"] for cycle in observed.frames[e["name"]]]
         for e in engines or record["engines"]
     ]
+
+
+def network(record: Json) -> tuple[list[Process], dict[str, int], dict[str, int]]:
+    """The processes of a stage by the run tables in its ``stage.json``, streams' depths and tokens.
+
+    The tokens are those that a stream holds at reset.
+
+    Args:
+        record: What `stage_record` returned, after a round trip through JSON.
+
+    Raises:
+        BackendError: It has another version, or lacks something.
+    """
+    if record.get("schema") != SCHEMA:
+        raise BackendError("stage.json has another version", got=record.get("schema"), want=SCHEMA)
+    try:
+        streams = {s["name"]: s for s in record["fifos"]}
+        processes = [_process(e) for e in record["engines"]]
+        processes += [
+            port_process(name, stream, streams[stream]["tokens"], is_input=name.startswith("in_"))
+            for name, stream in record["ports"].items()
+        ]
+        depths = {name: int(s["depth"]) for name, s in streams.items()}
+        return processes, depths, {name: int(s["initial"]) for name, s in streams.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise BackendError("stage.json is damaged", got=repr(error)) from error
+
+
+def _process(engine: Json) -> Process:
+    inputs, outputs = tuple(engine["inputs"]), tuple(engine["outputs"])
+    if engine["runs"] == "swg":
+        nest = Swg(**{**engine["nest"], "pad_value": float(engine["nest"]["pad_value"])})
+        table = nest_table(nest, engine["ii"], len(inputs))
+    else:
+        table = _as_table(engine["runs"])
+    return Process(engine["name"], table, inputs, outputs, engine["depth"])
+
+
+def _as_table(items: list[Any]) -> Table:
+    return tuple(
+        Loop(item["times"], _as_table(item["body"])) if isinstance(item, dict) else Run(*item)
+        for item in items
+    )

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.csim.build import build
-from pipec.backends.fpga.csim.manifest import Wire, read_wires
+from pipec.backends.fpga.csim.wires import Wire, wires_of
 from pipec.backends.fpga.numbers import file_type
+from pipec.backends.fpga.stagejson import read_design
 from pipec.backends.fpga.wire import from_tokens, to_tokens
 from pipec.errors import BackendError
 
@@ -152,7 +153,7 @@ def load_stages(stages: Sequence[Path], jobs: int = 2) -> list[CSimulation]:
     Raises:
         BackendError: No compiler, damaged files, or code that does not compile.
     """
-    wires = [read_wires(stage) for stage in stages]
+    wires = [wires_of(read_design(stage)) for stage in stages]
     with ThreadPoolExecutor(max_workers=jobs) as pool:
         binaries = list(pool.map(build, stages))
     return [

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pipec.backends.fpga.csim.build import TIMED, build
 from pipec.backends.fpga.csim.run import failed
-from pipec.backends.fpga.cycles import simulate
+from pipec.backends.fpga.cycles import depths_of, initial_of, processes_of, simulate
 from pipec.backends.fpga.emit.cpp import identifier
 from pipec.backends.fpga.simulator.process import Trace
-from pipec.backends.fpga.stagejson import network, read_record
+from pipec.backends.fpga.stagejson import read_design
 from pipec.compiler.cycles import TimedCheck
 from pipec.errors import BackendError
 
@@ -70,10 +70,10 @@ def check_timing(stage: Path, frames: int = 2) -> TimedCheck:
     Raises:
         BackendError: It deadlocks, does not compile, or its outputs are wrong.
     """
-    record = read_record(stage)
-    processes, depths, initial = network(record)
-    trace = simulate(processes, depths, frames, initial=initial)
-    return compared(str(record["stage"]), trace, handshakes(stage, frames), frames)
+    design = read_design(stage)
+    processes, initial = processes_of(design), initial_of(design)
+    trace = simulate(processes, depths_of(design), frames, initial=initial)
+    return compared(design.name, trace, handshakes(stage, frames), frames)
 
 
 def compared(name: str, trace: Trace, found: dict[str, list[str]], frames: int) -> TimedCheck:

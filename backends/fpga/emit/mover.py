@@ -99,7 +99,7 @@ def source(design: StageDesign, kernel: Mover) -> str:
         lanes=stream.lanes,
         stream=kernel.stream,
         bundle=GMEM,
-        depth=ceil_div(stream.tokens * stream.token_bits // 8, BEAT_BYTES),
+        depth=ceil_div(stream.nbytes, BEAT_BYTES),
         limit=limit,
         burst=BURST,
         first=first,

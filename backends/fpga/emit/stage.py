@@ -8,7 +8,7 @@ stage0_xcvu9p/
   mover/  host/  sim/                          where the board has a Vitis platform: kernels between
                                                memory and streams, host program, board in software
   src/   stage_top.cpp  stage_top.h  types.h  engines/*.h  weights/*.bin
-  tb/    tb_stage.cpp  testbench.h  port_files.h  ports.json  golden/*.bin
+  tb/    tb_stage.cpp  testbench.h  port_files.h  golden/*.bin
   csim/  hls_stream.h  dataflow.h ...          stand-ins, for plain g++ only
 ```
 """
@@ -16,7 +16,7 @@ stage0_xcvu9p/
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipec.backends.fpga.csim.manifest import PORTS, ports_json, wires_of
+from pipec.backends.fpga.csim.wires import wires_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.bench import tb_stage_cpp
 from pipec.backends.fpga.emit.cpp import identifier
@@ -31,6 +31,7 @@ from pipec.backends.fpga.emit.source import (
     types_h,
 )
 from pipec.backends.fpga.emit.tables import off_chip, on_chip, stored
+from pipec.backends.fpga.stagejson import Json, stage_record, write_record
 from pipec.backends.fpga.wire import to_tokens
 
 TOLERANCE = 1e-4
@@ -56,8 +57,9 @@ def write_stage(
     tolerance: float = TOLERANCE,
     own: Mapping[str, float] | None = None,
     site: Site | None = None,
+    facts: Json | None = None,
 ) -> None:
-    """Write everything but ``stage.json``.
+    """Write a stage.
 
     Args:
         design: The stage.
@@ -66,6 +68,7 @@ def write_stage(
         tolerance: What the test bench accepts.
         own: Values of outputs to what it accepts of them, where that is less.
         site: Where the stage is to run; a board without a platform if not given.
+        facts: What ``stage.json`` says besides.
 
     Raises:
         BackendError: An engine or type has no C++, or the model has no weights.
@@ -76,7 +79,6 @@ def write_stage(
         "src/stage_top.cpp": stage_top_cpp(design),
         "tb/tb_stage.cpp": tb_stage_cpp(design, frames=1, tolerance=tolerance, own=own or {}),
         **{f"tb/{name}": own_header(f"tb/{name}") for name in ("testbench.h", "port_files.h")},
-        PORTS: ports_json(design),
         **{f"src/engines/{name}": own_header(f"engines/{name}") for name in headers(design)},
         **{f"csim/{name}": own_header(f"csim/{name}") for name in STAND_INS},
         **scripts(design, tolerance, site or Site(), own),
@@ -85,6 +87,7 @@ def write_stage(
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    write_record({**stage_record(design), **(facts or {})}, directory)
     write_tables(design, directory / "src/weights")
     if golden is not None:
         _write_golden(design, golden, directory / "tb/golden")

@@ -23,13 +23,13 @@ import torch
 
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.banks import banks_of
-from pipec.backends.fpga.csim.manifest import wires_of
+from pipec.backends.fpga.csim.wires import wires_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import device_of
 from pipec.backends.fpga.emit.golden import Golden, golden_chain, random_inputs
 from pipec.backends.fpga.emit.scripts import Site
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage, write_tables
-from pipec.backends.fpga.stagejson import Json, stage_record, write_record
+from pipec.backends.fpga.stagejson import Json
 from pipec.backends.fpga.training.connections import connections, ways
 from pipec.backends.fpga.training.phases import gradient_name
 from pipec.backends.fpga.training.stage import TrainedStage, trained_stages
@@ -154,7 +154,6 @@ def _write(
     platform = fabric is not None and fabric.has_platform
     banks = banks_of(fabric) if fabric else ("DDR[0]",)
     write_stage(design, folder, frame, site=Site(platform=platform, banks=banks, alone=False))
-    write_record(stage_record(design), folder)
     audit.check(folder)
 
 
@@ -203,7 +202,7 @@ def training_record(stage: TrainedStage) -> dict[str, Any]:
         "saved": [
             {
                 "value": f.value,
-                "bytes": f.nbytes,
+                "bytes": f.stream.nbytes,
                 "microbatches": f.sets,
                 "memory": f.memory.value,
                 "ddr_bytes_per_microbatch": f.traffic,

@@ -31,14 +31,9 @@ class Feature:
     memory: Memory
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of one microbatch."""
-        return self.stream.tokens * self.stream.token_bits // 8
-
-    @property
     def traffic(self) -> int:
         """Bytes that move to and from DDR per microbatch."""
-        return 2 * self.nbytes if self.memory is Memory.DDR else 0
+        return 2 * self.stream.nbytes if self.memory is Memory.DDR else 0
 
 
 def in_flight(stage: int, stages: int) -> int:
@@ -61,7 +56,7 @@ def placed_features(
     """
     left = {Memory.URAM: room.uram, Memory.BRAM: room.bram36}
     found = {v: Feature(v, stream, sets, Memory.DDR) for v, stream in streams.items()}
-    for value in sorted(streams, key=lambda v: (-found[v].nbytes, v)):
+    for value in sorted(streams, key=lambda v: (-streams[v].nbytes, v)):
         _, bram, uram = _item(found[value]).costs
         cost = {Memory.URAM: uram, Memory.BRAM: bram}
         kind = next((k for k in left if cost[k] <= left[k]), Memory.DDR)

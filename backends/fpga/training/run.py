@@ -18,8 +18,8 @@ import torch
 from msgspec import convert
 
 from pipec.backends.fpga import audit
-from pipec.backends.fpga.csim.manifest import Wire
 from pipec.backends.fpga.csim.run import CSimulation, load_stages
+from pipec.backends.fpga.csim.wires import Wire
 from pipec.backends.fpga.numbers import file_type
 from pipec.backends.fpga.toolchain import workspace
 from pipec.backends.fpga.training.artifacts import KERNELS, RECORD

@@ -89,10 +89,8 @@ def _end(name: str, nest: Spill | Refill, read: str, written: str, producer: Eng
 def _port(engine: str, stream: Stream, fifo: str) -> DdrPort:
     shape = (stream.rows, stream.channels)
     carried = Port(stream.name, engine, stream.name, shape, (0, 1), stream.dtype)
-    nbytes = stream.tokens * stream.token_bits // 8
-    return DdrPort(
-        engine, engine, stream.token_bits, nbytes, 0.0, carries=carried, group=f"fifo_{fifo}"
-    )
+    group, bits = f"fifo_{fifo}", stream.token_bits
+    return DdrPort(engine, engine, bits, stream.nbytes, 0.0, carries=carried, group=group)
 
 
 def with_rings(design: StageDesign) -> StageDesign:

@@ -18,7 +18,7 @@ from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.runs import cycles, tokens
 from pipec.backends.fpga.search import Board, best_design, deep_fifos, fitted
 from pipec.backends.fpga.stage_cycles import cycles_of
-from pipec.backends.fpga.stagejson import Json, stage_record
+from pipec.backends.fpga.stagejson import design_of, stage_record
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
 from pipec.cluster.presets import preset
 from pipec.compiler.driver import make_plan
@@ -34,24 +34,24 @@ def test_pacing_takes_exactly_the_time_it_is_given(beats: int, frame: int) -> No
 
 
 @cache
-def records() -> tuple[Json, ...]:
+def stages() -> tuple[StageDesign, ...]:
     """A residual network on three boards: some values skip a board."""
     model, x = made("resnet")
     plan = make_plan(graph_of(model, x), parse_cluster("3xvcu118"), "fpga")
-    return tuple(as_read(d) for d in designs_of(plan))
+    return tuple(map(as_read, designs_of(plan)))
 
 
 def crossing(k: int) -> int:
     """Bytes per frame from board k to the next."""
-    wanted = {p["value"] for p in records()[k + 1]["inputs"]}
-    return sum(p["bytes_per_frame"] for p in records()[k]["outputs"] if p["value"] in wanted)
+    wanted, here = {p.value for p in stages()[k + 1].inputs}, stages()[k]
+    return sum(here.streams[p.stream].nbytes for p in here.outputs if p.value in wanted)
 
 
 def test_fast_links_cost_their_flight_alone() -> None:
-    alone = [cycles_of(r) for r in records()]
-    near = cycles_of_boards(records(), [Link(1e12, 0.0)] * 2)
+    alone = [cycles_of(r) for r in stages()]
+    near = cycles_of_boards(stages(), [Link(1e12, 0.0)] * 2)
     assert near.interval == max(c.interval for c in alone)
-    far = cycles_of_boards(records(), [Link(1e12, 5e-6)] * 2)
+    far = cycles_of_boards(stages(), [Link(1e12, 5e-6)] * 2)
     assert far.interval == near.interval
     assert far.latency == near.latency + 2 * 1_000  # 5 us at 200 MHz, twice
     assert max(c.latency for c in alone) < near.latency
@@ -59,15 +59,15 @@ def test_fast_links_cost_their_flight_alone() -> None:
 
 def test_a_slow_link_sets_the_interval_and_is_named() -> None:
     rate = 40e6  # 0.2 bytes per cycle
-    found = cycles_of_boards(records(), [Link(rate, 0.0), Link(1e12, 0.0)])
+    found = cycles_of_boards(stages(), [Link(rate, 0.0), Link(1e12, 0.0)])
     assert found.interval == pytest.approx(crossing(0) / 0.2, rel=1e-3)
     assert found.bottleneck.startswith("link0.")
 
 
 def test_unlike_clocks_are_refused() -> None:
-    first, *others = records()
+    first, *others = stages()
     with pytest.raises(BackendError, match="unlike clocks"):
-        cycles_of_boards([{**first, "clock_mhz": 300.0}, *others], [Link(1e12, 0.0)] * 2)
+        cycles_of_boards([replace(first, clock_mhz=300.0), *others], [Link(1e12, 0.0)] * 2)
 
 
 class Block(nn.Module):
@@ -126,10 +126,9 @@ def test_deeper_fifos_are_counted_and_given_room() -> None:
     assert designs[1].interval > alone.interval
 
 
-def as_read(design: StageDesign) -> Json:
-    """``stage.json`` after a round trip."""
-    found: Json = json.loads(json.dumps(stage_record(design)))
-    return found
+def as_read(design: StageDesign) -> StageDesign:
+    """As ``stage.json`` tells of it."""
+    return design_of(json.loads(json.dumps(stage_record(design))))
 
 
 def _shallow(design: StageDesign) -> StageDesign:

@@ -214,7 +214,7 @@ def test_errors_name_what_is_wrong(
     with pytest.raises(BackendError, match="needs a C\\+\\+ compiler"):
         backend.load(plan, directory)
     monkeypatch.delenv("CXX")
-    with pytest.raises(BackendError, match="ports cannot be read"):
+    with pytest.raises(BackendError, match=r"stage\.json cannot be read"):
         backend.load(plan, folder)
     (stage,) = load_stages([next(directory.glob("stage0_*"))])
     wanted = next(w.port for w in stage.wires if w.is_input)
