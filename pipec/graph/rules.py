@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 import torch
 from torch import fx
@@ -30,6 +31,13 @@ _BANNED = {
     "aten._unsafe_view.default": "reshape: a view is only legal for the strides seen in tracing",
     "aten._assert_tensor_metadata.default": "nothing: it has no value",
 }
+
+
+_ARGUMENTS = (
+    fx.Node, bool, int, float, complex, str, type(None),
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+"""What an argument of a node can be: what a file can hold."""
 
 
 class Role(StrEnum):
@@ -101,6 +109,24 @@ def _kinds_of_nodes(graph: Graph) -> Iterator[Finding]:
     for n in graph.module.graph.nodes:
         if n.op not in ("placeholder", "call_function", "output"):
             yield Finding(n.name, f"a {n.op} node", want)
+        elif n.op != "output" and not _is_name(n.name):
+            yield Finding(n.name, "a name that Python code cannot have", "another identifier")
+        for value in (*n.args, *n.kwargs.values()):
+            if not _can_be_saved(value):
+                yield Finding(
+                    n.name, f"argument {value}", "nodes, numbers, strings, types of torch"
+                )
+
+
+@lru_cache(maxsize=100_000)
+def _is_name(name: str) -> bool:
+    return fx.Graph().placeholder(name).name == name
+
+
+def _can_be_saved(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_can_be_saved, value))
+    return isinstance(value, _ARGUMENTS)
 
 
 def _known_ops(graph: Graph) -> Iterator[Finding]:

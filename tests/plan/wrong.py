@@ -234,7 +234,7 @@ def order(*order: int) -> Edit:
 
 
 def empty_stage(plan: Plan) -> Plan:
-    graph = Graph(fx.GraphModule({}, _nothing()), (), (), {})
+    graph = Graph(fx.GraphModule({}, _nothing()), (), (), {}, source=plan.graph.source)
     stages = (*plan.stages, Stage(len(plan.stages), graph))
     return plan.replace(stages=stages, partition=None, placement=None)
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 import torch
 
 from pipec.graph.comm import RECV, SEND
-from pipec.graph.ir import OutputKind
+from pipec.graph.ir import OutputKind, Source
 from pipec.schedule.schedule import Placement
 from tests.plan import edits as e
 from tests.plan import wrong as w
+from tests.plan import wrong_more as m
 from tests.plan import wrong_training as t
 
 aten = torch.ops.aten
@@ -57,7 +58,22 @@ WRONG: list[tuple[str, str, e.Edit, str]] = [
     ("renames-node", "traced", e.in_model(w.renamed), "costs-cover"),
     ("adds-node", "traced", e.in_model(w.duplicated), "costs-cover"),
     ("drops-node", "traced", e.in_model(w.dropped), "costs-cover"),
+    ("names-like-a-keyword", "traced", w.uncosted(e.in_model(m.keyword)), "kinds-of-nodes"),
+    ("inlines-tensor", "traced", w.uncosted(e.in_model(m.inlined)), "kinds-of-nodes"),
     # stages
+    ("ties-two-weights", "bare", m.two_tied, "weights-are-the-models"),
+    (
+        "widens-namespaces",
+        "bare",
+        m.other_graph(namespaces=frozenset({"other"})),
+        "weights-are-the-models",
+    ),
+    (
+        "takes-stage-of-other-model",
+        "bare",
+        m.other_graph(source=Source("memory", "other")),
+        "weights-are-the-models",
+    ),
     ("adds-to-model-alone", "bare", w.uncosted(e.in_model(w.dead)), "every-node-once"),
     ("drops-in-stage", "bare", e.in_stage(1, w.dropped), "every-node-once"),
     ("renames-in-stage", "bare", e.in_stage(1, w.renamed), "stages-follow-model"),
@@ -137,7 +153,17 @@ WRONG: list[tuple[str, str, e.Edit, str]] = [
         w.unscheduled(e.in_training(2, "BI", t.without(OutputKind.GRADIENT))),
         "gradients-arrive",
     ),
-    ("takes-other-targets", "cut", e.in_training(3, "B", t.unseen), "numbers-are-checked"),
+    ("takes-other-targets", "cut", e.in_training(3, "BI", t.unseen), "numbers-are-checked"),
+    ("negates-in-b", "cut", e.in_training(1, "B", t.negated), "backward-is-one"),
+    ("keeps-the-largest-in-w", "cut", e.in_training(1, "W", t.largest), "backward-is-one"),
+    (
+        "gives-one-gradient-twice",
+        "cut",
+        e.in_training(1, "B", t.twice(OutputKind.WEIGHT_GRADIENT, ".weight")),
+        "backward-is-one",
+    ),
+    ("reads-constant-in-b", "cut", e.in_training(1, "BI", t.constant), "backward-reads-the-stage"),
+    ("lists-slot-twice", "hosted", m.slots_twice, "slots-say-the-bytes"),
     ("mutates-in-b", "cut", e.in_training(1, "B", t.mutating), "functional"),
     (
         "drops-update-of-f",
@@ -188,6 +214,8 @@ WRONG: list[tuple[str, str, e.Edit, str]] = [
         "placement-fits",
     ),
     ("moves-stages", "cut", w.moved, "schedule-fits-stages"),
+    ("bound-above-cut", "cut", w.partition(lower_bound=lambda _: 1e9), "partition-is-timed"),
+    ("moves-to-other-kind", "cut", m.other_devices, "costs-cover"),
     ("drops-cost", "traced", w.costs(nodes=lambda c: w.half(c.nodes)), "costs-cover"),
     (
         "drops-seconds",
@@ -203,6 +231,8 @@ WRONG: list[tuple[str, str, e.Edit, str]] = [
         "costs-follow-graph",
     ),
     ("drops-timing", "cut", lambda p: p.replace(timing=p.timing[1:]), "stages-are-timed"),
+    ("sends-longer-than-interval", "cut", m.sends_long, "stages-are-timed"),
+    ("remembers-object", "cut", lambda p: p.replace(options={"x": object()}), "options-are-plain"),
     ("raw-schedule", "cut", w.raw, "schedule-is-whole"),
     ("reorders-actions", "cut", w.schedule(w.reordered), "schedule-is-whole"),
     ("stale-message-bytes", "cut", w.schedule(w.stale_bytes), "schedule-carries-channels"),

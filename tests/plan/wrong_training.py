@@ -75,6 +75,37 @@ def unseen(graph: Graph) -> Graph:
     return copy
 
 
+def negated(graph: Graph) -> Graph:
+    copy = with_outputs(graph, graph.outputs)
+    next(n for n in copy.calls if "neg" in str(n.target)).target = aten.abs.default
+    return copy
+
+
+def largest(graph: Graph) -> Graph:
+    """The gradient of a bias is the largest of the samples', not their sum."""
+    copy = with_outputs(graph, graph.outputs)
+    next(n for n in copy.calls if "sum" in str(n.target)).target = aten.amax.default
+    return copy
+
+
+def twice(kind: OutputKind, match: str) -> Callable[[Graph], Graph]:
+    def change(outputs: list[GraphOutput]) -> list[GraphOutput]:
+        a, b = (k for k, o in enumerate(outputs) if o.kind is kind and match in o.name)
+        outputs[a] = replace(outputs[a], node=outputs[b].node)
+        return outputs
+
+    return _outputs(change)
+
+
+def constant(graph: Graph) -> Graph:
+    """A weight is read as a constant, which no optimizer changes."""
+    kinds = (
+        replace(i, kind=InputKind.CONSTANT) if i.kind is InputKind.PARAMETER else i
+        for i in graph.inputs
+    )
+    return graph.replace(inputs=tuple(kinds))
+
+
 def mutating(graph: Graph) -> Graph:
     copy = with_outputs(graph, graph.outputs)
     node = copy.calls[-1]

@@ -41,6 +41,9 @@ def _partition_is_timed(parts: Parts) -> Iterator[Finding]:
     for k, s in enumerate(cut.seconds):
         if not _is_time(s):
             yield Finding(f"partition, stage {k}", f"{s} seconds", "a time")
+    reached = cut.step_seconds or max(cut.seconds, default=math.inf)
+    if not cut.lower_bound <= reached * (1 + 1e-6):
+        yield Finding("partition", f"a lower bound of {cut.lower_bound} s", f"at most {reached} s")
 
 
 def _is_time(seconds: float) -> bool:
@@ -71,6 +74,8 @@ def _costs_cover(parts: Parts) -> Iterator[Finding]:
     tables: dict[str, Mapping[str, object]] = {"counts": costs.nodes}
     tables |= {f"seconds on {kind}": row for kind, row in costs.seconds.items()}
     tables |= {f"backward seconds on {kind}": row for kind, row in costs.backward.items()}
+    for kind in sorted({d.kind for d in plan.cluster.devices} - costs.seconds.keys()):
+        yield Finding(f"costs, seconds on {kind}", "none", "one per node: the cluster has such")
     for what, row in tables.items():
         for name in sorted(calls ^ row.keys()):
             got, want = ("none", "one") if name in calls else ("one", "none: no such node")
@@ -107,6 +112,16 @@ def _stages_are_timed(parts: Parts) -> Iterator[Finding]:
         for name in ("interval_seconds", "latency_seconds", "memory_bytes", "backward_seconds"):
             if not _is_time(getattr(t, name)):
                 yield Finding(f"timing of stage {k}", f"{name} {getattr(t, name)}", "0 or more")
+        if not 0 <= t.transfer_seconds <= t.interval_seconds:
+            got = f"transfer_seconds {t.transfer_seconds}"
+            yield Finding(f"timing of stage {k}", got, f"0 to {t.interval_seconds}, a part of it")
+
+
+def _options_are_plain(parts: Parts) -> Iterator[Finding]:
+    """What is remembered can be written: strings and numbers."""
+    for name, value in parts.plan.options.items():
+        if not isinstance(value, str | int | float | None):
+            yield Finding(f"option {name}", repr(value), "a string, a number or nothing")
 
 
 def _schedule_fits_stages(parts: Parts) -> Iterator[Finding]:
@@ -199,6 +214,7 @@ RULES: dict[str, PlanRule] = {
     "costs-cover": _costs_cover,
     "costs-follow-graph": _costs_follow_graph,
     "stages-are-timed": _stages_are_timed,
+    "options-are-plain": _options_are_plain,
     "schedule-fits-stages": _schedule_fits_stages,
     "schedule-carries-channels": _schedule_carries_channels,
     "schedule-is-whole": _schedule_is_whole,

@@ -125,12 +125,18 @@ def _updates_fit_buffers(parts: Parts) -> Iterator[Finding]:
 def _weights_are_the_models(parts: Parts) -> Iterator[Finding]:
     """Every graph of the plan holds the very tensors of the model, and their other names."""
     model = parts.plan.graph
+    for name, aliases in model.tied.items():
+        if name not in model.weights or model.weights.keys() & set(aliases):
+            yield Finding(f"tied weight {name}", aliases, "names that no other weight has")
     for place, graph in _graphs(parts):
         for name, tensor in graph.weights.items():
             if name not in model.weights:
                 yield Finding(f"{place}, weight {name}", "a weight of its own", "the model's")
             elif tensor is not model.weights[name]:
                 yield Finding(f"{place}, weight {name}", "another tensor", "the model's tensor")
+        if graph.source != model.source or not graph.namespaces <= model.namespaces:
+            got = f"{graph.source.location}, namespaces {sorted(graph.namespaces)}"
+            yield Finding(f"{place}, source", got, "the model's")
         for name, aliases in graph.tied.items():
             if aliases != model.tied.get(name):
                 yield Finding(f"{place}, weight {name}", aliases, model.tied.get(name))

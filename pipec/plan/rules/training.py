@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from torch import fx
+
 from pipec.autodiff.recompute import is_random
 from pipec.graph.arguments import unchecked
 from pipec.graph.finding import Finding
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes
-from pipec.graph.lower import Lowered
 from pipec.plan.rules.parts import Parts, PlanRule, mismatch, value_of, values
 
 _STAGE_INPUTS = tuple(k for k in InputKind if k not in (InputKind.SAVED, InputKind.GRADIENT))
@@ -126,28 +127,53 @@ def _gradients_fit(parts: Parts) -> Iterator[Finding]:
 
 
 def _backward_is_one(parts: Parts) -> Iterator[Finding]:
-    """I and W together yield what B yields, and a node goes to one destination in both."""
+    """I and W together yield what B yields, each gradient by the same computation."""
     for stage, graphs in parts.trained:
-        B = graphs["B"].graph.outputs_of(*_GRADIENTS)
-        halves = [o for k in ("I", "W") for o in graphs[k].graph.outputs_of(*_GRADIENTS)]
+        seen: dict[object, str] = {}
+        B, I = (_computed(graphs[k].graph, seen, {}) for k in "BI")  # noqa: E741
+        kept = {name: how for (kind, name), how in I.items() if kind is OutputKind.SAVED}
+        W = _computed(graphs["W"].graph, seen, kept)
+        halves = {key: how for key, how in {**I, **W}.items() if key[0] in _GRADIENTS}
         place = f"stage {stage.index}"
-        got, want = ({(o.kind.value, o.name) for o in found} for found in (halves, B))
-        for kind, name in sorted(got ^ want):
-            side = "B alone" if (kind, name) in want else "I or W alone"
+        for kind, name in sorted(halves.keys() ^ B.keys()):
+            side = "B alone" if (kind, name) in B else "I or W alone"
             yield Finding(f"{place}, {kind} of {name}", side, "B, and I or W")
-        destination = {(o.kind, o.node): o.name for o in B}
-        twice = {o.node for o in B if sum(x.node == o.node for x in B) > 1}
-        for o in halves:
-            other = destination.get((o.kind, o.node), o.name)
-            if other != o.name and o.node not in twice and not _made_anew(graphs, o.node):
-                place = f"stage {stage.index}, gradient {o.node}"
-                yield Finding(place, f"of {other} in B", f"of {o.name} as in I and W")
+        for kind, name in sorted(k for k in halves.keys() & B.keys() if halves[k] != B[k]):
+            got = "another computation in B than in I and W"
+            yield Finding(f"{place}, {kind} of {name}", got, "the same")
 
 
-def _made_anew(graphs: Mapping[str, Lowered], node: str) -> bool:
-    """Whether B's node of this name is another computation than I's or W's."""
-    calls = [g.graph.nodes[node] for g in graphs.values() if node in g.graph.nodes]
-    return len({(str(n.target), str(n.args)) for n in calls if n.op == "call_function"}) > 1
+def _computed(
+    graph: Graph, seen: dict[object, str], kept: Mapping[str, str]
+) -> dict[tuple[OutputKind, str], str]:
+    """How a graph computes each output, as a name: equal for equal expressions of its inputs."""
+    names = {i.node: (i.kind, i.name) for i in graph.inputs}
+    known: dict[fx.Node, str] = {}
+    for n in graph.module.graph.nodes:
+        if n.op == "placeholder":
+            kind, name = names[n.name]
+            say: object = (kind, name)
+            if kind is InputKind.SAVED and name in kept:
+                known[n] = kept[name]
+                continue
+        else:
+            say = str(n.target), *(repr(fx.map_arg(x, known.get)) for x in (n.args, n.kwargs))
+        known[n] = seen.setdefault(say, f"%{len(seen)}")
+    nodes = graph.nodes
+    return {(o.kind, o.name): known[nodes[o.node]] for o in graph.outputs}
+
+
+def _backward_reads_the_stage(parts: Parts) -> Iterator[Finding]:
+    """The weights that B, I and W read are weights of the stage, of their kinds and types."""
+    for stage, graphs in parts.trained:
+        own = _read(parts.lowered[stage.index].graph)
+        for kind in ("B", "I", "W"):
+            for (what, name), value in _read(graphs[kind].graph).items():
+                place = f"{kind} of stage {stage.index}, {what} {name}"
+                if (what, name) not in own:
+                    yield Finding(place, "nothing that the stage reads", "an input of the stage")
+                else:
+                    yield from mismatch(place, value, own[what, name], strided=True)
 
 
 def _slots_have_two_ends(parts: Parts) -> Iterator[Finding]:
@@ -175,6 +201,9 @@ def _slots_have_two_ends(parts: Parts) -> Iterator[Finding]:
 
 
 def _slots_say_the_bytes(parts: Parts) -> Iterator[Finding]:
+    for name, count in Counter(slot.name for slot in parts.plan.slots).items():
+        if count > 1:
+            yield Finding(f"host slot {name}", f"listed {count} times", "once")
     for slot in parts.plan.slots:
         place = f"host slot {slot.name}"
         if not 0 <= slot.stage < len(parts.plan.stages):
@@ -233,6 +262,7 @@ RULES: dict[str, PlanRule] = {
     "gradients-arrive": _gradients_arrive,
     "gradients-fit": _gradients_fit,
     "backward-is-one": _backward_is_one,
+    "backward-reads-the-stage": _backward_reads_the_stage,
     "slots-have-two-ends": _slots_have_two_ends,
     "slots-say-the-bytes": _slots_say_the_bytes,
     "slots-are-scheduled": _slots_are_scheduled,
