@@ -157,10 +157,17 @@ def _computed(
                 known[n] = kept[name]
                 continue
         else:
-            say = str(n.target), *(repr(fx.map_arg(x, known.get)) for x in (n.args, n.kwargs))
+            # which of an op's results are wanted changes none of them
+            args = [x for x in n.args if not _is_mask(x)]
+            say = str(n.target), *(repr(fx.map_arg(x, known.get)) for x in (args, n.kwargs))
         known[n] = seen.setdefault(say, f"%{len(seen)}")
     nodes = graph.nodes
     return {(o.kind, o.name): known[nodes[o.node]] for o in graph.outputs}
+
+
+def _is_mask(argument: object) -> bool:
+    """Whether an argument says which results an op shall compute, as of backward ops."""
+    return isinstance(argument, list | tuple) and {type(x) for x in argument} == {bool}
 
 
 def _backward_reads_the_stage(parts: Parts) -> Iterator[Finding]:
