@@ -55,7 +55,7 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """The last norm, the logits and their loss."""
+    """The last norm, the logits and, in single precision, their loss."""
 
     def __init__(self, width: int, vocabulary: int) -> None:
         super().__init__()
@@ -64,4 +64,4 @@ class Head(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, batch, width] to the log-probability of each word."""
         logits = self.logits(self.norm(x)).flatten(0, 1)
-        return torch.log_softmax(logits, -1)
+        return torch.log_softmax(logits.float(), -1)

@@ -43,7 +43,6 @@ OPTIMIZER = 28  # bytes that Adam in mixed precision reads and writes per weight
 HELD = 16  # bytes per weight: it, its gradient, and a copy and two moments of Adam in float32
 RESERVED = 4.17e9  # bytes of context, libraries and NCCL (aiconfigurator-core, a100_sxm.yaml)
 NODE, NETWORK = 8, 100e9  # GPUs of one node; bytes/s that they share between nodes (4 x 200 Gb/s)
-ADDING = 1.0  # times that gradients of a microbatch are added to those of the ones before
 FIRST = 3  # plans of a group whose order is compared
 
 
@@ -150,10 +149,7 @@ def cluster_of(costs: str) -> Cluster:
 
 @cache
 def seconds_of(kind: str, costs: str, micro: int, tokens: int, width: int, more: int) -> Both:
-    """Of the embedding, a layer or the head on one microbatch; ``more``: its words, or its heads.
-
-    Gradients are added to those of the microbatches before, one kernel for each weight.
-    """
+    """Of the embedding, a layer or the head on a microbatch; ``more``: its words, or its heads."""
     words = torch.zeros(tokens, micro, dtype=torch.int64, device="meta")
     x = torch.zeros(tokens, micro, width, dtype=torch.bfloat16, device="meta")
     made: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
@@ -168,14 +164,8 @@ def seconds_of(kind: str, costs: str, micro: int, tokens: int, width: int, more:
     plan = run_passes(parse_pipeline("simplify,annotate-cost"), Plan(graph, cluster))
     assert plan.costs is not None
     device = cluster.devices[0]
-    launch = silicon(device.tables).launch if device.tables else None
-    adding = ADDING * sum(
-        max(3 * NUMBER * w.numel() / _bandwidth(cluster), launch or device.launch_seconds)
-        for w in module.parameters()
-    )
     rows = plan.costs.of(device.kind), plan.costs.backward_of(device.kind)
-    forward, backward = (sum(row.values()) for row in rows)
-    return Both(forward, backward + adding)
+    return Both(*(sum(row.values()) for row in rows))
 
 
 def _bandwidth(cluster: Cluster) -> float:
@@ -316,7 +306,6 @@ def _default_costs() -> str:
 
 PARTS = {
     "launch": lambda: setattr(silicon("a100_sxm"), "launch", 0.0),
-    "adding": lambda: globals().update(ADDING=0.0),
     "alignment": lambda: setattr(tables, "MISALIGNED", 1.0),
     "activations kept": lambda: globals().update(RESERVED=1e15),
 }

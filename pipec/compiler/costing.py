@@ -6,7 +6,7 @@ from pipec.compiler.backend import load_backend
 from pipec.compiler.capabilities import model_of
 from pipec.cost.count import count
 from pipec.cost.model import CostModel
-from pipec.cost.silicon import Silicon, product_size, silicon
+from pipec.cost.silicon import product_size, silicon
 from pipec.cost.stage import MessageCost
 from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph
@@ -19,9 +19,9 @@ Parts = Mapping[str, tuple[str, float]]
 def cost_table(plan: Plan, graph: Graph, parts: Parts | None = None) -> CostTable:
     """Costs of a graph that a pass has made of the plan's, on every kind of device of its cluster.
 
-    A node that is and counts as before keeps its seconds. Others take those of the backend's model,
-    or of the tables that the device names; parts of a node whose seconds were measured take their
-    share of these.
+    A node that is and counts as before keeps its seconds. Others take those of the backend's model;
+    parts of a node whose seconds were measured take their share of these. Where the device names
+    tables all nodes are timed by these.
 
     Args:
         plan: With the graph of before, and its costs if it has any.
@@ -32,7 +32,7 @@ def cost_table(plan: Plan, graph: Graph, parts: Parts | None = None) -> CostTabl
         CostError: The plan has costs, and none of a kind of device.
     """
     counted, parts = count(graph), parts or {}
-    usual = model_of(load_backend(plan.target), plan.cluster)
+    model: CostModel = model_of(load_backend(plan.target), plan.cluster)
     before, old = plan.costs, plan.graph.nodes
     new = [
         n
@@ -47,21 +47,21 @@ def cost_table(plan: Plan, graph: Graph, parts: Parts | None = None) -> CostTabl
         kind = device.kind
         if kind in seconds:
             continue
-        model: CostModel = silicon(device.tables) if device.tables else usual
+        if device.tables:
+            tables = silicon(device.tables)
+            method[kind] = tables.name
+            seconds[kind], backward[kind] = tables.seconds(graph, counted, device)
+            tabled[kind] = [n.name for n in graph.calls if product_size(n)]
+            if (cost := tables.messages(plan.cluster, kind)) is not None:
+                messages[kind] = cost
+            continue
         method[kind] = before.method[kind] if before else model.name
         known = before.of(kind) if before else {}
         timed = {n.name: model.seconds(n, counted[n.name], device) for n in new}
         if method[kind] != model.name:
             timed |= _shared(known, parts)
         seconds[kind] = _joined(counted, timed, known)
-        if isinstance(model, Silicon):
-            backward[kind] = {
-                n.name: model.backward(n, counted[n.name], device) for n in graph.calls
-            }
-            tabled[kind] = [n.name for n in graph.calls if product_size(n)]
-            if (cost := model.messages(plan.cluster, kind)) is not None:
-                messages[kind] = cost
-        elif before and kind in before.backward:
+        if before and kind in before.backward:
             row = before.backward[kind]
             again = {n: s * counted[n].backward for n, s in timed.items()} | _shared(row, parts)
             backward[kind] = _joined(counted, again, row)
