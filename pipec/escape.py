@@ -21,8 +21,12 @@ def python_identifier(name: str) -> str:
     Example:
         >>> python_identifier("conv1/weight:0"), python_identifier("self"), python_identifier("3x")
         ('conv1_weight_0', 'self_', '_3x')
+        >>> python_identifier("__call__"), python_identifier("éé")
+        ('__call', 'unnamed')
     """
-    found = re.sub(r"[^A-Za-z0-9_]", "_", name)[:_LONGEST] or "_"
+    found = re.sub(r"[^A-Za-z0-9_]", "_", name)[:_LONGEST]
+    if found.startswith("__") or not found:  # of `__x__`, torch.fx takes the underscores away
+        found = found.rstrip("_") or "unnamed"
     if found[0].isdigit():
         found = f"_{found}"
     return f"{found}_" if keyword.iskeyword(found) or found in _RESERVED else found

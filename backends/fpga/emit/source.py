@@ -33,6 +33,10 @@ HEADERS_OF = {
 """Header to the headers that it, or what configures it, includes."""
 
 
+_LONGEST = 80
+"""Characters of a port's name: files of data are called by it."""
+
+
 def headers(design: StageDesign) -> list[str]:
     """The engine headers that a stage needs, those that they include too."""
     wanted = {
@@ -61,7 +65,7 @@ def port_names(design: StageDesign) -> dict[str, Port]:
     taken = {identifier(name) for name in design.streams}
     for prefix, ports in (("in", design.inputs), ("out", design.outputs)):
         for k, port in enumerate(p for p in ports if p.stream):
-            name = identifier(f"{prefix}_{port.value}")
+            name = identifier(f"{prefix}_{port.value[:_LONGEST]}")
             found[f"{name}_{k}" if name in taken | set(found) else name] = port
     return found
 

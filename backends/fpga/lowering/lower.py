@@ -36,6 +36,12 @@ from pipec.backends.fpga.lowering.written import gathered
 from pipec.backends.fpga.training import lowering
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor, tensors
+from pipec.graph.quantised import QUANTISED
+
+_HINT_QUANTISED = (
+    "of quantised files, --precision int8 takes those of 8 bits in QDQ form"
+    " (quant_format=QuantFormat.QDQ), one scale per activation"
+)
 
 
 def lower(
@@ -77,7 +83,9 @@ def lower(
     raise BackendError(
         f"{len(problems)} node(s) have no FPGA engine",
         got=shown,
-        hint="cut these nodes onto another target, or replace the op in the model",
+        hint=_HINT_QUANTISED
+        if any(n.target in QUANTISED for n in graph.calls)
+        else "cut these nodes onto another target, or replace the op in the model",
     )
 
 

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from rich.console import Console
@@ -21,7 +22,7 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
 from pipec.compiler.cycles import TimedCheck
 from pipec.compiler.driver import emit, make_plan
-from pipec.compiler.verify import verify_stages
+from pipec.compiler.verify import verify_artifacts, verify_stages
 from pipec.errors import BackendError, PlanError
 from pipec.frontends.load import load
 from pipec.plan.model import Plan
@@ -139,6 +140,20 @@ def test_an_input_that_is_an_output_too_is_no_stages(tmp_path: Path) -> None:
     report = FpgaBackend().verify_chain(plan, tmp_path / "out", loaded, 2)
     assert report.ok
     assert len(report.boundaries) == 4  # both outputs, that which is passed on too, of two frames
+
+
+def test_inputs_and_outputs_with_names_too_long_for_files(tmp_path: Path) -> None:
+    node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    path = tmp_path / "model.onnx"
+    a, b, y, z = ("a" * 299 + c for c in "abyz")
+    nodes = [node("Sub", [a, b], ["h"]), node("Exp", ["h"], [y]), node("Tanh", ["h"], [z])]
+    inputs, outputs = ([info(n, 1, [2, 3]) for n in pair] for pair in ((a, b), (y, z)))
+    opset = [onnx.helper.make_opsetid("", 17)]
+    graph = onnx.helper.make_graph(nodes, "long", inputs, outputs)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+    loaded = load(str(path))
+    emit(make_plan(loaded.graph, parse_cluster("1xvcu118"), "fpga"), tmp_path / "out")
+    assert verify_artifacts(tmp_path / "out", loaded).ok
 
 
 def test_the_same_plan_gives_the_same_bytes(encoder: tuple[Plan, Path, str], folder: Path) -> None:

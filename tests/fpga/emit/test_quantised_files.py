@@ -19,6 +19,7 @@ from pipec.backends.fpga.stagejson import read_record
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.compiler.verify import verify_artifacts
+from pipec.errors import PipecError
 from pipec.frontends.load import load
 
 SHAPE = (1, 3, 8, 8)
@@ -75,6 +76,8 @@ def test_stages_of_a_quantised_file_are_onnxruntime_to_one_step(
     path = quantised_file(tmp_path, per_channel=per_channel)
     loaded = load(str(path))
     cluster = parse_cluster(f"{boards}xvcu118")
+    with pytest.raises(PipecError, match="--precision int8"):
+        make_plan(loaded.graph, cluster, "fpga")
     plan = make_plan(loaded.graph, cluster, "fpga", options={"precision": "int8"})
     out = tmp_path / "out"
     emit(plan, out)

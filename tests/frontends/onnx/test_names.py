@@ -16,11 +16,13 @@ from pipec.escape import terminal
 from pipec.frontends.onnx.reader import read
 from pipec.graph.serialize import graph_from_json, graph_to_json
 from tests.frontends.onnx.models import load, model, run, worst
+from tests.plans import cut
 
 NAMES = (
     "self", "forward", "class", "torch", "None", "__import__", "args", "fx", "device", "1", "nan",
     "\u202eabc\u202c", "变量" * 200, "x" * 300, "a\0b", "a\nb", "a\x1b[31mred", "input\u2028",
     "𝒳", "ﬁ", "${HOME}", "`id`", "../x", "a b", "x/y:0", "??/", "\\", '"', "'", "{x}", "%s", "*",
+    "é", "____a____",
 )  # fmt: skip
 
 
@@ -38,6 +40,7 @@ def test_every_name_is_kept_in_the_data_and_in_a_saved_graph(tmp_path: Path) -> 
         loaded = load(named(name), tmp_path)
         assert [o.name for o in loaded.graph.outputs] == [f"{name}o"]
         again = graph_from_json(graph_to_json(loaded.graph)).replace(weights=loaded.graph.weights)
+        assert len(cut(loaded.graph, 1).stages) == 2
         assert [i.name for i in again.inputs] == [i.name for i in loaded.graph.inputs]
         want = loaded.original(loaded.example_inputs)
         assert worst(run(again, loaded.example_inputs), want) < 1e-6
