@@ -30,6 +30,7 @@ from pipec.plan.weights import (
     write_weights,
 )
 from pipec.runtime.device import Device
+from pipec.runtime.draws import numbered, seeded
 from pipec.runtime.executor import Batch, Settings
 
 _OPAQUE = "pipec.onnx.default"
@@ -111,7 +112,11 @@ class TorchBackend(Backend):
                 "nothing can run: the model was compiled without its weights", where=directory
             )
         weights = StoredWeights(stage_files(plan, directory), plan.graph)
-        runners = [stage_runner(lower(s.graph).graph, weights) for s in plan.stages]
+        draws = numbered(plan.graph, [s.graph for s in plan.stages])
+        runners = [
+            stage_runner(seeded(lower(s.graph).graph, numbers), weights)
+            for s, numbers in zip(plan.stages, draws, strict=True)
+        ]
         # The same kernels as the reference's, unless that is an ONNX file run by onnxruntime, or
         # a pass has put other ops in place of the model's.
         same = plan.graph.source.kind != "onnx" and REWRITTEN not in plan.options

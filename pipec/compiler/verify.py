@@ -15,8 +15,9 @@ may be one step off at `STEPS_OFF` of the places.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,6 +34,7 @@ from pipec.errors import PlanError
 from pipec.graph.ir import Graph, OutputKind
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
+from pipec.runtime.draws import drawing, draws, numbered, seeded, stream
 
 STEPS_OFF = 0.02
 """Share of the places of an integer tensor at which another engine may round to the other side."""
@@ -206,8 +208,7 @@ def verify_stages(
         check_outputs(plan, list(originals))
         progress("running the traced graph")
         want, found = _wanted(plan, reference, given, originals, seed, tolerance, emitted.traced)
-        torch.manual_seed(seed)
-        for name, kind, stage, got in run_chain(plan, emitted.stages, given, progress):
+        for name, kind, stage, got in _played(plan, emitted, given, seed, progress):
             if (kind, name) not in want:
                 raise PlanError("the source does not compute a value of the plan", got=name)
             share = STEPS_OFF if reference.inner and kind not in DECLARED else 0.0
@@ -229,6 +230,14 @@ def verify_stages(
                 plan, reference.graph, first, tolerance, seed, reference.gradients
             )
     return VerifyReport(tolerance, seed, tuple(found))
+
+
+def _played(
+    plan: Plan, emitted: Emitted, inputs: Tensors, seed: int, progress: Progress
+) -> Iterator[tuple[str, OutputKind, int, Tensor]]:
+    """What the stages yield; each draw has its own seed, as stages draw in another order."""
+    with drawing(partial(stream, seed, 0)):
+        yield from run_chain(plan, emitted.stages, inputs, progress)
 
 
 def _worst(compared: list[Comparison]) -> list[Comparison]:
@@ -323,6 +332,12 @@ def _wanted(
 ) -> tuple[dict[Yield, Tensor], list[Comparison]]:
     """What everything that stages yield should be; and where the traced graph is farthest off."""
     declared = {(k, n): t for k in DECLARED for n, t in originals.items()}
+    if draws(reference.graph):
+        torch.manual_seed(seed)  # the model as written draws in one stream
+        traces, _ = _run_graph(reference.graph, inputs, set())
+        pairs = [(traces[key], t, key[1]) for key, t in declared.items() if key in traces]
+        checks = [compare(g, w, tolerance, name=n, kind=NODE, stage=0) for g, w, n in pairs]
+        return _references(plan, reference.graph, inputs, seed), checks
     if reference.inner is None:
         return {**_references(plan, reference.graph, inputs, seed), **declared}, []
     kept, checks = _run_graph(
@@ -343,16 +358,21 @@ def _wanted(
 def _references(plan: Plan, source: Graph, inputs: Tensors, seed: int) -> dict[Yield, Tensor]:
     """What the traced graph computes; what a pass made, from the plan's graph."""
     values = {c.value for c in plan.channels}
-    torch.manual_seed(seed)
-    want, _ = _run_graph(source, inputs, values)
+    want, _ = _seeded_run(source, inputs, values, seed)
     made = (values - source.nodes.keys()) & plan.graph.nodes.keys()
     if made:
-        torch.manual_seed(seed)
         new = {n: t for n, t in plan.graph.weights.items() if n not in source.weights}
         graph = plan.graph.replace(weights={**source.weights, **new})
-        rewritten, _ = _run_graph(graph, inputs, made)
+        rewritten, _ = _seeded_run(graph, inputs, made, seed)
         want = {**rewritten, **want}
     return want
+
+
+def _seeded_run(
+    graph: Graph, inputs: Tensors, values: set[str], seed: int
+) -> tuple[dict[Yield, Tensor], list[Comparison]]:
+    with drawing(partial(stream, seed, 0)):
+        return _run_graph(seeded(graph, numbered(graph, [graph])[0]), inputs, values)
 
 
 def _run_graph(

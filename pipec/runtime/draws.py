@@ -1,21 +1,29 @@
 """Random numbers that depend on the seed, the microbatch and the place in the model alone.
 
 The random ops of a model are numbered in the model's order. Each draws from a stream of its own,
-so that neither the schedule nor the cut changes a mask.
+so that neither the schedule nor the cut changes a mask. Kernels draw in the order in which a tensor
+lies in memory, which a transfer changes: what they draw for is made contiguous first.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import fx
 
 from pipec.autodiff.recompute import draws_of
+from pipec.graph.arguments import given
 from pipec.graph.ir import Graph
+from pipec.graph.torch_private import OpOverload, argument_names_and_defaults
+
+_CONTIGUOUS = torch.ops.aten.contiguous.default
 
 Stream = Callable[[int], int]
 """The seed of a random op by its number in the model."""
 Draws = tuple[int | None, ...]
 """Numbers of draws in the model; None goes on in the stream of the one before, of the same op."""
+_seeds: ContextVar[Stream | None] = ContextVar("seeds", default=None)
 
 
 def draws(graph: Graph) -> int:
@@ -48,6 +56,37 @@ def stream(seed: int, microbatch: int, draw: int) -> int:
     return mixed & 0x7FFF_FFFF_FFFF_FFFF
 
 
+@contextmanager
+def drawing(seeds: Stream) -> Iterator[None]:
+    """Seed the draws of `seeded` graphs that run inside the block; outside they draw on."""
+    token = _seeds.set(seeds)
+    try:
+        yield
+    finally:
+        _seeds.reset(token)
+
+
+def seeded(graph: Graph, numbers: Draws) -> Graph:
+    """A forward graph whose draws `drawing` seeds, on the CPU.
+
+    Args:
+        graph: As it is if it draws nothing.
+        numbers: Of its draws (`numbered`).
+    """
+    if not numbers:
+        return graph
+    return graph.replace(module=Reseeding(numbers, torch.device("cpu")).put_into(graph.module))
+
+
+def _put_in_order(node: fx.Node) -> None:
+    """Let a node draw for a contiguous tensor, if it draws a number per element of its own."""
+    assert isinstance(node.target, OpOverload)
+    like = node.args[0] if node.args else None
+    first = next(iter(argument_names_and_defaults(node.target)), "")
+    if isinstance(like, fx.Node) and first in ("self", "input") and "num_layers" not in given(node):
+        node.update_arg(0, node.graph.call_function(_CONTIGUOUS, (like,)))
+
+
 class Reseeding:
     """What seeds torch before each random op of a stage.
 
@@ -58,10 +97,10 @@ class Reseeding:
 
     def __init__(self, numbers: Draws, device: torch.device) -> None:
         self._numbers, self._device = numbers, device
-        self.stream: Stream = int
+        self.stream: Stream | None = None
 
     def put_into(self, module: fx.GraphModule) -> fx.GraphModule:
-        """A copy of a forward graph that seeds before each of its random ops."""
+        """A copy of a forward graph that seeds before each draw, in the order of dimensions."""
         graph = fx.Graph()
         graph.output(graph.graph_copy(module.graph, {}))
         drawing = [n for n in graph.nodes for _ in range(draws_of(n))]
@@ -69,11 +108,15 @@ class Reseeding:
             if number is not None:
                 with graph.inserting_before(node):
                     graph.call_function(self._seed, (number,))
+                    _put_in_order(node)
         return fx.GraphModule(module, graph)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _seed(self, draw: int) -> None:
-        seed = self.stream(draw)
+        seeds = self.stream or _seeds.get()
+        if seeds is None:
+            return
+        seed = seeds(draw)
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` asks every kind of device
         if self._device.type == "cuda":
             torch.cuda.manual_seed(seed)

@@ -25,18 +25,17 @@ class Mask:
         name: Of F's input.
         draw: Number of the random op in the model.
         probability: That an element is dropped.
-        shape: Of the mask, float32; ``stride`` as in the model, in whose order torch draws.
+        shape: Of the mask, float32.
     """
 
     name: str
     draw: int
     probability: float
     shape: tuple[int, ...]
-    stride: tuple[int, ...]
 
     def drawn(self, stream: Stream) -> torch.Tensor:
         """The mask that torch draws where the op's seed is ``stream(draw)``."""
-        ones = torch.empty_strided(self.shape, self.stride).fill_(1.0)
+        ones = torch.ones(self.shape)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(stream(self.draw))
             return torch.native_dropout(ones, self.probability, True)[0]
@@ -66,8 +65,7 @@ def _mask(node: fx.Node, draw: int) -> Mask:
     x, probability = node.args[:2]
     assert isinstance(x, fx.Node)
     assert isinstance(probability, float | int)
-    like = tensor(x)
-    return Mask(_name(node), draw, float(probability), tuple(like.shape), like.stride())
+    return Mask(_name(node), draw, float(probability), tuple(tensor(x).shape))
 
 
 def _name(node: fx.Node) -> str:

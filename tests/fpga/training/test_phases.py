@@ -25,7 +25,7 @@ from pipec.backends.fpga.training import lowering
 from pipec.backends.fpga.training.nests import Outer
 from pipec.backends.fpga.training.phases import Phases, phases_of
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
-from pipec.runtime.draws import Reseeding, draws
+from pipec.runtime.draws import drawing, draws, seeded
 from tests.fpga.training.models import LABELS, MODELS, example
 
 TARGET = 2_000
@@ -54,8 +54,10 @@ def truth(name: str) -> Truth:
     weights = {n: w.detach().clone() for n, w in graph.weights.items()}
     for n in names:
         weights[n].requires_grad_()
-    module = Reseeding(tuple(range(draws(graph))), torch.device("cpu")).put_into(graph.module)
-    found = module(*[{**weights, **inputs}[i.name] for i in graph.inputs])
+    with drawing(int):
+        found = seeded(graph, tuple(range(draws(graph)))).module(
+            *[{**weights, **inputs}[i.name] for i in graph.inputs]
+        )
     (at,) = [k for k, o in enumerate(graph.outputs) if o.kind is OutputKind.LOSS]
     gradients = torch.autograd.grad(found[at], [weights[n] for n in names])
     masks = {m.name: m.drawn(int) for m in phases.masks}
