@@ -69,6 +69,16 @@ def _shifted(table: Array) -> Array | None:
     return np.where(table == top, top - 1, table + (table < top)).astype(table.dtype)
 
 
+def _exchanged(table: Array) -> Array | None:
+    """Two single numbers of 8 bits in each other's place."""
+    if table.dtype.itemsize != 1 or table.dtype.kind == "b" or table.size < 4:
+        return None
+    wrong = table.copy().reshape(-1)
+    places = [1, table.size // 2]
+    wrong[places] = wrong[places[::-1]]
+    return wrong.reshape(table.shape)
+
+
 _KINDS: Mapping[str, Callable[[Array], Array | None]] = {
     "a zeroed table": np.zeros_like,
     "two channels swapped": _channels,
@@ -76,4 +86,5 @@ _KINDS: Mapping[str, Callable[[Array], Array | None]] = {
     "a scale x 1.01": lambda t: t * t.dtype.type(1.01) if t.dtype.kind == "f" else None,
     ZERO_POINT: _shifted,
     "a transposed matrix": _transposed,
+    "two 8-bit numbers swapped": _exchanged,
 }

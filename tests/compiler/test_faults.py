@@ -31,8 +31,8 @@ def test_faults_of_quantised_models_are_reported(tmp_path: Path, target: str) ->
     emit(make_plan(loaded.graph, parse_cluster("2xcpu"), target), clean)
     assert [reported(clean, loaded, seed) for seed in range(3)] == [""] * 3
     kinds = {"a zeroed table", "two channels swapped", "a bias off by one row"}
-    kinds |= {"a scale x 1.01", "a zero point + 1"}
-    found = sample([f for f in faults(clean, target) if f.kind in kinds], 15, 0)
+    kinds |= {"a scale x 1.01", "a zero point + 1", "two 8-bit numbers swapped"}
+    found = sample([f for f in faults(clean, target) if f.kind in kinds], 18, 0)
     assert {f.kind for f in found} == kinds
     for seed, fault in enumerate(found):
         assert tried(clean, loaded, fault, tmp_path, seed), fault

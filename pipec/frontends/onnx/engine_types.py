@@ -22,7 +22,8 @@ def types_by_running(model: onnx.ModelProto) -> list[Type]:
         model: With types of its inputs; those of its outputs may be missing.
 
     Raises:
-        Refused: onnxruntime refuses the node, or its output shapes depend on data.
+        Refused: onnxruntime refuses the node, its output shapes depend on data, or what it yields
+            is no tensor.
     """
     try:
         session = ort_session(model.SerializeToString())
@@ -35,6 +36,8 @@ def types_by_running(model: onnx.ModelProto) -> list[Type]:
                 )
     except engine_errors() as error:
         raise Refused(f"onnxruntime does not run it: {first_line(error)}") from error
+    if not all(isinstance(a, np.ndarray) for a in runs[0]):
+        raise Refused("it yields maps or lists; skl2onnx writes tensors with {'zipmap': False}")
     zeros, ones = ([type_of(np.asarray(a)) for a in run] for run in runs)
     if zeros != ones:
         raise Refused("the shapes of its outputs depend on data")

@@ -64,7 +64,8 @@ def torch_dtype(number: int) -> torch.dtype:
         Refused: Torch has no such type.
     """
     if number not in TORCH_OF_ONNX:
-        raise Refused(f"torch has no tensor type for {dtype_name(number)}")
+        instead = "s; let the model yield numbers" if number == TensorProto.STRING else ""
+        raise Refused(f"torch has no tensor type for {dtype_name(number)}{instead}")
     return TORCH_OF_ONNX[number]
 
 

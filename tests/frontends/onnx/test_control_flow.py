@@ -144,6 +144,25 @@ def test_ops_of_ai_onnx_ml_are_typed_by_onnxruntime(tmp_path: Path) -> None:
     assert worst(found, loaded.original(inputs)) == 0
 
 
+@pytest.mark.parametrize(
+    ("op", "said", "told"),
+    [
+        ("ZipMap", "'zipmap': False", {"classlabels_int64s": [0, 1, 2, 3]}),
+        ("LabelEncoder", "yield numbers", {"keys_floats": [0.0], "values_strings": ["no"]}),
+    ],
+)
+def test_of_what_yields_no_numbers_the_message_says_what_to_do(
+    op: str, said: str, told: dict[str, Any], tmp_path: Path
+) -> None:
+    last = helper.make_node(op, ["h"], ["y"], domain="ai.onnx.ml")
+    last.attribute.extend(helper.make_attribute(k, v) for k, v in told.items())
+    proto = model([helper.make_node("Relu", ["x"], ["h"]), last], X, ["y"])
+    proto.graph.output[0].ClearField("type")
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 2))
+    with pytest.raises(FrontendError, match=said):
+        load(proto, tmp_path)
+
+
 def test_two_open_dimensions_called_question_mark_may_differ(tmp_path: Path) -> None:
     nodes = [helper.make_node("Tanh", ["x"], ["y"])]
     proto = model(nodes, {"x": (TensorProto.FLOAT, ["?", "?"])}, ["y"])
