@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+import pipec
 from pipec.compiler.tolerance import SAME_KERNELS, rounding_tolerance
 from pipec.compiler.verify_training import compare_gradients
 from pipec.frontends.torch_module import from_module
@@ -83,3 +85,39 @@ def test_gradients_are_those_of_the_model_as_written() -> None:
     dropout = CASES["dropout"]
     args, target = dropout.batch(0)
     assert from_module(seeded(dropout), args, (dropout.loss, target)).gradients is None
+
+
+class Fused(nn.Module):
+    """Features of two scales, joined in front of a normalisation: it cancels their biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(c, 16) for c in (16, 32))
+        self.join, self.norm = nn.Conv2d(32, 16, 1, bias=False), nn.BatchNorm2d(16)
+        self.last = nn.Conv2d(16, 2, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        fine = self.parts[0](x).transpose(1, 2).reshape(2, 16, 8, 8)
+        coarse = self.parts[1](y).transpose(1, 2).reshape(2, 16, 4, 4)
+        coarse = F.interpolate(coarse, size=(8, 8), mode="bilinear")
+        found: Tensor = self.last(self.norm(self.join(torch.cat([coarse, fine], 1))).relu())
+        return found
+
+
+@pytest.mark.parametrize("fault", [0.0, 1e-4])
+def test_a_gradient_that_cancels_is_judged_by_its_rounding(fault: float) -> None:
+    """One in front of a normalisation is zero but for rounding; a wrong weight still shows."""
+    torch.manual_seed(0)
+    module, x = Fused(), (torch.randn(2, 64, 16), torch.randn(2, 16, 32))
+
+    def loss(y: Tensor) -> Tensor:
+        return y.square().mean()
+
+    plan = pipec.compile(module, x, "3xcpu", loss=loss, schedule="1f1b", microbatches=6)
+    inputs = [dict(zip(("x", "y"), x, strict=True))] * 2
+    source = plan.graph
+    weights = {n: w * (1 + fault * (n == "parts.0.weight")) for n, w in source.weights.items()}
+    source = source.replace(weights=weights)
+    found = compare_gradients(plan, source, inputs, 1e-6, seed=0)
+    assert all(c.ok for c in found) == (fault == 0)
+    assert {c.name for c in found} == {name for name, _ in module.named_parameters()}
