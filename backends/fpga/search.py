@@ -154,11 +154,16 @@ class Search:
         """A folded design on the board, FIFOs sized, some of them in DDR if they may lie there."""
         design = deepened(on(design, self.board, self.name), self.waiting)
         fifos = _deeper(deep_fifos(design), self.reserved)
-        found = laid_out(design, self.board, fifos)
-        if isinstance(found, Shortage) and self.movable is not None:
-            design, fifos = _moved(design, fifos, self.movable)
-            found = laid_out(design, self.board, fifos)
+        found = self._placed(design, fifos)
+        if isinstance(found, Shortage) and found.of_memory and self.movable is not None:
+            moved, fifos = _moved(design, fifos, self.movable)
+            if moved != design:
+                found = self._placed(moved, fifos)
         return found
+
+    def _placed(self, design: StageDesign, fifos: Sequence[Item]) -> StageDesign | Shortage:
+        """A design with sized FIFOs on the board."""
+        return laid_out(design, self.board, fifos)
 
     def best(self, start: int = 0) -> StageDesign:
         """The design of least interval, its latency not worked out.
@@ -174,7 +179,7 @@ class Search:
         while isinstance(found, Shortage):
             if high >= _SLOWEST:
                 raise self._too_large(found)
-            low, high = high, min(int(high * factor) + 1, _SLOWEST)
+            low, high = high, min(max(int(high * factor) + 1, found.least), _SLOWEST)
             found, factor = self.at(high), min(factor**2, _STEP if high < far else 1e6)
         while high > low * _RATIO and high - low > 1:
             middle = (low + high) // 2

@@ -12,26 +12,23 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from pipec.backends.fpga.assemble import wire_lanes
-from pipec.backends.fpga.design import Engine, Resources, StageDesign
-from pipec.backends.fpga.fifo import MIN_DEPTH, busiest, sized
+from pipec.backends.fpga.demand import Shortage
+from pipec.backends.fpga.design import Resources, StageDesign
+from pipec.backends.fpga.fifo import MIN_DEPTH, busiest, deepened
 from pipec.backends.fpga.flow import schedule
 from pipec.backends.fpga.lowering.layers import Layer, Use
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import NetPort, Network
 from pipec.backends.fpga.memory import Item
-from pipec.backends.fpga.resources import logic
-from pipec.backends.fpga.search import Board, best_design, deep_fifos, laid_out
+from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted, laid_out
 from pipec.backends.fpga.training.features import Feature, in_ddr, memories_of, placed_features
 from pipec.backends.fpga.training.movers import Place, gradient_sum, ring, with_movers
-from pipec.backends.fpga.training.nests import Accumulate, Mover
 from pipec.backends.fpga.training.phases import Phases, gradient_name
 from pipec.backends.fpga.training.saved import logic_between, saved_kernel
-from pipec.backends.fpga.training.slots import memory_interval, with_slots
+from pipec.backends.fpga.training.slots import with_slots
 from pipec.backends.fpga.training.waiting import may_wait, with_fifos, with_rings
-from pipec.errors import BackendError
 from pipec.graph.ir import Graph, OutputKind
 
 PREFIX = {"F": "f_", "B": "b_"}
@@ -110,13 +107,10 @@ def prefixed(network: Network, prefix: str) -> Network:
     )
 
 
-_ROUNDS = 6
-_GROWTH = 1.05
-"""How much slower the next round is where what is added to the engines did not fit. The last round
-keeps no saved value on chip."""
-_HALVINGS = 4
-_NEAR = 1.03
-"""How often, and until when, the interval of engines and that of memory are brought together."""
+_SHARES = (1.0, 0.0)
+"""Of the memory that engines leave, for saved values: all, or none where the rest does not fit."""
+_NEAR = 1.1
+"""How much longer than engines memory may take for a frame."""
 
 
 def kernels_on(
@@ -137,109 +131,58 @@ def kernels_on(
     layers, inputs, outputs = (
         tuple(x for n in networks for x in getattr(n, field)) for field in _FIELDS
     )
-    sums = {gradient_name(n): gradient_sum(n) for n in phases.trained}
-    task = _Task(Network(layers, inputs, outputs), board, name, phases.saved, sets, sums)
-    lacking, start, growth = _Lacking(_adding(networks[1], sums, board)), 0, _GROWTH
-    for k in range(_ROUNDS):
-        share = 1.0 - k / (_ROUNDS - 1)
-        folded, found = task.attempt(start, lacking, share)
-        if isinstance(found, Kernels):
-            return _balanced(task, folded, found, lacking, share)
-        # a slower design may need none of these FIFOs, nor one whose memory keeps up with engines
-        known = k > 0 and found.interval <= _NEAR * folded
-        lacking = found if known else dataclasses.replace(found, fifos=())
-        start = round(max(start, folded, lacking.interval / growth) * growth)
-        growth = growth**1.5
-    raise BackendError(
-        "the kernels of a stage and what moves their values do not fit the board together",
-        where=name,
-        hint="use more boards, larger ones, or smaller microbatches",
+    both = Network(layers, inputs, outputs)
+    search = _Search(both, board, name, movable=may_wait, waiting=phases.saved)
+    search.sets = sets
+    search.sums = {gradient_name(n): gradient_sum(n) for n in phases.trained}
+    search.best()
+    found, features = min(search.kept, key=lambda each: each[0].interval)
+    forward, backward = (
+        _part(found, f"{name}_{suffix}", PREFIX[phase])
+        for phase, suffix in (("F", "forward"), ("B", "backward"))
     )
+    between = saved_kernel(forward, features, f"{name}_saved")
+    return Kernels(forward, backward, found.interval, features, between)
 
 
-@dataclass(frozen=True)
-class _Lacking:
-    """What kernels need besides engines, where both together did not fit.
+@dataclass
+class _Search(Search):
+    """The search for F and B at once, what moves their values through memory included.
 
     Attributes:
-        movers: What moves values takes.
-        interval: What memory keeps.
-        fifos: Deep FIFOs, as deep as movers make them.
+        sets: Microbatches in flight.
+        sums: Outputs that are added up in memory.
+        kept: Designs that fit, and where saved values lie in each.
     """
 
-    movers: Resources
-    interval: int = 0
-    fifos: tuple[Item, ...] = ()
+    sets: int = 1
+    sums: Mapping[str, Place] = field(default_factory=dict)
+    kept: list[tuple[StageDesign, tuple[Feature, ...]]] = field(default_factory=list)
 
+    def _placed(self, design: StageDesign, fifos: Sequence[Item]) -> StageDesign | Shortage:
+        """The design with its movers, saved values on chip as far as there is room.
 
-def _balanced(
-    task: "_Task", folded: int, found: Kernels, lacking: _Lacking, share: float
-) -> Kernels:
-    """The fastest kernels that are found where memory is slower than engines.
-
-    Engines that need not be so fast leave more of the memory's time to values that move.
-    """
-    low = folded
-    for _ in range(_HALVINGS):
-        if found.interval <= _NEAR * low:
-            break
-        middle = round(math.sqrt(low * found.interval))
-        _, other = task.attempt(middle, lacking, share)
-        if isinstance(other, Kernels) and other.interval < found.interval:
-            found = other
-        low = middle
-    return found
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What is to be put on a board."""
-
-    both: Network
-    board: Board
-    name: str
-    saved: tuple[str, ...]
-    sets: int
-    sums: Mapping[str, Place]
-
-    def attempt(
-        self, start: int, lacking: _Lacking, share: float
-    ) -> tuple[int, Kernels | _Lacking]:
-        """Kernels no faster than an interval.
-
-        Args:
-            start: The interval.
-            lacking: Room is kept for it.
-            share: Of the memory that engines leave, for saved values.
-
-        Returns:
-            The interval of the engines, and what `_complete` says.
+        Where memory is slower than engines, slower engines leave it less to move.
         """
-        board, fifos = without(self.board, lacking.movers), lacking.fifos
-        whole = best_design(self.both, board, self.name, start, fifos, may_wait, self.saved)
-        leaving = {p.value: whole.streams[p.stream] for p in whole.outputs}
-        room = _room(whole, self.board, share)
-        features = placed_features({v: leaving[v] for v in self.saved}, self.sets, room)
-        rings = {f.value: ring(f.value, self.sets) for f in in_ddr(features)}
-        found = _complete(_unsized(whole), {**self.sums, **rings}, features, self.board)
-        if not isinstance(found, StageDesign):
-            return whole.interval, found
-        forward, backward = (
-            _part(found, f"{self.name}_{suffix}", PREFIX[phase])
-            for phase, suffix in (("F", "forward"), ("B", "backward"))
-        )
-        kept = saved_kernel(forward, features, f"{self.name}_saved")
-        return whole.interval, Kernels(forward, backward, found.interval, features, kept)
-
-
-def _adding(backward: Network, sums: Mapping[str, Place], board: Board) -> Resources:
-    """What adding up gradients in memory takes."""
-    found = Resources()
-    for port in backward.outputs:
-        if port.value in sums:
-            lanes = wire_lanes(port.use.channels, port.use.dtype)
-            found = found + logic(Engine("", Accumulate(port.use.rows, lanes), (), ()))
-    return found + dataclasses.replace(board.controllers, ff=0.0) if sums else found
+        whole = fitted(design, self.board, fifos)
+        if isinstance(whole, Shortage):
+            return whole
+        found: StageDesign | Shortage
+        for share in _SHARES:
+            leaving = {p.value: whole.streams[p.stream] for p in whole.outputs}
+            values = {v: leaving[v] for v in self.waiting or ()}
+            features = placed_features(values, self.sets, _room(whole, self.board, share))
+            rings = {f.value: ring(f.value, self.sets) for f in in_ddr(features)}
+            found = _complete(_unsized(whole), {**self.sums, **rings}, features, self.board)
+            if isinstance(found, StageDesign):
+                self.kept.append((found, features))
+                if found.interval > _NEAR * whole.interval:
+                    told = f"{found.interval:,} cycles of memory, engines {whole.interval:,}"
+                    found = Shortage((told,), least=int(found.interval / _NEAR))
+                break
+            if not found.of_memory:
+                break
+        return found
 
 
 def _room(whole: StageDesign, board: Board, share: float) -> Resources:
@@ -253,22 +196,20 @@ def _room(whole: StageDesign, board: Board, share: float) -> Resources:
 
 def _complete(
     whole: StageDesign, places: Mapping[str, Place], features: Sequence[Feature], board: Board
-) -> StageDesign | _Lacking:
+) -> StageDesign | Shortage:
     """F and B with movers, laid out; what they lack if that does not fit the board."""
-    # what was reserved for movers is theirs here
-    whole = dataclasses.replace(whole, limits=without(board, logic_between(features)).limits)
-    prefixes = tuple(PREFIX.values())
-    moving = with_fifos(with_movers(whole, places, prefixes), prefixes)
+    moving = with_fifos(with_movers(whole, places, tuple(PREFIX.values())), tuple(PREFIX.values()))
     moved = with_slots(moving, board.device)
     if moved is None:
-        return _Lacking(_movers_of(moving, board), memory_interval(moving, board.device))
-    slotted = with_rings(sized(moved, [f.value for f in features]))
+        return Shortage(("time slots of memory ports: readers of weights leave too few",))
+    # the kernel in between takes room too
+    moved = dataclasses.replace(moved, limits=without(board, logic_between(features)).limits)
+    least = fitted(moved, board, memories_of(features))
+    if isinstance(least, Shortage):
+        return least
+    slotted = with_rings(deepened(moved, [f.value for f in features]))
     slotted = dataclasses.replace(slotted, interval=max(slotted.interval, whole.interval))
-    fifos = deep_fifos(slotted)
-    found = laid_out(slotted, board, [*fifos, *memories_of(features)])
-    if isinstance(found, StageDesign):
-        return found
-    return _Lacking(_movers_of(slotted, board), slotted.interval, fifos)
+    return laid_out(slotted, board, [*deep_fifos(slotted), *memories_of(features)])
 
 
 def _unsized(design: StageDesign) -> StageDesign:
@@ -281,12 +222,6 @@ def _unsized(design: StageDesign) -> StageDesign:
         for name, s in design.streams.items()
     }
     return dataclasses.replace(design, streams=streams)
-
-
-def _movers_of(design: StageDesign, board: Board) -> Resources:
-    """What movers take."""
-    movers = (logic(e) for e in design.engines if isinstance(e.nest, Mover))
-    return sum(movers, dataclasses.replace(board.controllers, ff=0.0))
 
 
 def without(board: Board, used: Resources) -> Board:

@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
-from pipec.backends.fpga.banks import BEAT_BITS, READ_LATENCY, SLOTS, banks_of, period, time_slots
+from pipec.backends.fpga.banks import BEAT_BITS, READ_LATENCY, SLOTS, banks_of, period
 from pipec.backends.fpga.design import DdrPort, StageDesign
 from pipec.backends.fpga.fifo import busiest
 from pipec.cluster.device import Device
@@ -51,13 +51,6 @@ def with_slots(
             return _slotted(design, slots, where, rounds, interval)
         interval = math.ceil(interval * _STEP)
     return None
-
-
-def memory_interval(design: StageDesign, device: Device) -> int:
-    """Cycles that all values of a frame, weights included, take through all memory ports."""
-    assert device.fpga is not None
-    beats = sum(8 * port.bytes_per_frame for port in design.ddr) / BEAT_BITS
-    return math.ceil(beats * period(device) / time_slots(device.fpga))
 
 
 def _slots(design: StageDesign, port: DdrPort, rounds: int, interval: int) -> int:
