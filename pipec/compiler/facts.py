@@ -45,11 +45,15 @@ def plan_facts(plan: Plan) -> Facts:
 
 
 def trained_bytes(stage: Stage) -> int:
-    """Bytes of the parameters of a differentiated stage that get a gradient."""
+    """Bytes of all parameters of a differentiated stage that get a gradient."""
+    return sum(_trained_sizes(stage))
+
+
+def _trained_sizes(stage: Stage) -> list[int]:
     assert stage.training is not None
     nodes, trained = stage.graph.nodes, set(stage.training.trained)
     parameters = stage.graph.inputs_of(InputKind.PARAMETER)
-    return sum(nbytes(nodes[i.node]) for i in parameters if i.name in trained)
+    return [nbytes(nodes[i.node]) for i in parameters if i.name in trained]
 
 
 def shared_weights(plan: Plan) -> Iterator[SharedWeight]:
@@ -93,6 +97,7 @@ def _trained(plan: Plan, stage: Stage) -> StageFacts:
         measured_stage(plan, stage) or _estimated(plan, stage, OPTIMIZER_COPIES * trained),
         weights=_weight_bytes(stage),
         gradients=float(trained),
+        parameters=tuple(map(float, _trained_sizes(stage))),
         saved=float(stage.training.saved_bytes),
         saved_for_w=_left_for_w(stage, hosted),
         together=timing.together_seconds,

@@ -24,6 +24,7 @@ from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.routes import routes_of
 from pipec.schedule.schedule import Placement, Schedule
+from pipec.simulate.memory import shares
 from pipec.simulate.simulate import simulate
 from pipec.simulate.timeline import Timeline
 from pipec.simulate.times import Times
@@ -155,13 +156,19 @@ def _reductions(facts: Facts, schedule: Schedule) -> tuple[float, ...]:
 
 
 def _steps(facts: Facts, schedule: Schedule, times: Times, *, clipped: bool) -> tuple[float, ...]:
-    """Seconds of a step per stage; the first that a device steps bears what it adds up before."""
+    """Seconds of a step per stage; the first that a device steps bears what it adds up before.
+
+    A replica steps its share; that of the largest one counts.
+    """
     place = schedule.placement
     if not schedule.training:
         return times.step
     found = list(times.step or (0.0,) * schedule.stages)
     if not (place.backward and facts.trains):
         return tuple(found)
+    for stage, devices in enumerate(place.backward):
+        known = facts.stages[stage]
+        found[stage] -= known.cost.step * (1 - max(shares(known.parameters, len(devices))))
     added = list(_shared(facts.shared, place))
     if clipped:
         added.append((_NORM_BYTES, list(range(len(place.backward)))))

@@ -26,7 +26,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 __all__ = [
-    "CHECKPOINT_METADATA",
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
@@ -55,23 +54,6 @@ __all__ = [
     "unset_fake_temporarily",
     "without_stack_traces",
 ]
-
-_METADATA = "torch.distributed.checkpoint.metadata"
-CHECKPOINT_METADATA = frozenset(
-    {
-        (_METADATA, "BytesStorageMetadata"),
-        (_METADATA, "ChunkStorageMetadata"),
-        (_METADATA, "Metadata"),
-        (_METADATA, "MetadataIndex"),
-        (_METADATA, "StorageMeta"),
-        (_METADATA, "TensorProperties"),
-        (_METADATA, "TensorStorageMetadata"),
-        (_METADATA, "_MEM_FORMAT_ENCODING"),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        ("torch.serialization", "_get_layout"),
-    }
-)
-"""What pickled metadata of a checkpoint of tensors names, besides sizes and dtypes."""
 
 grad_mode_region = torch.ops.higher_order.wrap_with_set_grad_enabled
 """What `torch.export` leaves of a no-grad region: ``(enabled, body, *operands)``."""

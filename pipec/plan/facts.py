@@ -26,6 +26,7 @@ class StageFacts:
             of the optimizer's state.
         weights: Bytes of one version of all weights, buffers and constants.
         gradients: Bytes of the gradients of the parameters that are trained.
+        parameters: Bytes of each of them.
         saved: Bytes that F keeps on the device for the backward.
         saved_for_w: The part of ``saved`` that I leaves for W; all of it if absent.
         outputs: In inference, bytes of the model's outputs that a forward leaves.
@@ -36,6 +37,7 @@ class StageFacts:
     cost: StageCost
     weights: float = 0.0
     gradients: float = 0.0
+    parameters: tuple[float, ...] = ()
     saved: float = 0.0
     saved_for_w: float | None = None
     outputs: float = 0.0
@@ -121,6 +123,7 @@ class Facts:
             weights=[s.weights for s in every],
             gradients=[s.gradients for s in every] if self.trains else (),
             optimizer=[float(s.cost.optimizer_bytes) for s in every] if self.trains else (),
+            parameters=[s.parameters for s in every] if any(s.parameters for s in every) else (),
             saved=[s.saved for s in every] if self.trains else (),
             saved_for_w=[s.saved if s.saved_for_w is None else s.saved_for_w for s in every]
             if apart

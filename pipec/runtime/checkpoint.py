@@ -1,35 +1,30 @@
 """Checkpoints between rounds: asynchronous, complete or not there, readable by any cut.
 
 ```text
-<directory>/round-20/            written as round-20.part, then renamed
-<directory>/round-20/.metadata   of all ranks together: one torch.distributed.checkpoint
-<directory>/round-20/sha256.json a digest of every file, the round and the model
-<directory>/round-20/1/          what rank 1 wrote
+<directory>/round-20/               written as round-20.part, then renamed
+<directory>/round-20/1.safetensors  what rank 1 wrote (`pipec.runtime.state`)
+<directory>/round-20/sha256.json    a digest of every file, the round and the model
 <directory>/round-40/
 ```
 
-Between rounds no microbatch is under way and every stage has one version: all ranks together are
-a consistent cut. In the background every rank writes to a folder of its own and waits for nobody,
-so that no death can hold a survivor there; ranks meet in `Checkpoints.wait` alone. Reading checks
-the digests, the round and the model, and runs no code (`pipec.runtime.seal`); what is not good is
-passed over for the newest one that is.
+Between rounds nothing is on its way from one device to another: all ranks together are a consistent
+cut. In the background every rank writes a file of its own and waits for nobody, so that no death
+can hold a survivor there; ranks meet in `Checkpoints.wait` alone. Reading checks the digests, the
+round and the model, and runs no code (`pipec.runtime.seal`); what is not good is passed over for
+the newest one that is.
 """
 
-import dataclasses
-import pickle
 import shutil
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict_loader
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from pipec.errors import PipecError, PlanError
 from pipec.runtime.agreement import exchange
@@ -37,14 +32,7 @@ from pipec.runtime.executor import Executor
 from pipec.runtime.identity import model_of
 from pipec.runtime.metrics import tell
 from pipec.runtime.process_group import new_group
-from pipec.runtime.seal import (
-    MetadataReader,
-    MetadataWriter,
-    Seal,
-    check_files,
-    digests,
-    read_seal,
-)
+from pipec.runtime.seal import Seal, Sealed, check_file, file_digest, read_seal
 from pipec.runtime.state import first_unsound, restore, state_of, wanted
 from pipec.runtime.waiting import located
 
@@ -79,7 +67,7 @@ class Checkpoints:
         self._distributed = dist.is_available() and dist.is_initialized()
         self._group = new_group(None, timeout) if self._distributed else None
         self._writer = ThreadPoolExecutor(1, "checkpoint")
-        self._pending: tuple[Future[None], Path, int] | None = None
+        self._pending: tuple[Future[dict[str, Sealed]], Path, int] | None = None
         self._model = model_of(executors[0].program.plan.graph)
         self._tell, self.failed = tell, False
         directory.mkdir(parents=True, exist_ok=True)
@@ -106,7 +94,7 @@ class Checkpoints:
         if bad := self._first(unsound):
             self._say(f"no checkpoint is made before round {number}: {bad} is not finite")
         else:
-            future = self._writer.submit(_write, entries, place / str(self._rank))
+            future = self._writer.submit(_write, entries, place / f"{self._rank}.safetensors")
             self._pending = future, place, number
 
     def wait(self) -> None:
@@ -119,23 +107,25 @@ class Checkpoints:
             return
         future, place, number = self._pending
         self._pending = None
-        bad = self._first(_attempt(future.result))
+        mine: dict[str, Sealed] = {}
+        bad = self._first(_attempt(lambda: mine.update(future.result())))
         if not bad:
-            mine = _attempt(self._complete, place, number) if self._leads else None
-            bad = self._first(mine)
+            files = {file: told for part in self._all(mine) for file, told in part.items()}
+            seal = Seal(files, number, self._model)
+            bad = self._first(_attempt(self._complete, place, seal) if self._leads else None)
         self.failed = bad is not None
         if bad:
             self._say(f"no checkpoint is made before round {number}: {bad}")
             if self._leads:
                 shutil.rmtree(place, ignore_errors=True)
 
-    def _complete(self, place: Path, number: int) -> None:
-        _merge(place, number, self._model)
+    def _complete(self, place: Path, seal: Seal) -> None:
+        seal.write(place)
         final = place.with_name(place.name.removesuffix(_PART))
         if final.exists():
             shutil.rmtree(final)
         place.rename(final)
-        before = [r for r in self.complete() if r <= number]
+        before = [r for r in self.complete() if r <= seal.round]
         good = [r for r in before if _attempt(self._seal, r) is None]
         for old in (r for r in before if r < good[-self._keep :][0]):
             shutil.rmtree(self._directory / f"{_PREFIX}{old}")
@@ -178,8 +168,12 @@ class Checkpoints:
         return seal
 
     def _read(self, number: int, entries: dict[str, torch.Tensor]) -> None:
-        seal = self._seal(number)
-        entries |= _read(self._directory / f"{_PREFIX}{number}", seal, self._executors)
+        for file, told in self._seal(number).files.items():
+            names = [n for n in told["entries"] if any(wanted(e, n) for e in self._executors)]
+            path = self._directory / f"{_PREFIX}{number}" / file
+            if names:
+                check_file(path, told["sha256"])
+                entries |= _read(path, names)
 
     @property
     def _rank(self) -> int:
@@ -195,9 +189,12 @@ class Checkpoints:
 
     def _first(self, mine: str | None) -> str | None:
         """What the first rank said that said anything; all ranks meet here."""
+        return next((said for said in self._all(mine) if said is not None), None)
+
+    def _all(self, mine: Any) -> list[Any]:
         number = self._executors[0].round
         with located(lambda: f"round {number}, at the checkpoint before it"):
-            return next((said for said in exchange(mine, self._group) if said is not None), None)
+            return exchange(mine, self._group)
 
 
 def _attempt(do: Callable[..., object], *args: object) -> str | None:
@@ -212,58 +209,24 @@ def _attempt(do: Callable[..., object], *args: object) -> str | None:
     return None
 
 
-def _write(entries: dict[str, torch.Tensor], place: Path) -> None:
-    """What `torch.distributed.checkpoint.save` does, of this process alone and without a warning.
-
-    Filters of warnings belong to all threads: one in the background must not set them.
-    """
+def _write(entries: dict[str, torch.Tensor], file: Path) -> dict[str, Sealed]:
+    """Write a file; its name to what seals it."""
     try:
-        planner, writer = DefaultSavePlanner(), MetadataWriter(place)
-        planner.set_up_planner(entries, is_coordinator=True)
-        writer.set_up_storage_writer(is_coordinator=True)
-        plans, metadata = planner.create_global_plan([planner.create_local_plan()])
-        (plan,) = writer.prepare_global_plan([writer.prepare_local_plan(plan) for plan in plans])
-        results = writer.write_data(planner.finish_plan(plan), planner)
-        results.wait()
-        writer.finish(metadata, [results.value()])
-        Seal(digests(place)).write(place)
-    except (OSError, RuntimeError) as error:
-        raise PlanError("a checkpoint cannot be written", where=place, got=error) from error
+        file.parent.mkdir(parents=True, exist_ok=True)
+        plain = {n: torch.view_as_real(t) if t.is_complex() else t for n, t in entries.items()}
+        pairs = {n: "pairs" for n, t in entries.items() if t.is_complex()}
+        save_file({n: t.cpu().contiguous() for n, t in plain.items()}, file, pairs)
+        return {file.name: {"sha256": file_digest(file), "entries": list(entries)}}
+    except (OSError, SafetensorError) as error:
+        raise PlanError("a checkpoint cannot be written", where=file, got=error) from error
 
 
-def _merge(place: Path, number: int, model: str) -> None:
-    """Make what the ranks wrote, each into its folder, one checkpoint."""
-    whole = Metadata({}, planner_data={}, storage_data={})
-    sealed: dict[str, str] = {}
-    for part in sorted(place.iterdir()):
-        sealed |= {f"{part.name}/{file}": digest for file, digest in read_seal(part).files.items()}
-        mine = MetadataReader(part).read_metadata()
-        whole.version = mine.version
-        whole.state_dict_metadata |= mine.state_dict_metadata
-        whole.planner_data |= mine.planner_data
-        whole.storage_data |= {
-            index: dataclasses.replace(found, relative_path=f"{part.name}/{found.relative_path}")
-            for index, found in mine.storage_data.items()
-        }
-    (place / ".metadata").write_bytes(pickle.dumps(whole))
-    Seal(sealed | digests(place), number, model).write(place)
-
-
-def _read(place: Path, seal: Seal, executors: list[Executor]) -> dict[str, torch.Tensor]:
-    check_files(place, seal, [".metadata"])
+def _read(file: Path, names: list[str]) -> dict[str, torch.Tensor]:
+    """Some tensors of a file; complex ones lie in it as pairs of real ones."""
     try:
-        reader = MetadataReader(place)
-        metadata = reader.read_metadata()
-        entries = {
-            name: torch.empty(found.size, dtype=found.properties.dtype)
-            for name, found in metadata.state_dict_metadata.items()
-            if isinstance(found, TensorStorageMetadata) and any(wanted(e, name) for e in executors)
-        }
-        stored = metadata.storage_data.items()
-        files = {f.relative_path: None for index, f in stored if index.fqn in entries}
-        check_files(place, seal, files)
-        with warnings.catch_warnings(action="ignore"):  # that one process reads alone is meant
-            state_dict_loader.load(entries, storage_reader=reader, no_dist=True)
-    except (OSError, RuntimeError, AttributeError, CheckpointException) as error:
-        raise PlanError("the checkpoint cannot be read", where=place, got=error) from error
-    return entries
+        with safe_open(file, "pt") as found:
+            pairs = found.metadata() or {}
+            held = {n: found.get_tensor(n) for n in names}
+    except (OSError, SafetensorError) as error:
+        raise PlanError("the checkpoint cannot be read", where=file, got=error) from error
+    return {n: torch.view_as_complex(t) if n in pairs else t for n, t in held.items()}

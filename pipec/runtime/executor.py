@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from pipec.runtime.scaling import LossScale
 from pipec.runtime.settings import OnNan, Settings
 from pipec.runtime.shares import Shares
 from pipec.runtime.stage import Outcome, StageRunner
-from pipec.runtime.synchronize import Deferred
+from pipec.runtime.steps import Steps
 from pipec.runtime.tensors import TensorType
 from pipec.runtime.transport import Transport
 from pipec.runtime.weights import StageWeights, check_fits
@@ -157,7 +157,7 @@ class Executor:
         self.rounds = Rounds(program.schedule, self.device, origin=origin)
         self.moves.load(program, self.rounds, self._shapes)
         clip = (self.settings.clip or inf) if wanted else None
-        self._deferred = Deferred(program, self.device, clip)
+        self._steps = Steps(program, self.device, clip)
         self._row: list[Turn] = []
         self._at = 0
         for stage in self.weights:
@@ -220,6 +220,9 @@ class Executor:
                 trained,
                 self.settings.optimizer if steps else None,
                 self.settings.scheduler,
+                (place.backward[s.index].index(self.device), len(place.backward[s.index]))
+                if steps
+                else (0, 1),
             )
             self._rule(s.index)
 
@@ -270,7 +273,7 @@ class Executor:
     @property
     def finished(self) -> bool:
         """Whether the round is over."""
-        return self._at == len(self._row) and self._deferred.empty and self.moves.settled
+        return self._at == len(self._row) and self._steps.empty and self.moves.settled
 
     @property
     def saved_bytes(self) -> int:
@@ -292,7 +295,7 @@ class Executor:
         """Do the next action; False if it must wait for another device or nothing is left."""
         self.moves.forward_copies()
         if self._at == len(self._row):
-            return self._deferred.run(self) or self.moves.settle()
+            return self._steps.run(self) or self.moves.settle()
         action = self._row[self._at].action
         if self.recorded is not None and not self.rounds.draining:
             return self._advance_recorded(action, self.recorded)
@@ -327,7 +330,7 @@ class Executor:
             for w in self.weights.values():
                 w.rebase()
         self.result.busy = self.compute.busy()
-        self.result.norm = self._deferred.norm
+        self.result.norm = self._steps.norm
         return self.result
 
     def live(self) -> Tensors:
@@ -436,44 +439,15 @@ class Executor:
         members = self.program.schedule.placement.backward[action.stage]
         grads = weights.gradients(action.version)
         key = f"grad {action.stage} {action.version} {self.round}"
-        total = self.transport.reduce(key, list(grads.values()), self.device, members)
+        owners = [members[weights.owners[n]] for n in grads]
+        total = self.transport.scatter(key, [*grads.values()], owners, self.device, members)
         if total is None:
             return False
-        weights.replace_gradients(action.version, dict(zip(grads, total, strict=True)))
+        weights.replace_gradients(action.version, dict(zip(weights.owned, total, strict=True)))
         return True
 
     def _step(self, action: Action) -> bool:
-        do = self._deferred.put if self._deferred.wanted else self.make_version
-        do(action, self._row[self._at].oldest)
-        return True
-
-    def make_version(self, action: Action, oldest: int, factor: float = 1.0) -> None:
-        """Step a stage's optimizer.
-
-        Args:
-            action: The step.
-            oldest: The oldest version that later actions use.
-            factor: On the gradients, besides one over the weight of the update's microbatches.
-        """
-        weights, rule = self.weights[action.stage], self.rules[action.stage]
-        count = self.rounds.total(action.stage, action.version)
-        if not count or (not isfinite(factor) and self.settings.skips):
-            weights.skip(action.version, oldest)
-            self.result.skipped |= bool(count)
-            self.result.rescaled |= bool(count) and self.scaling.recovers
-            return
-        before = weights.at(weights.newest).tensors
-        old = {n: before[n] for n in weights.trained} if rule.corrects else {}
-        weights.step(
-            action.version,
-            scale=factor / count,
-            rate=rule.rate(),
-            oldest=oldest,
-            in_place=self.program.flush and oldest >= action.version,
-        )
-        new = weights.at(action.version)
-        rule.observe(old, {n: new.tensors[n] for n in old})
-        self.result.versions.append((action, new.updates.count))
+        return self._steps.do(self, action, self._row[self._at].oldest)
 
 
 def deadlock(executors: list[Executor]) -> ScheduleError:

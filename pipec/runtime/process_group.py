@@ -9,7 +9,7 @@ NCCL    one group per direction of a link: within a group messages arrive in the
 
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 import torch
@@ -139,19 +139,66 @@ class ProcessGroupTransport:
         del device
         if len(members) == 1:
             return list(tensors)
-        result: list[torch.Tensor | None] = [None] * len(tensors)
-        told = f"the sum {key} over ranks {', '.join(map(str, members))}"
-        for dtype in dict.fromkeys(t.dtype for t in tensors):
-            mine = [k for k, t in enumerate(tensors) if t.dtype == dtype]
-            flat = torch.cat([tensors[k].reshape(-1) for k in mine])
-            flat = flat.cpu() if self._staged else flat
-            with answered(told):
-                work = dist.all_reduce(flat, group=self._groups[members], async_op=True)
-            self._wait(work, told, flat)
-            parts = flat.to(tensors[0].device).split([tensors[k].numel() for k in mine])
-            for k, part in zip(mine, parts, strict=True):
-                result[k] = part.view(tensors[k].shape)
-        return [t for t in result if t is not None]
+        found: dict[int, torch.Tensor] = {}
+        for mine in _by_dtype(tensors):
+            (flat,) = self._flat(tensors, [mine])
+            self._together(dist.all_reduce, f"the sum {key}", members, flat)
+            found |= _cut(flat, mine, tensors)
+        return [found[k] for k in range(len(tensors))]
+
+    def scatter(
+        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
+        members: tuple[int, ...],
+    ) -> list[torch.Tensor] | None:  # fmt: skip
+        """Reduce-scatter of the tensors, one message per dtype."""
+        found: dict[int, torch.Tensor] = {}
+        for mine in _by_dtype(tensors):
+            shares = [[k for k in mine if owners[k] == m] for m in members]
+            flat = self._flat(tensors, shares)
+            total = torch.empty_like(flat[0])
+            self._together(dist.reduce_scatter, f"the sum {key}", members, total, flat)
+            found |= _cut(total, shares[members.index(device)], tensors)
+        return [found[k] for k in sorted(found)]
+
+    def gather(
+        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
+        members: tuple[int, ...],
+    ) -> list[torch.Tensor] | None:  # fmt: skip
+        """All-gather of the tensors, one message per dtype."""
+        found: dict[int, torch.Tensor] = {}
+        for mine in _by_dtype(tensors):
+            shares = [[k for k in mine if owners[k] == m] for m in members]
+            flat = self._flat(tensors, shares)
+            own = flat[members.index(device)].clone()
+            self._together(dist.all_gather, f"the weights {key}", members, flat, own)
+            for part, share in zip(flat, shares, strict=True):
+                found |= _cut(part, share, tensors)
+        return [found[k] for k in range(len(tensors))]
+
+    def _flat(
+        self, tensors: Sequence[torch.Tensor], shares: Sequence[list[int]]
+    ) -> list[torch.Tensor]:
+        """The tensors of every share one behind the other, all of the longest one's length."""
+        lengths = [sum(tensors[k].numel() for k in share) for share in shares]
+        like = tensors[next(k for share in shares for k in share)]
+        rests = (like.new_zeros(max(lengths) - n) for n in lengths)
+        parts = ([tensors[k].reshape(-1) for k in share] for share in shares)
+        found = [torch.cat([*p, rest]) for p, rest in zip(parts, rests, strict=True)]
+        return [flat.cpu() for flat in found] if self._staged else found
+
+    def _together(
+        self,
+        do: Callable[..., dist.Work | None],
+        what: str,
+        members: tuple[int, ...],
+        out: torch.Tensor | list[torch.Tensor],
+        *given: torch.Tensor | list[torch.Tensor],
+    ) -> None:
+        """A collective operation of some ranks."""
+        told = f"{what} over ranks {', '.join(map(str, members))}"
+        with answered(told):
+            work = do(out, *given, group=self._groups[members], async_op=True)
+        self._wait(work, told, out[0] if isinstance(out, list) else out)
 
     def finish(self) -> None:
         """Wait until everything has left."""
@@ -170,6 +217,21 @@ class ProcessGroupTransport:
                 work.wait()  # the stream waits; the group's watchdog has the timeout
             else:
                 work.wait(self._timeout)
+
+
+def _by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Places of the tensors, those of a dtype together."""
+    dtypes = dict.fromkeys(t.dtype for t in tensors)
+    return [[k for k, t in enumerate(tensors) if t.dtype == dtype] for dtype in dtypes]
+
+
+def _cut(
+    flat: torch.Tensor, places: list[int], tensors: Sequence[torch.Tensor]
+) -> dict[int, torch.Tensor]:
+    """What lies one behind the other in ``flat``, by place and of the types of ``tensors``."""
+    sizes = [tensors[k].numel() for k in places]
+    parts = flat.to(tensors[0].device)[: sum(sizes)].split(sizes) if places else ()
+    return {k: p.view(tensors[k].shape) for k, p in zip(places, parts, strict=True)}
 
 
 def new_group(members: Iterable[int] | None, timeout: timedelta) -> dist.ProcessGroup:

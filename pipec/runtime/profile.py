@@ -60,6 +60,22 @@ class Echo:
         del key, device, members
         return list(tensors)
 
+    def scatter(
+        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
+        members: tuple[int, ...],
+    ) -> list[torch.Tensor] | None:  # fmt: skip
+        """The own part."""
+        del key, members
+        return [t for t, o in zip(tensors, owners, strict=True) if o == device]
+
+    def gather(
+        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
+        members: tuple[int, ...],
+    ) -> list[torch.Tensor] | None:  # fmt: skip
+        """What is here."""
+        del key, owners, device, members
+        return list(tensors)
+
     def finish(self) -> None:
         """Nothing is under way."""
 

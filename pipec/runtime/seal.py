@@ -1,8 +1,8 @@
-"""What makes a checkpoint safe to read: a digest of every file, and metadata that runs no code.
+"""What makes a checkpoint safe to read: a digest of every file, and of what is said about them.
 
 ```text
-round-20/sha256.json     {"round": 20, "model": "8d10...", "seal": "77e1...",
-                          "files": {".metadata": "9f2c...", "0/__0_0.distcp": "51ab...", ...}}
+round-20/sha256.json    {"round": 20, "model": "8d10...", "seal": "77e1...", "files":
+                         {"0.safetensors": {"sha256": "51ab...", "entries": ["run", ...]}}}
 ```
 
 The seal is a digest of all the rest of that file.
@@ -10,20 +10,21 @@ The seal is a digest of all the rest of that file.
 
 import hashlib
 import json
-import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from typing import TypedDict
 
 from pipec.errors import PlanError
-from pipec.graph.torch_private import CHECKPOINT_METADATA
 
 _SEAL = "sha256.json"
+
+
+class Sealed(TypedDict):
+    """What is known of a file: its digest, and the names of the tensors in it."""
+
+    sha256: str
+    entries: list[str]
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,14 @@ class Seal:
     """What is known of a checkpoint without reading it.
 
     Attributes:
-        files: Path under the checkpoint to digest.
-        round: The round before which it was made; None of what one rank alone wrote.
+        files: By their names in the checkpoint.
+        round: The round before which it was made.
         model: Digest of the model that it belongs to.
     """
 
-    files: Mapping[str, str]
-    round: int | None = None
-    model: str | None = None
+    files: Mapping[str, Sealed]
+    round: int
+    model: str
 
     def check_belongs(self, place: Path, number: int, model: str) -> None:
         """Refuse a checkpoint that bears another round's name, or is of another model.
@@ -58,11 +59,6 @@ class Seal:
         (place / _SEAL).write_text(text, encoding="utf-8")
 
 
-def digests(place: Path) -> dict[str, str]:
-    """The digest of every file that lies in a directory, by name."""
-    return {p.name: _digest(p) for p in sorted(place.iterdir()) if p.is_file() and p.name != _SEAL}
-
-
 def read_seal(place: Path) -> Seal:
     """The seal of a directory.
 
@@ -72,6 +68,7 @@ def read_seal(place: Path) -> Seal:
     try:
         told = json.loads((place / _SEAL).read_text(encoding="utf-8"))
         seal, found = told.pop("seal"), Seal(**told)
+        _ = [(file["sha256"], file["entries"]) for file in found.files.values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PlanError("a checkpoint has no digests", where=place / _SEAL, got=error) from error
     if seal != _sealed(told):
@@ -79,72 +76,24 @@ def read_seal(place: Path) -> Seal:
     return found
 
 
-def check_files(place: Path, seal: Seal, files: Iterable[str]) -> None:
-    """Compare files with their digests.
+def check_file(path: Path, want: str) -> None:
+    """Compare a file with its digest.
 
     Raises:
-        PlanError: A file is missing, or not what was written.
+        PlanError: It is missing, or not what was written.
     """
-    for name in files:
-        path = place / name
-        got, want = _digest(path) if path.is_file() else "no such file", seal.files.get(name)
-        if got != want:
-            raise PlanError(
-                "the checkpoint is damaged",
-                where=path,
-                got=got if want is None or len(got) != len(want) else f"sha256 {got[:12]}",
-                want="a file that was sealed" if want is None else f"sha256 {want[:12]}",
-            )
+    got = file_digest(path) if path.is_file() else None
+    if got != want:
+        told = f"sha256 {got[:12]}" if got else "no such file"
+        want = f"sha256 {want[:12]}"
+        raise PlanError("the checkpoint is damaged", where=path, got=told, want=want)
 
 
-def _sealed(told: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class MetadataWriter(FileSystemWriter):
-    """torch's writer, without the path in the metadata: checkpoints may be moved."""
-
-    def storage_meta(self) -> StorageMeta | None:
-        """Nothing."""
-        return None
-
-
-class MetadataReader(FileSystemReader):
-    """torch's reader, but for the pickle of the metadata: it makes what describes tensors alone."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The metadata of a checkpoint.
-
-        Raises:
-            PlanError: It holds something else, such as code.
-        """
-        del args, kwargs
-        with (Path(self.path) / ".metadata").open("rb") as file:
-            found = _Plain(file).load()
-        if not isinstance(found, Metadata):
-            raise PlanError("this is no metadata", where=self.path, got=type(found).__name__)
-        found.storage_meta = found.storage_meta or StorageMeta()
-        found.storage_meta.load_id = self.load_id
-        return found
-
-
-class _Plain(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        """A class that metadata may name.
-
-        Raises:
-            PlanError: Any other.
-        """
-        found = getattr(torch, name, None) if module == "torch" else None
-        if found is torch.Size or isinstance(found, torch.dtype):
-            return found
-        if (module, name) in CHECKPOINT_METADATA:
-            return super().find_class(module, name)
-        raise PlanError(
-            "metadata of a checkpoint may only describe tensors", got=f"{module}.{name}"
-        )
+def _sealed(told: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()

@@ -81,7 +81,8 @@ def wanted(executor: Executor, name: str) -> bool:
         return weight.split("/")[0] == str(executor.device)
     if kind == "optimizer":
         weight = weight.rpartition("/")[0]
-    mine = kind in ("weights", f"weights#{executor.device}", "optimizer", "velocity")
+        return any(weight in w.owned for w in executor.weights.values())
+    mine = kind in ("weights", f"weights#{executor.device}", "velocity")
     return mine and any(weight in _stored(executor, w) for w in executor.weights.values())
 
 
@@ -111,7 +112,8 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
                 raise PlanError("the checkpoint lacks a weight of this plan", got=name)
             w.copy_(found)
         saved = {n: entries.get(f"velocity/{n}") for n in weights.trained}
-        rule.velocity = {n: v.clone() for n, v in saved.items() if v is not None}
+        held = executor.compute.torch
+        rule.velocity = {n: v.to(held, copy=True) for n, v in saved.items() if v is not None}
         if weights.optimizer is not None:
             rule.updates = int(_facts(entries, weights.trained[0])["updates"])
             _restore_optimizer(weights, entries)
@@ -147,7 +149,7 @@ def _stored(executor: Executor, weights: StageWeights) -> Tensors:
 def _optimizer_state(weights: StageWeights) -> Tensors:
     assert weights.optimizer is not None
     found: Tensors = {}
-    for name, parameter in weights.parameters.items():
+    for name, parameter in weights.owned.items():
         for key, value in weights.optimizer.state.get(parameter, {}).items():
             if value is not None:
                 found[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
@@ -156,18 +158,25 @@ def _optimizer_state(weights: StageWeights) -> Tensors:
 
 def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor]) -> None:
     assert weights.optimizer is not None
-    for name, parameter in weights.parameters.items():
+    groups = weights.optimizer.param_groups
+    counts_here = any(g.get("fused") or g.get("capturable") for g in groups)
+    for name, parameter in weights.owned.items():
         prefix = f"optimizer/{name}/"
         keys = {k: k.removeprefix(prefix) for k in entries if k.startswith(prefix)}
-        state = {key: entries[k].clone() for k, key in keys.items() if "/" not in key}
+        state = {
+            key: entries[k].to(  # as torch.optim.Optimizer.load_state_dict does
+                "cpu" if key == "step" and not counts_here else parameter.device, copy=True
+            )
+            for k, key in keys.items()
+            if "/" not in key
+        }
         if state:
             weights.optimizer.state[parameter] = state
     first = _facts(entries, weights.trained[0])
     _check_kind("optimizer", first["optimizer_class"], weights.optimizer)
-    groups = weights.optimizer.param_groups
     places = [
         _place(entries, names[0]) if names else (first, min(k, len(first["groups"]) - 1))
-        for k, names in enumerate(_names(weights))
+        for k, names in enumerate(weights.groups)
     ]
     for group, (facts, k) in zip(groups, places, strict=True):
         kept = {n: _unpacked(v) for n, v in facts["groups"][k].items() if n != "params"}
@@ -175,16 +184,6 @@ def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor
     if weights.scheduler is not None and "scheduler" in first:
         _check_kind("learning-rate schedule", first["schedule_class"], weights.scheduler)
         weights.scheduler.load_state_dict(_unpacked(_schedule(places)))
-
-
-def _names(weights: StageWeights) -> list[list[str]]:
-    """The parameters of every group of a stage's optimizer."""
-    assert weights.optimizer is not None
-    names = {id(p): n for n, p in weights.parameters.items()}
-    return [
-        [names[id(p)] for p in group["params"] if id(p) in names]
-        for group in weights.optimizer.param_groups
-    ]
 
 
 def _place(entries: Mapping[str, torch.Tensor], weight: str) -> tuple[Any, int]:
@@ -224,7 +223,7 @@ def _facts_of(weights: StageWeights, updates: int) -> dict[str, object]:
         "updates": updates,
         "trained": weights.trained,
         "optimizer_class": type(weights.optimizer).__name__,
-        "groups": [{**g, "params": n} for g, n in zip(plain, _names(weights), strict=True)],
+        "groups": [{**g, "params": n} for g, n in zip(plain, weights.groups, strict=True)],
     }
     if weights.scheduler is not None:
         facts["schedule_class"] = type(weights.scheduler).__name__

@@ -70,6 +70,18 @@ class Transport(Protocol):
         Where it returns None it is called again with the same arguments.
         """
 
+    def scatter(
+        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
+        members: tuple[int, ...],
+    ) -> list[torch.Tensor] | None:  # fmt: skip
+        """As `reduce`, of those tensors alone that this device owns; the same owners everywhere."""
+
+    def gather(
+        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
+        members: tuple[int, ...],
+    ) -> list[torch.Tensor] | None:  # fmt: skip
+        """Every tensor as its owner has it; None if some are not there yet."""
+
     def finish(self) -> None:
         """Wait until everything that was sent has left."""
 
@@ -103,19 +115,44 @@ class Loopback:
         self, key: str, tensors: Sequence[torch.Tensor], device: int, members: tuple[int, ...]
     ) -> list[torch.Tensor] | None:
         """Sums in the order of the members, so that every member gets the same bits."""
-        parts = self._parts.setdefault(key, {})
-        parts.setdefault(device, tensors)
-        if len(parts) < len(members):
+        parts = self._met(key, tensors, device, members)
+        if parts is None:
             return None
         result = [t.clone() for t in parts[members[0]]]
         for member in members[1:]:
             for total, t in zip(result, parts[member], strict=True):
                 total.add_(t)
+        return result
+
+    def scatter(
+        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
+        members: tuple[int, ...],
+    ) -> list[torch.Tensor] | None:  # fmt: skip
+        """Sums as those of `reduce`."""
+        sums = self.reduce(key, tensors, device, members)
+        return sums and [t for t, o in zip(sums, owners, strict=True) if o == device]
+
+    def gather(
+        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
+        members: tuple[int, ...],
+    ) -> list[torch.Tensor] | None:  # fmt: skip
+        """The owners' very tensors."""
+        parts = self._met(key, tensors, device, members)
+        return None if parts is None else [parts[o][k] for k, o in enumerate(owners)]
+
+    def _met(
+        self, key: str, tensors: Sequence[torch.Tensor], device: int, members: tuple[int, ...]
+    ) -> dict[int, Sequence[torch.Tensor]] | None:
+        """What every member has brought, once all of them have come."""
+        parts = self._parts.setdefault(key, {})
+        parts.setdefault(device, tensors)
+        if len(parts) < len(members):
+            return None
         taken = self._taken.setdefault(key, set())
         taken.add(device)
         if len(taken) == len(members):
             del self._parts[key], self._taken[key]
-        return result
+        return parts
 
     def finish(self) -> None:
         """Nothing is under way."""

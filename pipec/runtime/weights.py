@@ -14,6 +14,7 @@ from torch import nn
 from pipec.errors import PlanError, ScheduleError
 from pipec.graph.tensor_type import has_data
 from pipec.graph.torch_private import add_each, add_each_
+from pipec.simulate.memory import shared_out
 
 Tensors = dict[str, torch.Tensor]
 OptimizerFactory = Callable[[list[Any]], torch.optim.Optimizer]
@@ -60,6 +61,8 @@ class StageWeights:
         trained: Names of the parameters that get a gradient.
         optimizer: Makes the optimizer; None where this device does not step the stage.
         scheduler: Makes the learning-rate schedule of that optimizer.
+        replica: Number of this device among the replicas of the stage, and how many there are.
+            Each of them steps its share of the parameters, and keeps the optimizer's state of it.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class StageWeights:
         trained: tuple[str, ...],
         optimizer: OptimizerFactory | None,
         scheduler: SchedulerFactory | None = None,
+        replica: tuple[int, int] = (0, 1),
     ) -> None:
         self._stage = stage
         self.trained = trained
@@ -79,8 +83,14 @@ class StageWeights:
         self._sums: dict[int, _Sum] = {}
         held = list(self.parameters.items())
         self.optimizer = optimizer(held) if optimizer and held else None
+        mine, replicas = replica
+        sizes = [p.nbytes for p in self.parameters.values()]
+        self.owners = dict(zip(self.parameters, shared_out(sizes, replicas), strict=True))
+        self.owned = {n: p for n, p in self.parameters.items() if self.owners[n] == mine}
+        self.groups: list[list[str]] = []
         if self.optimizer is not None:
             self._check_own(self.optimizer)
+            self._keep_owned(self.optimizer)
         self.scheduler = scheduler(self.optimizer) if scheduler and self.optimizer else None
 
     def _check_own(self, optimizer: torch.optim.Optimizer) -> None:
@@ -96,6 +106,15 @@ class StageWeights:
                 want="the parameters that it is made from",
                 hint="optimizer=lambda parameters: AdamW(parameters, ...)",
             )
+
+    def _keep_owned(self, optimizer: torch.optim.Optimizer) -> None:
+        """Leave the parameters of other replicas to them; all of them keep the same groups."""
+        names = {id(p): n for n, p in self.parameters.items()}
+        for group in optimizer.param_groups:
+            self.groups.append([names[id(p)] for p in group["params"]])
+            group["params"] = [p for p in group["params"] if names[id(p)] in self.owned]
+        for p in [p for p in optimizer.state if names[id(p)] not in self.owned]:
+            del optimizer.state[p]
 
     @property
     def newest(self) -> int:
@@ -191,10 +210,10 @@ class StageWeights:
         """
         self._let_go(min(oldest, self.newest))
         grads = self.gradients(update)
-        for name, p in self.parameters.items():
+        for p in self.parameters.values() if not in_place else ():
+            p.data = p.data.clone()
+        for name, p in self.owned.items():
             p.grad = (grads[name] * scale).to(p.dtype) if scale != 1.0 else grads[name]
-            if not in_place:
-                p.data = p.data.clone()
         try:
             if self.optimizer is not None:
                 _step(self.optimizer, rate)
@@ -203,7 +222,7 @@ class StageWeights:
         except (RuntimeError, TypeError, ValueError) as error:
             place = f"stage {self._stage}"
             raise PlanError("the optimizer cannot make a step", where=place, got=error) from error
-        for p in self.parameters.values():
+        for p in self.owned.values():
             p.grad = None
         before = self._versions[self.newest].updates
         updates = before if in_place else Updates(before.count)

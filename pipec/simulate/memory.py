@@ -39,6 +39,8 @@ class Memory:
         weights: Of one version.
         gradients: Of the gradient accumulators.
         optimizer: Of the optimizer's state.
+        parameters: Of every trained parameter; replicas share the optimizer's state by whole ones
+            (`shared_out`), evenly where this is absent.
         saved: What one microbatch's F keeps for the backward on the device, without what is
             offloaded (the H channels say how much that is).
         saved_for_w: The part of ``saved`` that I leaves for W; all of it if absent.
@@ -58,6 +60,7 @@ class Memory:
     weights: Sequence[float] = ()
     gradients: Sequence[float] = ()
     optimizer: Sequence[float] = ()
+    parameters: Sequence[Sequence[float]] = ()
     saved: Sequence[float] = ()
     saved_for_w: Sequence[float] | None = None
     moved_for_w: Mapping[str, float] = field(default_factory=dict)
@@ -105,12 +108,38 @@ class Memory:
         posted = {"slots": self.slots, "saved_too": list(self.saved_too)} if self.slots else {}
         moved = {"moved_for_w": dict(self.moved_for_w)} if self.moved_for_w else {}
         outputs = {"outputs": list(self.outputs)} if self.outputs else {}
-        return told | posted | moved | outputs
+        parameters = [list(sizes) for sizes in self.parameters]
+        return told | posted | moved | outputs | ({"parameters": parameters} if parameters else {})
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Read what `to_json` wrote."""
         return convert(data, cls)
+
+
+def shared_out(sizes: Sequence[float], replicas: int) -> list[int]:
+    """The replica that steps each parameter of a stage: large ones first, where least is.
+
+    Args:
+        sizes: Bytes of the parameters.
+        replicas: How many there are.
+    """
+    held, owners = [0.0] * replicas, [0] * len(sizes)
+    for k in sorted(range(len(sizes)), key=lambda k: -sizes[k]):
+        owners[k] = held.index(min(held))
+        held[owners[k]] += sizes[k]
+    return owners
+
+
+def shares(sizes: Sequence[float], replicas: int) -> list[float]:
+    """What part of a stage's parameters each replica steps; even ones if ``sizes`` is empty."""
+    if not sum(sizes):
+        return [1 / replicas] * replicas
+    owned = zip(shared_out(sizes, replicas), sizes, strict=True)
+    held = np.zeros(replicas)
+    for owner, size in owned:
+        held[owner] += size
+    return list(held / held.sum())
 
 
 def _per_stage(name: str, values: Sequence[float], stages: int) -> Float:

@@ -60,6 +60,7 @@ RUNS: dict[int, list[tuple[str, int, str, dict[str, object], float | None]]] = {
         ("mlp", 2, "pipedream", {"replicas": [3, 1]}, None),
         ("llama", 8, "zbv", {}, None),
         ("gpt-2", 4, "1f1b", {}, 0.1),
+        ("bert", 2, "1f1b", {"replicas": 2}, 0.1),
     ],
 }
 

@@ -44,7 +44,7 @@ def test_twenty_kills_at_random_points_change_no_bit(schedule: str, tmp_path: Pa
 def test_what_one_rank_finds_damaged_all_ranks_pass_over(tmp_path: Path) -> None:
     plan = emitted(tmp_path / "out", devices=2, schedule="pipedream")
     elastic(ranks.survives, tmp_path, 3, [], ranks=2)
-    file = tmp_path / "saved" / "round-3" / "1" / "__0_0.distcp"
+    file = tmp_path / "saved" / "round-3" / "1.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     elastic(ranks.survives, tmp_path, 4, [], ranks=2)
     undisturbed = LocalPipeline(plan, ranks.data(plan), ranks.settings(), schedule=endless(plan))
