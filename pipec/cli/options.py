@@ -119,25 +119,25 @@ def cluster_of(devices: str | None, file: Path | None) -> Cluster:
 
 
 def assignments(texts: tuple[str, ...], option: str) -> dict[str, tuple[float, ...]]:
-    """``("x=1,3", "n=2")`` as ``{"x": (1, 3), "n": (2,)}``.
+    """``("x=1,3", "n=2")`` as ``{"x": (1, 3), "n": (2,)}``; nothing behind ``=`` is no number.
 
     Raises:
-        FrontendError: A text is not ``name=number[,number...]``.
+        FrontendError: A text is not ``name=[number[,number...]]``.
 
     Example:
-        >>> assignments(("input=1,3,224,224",), "--shape")
-        {'input': (1, 3, 224, 224)}
+        >>> assignments(("input=1,3,224,224", "axes="), "--shape")
+        {'input': (1, 3, 224, 224), 'axes': ()}
     """
     found: dict[str, tuple[float, ...]] = {}
     for text in texts:
         name, _, numbers = text.rpartition("=")
         try:
-            values = tuple(_number(n) for n in numbers.split(","))
+            values = tuple(_number(n) for n in numbers.split(",")) if numbers else ()
         except ValueError:
-            values = ()
-        if not (name and values):
+            values, name = (), ""
+        if not name:
             raise FrontendError(
-                f"{option} cannot be read", got=text, want="NAME=number[,number...]"
+                f"{option} cannot be read", got=text, want="NAME=[number[,number...]]"
             )
         found[name] = values
     return found
@@ -151,7 +151,7 @@ def shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """
     found: dict[str, tuple[int, ...]] = {}
     for name, numbers in assignments(texts, "--shape").items():
-        if any(n != int(n) or n < 0 for n in numbers):
+        if any(not float(n).is_integer() or n < 0 for n in numbers):
             raise FrontendError("--shape wants whole numbers", where=name, got=list(numbers))
         found[name] = tuple(int(n) for n in numbers)
     return found

@@ -85,7 +85,9 @@ def balance_data(plan: Plan) -> Data | None:
     emitted = max((timing.interval_seconds for timing in plan.timing), default=None)
     return {
         "slowest_seconds": cut.max_load,
-        "mean_over_slowest": sum(cut.seconds) / len(cut.seconds) / cut.max_load,
+        "mean_over_slowest": sum(cut.seconds) / len(cut.seconds) / cut.max_load
+        if cut.max_load
+        else 1.0,  # views alone: no stage takes any time
         "step_seconds": cut.step_seconds or None,
         "lower_bound_seconds": cut.lower_bound,
         "gap": cut.gap,

@@ -127,6 +127,8 @@ def test_unknown_names(pipec: Pipec, model: Path, tmp_path: Path) -> None:
     refused(pipec, out, model, "--devices", "2xcpu", "--passes", "simplfy", says="'simplify'")
     refused(pipec, out, model, "--devices", "2xcpu", "--schedule", "1f1c", says="1f1b")
     refused(pipec, out, model, "--devices", "2xcpu", "--shape", "x", says="--shape")
+    for wrong in ("x=inf", "x=nan", "x=2.5", "x=-1"):
+        refused(pipec, out, model, "--devices", "2xcpu", "--shape", wrong, says="whole numbers")
     both = ("--devices", "2xcpu", "--cluster", "c.toml")
     assert pipec("compile", model, *both).code == 2
     assert pipec("explore", model).code == 2

@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from tests.cli.running import Pipec
 
@@ -33,6 +36,19 @@ def test_summary_as_json(pipec: Pipec, model: Path) -> None:
     data = json.loads(outcome.out)
     assert [s["stage"] for s in data["stages"]] == [0, 1]
     assert data["balance"]["proven"]
+
+
+@pytest.mark.parametrize("target", ["torch", "onnx"])
+def test_a_model_of_views_alone_takes_no_time(pipec: Pipec, target: str, tmp_path: Path) -> None:
+    path, info = tmp_path / "views.onnx", helper.make_tensor_value_info
+    ends = [info("x", 1, [2, 3, 4])], [info("y", 1, [4, 6])]
+    node = helper.make_node("Reshape", ["x", "to"], ["y"])
+    to = numpy_helper.from_array(np.array([4, 6]), "to")
+    opset = [helper.make_opsetid("", 17)]
+    graph = helper.make_graph([node], "views", *ends, [to])
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+    done = pipec("compile", path, "--target", target, "--devices", "1xcpu", "-o", tmp_path / "o")
+    assert (done.code, "mean/slowest 100.0%" in done.out) == (0, True), done.err
 
 
 @pytest.mark.parametrize(("target", "device"), [("torch", "cpu"), ("fpga", "vcu118")])

@@ -18,7 +18,7 @@ from pipec.frontends.base import LoadOptions
 from pipec.frontends.onnx.evaluation import Evaluation, describe
 from pipec.frontends.onnx.frame import standard
 from pipec.frontends.onnx.frontend import evaluate_model
-from pipec.frontends.onnx.inputs import dimensions
+from pipec.frontends.onnx.inputs import bound_sizes, dimensions
 from pipec.frontends.onnx.subgraphs import reads
 from pipec.graph.arrays import Array
 from pipec.graph.axes import Axes, Axis, Sizes, other_sizes, with_sizes
@@ -118,7 +118,7 @@ def declared_axes(evaluation: Evaluation, options: LoadOptions) -> list[Axis]:
     """
     places: dict[str, list[tuple[str, int]]] = {}
     sizes: dict[str, int] = {}
-    bound = {name: int(v[0]) for name, v in options.bind.items() if len(v) == 1}
+    bound = bound_sizes(evaluation.model.written, options)
     for info in evaluation.model.written.inputs:
         value = evaluation.inputs[info.name]
         if not isinstance(value, Tensor):

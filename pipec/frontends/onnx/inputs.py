@@ -65,7 +65,7 @@ def input_types(model: ModelFile, options: LoadOptions) -> dict[str, Type]:
     """
     names = {i.name for i in model.inputs}
     _check_options(model, options, names)
-    sizes = {k: int(v[0]) for k, v in options.bind.items() if k not in names and len(v) == 1}
+    sizes = bound_sizes(model, options)
     for info in model.inputs:
         for dim, size in zip(
             dimensions(info) or (), options.shapes.get(info.name, ()), strict=False
@@ -81,6 +81,25 @@ def input_types(model: ModelFile, options: LoadOptions) -> dict[str, Type]:
     if open_:
         raise _unbound(model, open_)
     return {name: t for name, t in found.items() if t is not None}
+
+
+def bound_sizes(model: ModelFile, options: LoadOptions) -> dict[str, int]:
+    """Sizes of the dimensions that the user binds by name.
+
+    Raises:
+        FrontendError: One is bound to anything but one whole number of at least 0.
+    """
+    names = {i.name for i in model.inputs}
+    found = {name: values for name, values in options.bind.items() if name not in names}
+    for name, values in found.items():
+        if len(values) != 1 or values[0] < 0 or not float(values[0]).is_integer():
+            raise FrontendError(
+                "a dimension is bound to what is no size",
+                where=f"{model.where}, dimension {name}",
+                got=",".join(map(str, values)),
+                want="one whole number",
+            )
+    return {name: int(values[0]) for name, values in found.items()}
 
 
 def _check_options(model: ModelFile, options: LoadOptions, names: set[str]) -> None:
@@ -200,12 +219,13 @@ def examples(
                 want=f"at most {LARGEST_INPUT} elements",
             )
         if want.dtype not in TORCH_OF_ONNX:
+            text = want.dtype == TensorProto.STRING
             raise FrontendError(
                 "a graph input of a type that tensors cannot have",
                 where=f"{model.where}, input {name}",
                 got=dtype_name(want.dtype),
-                want="a value bound at compile time",
-                hint=f"--bind {name}=…",
+                want="numbers" if text else "a value bound at compile time",
+                hint="cut off the nodes that read strings" if text else f"--bind {name}=…",
             )
         found[name] = _example(want, limits.get(name), generator)
     return found

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -168,6 +169,8 @@ def test_a_dimension_is_bound_by_shape_or_name(options: dict[str, object], tmp_p
         (LoadOptions(shapes={"z": (5,)}), "does not have"),
         (LoadOptions(bind={"z": (5,)}), "does not have"),
         (LoadOptions(shapes={"x": (5, 4)}, bind={"batch": (6,)}), "two sizes"),
+        *((LoadOptions(bind={"batch": (n,)}), "no size") for n in (2.5, -1, math.inf, math.nan)),
+        (LoadOptions(bind={"batch": (2, 3)}), "no size"),
         (LoadOptions(training=True, shapes={"x": (5, 4)}), "the loss that it ends in"),
     ],
 )
