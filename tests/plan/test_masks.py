@@ -12,7 +12,8 @@ from pipec.graph.ir import Source
 
 def test_a_convolution_with_batch_norm_is_a_sound_plan() -> None:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)]
+    convs = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)]
+    layers = [*convs, nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)]
     loss = Loss(functional.cross_entropy, torch.tensor([1, 0]))
     graph = trace(
         nn.Sequential(*layers), (torch.randn(2, 3, 6, 6),), loss=loss, source=Source("memory", "m")
