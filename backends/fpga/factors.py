@@ -28,7 +28,7 @@ from pipec.backends.fpga.routing import (
     is_transposition,
 )
 from pipec.backends.fpga.swg import line_cycles
-from pipec.backends.fpga.training.nests import Outer, RowGradient
+from pipec.backends.fpga.training.nests import OneHot, Outer, RowGradient, Spread
 
 Whole = int | NDArray[np.int64]
 PORT_BITS = 512
@@ -246,9 +246,12 @@ def _window_factors(window: Swg, channels: int, target: int) -> tuple[int, int]:
 
 
 @factors_of.register
-def _by_rows(nest: Map | Repeat, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+def _by_rows(
+    nest: Map | Repeat | Spread | Gather | OneHot | Const,
+    layer: Layer, target: int, dtype: str, block: int,
+) -> Factors:  # fmt: skip
     lanes = lanes_for(layer.channels, layer.rows, target)
-    return Factors((lanes,) * len(layer.inputs), lanes)
+    return Factors(tuple(min(lanes, use.channels) for use in layer.inputs), lanes)
 
 
 @factors_of.register
@@ -325,13 +328,3 @@ def _perm(nest: Perm, layer: Layer, target: int, dtype: str, block: int) -> Fact
         return Factors((lanes,), lanes)
     first = lanes_for(use.channels, 2 * use.rows, target)
     return Factors((first,), lanes_for(layer.channels, 2 * layer.rows, target))
-
-
-@factors_of.register
-def _gather(nest: Gather, layer: Layer, target: int, dtype: str, block: int) -> Factors:
-    return Factors((1,), lanes_for(layer.channels, layer.rows, target))
-
-
-@factors_of.register
-def _const(nest: Const, layer: Layer, target: int, dtype: str, block: int) -> Factors:
-    return Factors((), lanes_for(layer.channels, layer.rows, target))

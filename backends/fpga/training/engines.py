@@ -20,7 +20,7 @@ from pipec.backends.fpga.lowering.layers import Layer
 from pipec.backends.fpga.memory import buffer
 from pipec.backends.fpga.nests import Norm, Swg, ceil_div
 from pipec.backends.fpga.resources import units
-from pipec.backends.fpga.routing import Const, Gather, Repeat
+from pipec.backends.fpga.routing import Const
 from pipec.backends.fpga.runs import Loop, Run, runs
 from pipec.backends.fpga.runs import Table as Runs
 from pipec.backends.fpga.training.nests import (
@@ -237,8 +237,6 @@ def _spread_runs(nest: Spread, ii: int, inputs: int) -> Runs:
 
 # What is folded, and fires, as an engine of inference.
 
-factors_of.register(OneHot, factors_of.dispatch(Gather))
-factors_of.register(Spread, factors_of.dispatch(Repeat))
 runs.register(RowGradient, runs.dispatch(Norm))
 runs.register(Fetch, runs.dispatch(Const))
 
