@@ -18,7 +18,7 @@ from pipec.explore.predict import Prediction
 from pipec.files import write_file
 from pipec.graph.structure import structural_key
 
-VERSION = 2
+VERSION = 3
 """Of what an entry holds."""
 
 

@@ -12,7 +12,7 @@ from pipec.explore.make import Maker
 from pipec.explore.predict import Prediction, Predictor, fastest_first
 from pipec.explore.split import split_candidates
 from pipec.plan.model import Plan, Tried
-from pipec.schedule.registry import plain_name
+from pipec.schedule.registry import SYNTHESIZED, plain_name
 
 BASELINES = ("data parallel", "gpipe", "1f1b")
 NOT_TIMED = "not timed"
@@ -124,7 +124,12 @@ class Exploration:
 
 
 def explore(
-    maker: Maker, candidates: Sequence[Candidate], batch: int, progress: Progress | None = None
+    maker: Maker,
+    candidates: Sequence[Candidate],
+    batch: int,
+    progress: Progress | None = None,
+    *,
+    synthesized: bool = False,
 ) -> tuple[Exploration, Plan]:
     """Time all candidates that may be the fastest, and make the plan of the one that is.
 
@@ -133,6 +138,7 @@ def explore(
         candidates: What may be chosen.
         batch: Samples of one step.
         progress: Told how far it is.
+        synthesized: Whether the fastest pipeline is tried with an order made from its costs.
 
     Returns:
         All predictions; the plan of the best, which keeps them.
@@ -147,6 +153,8 @@ def explore(
         mine = [c for c in search.found if _kind(c) == name]
         search.time(mine, OF_BASELINE)
     search.split()
+    if synthesized:
+        search.synthesize()
     while True:
         found = Exploration(batch, fastest_first(list(search.found.values())))
         best = found.best
@@ -232,6 +240,16 @@ class _Search:
             base = min(pipelines, key=lambda p: (p.seconds, p.candidate)).candidate
             for c in split_candidates(self.predictor.maker, base):
                 self.found[c] = self.predictor.predict(c)
+
+    def synthesize(self) -> None:
+        """Time the fastest pipeline of one stage per device in an order made from its costs."""
+        possible = {c: p.seconds for c, p in self.found.items() if p.possible and c.trains}
+        pipelines = [(s, c) for c, s in possible.items() if c.stages == c.depth > 1]
+        if pipelines:
+            made = replace(min(pipelines)[1], schedule=SYNTHESIZED)
+            bound = self.predictor.bound(made)
+            if 0 < bound < min(possible.values()):  # none is known of devices that stream
+                self.found[made] = self.predictor.predict(made, bound)
 
     def _wait(self, c: Candidate, bound: float, guess: float) -> None:
         why = f"{NOT_TIMED}: takes {bound:.4g} s at least" if bound else NOT_TIMED

@@ -138,6 +138,8 @@ class Predictor:
 
     def _predict(self, c: Candidate) -> Prediction:
         """The figures of the best cut; where it cannot be timed before it is made, of the plan."""
+        if takes_costs(c.schedule):
+            return self.planned(c)
         passes = passes_of(c)
         at = [p.name for p in passes].index("partition")
         cut = passes[at]
@@ -146,7 +148,7 @@ class Predictor:
         found = cut.fastest(
             run_passes(passes[:at], base), counted=True
         )  # refuses what does not fit in any way
-        if found is None or c.eased or takes_costs(c.schedule):
+        if found is None or c.eased:
             return self.planned(c)
         return replace(_figures(c, found.cut.timeline), loose_seconds=found.cut.loose)
 

@@ -63,7 +63,7 @@ class Search:
         known = recall(key) if self.cached else None
         if known is not None:
             return known, maker.make(known.best.candidate).replace(explored=known.tried())
-        found, plan = explore(maker, tried, batch, watch)
+        found, plan = explore(maker, tried, batch, watch, synthesized=not self.schedules)
         if self.cached:
             remember(key, found)
         return found, plan

@@ -15,13 +15,15 @@ from torch import nn
 from pipec.cluster.cluster import Cluster, Level, Link, parse_cluster
 from pipec.errors import PartitionError, PipecError
 from pipec.explore.cache import cache_directory, content_key, recall, remember
-from pipec.explore.candidate import Candidate, candidates, eased
+from pipec.explore.candidate import CHUNKS, Candidate, candidates, eased
 from pipec.explore.explore import BASELINES, Exploration, explore
 from pipec.explore.make import Maker
 from pipec.explore.predict import Predictor
 from pipec.explore.rebatch import Rebatched
+from pipec.explore.search import Search
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
+from pipec.schedule.registry import SYNCHRONOUS
 from tests.toys import mlp
 from tests.trained import trained_mlp
 
@@ -255,3 +257,28 @@ def test_what_fits_is_not_said_to_fit_nowhere() -> None:
     found = Predictor(tight).predict(candidate)
     assert found.possible
     assert max(found.peak_bytes) <= 0.95 * max(peaks)
+
+
+def test_the_fastest_pipeline_is_tried_in_an_order_made_from_its_costs() -> None:
+    """Stages are unlike, and no generator has as fast an order; the figures are the plan's."""
+    widths = (64, 1024, 64, 512, 64, 2048, 64)
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
+    loss = Loss(nn.functional.mse_loss, torch.zeros(512, 64))
+    graph = trace(
+        nn.Sequential(*layers), (torch.zeros(512, 64),), loss=loss, source=Source("memory", "x")
+    )
+    made, bases = (
+        Maker(Rebatched(graph), parse_cluster("4xv100")),
+        [Candidate(4, 1, name, 512, 6) for name in SYNCHRONOUS if name not in CHUNKS],
+    )
+    without, _ = explore(made, bases, 6 * 512)
+    found, plan = explore(made, bases, 6 * 512, synthesized=True)
+    assert found.best.candidate.schedule == "synthesized"
+    assert found.best.seconds < 0.995 * without.best.seconds
+    assert plan.timeline is not None
+    assert plan.timeline.seconds == found.best.seconds
+    assert not any(p.candidate.schedule == "synthesized" for p in without.predictions)
+    told = Search(Rebatched(graph), parse_cluster("4xv100"), batch=6 * 512, cached=False)
+    assert "synthesized" in {p.candidate.schedule for p in told.run()[0].predictions}
+    told = replace(told, schedules=("1f1b",))
+    assert {p.candidate.schedule for p in told.run()[0].predictions} == {"1f1b"}
