@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from pipec.graph.ir import Graph, tensors
+from pipec.graph.copies import PACK
+from pipec.graph.ir import Graph, origin, tensors
 
 LARGEST = 0.1
 """No tolerance is larger than this, however coarse the dtype."""
@@ -24,9 +25,22 @@ def rounding_tolerance(graph: Graph, roundings_per_node: float) -> float:
     Numerical Algorithms, section 2.8): ``eps x roundings per node x sqrt(nodes)``.
 
     Args:
-        graph: The whole model.
+        graph: The whole model; what values are packed into on their way is not arithmetic of it.
         roundings_per_node: How unlike the two engines' kernels are.
     """
-    dtypes = {t.dtype for n in graph.calls for t in tensors(n) if t.dtype.is_floating_point}
+    own = [n for n in graph.calls if origin(n).op != PACK]
+    dtypes = {t.dtype for n in own for t in tensors(n) if t.dtype.is_floating_point}
     eps = max((torch.finfo(d).eps for d in dtypes), default=0.0)
     return min(LARGEST, eps * roundings_per_node * math.sqrt(len(graph.calls)))
+
+
+def packing_step(graph: Graph) -> float:
+    """How far packing may move a value, relative to its largest magnitude: a step of its dtypes."""
+    dtypes = {t.dtype for n in graph.calls if origin(n).op == PACK for t in tensors(n)}
+    return max(
+        (
+            torch.finfo(d).eps if d.is_floating_point else 1 / torch.iinfo(d).max
+            for d in dtypes - {torch.bool}
+        ),
+        default=0.0,
+    )

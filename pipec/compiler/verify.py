@@ -29,9 +29,11 @@ from pipec.compiler.chain import StageRunner, run_chain
 from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.inputs import KINDS, choose_inputs, draw
 from pipec.compiler.sizes import AsWritten, compare_sizes
+from pipec.compiler.tolerance import packing_step
 from pipec.compiler.verify_training import compare_gradients
 from pipec.errors import PlanError
-from pipec.graph.ir import Graph, OutputKind
+from pipec.graph.copies import PACK, unpacked
+from pipec.graph.ir import Graph, OutputKind, origin
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.runtime.draws import drawing, draws, numbered, seeded, stream
@@ -50,6 +52,7 @@ NODE = "node"
 
 Tensors = Mapping[str, Tensor]
 Yield = tuple[OutputKind, str]
+_Ran = tuple[dict[Yield, Tensor], list[Comparison]]
 Progress = Callable[[str], None]
 """Told what is being done."""
 
@@ -207,8 +210,15 @@ def verify_stages(
     for given, originals in frames:
         check_outputs(plan, list(originals))
         progress("running the traced graph")
-        want, found = _wanted(plan, reference, given, originals, seed, tolerance, emitted.traced)
-        for name, kind, stage, got in _played(plan, emitted, given, seed, progress):
+        results = _played(plan, emitted, given, seed, progress)
+        if unpacked(plan.graph):
+            ran = list(results)
+            want, found = _packed(plan, reference.graph, given, originals, ran, seed, tolerance)
+            results = iter(ran)
+        else:
+            traced = emitted.traced
+            want, found = _wanted(plan, reference, given, originals, seed, tolerance, traced)
+        for name, kind, stage, got in results:
             if (kind, name) not in want:
                 raise PlanError("the source does not compute a value of the plan", got=name)
             share = STEPS_OFF if reference.inner and kind not in DECLARED else 0.0
@@ -226,9 +236,11 @@ def verify_stages(
         else:
             more = draw(reference.graph, reference.example_inputs, seed + 1)
             first = [frames[0][0], more][: plan.schedule.microbatches]
-            found += compare_gradients(
-                plan, reference.graph, first, tolerance, seed, reference.gradients
-            )
+            source, eager = reference.graph, reference.gradients
+            if unpacked(plan.graph):
+                source, eager = _with_weights(plan, source), None
+                tolerance += packing_step(plan.graph)
+            found += compare_gradients(plan, source, first, tolerance, seed, eager)
     return VerifyReport(tolerance, seed, tuple(found))
 
 
@@ -355,24 +367,64 @@ def _wanted(
     return (own if traced else {**own, **kept, **declared}), farthest
 
 
+def _packed(
+    plan: Plan,
+    source: Graph,
+    inputs: Tensors,
+    originals: Tensors,
+    ran: Sequence[tuple[str, OutputKind, int, Tensor]],
+    seed: int,
+    tolerance: float,
+) -> tuple[dict[Yield, Tensor], list[Comparison]]:
+    """What stages yield that pack what they send, and how far the plan's graph is off without it.
+
+    The plan's graph is run twice. With the packed values that the stages sent in place of
+    its own, which may be a step apart, it says what the stages make of them. With the traced
+    graph's values in place of those that it unpacks, which may be a step of packing apart, it must
+    yield the outputs of the model as written.
+    """
+    graph, pairs = _with_weights(plan, source), unpacked(plan.graph)
+
+    sent = {name: t for name, kind, _, t in ran if kind is OutputKind.VALUE}
+    packed = {n: t for n, t in sent.items() if origin(graph.node(n)).op == PACK}
+    want, checks = _seeded_run(graph, inputs, set(sent), seed, packed, tolerance)
+    plain, _ = _seeded_run(source, inputs, set(pairs.values()), seed)
+    theirs = {n: plain[OutputKind.VALUE, value] for n, value in pairs.items()}
+    kept, more = _seeded_run(graph, inputs, set(), seed, theirs, packing_step(graph))
+    for (kind, name), t in kept.items():
+        if kind in DECLARED:
+            more.append(compare(t, originals[name], tolerance, name=name, kind=NODE, stage=0))
+    return want, [*checks, *more]
+
+
+def _with_weights(plan: Plan, source: Graph) -> Graph:
+    """The plan's graph with the weights of the source, and those that a pass made."""
+    new = {n: t for n, t in plan.graph.weights.items() if n not in source.weights}
+    return plan.graph.replace(weights={**source.weights, **new})
+
+
 def _references(plan: Plan, source: Graph, inputs: Tensors, seed: int) -> dict[Yield, Tensor]:
     """What the traced graph computes; what a pass made, from the plan's graph."""
     values = {c.value for c in plan.channels}
     want, _ = _seeded_run(source, inputs, values, seed)
     made = (values - source.nodes.keys()) & plan.graph.nodes.keys()
     if made:
-        new = {n: t for n, t in plan.graph.weights.items() if n not in source.weights}
-        graph = plan.graph.replace(weights={**source.weights, **new})
-        rewritten, _ = _seeded_run(graph, inputs, made, seed)
+        rewritten, _ = _seeded_run(_with_weights(plan, source), inputs, made, seed)
         want = {**rewritten, **want}
     return want
 
 
 def _seeded_run(
-    graph: Graph, inputs: Tensors, values: set[str], seed: int
-) -> tuple[dict[Yield, Tensor], list[Comparison]]:
+    graph: Graph,
+    inputs: Tensors,
+    values: set[str],
+    seed: int,
+    theirs: Tensors | None = None,
+    tolerance: float = 0.0,
+) -> _Ran:
+    of = seeded(graph, numbered(graph, [graph])[0])
     with drawing(partial(stream, seed, 0)):
-        return _run_graph(seeded(graph, numbered(graph, [graph])[0]), inputs, values)
+        return _run_graph(of, inputs, values, theirs, tolerance)
 
 
 def _run_graph(
@@ -381,7 +433,7 @@ def _run_graph(
     values: set[str],
     theirs: Tensors | None = None,
     tolerance: float = 0.0,
-) -> tuple[dict[Yield, Tensor], list[Comparison]]:
+) -> _Ran:
     """Values by name, and all outputs, of the traced graph; other values are freed early.
 
     Args:
@@ -389,11 +441,14 @@ def _run_graph(
         inputs: By name.
         values: Names of nodes whose values are wanted.
         theirs: What another engine computed for nodes: it is compared, and goes on instead.
-        tolerance: Of floats among these.
+        tolerance: Of floats among these; a rounding of their own dtype at the least.
     """
     kept: dict[Yield, Tensor] = {}
     checks: list[Comparison] = []
-    allowed = Allowed(tolerance, share=STEPS_OFF)
+
+    def allowed(t: Tensor) -> Allowed:
+        least = torch.finfo(t.dtype).eps if t.dtype.is_floating_point else 0.0
+        return Allowed(max(tolerance, least), share=STEPS_OFF)
 
     class Capture(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
@@ -401,7 +456,8 @@ def _run_graph(
             result = super().run_node(n)
             if theirs and n.name in theirs:
                 found, result = result, theirs[n.name]
-                checks.append(compare(found, result, allowed, name=n.name, kind=NODE, stage=0))
+                allow = allowed(result)
+                checks.append(compare(found, result, allow, name=n.name, kind=NODE, stage=0))
             if n.name in values:
                 kept[OutputKind.VALUE, n.name] = result
             return result

@@ -1,11 +1,17 @@
-"""Nodes computed again for other readers: copies under names of their own, beside the originals."""
+"""What other stages read instead of a value: copies of its nodes, or what is made of a message."""
 
 from collections import ChainMap
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from torch import fx
 
-from pipec.graph.ir import Graph
+from pipec.graph.draft import Draft
+from pipec.graph.ir import Graph, Origin, origin
+
+PACK, UNPACK = "pack", "unpack"
+"""Ops of the origins of nodes between a value and what stands for it in other stages: the latter is
+of ``UNPACK`` and names the value; what is computed on the way is of ``PACK``."""
 
 
 def with_copies(
@@ -48,3 +54,61 @@ def with_copies(
 def _copy(graph: fx.Graph, call: fx.Node, name: str, read: Mapping[str, fx.Node]) -> fx.Node:
     args, kwargs = fx.node.map_arg((call.args, call.kwargs), lambda n: read[n.name])
     return graph.create_node(call.op, call.target, args, kwargs, name)
+
+
+def with_packed(
+    graph: Graph,
+    group: Mapping[str, int],
+    wanted: Callable[[fx.Node], bool],
+    pack: Callable[..., object],
+    unpack: Callable[..., object],
+) -> tuple[Graph, dict[str, int]]:
+    """The graph in which other groups read values as they are after packing and unpacking.
+
+    ```text
+    value ─► its own group                 value ─┬► its own group
+          └► another group                        └► pack ─► unpack ─► another group
+    ```
+
+    Args:
+        graph: What is copied.
+        group: Of every call node.
+        wanted: Which of the values that other groups read.
+        pack: From the value to what is sent, one tensor or a tuple; runs in the value's group.
+        unpack: From what was sent to a tensor of the value's type; runs in each reader's group.
+
+    Returns:
+        The graph, and the group of every call.
+
+    Raises:
+        GraphError: What is unpacked is of another type; or a function calls something that is no
+            op, or that does not take its arguments.
+    """
+    draft, home = Draft(graph), dict(group)
+
+    def write(function: Callable[..., object], value: fx.Node, where: int, *args: fx.Node) -> Any:
+        count, old = len(draft.written), draft.of[value]
+        found = draft.write(function, old, behind, *args)
+        for n in draft.written[count:]:
+            home[n.name], n.meta["origin"] = where, Origin(value.name, PACK)
+        return found
+
+    for value in graph.calls:
+        readers: dict[int, list[fx.Node]] = {}
+        for n in value.users:
+            if home.get(n.name, home[value.name]) != home[value.name]:
+                readers.setdefault(home[n.name], []).append(draft.of[n])
+        if not readers or not wanted(value):
+            continue
+        behind = draft.of[value].next
+        sent = write(pack, value, home[value.name], draft.of[value])
+        for stage in sorted(readers):
+            got = write(unpack, value, stage, *(sent if isinstance(sent, tuple) else (sent,)))
+            draft.substitute(draft.of[value], got, readers[stage])
+            got.meta["origin"] = Origin(value.name, UNPACK)
+    return draft.finished(), home
+
+
+def unpacked(graph: Graph) -> dict[str, str]:
+    """Nodes that stand for values in other stages, with these values."""
+    return {n.name: origin(n).name for n in graph.calls if origin(n).op == UNPACK}

@@ -6,28 +6,17 @@ pattern(x, w, b=None) ──► matches ──► where(match)? ──► replac
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.proxy import GraphAppendingTracer
 
 from pipec.errors import GraphError
-from pipec.graph.infer import type_of, type_words
-from pipec.graph.ir import (
-    Graph,
-    GraphInput,
-    GraphOutput,
-    InputKind,
-    OutputKind,
-    origin,
-    tensor,
-    tensors,
-)
-from pipec.graph.rules import OWN_NAMESPACES
-from pipec.graph.torch_private import OpOverload, PatternMatcher, namespace_of
+from pipec.graph.draft import Draft
+from pipec.graph.ir import Graph, OutputKind, tensor
+from pipec.graph.torch_private import PatternMatcher
 
 
 @dataclass(frozen=True)
@@ -133,161 +122,17 @@ def replace(graph: Graph, rule: Rule, found: Collection[Match]) -> Graph:
     Raises:
         GraphError: The replacement is of another type, or calls something that is no op.
     """
-    draft = _Draft(graph)
-    for match in found:
-        draft.replace(match, rule)
-    return draft.finished()
+    draft, names = Draft(graph), {i.node: i.name for i in graph.inputs}
+    wanted = inspect.signature(rule.replacement).parameters
 
-
-class _Draft:
-    """A copy of a graph that is being changed."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.fx = graph, fx.Graph()
-        self.inputs, self.weights = list(graph.inputs), dict(graph.weights)
-        self.namespaces = set(graph.namespaces)
-        self._new = dict[fx.Node, fx.Node]()  # a node of the old graph to what stands for it
-        for n in graph.module.graph.nodes:
-            self._new[n] = self.fx.node_copy(n, self._new.__getitem__)
-        self._restrided = set[fx.Node]()
-
-    def replace(self, match: Match, rule: Rule) -> None:
-        """Write the replacement before the result of the match, and erase the match."""
-        calls = [self._new[n] for n in match.calls]
-        old = calls[-1]
-        writer = _Writer(self, rule, old)
-        wanted = inspect.signature(rule.replacement).parameters
-        bound = {name: b for name, b in match.bound.items() if name in wanted}
-        given = {name: self._argument(name, b, rule, writer) for name, b in bound.items()}
-        with self.fx.inserting_before(old), torch.no_grad():
-            new = writer.create_arg(rule.replacement(**given))
-        got, want = new.meta["val"] if isinstance(new, fx.Node) else new, tensor(old)
-        if _kind(got) != _kind(want):
-            where = f"{rule}, at {old.name}"
-            raise GraphError(
-                "a replacement of another type",
-                where=where,
-                got=type_words(got),
-                want=type_words(want),
-            )
-        if type_of(got) != type_of(want):
-            self._restrided.add(new)
-        old.replace_all_uses_with(new)
-        for n in [*reversed(calls), *reversed(writer.written)]:
-            if not n.users and n is not new:
-                self.fx.erase_node(n)
-        self._new[match.calls[-1]] = new
-        read = {self._new[b] for b in match.bound.values() if isinstance(b, fx.Node)}
-        self._drop(read | {n for _, n in writer.known.values()})
-
-    def _argument(self, name: str, bound: object, rule: Rule, writer: "_Writer") -> object:
-        """What the replacement is given: a weight's tensor, a proxy, or a plain argument."""
+    def given(name: str, bound: Any) -> Any:
         if name in rule.weights and isinstance(bound, fx.Node):
-            holder = self._new[bound]
-            weight = self.weights[next(i.name for i in self.inputs if i.node == holder.name)]
-            writer.known[id(weight)] = weight, holder
-            return weight
-        given: Any = bound
-        return fx.map_arg(given, lambda n: fx.Proxy(self._new[n], writer))  # type: ignore[arg-type,return-value]
+            return graph.weights[names[bound.name]]
+        return fx.map_arg(bound, draft.of.__getitem__)
 
-    def add_weight(self, value: torch.Tensor, prefix: str) -> fx.Node:
-        """A placeholder behind the other weights' for a new one."""
-        heads = {name.split(".")[0] for name in (*self.weights, *self.graph.tied)}
-        names = (f"{prefix}_{k}" for k in range(len(heads) + 1))
-        name = next(n for n in names if n not in heads)
-        at = sum(i.kind.is_weight for i in self.inputs)
-        value = value.detach().contiguous()
-        with self.fx.inserting_before(list(self.fx.nodes)[at]):
-            node = self.fx.placeholder(f"p_{name}")
-        first = next(n for n in self.fx.nodes if "val" in n.meta)
-        with tensor(first).fake_mode:  # type: ignore[attr-defined]
-            node.meta["val"] = torch.empty(value.shape, dtype=value.dtype, device=value.device)
-        self.inputs.insert(at, GraphInput(node.name, InputKind.PARAMETER, name))
-        self.weights[name] = value
-        return node
-
-    def _drop(self, nodes: Collection[fx.Node]) -> None:
-        """Erase those of the placeholders that are weights without readers."""
-        for i in [i for i in self.inputs if i.kind.is_weight]:
-            node = next((n for n in nodes if n.name == i.node and not n.users), None)
-            if node is not None:
-                self.fx.erase_node(node)
-                self.inputs.remove(i)
-                del self.weights[i.name]
-
-    def finished(self) -> Graph:
-        """The new graph."""
-        for n in self.fx.nodes:
-            if n.op == "call_function" and not self._restrided.isdisjoint(n.all_input_nodes):
-                before, n.meta["val"] = n.meta["val"], _yielded(n)
-                if type_of(before) != type_of(n.meta["val"]):
-                    self._restrided.add(n)
-        return self.graph.replace(
-            module=fx.GraphModule({}, self.fx, type(self.graph.module).__name__),
-            inputs=tuple(self.inputs),
-            outputs=tuple(self._outputs()),
-            weights=self.weights,
-            tied={k: v for k, v in self.graph.tied.items() if k in self.weights},
-            namespaces=frozenset(self.namespaces),
-        )
-
-    def _outputs(self) -> Iterator[GraphOutput]:
-        nodes: Any = self.fx.output_node().args[0]
-        for o, n in zip(self.graph.outputs, nodes, strict=True):
-            yield GraphOutput(n.name, o.kind, o.name)
-
-
-class _Writer(GraphAppendingTracer):
-    """Writes the calls of a replacement into a draft, with types and origins."""
-
-    def __init__(self, draft: _Draft, rule: Rule, old: fx.Node) -> None:
-        super().__init__(draft.fx)
-        self.known = dict[int, tuple[torch.Tensor, fx.Node]]()
-        self.written = list[fx.Node]()
-        self._draft, self._rule, self._old = draft, rule, old
-
-    def create_node(self, kind: str, target: Any, *args: Any, **_: Any) -> fx.Node:
-        """One call.
-
-        Raises:
-            GraphError: It is no op, or does not take its arguments.
-        """
-        where = f"{self._rule}, {target}"
-        if kind != "call_function":
-            raise GraphError("no op of torch.ops", where=where, got=kind)
-        # the name of a node of another value is never taken, not even after that node is gone
-        name = f"{self._old.name}_{target.__name__.split('.')[0]}"
-        node = super().create_node(kind, target, args[0], args[1], name)
-        node.meta["origin"] = origin(self._old)
-        try:
-            node.meta["val"] = _yielded(node)
-        except Exception as error:
-            got = (str(error).strip() or repr(error)).splitlines()[0]
-            raise GraphError("an op does not take its arguments", where=where, got=got) from error
-        if isinstance(target, OpOverload):
-            self._draft.namespaces |= {namespace_of(target)} - OWN_NAMESPACES
-        self.written.append(node)
-        return node
-
-    def create_arg(self, a: Any) -> Any:
-        """A tensor is a weight: one of the pattern's, or a new one."""
-        if not isinstance(a, torch.Tensor):
-            return super().create_arg(a)
-        if id(a) not in self.known:
-            prefix = self._rule.replacement.__name__
-            self.known[id(a)] = a, self._draft.add_weight(a, prefix)
-        return self.known[id(a)][1]
-
-
-def _kind(value: object) -> object:
-    if not isinstance(value, torch.Tensor):
-        return type_words(value)
-    return value.dtype, tuple(value.shape), value.device.type
-
-
-def _yielded(node: fx.Node) -> Any:
-    """What a call yields of the annotated values of its arguments."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    mode = next(t.fake_mode for n in node.all_input_nodes for t in tensors(n))  # type: ignore[attr-defined]
-    with mode, torch.no_grad():
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+    for match in found:
+        old = draft.of[match.calls[-1]]
+        arguments = {name: given(name, b) for name, b in match.bound.items() if name in wanted}
+        draft.of[match.calls[-1]] = new = draft.write(rule.replacement, old, old, **arguments)
+        draft.substitute(old, new)
+    return draft.finished()

@@ -221,10 +221,10 @@ def impossible(x):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("replacement", "words"),
     [
-        (flat, ["twice to flat, at relu_default_1", "float32[6]", "float32[2,3]"]),
-        (half, ["twice to half, at relu_default_1", "bfloat16[2,3]", "float32[2,3]"]),
-        (no_op, ["twice to no_op", "call_method"]),
-        (impossible, ["twice to impossible, aten.mm.default", "take its arguments"]),
+        (flat, ["flat, at relu_default_1", "float32[6]", "float32[2,3]"]),
+        (half, ["half, at relu_default_1", "bfloat16[2,3]", "float32[2,3]"]),
+        (no_op, ["no_op, at relu_default_1", "call_method"]),
+        (impossible, ["impossible, at relu_default_1, aten.mm.default", "take its arguments"]),
     ],
 )
 def test_a_wrong_replacement_is_named(replacement, words: list[str]) -> None:  # type: ignore[no-untyped-def]
