@@ -37,6 +37,8 @@ FLOOR = 2e-4
 COARSE_FLOOR = 1e-2
 """The same where the model computes with 16-bit floats or on a grid of 8 bits, found at run time:
 there a rounding apart is one step of the grid."""
+_TINY = 1e-4
+"""What an output with smaller numbers is compared with: a sigmoid may end in 0 or in 1e-8."""
 TIMES = 8.0
 """How many times onnxruntime's own difference the chain may err."""
 _RANDOM = frozenset(
@@ -203,7 +205,7 @@ def difference(got: Tensor, want: Tensor, only_types: bool) -> float:
         return 0.0
     finite = want.double()
     scale = float(finite[finite.isfinite()].abs().max()) if finite.isfinite().any() else 0.0
-    error = float((a - b).abs().max()) / max(scale, 1e-6)
+    error = float((a - b).abs().max()) / max(scale, _TINY)
     return error if np.isfinite(error) else float("inf")
 
 

@@ -176,4 +176,6 @@ def _bytes(weight: Tensor | Array) -> Array:
     if isinstance(weight, np.ndarray):
         return np.ascontiguousarray(weight).reshape(-1).view(np.uint8)
     flat = weight.detach().contiguous().reshape(-1)
+    if not len(flat):  # its stride may be 0
+        return np.empty(0, np.uint8)
     return np.asarray(flat.view(torch.uint8).numpy())

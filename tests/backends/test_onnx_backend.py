@@ -172,6 +172,7 @@ def test_writing_keeps_every_dtype(tmp_path: Path) -> None:
         "flag": torch.tensor([True, False]),
         "n": np.arange(3),
         "e": torch.empty(0, 2),
+        "s": torch.zeros(1, dtype=torch.int32).expand(0),
     }
     for limit in (0, 2**20):
         write_model(onnx.ModelProto(), weights, tmp_path / "m.onnx", limit)
@@ -180,7 +181,7 @@ def test_writing_keeps_every_dtype(tmp_path: Path) -> None:
         assert back["b"].data_type == TensorProto.BFLOAT16
         assert np.array_equal(numpy_helper.to_array(back["flag"]), [True, False])
         assert np.array_equal(numpy_helper.to_array(back["n"]), [0, 1, 2])
-        assert list(back["e"].dims) == [0, 2]
+        assert [list(back[n].dims) for n in "es"] == [[0, 2], [0]]
 
 
 def test_equal_torch_stages_share_one_export(tmp_path: Path) -> None:
