@@ -26,6 +26,7 @@ from pipec.frontends.composites import is_functional
 from pipec.frontends.hygiene import Naming, cleaned
 from pipec.frontends.kept_state import kept_state
 from pipec.frontends.leaves import Call, named_tensors
+from pipec.frontends.lost_casts import no_lost_casts
 from pipec.frontends.lost_gradients import no_lost_gradients
 from pipec.frontends.nograd import MarkNoGrad, explicit_no_grad
 from pipec.frontends.origins import OriginOf
@@ -171,9 +172,10 @@ def trace(
     flat = Flat(module, Call(module, args, kwargs or {}), loss)
     watch = MarkNoGrad() if differentiable else nullcontext()
     whole = no_lost_gradients(flat) if differentiable else nullcontext()
+    casts = no_lost_casts([*flat.state_dict().values(), *flat.inputs.values()])
     told = without_stack_traces() if origin else nullcontext()
     with fx.traceback.preserve_node_meta(), fake_weights(flat, flat.inputs) as tensors:
-        with user_code("the model cannot be traced"), whole, watch, quiet(), told:
+        with user_code("the model cannot be traced"), whole, casts, watch, quiet(), told:
             program = torch.export.export(flat, tensors, strict=False)
         decomposed = decompose(program, differentiable=differentiable)
     naming = Naming(
