@@ -89,8 +89,8 @@ class Steps:
 
     def _sum_shared(self, executor: "Executor", name: str) -> bool:
         mine = self._stages(executor, name)
-        held = [executor.weights[s] for s in mine]  # the sum of all replicas, where it is stepped
-        parts = [w.gradients(_UPDATE)[name] * (name in w.owned) for w in held]
+        # of replicas, the one that steps it has the sum, and others have zeros
+        parts = [executor.weights[s].gradients(_UPDATE)[name] for s in mine]
         part = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
         key = f"tied {name} {executor.round}"
         total = executor.transport.reduce(key, [part], self._device, self._members[name])

@@ -78,6 +78,16 @@ class Memory:
         """
         return _per_stage(name, getattr(self, name), stages)
 
+    def shares(self, replicas: Sequence[int]) -> Float:
+        """What part of the optimizer's state each replica keeps, stage by stage.
+
+        Raises:
+            ScheduleError: There are not parameters of that many stages.
+        """
+        _per_stage("parameters", [sum(p) for p in self.parameters], len(replicas))
+        sizes = self.parameters or [()] * len(replicas)
+        return np.concatenate([shares(p, n) for p, n in zip(sizes, replicas, strict=True)])
+
     def workspaces(self, stages: int, *, first: bool) -> Float:
         """Bytes of workspace by (kind of action, stage).
 

@@ -12,7 +12,7 @@ from pipec.schedule.comm import ends
 from pipec.schedule.routes import Routes, routes_of
 from pipec.schedule.schedule import Schedule
 from pipec.schedule.tables import Tables
-from pipec.simulate.memory import Memory, Spans, shares
+from pipec.simulate.memory import Memory, Spans
 from pipec.simulate.posted import Posted
 from pipec.simulate.times import Float, Positions
 
@@ -229,9 +229,8 @@ class Held:
         owner, stage = np.array(
             [(d, n) for n, devices in enumerate(s.placement.backward) for d in devices]
         ).T
-        sizes = memory.parameters or [()] * s.stages
-        share = [shares(sizes[n], len(held)) for n, held in enumerate(s.placement.backward)]
-        optimizer = memory.of("optimizer", s.stages)[stage] * np.concatenate(share)
+        share = memory.shares([len(devices) for devices in s.placement.backward])
+        optimizer = memory.of("optimizer", s.stages)[stage] * share
         always = np.zeros(len(owner)), np.full(len(owner), self._until[-1])
         return [
             Spans("gradients", found.device, begin, end, size),

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from pipec.errors import ScheduleError
 from pipec.schedule.action import COMPUTE
 from pipec.schedule.channels import Channel, ChannelKind, value
 from pipec.schedule.comm import insert_comm
@@ -132,3 +133,12 @@ def test_receives_posted_ahead_and_values_kept_until_an_answer() -> None:
     assert changes(saved.memory_curves[0], "buffers") == {0: 20, 3: 30, 6: 20, 7: 10, 8: 0}
     again = from_json(schedule, json.loads(json.dumps(saved.to_json())))
     assert again.peak_bytes == saved.peak_bytes
+
+
+def test_replicas_share_the_optimizers_state_by_whole_parameters() -> None:
+    """Large ones first, where least is: 6 and 3 + 2 of 11; one replica has all."""
+    memory = Memory(optimizer=[22, 11], parameters=[[2, 6, 3], [11]])
+    assert list(memory.shares([2, 1])) == [6 / 11, 5 / 11, 1]
+    assert Memory.from_json(memory.to_json()).parameters == memory.parameters
+    with pytest.raises(ScheduleError, match=r"memory\.parameters does not fit"):
+        memory.shares([2, 1, 1])
