@@ -8,7 +8,7 @@ from torch import fx
 
 from pipec.compiler.costing import Parts, cost_table
 from pipec.compiler.pass_base import Pass
-from pipec.errors import PassError
+from pipec.compiler.tolerance import REWRITTEN
 from pipec.graph.ir import Graph, nbytes, origin
 from pipec.graph.split_node import is_split, is_splittable, split_node
 from pipec.passes.partition import PartitionPass
@@ -58,11 +58,12 @@ class SplitLayer(Pass):
         return after if self._cut(after).max_load < before.max_load else plan
 
     def _split(self, plan: Plan, name: str) -> Plan:
-        if plan.target == "onnx" and origin(plan.graph.node(name)).index is not None:
-            raise PassError("half of an ONNX node cannot be emitted as ONNX", where=name)
+        options = dict(plan.options)
+        if origin(plan.graph.node(name)).index is not None:
+            options[REWRITTEN] = self.name
         graph = split_node(plan.graph, name, self.share)
         costs = cost_table(plan, graph, _parts(graph.node(name)))
-        return plan.replace(graph=graph, costs=costs)
+        return plan.replace(graph=graph, costs=costs, options=options)
 
     def _cut(self, plan: Plan) -> Partition:
         found = PartitionPass(stages=self.stages).run(plan).partition

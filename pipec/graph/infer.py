@@ -17,6 +17,7 @@ from pipec.graph.torch_private import (
     FakeTensorMode,
     OpOverload,
     fake_like,
+    muted,
 )
 
 Type = object
@@ -128,7 +129,7 @@ def result_type(op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> Type:
     """
     args, kwargs = _fakes(args), _fakes(kwargs)
     try:
-        with _mode:
+        with muted(), _mode:
             return type_of(op(*args, **kwargs))
     except UNKNOWN_WHEN_FAKE:
         return UNKNOWN

@@ -1,5 +1,6 @@
 """Every name of torch that is not public API, in one place. Tested with torch 2.13."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -46,6 +47,7 @@ __all__ = [
     "is_mutable",
     "is_view",
     "must_decompose",
+    "muted",
     "namespace_of",
     "set_grad_enabled",
     "storage_key",
@@ -209,3 +211,15 @@ class PatternMatcher(SubgraphMatcher):
             return bool(super()._match_nodes(pn, gn, match, node_name_match))
         match.nodes_map[pn] = gn
         return True
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Keep torch from logging an exception on fake tensors that an error is about to tell."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

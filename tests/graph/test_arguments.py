@@ -1,5 +1,6 @@
 """The table of ops: what torch's kernels do not look at is looked at before they run."""
 
+import logging
 import random
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pipec
 from benchmarks.fuzz_ops import admitted, build
 from pipec.errors import GraphError
 from pipec.graph.arguments import table
+from pipec.graph.infer import result_type
 from pipec.graph.rules import verify
 from pipec.graph.torch_private import OpOverload
 from pipec.graph.whitelist import resolve
@@ -47,6 +49,10 @@ SOUND_AND_HOSTILE = {
     "adaptive_max_pool2d_backward.default": (
         (T(3, 4, 1, 3), T(3, 4, 1, 4), T(3, 4, 1, 3, dtype=torch.int64)),
         (T(3, 4, 1, 3), T(3, 4, 1, 4), T(3, 4, 1, 1, dtype=torch.int64)),
+    ),
+    "grid_sampler_3d_backward.default": (
+        (T(2, 3, 4, 4, 4), T(2, 3, 5, 6, 7), T(2, 4, 4, 4, 3), 0, 0, False, [True, True]),
+        (T(2, 3, 5, 6, 7), T(2, 3, 5, 6, 7), T(2, 4, 4, 4, 3), 0, 0, False, [True, True]),
     ),
     "lstm.input": (lstm(), lstm(hidden=2), lstm(rows=31), lstm(samples=1)),
     "_scaled_dot_product_flash_attention_for_cpu.default": (
@@ -87,6 +93,15 @@ def test_the_error_names_node_argument_and_want() -> None:
     with pytest.raises(GraphError, match=r"\[arguments-agree\] gelu_backward") as caught:
         verify(graph)
     assert "grad_output of (10, 10); want (10,)" in str(caught.value)
+
+
+def test_what_fake_tensors_refuse_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(caplog.handler)
+    told = result_type(aten.gather.default, (T(2, 3), -(1 << 63), T(2, 3, dtype=torch.int64)), {})
+    logger.removeHandler(caplog.handler)
+    assert "Dimension out of range" in str(told)
+    assert not caplog.records
 
 
 def test_hostile_arguments_never_end_the_process() -> None:

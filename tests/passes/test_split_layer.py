@@ -9,11 +9,12 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import emit
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.verify import verify_artifacts
 from pipec.cost.table import CostTable
-from pipec.errors import GraphError, PassError
+from pipec.errors import BackendError, GraphError
 from pipec.frontends.torch_module import from_module
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, Origin, Source
@@ -168,14 +169,15 @@ def test_split_stages_train() -> None:
     assert trained == set(graph.weights)
 
 
-def test_an_onnx_node_is_not_split_for_onnx() -> None:
+def test_an_onnx_node_that_is_split_is_not_emitted_as_onnx(tmp_path: Path) -> None:
     graph = mlp()
+    graph = graph.replace(source=replace(graph.source, kind="onnx"))
     graph.node("linear1").meta["origin"] = Origin("MatMul_1", "MatMul", 3)
     plan = run_passes(parse_pipeline("annotate-cost"), Plan(graph, parse_cluster("2xv100")))
-    with pytest.raises(PassError, match="ONNX"):
-        SplitLayer(node="linear1").run(replace(plan, target="onnx"))
     split = SplitLayer(node="linear1").run(plan)
     assert split.graph.node("linear1").meta["origin"] == Origin("MatMul_1", "MatMul")
+    with pytest.raises(BackendError, match="rewritten ONNX nodes"):
+        load_backend("onnx").emit(replace(split, target="onnx"), tmp_path)
 
 
 def test_split_stages_verify_against_the_source(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """The first run of a model, on fake tensors: types, known values, weights, and all refusals."""
 
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,7 +21,12 @@ from pipec.frontends.onnx.ways import ALL_WAYS, Way, worst
 from pipec.frontends.onnx.weights import Weights
 from pipec.graph.arrays import Array, has_torch_type
 from pipec.graph.ir import InputKind
-from pipec.graph.torch_private import FakeTensorMode, fake_like, unset_fake_temporarily
+from pipec.graph.torch_private import (
+    FakeTensorMode,
+    fake_like,
+    muted,
+    unset_fake_temporarily,
+)
 
 LOWERING_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError),
@@ -125,7 +128,7 @@ class _Run:
 
     def __call__(self) -> Evaluation:
         frame = self.model.frame()
-        with self.mode, _muted():
+        with self.mode, muted():
             self._enter(frame)
             for k, node in enumerate(self.model.proto.graph.node):
                 self._node(frame, k, node)
@@ -216,18 +219,6 @@ class _Run:
             self.result.outputs[output.name] = value
             if isinstance(value, np.ndarray) and has_torch_type(value):
                 self.result.weights.constant(output.name, value)
-
-
-@contextmanager
-def _muted() -> Iterator[None]:
-    """Keep torch from logging what the `FrontendError` is about to say."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def is_weight(model: ModelFile, name: str) -> bool:
