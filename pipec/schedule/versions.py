@@ -42,8 +42,10 @@ class VersionRule:
     def __post_init__(self) -> None:
         if self.name not in RULES:
             raise ScheduleError("unknown version rule", got=self.name, want=", ".join(RULES))
-        if self.update_every < 0:
-            raise ScheduleError("cannot update every negative number", got=self.update_every)
+        if not 0 <= self.update_every < 1 << 31:
+            raise ScheduleError(
+                "cannot update every negative or huge number", got=self.update_every
+            )
 
     @property
     def flush(self) -> bool:
