@@ -1,7 +1,6 @@
 """Block designs, for boards without a Vitis platform: kernels, memory controllers, links, clock."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.cpp import comment
@@ -14,21 +13,6 @@ SMARTCONNECT_INPUTS = 16
 """Memory ports that one AXI SmartConnect takes (PG247)."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A kernel in a block design.
-
-    Attributes:
-        name: Of its cell.
-        design: The kernel.
-        around: What it is connected to.
-    """
-
-    name: str
-    design: StageDesign
-    around: Around
-
-
 def block_design(design: StageDesign, found: Around) -> str:
     """``block_design.tcl`` for boards without a Vitis platform: kernel, memories, links, clock.
 
@@ -37,38 +21,41 @@ def block_design(design: StageDesign, found: Around) -> str:
     """
     links = [line for side in sides(design, found) for line in _link(side)]
     folders = ("build_hls", "build_link")
-    return board_design(top_name(design), [Cell("kernel", design, found)], folders, links)
+    return board_design(top_name(design), {"kernel": (design, found)}, folders, links)
 
 
 def board_design(
-    name: str, cells: Sequence[Cell], folders: Sequence[str], links: Sequence[str]
+    name: str,
+    cells: Mapping[str, tuple[StageDesign, Around]],
+    folders: Sequence[str],
+    links: Sequence[str],
 ) -> str:
     """A block design of several kernels.
 
     Args:
         name: Of the block design.
-        cells: Its kernels, at least one; all have one clock.
+        cells: Its kernels by cell and what is around each, at least one; all have one clock.
         folders: Where their IPs are, relative to the script.
         links: What joins their streams to links, or to each other.
     """
-    first = cells[0].design
-    lines = [line for cell in cells for line in _kernel(top_name(cell.design), cell.name)]
+    designs = [design for design, _ in cells.values()]
+    lines = [line for c, (design, _) in cells.items() for line in _kernel(top_name(design), c)]
     users: dict[str, list[str]] = {}
-    for cell in cells:
-        for bundle, bank in cell.around.banks.items():
-            users.setdefault(bank, []).append(f"{cell.name}/{memory_port(bundle)}")
+    for cell, (_, found) in cells.items():
+        for bundle, bank in found.banks.items():
+            users.setdefault(bank, []).append(f"{cell}/{memory_port(bundle)}")
     for k, bank in enumerate(sorted(users)):
         lines += _memory(f"ddr4_{k}", users[bank])
     lines += links
-    host = [f"{cell.name}/{port}" for cell in cells for port in cell.around.host]
+    host = [f"{cell}/{port}" for cell, (_, found) in cells.items() for port in found.host]
     return filled(
         "block_design.tcl",
-        stages=", ".join(cell.design.name for cell in cells),
-        board=comment(first.device),
-        part=first.part,
+        stages=", ".join(design.name for design in designs),
+        board=comment(designs[0].device),
+        part=designs[0].part,
         name=name,
         repositories=" ".join(f"$stage/{folder}" for folder in folders),
-        clock=f"{first.clock_mhz:g}",
+        clock=f"{designs[0].clock_mhz:g}",
         cells=[*lines, *map(_external, host)],
     )
 

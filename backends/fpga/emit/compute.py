@@ -1,4 +1,4 @@
-"""How each computing engine is written: its configuration struct and its call."""
+"""How engines are written where fields of their nest are not all that is said."""
 
 import math
 from collections.abc import Sequence
@@ -7,8 +7,11 @@ from pipec.backends.fpga.design import Engine
 from pipec.backends.fpga.emit import integer
 from pipec.backends.fpga.emit.cpp import literal
 from pipec.backends.fpga.emit.unit import Unit, constants_of
+from pipec.backends.fpga.factors import SMALL_BLOCK
 from pipec.backends.fpga.int8 import int8_format
+from pipec.backends.fpga.lowering.view import strides_of
 from pipec.backends.fpga.nests import Map, Matmul, Mvu, Norm, Reduce, Swg, Vvu
+from pipec.backends.fpga.routing import Concat, Perm
 from pipec.backends.fpga.swg import image_cycles, ring_of
 from pipec.backends.fpga.training.nests import RowGradient
 
@@ -152,3 +155,34 @@ def _number(nest: Matmul, role: str) -> str:
         inner = math.prod(nest.b_sizes[a] for a in axes[position + 1 :])
         terms.append(f"i{axis} * {inner}" if inner > 1 else f"i{axis}")
     return " + ".join(terms) or "0"
+
+
+def concat(engine: Engine, nest: Concat) -> Unit:
+    """Joins streams along one axis."""
+    sizes = ", ".join(map(str, nest.sizes))
+    body = [f"constexpr int sizes[] = {{{sizes}}};", "return sizes[port];"]
+    constants = {"OUTER": nest.outer, "PORTS": len(nest.sizes)}
+    return Unit("route.h", "concat", constants, {"int size(int port)": body}, outputs_first=True)
+
+
+def perm(engine: Engine, nest: Perm) -> Unit:
+    """Reorders the elements of a block."""
+    if nest.turns and nest.lanes_in > 1 and nest.elements > SMALL_BLOCK:
+        sizes = constants_of(nest, "BLOCKS ROWS=channels_out C=channels_in LANES=lanes_in")
+        return Unit("transpose.h", "transpose", sizes)
+    names = "BLOCKS ELEMENTS C_IN=channels_in LANES_IN READS C_OUT=channels_out LANES_OUT WRITES"
+    constants = constants_of(nest, names)
+    return Unit("perm.h", "perm", constants, {"int from(int i)": permuted(nest.sizes, nest.order)})
+
+
+def permuted(sizes: tuple[int, ...], order: tuple[int, ...]) -> list[str]:
+    """Lines that take an index of the transposed block to one of the block.
+
+    Example:
+        >>> permuted((2, 3), (1, 0))
+        ['const int i0 = i / 2;', 'const int i1 = i % 2;', 'return i0 + i1 * 3;']
+    """
+    strides = strides_of(sizes)
+    steps = [strides[axis] for axis in order]
+    terms = [f"i{k} * {step}" if step > 1 else f"i{k}" for k, step in enumerate(steps)]
+    return [*digits("i", [sizes[axis] for axis in order]), f"return {' + '.join(terms)};"]

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -110,34 +109,27 @@ def literal(value: float, dtype: str) -> str:
     return f"{np.float32(value)!s}f"
 
 
-@dataclass
-class Struct:
-    """A configuration struct: constants, and static functions.
+def struct(
+    name: str,
+    about: str,
+    element: str,
+    constants: Mapping[str, int],
+    functions: Mapping[str, Iterable[str]] | None = None,
+) -> str:
+    """A configuration struct of namespace ``cfg`` as C++.
 
-    Attributes:
-        name: Its name in namespace ``cfg``.
+    Args:
+        name: Its name.
         about: Comment above it.
         element: C++ type ``T``.
         constants: Integer (or bool) constants in order.
         functions: Bodies of static member functions by signature.
     """
-
-    name: str
-    about: str
-    element: str
-    constants: Mapping[str, int]
-    functions: Mapping[str, Iterable[str]] = field(default_factory=dict)
-
-    def text(self) -> str:
-        """The struct as C++."""
-        lines = [f"// {comment(self.about)}", f"struct {self.name} {{"]
-        lines.append(f"  using T = {self.element};")
-        lines += [
-            f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {k} = {str(v).lower()};"
-            for k, v in self.constants.items()
-        ]
-        for signature, body in self.functions.items():
-            lines.append(f"  static {signature} {{")
-            lines += [f"    {line}" for line in body]
-            lines.append("  }")
-        return "\n".join([*lines, "};"])
+    lines = [f"// {comment(about)}", f"struct {name} {{", f"  using T = {element};"]
+    lines += [
+        f"  static constexpr {'bool' if isinstance(v, bool) else 'int'} {k} = {str(v).lower()};"
+        for k, v in constants.items()
+    ]
+    for signature, body in (functions or {}).items():
+        lines += [f"  static {signature} {{", *(f"    {line}" for line in body), "  }"]
+    return "\n".join([*lines, "};"])

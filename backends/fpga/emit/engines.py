@@ -2,8 +2,8 @@
 
 from pipec.backends.fpga import nests, routing
 from pipec.backends.fpga.design import Engine, Weight, bits_of
-from pipec.backends.fpga.emit import compute, move
-from pipec.backends.fpga.emit.cpp import Struct, comment, cpp_type, identifier
+from pipec.backends.fpga.emit import compute
+from pipec.backends.fpga.emit.cpp import comment, cpp_type, identifier, struct
 from pipec.backends.fpga.emit.unit import (
     MICROBATCH,
     MICROBATCHES,
@@ -24,14 +24,14 @@ WRITERS: dict[type, Writer] = {
     nests.Norm: compute.norm,
     nests.Matmul: compute.matmul,
     routing.Fork: plain("route.h", "fork", "TOKENS"),
-    routing.Concat: move.concat,
+    routing.Concat: compute.concat,
     routing.Slice: plain("route.h", "slice", "OUTER SIZE START STOP STEP INNER"),
     routing.Repeat: plain("route.h", "repeat", "OUTER INNER TIMES"),
     routing.Const: plain("route.h", "source", "LANES TOKENS", tables=("table",)),
     routing.Dwc: plain(
         "gear.h", "dwc", "REPEAT ROWS_OUT C_IN=channels_in LANES_IN C_OUT=channels_out LANES_OUT"
     ),
-    routing.Perm: move.perm,
+    routing.Perm: compute.perm,
     routing.Gather: plain("memory.h", "gather", "N CF LANES ENTRIES", tables=("table",)),
     routing.Load: plain("memory.h", "load", "WORDS LANES REPEAT", tables=("weight",)),
     gradients.Outer: plain("outer.h", "outer", "N GROUPS ROWS NF SF PE SIMD PARTIAL"),
@@ -63,16 +63,12 @@ def unit_of(engine: Engine) -> Unit:
     return writer(engine, engine.nest)
 
 
-def struct_of(engine: Engine) -> Struct:
+def struct_of(engine: Engine) -> str:
     """The configuration struct of an engine."""
-    unit = unit_of(engine)
-    return Struct(
-        name=identifier(engine.name),
-        about=f"{engine.name}: {engine.origin}" if engine.origin else engine.name,
-        element=cpp_type(engine.dtype),
-        constants={**unit.constants, "II": engine.ii, "DEPTH": engine.depth},
-        functions=unit.functions,
-    )
+    unit, name = unit_of(engine), engine.name
+    about = f"{name}: {engine.origin}" if engine.origin else name
+    constants = {**unit.constants, "II": engine.ii, "DEPTH": engine.depth}
+    return struct(identifier(name), about, cpp_type(engine.dtype), constants, unit.functions)
 
 
 def table_name(engine: Engine, role: str) -> str:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.quantise.samples import drawn, inputs_of
-from pipec.backends.fpga.routing import Gather
+from pipec.backends.fpga.quantise.samples import random_frames
 from pipec.graph.ir import Graph
 
 SEED = 20250117
@@ -21,23 +20,10 @@ class Golden:
     outputs: Mapping[str, torch.Tensor]
 
 
-def random_inputs(
-    graph: Graph, designs: Sequence[StageDesign], seed: int = SEED
-) -> dict[str, torch.Tensor]:
-    """A seeded random tensor for every user input of a model.
-
-    Floating point is normal; integers are below the smallest table that any stage looks rows up
-    in; booleans are fair coins.
-
-    Args:
-        graph: The whole model.
-        designs: Its stages.
-        seed: Of the random numbers.
-    """
-    nests = [engine.nest for design in designs for engine in design.engines]
-    below = min((nest.entries for nest in nests if isinstance(nest, Gather)), default=2)
-    generator = torch.Generator().manual_seed(seed)
-    return {name: drawn(like, None, below, generator) for name, like in inputs_of(graph).items()}
+def random_inputs(graph: Graph, designs: Sequence[StageDesign]) -> dict[str, torch.Tensor]:
+    """One frame of `random_frames` for the designs of a model's stages."""
+    nests = (engine.nest for design in designs for engine in design.engines)
+    return random_frames(graph, nests, SEED)[0]
 
 
 def run_graph(graph: Graph, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

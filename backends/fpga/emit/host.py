@@ -45,24 +45,9 @@ def host_files(
         tolerance: What the host accepts of golden frames.
         own: Values of outputs to what is accepted of them, where that is less.
     """
-    return {
-        "host/host.cpp": host_cpp(design, found, used, tolerance, own),
-        "sim/kernels.cpp": kernels_cpp(design, found, used),
-        **{name: own_header(name) for name in SHIPPED},
-    }
-
-
-def host_cpp(
-    design: StageDesign,
-    found: Around,
-    used: Sequence[Side],
-    tolerance: float,
-    own: Mapping[str, float],
-) -> str:
-    """The text of ``host/host.cpp``."""
     places = {name: k for k, (_, name) in enumerate(arguments(design))}
     reads = any(not one.feeds for one in found.movers)
-    return filled(
+    host_cpp = filled(
         "host.cpp",
         stage=design.name,
         board=comment(design.device) or "a board",
@@ -77,6 +62,11 @@ def host_cpp(
             _play(design, found, used, places["load_tables"]),
         ],
     )
+    return {
+        "host/host.cpp": host_cpp,
+        "sim/kernels.cpp": kernels_cpp(design, found, used),
+        **{name: own_header(name) for name in SHIPPED},
+    }
 
 
 def _tables(design: StageDesign, places: dict[str, int]) -> list[str]:

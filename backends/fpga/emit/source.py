@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from pipec.backends.fpga.design import DdrPort, Port, StageDesign, Stream
-from pipec.backends.fpga.emit.cpp import Struct, comment, cpp_type, identifier
+from pipec.backends.fpga.emit.cpp import comment, cpp_type, identifier, struct
 from pipec.backends.fpga.emit.engines import call_of, struct_of, unit_of, word_type
 from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.tables import (
@@ -83,16 +83,16 @@ def types_h(design: StageDesign) -> str:
         "types.h",
         stage=design.name,
         includes=[f'#include "engines/{name}"' for name in headers(design)],
-        structs="\n\n".join(struct.text() for struct in structs),
+        structs="\n\n".join(structs),
     )
 
 
-def _port_struct(name: str, port: Port, design: StageDesign) -> Struct:
+def _port_struct(name: str, port: Port, design: StageDesign) -> str:
     stream = design.streams[port.stream]
     order = ",".join(map(str, port.order))
     about = f"{port.value}: {port.dtype}{list(port.shape)}, axes in the order {order}"
     constants = {"LANES": stream.lanes, "TOKENS": stream.tokens, "II": 1, "DEPTH": 1}
-    return Struct(name, about, cpp_type(stream.dtype), constants)
+    return struct(name, about, cpp_type(stream.dtype), constants)
 
 
 def arguments(design: StageDesign) -> list[tuple[str, str]]:

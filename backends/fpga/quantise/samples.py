@@ -1,7 +1,7 @@
 """Sample inputs of a plan: read from a file, or drawn from the ranges that it remembers."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -25,6 +25,10 @@ _HELD_OUT = 4
 """Sets that are drawn, or kept back of a file, to measure with: enough to see what is lost."""
 KEPT = "held_out.npz"
 """Frames that were held out, as emitted: an array per input."""
+
+
+Ranges = Mapping[str, tuple[float, float]]
+_NO_RANGES: Ranges = {}
 
 
 def calibration_samples(plan: Plan, networks: Sequence[Network]) -> list[dict[str, Tensor]]:
@@ -71,16 +75,8 @@ def _random(
     plan: Plan, networks: Sequence[Network], seed: int, count: int
 ) -> list[dict[str, Tensor]]:
     ranges = json.loads(str(plan.options.get("input_ranges", "{}")))
-    nests = [layer.nest for network in networks for layer in network.layers]
-    tables = [nest.entries for nest in nests if isinstance(nest, Gather)]
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        {
-            name: drawn(like, ranges.get(name), min(tables, default=2), generator)
-            for name, like in inputs_of(plan.graph).items()
-        }
-        for _ in range(count)
-    ]
+    nests = (layer.nest for network in networks for layer in network.layers)
+    return random_frames(plan.graph, nests, seed, count, ranges)
 
 
 def keep(frames: Sequence[Mapping[str, Tensor]], directory: Path) -> None:
@@ -104,16 +100,39 @@ def source_of(plan: Plan) -> str:
     return f"random inputs ({_DRAWN} frames)" if given == RANDOM else f"inputs of {given}"
 
 
+def random_frames(
+    graph: Graph, nests: Iterable[object], seed: int, count: int = 1, ranges: Ranges = _NO_RANGES
+) -> list[dict[str, Tensor]]:
+    """Seeded random tensors for every input that the user gives a model, by name.
+
+    Floating point is uniform in its range, normal without one; integers without one are below the
+    smallest table that any engine looks rows up in; booleans are fair coins.
+
+    Args:
+        graph: The whole model.
+        nests: Of all its stages.
+        seed: Of the random numbers.
+        count: Sets.
+        ranges: Input to its least and largest number, as far as known.
+    """
+    below = min((nest.entries for nest in nests if isinstance(nest, Gather)), default=2)
+    generator = torch.Generator().manual_seed(seed)
+    inputs = inputs_of(graph).items()
+    return [
+        {name: _drawn(like, ranges.get(name), below, generator) for name, like in inputs}
+        for _ in range(count)
+    ]
+
+
 def inputs_of(graph: Graph) -> dict[str, Tensor]:
     """What the user gives a model, by name: tensors of the right shape and type."""
     kinds = (InputKind.INPUT, InputKind.VALUE)
     return {i.name: tensor(graph.nodes[i.node]) for i in graph.inputs if i.kind in kinds}
 
 
-def drawn(
+def _drawn(
     like: Tensor, given: tuple[float, float] | None, below: int, generator: torch.Generator
 ) -> Tensor:
-    """A random tensor: uniform in a given range, else normal; integers below a number."""
     shape = tuple(like.shape)
     if like.dtype.is_floating_point:
         if given is None or given[0] == given[1]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import to_builtins
 
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.banks import banks_of
@@ -188,12 +189,7 @@ def training_record(stage: TrainedStage) -> dict[str, Any]:
         "schema": 1,
         "interval": stage.kernels.interval,
         "parameters": [
-            {
-                "name": part.parameter,
-                "first_row": part.first,
-                "rows": part.rows,
-                "ddr_bytes_per_microbatch": 2 * 4 * ROW * part.rows,
-            }
+            {**to_builtins(part), "ddr_bytes_per_microbatch": 2 * 4 * ROW * part.rows}
             for part in stage.parameters
         ],
         "masks": [dataclasses.asdict(m) for m in stage.phases.masks],

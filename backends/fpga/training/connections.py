@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.block import Cell, board_design, joined
+from pipec.backends.fpga.emit.block import board_design, joined
 from pipec.backends.fpga.emit.cpp import identifier
 from pipec.backends.fpga.emit.link import Around, around, connectivity
 from pipec.backends.fpga.emit.pins import instance, pin, stream_connect
@@ -74,10 +74,7 @@ def connections(
             for port in (*found.receives, *found.sends)
         ]
         return f"{CONNECTIONS}.cfg", connectivity(list(kernels.values()), {}, lines)
-    cells = [
-        Cell(instance(top_name(design)), design, _outside(found))
-        for design, found in kernels.values()
-    ]
+    cells = {instance(tops[f]): (design, _outside(found)) for f, (design, found) in kernels.items()}
     ends = [[f"{instance(tops[kernel])}/{port}" for (kernel, _), port in pair] for pair in pairs]
     folders = [f"{folder}/build_hls" for folder in designs]
     name = identifier(stage.kernels.F.name.removesuffix("_forward"))

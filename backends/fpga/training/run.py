@@ -5,7 +5,6 @@ momentum) lies in the files of one directory; what has gone through the FIFOs be
 here for its B.
 """
 
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from msgspec import convert
+from msgspec import Struct
+from msgspec.json import decode
 
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.csim.run import CSimulation, load_stages
@@ -33,8 +33,7 @@ from pipec.runtime.draws import Stream
 Tensors = Mapping[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class TrainingRecord:
+class TrainingRecord(Struct, frozen=True, rename={"in_flight": "microbatches_in_flight"}):
     """What ``training.json`` tells the host.
 
     Attributes:
@@ -60,11 +59,8 @@ def read_training(folder: Path) -> TrainingRecord:
     """
     path = folder / RECORD
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        rows = [{**p, "parameter": p["name"], "first": p["first_row"]} for p in found["parameters"]]
-        record = {"parameters": rows, "in_flight": found["microbatches_in_flight"]}
-        return convert({**found, **record}, TrainingRecord)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return decode(path.read_bytes(), type=TrainingRecord)
+    except (OSError, ValueError, RecursionError) as error:
         raise BackendError("a stage's record cannot be read", where=path, got=error) from error
 
 

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.assemble import wire_lanes
@@ -54,9 +55,8 @@ class Sgd:
     scale: float = 1.0
 
 
-@dataclass(frozen=True)
-class Slice:
-    """Where a parameter lies among those of its stage.
+class Slice(Struct, frozen=True, rename={"parameter": "name", "first": "first_row"}):
+    """Where a parameter lies among those of its stage; in files by the names of its row.
 
     Attributes:
         parameter: Its name.

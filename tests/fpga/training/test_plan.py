@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from pipec.autodiff.differentiate import differentiate
@@ -93,7 +94,7 @@ def test_emitted_stages_train_as_autograd_and_sgd_do(schedule: str, tmp_path: Pa
     assert all(c.ok for c in found)
     assert max(c.scale for c in found) > 0
     for r in runners:
-        r.record = dataclasses.replace(r.record, update={**r.record.update, "rate": 0.0101})
+        r.record = structs.replace(r.record, update={**r.record.update, "rate": 0.0101})
     late = compare_emitted(stored, plan.graph, inputs, 1e-5, 0, runners)
     assert {c.kind for c in late if not c.ok} == {"update"}
     wrong = [dataclasses.replace(r, backward_kernel=runners[0].backward_kernel) for r in runners]
