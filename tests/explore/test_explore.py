@@ -126,8 +126,9 @@ def test_one_stage_is_compute_plus_all_reduce() -> None:
 
 def test_memory_decides_and_is_told() -> None:
     made = maker("2xv100", batch=4)
-    found = explored(replace(made, cluster=shrunk(made.cluster, 14e6)), 16, "gpipe", "1f1b")
-    assert max(found.best.peak_bytes) <= 14e6
+    room = 11e6  # two replicas that share the optimizer's state hold 12.7 MB each
+    found = explored(replace(made, cluster=shrunk(made.cluster, room)), 16, "gpipe", "1f1b")
+    assert max(found.best.peak_bytes) <= room
     assert any("no cut into 1 stages fits" in p.problem for p in found.predictions)
     with pytest.raises(PartitionError, match="no candidate fits"):
         explored(replace(made, cluster=shrunk(made.cluster, 1e6)), 16, "gpipe", "1f1b")
