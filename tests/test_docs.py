@@ -1,5 +1,9 @@
-"""Python blocks in the docs run, one namespace per page; shell blocks name real commands."""
+"""Blocks in the docs run, one namespace and one folder per page; commands in them are real."""
 
+import contextlib
+import doctest
+import io
+import os
 import re
 import subprocess
 import sys
@@ -15,12 +19,51 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run_and_print_what_the_page_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order, in an empty folder: Python, files, and in tutorials commands too."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "docs"}
-    for language, code in BLOCK.findall(page.read_text()):
-        if language == "python":
-            exec(compile(code, str(page), "exec", dont_inherit=True), namespace)
+    text, printed, end = page.read_text(), "", 0
+    for block in BLOCK.finditer(text):
+        language, code = block.groups()
+        if file := re.match(r"# (\w+\.py)\n", code) if language == "python" else None:
+            Path(file[1]).write_text(code)
+        elif language == "python":
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile(code, str(page), "exec", dont_inherit=True), namespace)
+            printed = out.getvalue()
+        elif language == "text" and printed and not text[end : block.start()].strip():
+            compare(code, printed)
+        elif language == "console" and page.parent.name == "tutorials":
+            run_commands(code)
+        end = block.end()
+
+
+def run_commands(block: str) -> None:
+    """Run each line behind a dollar; what it prints stands below it, `...` for any text."""
+    environment = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for part in block.removeprefix("$ ").split("\n$ "):
+        command, _, want = part.partition("\n")
+        run = subprocess.run(
+            command,
+            shell=True,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**environment, "PATH": path},
+        )
+        assert run.returncode == 0, f"{command}: {run.stderr}"
+        if want.strip():
+            compare(want, run.stdout)
+
+
+def compare(want: str, got: str) -> None:
+    rules = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    assert doctest.OutputChecker().check_output(want, got, rules), f"want\n{want}\ngot\n{got}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
