@@ -92,8 +92,8 @@ def command(ctx: click.Context, /, **given: Any) -> None:
         print_plan(plan, output())
     if out is not None:
         for remark in backend.remarks(plan, out) if isinstance(backend, Remarks) else ():
-            console.print(remark, markup=False, highlight=False, soft_wrap=True)
-        console.print(f"wrote [bold]{out}[/]; check it: pipec verify {out}")
+            console.print(remark, highlight=False, soft_wrap=True)
+        console.print(f"wrote {out}; check it: pipec verify {out}", soft_wrap=True)
 
 
 def _compile(request: Request, given: dict[str, Any], console: Console) -> Plan:
@@ -119,10 +119,10 @@ def _compile(request: Request, given: dict[str, Any], console: Console) -> Plan:
             if given["time_passes"]:
                 console.print(f"{seconds:8.3f} s  {done}")
             if given["print_between_passes"]:
-                console.print(f"[bold]after {done}[/]")
+                console.print(f"after {done}")
                 for graph in [s.graph for s in plan.stages] or [plan.graph]:
                     text = graph_text(graph)
-                    console.print(text, markup=False, highlight=False, soft_wrap=True)
+                    console.print(text, highlight=False, soft_wrap=True)
 
         return request.plan(loaded, given["model"], told, observe=observe)
 

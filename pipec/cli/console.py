@@ -16,6 +16,7 @@ from rich.console import (
 )
 from rich.segment import Segment
 from rich.status import Status
+from rich.text import Text
 
 from pipec.escape import terminal
 
@@ -27,9 +28,9 @@ _WIDE = 160
 
 def output() -> Console:
     """Standard output: as wide as the terminal, or as ``COLUMNS`` says, or wide."""
-    console = Console()
+    console = Console(emoji=False)
     if not has_width(console):
-        console = Console(width=_WIDE)
+        console = Console(emoji=False, width=_WIDE)
     console.push_render_hook(_Escaping())
     return console
 
@@ -50,8 +51,29 @@ def progress_options(function: _F) -> _F:
 
 
 def progress(told: str | None) -> Console:
-    """Standard error, as ``-q`` and ``-v`` want it: `Console.status` says what is being done."""
-    return (_Verbose if told == "--verbose" else Console)(stderr=True, quiet=told == "--quiet")
+    """Standard error, as ``-q`` and ``-v`` want it: `Console.status` says what is being done.
+
+    Texts are printed as they are: a name in brackets is no markup.
+    """
+    kind = _Verbose if told == "--verbose" else _Progress
+    console = kind(stderr=True, quiet=told == "--quiet", markup=False, emoji=False)
+    console.push_render_hook(_Escaping())
+    return console
+
+
+class _Progress(Console):
+    def status(self, status: RenderableType, **_: Any) -> Status:
+        return _Spinner(_text(status), console=self)
+
+
+class _Spinner(Status):
+    def update(self, status: RenderableType | None = None, **_: Any) -> None:
+        super().update(_text(status))
+
+
+def _text(told: RenderableType | None) -> RenderableType:
+    """A text for rich's spinners, which read markup in strings whatever the console says."""
+    return Text(terminal(told)) if isinstance(told, str) else told or ""
 
 
 class _Verbose(Console):
@@ -68,9 +90,7 @@ class _Steps(Status):
 
     def update(self, status: RenderableType | None = None, **_: Any) -> None:
         passed = time.monotonic() - self._begun
-        self.console.print(
-            f"{passed:8.3f} s  {status}", markup=False, highlight=False, soft_wrap=True
-        )
+        self.console.print(f"{passed:8.3f} s  {status}", highlight=False, soft_wrap=True)
 
     def stop(self) -> None:
         """There is nothing on the screen to take away."""

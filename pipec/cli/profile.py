@@ -61,7 +61,7 @@ def command(model: str, **given: Any) -> None:
     table = _measured(loaded, kind, how, console)
     save_costs(given["output"], table, loaded.graph, _machine(device))
     _summary(loaded, table, kind, given["heaviest"])
-    console.print(f"wrote [bold]{given['output']}[/], times for devices of kind [bold]{kind}[/]")
+    console.print(f"wrote {given['output']}, times for devices of kind {kind}")
 
 
 def this_kind(device: str) -> str:

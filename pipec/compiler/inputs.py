@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,12 +63,13 @@ def choose_inputs(
     original: Callable[[Tensors], dict[str, Tensor]],
     seed: int,
     tolerance: float,
+    trials: int = 1,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Inputs that the model as written takes and answers by finite, settled numbers.
 
     Seeds take the `KINDS` of floats in turn. A kind is passed over where the model as written
-    refuses it, answers with infinities that the example does not bring, or is so steep that one
-    rounding of its inputs moves an output by more than the tolerance.
+    refuses it, answers with infinities that the example does not bring, or is so steep that as many
+    roundings of its inputs as there are trials move an output by more than the tolerance.
 
     Args:
         graph: The traced model.
@@ -75,6 +77,7 @@ def choose_inputs(
         original: The model as written.
         seed: Of the inputs, and of the kind to begin with.
         tolerance: Largest relative error of what is compared.
+        trials: How often it is seen how steep the model is.
 
     Returns:
         The inputs by name and the outputs of the model as written.
@@ -90,7 +93,8 @@ def choose_inputs(
             found = _run(original, inputs, seed)
         except FrontendError:
             continue
-        if not floating or (_finite(found) and _settled(original, inputs, found, seed, tolerance)):
+        steady = partial(_settled, original, inputs, found, tolerance=tolerance / trials)
+        if not floating or (_finite(found) and all(steady(seed + k) for k in range(trials))):
             return inputs, found
     inputs = draw(graph, examples, seed)
     try:
@@ -115,20 +119,26 @@ def _settled(
     inputs: Tensors,
     found: Tensors,
     seed: int,
+    *,
     tolerance: float,
 ) -> bool:
-    """Whether inputs that are one rounding larger give the same, within the tolerance."""
-    near = {
-        n: x * (1 + torch.finfo(x.dtype).eps) if x.is_floating_point() else x
-        for n, x in inputs.items()
-    }
-    again = _run(original, near, seed)
+    """Whether inputs that are rounded once more give the same, within the tolerance."""
+    generator = torch.Generator().manual_seed(seed)
+    again = _run(original, {n: rounded(x, generator) for n, x in inputs.items()}, seed)
     return all(
         float((again[n].double() - t.double()).detach().abs().max())
         <= tolerance * float(t.detach().double().abs().max())
         for n, t in found.items()
         if t.is_floating_point() and t.numel()
     )
+
+
+def rounded(t: Tensor, generator: torch.Generator) -> Tensor:
+    """Floats, each off by up to one rounding of its own: what cancels each other does no more."""
+    if not t.is_floating_point():
+        return t
+    off = torch.rand(t.shape, generator=generator) * 2 - 1
+    return t.detach() * (1 + torch.finfo(t.dtype).eps * off).to(t.dtype)
 
 
 def draw(

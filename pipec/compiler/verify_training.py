@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pipec.compiler.comparison import Allowed, Comparison, compare
+from pipec.compiler.inputs import rounded
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.plan.model import Plan
 from pipec.runtime.draws import Stream, drawing, numbered, seeded, stream
@@ -88,20 +89,12 @@ def _noise(
     found = dict.fromkeys(names, 0.0)
     for trial in range(TRIALS):
         generator = torch.Generator().manual_seed(trial)
-        moved = {n: _rounded(t, generator) for n, t in batch.items()}
-        weights = {n: _rounded(t, generator) for n, t in source.weights.items()}
+        moved = {n: rounded(t, generator) for n, t in batch.items()}
+        weights = {n: rounded(t, generator) for n, t in source.weights.items()}
         grads, _ = _autograd(source.replace(weights=weights), moved, names, seeds)
         for n, g in grads.items():
             found[n] = max(found[n], float((g - exact[n]).abs().max()) if g.numel() else 0.0)
     return found
-
-
-def _rounded(t: Tensor, generator: torch.Generator) -> Tensor:
-    """Floats, each off by up to one rounding."""
-    if not t.is_floating_point():
-        return t
-    off = torch.rand(t.shape, generator=generator) * 2 - 1
-    return t.detach() * (1 + torch.finfo(t.dtype).eps * off).to(t.dtype)
 
 
 def played(

@@ -13,7 +13,8 @@ from torch import Tensor
 from pipec.compiler.backend import Emitted
 from pipec.compiler.comparison import compare
 from pipec.compiler.inputs import KINDS, draw
-from pipec.compiler.verify import Progress, Reference, VerifyReport, check_same_model
+from pipec.compiler.same_model import check_same_model
+from pipec.compiler.verify import Progress, Reference, VerifyReport
 from pipec.errors import PlanError
 from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan

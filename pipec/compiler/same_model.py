@@ -1,0 +1,58 @@
+"""Whether a plan is one of the model that it is compared with."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pipec.errors import PlanError
+from pipec.graph.ir import Graph, OutputKind
+from pipec.plan.model import Plan
+
+DECLARED = (OutputKind.OUTPUT, OutputKind.LOSS)
+"""What the model as written returns."""
+
+
+def check_same_model(plan: Plan, graph: Graph) -> None:
+    """See whether a plan was made of this graph; passes may have folded weights into others.
+
+    Raises:
+        PlanError: Inputs, outputs, or weights that both have, differ.
+    """
+    both = plan.graph.weights.keys() & graph.weights.keys()
+
+    def signature(g: Graph) -> tuple[object, ...]:
+        """Names and shapes of inputs, kinds and names of outputs."""
+        nodes = g.nodes
+        compared = [i for i in g.inputs if i.name in both or not i.kind.is_weight]
+        inputs = [(i.name, str(nodes[i.node].meta["val"].shape)) for i in compared]
+        return sorted(inputs), [(o.kind, o.name) for o in g.outputs]
+
+    if signature(plan.graph) != signature(graph):
+        raise PlanError(
+            "the plan was made of another model",
+            got=f"inputs and outputs of {graph.source.location}",
+            want=f"those of {plan.graph.source.location}",
+        )
+
+
+def check_outputs(plan: Plan, declared: Sequence[str]) -> None:
+    """See that the stages yield what the model as written does, each output by one stage.
+
+    Args:
+        plan: The plan.
+        declared: Names of the outputs of the model as written, in its order, as its own engine
+            (eager torch, onnxruntime) gave them.
+
+    Raises:
+        PlanError: An output is missing, yielded twice, or not the model's; or the order is another.
+    """
+    known = [o.name for o in plan.graph.outputs_of(*DECLARED)]
+    homes = Counter(o.name for s in plan.stages for o in s.graph.outputs_of(*DECLARED))
+    wrong = [n for n in {*declared, *homes} if homes[n] != declared.count(n)]
+    if known != list(declared) or wrong:
+        yielded = ", ".join(f"{n} by {c} stages" if c > 1 else n for n, c in homes.items())
+        raise PlanError(
+            "the stages do not yield the outputs of the model as written",
+            where=plan.graph.source.location,
+            got=yielded or "none",
+            want=", ".join(declared),
+        )
