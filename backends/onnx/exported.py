@@ -5,7 +5,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 import onnx_ir as ir
@@ -22,6 +22,10 @@ from pipec.plan.model import Stage
 
 OPSET = 20
 """Operator set of exported stages: the newest that the exporter writes without conversion."""
+
+
+_WEIGHT = "weight"
+"""Of what weights are called while a stage is exported, the part before the number."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +88,21 @@ def _outputs(graph: Graph) -> tuple[list[GraphOutput], list[GraphOutput]]:
 def _template(graph: Graph) -> _Template:
     from onnxscript import optimizer
 
+    # The exporter writes Python with weights' names in it, as they are: these are not theirs.
+    inputs = tuple(
+        replace(i, name=f"{_WEIGHT}{k}") if i.kind.is_weight else i
+        for k, i in enumerate(graph.inputs)
+    )
+    weights = {
+        new.name: graph.weights[old.name]
+        for new, old in zip(inputs, graph.inputs, strict=True)
+        if old.kind.is_weight
+    }
     with _quiet(), torch.no_grad():  # where gradients are recorded, some reshapes become views
-        model = _convert(graph)
+        model = _convert(graph.replace(inputs=inputs, weights=weights))
         found = {
             k: model.graph.initializers.pop(i.name)
-            for k, i in enumerate(graph.inputs)
+            for k, i in enumerate(inputs)
             if i.name in model.graph.initializers
         }
         for value in found.values():

@@ -6,8 +6,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from pipec.errors import BackendError
 from pipec.graph.ir import Graph, tensor
 from pipec.runtime.module import hold
+
+_QUOTED = frozenset('"\\\n\r')
+"""What ends a text in Python; torch.fx writes names of modules between quotes as they are."""
 
 
 class _FlatStage(nn.Module):
@@ -41,7 +45,19 @@ def _named(module: nn.Module, name: str) -> Tensor:
 
 
 def export_stage(graph: Graph) -> torch.export.ExportedProgram:
-    """Trace a pure stage graph again, as a program of its own."""
+    """Trace a pure stage graph again, as a program of its own.
+
+    Raises:
+        BackendError: A weight has a name that torch would write into Python code as it is.
+    """
+    for i in graph.inputs:
+        if i.kind.is_weight and not _QUOTED.isdisjoint(i.name):
+            raise BackendError(
+                "a stage cannot be written as a .pt2 file",
+                where=f"weight {i.name!r}",
+                got="a quote, a backslash or a line's end in its name",
+                hint="rename it in the model, or compile without --pt2",
+            )
     nodes = graph.nodes
     inputs = tuple(
         torch.zeros(t.shape, dtype=t.dtype)

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from pipec.backends.onnx import files as onnx_files
 from pipec.backends.onnx.backend import OnnxBackend
 from pipec.backends.onnx.files import write_model
+from pipec.backends.torch.exported import export_stage
 from pipec.compiler.driver import emit
 from pipec.compiler.verify import verify_artifacts
 from pipec.errors import BackendError, FrontendError, PipecError
@@ -202,6 +203,21 @@ def test_two_compilations_write_the_same_bytes(tmp_path: Path) -> None:
     for k in range(2):
         emit(cut(chain(1), target="onnx"), tmp_path / f"out{k}")
     assert files(tmp_path / "out0") == files(tmp_path / "out1")
+
+
+@pytest.mark.parametrize("name", ['"', "a\\", "a\nb", 'x")\nopen("owned", "w")\nprint("'])
+def test_names_of_modules_are_no_code(name: str, tmp_path: Path) -> None:
+    net = torch.nn.Sequential()
+    net.add_module(name, torch.nn.Linear(4, 4))
+    net.add_module("last", torch.nn.Tanh())
+    read = from_module(net, (torch.randn(2, 4),))
+    plan = cut(read.graph, 1, target="onnx")
+    emit(plan, tmp_path / "out")
+    assert verify_artifacts(tmp_path / "out", read).ok
+    held = [i.name for f in tmp_path.rglob("*.onnx") for i in onnx.load(f).graph.initializer]
+    assert sorted(held) == sorted(read.graph.weights)
+    with pytest.raises(BackendError, match="cannot be written"):
+        export_stage(plan.stages[0].graph)
 
 
 def test_one_value_is_an_output_and_crosses_a_cut(tmp_path: Path) -> None:
