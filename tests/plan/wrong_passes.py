@@ -87,6 +87,12 @@ WRONG: list[tuple[str, str, e.Edit, str]] = [
     ("changes-constant", "bare", e.in_stage(1, w.other_constant), "stages-follow-model"),
     ("reorders-stages", "bare", w.order(0, 2, 1, 3), "stages-are-numbered"),
     ("misnumbers-stage", "bare", lambda p: e.with_stage(p, 1, index=7), "stages-are-numbered"),
+    (
+        "misnumbers-below-zero",
+        "cut",
+        lambda p: e.with_stage(p, 1, index=-100),
+        "stages-are-numbered",
+    ),
     ("drops-stage", "bare", w.order(0, 1, 2), "every-node-once"),
     ("aliases-stage", "bare", w.aliased_stage, "every-node-once"),
     ("empty-stage", "bare", w.empty_stage, "stages-compute"),

@@ -13,7 +13,8 @@ RULES: dict[str, PlanRule] = {
     **training.RULES,
     **decisions.RULES,
 }
-"""Rule name to what finds its violations."""
+"""Rule name to what finds its violations; the first holds before the others are asked, which find
+stages by their numbers."""
 
 
 def verify(plan: Plan, *, before: Plan | None = None) -> None:
@@ -39,5 +40,7 @@ def verify(plan: Plan, *, before: Plan | None = None) -> None:
             for kind, graph in stage.training.graphs.items():
                 checker.check(graph, Role(kind), f"{kind} of stage {stage.index}")
     parts = Parts(plan, before)
-    found = [(name, finding) for name, rule in RULES.items() for finding in rule(parts)]
-    refuse(PlanError, "plan", found, "the plan")
+    first, *others = RULES.items()
+    for rules in ([first], others):
+        found = [(name, finding) for name, rule in rules for finding in rule(parts)]
+        refuse(PlanError, "plan", found, "the plan")
