@@ -160,7 +160,7 @@ class Cell:
 
     def count(self) -> None:
         """Bytes of the second of two rounds, after the optimizer's state is there."""
-        with counting(self.pipeline.executor) as memory:
+        with counting(self.pipeline.executors[0]) as memory:
             for _ in range(2):
                 self.pipeline.round()
             self.held = memory.peak

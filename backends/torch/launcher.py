@@ -39,7 +39,7 @@ def main() -> None:
     plan = load_plan(HERE{allowed})
     with process_group() as rank:
         order = endless(plan)  # without a flush: go on from round to round without draining
-        pipeline = DistributedPipeline(plan, batch, Settings(optimizer), schedule=order)
+        pipeline = DistributedPipeline(plan, batch, Settings(optimizer{scale}), schedule=order)
         train(pipeline, ROUNDS, [print] if rank == 0 else [])
         weights = pipeline.state_dict()
         if weights is not None:  # on rank 0; shared weights once per name
@@ -54,12 +54,14 @@ if __name__ == "__main__":
 def train_script(plan: Plan) -> str:
     """The script for a plan with a training schedule; ready to run on random data."""
     assert plan.schedule is not None
+    half = plan.graph.source.options.get("autocast") == "float16"
     allowed = ", ".join(f'"{n}"' for n in sorted(plan.graph.namespaces))
     return _SCRIPT.format(
         devices=plan.schedule.devices,
         microbatches=plan.schedule.microbatches,
         schedule=plan.schedule.name,
         inputs=_inputs(plan.graph),
+        scale=", loss_scale=65536.0" if half else "",
         imports=_imports(plan.graph),
         allowed=f", allowed=[{allowed}]" if allowed else "",
     )

@@ -32,6 +32,7 @@ def compile(  # noqa: A001
     training: bool | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     bind: Mapping[str, tuple[float, ...]] | None = None,
+    autocast: str = "",
     seed: int = 0,
     trust: bool = False,
     **settings: object,
@@ -57,6 +58,9 @@ def compile(  # noqa: A001
         training: Whether a model from a path is traced with its loss; by default if it has one.
         shapes: Of inputs whose dimensions a file leaves open.
         bind: Values of inputs that are fixed.
+        autocast: ``bfloat16`` or ``float16``: as if model and loss were run under `torch.autocast`;
+            weights and their updates stay in float32. Training in float16 wants ``loss_scale`` of
+            the `Pipeline`.
         seed: Of a factory's weights.
         trust: Allow formats that run code when they are read (``.pt2``).
         settings: Options of the target, such as ``precision="int8"``.
@@ -75,7 +79,9 @@ def compile(  # noqa: A001
     name, cluster = _name_of(schedule), _cluster(backend, devices)
     file = None if costs is None else os.fspath(costs)
     request = Request(backend, cluster, name, stages, microbatches, batch, passes, file, settings)
-    told = LoadOptions(shapes or {}, bind or {}, training=training, trust=trust, seed=seed)
+    told = LoadOptions(
+        shapes or {}, bind or {}, training=training, trust=trust, seed=seed, autocast=autocast
+    )
     return request.plan(*_read(model, inputs, loss, told))
 
 

@@ -40,7 +40,7 @@ def read_model(model: Model, inputs: object, loss: object, options: LoadOptions)
                 want="a tensor, a tuple or a dict of them",
                 hint="pipec.compile(model, torch.zeros(8, 64), ...)",
             )
-        return from_module(model, inputs, loss, options if loss is None else None)
+        return from_module(model, inputs, loss, options)
     if not isinstance(model, str | os.PathLike):
         raise FrontendError(
             "this is no model",

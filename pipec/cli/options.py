@@ -34,6 +34,12 @@ def model_options(function: _F) -> _F:
             "the factory returns a loss or --loss names one.",
         ),
         click.option(
+            "--autocast",
+            default="",
+            metavar="DTYPE",
+            help="bfloat16 or float16: as if model and loss were run under torch.autocast.",
+        ),
+        click.option(
             "--bind",
             multiple=True,
             metavar="NAME=V[,V...]",
@@ -68,6 +74,7 @@ def load_options(given: Mapping[str, Any]) -> LoadOptions:
         trust=given["trust"],
         seed=given["seed"],
         loss=given["loss"],
+        autocast=given["autocast"],
     )
 
 

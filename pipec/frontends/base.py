@@ -18,6 +18,8 @@ from torch import Tensor
 from pipec.errors import FrontendError, PipecError
 from pipec.graph.ir import Graph
 
+AUTOCAST = ("bfloat16", "float16")
+"""What `torch.autocast` casts to."""
 _OWN = str(Path(__file__).resolve().parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 _STANDARD = sysconfig.get_path("stdlib")
@@ -36,6 +38,10 @@ class LoadOptions:
         seed: Seed of the random weights and example inputs that a factory makes.
         loss: Of a model without one: ``path/file.py:function``, see `factory.call_loss`.
         scored: Give the loss and the model's outputs, in training mode or not.
+        autocast: ``bfloat16`` or ``float16``: run model and loss under `torch.autocast` of it.
+
+    Raises:
+        FrontendError: Autocast knows no such dtype.
     """
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -45,6 +51,12 @@ class LoadOptions:
     seed: int = 0
     loss: str = ""
     scored: bool = False
+    autocast: str = ""
+
+    def __post_init__(self) -> None:
+        if self.autocast not in ("", *AUTOCAST):
+            want = " or ".join(AUTOCAST)
+            raise FrontendError("autocast knows no such dtype", got=self.autocast, want=want)
 
     def decided(self, *, brings_loss: bool = False) -> "LoadOptions":
         """The same, with ``training`` decided: whether there is a loss, where nobody said."""
@@ -81,10 +93,12 @@ class Frontend(ABC):
     Attributes:
         name: Short name (``torch``, ``pt2``, ``onnx``).
         pattern: What a spec of this kind looks like, for messages (``MODEL.onnx``).
+        casts: Whether it traces Python code, which autocast can reach.
     """
 
     name: str
     pattern: str
+    casts: bool = False
 
     @abstractmethod
     def accepts(self, spec: str) -> bool:

@@ -20,6 +20,13 @@ def load(spec: str, options: LoadOptions | None = None) -> Loaded:
     known = [frontend(name) for name in registry.entries(GROUP)]
     for candidate in known:
         if candidate.accepts(spec):
+            if options and options.autocast and not candidate.casts:
+                raise FrontendError(
+                    "autocast cannot be put around a model that is a file: its casts are its own",
+                    where=spec,
+                    got=f"autocast {options.autocast}",
+                    hint="export the model under torch.autocast, or compile the module itself",
+                )
             return candidate.load(spec, options or LoadOptions())
     raise FrontendError(
         "no front end reads this model", got=spec, want=" or ".join(f.pattern for f in known)

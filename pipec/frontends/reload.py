@@ -55,6 +55,7 @@ def load_options(source: Source, *, trust: bool = False) -> LoadOptions:
             trust=trust,
             seed=int(told.get("seed", 0)),
             loss=str(told.get("loss", "")),
+            autocast=str(told.get("autocast", "")),
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise FrontendError("the plan's source options are malformed", got=told) from error

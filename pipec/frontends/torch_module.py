@@ -25,6 +25,7 @@ class TorchModuleFrontend(Frontend):
 
     name = "torch"
     pattern = "path/file.py:factory"
+    casts = True
 
     def accepts(self, spec: str) -> bool:
         """Whether ``spec`` names a factory."""
@@ -88,18 +89,15 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
     args, kwargs = call.arguments(list(call.tensors.values()))
     if loss:
         loss = loss.with_inputs(resized(targets, options))
-    flat = Flat(module, call, loss)
-    source = Source(
-        kind,
-        location,
-        weights_digest(dict(flat.state_dict())),
-        {
-            "seed": options.seed,
-            "training": options.training,
-            "shapes": {k: list(v) for k, v in options.shapes.items()},
-            "loss": options.loss,
-        },
-    )
+    flat = Flat(module, call, loss, autocast=options.autocast)
+    told = {
+        "seed": options.seed,
+        "training": options.training,
+        "shapes": {k: list(v) for k, v in options.shapes.items()},
+        "loss": options.loss,
+        **({"autocast": options.autocast} if options.autocast else {}),
+    }
+    source = Source(kind, location, weights_digest(dict(flat.state_dict())), told)
     with mode(module, training=bool(options.training)):
         graph = trace(
             module,
@@ -108,13 +106,14 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
             loss=loss,
             source=source,
             differentiable=bool(options.training),
+            autocast=options.autocast,
         )
-    told = bool(options.training) and not any(map(is_random, graph.calls))
+    known = bool(options.training) and not any(map(is_random, graph.calls))
     return Loaded(
         graph,
         flat.inputs,
         _original(flat, training=bool(options.training)),
-        _gradients(flat) if told else None,
+        _gradients(flat) if known else None,
     )
 
 

@@ -26,7 +26,7 @@ from pipec.frontends.composites import is_functional
 from pipec.frontends.hygiene import Naming, cleaned
 from pipec.frontends.kept_state import kept_state
 from pipec.frontends.leaves import Call, named_tensors
-from pipec.frontends.lost_casts import no_lost_casts
+from pipec.frontends.lost_casts import device_types, no_lost_casts
 from pipec.frontends.lost_gradients import no_lost_gradients
 from pipec.frontends.nograd import MarkNoGrad, explicit_no_grad
 from pipec.frontends.origins import OriginOf
@@ -103,8 +103,11 @@ class Flat(nn.Module):
         inputs: Name to example tensor: the model's arguments, then the loss's target.
     """
 
-    def __init__(self, model: nn.Module, call: Call, loss: Loss | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, call: Call, loss: Loss | None = None, autocast: str = ""
+    ) -> None:
         super().__init__()
+        self._autocast = autocast
         self.model = model
         self.loss = loss.fn if loss and isinstance(loss.fn, nn.Module) else None
         self._call, self._loss = call, loss
@@ -120,7 +123,10 @@ class Flat(nn.Module):
         """Outputs in the order of `outputs`; the loss first where there is one."""
         count = len(self._call.tensors)
         args, kwargs = self._call.arguments(tensors[:count])
-        with kept_state(self.model):
+        kind = min(device_types([*self.model.parameters(), *tensors]), default="cpu")
+        dtype = getattr(torch, self._autocast or "bfloat16")
+        casts = torch.autocast(kind, dtype) if self._autocast else nullcontext()
+        with kept_state(self.model), casts:
             result = self.model(*args, **kwargs)
             if self._loss is not None:
                 loss = {"loss": self._loss(result, tensors[count:])}
@@ -148,6 +154,7 @@ def trace(
     source: Source,
     origin: OriginOf | None = None,
     differentiable: bool = True,
+    autocast: str = "",
 ) -> Graph:
     """Trace ``module`` as it stands (its training mode included) and verify the graph.
 
@@ -164,12 +171,14 @@ def trace(
         origin: Gives a node's origin from what tracing noted on it; None leaves it to the module
             path.
         differentiable: Keep what only matters to gradients (``detach``).
+        autocast: A dtype, to run model and loss under `torch.autocast` of it.
 
     Raises:
         FrontendError: The model raises, or does something that cannot be traced.
+        PlanError: Autocast is on around the call.
         GraphError: The result breaks a rule of the IR (a defect of pipec).
     """
-    flat = Flat(module, Call(module, args, kwargs or {}), loss)
+    flat = Flat(module, Call(module, args, kwargs or {}), loss, autocast)
     watch = MarkNoGrad() if differentiable else nullcontext()
     whole = no_lost_gradients(flat) if differentiable else nullcontext()
     casts = no_lost_casts([*flat.state_dict().values(), *flat.inputs.values()])

@@ -40,7 +40,7 @@ from pipec.runtime.program import Program
 from pipec.runtime.rules import Correction
 from pipec.runtime.shares import Shares
 from pipec.runtime.state import load_weights
-from pipec.runtime.stored import Stored
+from pipec.runtime.stored import stored
 from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
 from pipec.schedule.schedule import Schedule
 
@@ -153,7 +153,7 @@ class Pipeline:
         if plan.trains and optimizer is None:
             raise PlanError("a training plan needs an optimizer", hint="optimizer=lambda p: ...")
         self._joined(timeout, device)
-        held = Stored(weights) if isinstance(weights, Path | str) else weights
+        held = stored(Path(weights)) if isinstance(weights, Path | str) else weights
         order = plan.schedule if drain else endless(plan)
         self._active = self._runner = self._made(plan, settings, held, order)
         self.plan = plan

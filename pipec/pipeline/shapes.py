@@ -44,6 +44,8 @@ def tracer(plan: Plan, model: nn.Module | None, loss: Callable[..., object] | No
             PlanError: Nobody has said where the model is.
             FrontendError: It cannot be traced so.
         """
+        recorded = load_options(source)
+        options = replace(options, autocast=recorded.autocast)
         if model is not None:
             if loss is None or "target" not in inputs:
                 return from_module(model, inputs, loss, options).graph
@@ -56,7 +58,6 @@ def tracer(plan: Plan, model: nn.Module | None, loss: Callable[..., object] | No
                 hint="pass it: Pipeline(plan, model=model), and loss= if it was compiled with one",
             )
         shapes = {n: tuple(t.shape) for n, t in inputs.items()}
-        recorded = load_options(source)
         told = replace(options, shapes=shapes, seed=recorded.seed, loss=recorded.loss)
         return load(source.location, told).graph
 

@@ -2,9 +2,8 @@
 
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
 from datetime import timedelta
 
 import torch
@@ -16,15 +15,14 @@ from pipec.errors import BackendError
 from pipec.plan.model import Plan
 from pipec.runtime.agreement import agree, collect
 from pipec.runtime.device import backend_for, device_of, local_device
-from pipec.runtime.executor import Batch, Executor, Result, Settings, deadlock
+from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.host_memory import keep_freed_memory
 from pipec.runtime.identity import identity, inputs_of, optimizers_of, weights_of
-from pipec.runtime.local import gather, named
 from pipec.runtime.placing import links
 from pipec.runtime.process_group import ProcessGroupTransport
 from pipec.runtime.program import Program
 from pipec.runtime.rendezvous import join
-from pipec.runtime.shares import Shares
+from pipec.runtime.runner import Runner
 from pipec.runtime.waiting import Watch, answered, finished, located
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.dependencies import waits_for
@@ -91,7 +89,7 @@ def _keep_to_one_host() -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
-class DistributedPipeline:
+class DistributedPipeline(Runner):
     """This rank's part of a plan.
 
     Args:
@@ -118,73 +116,39 @@ class DistributedPipeline:
         timeout: timedelta = timedelta(minutes=5),
         device: str = "auto",
     ) -> None:
-        self.program = Program.of(plan, schedule)
-        settings = settings or Settings()
-        agree(identity(self.program, settings))
+        program, settings = Program.of(plan, schedule), settings or Settings()
+        agree(identity(program, settings))
         world = dist.get_world_size()
-        if world != self.program.schedule.devices:
+        if world != program.schedule.devices:
             raise BackendError(
                 "the number of ranks is not the number of devices",
                 got=f"{world} ranks",
-                want=f"{self.program.schedule.devices} (one per row of the schedule)",
-                hint=f"torchrun --nproc-per-node {self.program.schedule.devices} ...",
+                want=f"{program.schedule.devices} (one per row of the schedule)",
+                hint=f"torchrun --nproc-per-node {program.schedule.devices} ...",
             )
         compute = device_of(local_device(device))
         self._nccl = compute.torch.type != "cpu" and "nccl" in dist.get_backend_config()
-        self._transport = transport = ProcessGroupTransport(compute.torch, (), timeout=timeout)
-        self._connect()
-        source = plan.graph.weights if weights is None else named(weights, plan)
-        self.executor = Executor(
-            self.program, dist.get_rank(), transport, batch, settings, source, compute
+        self._transport = ProcessGroupTransport(compute.torch, (), timeout=timeout)
+        super().__init__(
+            program, [dist.get_rank()], self._transport, batch, settings, weights, compute
         )
-        self.executors = [self.executor]
-        mine = self.executor
+        (mine,) = self.executors
         agree(weights_of(mine) | optimizers_of(mine) | inputs_of(mine))
 
-    def load(self, schedule: Schedule) -> None:
-        """Continue with another schedule, from an empty pipeline; all ranks must call."""
-        self.drain()
-        self.program = Program.of(self.program.plan, schedule)
-        self._connect()
-        self.executor.load(self.program)
-
-    def _connect(self) -> None:
+    def connect(self) -> None:
+        """Make the groups of ranks that the program wants; all ranks must call."""
         apart = links(self.program) if self._nccl else ()
         self._transport.connect(self.program.groups(), apart)
 
-    def round(self, shares: Shares | None = None) -> Result:
-        """Run this rank's row once (`LocalPipeline.round`).
-
-        Args:
-            shares: How much each microbatch counts, and its shape; all alike if absent. The same
-                on all ranks.
-
-        Raises:
-            BackendError: Another rank did not answer in time.
-        """
-        return self._round(shares, draining=False)
-
-    def drain(self) -> None:
-        """Finish all microbatches that are under way; all ranks must call.
-
-        Raises:
-            BackendError: Another rank did not answer in time.
-        """
-        while not self.executor.rounds.empty:
-            self._round(draining=True)
-
-    def _round(self, shares: Shares | None = None, *, draining: bool) -> Result:
-        mine = self.executor
-        with located(lambda: f"round {mine.round}, at {self._place()}"):
-            mine.start(shares, draining=draining)
-            while not mine.finished:
-                if not mine.advance():
-                    raise deadlock([mine])
-            return mine.end()
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """What fails inside says where this rank was."""
+        with located(lambda: f"round {self.executors[0].round}, at {self._place()}"):
+            yield
 
     def _place(self) -> str:
         """The next action, and those of other ranks that it waits for."""
-        mine, schedule = self.executor, self.program.schedule
+        (mine,), schedule = self.executors, self.program.schedule
         if mine.next_action is None:
             return "the end"
         index = int(schedule.device_ptr[mine.device]) + mine.position
@@ -192,24 +156,6 @@ class DistributedPipeline:
         awaited = [str(a) for a in waits_for(schedule, index) if a.kind in sends]
         return ", after ".join([str(mine.next_action), *awaited])
 
-    def beside(self, programs: Sequence[Program], batch: Batch) -> "DistributedPipeline":
-        """What runs other graphs of the same stages on the weights as they are now, not copied.
-
-        All ranks must call.
-        """
-        made = copy(self)
-        made.program = programs[0]
-        made._connect()  # noqa: SLF001  # of this very class
-        made.executor = self.executor.beside(programs, batch)
-        made.executors = [made.executor]
-        return made
-
-    def state_dict(self) -> dict[str, torch.Tensor] | None:
-        """All weights under their original names on rank 0, None elsewhere. All ranks must call."""
-        parts = collect(self.executor.state_dict())
-        return None if parts is None else gather(parts, self.program.plan)
-
-    def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-        """What all ranks found on rank 0, None elsewhere. All ranks must call."""
-        parts = collect(found)
-        return None if parts is None else {n: t for part in parts for n, t in part.items()}
+    def collected(self, mine: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
+        """Tensors of every rank, on rank 0; None elsewhere. All ranks must call."""
+        return collect(mine)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from pipec.errors import ScheduleError
+from pipec.graph.autocast import refuse_autocast
 from pipec.graph.ir import InputKind
 from pipec.runtime.device import Device
 from pipec.runtime.draws import stream
@@ -78,6 +79,16 @@ class Result:
     norm: float | None = None
     skipped: bool = False
     rescaled: bool = False
+
+    def add(self, other: "Result") -> None:
+        """Take in what another device has seen in the same round."""
+        self.losses |= other.losses
+        self.outputs |= other.outputs
+        self.versions += other.versions
+        self.busy += other.busy
+        self.norm = other.norm if self.norm is None else self.norm
+        self.skipped |= other.skipped
+        self.rescaled |= other.rescaled
 
 
 class Executor:
@@ -251,6 +262,9 @@ class Executor:
             shares: How much each microbatch counts, and its shape; all alike if absent.
             draining: Take no microbatches, and go on with those that are under way.
         """
+        refuse_autocast(
+            self.compute.torch.type, "a plan runs", "compile it with autocast='{dtype}'"
+        )
         self._at, self.result = 0, Result()
         if draining:
             self.rounds.drain()

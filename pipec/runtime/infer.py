@@ -1,9 +1,7 @@
 """Inference: the outputs of all microbatches, together."""
 
-import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -11,26 +9,10 @@ from safetensors.torch import save_file
 
 from pipec.errors import PipecError
 from pipec.files import replacing, write_npz
-from pipec.runtime.executor import Result
-from pipec.runtime.figures import figures
 from pipec.runtime.metrics import Observer
-from pipec.runtime.program import Program
-from pipec.runtime.shares import Shares
-from pipec.runtime.train import summary
+from pipec.runtime.train import Rounds, rounds_of
 
 Tensors = dict[str, torch.Tensor]
-
-
-class Rounds(Protocol):
-    """What runs a schedule round by round."""
-
-    program: Program
-
-    def round(self) -> Result:
-        """Run the schedule once."""
-
-    def outputs(self, found: Tensors) -> Tensors | None:
-        """What all ranks found, on the first; None elsewhere."""
 
 
 def infer(pipeline: Rounds, rounds: int, observers: Iterable[Observer] = ()) -> Tensors | None:
@@ -48,16 +30,10 @@ def infer(pipeline: Rounds, rounds: int, observers: Iterable[Observer] = ()) -> 
     Raises:
         BackendError: Another rank did not answer.
     """
-    observers = list(observers)
     found: dict[str, list[torch.Tensor]] = {}
-    for number in range(rounds):
-        begin = time.perf_counter()
-        result = pipeline.round()
+    for result, _ in rounds_of(pipeline, range(rounds), observers):
         for (_, name), value in sorted(result.outputs.items(), key=lambda item: item[0]):
             found.setdefault(name, []).append(value.cpu())
-        told = figures(result, Shares(), number, time.perf_counter() - begin)
-        for observe in observers:
-            observe(summary(pipeline.program, told, number))
     return pipeline.outputs({name: torch.stack(values) for name, values in found.items()})
 
 

@@ -10,7 +10,7 @@ from pipec.errors import PlanError
 from pipec.graph.ir import InputKind, OutputKind, tensor
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan
-from pipec.runtime.local import named
+from pipec.runtime.stored import named
 from pipec.runtime.weights import check_fits
 
 

@@ -14,19 +14,19 @@ import torch
 
 from pipec.files import write_file
 from pipec.runtime.executor import Recorded
-from pipec.runtime.train import Pipeline
+from pipec.runtime.runner import Runner
 from pipec.schedule.lanes import lanes
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.draw_trace import complete, lane_names
 
 
-def record(pipeline: Pipeline) -> None:
+def record(pipeline: Runner) -> None:
     """Have every executor of this process keep the times of its last round."""
     for executor in pipeline.executors:
         executor.recorded = Recorded()
 
 
-def collected(pipeline: Pipeline) -> dict[int, torch.Tensor] | None:
+def collected(pipeline: Runner) -> dict[int, torch.Tensor] | None:
     """Rows of (place in the row, begin, end, bytes saved) by device, on rank 0; else None.
 
     All ranks must call.

@@ -12,6 +12,7 @@ from math import isfinite
 import torch
 
 from pipec.errors import PlanError
+from pipec.runtime.program import Program
 
 _GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000
 
@@ -44,7 +45,7 @@ class LossScale:
         for name, w in weights.items():
             if self.adapts and w.dtype == torch.float16:
                 raise PlanError(
-                    "the loss is scaled for weights in float32, under autocast in the model",
+                    "the loss is scaled for weights in float32, under autocast",
                     where=name,
                     got=w.dtype,
                 )
@@ -58,3 +59,22 @@ class LossScale:
             self.scale *= _BACKOFF
         elif self.good == _INTERVAL:
             self.scale, self.good = self.scale * _GROWTH, 0
+
+
+def check_scaled(program: Program) -> None:
+    """Refuse to train weights in float32 through values in float16 without a scale.
+
+    Raises:
+        PlanError: Small gradients would vanish.
+    """
+    forwards = [s.forward for s in program.stages if s.training]
+    made = (n.meta["val"] for g in forwards for n in g.calls)
+    values = {t.dtype for t in made if isinstance(t, torch.Tensor)}
+    types = {s.type_of(n).dtype for s in program.stages for n in program.trained(s.index)}
+    if torch.float16 in values and types - {"float16"}:
+        raise PlanError(
+            "small gradients would vanish in float16",
+            got="no scale on the loss",
+            want="a first scale, such as 65536, and a schedule with a flush",
+            hint="loss_scale=65536, --loss-scale 65536; or autocast to bfloat16",
+        )

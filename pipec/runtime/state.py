@@ -28,7 +28,7 @@ from pipec.errors import PlanError
 from pipec.graph.ir import InputKind
 from pipec.runtime.executor import Executor
 from pipec.runtime.identity import cut_of
-from pipec.runtime.local import named
+from pipec.runtime.stored import named
 from pipec.runtime.under_way import go_on, under_way
 from pipec.runtime.weights import StageWeights
 

@@ -1,46 +1,79 @@
-"""Weights that stay in their files until a stage asks for them: sharded or single safetensors."""
+"""Weights by name, each read when a stage asks for it: no rank holds the whole model."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from pipec.errors import PlanError
+from pipec.graph.ir import InputKind
+from pipec.plan.model import Plan
 
 _INDEX = "*.safetensors.index.json"
 
 
-class Stored(Mapping[str, torch.Tensor]):
-    """Tensors by name, each read when it is asked for: no rank holds the whole model.
+class Lazy(Mapping[str, torch.Tensor]):
+    """Tensors by name.
 
     Args:
-        path: A ``.safetensors`` file, or a directory of them, with the index that transformers
-            writes beside shards or without.
+        read: Gives each of them.
+    """
+
+    def __init__(self, read: Mapping[str, Callable[[], torch.Tensor]]) -> None:
+        self._read = read
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._read[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+
+def named(weights: Mapping[str, torch.Tensor], plan: Plan) -> Mapping[str, torch.Tensor]:
+    """Weights that a user gives, with every name that the plan has; nothing is read.
+
+    Raises:
+        PlanError: A name is missing, or unknown.
+    """
+    graph = plan.graph
+    others = {alias: name for name, aliases in graph.tied.items() for alias in aliases}
+    wanted = {i.name for i in graph.inputs_of(InputKind.PARAMETER, InputKind.BUFFER)}
+    unknown = [n for n in weights if n not in wanted and n not in others and n not in graph.weights]
+    place = {others[n]: n for n in weights if n in others} | {n: n for n in weights}
+    missing = [n for n in wanted if n not in place]
+    if unknown or missing:
+        raise PlanError(
+            "the weights are not those of the model",
+            got=f"unknown: {', '.join(unknown[:3])}" if unknown else "too few",
+            want=f"{', '.join(sorted(missing)[:3])}" if missing else f"{len(wanted)} names",
+        )
+    constants = {n: partial(graph.weights.__getitem__, n) for n in graph.weights}
+    return Lazy(constants | {n: partial(weights.__getitem__, at) for n, at in place.items()})
+
+
+def stored(path: Path) -> Lazy:
+    """The tensors of a ``.safetensors`` file, or of a directory of them.
+
+    Args:
+        path: If a directory, with the index that transformers writes beside shards or without.
 
     Raises:
         PlanError: There is no such file, or it cannot be read.
-
-    Example:
-        ``Pipeline(plan, optimizer=..., weights=Stored("checkpoint/"))``
     """
+    return Lazy({name: partial(_tensor, file, name) for name, file in _files(path).items()})
 
-    def __init__(self, path: Path | str) -> None:
-        self._files = _files(Path(path))
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        file = self._files[name]
-        with _reading(file), safe_open(file, "pt") as found:
-            tensor: torch.Tensor = found.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
+def _tensor(file: Path, name: str) -> torch.Tensor:
+    with _reading(file), safe_open(file, "pt") as found:
+        tensor: torch.Tensor = found.get_tensor(name)
+    return tensor
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import torch
@@ -10,31 +10,54 @@ import torch.distributed as dist
 
 from pipec.graph.ir import InputKind, tensor
 from pipec.runtime.checkpoint import Checkpoints
-from pipec.runtime.executor import Executor, Result
+from pipec.runtime.executor import Result
 from pipec.runtime.figures import Figures, figures, verdict
 from pipec.runtime.metrics import Observer, Step
 from pipec.runtime.program import Program
+from pipec.runtime.runner import Runner
 from pipec.runtime.shares import Shares
 
 
-class Pipeline(Protocol):
-    """What `LocalPipeline` and `DistributedPipeline` have in common."""
+class Rounds(Protocol):
+    """What runs a schedule round by round."""
 
     program: Program
-    executors: list[Executor]
 
     def round(self) -> Result:
         """Run the schedule once."""
 
-    def drain(self) -> None:
-        """Finish all microbatches that are under way."""
-
     def outputs(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-        """Tensors of all ranks on rank 0; None elsewhere."""
+        """What all ranks found, on the first; None elsewhere."""
+
+
+def rounds_of(
+    pipeline: Rounds, numbers: Iterable[int], observers: Iterable[Observer]
+) -> Iterator[tuple[Result, Figures]]:
+    """Run rounds, and tell observers of each one's figures.
+
+    Every rank of a group must call it with the same numbers; the figures are the same on all of
+    them, so that it is enough to observe on one.
+
+    Args:
+        pipeline: Whose schedule to run.
+        numbers: Of the rounds.
+        observers: Called after every round.
+
+    Raises:
+        BackendError: Another rank did not answer.
+    """
+    observers = list(observers)
+    for number in numbers:
+        begin = time.perf_counter()
+        result = pipeline.round()
+        found = figures(result, Shares(), number, time.perf_counter() - begin)
+        for observe in observers:
+            observe(summary(pipeline.program, found, number))
+        yield result, found
 
 
 def train(
-    pipeline: Pipeline,
+    pipeline: Runner,
     rounds: int,
     observers: Iterable[Observer] = (),
     *,
@@ -43,11 +66,8 @@ def train(
 ) -> list[float]:
     """Run rounds and tell observers about each; then drain the pipeline.
 
-    Every rank of a group must call it with the same rounds; the figures are the same on all of
-    them, so that it is enough to observe on one.
-
     Args:
-        pipeline: Whose schedule to run.
+        pipeline: As for `rounds_of`.
         rounds: How many, those before the checkpoint included.
         observers: Called after every round.
         checkpoints: Where to continue from, and to save to.
@@ -60,16 +80,10 @@ def train(
         PlanError: Gradients are not finite, and the settings say stop.
         BackendError: Another rank did not answer.
     """
-    observers = list(observers)
     losses = []
-    first = checkpoints.resume() if checkpoints else 0
-    for number in range(first, rounds):
-        begin = time.perf_counter()
-        result = pipeline.round()
-        found = figures(result, Shares(), number, time.perf_counter() - begin)
+    numbers = range(checkpoints.resume() if checkpoints else 0, rounds)
+    for number, (_, found) in zip(numbers, rounds_of(pipeline, numbers, observers), strict=True):
         losses.append(math.nan if found.loss is None else found.loss)
-        for observe in observers:
-            observe(summary(pipeline.program, found, number))
         if error := verdict(found, pipeline.executors[0].settings.on_nan, number):
             if checkpoints:
                 checkpoints.wait()

@@ -82,7 +82,7 @@ def counted(plan: Plan, order: Schedule, batch: Batch, optimizer: OptimizerFacto
     """Peak bytes of this rank in two rounds."""
     settings = Settings(optimizer)
     pipeline = DistributedPipeline(plan, batch, settings, schedule=order, device="cpu")
-    with counting(pipeline.executor) as memory:
+    with counting(pipeline.executors[0]) as memory:
         for _ in range(2):
             pipeline.round()
         return memory.peak

@@ -1,0 +1,26 @@
+"""Autocast around what runs or traces a graph: a graph says all of its casts itself."""
+
+import torch
+
+from pipec.errors import PlanError
+
+
+def refuse_autocast(kind: str, doing: str, hint: str) -> None:
+    """Refuse autocast that the caller has switched on.
+
+    Args:
+        kind: Of device, ``cpu`` or ``cuda``.
+        doing: What goes on inside.
+        hint: What to write instead; ``{dtype}`` stands for that of autocast.
+
+    Raises:
+        PlanError: It is on.
+    """
+    if torch.is_autocast_enabled(kind):
+        dtype = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+        raise PlanError(
+            "autocast is on around pipec, and would be put on top of the graph's own casts",
+            got=f"torch.autocast({kind!r}, torch.{dtype})",
+            want=f"no autocast where {doing}",
+            hint=hint.format(dtype=dtype),
+        )
