@@ -23,6 +23,7 @@ import torch
 from pipec.errors import ScheduleError
 from pipec.graph.autocast import refuse_autocast
 from pipec.graph.ir import InputKind
+from pipec.runtime.coupling import check_uncoupled
 from pipec.runtime.device import Device
 from pipec.runtime.draws import stream
 from pipec.runtime.moves import Moves
@@ -224,6 +225,8 @@ class Executor:
                 mine[name] = self._weight(s, name, weights)
             trained = self.program.trained(s.index) if place.backward else ()
             self.scaling.check({n: mine[n] for n in trained})
+            if steps and self.settings.optimizer and self.program.steps_apart:
+                check_uncoupled(self.settings.optimizer, {n: mine[n] for n in trained})
             self._runners[0][s.index] = self._made(self.program, s.index)
             self.weights[s.index] = StageWeights(
                 s.index,
@@ -241,10 +244,10 @@ class Executor:
         self, stage: StageProgram, name: str, weights: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
         given, kind = weights[name], stage.type_of(name)
-        if self._borrows and given.device == self.compute.torch and TensorType.of(given) == kind:
-            return given
         like = kind.empty(self.compute.torch)
         check_fits(name, like, given)
+        if self._borrows and given.device == self.compute.torch and TensorType.of(given) == kind:
+            return given
         return like.copy_(given)
 
     def _rule(self, stage: int) -> None:

@@ -160,6 +160,12 @@ class Program:
         """Devices that step some stage."""
         return tuple(sorted({d for devices in self.schedule.placement.backward for d in devices}))
 
+    @property
+    def steps_apart(self) -> bool:
+        """Whether the parameters are stepped by several optimizers."""
+        stages = [s.index for s in self.stages if self.trained(s.index)]
+        return len(stages) > 1 or any(len(self.schedule.placement.backward[s]) > 1 for s in stages)
+
     def groups(self) -> set[tuple[int, ...]]:
         """Sets of devices that sum something together."""
         backward = self.schedule.placement.backward

@@ -36,12 +36,16 @@ class Lazy(Mapping[str, torch.Tensor]):
         return len(self._read)
 
 
-def named(weights: Mapping[str, torch.Tensor], plan: Plan) -> Mapping[str, torch.Tensor]:
+def named(weights: object, plan: Plan) -> Mapping[str, torch.Tensor]:
     """Weights that a user gives, with every name that the plan has; nothing is read.
 
     Raises:
         PlanError: A name is missing, or unknown.
     """
+    if not isinstance(weights, Mapping):
+        hint = "model.state_dict(), or the path of a .safetensors file"
+        got = type(weights).__name__
+        raise PlanError("weights are no mapping from names to tensors", got=got, hint=hint)
     graph = plan.graph
     others = {alias: name for name, aliases in graph.tied.items() for alias in aliases}
     wanted = {i.name for i in graph.inputs_of(InputKind.PARAMETER, InputKind.BUFFER)}

@@ -6,7 +6,7 @@ to. So an optimizer step writes in place only when no microbatch will use an old
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ Tensors = dict[str, torch.Tensor]
 OptimizerFactory = Callable[[list[Any]], torch.optim.Optimizer]
 """Makes the optimizer of one stage from its parameters, which are (name, parameter) pairs as
 `torch.nn.Module.named_parameters` gives them: ``lambda p: SGD(p, lr=0.1)``."""
+_M = TypeVar("_M")
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
@@ -82,7 +83,9 @@ class StageWeights:
         self._versions = {0: Version(current)}
         self._sums: dict[int, _Sum] = {}
         held = list(self.parameters.items())
-        self.optimizer = optimizer(held) if optimizer and held else None
+        self.optimizer: torch.optim.Optimizer | None = None
+        if optimizer and held:
+            self.optimizer = self._made(optimizer, held, torch.optim.Optimizer)
         mine, replicas = replica
         sizes = [p.nbytes for p in self.parameters.values()]
         self.owners = dict(zip(self.parameters, shared_out(sizes, replicas), strict=True))
@@ -91,7 +94,26 @@ class StageWeights:
         if self.optimizer is not None:
             self._check_own(self.optimizer)
             self._keep_owned(self.optimizer)
-        self.scheduler = scheduler(self.optimizer) if scheduler and self.optimizer else None
+        self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+        if scheduler and self.optimizer:
+            rates = torch.optim.lr_scheduler.LRScheduler
+            self.scheduler = self._made(scheduler, self.optimizer, rates)
+
+    def _made(self, make: Callable[[Any], object], of: object, kind: type[_M]) -> _M:
+        """What a user's function makes, which must be of this kind."""
+        try:
+            found = make(of)
+        except (TypeError, ValueError) as error:
+            found = error
+        if isinstance(found, kind):
+            return found
+        raise PlanError(
+            "the function for it makes no " + kind.__name__,
+            where=f"stage {self._stage}",
+            got=found if isinstance(found, Exception) else type(found).__name__,
+            hint="optimizer=lambda parameters: AdamW(parameters, ...); "
+            "scheduler=lambda optimizer: StepLR(optimizer, 10)",
+        )
 
     def _check_own(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse an optimizer over tensors that are not this stage's: it would train nothing."""
@@ -284,12 +306,15 @@ class StageWeights:
         self._sums.clear()
 
 
-def check_fits(name: str, held: torch.Tensor, given: torch.Tensor) -> None:
+def check_fits(name: str, held: torch.Tensor, given: object) -> None:
     """Refuse a value for a weight that would have to be broadcast or cast.
 
     Raises:
-        PlanError: The shape or dtype differs, or it has no data.
+        PlanError: The shape or dtype differs, it has no data, or it is no dense tensor.
     """
+    if not isinstance(given, torch.Tensor) or given.layout != torch.strided:
+        got = given.layout if isinstance(given, torch.Tensor) else type(given).__name__
+        raise PlanError("a weight is no dense tensor", where=name, got=got, want="torch.Tensor")
     if not has_data(given):
         raise PlanError("a weight has no value", where=name, want="a plan with its weights")
     if (given.shape, given.dtype) != (held.shape, held.dtype):

@@ -172,6 +172,9 @@ BAD_WEIGHTS: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
     "another dtype": lambda s: {**s, "head.bias": torch.zeros(11, dtype=torch.float64)},
     "one is missing": lambda s: {n: t for n, t in s.items() if n != "head.bias"},
     "one is unknown": lambda s: {**s, "heads.bias": torch.zeros(11)},
+    "one is sparse": lambda s: {**s, "head.bias": s["head.bias"].to_sparse()},
+    "one is no tensor": lambda s: {**s, "head.bias": [0.0] * 11},  # type: ignore[dict-item]
+    "no mapping": lambda s: list(s.values()),  # type: ignore[dict-item,return-value]
 }
 
 

@@ -4,6 +4,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from pipec.errors import PipecError
@@ -13,6 +14,7 @@ from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.train import train
+from pipec.runtime.weights import OptimizerFactory
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, seeded
 from tests.runtime.pipelines import accumulated, batches, scheduled, staged
@@ -86,3 +88,79 @@ def test_learning_rates_and_betas_go_on_where_they_were(
 def test_what_cannot_be_used_is_refused(optimizer: str, rates: str | None, said: str) -> None:
     with pytest.raises(PipecError, match=said):
         train(pipeline(optimizer, rates), 2)
+
+
+class GlobalNorm(torch.optim.SGD):
+    """Divides by the norm of all gradients together, as LAMB may."""
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        del closure
+        held = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.square().sum() for p in held]).sum().sqrt()
+        for p in held:
+            p.grad /= norm
+        super().step()
+
+
+class Estimating(torch.optim.SGD):
+    """Its rate grows as all gradients together agree with the last ones, as Prodigy's does."""
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        del closure
+        held = [p for group in self.param_groups for p in group["params"]]
+        for group in self.param_groups:
+            agree = sum(float((p.grad * self.state[p].get("last", 0)).sum()) for p in held)
+            group["seen"] = group.get("seen", 0.0) + agree
+        super().step()
+        for p in held:
+            self.state[p]["last"] = p.grad.clone()
+
+
+class Noisy(torch.optim.SGD):
+    """Draws: not what couples."""
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        del closure
+        super().step()
+        for p in (p for group in self.param_groups for p in group["params"]):
+            p.data.add_(torch.randn(p.shape), alpha=1e-3)
+
+
+def run_with(make: OptimizerFactory, stages: int, replicas: int = 1) -> None:
+    case, module, _ = mlp()
+    plan = staged(case, module, stages)
+    order = scheduled(plan, "1f1b", 2, **({"replicas": replicas} if replicas > 1 else {}))
+    LocalPipeline(plan, batches(case, plan.graph), Settings(make), schedule=order).run(1)
+
+
+@pytest.mark.parametrize("kind", [GlobalNorm, Estimating])
+def test_what_couples_parameters_is_refused_where_they_are_stepped_apart(
+    kind: type[torch.optim.SGD],
+) -> None:
+    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return kind(parameters, lr=0.1)
+
+    for stages, replicas in ((2, 1), (1, 2)):
+        with pytest.raises(PipecError, match=r"gradients of others(.|\n)*clip="):
+            run_with(make, stages, replicas)
+    run_with(make, 1)
+
+
+def test_what_draws_is_not_taken_for_coupled() -> None:
+    before = torch.get_rng_state()
+    with torch.random.fork_rng():
+        run_with(lambda p: Noisy(p, lr=0.1), 2)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (lambda _: None, "NoneType"),
+        (torch.optim.SGD([torch.zeros(1)]), "not callable"),
+        (lambda p: torch.optim.SGD([q[1] * 1 for q in p]), "non-leaf"),
+    ],
+)
+def test_a_function_that_makes_no_optimizer_is_refused(make: OptimizerFactory, got: str) -> None:
+    with pytest.raises(PipecError, match=rf"makes no Optimizer(.|\n)*stage 0(.|\n)*{got}"):
+        run_with(make, 2)
