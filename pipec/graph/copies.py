@@ -88,7 +88,7 @@ def with_packed(
 
     def write(function: Callable[..., object], value: fx.Node, where: int, *args: fx.Node) -> Any:
         count, old = len(draft.written), draft.of[value]
-        found = draft.write(function, old, behind, *args)
+        found = draft.write(function, behind, old, *args)
         for n in draft.written[count:]:
             home[n.name], n.meta["origin"] = where, Origin(value.name, PACK)
         return found

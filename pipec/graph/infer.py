@@ -94,7 +94,7 @@ class Inference:
             _inferred[key] = result_type(node.target, *fx.map_arg((node.args, node.kwargs), _value))
         found = _inferred[key]
         strided = self._strided and not any(part in str(node.target) for part in _CHOSEN)
-        if found == UNKNOWN or _same(found, self.annotated(node), strided=strided):
+        if found == UNKNOWN or same_type(found, self.annotated(node), strided=strided):
             return None
         return found if isinstance(found, str) else _words(found)
 
@@ -106,7 +106,7 @@ class Inference:
         if not -len(values) <= index < len(values):
             return f"no item {index} of {len(values)}"
         found = type_of(values[index])
-        same = _same(found, self.annotated(node), strided=self._strided)
+        same = same_type(found, self.annotated(node), strided=self._strided)
         return None if same else _words(found)
 
     def _key(self, value: object) -> object:
@@ -158,7 +158,8 @@ def _fakes(value: Any) -> Any:
     return value
 
 
-def _same(a: Type, b: Type, *, strided: bool) -> bool:
+def same_type(a: Type, b: Type, *, strided: bool) -> bool:
+    """Whether two types are equal, with their strides or but for these."""
     return a == b or (not strided and _without_strides(a) == _without_strides(b))
 
 

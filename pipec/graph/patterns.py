@@ -1,22 +1,30 @@
 """Patterns over ATen: where a function of ops occurs in a graph, and another one in its place.
 
 ```text
-pattern(x, w, b=None) ──► matches ──► where(match)? ──► replacement(x, w, b) in its place
+pattern(x, w, b=None) ──► a match ──► where(match)? ──► replacement(x, w, b) in its place
 ```
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import fx
 
-from pipec.errors import GraphError
+from pipec.errors import GraphError, PassError
+from pipec.graph.arguments import given_or_none
 from pipec.graph.draft import Draft
-from pipec.graph.ir import Graph, OutputKind, tensor
-from pipec.graph.torch_private import PatternMatcher
+from pipec.graph.ir import Graph, tensor
+from pipec.graph.torch_private import OpOverload, argument_names_and_defaults
+
+_MOST_PER_CALL = 10
+"""Rules that replace more than this, per node of the graph, are taken to go on for ever."""
+_Bound = dict[fx.Node, Any]
+"""What the nodes of a pattern stand for."""
 
 
 @dataclass(frozen=True)
@@ -24,25 +32,18 @@ class Match:
     """One place where a pattern occurs.
 
     Attributes:
-        graph: The graph.
         bound: What the pattern's parameters stand for: nodes, or plain arguments (ints, lists).
-        calls: The nodes that the pattern's calls stand for, in graph order; the last is the result.
+        results: The nodes that its results stand for.
+        before: The first reader of a result or the last result: there the replacement is written.
     """
 
-    graph: Graph
-    bound: Mapping[str, object]
-    calls: tuple[fx.Node, ...]
+    bound: Mapping[str, Any]
+    results: tuple[fx.Node, ...]
+    before: fx.Node
 
     def value(self, name: str) -> torch.Tensor:
-        """The fake tensor that a parameter of the pattern stands for.
-
-        Raises:
-            GraphError: It stands for no tensor.
-        """
-        node = self.bound[name]
-        if not isinstance(node, fx.Node):
-            raise GraphError("no tensor", where=f"pattern parameter {name}", got=repr(node))
-        return tensor(node)
+        """The fake tensor that a parameter of the pattern stands for."""
+        return tensor(self.bound[name])
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,11 @@ class Rule:
     """What is replaced by what.
 
     Attributes:
-        pattern: A function that calls ops of `torch.ops` and returns one value. Its parameters
-            match any argument: a tensor, a number, a list. It is traced, not run.
+        pattern: A function that calls ops of `torch.ops`, or an op with any arguments. It returns
+            one value, or several that are read off shared arguments. Its parameters match any
+            argument: a tensor, a number, a list. It is traced, not run.
         replacement: What is written instead. It takes those of the pattern's parameters that it
-            names, and returns a value of the same shape and dtype.
+            names, and returns as many values, of the same shapes and dtypes.
         weights: Parameters that must be weights that never change: ``replacement`` is given their
             tensors, and what it computes from these becomes new weights. Only one whose default is
             None may be absent.
@@ -68,71 +70,128 @@ class Rule:
     def __str__(self) -> str:
         return f"{self.pattern.__name__} to {self.replacement.__name__}"
 
+    @cached_property
+    def results(self) -> list[fx.Node]:
+        """The results of the pattern, in a graph of its own.
 
-def matches(graph: Graph, rule: Rule) -> list[Match]:
-    """The matches that may be replaced together: first come, first served where they overlap.
+        Raises:
+            GraphError: It does not return values that it computes.
+        """
+        if isinstance(self.pattern, OpOverload):
+            graph = fx.Graph()
+            named: dict[str, Any] = {
+                n: graph.placeholder(n) for n in argument_names_and_defaults(self.pattern)
+            }
+            return [graph.call_function(self.pattern, kwargs=named)]
+        (found,) = fx.symbolic_trace(self.pattern).graph.output_node().args
+        results: Any = found if isinstance(found, tuple) else (found,)
+        if not all(isinstance(n, fx.Node) and n.op == "call_function" for n in results):
+            raise GraphError("a pattern returns values that it computes", where=str(self))
+        return list(results)
 
-    A call inside of the pattern that something else reads too is no match.
+    def matches(self, node: fx.Node, fixed: Collection[fx.Node]) -> Iterator[Match]:
+        """How it occurs with its first result at ``node``; weights that never change are told."""
+        holders = {str(p.target): p for p in self.results[0].graph.find_nodes(op="placeholder")}
+        for found in _found(self.results, [node], {}):
+            bound = {name: found.get(p) for name, p in holders.items()}
+            results, read = tuple(found[p] for p in self.results), _nodes(bound)
+            calls = {g for p, g in found.items() if p.op == "call_function"}
+            inner = {r for n in calls.difference(results) for r in n.users}
+            before = min([max(results), *(r for n in results for r in n.users)])
+            folded = [(bound[name], holders[name]) for name in self.weights]
+            match = Match(bound, results, before)
+            if (
+                inner <= calls
+                and calls.isdisjoint(read)
+                and all(n < before for n in read)
+                and all(
+                    b in fixed if isinstance(b, fx.Node) else b is None and p.args == (None,)
+                    for b, p in folded
+                )
+                and self.where(match)
+            ):
+                yield match
 
-    Raises:
-        GraphError: The pattern does not return one value that it computes.
-    """
-    traced = fx.symbolic_trace(rule.pattern).graph
-    (result,) = traced.output_node().args
-    if not isinstance(result, fx.Node) or result.op != "call_function" or len(result.users) != 1:
-        raise GraphError("a pattern returns one value that it computes", where=str(rule))
-    order = {n: k for k, n in enumerate(graph.module.graph.nodes)}
-    names = list(inspect.signature(rule.pattern).parameters)
-    holders = [n for n in traced.nodes if n.op == "placeholder"]
-    taken, found = set[fx.Node](), list[Match]()
-    for nodes in PatternMatcher(traced).maps(graph.module.graph):
-        bound = {name: nodes.get(p) for name, p in zip(names, holders, strict=True)}
-        calls = sorted(
-            (n for p, n in nodes.items() if p.op == "call_function"), key=order.__getitem__
-        )
-        match = Match(graph, bound, tuple(calls))
-        inside = any(b in calls for b in bound.values() if isinstance(b, fx.Node))
-        fits = not inside and taken.isdisjoint(calls) and _weights_fit(match, rule)
-        if fits and rule.where(match):
-            taken.update(calls)
-            found.append(match)
+
+def _found(results: Sequence[fx.Node], at: Collection[fx.Node], bound: _Bound) -> Iterator[_Bound]:
+    """What a pattern's nodes can stand for, its first result at one of ``at``."""
+    first, *others = results
+    for node in at:
+        trial = dict(bound)
+        if _stands_for(first, node, trial):
+            read = _nodes([trial.get(p) for n in others[:1] for p in n.all_input_nodes])
+            near = sorted({r for n in read for r in n.users if r.users})
+            yield from _found(others, near, trial) if others else [trial]
+
+
+def _stands_for(p: Any, g: Any, bound: _Bound) -> bool:
+    """Whether an argument of a graph is one of the pattern, which is remembered."""
+    if isinstance(p, fx.Node):
+        if p in bound:
+            return bool(bound[p] == g)
+        taken = g in bound.values()
+        bound[p] = g
+        if p.op == "placeholder":
+            return True
+        same = isinstance(g, fx.Node) and p.target == g.target and not taken
+        return same and _stands_for(_arguments(p), _arguments(g), bound)
+    if isinstance(p, list | tuple):
+        same = isinstance(g, list | tuple) and len(p) == len(g)
+        return same and all(_stands_for(a, b, bound) for a, b in zip(p, g, strict=True))
+    return type(p) is type(g) and bool(p == g)
+
+
+def _arguments(node: fx.Node) -> list[Any]:
+    """With defaults, in the order of the op's schema."""
+    return list(given_or_none(node).values()) or [*node.args]
+
+
+def _nodes(values: Any) -> list[fx.Node]:
+    found = list[fx.Node]()
+    fx.map_arg(values, found.append)
     return found
 
 
-def _weights_fit(match: Match, rule: Rule) -> bool:
-    graph, parameters = match.graph, inspect.signature(rule.pattern).parameters
-    changing = {o.name for o in graph.outputs_of(OutputKind.BUFFER_UPDATE)}
-    fixed = {i.node for i in graph.inputs if i.kind.is_weight and i.name not in changing}
-    if graph.outputs_of(OutputKind.LOSS):
-        fixed = set()
-    for name in rule.weights:
-        b = match.bound[name]
-        absent = b is None and parameters[name].default is None
-        if not absent and not (isinstance(b, fx.Node) and b.name in fixed):
-            return False
-    return True
+def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:
+    """Apply rules at every node, the first that matches, until none does.
 
+    New nodes take the origin of the first result that they replace. What nobody reads any more
+    goes, weights too; strides of what is computed from a replaced value are inferred again.
 
-def replace(graph: Graph, rule: Rule, found: Collection[Match]) -> Graph:
-    """The graph with the replacement in place of each of ``found``, which `matches` gave.
-
-    New nodes take the origin of the result that they replace. Weights that nobody reads any more
-    go; strides of what is computed from a replaced value are inferred again.
+    Returns:
+        The new graph; the same object if no rule ever matched.
 
     Raises:
-        GraphError: The replacement is of another type, or calls something that is no op.
+        PassError: The rules never come to an end.
+        GraphError: A replacement is of another type than what it replaces, or is no graph of ops.
     """
-    draft, names = Draft(graph), {i.node: i.name for i in graph.inputs}
-    wanted = inspect.signature(rule.replacement).parameters
+    draft, changed, most = Draft(graph), True, _MOST_PER_CALL * len(graph.calls)
+    left = most
+    while changed:
+        changed = False
+        for node in list(draft.graph.nodes):
+            found = ((r, m) for r in rules if node.users for m in r.matches(node, draft.fixed))
+            for rule, match in islice(found, 1):
+                if not left:
+                    raise PassError(
+                        "the rules come to no end",
+                        where=str(rule),
+                        got=f"a match after {_MOST_PER_CALL} replacements per node of the graph",
+                        hint="a replacement must not contain its own pattern",
+                    )
+                _replace(draft, rule, match)
+                changed, left = True, left - 1
+        draft.erase_unread()
+    return graph if left == most else draft.finished()
 
-    def given(name: str, bound: Any) -> Any:
-        if name in rule.weights and isinstance(bound, fx.Node):
-            return graph.weights[names[bound.name]]
-        return fx.map_arg(bound, draft.of.__getitem__)
 
-    for match in found:
-        old = draft.of[match.calls[-1]]
-        arguments = {name: given(name, b) for name, b in match.bound.items() if name in wanted}
-        draft.of[match.calls[-1]] = new = draft.write(rule.replacement, old, old, **arguments)
-        draft.substitute(old, new)
-    return draft.finished()
+def _replace(draft: Draft, rule: Rule, match: Match) -> None:
+    given = {n: match.bound[n] for n in inspect.signature(rule.replacement).parameters}
+    given |= {n: draft.fixed.get(given[n]) for n in given.keys() & set(rule.weights)}
+    new = draft.write(rule.replacement, match.before, match.results[0], **given)
+    new = new if isinstance(new, tuple) else (new,)
+    if len(new) != len(match.results):
+        words = {"got": f"{len(new)} values", "want": f"{len(match.results)}"}
+        raise GraphError("a replacement of another type", where=str(rule), **words)
+    for old, value in zip(match.results, new, strict=True):
+        draft.substitute(old, value)

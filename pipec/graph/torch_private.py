@@ -22,7 +22,6 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.fx.passes.utils.matcher_utils import InternalMatch, SubgraphMatcher
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
@@ -31,7 +30,6 @@ __all__ = [
     "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
-    "PatternMatcher",
     "TorchDispatchMode",
     "add_each",
     "add_each_",
@@ -188,29 +186,6 @@ def without_stack_traces() -> Iterator[None]:
         yield
     finally:
         config.do_not_emit_stack_traces = before
-
-
-class PatternMatcher(SubgraphMatcher):
-    """torch's matcher, whose placeholders may also stand for the same node twice.
-
-    Args:
-        pattern: A traced function of one result.
-    """
-
-    def __init__(self, pattern: fx.Graph) -> None:
-        super().__init__(pattern, remove_overlapping_matches=False)
-
-    def maps(self, graph: fx.Graph) -> list[dict[fx.Node, fx.Node]]:
-        """Per match, in the order of the graph: what the pattern's nodes stand for."""
-        return [match.nodes_map for match in self.match(graph)]
-
-    def _match_nodes(
-        self, pn: fx.Node, gn: fx.Node, match: InternalMatch, node_name_match: str = ""
-    ) -> bool:
-        if pn.op != "placeholder" or pn in match.nodes_map:
-            return bool(super()._match_nodes(pn, gn, match, node_name_match))
-        match.nodes_map[pn] = gn
-        return True
 
 
 @contextmanager

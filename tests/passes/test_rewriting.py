@@ -14,7 +14,7 @@ from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.rewriting import RewritePass, Rule, rewrite
 from pipec.errors import BackendError, GraphError, PassError
 from pipec.frontends.torch_module import from_module
-from pipec.graph.ir import Graph, origin
+from pipec.graph.ir import Graph, origin, tensor
 from pipec.graph.rules import verify
 from pipec.plan.model import Plan
 from tests.toys import Builder, aten, run
@@ -200,6 +200,118 @@ def test_a_guard_is_asked() -> None:
 
     assert rewrite(graph, [Rule(twice, relu, where=never)]) is graph
     assert seen == [(2, 3)]
+
+
+def two_linears(x, a, b):  # type: ignore[no-untyped-def]
+    return aten.linear.default(x, a), aten.linear.default(x, b)
+
+
+def one_linear(x, a, b):  # type: ignore[no-untyped-def]
+    y = aten.linear.default(x, torch.cat([a, b]))
+    ends = (0, len(a)), (len(a), len(a) + len(b))
+    return tuple(aten.slice.Tensor(y, -1, *e) for e in ends)
+
+
+class Branches(nn.Module):
+    """Three branches of one value, which are read in between, and one of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.w = (nn.Linear(8, n, bias=False) for n in (4, 6, 10, 3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        q = self.q(x).relu()
+        k = self.k(x) + 1
+        return q, k, self.v(x), self.w(x.relu())
+
+
+def test_a_pattern_of_several_results_joins_branches() -> None:
+    torch.manual_seed(0)
+    model, x = Branches(), torch.randn(5, 8)
+    joined = Rule(two_linears, one_linear, weights=("a", "b"))
+    graph = rewrite(from_module(model, (x,)).graph, [joined])
+    verify(graph)
+    assert names(graph).count("aten.linear.default") == 2
+    assert {tuple(w.shape) for w in graph.weights.values()} == {(20, 8), (3, 8)}
+    for found, want in zip(run(graph, x=x).values(), model(x), strict=True):
+        torch.testing.assert_close(found, want)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_results_are_written_where_all_arguments_are_there_and_no_reader_is_yet(late: bool) -> None:
+    b = Builder()
+    x, y = b.input("x", 2, 3), b.input("y", 2, 3)
+    first = b.call(aten.add.Tensor, x, y)
+    reader = b.call(aten.relu.default, first)
+    second = b.call(aten.mul.Tensor, x, reader if late else y)
+    graph = b.graph(reader, second)
+
+    def over(x, y, z):  # type: ignore[no-untyped-def]
+        return aten.add.Tensor(x, y), aten.mul.Tensor(x, z)
+
+    def other(x, y, z):  # type: ignore[no-untyped-def]
+        return aten.sub.Tensor(x, y), aten.div.Tensor(x, z)
+
+    after = rewrite(graph, [Rule(over, other)])
+    verify(after)
+    assert (after is graph) == late, "its second result reads what is made of the first"
+    if not late:
+        found = run(after, x=torch.ones(2, 3), y=torch.full((2, 3), 4.0))
+        assert found["y0"][0, 0] == 0
+        assert found["y1"][0, 0] == 0.25
+
+
+def test_a_result_may_be_made_of_another() -> None:
+    def made(x):  # type: ignore[no-untyped-def]
+        y = aten.relu.default(x)
+        return y, aten.neg.default(y)
+
+    def other(x):  # type: ignore[no-untyped-def]
+        y = aten.clamp_min.default(x, 0)
+        return y, aten.mul.Scalar(y, -1)
+
+    b = Builder()
+    y = b.call(aten.relu.default, b.input("x", 2, 3))
+    graph = b.graph(b.call(aten.abs.default, y), b.call(aten.neg.default, y))
+    after = rewrite(graph, [Rule(made, other)])
+    verify(after)
+    assert sorted(names(after)) == ["aten.abs.default", "aten.clamp_min.default", "aten.mul.Scalar"]
+    x = torch.randn(2, 3)
+    assert torch.equal(run(after, x=x)["y1"], -x.relu())
+
+
+def test_strides_are_inferred_again_to_the_end() -> None:
+    def dense(x):  # type: ignore[no-untyped-def]
+        y = aten.clamp_min.default(x, 0)
+        return aten.clone.default(y, memory_format=torch.contiguous_format)
+
+    b = Builder()
+    y = b.call(aten.relu.default, b.call(aten.transpose.int, b.input("x", 2, 3), 0, 1))
+    graph = b.graph(b.call(aten.abs.default, b.call(aten.neg.default, y)))
+    after = rewrite(graph, [Rule(relu, dense)])
+    verify(after)
+    assert [tensor(n).stride() for n in after.calls] == [(1, 3), (1, 3), (2, 1), (2, 1), (2, 1)]
+
+
+def test_as_many_values_as_the_pattern_has() -> None:
+    def one(x):  # type: ignore[no-untyped-def]
+        return aten.relu.default(x), aten.relu.default(x)
+
+    with pytest.raises(GraphError, match="another type"):
+        rewrite(chain(2), [Rule(twice, one)])
+
+
+def test_an_op_is_a_pattern_of_any_arguments() -> None:
+    b = Builder()
+    y = b.call(aten.sum.dim_IntList, b.input("x", 2, 3), [1], True)
+
+    def mean(self, dim, keepdim):  # type: ignore[no-untyped-def]
+        return aten.mean.dim(self, dim, keepdim)
+
+    graph = rewrite(b.graph(y), [Rule(aten.sum.dim_IntList, mean)])
+    verify(graph)
+    assert names(graph) == ["aten.mean.dim"]
+    assert tuple(tensor(graph.calls[0]).shape) == (2, 1)
 
 
 def flat(x):  # type: ignore[no-untyped-def]
