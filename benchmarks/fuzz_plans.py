@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from tests.plan.mutants import bases, commands, mutate, try_command
+from tests.plan.mutants import bases, commands, mutate, try_commands
 
 
 def main() -> None:
@@ -32,11 +32,11 @@ def main() -> None:
             base = rng.choice(list(plans.values()))
             place = folder / "mutant"
             told = mutate(base, place, rng)
-            for words in commands(place, base):
-                ended = try_command(words, folder / "empty")
+            for ended in try_commands(commands(place, base), folder / "empty"):
                 if ended.fault:
-                    faults[words[0]] += 1
-                    print(f"{number} {base.name} {words[0]}: {told}: {ended.fault}", flush=True)
+                    command = ended.words[0]
+                    faults[command] += 1
+                    print(f"{number} {base.name} {command}: {told}: {ended.fault}", flush=True)
             shutil.rmtree(place)
             if (number + 1) % 100 == 0:
                 print(f"{number + 1}: {sum(faults.values())} faults {dict(faults)}", flush=True)

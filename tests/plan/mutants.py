@@ -3,8 +3,8 @@
 A mutant changes one to three places of a plan: a value in one of its JSON files (another type, a
 huge number, a name with control characters, a path out of the directory, a list nested ten
 thousand times), bytes of a file, or the file itself (gone, empty, a pipe, a link to /dev/zero).
-Digests are written anew for three of four, as whoever forges a plan would do. Each command runs in
-a process of its own, forked from this one, in a folder where nothing may appear.
+Digests are written anew for three of four, as whoever forges a plan would do. The commands run in
+a process of their own, forked from this one, in a folder where nothing may appear.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,70 +202,86 @@ def commands(place: Path, base: Path) -> list[tuple[str, ...]]:
     ]
 
 
-def try_command(words: tuple[str, ...], folder: Path) -> Ended:
-    """Run a command on a mutant in a process of its own, in the empty `folder`."""
+def try_commands(all_words: Sequence[tuple[str, ...]], folder: Path) -> list[Ended]:
+    """Run commands on a mutant one after the other, in one process, in the empty `folder`."""
     folder.mkdir()
-    out = folder.with_suffix(".txt")
+    report = folder.with_suffix(".jsonl")
+    report.touch()
     shared = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     child = os.fork()
     if child == 0:
-        _run(words, folder, out)
-    code, usage = _wait(child)
-    text = out.read_text(errors="replace") if out.exists() else ""
-    left = sorted(p.name for p in folder.iterdir() if p.name != "costs.json")
-    ran = Path(os.environ["PIPEC_MUTANTS"])
-    fault = ""
-    if code is None:
-        fault = f"hangs for {SECONDS} s"
-    elif code < 0:
-        fault = f"ended by {signal.Signals(-code).name}"
-    elif code not in (0, 1, 2) or "Traceback" in text:
-        fault = f"exit status {code}: {text[-1500:]}"
-    elif code != 0 and "rror: " not in text and "are off: " not in text and words[0] != "diff":
-        fault = f"exit status {code} without a word: {text[-300:]}"
+        _be_the_child(all_words, folder, report)
+    code, usage = _wait(child, report)
+    faults = [json.loads(line) for line in report.read_text().splitlines()]
+    if len(faults) < len(all_words):
+        ended = f"hangs for {SECONDS} s" if code is None else f"ends the process with {code}"
+        faults.append(ended)
     elif usage - shared > BYTES:
-        fault = f"{(usage - shared) >> 20} MiB more than the process that it was forked from"
-    elif left:
-        fault = f"leaves {left}"
-    elif ran.exists():
-        ran.unlink()
-        fault = "runs code that the plan names"
+        faults[-1] = f"{(usage - shared) >> 20} MiB more than the process that it was forked from"
     shutil.rmtree(folder)
-    out.unlink(missing_ok=True)
-    return Ended(words, fault)
+    report.unlink()
+    return [Ended(words, fault) for words, fault in zip(all_words, faults, strict=False)]
 
 
-def _run(words: tuple[str, ...], folder: Path, out: Path) -> None:
-    """Be the child: run the command and end."""
-    code = 97
-    try:
+def _be_the_child(all_words: Sequence[tuple[str, ...]], folder: Path, report: Path) -> None:
+    """Run the commands, report a line for each, and end."""
+    with contextlib.suppress(BaseException):
         os.setsid()
-        file = os.open(out, os.O_WRONLY | os.O_CREAT)
-        for number in (0, 1, 2):
-            os.dup2(os.open(os.devnull, os.O_RDONLY) if number == 0 else file, number)
-        sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) for n in (1, 2))
-        os.chdir(folder)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        sys.argv = ["pipec", *words]
-        main()
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
+        os.chdir(folder)
+        out = folder.with_suffix(".txt")
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for words in all_words:
+            file = os.open(out, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            for number in (1, 2):
+                os.dup2(file, number)
+            sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) for n in (1, 2))
+            code = _run(words)
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code)
+            fault = _fault_of(words, code, out.read_text(errors="replace"), folder)
+            with report.open("a") as lines:
+                lines.write(json.dumps(fault) + "\n")
+        out.unlink()
+    os._exit(0)
 
 
-def _wait(child: int) -> tuple[int | None, int]:
+def _run(words: tuple[str, ...]) -> int:
+    sys.argv = ["pipec", *words]
+    try:
+        main()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    except BaseException:
+        traceback.print_exc()
+    return 97
+
+
+def _fault_of(words: tuple[str, ...], code: int, text: str, folder: Path) -> str:
+    """Say what is wrong with how a command ended; empty where nothing is."""
+    left = sorted(p.name for p in folder.iterdir() if p.name != "costs.json")
+    ran = Path(os.environ["PIPEC_MUTANTS"])
+    for path in folder.iterdir():
+        path.unlink()
+    if ran.exists():
+        ran.unlink()
+        return "runs code that the plan names"
+    if code not in (0, 1, 2) or "Traceback" in text:
+        return f"exit status {code}: {text[-1500:]}"
+    if code != 0 and "rror: " not in text and "are off: " not in text and words[0] != "diff":
+        return f"exit status {code} without a word: {text[-300:]}"
+    return f"leaves {left}" if left else ""
+
+
+def _wait(child: int, report: Path) -> tuple[int | None, int]:
     """Wait for a child; its exit status (None: it hung) and its largest resident size in bytes."""
-    end = time.monotonic() + SECONDS
+    end, size = time.monotonic() + SECONDS, 0
     while time.monotonic() < end:
         done, status, usage = os.wait4(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10
+        if report.stat().st_size > size:  # a command has ended, the next has its own time
+            end, size = time.monotonic() + SECONDS, report.stat().st_size
         time.sleep(0.005)
     os.killpg(child, signal.SIGKILL)
     os.wait4(child, 0)

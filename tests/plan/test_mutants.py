@@ -1,13 +1,20 @@
 """A damaged or forged plan ends in one clear error, or is data like any other."""
 
+import json
+import os
 import random
+import signal
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.plan.mutants import bases, commands, mutate, try_command
+from tests.plan import mutants
+from tests.plan.mutants import bases, commands, mutate, try_commands
 
-GROUPS, EACH = 6, 25
+GROUPS, EACH = 20, 100
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +34,38 @@ def test_mutants_are_refused_or_harmless(
         base = rng.choice(list(plans.values()))
         place = tmp_path / str(number)
         told = mutate(base, place, rng)
-        ends = [try_command(words, tmp_path / "empty") for words in commands(place, base)]
+        ends = try_commands(commands(place, base), tmp_path / "empty")
         faults += [f"{number} {base.name} {e.words[0]}: {told}: {e.fault}" for e in ends if e.fault]
     assert not faults, "\n".join(faults)
+
+
+def test_every_kind_of_fault_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that misbehave, in a process as mutants have it."""
+    monkeypatch.setenv("PIPEC_MUTANTS", str(tmp_path / "ran"))
+    monkeypatch.setattr(mutants, "SECONDS", 1)
+    held: list[bytes] = []
+    deeds: dict[str, Callable[[], object]] = {
+        "good": lambda: None,
+        "raises": lambda: json.loads("{"),
+        "mute": lambda: sys.exit(1),
+        "leaves": lambda: Path("left").touch(),
+        "runs": (tmp_path / "ran").touch,
+        "large": lambda: held.append(b"x" * (5 << 28)),
+        "hangs": lambda: time.sleep(9),
+        "dies": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    }
+
+    def misbehave() -> None:
+        deeds[sys.argv[1]]()
+        sys.exit(0)
+
+    monkeypatch.setattr(mutants, "main", misbehave)
+    want = {
+        "good": "", "raises": "Traceback", "mute": "without a word", "leaves": "left",
+        "runs": "code that the plan names", "large": "MiB more", "hangs": "hangs",
+        "dies": "ends the process with -11",
+    }  # fmt: skip
+    for name, text in want.items():
+        first, last = try_commands([("good",), (name,)], tmp_path / "empty")
+        assert (first.fault, text in last.fault) == ("", True), (name, last.fault)
+        assert bool(last.fault) == bool(text)
