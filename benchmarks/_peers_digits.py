@@ -12,9 +12,9 @@ from benchmarks._digits import images, write_onnx
 from benchmarks._fpga_site import Unavailable, ask, cpu_seconds
 from benchmarks.fpga_accuracy import compiled, reference, simulated
 from pipec.backends.fpga.designs import designs_of
-from pipec.backends.fpga.lowering.layers import Layer
+from pipec.backends.fpga.engines.base import Layer
+from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.nests import Mvu
 from pipec.frontends.load import load
 
 NETWORKS = ("mlp", "cnn")

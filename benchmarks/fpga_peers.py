@@ -30,12 +30,13 @@ from dataclasses import dataclass
 from benchmarks._fpga_site import Unavailable, ask
 from benchmarks._peers_digits import HEAD, digits
 from examples.resnet import resnet18, resnet50
+from pipec.backends.fpga.build import fold
 from pipec.backends.fpga.cutting.joint import joint_cut
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.factors import divisors, fold
-from pipec.backends.fpga.lowering.layers import Layer as Folded
+from pipec.backends.fpga.engines.base import Layer as Folded
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.tiles import divisors
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.nests import Mvu
 from pipec.backends.fpga.search import Board, best_design
 from pipec.backends.fpga.timing import mac_units
 from pipec.cluster.cluster import parse_cluster

@@ -6,10 +6,11 @@ point up to 18x27 bits takes one. LUT counts of the iterative operators (divide,
 exponential) are those of the vendor's floating-point core to about a factor 1.5.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipec.backends.fpga.design import bits_of
 from pipec.backends.fpga.int8 import kind_of
+from pipec.backends.fpga.numbers import bits_of
 from pipec.cluster.presets import DSP_PER_MAC
 
 
@@ -77,7 +78,7 @@ def step_cost(op: str, dtype: str) -> tuple[float, float, int]:
     """DSPs, LUTs and latency of one elementwise step, per lane.
 
     Args:
-        op: Step of a `nests.Map`.
+        op: Step of a `Map`.
         dtype: Element type; fixed point pays for products, tables stand for functions.
     """
     if dtype.startswith("float"):
@@ -88,3 +89,9 @@ def step_cost(op: str, dtype: str) -> tuple[float, float, int]:
     if op in _STEPS and op not in ("add", "sub", "rsub"):
         return (0, 16 * width, 3)
     return (0, width, 1)
+
+
+def steps_cost(ops: Iterable[str], lanes: int, dtype: str) -> tuple[float, float]:
+    """DSPs and LUTs of elementwise steps one after the other."""
+    costs = [step_cost(op, dtype) for op in ops]
+    return (lanes * sum(c[0] for c in costs), lanes * sum(c[1] for c in costs))

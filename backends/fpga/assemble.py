@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipec.backends.fpga.build import Built, build
-from pipec.backends.fpga.design import Engine, Port, Stream, bits_of
-from pipec.backends.fpga.factors import Factors
-from pipec.backends.fpga.lowering.layers import Layer
+from pipec.backends.fpga.design import Port, Stream
+from pipec.backends.fpga.engines.base import Engine, Factors, Layer
+from pipec.backends.fpga.engines.gear import Dwc
+from pipec.backends.fpga.engines.route import Fork
 from pipec.backends.fpga.lowering.network import NetPort, Network
-from pipec.backends.fpga.routing import Dwc, Fork
+from pipec.backends.fpga.numbers import bits_of
 
 WIRE_BITS = 512
 """Width of an AXI4-Stream port of a stage."""

@@ -11,6 +11,7 @@ import torch
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.boards import cycles_of_boards
 from pipec.backends.fpga.cost import FpgaCost
+from pipec.backends.fpga.cpp import cpp_type
 from pipec.backends.fpga.csim.accuracy import told
 from pipec.backends.fpga.csim.chain import stream
 from pipec.backends.fpga.csim.run import CSimulation, load_stages
@@ -18,7 +19,6 @@ from pipec.backends.fpga.csim.timed import check_timing
 from pipec.backends.fpga.csim.verify import verify_stream
 from pipec.backends.fpga.cutting.joint import joint_cut
 from pipec.backends.fpga.designs import designs_of, device_of, lowered, networks, precision_of
-from pipec.backends.fpga.emit.cpp import cpp_type
 from pipec.backends.fpga.emit.stage import stage_directory
 from pipec.backends.fpga.inference import accuracy_of, emit_inference
 from pipec.backends.fpga.numbers import MINIMUM

@@ -18,11 +18,12 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from pipec.backends.fpga.design import DdrPort, Engine, Memory, StageDesign, bits_of
-from pipec.backends.fpga.factors import PORT_BITS
+from pipec.backends.fpga.design import DdrPort, StageDesign
+from pipec.backends.fpga.engines.base import Engine, busy_cycles
+from pipec.backends.fpga.engines.memory import Gather, Load
+from pipec.backends.fpga.engines.parts import PORT_BITS, Memory
 from pipec.backends.fpga.lowering.network import MemoryPorts
-from pipec.backends.fpga.routing import Gather, Load
-from pipec.backends.fpga.runs import busy_cycles
+from pipec.backends.fpga.numbers import bits_of
 from pipec.cluster.device import Device, FpgaResources
 
 BEAT_BITS = PORT_BITS

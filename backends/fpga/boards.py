@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pipec.backends.fpga.cycles import depths_of, initial_of, processes_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.source import port_names
-from pipec.backends.fpga.runs import Loop, Run, Table
+from pipec.backends.fpga.runs import Loop, Run, Runs
 from pipec.backends.fpga.simulator.process import Process
 from pipec.backends.fpga.stage_cycles import measured
 from pipec.cluster.cluster import Link
@@ -23,7 +23,7 @@ SLACK = 8
 """Beats that a link's receiver holds beyond those in flight."""
 
 
-def paced(beats: int, cycles: int, reads: int = 1, writes: int = 1) -> Table:
+def paced(beats: int, cycles: int, reads: int = 1, writes: int = 1) -> Runs:
     """``beats`` firings, evenly over ``cycles`` (one per cycle if there are fewer).
 
     Example:

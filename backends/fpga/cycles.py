@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.source import port_names
-from pipec.backends.fpga.runs import run_table
+from pipec.backends.fpga.engines.base import run_table
 from pipec.backends.fpga.simulator.native import simulate
 from pipec.backends.fpga.simulator.process import Process, Style, Trace, port_process, written
 from pipec.errors import BackendError

@@ -18,17 +18,18 @@ from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import csr_array, vstack
 
 from pipec.backends.fpga.banks import SLOTS, beats, slots_for
-from pipec.backends.fpga.build import Built, build
-from pipec.backends.fpga.design import Engine, Memory, StageDesign, bits_of
-from pipec.backends.fpga.factors import Factors, fold
+from pipec.backends.fpga.build import Built, build, fold
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.engines.base import Engine, Factors, busy_cycles
+from pipec.backends.fpga.engines.memory import Load
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.fifo import deepened
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import KINDS, Item, fifo_item, items_of, place, shift_registers
-from pipec.backends.fpga.nests import Mvu
+from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.resources import logic, too_much
-from pipec.backends.fpga.routing import Load
-from pipec.backends.fpga.runs import busy_cycles
 from pipec.backends.fpga.streaming import blocks_of, ddr_ports
 
 Numbers = NDArray[np.float64]

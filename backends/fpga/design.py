@@ -11,37 +11,13 @@ resource estimate, ``stage.json``, and the C++ emitter. It holds no torch object
 closures that yield the final array when asked for.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any
 
-from numpy.typing import NDArray
-
-from pipec.backends.fpga.nests import ceil_div
-from pipec.backends.fpga.numbers import file_type, fixed_point
-from pipec.backends.fpga.routing import Nest
-
-
-class Memory(StrEnum):
-    """Where a table or buffer lies."""
-
-    LUT = "lut"
-    BRAM = "bram"
-    URAM = "uram"
-    DDR = "ddr"
-
-
-def bits_of(dtype: str) -> int:
-    """Bits of one element.
-
-    Example:
-        >>> bits_of("float32"), bits_of("ap_fixed<16,6>")
-        (32, 16)
-    """
-    fixed = fixed_point(dtype)
-    return fixed[0] if fixed is not None else 8 * file_type(dtype).itemsize
+from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.parts import Memory, Resources
+from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.numbers import bits_of
 
 
 @dataclass(frozen=True)
@@ -91,122 +67,6 @@ class Stream:
     def nbytes(self) -> int:
         """Bytes per frame, padding included."""
         return self.tokens * self.token_bits // 8
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A table of an engine: weights, bias, scales, constants.
-
-    Attributes:
-        role: What the nest's docstring calls it: ``weight``, ``bias``, ``scale``, ``shift``,
-            ``table``, ``table0`` ...
-        shape: Shape of the final array.
-        dtype: Element type.
-        memory: Where it lies.
-        sources: Names of the model's weights that it is computed from.
-        values: Computes the final array (float64 or integers; cast to ``dtype`` when stored).
-            Raises BackendError where the model has no weights (built without data).
-    """
-
-    role: str
-    shape: tuple[int, ...]
-    dtype: str
-    memory: Memory
-    sources: tuple[str, ...]
-    values: Callable[[], NDArray[Any]] = field(compare=False, repr=False)
-
-    @property
-    def bits(self) -> int:
-        """Bits of the whole table."""
-        return math.prod(self.shape) * bits_of(self.dtype)
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What is used, or what a board has. `ddr` is in bytes per second."""
-
-    dsp: float = 0.0
-    bram36: float = 0.0
-    uram: float = 0.0
-    lut: float = 0.0
-    ff: float = 0.0
-    ddr: float = 0.0
-
-    def __add__(self, other: "Resources") -> "Resources":
-        return Resources(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
-
-    def values(self) -> tuple[float, ...]:
-        """The six numbers in order."""
-        return (self.dsp, self.bram36, self.uram, self.lut, self.ff, self.ddr)
-
-    def fits(self, limit: "Resources") -> bool:
-        """Whether no number exceeds the limit's."""
-        return all(a <= b for a, b in zip(self.values(), limit.values(), strict=True))
-
-
-@dataclass(frozen=True)
-class Narrowing:
-    """How exact sums become 8 bits: ``clip((sum * multiplier >> shift) + zero, low, high)``.
-
-    Attributes:
-        shift: Rounded half to even.
-        low: Least raw number, above -128 where a ReLU is part of the engine; ``high`` the largest.
-        multiplier: One for all results; None where a table of type ``rescale`` has one for each.
-    """
-
-    shift: int
-    low: int
-    high: int
-    multiplier: int | None = None
-
-
-@dataclass(frozen=True)
-class Engine:
-    """One process of the dataflow: a nest, its timing, its tables and its streams.
-
-    Attributes:
-        name: C identifier, made of the graph node's name; unique in the stage.
-        nest: The loop nest (`pipec.backends.fpga.nests`); its class is the engine's kind.
-        inputs: Names of the streams read, by port number: in0, in1, ...
-        outputs: Names of the streams written: out0, out1, ...
-        ii: Initiation interval: cycles from one firing to the next, at least.
-        depth: Pipeline depth D: a token written by a firing at cycle t is visible at t + D.
-        weights: Tables, by role.
-        dtype: Element type of what it reads and writes.
-        second: That of its second input, ``result`` of its output, where they differ from it.
-        narrowing: How its sums become 8-bit integers, if they do.
-        node: The graph node it came from.
-        origin: That node in the user's words (``Conv conv1 (model.py:8)``).
-        memory: Where its working buffer lies (line buffer, row, block, operand).
-        buffer_bits: Size of that buffer.
-        resources: Estimate, tables and buffer included, the FIFOs of its outputs too.
-    """
-
-    name: str
-    nest: Nest
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    ii: int = 1
-    depth: int = 4
-    weights: tuple[Weight, ...] = ()
-    dtype: str = "float32"
-    second: str = ""
-    result: str = ""
-    narrowing: Narrowing | None = None
-    node: str = ""
-    origin: str = ""
-    memory: Memory = Memory.LUT
-    buffer_bits: int = 0
-    resources: Resources = field(default_factory=Resources)
-
-    @property
-    def kind(self) -> str:
-        """Kind of engine: the nest's class in lower case (``swg``, ``mvu``, ...)."""
-        return type(self.nest).__name__.lower()
-
-    def weight(self, role: str) -> Weight | None:
-        """The table of that role, if any."""
-        return next((w for w in self.weights if w.role == role), None)
 
 
 @dataclass(frozen=True)

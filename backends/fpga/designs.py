@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from pipec.backends.fpga.banks import memory_ports
+from pipec.backends.fpga.cpp import cpp_type, no_such_type
 from pipec.backends.fpga.cutting.joint import METHOD
 from pipec.backends.fpga.demand import Shortage
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.cpp import cpp_type, no_such_type
 from pipec.backends.fpga.fifo import joined
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network

@@ -5,8 +5,8 @@ import math
 from collections.abc import Collection, Sequence
 
 from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.engines.base import busy_cycles
 from pipec.backends.fpga.flow import Schedule, Transfers, held, schedule
-from pipec.backends.fpga.runs import busy_cycles
 
 MIN_DEPTH = 8
 """Least depth: a shift register of 32 costs the same."""

@@ -26,12 +26,18 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.design import Engine, StageDesign
-from pipec.backends.fpga.nests import Map, Matmul, Mvu, Swg
-from pipec.backends.fpga.routing import Const, Dwc, Fork, Load, Nest, Repeat
-from pipec.backends.fpga.runs import Loop, Run, Table, busy_cycles, nest_table
-from pipec.backends.fpga.swg import Row, image_rows
-from pipec.backends.fpga.training.nests import Fetch, Refill, Spill, Store
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.engines.base import Engine, Nest, busy_cycles, nest_table
+from pipec.backends.fpga.engines.gear import Dwc
+from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.engines.matmul import Matmul
+from pipec.backends.fpga.engines.memory import Load
+from pipec.backends.fpga.engines.mover import Fetch, Refill, Spill, Store
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.route import Const, Fork, Repeat
+from pipec.backends.fpga.engines.swg import Swg
+from pipec.backends.fpga.engines.window import Row, image_rows
+from pipec.backends.fpga.runs import Loop, Run, Runs
 
 Numbers = NDArray[np.float64]
 CHUNKS = 6144
@@ -64,7 +70,7 @@ class Chunks:
         return self.points[:, 1 + self.inputs + port]
 
 
-def chunked(table: Table, inputs: int, outputs: int, limit: int = CHUNKS) -> Chunks:
+def chunked(table: Runs, inputs: int, outputs: int, limit: int = CHUNKS) -> Chunks:
     """Divide a run table into about ``limit`` chunks.
 
     Example:
@@ -118,7 +124,7 @@ def _ends(count: int, limit: int) -> NDArray[np.int64]:
     return np.asarray(np.arange(1, parts + 1, dtype=np.int64) * count // parts)
 
 
-def _points(table: Table, inputs: int, outputs: int, limit: int) -> tuple[Numbers, Numbers]:
+def _points(table: Runs, inputs: int, outputs: int, limit: int) -> tuple[Numbers, Numbers]:
     """Chunk ends of a table, and its totals."""
     share = max(limit // max(len(table), 1), 4)
     parts, total = [], np.zeros(1 + inputs + outputs)

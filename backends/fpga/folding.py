@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from pipec.backends.fpga.assemble import assemble
-from pipec.backends.fpga.build import Built
+from pipec.backends.fpga.build import Built, fold
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.factors import Factors, fold
+from pipec.backends.fpga.engines.base import Factors
 from pipec.backends.fpga.lowering.network import Network
 
 

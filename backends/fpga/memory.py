@@ -5,26 +5,17 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import coo_array
 
-from pipec.backends.fpga.design import (
-    Engine,
-    Memory,
-    Resources,
-    StageDesign,
-    Stream,
-    Weight,
-    bits_of,
-)
-from pipec.backends.fpga.nests import Matmul, Mvu, Norm, Reduce, Swg, ceil_div
-from pipec.backends.fpga.resources import bram36, logic, lut_ram, stored, uram
-from pipec.backends.fpga.routing import Nest, Perm, Repeat
-from pipec.backends.fpga.swg import line_of, ring_of
+from pipec.backends.fpga.design import StageDesign, Stream
+from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.parts import Memory, Resources, Weight, lut_ram
+from pipec.backends.fpga.numbers import bits_of
+from pipec.backends.fpga.resources import bram36, logic, stored, uram
 
 KINDS = (Memory.LUT, Memory.BRAM, Memory.URAM)
 Numbers = NDArray[np.float64]
@@ -69,57 +60,10 @@ def weight_item(engine: Engine, weight: Weight) -> Item:
     return Item(engine.name, weight.role, max(weight.bits // max(depth, 1), 1), depth)
 
 
-@singledispatch
-def buffer(nest: Nest, bits: int) -> tuple[int, int]:
-    """Word width and words of an engine's working memory."""
-    return (0, 0)
-
-
-@buffer.register
-def _swg(nest: Swg, bits: int) -> tuple[int, int]:
-    if not nest.is_line:
-        return (nest.lanes * bits, ring_of(nest).slots)
-    return ((nest.kh - 1) * nest.dh * nest.lanes * bits, line_of(nest).pitch * nest.cf)
-
-
-@buffer.register
-def _mvu(nest: Mvu, bits: int) -> tuple[int, int]:
-    if nest.block > 1:
-        results = ceil_div(nest.block * nest.nf * nest.pe, nest.simd)
-        return (nest.simd * bits, nest.block * nest.sf + results)
-    return (nest.pe * bits, nest.nf) if nest.order == "B" else (nest.simd * bits, nest.sf)
-
-
-@buffer.register
-def _matmul(nest: Matmul, bits: int) -> tuple[int, int]:
-    return (nest.pe * nest.simd * bits, nest.groups * nest.nf * nest.sf)
-
-
-@buffer.register
-def _norm(nest: Norm, bits: int) -> tuple[int, int]:
-    return (nest.lanes * bits, nest.cf)
-
-
-@buffer.register
-def _reduce(nest: Reduce, bits: int) -> tuple[int, int]:
-    return (nest.lanes * bits, nest.cf * nest.partial)
-
-
-@buffer.register
-def _perm(nest: Perm, bits: int) -> tuple[int, int]:
-    lanes = max(nest.lanes_in, nest.lanes_out)
-    return (lanes * bits, nest.reads if nest.turns else ceil_div(nest.elements, lanes))
-
-
-@buffer.register
-def _repeat(nest: Repeat, bits: int) -> tuple[int, int]:
-    return (bits, nest.inner)
-
-
 def items_of(engine: Engine) -> list[Item]:
     """The memories of an engine; what lies in DDR needs no place."""
     found = [weight_item(engine, w) for w in engine.weights if w.memory is not Memory.DDR]
-    width, depth = buffer(engine.nest, bits_of(engine.dtype))
+    width, depth = engine.nest.buffer(bits_of(engine.dtype))
     if width * depth:
         found.append(Item(engine.name, "buffer", width, depth))
     return found

@@ -81,3 +81,14 @@ def roundoff(dtype: str) -> float:
         return float(2.0 ** (fixed[1] - fixed[0] - 1))
     bits = {"float32": 24, "bfloat16": 8, "float16": 11}
     return float(2.0 ** -bits[dtype]) if dtype in bits else 0.0
+
+
+def bits_of(dtype: str) -> int:
+    """Bits of one element.
+
+    Example:
+        >>> bits_of("float32"), bits_of("ap_fixed<16,6>")
+        (32, 16)
+    """
+    fixed = fixed_point(dtype)
+    return fixed[0] if fixed is not None else 8 * file_type(dtype).itemsize

@@ -26,7 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.banks import BEAT_BITS, banks_of
-from pipec.backends.fpga.design import Engine, Floorplan, Resources, StageDesign
+from pipec.backends.fpga.design import Floorplan, StageDesign
+from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.parts import Resources
 from pipec.backends.fpga.resources import too_much
 from pipec.cluster.device import FpgaResources
 

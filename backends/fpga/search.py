@@ -14,12 +14,15 @@ import numpy as np
 from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.banks import period, time_slots, with_banks
 from pipec.backends.fpga.demand import Choice, Demands, Option, Room, Shortage, fit
-from pipec.backends.fpga.design import Memory, Resources, StageDesign, Stream
+from pipec.backends.fpga.design import StageDesign, Stream
+from pipec.backends.fpga.engines.base import Layer
+from pipec.backends.fpga.engines.matmul import Matmul
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.parts import Memory, Resources
+from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.fifo import deepened, timed
-from pipec.backends.fpga.lowering.layers import Layer
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item, fifo_item, placed, shift_registers
-from pipec.backends.fpga.nests import Matmul, Mvu, Vvu
 from pipec.backends.fpga.regions import floorplan, overfull
 from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL, LUT_MEMORY_LIMIT, limits
 from pipec.backends.fpga.streaming import blocks_of, ddr_ports

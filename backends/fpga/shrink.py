@@ -10,13 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from pipec.backends.fpga.cycles import (
-    depths_of,
-    initial_of,
-    processes_of,
-    simulated,
-    steady_state,
-)
+from pipec.backends.fpga.cycles import depths_of, initial_of, processes_of, simulated, steady_state
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.fifo import busiest
 from pipec.backends.fpga.simulator.process import Process, Trace

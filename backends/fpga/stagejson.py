@@ -3,28 +3,18 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.design import (
-    DdrPort,
-    Engine,
-    Floorplan,
-    Memory,
-    Narrowing,
-    Port,
-    Resources,
-    StageDesign,
-    Stream,
-    Weight,
-)
+from pipec.backends.fpga.design import DdrPort, Floorplan, Port, StageDesign, Stream
 from pipec.backends.fpga.emit.source import port_names
+from pipec.backends.fpga.engines.base import Engine, Nest, busy_cycles, run_table
+from pipec.backends.fpga.engines.parts import Memory, Narrowing, Resources, Weight
+from pipec.backends.fpga.engines.steps import Step
+from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.fifo import busiest
-from pipec.backends.fpga.nests import Step, Swg
-from pipec.backends.fpga.routing import Nest
-from pipec.backends.fpga.runs import Run, Table, busy_cycles, run_table
-from pipec.backends.fpga.training import engines  # noqa: F401  (registers their run tables)
+from pipec.backends.fpga.runs import Run, Runs
 from pipec.errors import BackendError
 
 T = TypeVar("T", Engine, Weight, Stream, Port, DdrPort, StageDesign)
@@ -33,8 +23,6 @@ SCHEMA = 1
 
 Json = dict[str, Any]
 
-KINDS = {kind.__name__.lower(): kind for kind in get_args(Nest)}
-"""Kind of engine to its nest."""
 DAMAGE = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
     ValueError,
@@ -153,7 +141,7 @@ def firing_rule(engine: Engine) -> object:
     return _table(run_table(engine))
 
 
-def _table(table: Table) -> list[object]:
+def _table(table: Runs) -> list[object]:
     return [
         [item.count, item.delta, item.reads, item.writes]
         if isinstance(item, Run)
@@ -253,7 +241,7 @@ def _tuples(value: Any) -> Any:
 
 def nest_of(record: Json) -> Nest:
     """The nest of an engine in ``stage.json``."""
-    found: Nest = KINDS[record["kind"]](**{k: _field(v) for k, v in record["nest"].items()})
+    found: Nest = Nest.KINDS[record["kind"]](**{k: _field(v) for k, v in record["nest"].items()})
     return found
 
 

@@ -1,11 +1,13 @@
 """Weights that do not fit on chip: which layers stream them from DDR, and what that costs."""
 
-from pipec.backends.fpga.design import DdrPort, Memory, StageDesign, bits_of
-from pipec.backends.fpga.factors import divisors
+from pipec.backends.fpga.design import DdrPort, StageDesign
+from pipec.backends.fpga.engines.base import busy_cycles
+from pipec.backends.fpga.engines.memory import Gather, Load
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.parts import Memory
+from pipec.backends.fpga.engines.tiles import divisors
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.nests import Mvu
-from pipec.backends.fpga.routing import Gather, Load
-from pipec.backends.fpga.runs import busy_cycles
+from pipec.backends.fpga.numbers import bits_of
 
 SHARES = (64, 16, 4, 2)
 """Buffers of a streamed layer may hold one of these shares of its matrix, none above a half."""

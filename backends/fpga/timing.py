@@ -3,9 +3,12 @@
 import math
 from dataclasses import dataclass
 
-from pipec.backends.fpga.design import Memory, Port, StageDesign
+from pipec.backends.fpga.design import Port, StageDesign
+from pipec.backends.fpga.engines.matmul import Matmul
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.parts import Memory
+from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.fifo import busiest
-from pipec.backends.fpga.nests import Matmul, Mvu, Vvu
 from pipec.backends.fpga.regions import filled
 from pipec.cluster.device import Device
 from pipec.plan.model import StageTiming

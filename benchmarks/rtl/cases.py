@@ -10,8 +10,19 @@ from benchmarks.rtl.finn import window
 from benchmarks.rtl.generate import Json
 from benchmarks.rtl.nets import Net, Part
 from benchmarks.rtl.tile import Tile
-from pipec.backends.fpga.nests import Map, Mvu, Norm, Reduce, Step, Swg, Vvu, ceil_div
-from pipec.backends.fpga.routing import Concat, Const, Dwc, Fork, Load, Nest, Perm, Repeat, Slice
+from pipec.backends.fpga.engines.base import Nest
+from pipec.backends.fpga.engines.gear import Dwc
+from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.engines.memory import Load
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.norm import Norm
+from pipec.backends.fpga.engines.perm import Perm
+from pipec.backends.fpga.engines.reduce import Reduce
+from pipec.backends.fpga.engines.route import Concat, Const, Fork, Repeat, Slice
+from pipec.backends.fpga.engines.steps import Step
+from pipec.backends.fpga.engines.swg import Swg
+from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.simulator.process import Style
 from pipec.backends.fpga.stagejson import stage_record
 

@@ -8,8 +8,9 @@ from typing import Any
 from benchmarks.rtl.generate import Json
 from benchmarks.rtl.simulate import Bench, Observed
 from benchmarks.rtl.tile import Tile
-from pipec.backends.fpga.nests import Swg
-from pipec.backends.fpga.runs import Loop, Run, Table, nest_table
+from pipec.backends.fpga.engines.base import nest_table
+from pipec.backends.fpga.engines.swg import Swg
+from pipec.backends.fpga.runs import Loop, Run, Runs
 from pipec.backends.fpga.simulator.native import simulate
 from pipec.backends.fpga.simulator.process import Process, Style, Trace, port_process
 from pipec.backends.fpga.stagejson import SCHEMA
@@ -195,7 +196,7 @@ def _process(engine: Json) -> Process:
     return Process(engine["name"], table, inputs, outputs, engine["depth"])
 
 
-def _as_table(items: list[Any]) -> Table:
+def _as_table(items: list[Any]) -> Runs:
     return tuple(
         Loop(item["times"], _as_table(item["body"])) if isinstance(item, dict) else Run(*item)
         for item in items

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from benchmarks.rtl.nets import Net
 from pipec.backends.fpga.cycles import processes_of, simulate
-from pipec.backends.fpga.nests import Mvu, Swg
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.swg import Swg
 
 
 @dataclass(frozen=True)

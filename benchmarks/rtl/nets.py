@@ -3,10 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipec.backends.fpga.design import Engine, StageDesign, Stream
-from pipec.backends.fpga.nests import Map, Matmul, Mvu, Norm, Reduce, Swg, Vvu
-from pipec.backends.fpga.routing import Const, Dwc, Gather, Load, Nest, Perm
-from pipec.backends.fpga.runs import run_table, tokens
+from pipec.backends.fpga.design import StageDesign, Stream
+from pipec.backends.fpga.engines.base import Engine, Nest, run_table
+from pipec.backends.fpga.engines.gear import Dwc
+from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.engines.matmul import Matmul
+from pipec.backends.fpga.engines.memory import Gather, Load
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.norm import Norm
+from pipec.backends.fpga.engines.perm import Perm
+from pipec.backends.fpga.engines.reduce import Reduce
+from pipec.backends.fpga.engines.route import Const
+from pipec.backends.fpga.engines.swg import Swg
+from pipec.backends.fpga.engines.vvu import Vvu
+from pipec.backends.fpga.runs import tokens
 
 Part = tuple[str, Nest, tuple[str, ...], tuple[str, ...]]
 

@@ -19,7 +19,7 @@ per tile = max(load, compute, store, (load+compute+latency)/banks, (load+latency
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipec.backends.fpga.runs import Loop, Run, Table
+from pipec.backends.fpga.runs import Loop, Run, Runs
 from pipec.backends.fpga.simulator.native import simulate
 from pipec.backends.fpga.simulator.process import Process, Trace
 
@@ -73,7 +73,7 @@ class Tile:
             Process("store", self._each(_held(self.store, 1, 1)), ("done",), ("space",)),
         ]  # fmt: skip
 
-    def _each(self, body: Table) -> Table:
+    def _each(self, body: Runs) -> Runs:
         return (Loop(self.tiles, body),)
 
     def simulated(self, frames: int) -> Trace:
@@ -84,7 +84,7 @@ class Tile:
         return simulate(self.processes(), depths, frames, initial=initial)
 
 
-def _held(cycles: int, reads: int, writes: int) -> Table:
+def _held(cycles: int, reads: int, writes: int) -> Runs:
     """A resource held for some cycles: taken in the first, given back in the last."""
     if cycles == 1:
         return (Run(1, 1, reads, writes),)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipec.backends.fpga.engines.window import ring_of
 from pipec.backends.fpga.stagejson import nest_of
-from pipec.backends.fpga.swg import ring_of
 from pipec.errors import BackendError
 
 Json = Mapping[str, Any]

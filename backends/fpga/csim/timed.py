@@ -5,10 +5,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.csim.build import TIMED, build
 from pipec.backends.fpga.csim.run import failed
 from pipec.backends.fpga.cycles import depths_of, initial_of, processes_of, simulate
-from pipec.backends.fpga.emit.cpp import identifier
 from pipec.backends.fpga.simulator.process import Trace
 from pipec.backends.fpga.stagejson import read_design
 from pipec.compiler.cycles import TimedCheck

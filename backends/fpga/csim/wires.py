@@ -3,10 +3,10 @@
 import dataclasses
 from dataclasses import dataclass
 
+from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.cpp import identifier
 from pipec.backends.fpga.emit.source import crosses, moving, port_names
-from pipec.backends.fpga.training.nests import Accumulate, Fetch
+from pipec.backends.fpga.engines.mover import Accumulate, Fetch
 
 
 @dataclass(frozen=True)

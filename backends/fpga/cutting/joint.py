@@ -13,9 +13,9 @@ from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.banks import memory_ports
 from pipec.backends.fpga.cutting.chain import Chain, Cut, Order
 from pipec.backends.fpga.demand import Demands, Numbers
-from pipec.backends.fpga.design import bits_of
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import MemoryPorts, Network
+from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.search import Board, macs
 from pipec.compiler.problem import placement_problem
 from pipec.cost.table import CostTable

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from pipec.backends.fpga.cpp import cpp_type, identifier
 from pipec.backends.fpga.design import DdrPort, StageDesign
-from pipec.backends.fpga.emit.cpp import cpp_type, identifier
 from pipec.backends.fpga.emit.engines import padded_lanes
 from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.source import (
@@ -20,7 +20,7 @@ from pipec.backends.fpga.emit.source import (
     top_name,
 )
 from pipec.backends.fpga.emit.tables import off_chip, on_chip
-from pipec.backends.fpga.training.nests import Fetch, Spill
+from pipec.backends.fpga.engines.mover import Fetch, Spill
 
 
 def tb_stage_cpp(

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from pipec.backends.fpga.cpp import comment
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.cpp import comment
 from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.link import AURORA_BYTES, Around, Side, sides
 from pipec.backends.fpga.emit.pins import memory_port

@@ -1,71 +1,15 @@
-"""Every kind of engine: which writer it has, and the struct and call that follow from it."""
+"""Engines in C++: the struct and the call of each, as its kind says (`Nest.unit`)."""
 
-from pipec.backends.fpga import nests, routing
-from pipec.backends.fpga.design import Engine, Weight, bits_of
-from pipec.backends.fpga.emit import compute
-from pipec.backends.fpga.emit.cpp import comment, cpp_type, identifier, struct
-from pipec.backends.fpga.emit.unit import (
-    MICROBATCH,
-    MICROBATCHES,
-    Unit,
-    Writer,
-    in_memory,
-    plain,
-)
-from pipec.backends.fpga.training import nests as gradients
+from pipec.backends.fpga.cpp import comment, cpp_type, identifier, struct
+from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.parts import Weight
+from pipec.backends.fpga.numbers import bits_of
 from pipec.errors import BackendError
-
-WRITERS: dict[type, Writer] = {
-    nests.Swg: compute.swg,
-    nests.Mvu: compute.mvu,
-    nests.Vvu: compute.vvu,
-    nests.Reduce: compute.reduce,
-    nests.Map: compute.elementwise,
-    nests.Norm: compute.norm,
-    nests.Matmul: compute.matmul,
-    routing.Fork: plain("route.h", "fork", "TOKENS"),
-    routing.Concat: compute.concat,
-    routing.Slice: plain("route.h", "slice", "OUTER SIZE START STOP STEP INNER"),
-    routing.Repeat: plain("route.h", "repeat", "OUTER INNER TIMES"),
-    routing.Const: plain("route.h", "source", "LANES TOKENS", tables=("table",)),
-    routing.Dwc: plain(
-        "gear.h", "dwc", "REPEAT ROWS_OUT C_IN=channels_in LANES_IN C_OUT=channels_out LANES_OUT"
-    ),
-    routing.Perm: compute.perm,
-    routing.Gather: plain("memory.h", "gather", "N CF LANES ENTRIES", tables=("table",)),
-    routing.Load: plain("memory.h", "load", "WORDS LANES REPEAT", tables=("weight",)),
-    gradients.Outer: plain("outer.h", "outer", "N GROUPS ROWS NF SF PE SIMD PARTIAL"),
-    gradients.ArgMax: plain("poolgrad.h", "argmax", "*"),
-    gradients.Scatter: plain("poolgrad.h", "scatter", "* RING"),
-    gradients.Spread: plain("expand.h", "spread", "*"),
-    gradients.OneHot: plain("expand.h", "one_hot", "*"),
-    gradients.RowGradient: compute.row_gradient,
-    gradients.Store: plain("mover.h", "store", "*", arguments=(MICROBATCH,), in_memory=True),
-    gradients.Fetch: plain("mover.h", "fetch", "*", arguments=(MICROBATCH,), in_memory=True),
-    gradients.Accumulate: plain(
-        "mover.h", "accumulate", "*", arguments=(MICROBATCH, MICROBATCHES), in_memory=True
-    ),
-    gradients.Spill: plain("mover.h", "spill", "*", in_memory=True),
-    gradients.Refill: plain("mover.h", "refill", "*", in_memory=True),
-}
-"""Nest class to the function that writes it."""
-
-
-def unit_of(engine: Engine) -> Unit:
-    """The unit that writes an engine.
-
-    Raises:
-        BackendError: Its kind has no writer.
-    """
-    writer = WRITERS.get(type(engine.nest))
-    if writer is None:
-        raise BackendError("no C++ is written for this engine", where=engine.name, got=engine.kind)
-    return writer(engine, engine.nest)
 
 
 def struct_of(engine: Engine) -> str:
     """The configuration struct of an engine."""
-    unit, name = unit_of(engine), engine.name
+    unit, name = engine.nest.unit(engine), engine.name
     about = f"{name}: {engine.origin}" if engine.origin else name
     constants = {**unit.constants, "II": engine.ii, "DEPTH": engine.depth}
     return struct(identifier(name), about, cpp_type(engine.dtype), constants, unit.functions)
@@ -99,7 +43,7 @@ def call_of(engine: Engine, memory: str | None = None) -> str:
         engine: The engine.
         memory: Name of its memory port's pointer, if it has one.
     """
-    unit = unit_of(engine)
+    unit = engine.nest.unit(engine)
     inputs, outputs = ([identifier(s) for s in group] for group in (engine.inputs, engine.outputs))
     if unit.outputs_first:
         streams = [*outputs, *inputs]
@@ -120,6 +64,6 @@ def _table(engine: Engine, role: str, memory: str | None) -> str:
         if not stand_in:
             raise BackendError("an engine lacks a table", where=engine.name, got=role)
         return f"engine::{stand_in}()"
-    if in_memory(engine, role) and memory is not None:
+    if engine.in_memory(role) and memory is not None:
         return memory
     return f"table::{table_name(engine, role)}"

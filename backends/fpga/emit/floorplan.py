@@ -1,8 +1,8 @@
 """``floorplan.xdc``: engines to super logic regions, for the placer."""
 
-from pipec.backends.fpga.design import Engine, StageDesign
-from pipec.backends.fpga.emit.cpp import identifier
-from pipec.backends.fpga.emit.engines import unit_of
+from pipec.backends.fpga.cpp import identifier
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.engines.base import Engine
 
 FLOORPLAN = "floorplan.xdc"
 
@@ -40,5 +40,5 @@ def floorplan_xdc(design: StageDesign) -> str:
 
 def cells(engine: Engine) -> str:
     """The Tcl expression for the instance of an engine."""
-    name = f"{unit_of(engine).function}_{identifier(engine.name)}"
+    name = f"{engine.nest.unit(engine).function}_{identifier(engine.name)}"
     return f"[get_cells -quiet -hierarchical -regexp {{.*/{name}(_s)?_U[0-9]+}}]"

@@ -7,9 +7,9 @@ their own C++ and joins their streams as the file says (``hls/sim/board.h``).
 
 from collections.abc import Mapping, Sequence
 
+from pipec.backends.fpga.cpp import comment
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.bench import accepted, table_images
-from pipec.backends.fpga.emit.cpp import comment
 from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.link import Around, Side
 from pipec.backends.fpga.emit.mover import GMEM

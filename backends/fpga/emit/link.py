@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pipec.backends.fpga.cpp import comment, identifier
 from pipec.backends.fpga.design import StageDesign, Stream
-from pipec.backends.fpga.emit.cpp import comment, identifier
 from pipec.backends.fpga.emit.mover import GMEM, Mover, movers
 from pipec.backends.fpga.emit.pins import instance, memory_port, pin, stream_connect
 from pipec.backends.fpga.emit.share import FLIT_BYTES, Shared, shared

@@ -7,13 +7,13 @@ called with a pointer and the number of frames. What they do is in ``hls/mover/m
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipec.backends.fpga.cpp import cpp_type, identifier
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.cpp import cpp_type, identifier
 from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.share import hls_cfg
 from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.emit.tables import BEAT_BYTES, BURST
-from pipec.backends.fpga.nests import ceil_div
+from pipec.backends.fpga.engines.tiles import ceil_div
 
 HEADER = "mover/mover.h"
 GMEM = "gmem"

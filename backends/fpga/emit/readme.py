@@ -2,8 +2,8 @@
 
 from functools import partial
 
+from pipec.backends.fpga.cpp import comment, identifier
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.cpp import comment, identifier
 from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.source import moved_tokens, moved_type, moving, port_names, top_name
 from pipec.backends.fpga.emit.tables import off_chip, on_chip

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pipec.backends.fpga.cpp import comment
 from pipec.backends.fpga.csim.build import (
     BOUNDED,
     FLAGS,
@@ -14,7 +15,6 @@ from pipec.backends.fpga.csim.build import (
 )
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.block import block_design
-from pipec.backends.fpga.emit.cpp import comment
 from pipec.backends.fpga.emit.floorplan import FLOORPLAN, floorplan_xdc
 from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.host import host_files

@@ -7,8 +7,8 @@ explained in ``hls/link/link.h``.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.cpp import identifier
 from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.source import port_names
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
+from pipec.backends.fpga.cpp import comment, cpp_type, identifier, struct
 from pipec.backends.fpga.design import DdrPort, Port, StageDesign, Stream
-from pipec.backends.fpga.emit.cpp import comment, cpp_type, identifier, struct
-from pipec.backends.fpga.emit.engines import call_of, struct_of, unit_of, word_type
+from pipec.backends.fpga.emit.engines import call_of, struct_of, word_type
 from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.tables import (
     BEAT_BYTES,
@@ -15,9 +15,8 @@ from pipec.backends.fpga.emit.tables import (
     off_chip,
     on_chip,
 )
-from pipec.backends.fpga.emit.unit import MICROBATCH, MICROBATCHES
-from pipec.backends.fpga.nests import ceil_div
-from pipec.backends.fpga.training.nests import Accumulate, Mover, Refill, Spill, Store
+from pipec.backends.fpga.engines.mover import Accumulate, Mover
+from pipec.backends.fpga.engines.tiles import ceil_div
 
 HEADERS_OF = {
     "vvu.h": ("mvu.h",),
@@ -44,7 +43,7 @@ def headers(design: StageDesign) -> list[str]:
         "number.h",
         "axis.h",
         "memory.h",
-        *(unit_of(e).header for e in design.engines),
+        *(e.nest.header() for e in design.engines),
     }
     while more := {h for w in wanted for h in HEADERS_OF.get(w, ())} - wanted:
         wanted |= more
@@ -101,7 +100,7 @@ def arguments(design: StageDesign) -> list[tuple[str, str]]:
         (f"engine::axis_stream<{stream_type(design.streams[port.stream])}> &", name)
         for name, port in port_names(design).items()
     ]
-    written = {identifier(port.name) for port in design.ddr if _writes(design, port)}
+    written = {identifier(port.name) for port in moving(design) if _mover(design, port).writes}
     found += [
         (f"{word} *" if name in written else f"const {word} *", name)
         for name, word in memories(design).items()
@@ -110,15 +109,15 @@ def arguments(design: StageDesign) -> list[tuple[str, str]]:
     return [*found, ("int ", "frames"), ("int ", "load_tables")]
 
 
-def _writes(design: StageDesign, port: DdrPort) -> bool:
-    return isinstance(design.engine(port.engine).nest, Store | Accumulate | Spill)
+def _mover(design: StageDesign, port: DdrPort) -> Mover:
+    nest = design.engine(port.engine).nest
+    assert isinstance(nest, Mover)
+    return nest
 
 
-def numbering(design: StageDesign) -> list[str]:
+def numbering(design: StageDesign) -> tuple[str, ...]:
     """The scalar arguments that tell a kernel which microbatch it works on."""
-    nests = [design.engine(port.engine).nest for port in moving(design) if crosses(design, port)]
-    counted = [MICROBATCHES] if any(isinstance(n, Accumulate) for n in nests) else []
-    return [MICROBATCH, *counted] if nests else []
+    return max((_mover(design, port).counts for port in moving(design)), key=len, default=())
 
 
 def moving(design: StageDesign) -> list[DdrPort]:
@@ -128,7 +127,7 @@ def moving(design: StageDesign) -> list[DdrPort]:
 
 def crosses(design: StageDesign, port: DdrPort) -> bool:
     """Whether what moves through a port goes to another kernel, and not back to this one."""
-    return not isinstance(design.engine(port.engine).nest, Spill | Refill)
+    return bool(_mover(design, port).counts)
 
 
 def memories(design: StageDesign) -> dict[str, str]:
@@ -153,11 +152,7 @@ def moved_type(design: StageDesign, port: DdrPort) -> str:
 
 def moved_tokens(design: StageDesign, port: DdrPort) -> tuple[int, int]:
     """Tokens of a frame in memory, and frames; of a FIFO those of a chunk, and chunks."""
-    nest = design.engine(port.engine).nest
-    assert isinstance(nest, Mover)
-    if isinstance(nest, Spill | Refill):
-        return nest.chunk, nest.slots
-    return nest.tokens, 1 if isinstance(nest, Accumulate) else nest.slots
+    return _mover(design, port).ring
 
 
 def _carried(port: DdrPort) -> Port:

@@ -6,10 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.design import Engine, Memory, StageDesign, Weight
-from pipec.backends.fpga.emit.cpp import cpp_type
+from pipec.backends.fpga.cpp import cpp_type
+from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.engines import table_name
-from pipec.backends.fpga.nests import Mvu, Reduce, Vvu, ceil_div
+from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.parts import Memory, Weight
+from pipec.backends.fpga.engines.reduce import Reduce
+from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.numbers import encoded
 
 BEAT_BYTES = 64

@@ -13,10 +13,11 @@ from typing import cast
 import numpy as np
 from torch import fx
 
-from pipec.backends.fpga.lowering.layers import Array, MapStep, Table
+from pipec.backends.fpga.engines.parts import Array, Table
+from pipec.backends.fpga.engines.reduce import Reduce
+from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.lowering.maps import as_maps_value, put_maps, window_of
 from pipec.backends.fpga.lowering.network import Builder, Padding, Value
-from pipec.backends.fpga.nests import Reduce
 
 _LOWEST = -3e38
 """What is less is as good as minus infinity around maxima: exporters write float32's least."""

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from pipec.autodiff.recompute import is_random
-from pipec.backends.fpga.lowering.layers import Array, Table
+from pipec.backends.fpga.engines.parts import Array, Table
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, tensors
 from pipec.graph.tensor_type import has_data

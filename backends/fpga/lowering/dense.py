@@ -9,11 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from pipec.backends.fpga.design import bits_of
-from pipec.backends.fpga.factors import PORT_BITS, divisors
+from pipec.backends.fpga.engines.base import Layer, Use
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.parts import PORT_BITS, Array, Table
+from pipec.backends.fpga.engines.route import Concat
+from pipec.backends.fpga.engines.swg import Swg
+from pipec.backends.fpga.engines.tiles import divisors
+from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.lowering.borders import made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.layers import Array, Layer, Table, Use
 from pipec.backends.fpga.lowering.maps import (
     Maps,
     as_maps,
@@ -32,8 +36,7 @@ from pipec.backends.fpga.lowering.network import (
     lowers,
 )
 from pipec.backends.fpga.lowering.view import View, indices, merged
-from pipec.backends.fpga.nests import Mvu, Swg, Vvu
-from pipec.backends.fpga.routing import Concat
+from pipec.backends.fpga.numbers import bits_of
 
 
 def constant(b: Builder, node: object, what: str) -> fx.Node:

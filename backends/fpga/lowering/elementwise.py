@@ -9,26 +9,16 @@ from typing import cast
 import numpy as np
 from torch import fx
 
+from pipec.backends.fpga.engines.base import Layer
+from pipec.backends.fpga.engines.map import Elementwise
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.parts import UNCLAMPED, Array, Table
+from pipec.backends.fpga.engines.route import Concat, Repeat
+from pipec.backends.fpga.engines.steps import UNARY, MapStep, clamp_of, may_join
+from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.integer import clamp_of, may_join
-from pipec.backends.fpga.lowering.layers import (
-    UNCLAMPED,
-    Array,
-    Elementwise,
-    Layer,
-    MapStep,
-    Table,
-)
-from pipec.backends.fpga.lowering.network import (
-    Builder,
-    UnsupportedError,
-    Value,
-    argument,
-    lowers,
-)
+from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, argument, lowers
 from pipec.backends.fpga.lowering.view import View, merged, strides_of
-from pipec.backends.fpga.nests import UNARY, Mvu, Vvu
-from pipec.backends.fpga.routing import Concat, Repeat
 
 _UNARY = {f"aten.{op}.default": op for op in UNARY} | {"aten.gelu.default": "gelu"}
 _BINARY = {

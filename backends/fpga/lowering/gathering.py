@@ -18,17 +18,11 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from pipec.backends.fpga.engines.route import Repeat
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.network import (
-    Builder,
-    UnsupportedError,
-    Value,
-    argument,
-    lowers,
-)
+from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, argument, lowers
 from pipec.backends.fpga.lowering.shapes import axis_alone, cut, joined, padded
 from pipec.backends.fpga.lowering.view import View, merged, strides_of
-from pipec.backends.fpga.routing import Repeat
 
 _MOST_RUNS = 64
 """Each is an engine that reads the whole value."""

@@ -7,6 +7,7 @@ from typing import cast
 
 from torch import fx
 
+from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its handlers)
     dense,
     elementwise,
@@ -21,7 +22,6 @@ from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its ha
 from pipec.backends.fpga.lowering.borders import made
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.decompose import decomposed
-from pipec.backends.fpga.lowering.layers import Layer
 from pipec.backends.fpga.lowering.network import (
     HANDLERS,
     Builder,

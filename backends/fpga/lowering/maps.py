@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from pipec.backends.fpga.lowering.layers import Array, Table
+from pipec.backends.fpga.engines.base import Nest
+from pipec.backends.fpga.engines.parts import Array, Table
+from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.lowering.network import Builder, Padding, UnsupportedError, Value
 from pipec.backends.fpga.lowering.view import View, indices, merged, strides_of
-from pipec.backends.fpga.nests import Swg
-from pipec.backends.fpga.routing import Nest
 
 NHWC = (0, 2, 3, 1)
 

@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from pipec.backends.fpga.engines.base import Layer, Nest, Use
+from pipec.backends.fpga.engines.map import Elementwise, Map
+from pipec.backends.fpga.engines.parts import Table
+from pipec.backends.fpga.engines.perm import Perm
+from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.int8 import Int8
 from pipec.backends.fpga.lowering.constants import Constants
-from pipec.backends.fpga.lowering.layers import Elementwise, Layer, MapStep, Table, Use
 from pipec.backends.fpga.lowering.view import View, permutation, standard_order
-from pipec.backends.fpga.nests import Map
-from pipec.backends.fpga.routing import Nest, Perm
 from pipec.graph.ir import Graph, origin, tensors
 
 DTYPES = {torch.int64: "int32", torch.int32: "int32", torch.bool: "int32"}

@@ -8,20 +8,14 @@ from typing import Any, cast
 import numpy as np
 from torch import fx
 
+from pipec.backends.fpga.engines.norm import Norm
+from pipec.backends.fpga.engines.parts import Array, Table
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import constant, last_axis
 from pipec.backends.fpga.lowering.elementwise import affine, chain_value, composed
-from pipec.backends.fpga.lowering.layers import Array, Table
 from pipec.backends.fpga.lowering.maps import as_maps, by_channel
-from pipec.backends.fpga.lowering.network import (
-    Builder,
-    UnsupportedError,
-    Value,
-    argument,
-    lowers,
-)
+from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, argument, lowers
 from pipec.backends.fpga.lowering.view import View, indices
-from pipec.backends.fpga.nests import Norm
 
 
 @lowers("aten._native_batch_norm_legit_no_training.default", "aten.batch_norm.default")

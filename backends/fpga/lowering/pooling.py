@@ -7,9 +7,11 @@ from typing import cast
 import numpy as np
 from torch import fx
 
+from pipec.backends.fpga.engines.parts import Array, Table
+from pipec.backends.fpga.engines.reduce import Reduce
+from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.lowering.borders import made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.layers import Array, Table
 from pipec.backends.fpga.lowering.maps import Maps, as_maps, maps_value, put_maps, window_of
 from pipec.backends.fpga.lowering.network import (
     Builder,
@@ -20,7 +22,6 @@ from pipec.backends.fpga.lowering.network import (
     lowers,
 )
 from pipec.backends.fpga.lowering.view import View
-from pipec.backends.fpga.nests import Reduce, Swg
 
 
 @lowers("aten.max_pool2d.default")

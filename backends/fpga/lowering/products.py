@@ -9,20 +9,15 @@ from typing import Any, cast
 import numpy as np
 from torch import fx
 
+from pipec.backends.fpga.engines.matmul import Matmul
+from pipec.backends.fpga.engines.parts import Table
+from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import dense
 from pipec.backends.fpga.lowering.elementwise import broadcast, operand
-from pipec.backends.fpga.lowering.layers import MapStep, Table
-from pipec.backends.fpga.lowering.network import (
-    Builder,
-    UnsupportedError,
-    Value,
-    argument,
-    lowers,
-)
+from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, argument, lowers
 from pipec.backends.fpga.lowering.norms import rows_through
 from pipec.backends.fpga.lowering.view import View, merged, strides_of
-from pipec.backends.fpga.nests import Matmul
 from pipec.backends.fpga.training.lowering import matrix_gradient
 
 Piece = tuple[int, int, int]
@@ -154,7 +149,7 @@ def _row_major(b: Builder, node: fx.Node, value: Value) -> Value:
 
 
 def _planned(x: Value, y: Value) -> dict[str, Any] | None:
-    """Loop orders that take both streams as they come (`nests.Matmul`); None if there is none."""
+    """Loop orders that take both streams as they come (`Matmul`); None if there is none."""
     rank = len(x.view.shape)
     a, c = x.view.by_axis(), y.view.by_axis()
     if a is None or c is None or x.view.split([rank - 1]) is None:

@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch import fx
 
+from pipec.backends.fpga.engines.memory import Gather
+from pipec.backends.fpga.engines.parts import Table
+from pipec.backends.fpga.engines.route import Concat, Const, Slice
 from pipec.backends.fpga.lowering.borders import around, made, made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.elementwise import broadcast
-from pipec.backends.fpga.lowering.layers import Table
 from pipec.backends.fpga.lowering.network import (
     Builder,
     Padding,
@@ -25,7 +27,6 @@ from pipec.backends.fpga.lowering.network import (
     row_channels,
 )
 from pipec.backends.fpga.lowering.view import View, merged, standard_order, strides_of
-from pipec.backends.fpga.routing import Concat, Const, Gather, Slice
 
 
 @lowers(

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipec.backends.fpga.lowering.layers import Layer
+from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.quantise.execute import Chain
 from pipec.backends.fpga.quantise.formats import moves

@@ -11,12 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from networkx.utils import UnionFind
 
+from pipec.backends.fpga.engines.base import Layer
+from pipec.backends.fpga.engines.map import Elementwise
+from pipec.backends.fpga.engines.matmul import Matmul
+from pipec.backends.fpga.engines.norm import Norm
+from pipec.backends.fpga.engines.perm import Perm
+from pipec.backends.fpga.engines.reduce import Reduce
+from pipec.backends.fpga.engines.route import Concat, Repeat, Slice
 from pipec.backends.fpga.int8 import Int8, covering
-from pipec.backends.fpga.lowering.layers import Elementwise, Layer
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.nests import Matmul, Norm, Reduce
 from pipec.backends.fpga.quantise.calibrate import Seen
-from pipec.backends.fpga.routing import Concat, Perm, Repeat, Slice
 from pipec.errors import BackendError
 
 Edge = tuple[int, str]

@@ -17,14 +17,17 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.emit.integer import sum_multipliers
+from pipec.backends.fpga.engines.base import Layer, Nest
+from pipec.backends.fpga.engines.map import Elementwise, Map, sum_multipliers
+from pipec.backends.fpga.engines.matmul import Matmul
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.parts import Array, Rescale, Table
+from pipec.backends.fpga.engines.reduce import Reduce
+from pipec.backends.fpga.engines.steps import Mode, affine_steps, clamp_of, mode_of
+from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.int8 import HIGHEST, Int8, int8_format, multipliers, packed
-from pipec.backends.fpga.lowering.integer import Mode, affine_steps, clamp_of, mode_of
-from pipec.backends.fpga.lowering.layers import Array, Elementwise, Layer, Rescale, Table
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.nests import Map, Matmul, Mvu, Reduce, Vvu
 from pipec.backends.fpga.quantise.calibrate import HIDDEN
-from pipec.backends.fpga.routing import Nest
 from pipec.errors import BackendError
 
 _SUM_LIMIT = 2**31 - 1

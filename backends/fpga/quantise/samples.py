@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipec.backends.fpga.engines.memory import Gather
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.routing import Gather
 from pipec.errors import BackendError
 from pipec.files import write_npz
 from pipec.graph.ir import Graph, InputKind, tensor

@@ -5,10 +5,13 @@ from typing import cast
 
 import numpy as np
 
+from pipec.backends.fpga.engines.base import Layer
+from pipec.backends.fpga.engines.map import Elementwise
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.parts import Table
+from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.int8 import Int8, int8_format, unpacked
-from pipec.backends.fpga.lowering.layers import Elementwise, Layer, Table
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.nests import Mvu, Vvu
 from pipec.backends.fpga.numbers import decoded, encoded
 
 

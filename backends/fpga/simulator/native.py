@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipec.backends.fpga.runs import Run, Table
+from pipec.backends.fpga.runs import Run, Runs
 from pipec.backends.fpga.simulator.process import (
     Flow,
     Links,
@@ -139,7 +139,7 @@ def _encoded(processes: Sequence[Process], net: Links, head: Sequence[int]) -> s
     return " ".join(map(str, words))
 
 
-def _code(table: Table) -> list[tuple[int, ...]]:
+def _code(table: Runs) -> list[tuple[int, ...]]:
     """The items of a table: runs, and heads of loops in front of their bodies."""
     items: list[tuple[int, ...]] = []
     for item in table:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 
-from pipec.backends.fpga.runs import Loop, Run, Table, tokens
+from pipec.backends.fpga.runs import Loop, Run, Runs, tokens
 from pipec.errors import BackendError
 
 
@@ -39,7 +39,7 @@ class Process:
     """
 
     name: str
-    table: Table
+    table: Runs
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     depth: int = 1
@@ -175,7 +175,7 @@ def inside(process: Process, inner: Iterable[str]) -> Process:
     )
 
 
-def _masked(table: Table, ins: tuple[int, ...], outs: tuple[int, ...]) -> Table:
+def _masked(table: Runs, ins: tuple[int, ...], outs: tuple[int, ...]) -> Runs:
     return tuple(
         Loop(item.times, _masked(item.body, ins, outs))
         if isinstance(item, Loop)

@@ -13,9 +13,9 @@ import dataclasses
 from collections.abc import Mapping
 
 from pipec.backends.fpga.banks import banks_of
+from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.block import board_design, joined
-from pipec.backends.fpga.emit.cpp import identifier
 from pipec.backends.fpga.emit.link import Around, around, connectivity
 from pipec.backends.fpga.emit.pins import instance, pin, stream_connect
 from pipec.backends.fpga.emit.source import port_names, top_name

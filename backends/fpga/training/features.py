@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pipec.backends.fpga.design import Memory, Resources, Stream
+from pipec.backends.fpga.design import Stream
+from pipec.backends.fpga.engines.parts import Memory, Resources
 from pipec.backends.fpga.memory import Item
 
 

@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipec.backends.fpga.demand import Shortage
-from pipec.backends.fpga.design import Resources, StageDesign
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.engines.base import Layer, Use
+from pipec.backends.fpga.engines.parts import Resources
 from pipec.backends.fpga.fifo import MIN_DEPTH, busiest, deepened
 from pipec.backends.fpga.flow import schedule
-from pipec.backends.fpga.lowering.layers import Layer, Use
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import NetPort, Network
 from pipec.backends.fpga.memory import Item

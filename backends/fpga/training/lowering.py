@@ -6,10 +6,19 @@ from typing import cast
 
 from torch import fx
 
+from pipec.backends.fpga.engines.base import Use
+from pipec.backends.fpga.engines.expand import OneHot, Spread
+from pipec.backends.fpga.engines.matmul import Matmul
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.outer import Outer
+from pipec.backends.fpga.engines.poolgrad import ArgMax, Scatter
+from pipec.backends.fpga.engines.route import Repeat
+from pipec.backends.fpga.engines.rowgrad import RowGradient
+from pipec.backends.fpga.engines.steps import MapStep
+from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.elementwise import chain_value, two_streams
-from pipec.backends.fpga.lowering.layers import MapStep, Use
 from pipec.backends.fpga.lowering.maps import (
     NHWC,
     Maps,
@@ -29,16 +38,6 @@ from pipec.backends.fpga.lowering.network import (
 from pipec.backends.fpga.lowering.norms import element_table, row_of
 from pipec.backends.fpga.lowering.pooling import max_pool_value, pool, pooled
 from pipec.backends.fpga.lowering.view import View
-from pipec.backends.fpga.nests import Matmul, Mvu, Swg
-from pipec.backends.fpga.routing import Repeat
-from pipec.backends.fpga.training.nests import (
-    ArgMax,
-    OneHot,
-    Outer,
-    RowGradient,
-    Scatter,
-    Spread,
-)
 
 Results = tuple[Value | None, ...]
 

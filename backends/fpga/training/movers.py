@@ -12,9 +12,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipec.backends.fpga.design import DdrPort, Engine, Port, StageDesign
-from pipec.backends.fpga.emit.cpp import identifier
-from pipec.backends.fpga.training.nests import Accumulate, Fetch, Mover, Store
+from pipec.backends.fpga.cpp import identifier
+from pipec.backends.fpga.design import DdrPort, Port, StageDesign
+from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.mover import Accumulate, Fetch, Mover, Store
 
 SUMS = "sums"
 """Group of the gradient sums of a stage: one buffer, which the update reads."""

@@ -26,15 +26,7 @@ from pipec.backends.fpga.training.gradients import GRADIENTS
 from pipec.backends.fpga.training.rules import RULES, layer_norm_backward
 from pipec.errors import BackendError
 from pipec.graph.extract import with_outputs
-from pipec.graph.ir import (
-    Graph,
-    GraphInput,
-    GraphOutput,
-    InputKind,
-    OutputKind,
-    op_name,
-    tensor,
-)
+from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind, op_name, tensor
 from pipec.graph.written import ancestors, written
 from pipec.runtime.draws import Draws
 

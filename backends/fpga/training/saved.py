@@ -12,13 +12,14 @@ of a step, so that it takes tokens while B is not running.
 import dataclasses
 from collections.abc import Iterable
 
-from pipec.backends.fpga.design import Engine, Memory, Resources, StageDesign, Stream
-from pipec.backends.fpga.emit.cpp import identifier
+from pipec.backends.fpga.cpp import identifier
+from pipec.backends.fpga.design import StageDesign, Stream
+from pipec.backends.fpga.engines.base import Engine, busy_cycles
+from pipec.backends.fpga.engines.parts import Memory, Resources
+from pipec.backends.fpga.engines.route import Fork
 from pipec.backends.fpga.fifo import MIN_DEPTH, timed
 from pipec.backends.fpga.memory import Item, placed
 from pipec.backends.fpga.resources import logic
-from pipec.backends.fpga.routing import Fork
-from pipec.backends.fpga.runs import busy_cycles
 from pipec.backends.fpga.training.features import Feature
 
 

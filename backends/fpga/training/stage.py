@@ -3,8 +3,9 @@
 import dataclasses
 from dataclasses import dataclass
 
-from pipec.backends.fpga.design import Memory, StageDesign
+from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import board_of, device_of, precision_of
+from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import items_of, placed
 from pipec.backends.fpga.search import Board

@@ -13,11 +13,13 @@ through memory, a chunk later, comes early enough.
 import dataclasses
 from collections.abc import Sequence
 
-from pipec.backends.fpga.design import DdrPort, Engine, Memory, Port, StageDesign, Stream
-from pipec.backends.fpga.emit.cpp import identifier
-from pipec.backends.fpga.factors import divisors
+from pipec.backends.fpga.cpp import identifier
+from pipec.backends.fpga.design import DdrPort, Port, StageDesign, Stream
+from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.mover import Refill, Spill
+from pipec.backends.fpga.engines.parts import Memory
+from pipec.backends.fpga.engines.tiles import divisors
 from pipec.backends.fpga.fifo import MIN_DEPTH
-from pipec.backends.fpga.training.nests import Refill, Spill
 
 _LEAST_BITS = 1 << 18
 """FIFOs smaller than about an UltraRAM stay on chip."""

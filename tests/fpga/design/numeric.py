@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.design import Engine, StageDesign, Stream
-from pipec.backends.fpga.nests import Map, Matmul, Mvu, Norm, Reduce, Swg, Vvu
-from pipec.backends.fpga.routing import (
-    Concat,
-    Const,
-    Dwc,
-    Fork,
-    Gather,
-    Load,
-    Perm,
-    Repeat,
-    Slice,
-)
+from pipec.backends.fpga.design import StageDesign, Stream
+from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.gear import Dwc
+from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.engines.matmul import Matmul
+from pipec.backends.fpga.engines.memory import Gather, Load
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.norm import Norm
+from pipec.backends.fpga.engines.perm import Perm
+from pipec.backends.fpga.engines.reduce import Reduce
+from pipec.backends.fpga.engines.route import Concat, Const, Fork, Repeat, Slice
+from pipec.backends.fpga.engines.swg import Swg
+from pipec.backends.fpga.engines.vvu import Vvu
 
 Array = NDArray[Any]
 

@@ -20,11 +20,11 @@ from pipec.backends.fpga.banks import (
 )
 from pipec.backends.fpga.cycles import depths_of, processes_of, steady_state
 from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.engines.memory import Load
+from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.nests import Mvu
-from pipec.backends.fpga.routing import Load
 from pipec.backends.fpga.search import Board, Search
 from pipec.backends.fpga.streaming import ddr_ports
 from pipec.cluster.device import Device

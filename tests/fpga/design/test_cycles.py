@@ -5,13 +5,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipec.backends.fpga.cycles import Process, simulate, simulated
+from pipec.backends.fpga.engines.base import nest_table
+from pipec.backends.fpga.engines.gear import Dwc
+from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.norm import Norm
+from pipec.backends.fpga.engines.perm import Perm
+from pipec.backends.fpga.engines.reduce import Reduce
+from pipec.backends.fpga.engines.route import Concat, Fork
+from pipec.backends.fpga.engines.swg import Swg
+from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.engines.window import image_cycles, image_rows, line_cycles
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.nests import Map, Mvu, Norm, Reduce, Swg, ceil_div
-from pipec.backends.fpga.routing import Concat, Dwc, Fork, Perm
-from pipec.backends.fpga.runs import Loop, Run, cycles, nest_table, tokens
-from pipec.backends.fpga.swg import image_cycles, image_rows, line_cycles
+from pipec.backends.fpga.runs import Loop, Run, cycles, tokens
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
 from tests.fpga.design.naive import naive

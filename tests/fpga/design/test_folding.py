@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.build import fold
 from pipec.backends.fpga.cost import FpgaCost
-from pipec.backends.fpga.design import Memory
-from pipec.backends.fpga.factors import dense_cycles, fold
+from pipec.backends.fpga.engines.base import Layer, Use, nest_table
+from pipec.backends.fpga.engines.mvu import Mvu, dense_cycles
+from pipec.backends.fpga.engines.parts import Memory, Table
+from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.folding import design_at
-from pipec.backends.fpga.lowering.layers import Layer, Table, Use
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.memory import KINDS, Item, place
-from pipec.backends.fpga.nests import Mvu, ceil_div
-from pipec.backends.fpga.runs import cycles, nest_table
+from pipec.backends.fpga.runs import cycles
 from pipec.backends.fpga.search import Board, best_design, bound
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.timing import link_timing, stage_timing

@@ -5,18 +5,11 @@ from functools import lru_cache
 
 import pytest
 
-from benchmarks.fpga_peers import (
-    Layer,
-    chain,
-    finn_interval,
-    graph_of,
-    our_interval,
-    our_units,
-)
+from benchmarks.fpga_peers import Layer, chain, finn_interval, graph_of, our_interval, our_units
 from examples.resnet import resnet18
-from pipec.backends.fpga.lowering.layers import Layer as Folded
+from pipec.backends.fpga.engines.base import Layer as Folded
+from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.nests import Mvu
 from pipec.backends.fpga.timing import mac_units
 from pipec.graph.ir import Graph
 

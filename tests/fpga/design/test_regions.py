@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipec.backends.fpga import regions
-from pipec.backends.fpga.design import DdrPort, Engine, Resources, StageDesign, Stream
+from pipec.backends.fpga.design import DdrPort, StageDesign, Stream
 from pipec.backends.fpga.emit.floorplan import floorplan_xdc
 from pipec.backends.fpga.emit.scripts import Site, scripts
+from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.engines.parts import Resources
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.nests import Map
 from pipec.backends.fpga.regions import HANDSHAKE_WIRES, SLACK, floorplan
 from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL
 from pipec.backends.fpga.search import Board, best_design

@@ -7,16 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipec.backends.fpga.cycles import (
-    Process,
-    depths_of,
-    processes_of,
-    steady_state,
-)
+from pipec.backends.fpga.cycles import Process, depths_of, processes_of, steady_state
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.runs import Loop, Run, Table
+from pipec.backends.fpga.runs import Loop, Run, Runs
 from pipec.backends.fpga.simulator import native
 from pipec.backends.fpga.simulator.process import Style, Trace
 from pipec.errors import BackendError
@@ -50,7 +45,7 @@ def networks(draw: st.DrawFn) -> tuple[list[Process], dict[str, int]]:
 
 
 @st.composite
-def tables(draw: st.DrawFn, tokens: int, ins: int, outs: int) -> Table:
+def tables(draw: st.DrawFn, tokens: int, ins: int, outs: int) -> Runs:
     half = tokens // 2
     reads, writes = (1 << ins) - 1, (1 << outs) - 1
     delta = st.integers(1, 4)

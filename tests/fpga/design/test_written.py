@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipec.backends.fpga.engines.norm import Norm
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.nests import Norm
 from pipec.errors import BackendError
 from tests.fpga.design.models import graph_of
 from tests.fpga.design.numeric import execute

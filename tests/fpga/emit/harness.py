@@ -10,17 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.csim.run import CSimulation, load_stages
-from pipec.backends.fpga.design import (
-    DdrPort,
-    Engine,
-    Memory,
-    Port,
-    StageDesign,
-    Stream,
-    Weight,
-)
+from pipec.backends.fpga.design import DdrPort, Port, StageDesign, Stream
 from pipec.backends.fpga.emit.stage import write_stage
-from pipec.backends.fpga.routing import Nest
+from pipec.backends.fpga.engines.base import Engine, Nest
+from pipec.backends.fpga.engines.parts import Memory, Weight
 
 Array = NDArray[Any]
 

@@ -10,10 +10,16 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipec.backends.fpga.design import Engine
+from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.engines.matmul import Matmul
+from pipec.backends.fpga.engines.memory import Gather
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.norm import Norm
+from pipec.backends.fpga.engines.reduce import Reduce
+from pipec.backends.fpga.engines.route import Const
+from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.int8 import Int8, int8_format
-from pipec.backends.fpga.nests import Map, Matmul, Mvu, Norm, Reduce, Vvu
-from pipec.backends.fpga.routing import Const, Gather
 from tests.fpga.design.numeric import Array, run, table
 
 

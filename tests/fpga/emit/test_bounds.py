@@ -16,10 +16,10 @@ from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.emit.golden import Golden, run_graph
 from pipec.backends.fpga.emit.stage import write_stage
+from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.inference import of_golden
-from pipec.backends.fpga.lowering.layers import Layer
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.numbers import decoded, encoded, roundoff

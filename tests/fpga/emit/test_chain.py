@@ -11,7 +11,8 @@ import torch
 from pipec.backends.fpga.csim.chain import stream
 from pipec.backends.fpga.csim.run import CSimulation, load_stages
 from pipec.backends.fpga.emit.stage import write_stage
-from pipec.backends.fpga.nests import Map, Step
+from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.engines.steps import Step
 from pipec.errors import BackendError
 from pipec.plan.model import ValueChannel
 from tests.fpga.emit.harness import Case, design_of, rng

@@ -8,20 +8,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipec.backends.fpga.design import Memory
-from pipec.backends.fpga.nests import (
-    BINARY,
-    UNARY,
-    Map,
-    Matmul,
-    Mvu,
-    Norm,
-    Reduce,
-    Step,
-    Swg,
-    Vvu,
-    ceil_div,
-)
+from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.engines.matmul import Matmul
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.norm import Norm
+from pipec.backends.fpga.engines.parts import Memory
+from pipec.backends.fpga.engines.reduce import Reduce
+from pipec.backends.fpga.engines.steps import BINARY, UNARY, Step
+from pipec.backends.fpga.engines.swg import Swg
+from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.engines.vvu import Vvu
 from tests.fpga.emit.harness import Array, Case, check, rng
 
 

@@ -17,10 +17,10 @@ from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.emit.golden import Golden, run_graph
 from pipec.backends.fpga.emit.scripts import Site
 from pipec.backends.fpga.emit.stage import write_stage
+from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.nests import Mvu
 from pipec.backends.fpga.streaming import ddr_ports
 from pipec.cluster.cluster import parse_cluster
 from pipec.cluster.presets import preset

@@ -15,18 +15,21 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipec.backends.fpga.backend import FpgaBackend
 from pipec.backends.fpga.csim.run import load_stages
-from pipec.backends.fpga.design import Engine, StageDesign
+from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import designs_of, networks
 from pipec.backends.fpga.emit.stage import write_stage
+from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.norm import Norm
+from pipec.backends.fpga.engines.route import Concat
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.int8 import Int8, covering, int8_format, multipliers
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.nests import Map, Mvu, Norm
 from pipec.backends.fpga.quantise.calibrate import observed
 from pipec.backends.fpga.quantise.formats import formats_of
 from pipec.backends.fpga.quantise.layers import quantised, weight_scale
-from pipec.backends.fpga.routing import Concat
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.compiler.verify import verify_artifacts

@@ -11,10 +11,10 @@ from pipec.backends.fpga.emit.block import block_design
 from pipec.backends.fpga.emit.link import Around, around, link_cfg, link_udp_cfg
 from pipec.backends.fpga.emit.scripts import Site, scripts
 from pipec.backends.fpga.emit.source import bundle, memories, port_names
+from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.nests import Mvu
 from pipec.backends.fpga.streaming import ddr_ports
 from pipec.cluster.presets import preset
 from tests.fpga.design.models import graph_of, made

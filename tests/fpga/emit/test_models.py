@@ -14,10 +14,10 @@ from pipec.backends.fpga.csim.timed import compared, handshakes
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.golden import Golden, run_graph
 from pipec.backends.fpga.emit.stage import write_stage
+from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.nests import Mvu
 from pipec.backends.fpga.streaming import ddr_ports
 from pipec.compiler.cycles import TimedCheck
 from pipec.errors import BackendError

@@ -5,21 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipec.backends.fpga.design import Memory, Weight
 from pipec.backends.fpga.emit.engines import padded_lanes
 from pipec.backends.fpga.emit.source import memory_words
-from pipec.backends.fpga.nests import ceil_div
-from pipec.backends.fpga.routing import (
-    Concat,
-    Const,
-    Dwc,
-    Fork,
-    Gather,
-    Load,
-    Perm,
-    Repeat,
-    Slice,
-)
+from pipec.backends.fpga.engines.gear import Dwc
+from pipec.backends.fpga.engines.memory import Gather, Load
+from pipec.backends.fpga.engines.parts import Memory, Weight
+from pipec.backends.fpga.engines.perm import Perm
+from pipec.backends.fpga.engines.route import Concat, Const, Fork, Repeat, Slice
+from pipec.backends.fpga.engines.tiles import ceil_div
 from tests.fpga.emit.harness import Array, Case, check, rng
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, get_args
 
-from pipec.backends.fpga.emit.cpp import cpp_type, identifier
-from pipec.backends.fpga.routing import Nest
+from pipec.backends.fpga.cpp import cpp_type, identifier
+from pipec.backends.fpga.engines.base import Nest
+from pipec.backends.fpga.engines.window import image_cycles, ring_of
 from pipec.backends.fpga.stagejson import Json
-from pipec.backends.fpga.swg import image_cycles, ring_of
 from tests.fpga.lint.source import Block, Finding
 
 OTHER_NAMES: dict[str, Callable[[Any], int]] = {

@@ -4,10 +4,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from pipec.backends.fpga.emit.cpp import identifier
+from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.emit.source import bundle, memory_words
 from pipec.backends.fpga.emit.tables import BEAT_BYTES, BURST
-from pipec.backends.fpga.nests import ceil_div
+from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.stagejson import Json
 from tests.fpga.lint.source import Block, Finding, Pragma, pragmas
 

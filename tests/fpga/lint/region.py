@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from pipec.backends.fpga.emit.cpp import cpp_type, identifier
+from pipec.backends.fpga.cpp import cpp_type, identifier
 from pipec.backends.fpga.stagejson import Json
 from tests.fpga.lint.calls import TASK, check_calls, check_loads
 from tests.fpga.lint.source import Block, Finding, pragmas

@@ -17,10 +17,12 @@ from pipec.backends.fpga import audit
 from pipec.backends.fpga.backend import FpgaBackend
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.csim.timed import check_timing
-from pipec.backends.fpga.design import Memory, Resources, Stream
+from pipec.backends.fpga.design import Stream
 from pipec.backends.fpga.designs import device_of
+from pipec.backends.fpga.engines.base import busy_cycles
+from pipec.backends.fpga.engines.mover import Mover
+from pipec.backends.fpga.engines.parts import Memory, Resources
 from pipec.backends.fpga.resources import uram
-from pipec.backends.fpga.runs import busy_cycles
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stagejson import read_record
 from pipec.backends.fpga.training import kernels
@@ -28,7 +30,6 @@ from pipec.backends.fpga.training.artifacts import reload_tables, training_recor
 from pipec.backends.fpga.training.compare import compare_emitted
 from pipec.backends.fpga.training.features import in_flight, placed_features
 from pipec.backends.fpga.training.kernels import kernels_on, networks_of
-from pipec.backends.fpga.training.nests import Mover
 from pipec.backends.fpga.training.phases import phases_of
 from pipec.backends.fpga.training.pipeline import EmittedPipeline
 from pipec.backends.fpga.training.run import TrainedRunner, read_training
@@ -45,15 +46,7 @@ from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.runtime.program import Program
 from pipec.schedule.action import ActionKind
-from tests.fpga.training.models import (
-    by_frequency,
-    cnn,
-    dropout,
-    example,
-    forgetful,
-    mlp,
-    resnet,
-)
+from tests.fpga.training.models import by_frequency, cnn, dropout, example, forgetful, mlp, resnet
 from tests.trained import trained_mlp
 
 

@@ -9,13 +9,14 @@ import torch
 from pipec.backends.fpga import search as on_board
 from pipec.backends.fpga.csim.timed import check_timing
 from pipec.backends.fpga.demand import Shortage
-from pipec.backends.fpga.design import Memory, StageDesign
-from pipec.backends.fpga.runs import busy_cycles
+from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.engines.base import busy_cycles
+from pipec.backends.fpga.engines.mover import Refill, Spill
+from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.search import Board, best_design, deep_fifos
 from pipec.backends.fpga.training import kernels, waiting
 from pipec.backends.fpga.training.compare import compare_emitted
 from pipec.backends.fpga.training.kernels import networks_of
-from pipec.backends.fpga.training.nests import Refill, Spill
 from pipec.backends.fpga.training.phases import phases_of
 from pipec.backends.fpga.training.run import TrainedRunner
 from pipec.backends.fpga.training.stage import trained_stages

@@ -22,11 +22,82 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.nests import Swg
-
 Numbers = NDArray[np.int64]
 Codes = NDArray[np.int8]
 """What each firing of a row does; see `Row`."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Windows of maps, and the order in which a generator (`Swg`) emits them.
+
+    ```text
+    for image in batch: for oy in oh: for ox in ow: for g in groups:
+      for t in taps/kp: for c in cf/groups:            # taps: ky, kx, row-major
+        write token: kp positions (t*kp .. t*kp+kp-1) x `lanes` channels of token g*(cf/groups)+c
+    ```
+
+    A position outside the image yields ``pad_value``. Input: ``batch*h*w`` rows of ``cf`` tokens
+    of ``lanes``; output tokens have ``kp*lanes`` elements, laid out ``[kp][lanes]``. When tokens
+    are read is the pacing rule above; it never depends on data.
+
+    Attributes:
+        batch: Images per frame.
+        h: Input rows; ``w`` input columns; ``cf`` tokens per pixel; ``lanes`` elements per token.
+        kh: Kernel height; ``kw`` width; ``sh``, ``sw`` strides; ``dh``, ``dw`` dilations.
+        pt: Padding on top; ``pl`` on the left (bottom and right follow from ``oh`` and ``ow``).
+        oh: Output rows; ``ow`` output columns.
+        groups: Channel groups emitted one after the other; divides ``cf``. ``cf`` for depthwise
+            convolution and pooling (each group is one token), the convolution's groups, or 1.
+        kp: Kernel positions per output token; divides ``kh*kw``; above 1 only if ``cf == groups``.
+        pad_value: What lies outside the image: 0, or ``-inf`` for max pooling.
+    """
+
+    batch: int
+    h: int
+    w: int
+    cf: int
+    lanes: int
+    kh: int
+    kw: int
+    sh: int = 1
+    sw: int = 1
+    dh: int = 1
+    dw: int = 1
+    pt: int = 0
+    pl: int = 0
+    oh: int = 1
+    ow: int = 1
+    groups: int = 1
+    kp: int = 1
+    pad_value: float = 0.0
+
+    @property
+    def taps(self) -> int:
+        """Kernel positions ``kh*kw``."""
+        return self.kh * self.kw
+
+    @property
+    def reads(self) -> int:
+        """Input tokens of one image."""
+        return self.h * self.w * self.cf
+
+    @property
+    def writes(self) -> int:
+        """Output tokens of one image."""
+        return self.oh * self.ow * self.taps // self.kp * self.cf
+
+    @property
+    def is_line(self) -> bool:
+        """Whether it moves a token on per firing, and not through a ring in memory."""
+        return self.kp > 1 or self.taps == 1
+
+    @property
+    def trivial(self) -> bool:
+        """Whether every pixel is its own window, so that no generator is needed."""
+        return (self.taps, self.sh, self.sw, self.pt, self.pl, self.oh, self.ow) == (
+            1, 1, 1, 0, 0, self.h, self.w
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,11 +140,11 @@ class Ring:
         return np.asarray(np.minimum(firings, self.lead) + paced)
 
 
-def ring_of(nest: Swg) -> Ring:
+def ring_of(nest: "Window") -> Ring:
     """The schedule of a ring: the least lead of its rate, then the earliest start.
 
     Example:
-        >>> ring_of(Swg(1, 18, 18, 2, 4, 3, 3, oh=16, ow=16))
+        >>> ring_of(Window(1, 18, 18, 2, 4, 3, 3, oh=16, ow=16))
         Ring(takes=18, emits=144, period=144, lead=78, start=61, slots=80)
     """
     takes, emits = nest.sh * nest.w, nest.ow * nest.taps
@@ -100,7 +171,7 @@ def ring_of(nest: Swg) -> Ring:
     return Ring(takes, emits, period, lead, start, min(max(slots, 1), nest.reads))
 
 
-def _rows_that_differ(nest: Swg) -> list[int]:
+def _rows_that_differ(nest: "Window") -> list[int]:
     """One row of windows for each set of kernel rows that lie inside the image."""
     found: dict[tuple[bool, ...], int] = {}
     for oy in range(nest.oh):
@@ -109,7 +180,7 @@ def _rows_that_differ(nest: Swg) -> list[int]:
     return list(found.values())
 
 
-def _needs(nest: Swg, oy: int) -> Numbers:
+def _needs(nest: "Window", oy: int) -> Numbers:
     """Index of the input token in each output token of a row; -1 in the padding."""
     ky, kx = np.divmod(np.arange(nest.taps), nest.kw)
     y = oy * nest.sh - nest.pt + ky * nest.dh
@@ -120,7 +191,7 @@ def _needs(nest: Swg, oy: int) -> Numbers:
     return np.where(inside[:, None, :, None], need, -1).reshape(-1)
 
 
-def _ring_rows(nest: Swg) -> list[Codes]:
+def _ring_rows(nest: "Window") -> list[Codes]:
     ring = ring_of(nest)
     length = ring.period * nest.cf
     emitted = np.zeros(length, dtype=np.int8)
@@ -155,11 +226,11 @@ class Line:
     end: int
 
 
-def line_of(nest: Swg) -> Line:
+def line_of(nest: "Window") -> Line:
     """The schedule of a line.
 
     Example:
-        >>> line_of(Swg(1, 32, 32, 1, 1, 3, 3, pt=1, pl=1, oh=32, ow=32, kp=9))
+        >>> line_of(Window(1, 32, 32, 1, 1, 3, 3, pt=1, pl=1, oh=32, ow=32, kp=9))
         Line(pitch=32, idle=0, first=33, end=1057)
     """
     pitch = max(nest.w, (nest.ow - 1) * nest.sw // nest.sh + 1)
@@ -170,11 +241,11 @@ def line_of(nest: Swg) -> Line:
     return Line(pitch, idle, first + idle, idle + max(nest.h * pitch, last + 1))
 
 
-def line_cycles(nest: Swg) -> int:
+def line_cycles(nest: "Window") -> int:
     """Firings of one image on a line, in closed form.
 
     Example:
-        >>> line_cycles(Swg(1, 32, 32, 1, 1, 3, 3, pt=1, pl=1, oh=32, ow=32, kp=9))
+        >>> line_cycles(Window(1, 32, 32, 1, 1, 3, 3, pt=1, pl=1, oh=32, ow=32, kp=9))
         1057
     """
     line, steps = line_of(nest), nest.taps // nest.kp
@@ -189,7 +260,7 @@ def line_cycles(nest: Swg) -> int:
     return line.first * nest.cf + rows + turns
 
 
-def _line_rows(nest: Swg) -> list[Codes]:
+def _line_rows(nest: "Window") -> list[Codes]:
     line, steps = line_of(nest), nest.taps // nest.kp
     pixel = np.arange(nest.ow) * nest.sw
     emits = (pixel[:, None] * nest.cf + np.arange(nest.cf)).reshape(-1)
@@ -212,19 +283,19 @@ def _line_rows(nest: Swg) -> list[Codes]:
     return rows
 
 
-def _takes(nest: Swg, line: Line, start: int, end: int) -> Codes:
+def _takes(nest: "Window", line: Line, start: int, end: int) -> Codes:
     """Whether each token's position of a range of pixels is in the image."""
     y, x = np.divmod(np.arange(start, end) - line.idle, line.pitch)
     return np.repeat((y >= 0) & (y < nest.h) & (x < nest.w), nest.cf).astype(np.int8)
 
 
 @lru_cache(maxsize=512)
-def image_rows(nest: Swg) -> tuple[Row, ...]:
+def image_rows(nest: "Window") -> tuple[Row, ...]:
     """Firings of one image, row of windows by row.
 
     Example:
         >>> [(r.times, r.counts.tolist(), r.codes.tolist())
-        ...  for r in image_rows(Swg(1, 2, 2, 1, 1, 1, 1, oh=2, ow=2))]
+        ...  for r in image_rows(Window(1, 2, 2, 1, 1, 1, 1, oh=2, ow=2))]
         [(2, [2], [3])]
     """
     found: list[tuple[int, Codes]] = []
@@ -241,13 +312,13 @@ def _coded(times: int, codes: Codes) -> Row:
     return Row(times, np.diff(np.concatenate(([-1], ends))), codes[ends].astype(np.int64))
 
 
-def image_cycles(nest: Swg) -> int:
+def image_cycles(nest: "Window") -> int:
     """Firings of one image, exactly.
 
     Example:
-        >>> image_cycles(Swg(1, 18, 18, 2, 4, 3, 3, oh=16, ow=16))
+        >>> image_cycles(Window(1, 18, 18, 2, 4, 3, 3, oh=16, ow=16))
         4669
-        >>> image_cycles(Swg(1, 32, 32, 1, 1, 3, 3, pt=1, pl=1, oh=32, ow=32, kp=9))
+        >>> image_cycles(Window(1, 32, 32, 1, 1, 3, 3, pt=1, pl=1, oh=32, ow=32, kp=9))
         1057
     """
     return sum(row.times * int(row.counts.sum()) for row in image_rows(nest))

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -133,3 +133,20 @@ def struct(
     for signature, body in (functions or {}).items():
         lines += [f"  static {signature} {{", *(f"    {line}" for line in body), "  }"]
     return "\n".join([*lines, "};"])
+
+
+def digits(name: str, sizes: Sequence[int]) -> list[str]:
+    """Lines that split a row-major index into its axes ``i0, i1, ...``.
+
+    Example:
+        >>> digits("i", (2, 3))
+        ['const int i0 = i / 3;', 'const int i1 = i % 3;']
+    """
+    lines = []
+    for axis in range(len(sizes)):
+        inner = math.prod(sizes[axis + 1 :])
+        term = name if inner == 1 else f"{name} / {inner}"
+        if axis:
+            term = f"{term} % {sizes[axis]}"
+        lines.append(f"const int {name}{axis} = {term};")
+    return lines

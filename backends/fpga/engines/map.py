@@ -1,0 +1,196 @@
+"""Elementwise chains of steps on one or two streams."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipec.backends.fpga.arithmetic import step_cost, steps_cost
+from pipec.backends.fpga.cpp import cpp_type, literal
+from pipec.backends.fpga.engines.base import Engine, Factors, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.integer import limits, multiplier, narrowed, real_type, rescaling
+from pipec.backends.fpga.engines.parts import Table, in_tokens, weight
+from pipec.backends.fpga.engines.steps import (
+    MapStep,
+    Mode,
+    Step,
+    affine_steps,
+    combined,
+    function,
+    mode_of,
+    results,
+)
+from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.int8 import Int8, int8_format, kind_of, multipliers
+from pipec.backends.fpga.runs import Run, Runs
+
+
+@dataclass(frozen=True)
+class Map(Nest):
+    """Elementwise: ``for i in tokens: x = read in0 (y = read in1); steps; write x``.
+
+    Both inputs are read in the same firing, and only one step may read ``in1``. No steps: a copy.
+    ``rows * ceil(channels/lanes)`` tokens.
+    """
+
+    rows: int
+    channels: int
+    lanes: int = 1
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Firings per frame."""
+        return self.rows * ceil_div(self.channels, self.lanes)
+
+    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
+        assert isinstance(layer, Elementwise)
+        lanes = factors.lanes_out
+        cf = ceil_div(layer.channels, lanes)
+        if dtype == "int8" and mode_of(layer.steps) is Mode.AFFINE:
+            return _affine(layer, lanes)
+        steps, tables = [], []
+        for k, step in enumerate(layer.steps):
+            period = step.period * cf if step.operand == "table" else 0
+            steps.append(Step(step.op, step.operand, step.value, period))
+            if step.table is not None:
+                shape, kind = (period, lanes), real_type(dtype)
+                cut = partial(in_tokens, lanes=lanes)
+                tables.append(weight(f"table{k}", shape, step.table, kind, cut))
+        depth = 1 + sum(step_cost(s.op, dtype)[2] for s in steps)
+        nest = dataclasses.replace(self, lanes=lanes, steps=tuple(steps))
+        dtype = dtype if steps else layer.inputs[0].dtype
+        return Folded(nest, lanes, depth, tuple(tables), dtype=dtype)
+
+    def runs(self, ii: int, inputs: int) -> Runs:
+        return (Run(self.tokens, ii, (1 << inputs) - 1, 1),)
+
+    def logic(self, dtype: str) -> tuple[float, float]:
+        if kind_of(dtype) == "int8":
+            if any(step.op == "affine" for step in self.steps):
+                return (0.0, _AFFINE_LUT * self.lanes)
+            if (mode := mode_of(self.steps)) in _INTEGER_MAPS:
+                return (0.0, _INTEGER_MAPS[mode] * self.lanes)
+            dtype = "float32"
+        return steps_cost((s.op for s in self.steps), self.lanes, dtype)
+
+    def unit(self, engine: Engine) -> Unit:
+        constants = self.named("ROWS C=channels LANES")
+        if (unit := self._integer(engine, constants)) is not None:
+            return unit
+        parameters, body, tables = ["real_t<T> x"], [], []
+        streamed = any(step.operand == "stream" for step in self.steps)
+        if streamed:
+            parameters.append("real_t<T> y")
+        for k, step in enumerate(self.steps):
+            operand = {"stream": "y", "table": f"t{k}"}.get(step.operand, "")
+            if step.operand == "scalar" or step.op in ("leaky_relu", "elu"):
+                operand = f"real_t<T>({literal(step.value, engine.dtype)})"
+            if step.operand == "table":
+                parameters.append(f"real_t<T> t{k}")
+                tables.append(f"table{k}")
+            body.append(f"x = ops::{step.op}(x{', ' if operand else ''}{operand});")
+        functions = {f"real_t<T> op({', '.join(parameters)})": [*body, "return x;"]}
+        name = "map2" if streamed else "map1"
+        return Unit(name, constants, functions, tables=tuple(tables))
+
+    def _integer(self, engine: Engine, constants: Mapping[str, int]) -> Unit | None:
+        """A chain that integers run; None if it needs float32, or nothing is quantised."""
+        reads, writes = int8_format(engine.dtype), int8_format(engine.result)
+        if reads is None or writes is None or not self.steps:
+            return None
+        x, y = cpp_type(engine.dtype), cpp_type(engine.result)
+        constants = {**constants, **limits(engine)}
+        if self.steps[0].op == "affine":
+            body = f"return {narrowed(engine)}(int64_t(x.steps()) * t0.multiplier + t0.bias);"
+            functions = {f"{y} op({x} x, rescale t0)": [body]}
+            return Unit("map1", constants, functions, tables=("table0",))
+        mode = mode_of(self.steps)
+        if mode is Mode.LOOKUP:
+            functions = {f"{y} op({x} x)": _lookup(results(self.steps, reads, writes), y)}
+            return Unit("map1", constants, functions)
+        if mode not in (Mode.SUM, Mode.PRODUCT):
+            return None
+        second = int8_format(engine.second)
+        assert second is not None
+        if mode is Mode.PRODUCT:
+            found = f"int64_t(x.steps() * y.steps()) * {multiplier(engine)}"
+        else:
+            a, b = sum_multipliers(self.steps[0].op, (reads, second), writes)[0]
+            found = f"int64_t(x.steps()) * {a} + int64_t(y.steps()) * {b}"
+        functions = {f"{y} op({x} x, {cpp_type(engine.second)} y)": [
+            f"return {narrowed(engine)}({found});"
+        ]}  # fmt: skip
+        return Unit("map2", constants, functions)
+
+    def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
+        assert isinstance(layer, Elementwise)
+        shape = (layer.rows, layer.channels)
+        x = reads[0].reshape(shape)
+        for step in layer.steps:
+            if step.operand == "stream":
+                x = combined(step.op, x, reads[1].reshape(shape))
+            elif step.operand == "table":
+                y = table(cast("Table", step.table)).reshape(step.period, -1)
+                x = combined(step.op, x.reshape(-1, step.period, layer.channels), y).reshape(shape)
+            else:
+                x = function(step)(x)
+        return x
+
+
+_INTEGER_MAPS = {Mode.COPY: 0.0, Mode.LOOKUP: 40.0, Mode.SUM: 240.0, Mode.PRODUCT: 290.0}
+"""LUTs per lane of a chain on 8-bit integers: a table of 256 bytes, or products on the fabric."""
+
+
+_AFFINE_LUT = 170.0
+
+
+@dataclass(frozen=True)
+class Elementwise(Layer):
+    """A chain of elementwise steps, on one or two edges; its nest has no steps yet."""
+
+    steps: tuple[MapStep, ...] = ()
+
+
+def _affine(layer: Elementwise, lanes: int) -> Folded:
+    """``x * table + table`` and clamps on 8-bit integers: one table for both."""
+    count = affine_steps(layer.steps)
+    period = math.lcm(*(s.period for s in layer.steps[:count]))
+    period *= ceil_div(layer.channels, lanes)
+    first = Step("affine", "table", period=period)
+    rest = tuple(Step(s.op, s.operand, s.value) for s in layer.steps[count:])
+    nest = Map(layer.rows, layer.channels, lanes, (first, *rest))
+    table = dataclasses.replace(
+        rescaling(layer, (period, lanes), lambda a: in_tokens(a, lanes)), role="table0"
+    )
+    return Folded(nest, lanes, 4, (table,))
+
+
+def sum_multipliers(op: str, reads: tuple[Int8, Int8], writes: Int8) -> tuple[tuple[int, int], int]:
+    """The multipliers of both operands of a sum, and its shift.
+
+    Args:
+        op: ``add``, ``sub`` or ``rsub``.
+        reads: Formats of the operands.
+        writes: Format of the sum.
+    """
+    signs = {"add": (1, 1), "sub": (1, -1), "rsub": (-1, 1)}[op]
+    ratios = [s * r.scale / writes.scale for s, r in zip(signs, reads, strict=True)]
+    found, shift = multipliers(np.array(ratios))
+    return (int(found[0]), int(found[1])), shift
+
+
+def _lookup(values: NDArray[np.int8], y: str) -> list[str]:
+    rows = [", ".join(map(str, row)) for row in values.reshape(16, 16)]
+    return [
+        "static const int8_t result[256] = {",
+        *(f"    {row}," for row in rows),
+        "};",
+        f"return {y}::of(result[x.raw + 128]);",
+    ]

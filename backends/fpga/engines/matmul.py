@@ -1,0 +1,151 @@
+"""Product of two activations, one of them held."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.cpp import digits, literal
+from pipec.backends.fpga.engines.base import Engine, Factors, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.integer import finish, limits
+from pipec.backends.fpga.engines.mvu import mvu_depth, products_logic, vector_runs
+from pipec.backends.fpga.engines.tiles import (
+    LOAD_SHARES,
+    ceil_div,
+    ceil_tiles,
+    divisor_for,
+    lanes_for,
+)
+from pipec.backends.fpga.runs import Loop, Run, Runs
+
+
+@dataclass(frozen=True)
+class Matmul(Nest):
+    """Product of two activations: the second operand is loaded into a RAM first, then as `Mvu`.
+
+    ```text
+    for b in blocks:
+      for i in load: read in1                          # operand B of all groups
+      for v in outer: for g in groups: for u in inner:
+        for f in nf: for s in sf:
+          if f == 0: a[s] = read in0
+          acc[s % partial][pe] += sum over simd of B[g][f*PE+pe][s*SIMD+simd] * a[s][simd]
+          if s == sf-1: write sum(acc) * scale         # PE elements
+    ```
+
+    Vectors of A come in the order ``outer, groups, inner`` (one of outer, inner is usually 1); a
+    vector has ``taps`` positions of ``channels``. B arrives row-major over the axes ``b_sizes``
+    (the last is split into tokens of ``b_lanes``); axis k of B is an axis of the group, of the
+    output (``rows``) or of the reduction, as ``b_roles[k]`` (``g``, ``n``, ``k``) says, axes of
+    one role being row-major among themselves.
+    """
+
+    blocks: int
+    outer: int
+    groups: int
+    inner: int
+    rows: int
+    taps: int
+    channels: int
+    b_sizes: tuple[int, ...]
+    b_roles: tuple[str, ...]
+    b_lanes: int = 1
+    pe: int = 1
+    simd: int = 1
+    partial: int = 1
+    scale: float = 1.0
+
+    @property
+    def nf(self) -> int:
+        """Neuron fold."""
+        return ceil_div(self.rows, self.pe)
+
+    @property
+    def sf(self) -> int:
+        """Synapse fold."""
+        return self.taps * ceil_div(self.channels, self.simd)
+
+    @property
+    def load(self) -> int:
+        """Tokens of operand B per block."""
+        *outer, channels = self.b_sizes
+        return math.prod(outer) * ceil_div(channels, self.b_lanes)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of A per block, groups included."""
+        return self.outer * self.groups * self.inner
+
+    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+        vectors = self.vectors
+        *outer, channels = self.b_sizes
+        rows = math.prod(outer)
+        best: tuple[tuple[int, ...], Factors] | None = None
+        for simd in ceil_tiles(self.channels):
+            sf = self.taps * ceil_div(self.channels, simd)
+            for share in LOAD_SHARES:
+                lanes = divisor_for(channels, channels, rows, target // self.blocks // share)
+                load = rows * ceil_div(channels, lanes)
+                left = max(target // self.blocks - load, 1)
+                pe = lanes_for(self.rows, vectors * sf, left)
+                cycles = self.blocks * (load + vectors * sf * ceil_div(self.rows, pe))
+                score = (max(cycles - target, 0), pe * simd, lanes, pe + simd)
+                if best is None or score < best[0]:
+                    best = (score, Factors((simd, lanes), pe, pe, simd))
+        assert best is not None
+        return best[1]
+
+    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
+        pe, simd, latency = factors.pe, factors.simd, arithmetic(dtype).add_latency
+        b_lanes = factors.lanes_in[1]
+        nest = dataclasses.replace(self, b_lanes=b_lanes, pe=pe, simd=simd, partial=latency)
+        return Folded(nest, pe, mvu_depth(simd, latency, dtype))
+
+    def runs(self, ii: int, inputs: int) -> Runs:
+        body = Loop(self.vectors, vector_runs(self.sf, self.nf, ii))
+        return (Loop(self.blocks, (Run(self.load, ii, 2), body)),)
+
+    def buffer(self, bits: int) -> tuple[int, int]:
+        return (self.pe * self.simd * bits, self.groups * self.nf * self.sf)
+
+    def logic(self, dtype: str) -> tuple[float, float]:
+        return products_logic(self.pe * self.simd, self.pe, self.pe, dtype)
+
+    def unit(self, engine: Engine) -> Unit:
+        names = "BLOCKS OUTER GROUPS INNER NF TAPS C=channels SF PE SIMD PARTIAL LOAD B_LANES"
+        constants = self.named(names) | {"B_C": self.b_sizes[-1]}
+        place = [
+            *digits("i", self.b_sizes),
+            *(f"const int {role} = {_number(self, role)};" for role in ("g", "n", "k")),
+            "return {g, n, k};",
+        ]
+        if engine.narrowing is not None:
+            functions = finish(engine)
+        else:
+            scaled = f"return real_t<T>(sum) * {literal(self.scale, engine.dtype)};"
+            functions = {"real_t<T> finish(sum_t<T> sum)": [scaled]}
+        functions["engine::b_place place(int i)"] = place
+        return Unit("matmul", constants | limits(engine), functions)
+
+    def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
+        reduction = self.taps * self.channels
+        a = reads[0].reshape(self.blocks, self.outer, self.groups, self.inner, reduction)
+        b = reads[1].reshape(self.blocks, *self.b_sizes)
+        order = [k for role in "gnk" for k, r in enumerate(self.b_roles) if r == role]
+        b = b.permute(0, *(k + 1 for k in order))
+        b = b.reshape(self.blocks, self.groups, self.rows, reduction)
+        return torch.einsum("bogik,bgnk->bogin", a, b) * self.scale
+
+
+def _number(nest: Matmul, role: str) -> str:
+    """The axes of B with that role as one row-major number."""
+    axes = [axis for axis, r in enumerate(nest.b_roles) if r == role]
+    terms = []
+    for position, axis in enumerate(axes):
+        inner = math.prod(nest.b_sizes[a] for a in axes[position + 1 :])
+        terms.append(f"i{axis} * {inner}" if inner > 1 else f"i{axis}")
+    return " + ".join(terms) or "0"

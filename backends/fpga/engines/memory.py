@@ -1,0 +1,67 @@
+"""Readers of memory: rows of a table by index, weights in bursts."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pipec.backends.fpga.engines.base import Factors, Folded, Layer, Nest, Tables
+from pipec.backends.fpga.engines.parts import PORT_LUT
+from pipec.backends.fpga.engines.route import rows_table
+from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.runs import Loop, Run, Runs
+
+
+@dataclass(frozen=True)
+class Gather(Nest):
+    """Row lookup (embedding): ``for v in n: i = read in0; for c in cf: write table[i][c]``.
+
+    The index token has one lane of an integer type. Table: role ``table``
+    ``[entries][cf][lanes]``, on chip or in DDR (the engine then has a DDR port of its own).
+    """
+
+    constants = "N CF LANES ENTRIES"
+    tables = ("table",)
+
+    n: int
+    entries: int
+    channels: int
+    lanes: int = 1
+
+    @property
+    def cf(self) -> int:
+        """Tokens per row."""
+        return ceil_div(self.channels, self.lanes)
+
+    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
+        nest = dataclasses.replace(self, lanes=factors.lanes_out)
+        table = rows_table(layer, (nest.entries, nest.cf), nest.lanes, dtype)
+        return Folded(nest, nest.lanes, 4, table)
+
+    def runs(self, ii: int, inputs: int) -> Runs:
+        return (Loop(self.n, (Run(1, ii, 1, 1), Run(self.cf - 1, ii, 0, 1))),)
+
+    def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
+        return table(layer.tables["table"])[reads[0].reshape(-1)]
+
+
+@dataclass(frozen=True)
+class Load(Nest):
+    """Reads weights from DDR in bursts: ``for r in repeat: for i in words: write word``.
+
+    A word has ``lanes`` elements (PE*SIMD of its reader); role ``weight``
+    ``[words][lanes]`` is the reader's weight array as it lies in memory.
+    """
+
+    tables = ("weight",)
+
+    words: int
+    lanes: int
+    repeat: int = 1
+
+    def runs(self, ii: int, inputs: int) -> Runs:
+        return (Run(self.words * self.repeat, ii, 0, 1),)
+
+    def logic(self, dtype: str) -> tuple[float, float]:
+        return (0.0, PORT_LUT)

@@ -1,0 +1,136 @@
+"""Movers between a stream and DDR; they stand for no layer, but at ports and in FIFOs."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pipec.backends.fpga.arithmetic import step_cost
+from pipec.backends.fpga.engines.base import Engine, Nest, Unit
+from pipec.backends.fpga.engines.parts import PORT_LUT
+from pipec.backends.fpga.runs import Loop, Run, Runs
+
+MICROBATCH, MICROBATCHES = "microbatch", "microbatches"
+"""Arguments of a kernel with movers: number of the first frame, frames of an update."""
+
+
+@dataclass(frozen=True)
+class Mover(Nest):
+    """An engine between a stream and DDR.
+
+    Attributes:
+        counts: What it must be told about microbatches; nothing if what it moves stays in a kernel.
+        writes: Whether it writes to memory.
+        tokens: Per frame; ``lanes`` elements of each.
+    """
+
+    counts: ClassVar[tuple[str, ...]] = ()
+    writes: ClassVar[bool]
+
+    tokens: int
+    lanes: int
+
+    @property
+    def ring(self) -> tuple[int, int]:
+        """Tokens in memory of a frame, or of a chunk of it, and how many of these lie there."""
+        return self.tokens, 1
+
+    def runs(self, ii: int, inputs: int) -> Runs:
+        return (Run(self.tokens, ii, *((1, 0) if self.writes else (0, 1))),)
+
+    def logic(self, dtype: str) -> tuple[float, float]:
+        return (0.0, PORT_LUT)
+
+    def unit(self, engine: Engine) -> Unit:
+        names = self.named(self.constants)
+        return Unit(self.kind(), names, arguments=self.counts, in_memory=True)
+
+
+@dataclass(frozen=True)
+class Frames(Mover):
+    """A mover of whole frames, in a ring of so many ``slots``."""
+
+    counts = (MICROBATCH,)
+
+    slots: int
+
+    @property
+    def ring(self) -> tuple[int, int]:
+        return self.tokens, self.slots
+
+
+@dataclass(frozen=True)
+class Store(Frames):
+    """Writes frames into a ring in DDR: ``for i in tokens: memory[n % slots][i] = read in0``.
+
+    Of microbatch n. `Fetch` reads the ring in the same way, in another kernel.
+    """
+
+    writes = True
+
+
+@dataclass(frozen=True)
+class Fetch(Frames):
+    """Reads frames from a ring in DDR: ``for i in tokens: write memory[n % slots][i]``."""
+
+    writes = False
+
+
+@dataclass(frozen=True)
+class Accumulate(Mover):
+    """Adds frames in DDR, in float32, anew for every update of so many microbatches.
+
+    ```text
+    for i in tokens: memory[i] = (n % microbatches == 0 ? 0 : memory[i]) + read in0
+    ```
+    """
+
+    counts = (MICROBATCH, MICROBATCHES)
+    writes = True
+
+    def logic(self, dtype: str) -> tuple[float, float]:
+        dsp, lut, _ = step_cost("add", "float32")
+        return (self.lanes * dsp, 2 * PORT_LUT + self.lanes * lut)
+
+
+@dataclass(frozen=True)
+class Chunks(Mover):
+    """One end of a FIFO in DDR: a ring of chunks, and a token for every chunk that lies there.
+
+    Attributes:
+        chunk: Tokens that are counted together, a divisor of those of a frame.
+        slots: Chunks of the ring.
+    """
+
+    chunk: int
+    slots: int
+
+    @property
+    def ring(self) -> tuple[int, int]:
+        return self.chunk, self.slots
+
+    def runs(self, ii: int, inputs: int) -> Runs:
+        both, one = Run(1, ii, 1, 1), Run(self.chunk - 1, ii, *((1, 0) if self.writes else (0, 1)))
+        return (Loop(self.tokens // self.chunk, (one, both) if self.writes else (both, one)),)
+
+
+@dataclass(frozen=True)
+class Spill(Chunks):
+    """The way into a FIFO in DDR.
+
+    ```text
+    for i in tokens: memory[ring][i % chunk] = read in0; if chunk is full: write out0; next of ring
+    ```
+    """
+
+    writes = True
+
+
+@dataclass(frozen=True)
+class Refill(Chunks):
+    """The way out of a FIFO in DDR.
+
+    ```text
+    for i in tokens: if chunk begins: read in0; write memory[ring][i % chunk]
+    ```
+    """
+
+    writes = False

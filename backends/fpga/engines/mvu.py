@@ -1,0 +1,333 @@
+"""Matrix-vector unit: convolutions and linear layers, their weights on chip or streamed."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.engines.base import Engine, Factors, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.integer import bias_of, limits, rescaling
+from pipec.backends.fpga.engines.parts import PORT_BITS, Array, Weight, in_tokens, weight
+from pipec.backends.fpga.engines.swg import convolved, window_cycles
+from pipec.backends.fpga.engines.tiles import ceil_div, ceil_tiles
+from pipec.backends.fpga.engines.window import Window
+from pipec.backends.fpga.numbers import bits_of
+from pipec.backends.fpga.runs import Loop, Run, Runs
+
+
+@dataclass(frozen=True)
+class Product(Nest):
+    """A matrix of ``rows`` times ``taps*channels`` for each of ``n`` vectors and of ``groups``.
+
+    Attributes:
+        n: Vectors per frame (output pixels, rows).
+        rows: Output channels of one group (MH); ``pe`` of them at a time; ``nf = ceil(rows/pe)``.
+        taps: Kernel positions of the reduction (``kh*kw`` of a window, pixels of a flattened map).
+        channels: Channels of one position and group; the reduction (MW) is ``taps*channels``.
+        pe: Processing elements: output channels per firing.
+        simd: Input elements per firing: ``channels`` folded by ceiling, or ``kp*lanes`` of the
+            SWG, laid out ``[kp][lanes]``.
+        kp: Kernel positions per input token; above 1 only if one token holds all channels.
+        groups: Independent matrices, one per channel group, innermost around the vector.
+    """
+
+    n: int
+    rows: int
+    taps: int
+    channels: int
+    pe: int = 1
+    simd: int = 1
+    kp: int = 1
+    groups: int = 1
+
+    @property
+    def nf(self) -> int:
+        """Neuron fold: ``ceil(rows/pe)``."""
+        return ceil_div(self.rows, self.pe)
+
+    @property
+    def sf(self) -> int:
+        """Synapse fold: input tokens of one vector and group."""
+        return self.taps // self.kp * ceil_div(self.channels, self.simd // self.kp)
+
+
+@dataclass(frozen=True)
+class Mvu(Product):
+    """Matrix-vector unit: convolution (after an SWG) and linear layers, ``y = W x + b``.
+
+    ```text
+    order "A" (output stationary, one input vector buffered):
+    for v in n: for g in groups: for f in nf: for s in sf:
+      if f == 0: x[s] = read in0                      # SIMD elements
+      if streamed: word = read in1                    # PE*SIMD elements, else from the table
+      acc[s % partial][pe] += sum over simd of weight[g][f][s][simd][pe] * x[s][simd]
+      if s == sf-1: write sum(acc)[pe] + bias[g][f][pe]                      # PE elements
+
+    order "B" (input stationary, NF accumulator words):
+    for v in n: for g in groups: for s in sf: for f in nf:
+      if f == 0: x = read in0
+      if streamed: word = read in1
+      acc[f][pe] += sum over simd of weight[g][f][s][simd][pe] * x[simd]
+      if s == sf-1: write acc[f][pe] + bias[g][f][pe]
+
+    weights streamed and block V > 1 (one pass over the weights per V vectors), groups == 1:
+    for b in n/V:
+      for v in V: for s in sf: x[v][s] = read in0
+      for f in nf: for s in sf: for v in V:
+        if v == 0: word = read in1
+        acc[v][pe] += ...                             # y[v][f] kept at s == sf-1
+      for v in V: for f in nf: write y[v][f] (+ bias)
+    ```
+
+    Attributes:
+        order: ``A`` or ``B`` as above (``A`` if ``block`` is above 1).
+        partial: Order A: partial sums used in turn, so that an adder of that latency keeps an
+            initiation interval of 1; they are added in a balanced tree at the end.
+        block: V, vectors per pass over streamed weights; divides ``n``; 1 if weights are on chip.
+        bias: Whether there is a bias table.
+        streamed: Whether weights arrive by the second input stream.
+
+    Weights: role ``weight`` of shape ``[groups][nf][sf][simd][pe]`` (zeros where a tile overhangs),
+    in order B streamed as ``[groups][sf][nf][simd][pe]``; role ``bias`` ``[groups][nf][pe]``.
+    """
+
+    order: str = "A"
+    partial: int = 1
+    block: int = 1
+    bias: bool = False
+    streamed: bool = False
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates per frame, overhang not counted."""
+        return self.n * self.groups * self.rows * self.taps * self.channels
+
+    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+        simd, kp, sf, reading = _input_sides(self, layer.window)
+        vectors = self.n * self.groups
+        if block == 0:
+            folds = np.clip(target // (vectors * sf), 1, self.rows)
+            pe = -(-self.rows // folds)
+            cycles = vectors * -(-self.rows // pe) * sf
+        else:
+            tiles, busy = _streamed_cycles(self, layer.window, block, dtype)
+            reached = busy <= target
+            first = np.where(reached.any(axis=1), reached.argmax(axis=1), busy.argmin(axis=1))
+            pe, cycles = tiles[first], busy[np.arange(len(sf)), first]
+        late = np.maximum(np.maximum(cycles, reading) - target, 0)
+        cost = arithmetic(dtype)
+        sums = (-(-self.rows // pe) < cost.add_latency) * pe  # final adders of partial sums
+        dsp = pe * simd * cost.mac_dsp + sums * cost.add_dsp
+        narrowing = pe * cost.narrowing_lut
+        best = np.lexsort((cycles, pe + simd, narrowing, dsp, late))[0]
+        outputs, inputs, positions = int(pe[best]), int(simd[best]), int(kp[best])
+        return Factors((inputs // positions,), outputs, outputs, inputs, positions, block)
+
+    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
+        latency = arithmetic(dtype).add_latency
+        nf = ceil_div(self.rows, factors.pe)
+        order = "B" if latency > 1 and nf >= latency and factors.block <= 1 else "A"
+        partial = latency if order == "A" and factors.block <= max(latency, 1) else 1
+        nest = dataclasses.replace(
+            self, pe=factors.pe, simd=factors.simd, kp=factors.kp, order=order, partial=partial,
+            block=max(factors.block, 1), bias="bias" in layer.tables or dtype == "int8",
+            streamed=factors.block > 0,
+        )  # fmt: skip
+        shape = (nest.groups, nest.nf, nest.pe)
+        bias = bias_table(layer, shape, dtype, lambda a: in_tokens(a, nest.pe))
+        depth = mvu_depth(nest.simd, partial, dtype)
+        return Folded(nest, nest.pe, depth, (_matrix(layer, nest, dtype), *bias))
+
+    def runs(self, ii: int, inputs: int) -> Runs:
+        sf, nf, word = self.sf, self.nf, 2 if self.streamed else 0
+        if self.block > 1:
+            return (Loop(self.n // self.block, _block(self, ii)),)
+        if self.order == "B":
+            last = (Run(1, ii, 1 | word, 1), Run(nf - 1, ii, word, 1))
+            first: Runs = (Loop(sf - 1, (Run(1, ii, 1 | word), Run(nf - 1, ii, word))),)
+            if not self.streamed and sf > 1:
+                first = (Run(1, ii, 1), Run(sf - 2, nf * ii, 1))
+                last = (Run(1, nf * ii, 1, 1), Run(nf - 1, ii, 0, 1))
+            return (Loop(self.n * self.groups, (*first, *last)),)
+        if not self.streamed:
+            return (Loop(self.n * self.groups, vector_runs(sf, nf, ii)),)
+        rest = Loop(nf - 1, (Run(sf - 1, ii, 2), Run(1, ii, 2, 1)))
+        return (Loop(self.n, (Run(sf - 1, ii, 3), Run(1, ii, 3, 1), rest)),)
+
+    def buffer(self, bits: int) -> tuple[int, int]:
+        if self.block > 1:
+            results = ceil_div(self.block * self.nf * self.pe, self.simd)
+            return (self.simd * bits, self.block * self.sf + results)
+        return (self.pe * bits, self.nf) if self.order == "B" else (self.simd * bits, self.sf)
+
+    def logic(self, dtype: str) -> tuple[float, float]:
+        return products_logic(self.pe * self.simd, self.pe * (self.partial > 1), self.pe, dtype)
+
+    def unit(self, engine: Engine) -> Unit:
+        constants = self.named("N GROUPS NF SF PE SIMD PARTIAL BLOCK")
+        function = "mvu_block" if self.block > 1 else f"mvu_{self.order.lower()}"
+        tables = ("weight", bias_of(engine))[self.streamed :]
+        constants |= limits(engine)
+        return Unit(function, constants, tables=tables, extra_inputs_last=True)
+
+    def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
+        weight, window = table(layer.tables["weight"]), layer.window
+        if window is not None:
+            kernel = weight.reshape(-1, window.kh, window.kw, self.channels).permute(0, 3, 1, 2)
+            found = convolved(window, reads[0], kernel, self.groups)
+        else:
+            x = reads[0].reshape(self.n, self.groups, -1).transpose(0, 1)
+            matrix = weight.reshape(self.groups, self.rows, -1).transpose(1, 2)
+            found = (x @ matrix).transpose(0, 1)
+        return biased(layer, found.reshape(self.n, self.groups, self.rows), table)
+
+
+def input_tokens(nest: Product, window: Window | None) -> list[tuple[int, int]]:
+    """What a token in front of a matrix may hold: SIMD, and kernel positions."""
+    tiles = [(simd, 1) for simd in ceil_tiles(nest.channels)]
+    if window is None or nest.groups > 1:
+        return tiles
+    return [*tiles, *((k * nest.channels, k) for k in sorted({window.kw, nest.taps} - {1}))]
+
+
+@lru_cache(maxsize=4096)
+def _input_sides(nest: Mvu, window: Window | None) -> NDArray[np.int64]:
+    """Input side of a matrix's lattice, a column per choice.
+
+    Rows: SIMD, kp, SF, and the cycles that reading takes: of the windows with their fill, and of
+    the maps.
+    """
+    rows = []
+    for simd, kp in input_tokens(nest, window):
+        cf = ceil_div(nest.channels, simd // kp)
+        reading = 0 if window is None else window_cycles(window, cf * nest.groups, kp)
+        rows.append((simd, kp, nest.taps // kp * cf, reading))
+    return np.array(rows, dtype=np.int64).T
+
+
+@lru_cache(maxsize=4096)
+def _streamed_cycles(
+    nest: Mvu, window: Window | None, block: int, dtype: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """PEs that may be chosen, [PEs], and busy cycles with streamed weights, [input sides, PEs].
+
+    Words so wide that a port takes longer for one than a block of vectors keeps it busy four
+    times over are left out but for the first.
+    """
+    simd, _, sf, _ = _input_sides(nest, window)
+    tiles = np.array(ceil_tiles(nest.rows), dtype=np.int64)
+    units = simd[:, None] * tiles
+    busy = dense_cycles(nest.n, -(-nest.rows // tiles), sf[:, None], block, units, dtype)
+    wide = np.pad(units * bits_of(dtype) > 4 * block * PORT_BITS, ((0, 0), (1, 0)))[:, :-1]
+    return tiles, np.where(wide, np.iinfo(np.int64).max >> 1, busy)
+
+
+Whole = int | NDArray[np.int64]
+
+
+def dense_cycles(
+    vectors: int, nf: Whole, sf: Whole, block: int, units: Whole, dtype: str
+) -> NDArray[np.int64]:
+    """Busy cycles of an MVU: on chip (block 0), streamed per vector (1), or per block of vectors.
+
+    Example:
+        >>> int(dense_cycles(10, 8, 8, 0, 32, "int8"))
+        640
+    """
+    steps = np.asarray(nf) * np.asarray(sf)
+    if block == 0:
+        return np.asarray(vectors * steps)
+    interval = -(-np.asarray(units) * bits_of(dtype) // PORT_BITS)
+    if block == 1:
+        return np.asarray(vectors * steps * interval)
+    passes = vectors // block
+    ends = block * (np.asarray(sf) + nf)
+    return np.asarray(passes * (ends + steps * np.maximum(block, interval)))
+
+
+def word_interval(lanes: int, dtype: str) -> int:
+    """Cycles per word of streamed weights on one port."""
+    return ceil_div(lanes * bits_of(dtype), PORT_BITS)
+
+
+def vector_runs(sf: int, nf: int, ii: int) -> Runs:
+    """One vector, order A, weights on chip."""
+    return (Run(sf - 1, ii, 1), Run(1, ii, 1, 1), Run(nf - 1, sf * ii, 0, 1))
+
+
+def _block(nest: Mvu, ii: int) -> Runs:
+    """V vectors in, one pass over the weights, V vectors out."""
+    v, sf, nf = nest.block, nest.sf, nest.nf
+    return (
+        Run(v * sf, ii, 1),
+        Run(1, ii, 2),
+        Run(nf * sf - 1, v * ii, 2),
+        Run(1, v * ii, 0, 1),
+        Run(v * nf - 1, ii, 0, 1),
+    )
+
+
+def products_logic(units: int, final: int, results: int, dtype: str) -> tuple[float, float]:
+    """DSPs and LUTs of products that are summed.
+
+    Args:
+        units: Multiply-accumulates per firing.
+        final: Adders of partial sums.
+        results: Sums that are taken to the type of the results side by side.
+        dtype: Arithmetic.
+    """
+    cost = arithmetic(dtype)
+    lut = units * cost.mac_lut + 100 * final + results * cost.narrowing_lut
+    return (units * cost.mac_dsp + final * cost.add_dsp, lut)
+
+
+def mvu_depth(simd: int, partial: int, dtype: str) -> int:
+    """Pipeline depth of a product: multiplier, adder tree, accumulator, partial sums.
+
+    Example:
+        >>> mvu_depth(8, 1, "int8")
+        7
+    """
+    cost = arithmetic(dtype)
+    levels = (simd - 1).bit_length() + 1 + (partial - 1).bit_length()
+    return cost.mul_latency + cost.add_latency * levels + 1
+
+
+def bias_table(
+    layer: Layer, shape: tuple[int, ...], dtype: str, cut: Callable[[Array], Array]
+) -> list[Weight]:
+    """The table of what is added to a product's sums, or takes them to 8 bits."""
+    if dtype == "int8":
+        return [rescaling(layer, shape, cut)]
+    found = layer.tables.get("bias")
+    return [] if found is None else [weight("bias", shape, found, dtype, cut)]
+
+
+def _matrix(layer: Layer, nest: Mvu, dtype: str) -> Weight:
+    """The weight matrix as ``[groups][nf][sf][simd][pe]`` (streamed order B: sf before nf)."""
+    lanes = nest.simd // nest.kp
+    cf = ceil_div(nest.channels, lanes)
+    swap = nest.streamed and nest.order == "B"
+
+    def cut(w: Array) -> Array:
+        """The matrix in the order in which the engine reads it, zeros behind."""
+        pad_out, pad_in = nest.nf * nest.pe - nest.rows, cf * lanes - nest.channels
+        if pad_out or pad_in:
+            w = np.pad(w, ((0, 0), (0, pad_out), (0, 0), (0, pad_in)))
+        steps = nest.taps // nest.kp * cf
+        w = w.reshape(nest.groups, nest.nf, nest.pe, steps, nest.simd)
+        return np.ascontiguousarray(w.transpose((0, 3, 1, 4, 2) if swap else (0, 1, 3, 4, 2)))
+
+    first = (nest.sf, nest.nf) if swap else (nest.nf, nest.sf)
+    shape = (nest.groups, *first, nest.simd, nest.pe)
+    return weight("weight", shape, layer.tables["weight"], dtype, cut)
+
+
+def biased(layer: Layer, found: Tensor, table: Tables) -> Tensor:
+    """Results of a product with the layer's bias, if it has one."""
+    return found + table(layer.tables["bias"]) if "bias" in layer.tables else found

@@ -1,0 +1,159 @@
+"""Row units: softmax, normalisations, local response; they need a whole row before they write."""
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pipec.backends.fpga.arithmetic import steps_cost
+from pipec.backends.fpga.cpp import literal
+from pipec.backends.fpga.engines.base import Engine, Factors, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.integer import real_type
+from pipec.backends.fpga.engines.parts import Table, in_tokens, weight
+from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
+from pipec.backends.fpga.int8 import kind_of
+from pipec.backends.fpga.runs import Loop, Run, Runs
+
+GAP = 40
+"""Cycles between two passes of a floating-point row unit: its pipeline drains."""
+
+
+def gap_of(dtype: str) -> int:
+    """Cycles between two passes of a row unit."""
+    return GAP if dtype.startswith(("float", "int8")) else 4
+
+
+@dataclass(frozen=True)
+class RowUnit(Nest):
+    """What needs the whole row before it can write the first result.
+
+    ```text
+    for r in rows:
+      for c in cf: x[c] = read in0 (y[c] = read in1); statistics
+      (passes-2) silent passes over the row
+      for c in cf: write
+    ```
+
+    Every pass after the first starts ``gap`` cycles after the last firing of the one before (the
+    pipeline drains between passes). A row has ``taps`` positions of ``channels`` elements each:
+    ``cf = taps*ceil(channels/lanes)``; padding lanes take no part.
+    """
+
+    rows: int
+    channels: int
+    taps: int = 1
+    lanes: int = 1
+    op: str = "softmax"
+    passes: int = 3
+    gap: int = 1
+    eps: float = 0.0
+
+    @property
+    def cf(self) -> int:
+        """Tokens per row."""
+        return self.taps * ceil_div(self.channels, self.lanes)
+
+    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+        gaps = self.rows * (self.passes - 1) * gap_of(dtype)
+        lanes = lanes_for(self.channels, self.rows * self.taps, max(target - gaps, 1), self.passes)
+        return Factors((lanes,) * len(layer.inputs), lanes)
+
+    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
+        lanes, gap = factors.lanes_out, gap_of(dtype)
+        nest = dataclasses.replace(self, lanes=lanes, gap=gap).given(layer.tables)
+        row = (nest.taps, nest.channels)
+        shape, kind = (nest.cf, lanes), real_type(dtype)
+        tables = tuple(
+            weight(role, shape, table, kind, lambda a: in_tokens(a.reshape(row), lanes))
+            for role, table in layer.tables.items()
+        )
+        return Folded(nest, lanes, gap, tables)
+
+    def runs(self, ii: int, inputs: int) -> Runs:
+        silent = (self.passes - 2) * (self.gap + (self.cf - 1) * ii)
+        read = Run(self.cf, ii, (1 << inputs) - 1)
+        body = (read, Run(1, self.gap + silent, 0, 1), Run(self.cf - 1, ii, 0, 1))
+        return (Loop(self.rows, body),)
+
+    @abstractmethod
+    def given(self, tables: Mapping[str, Table]) -> Self:
+        """The same with these tables."""
+
+
+@dataclass(frozen=True)
+class Norm(RowUnit):
+    """Row unit of one input.
+
+    Attributes:
+        op: ``softmax``, ``log_softmax`` (3 passes: max, sum of exp, write), ``layer_norm``,
+            ``rms_norm`` (3: mean, variance, write; rms 2), ``lrn`` (2: squares, write).
+        eps: Epsilon of layer_norm and rms_norm.
+        size: Window of lrn: ``y = x / (k + alpha/size * sum x^2 over c-(size-1)//2 .. c+size//2)``
+            to the power ``beta``.
+        scale: Whether there is a table of factors, role ``scale`` ``[cf][lanes]``.
+        shift: Whether there is a table of summands, role ``shift`` ``[cf][lanes]``.
+    """
+
+    size: int = 0
+    alpha: float = 0.0
+    beta: float = 0.0
+    k: float = 0.0
+    scale: bool = False
+    shift: bool = False
+
+    def given(self, tables: Mapping[str, Table]) -> Self:
+        return dataclasses.replace(self, scale="scale" in tables, shift="shift" in tables)
+
+    def buffer(self, bits: int) -> tuple[int, int]:
+        return (self.lanes * bits, self.cf)
+
+    def logic(self, dtype: str) -> tuple[float, float]:
+        dtype = "float32" if kind_of(dtype) == "int8" else dtype
+        steps = (*_STEPS[self.op], *["mul"] * self.scale, *["add"] * self.shift)
+        return steps_cost(steps, self.lanes, dtype)
+
+    def unit(self, engine: Engine) -> Unit:
+        constants = self.named("ROWS TAPS C=channels LANES GAP")
+        if self.op in ("softmax", "log_softmax"):
+            return Unit("softmax", {**constants, "LOG": self.op == "log_softmax"})
+        if self.op == "lrn":
+            constants |= {"BEFORE": (self.size - 1) // 2, "AFTER": self.size // 2}
+            k, alpha, beta = (literal(v, engine.dtype) for v in (self.k, self.alpha, self.beta))
+            size = literal(self.size, engine.dtype)
+            body = [f"return x / ops::pow({k} + {alpha} / {size} * sum, {beta});"]
+            return Unit("lrn", constants, {"real_t<T> op(real_t<T> x, real_t<T> sum)": body})
+        eps = {"real_t<T> eps()": [f"return {literal(self.eps, engine.dtype)};"]}
+        tables = ("scale?no_table", "shift?no_table")
+        return Unit(self.op, constants, eps, tables=tables)
+
+    def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
+        x = reads[0].reshape(self.rows, self.taps * self.channels)
+        if self.op == "softmax":
+            y = torch.softmax(x, -1)
+        elif self.op == "log_softmax":
+            y = torch.log_softmax(x, -1)
+        elif self.op == "layer_norm":
+            y = functional.layer_norm(x, x.shape[1:], eps=self.eps)
+        elif self.op == "rms_norm":
+            y = x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        else:
+            wide = functional.pad(x.square(), ((self.size - 1) // 2, self.size // 2))
+            total = wide.unfold(1, self.size, 1).sum(-1)
+            y = x / (self.k + self.alpha / self.size * total) ** self.beta
+        rows = {role: table(found).reshape(-1) for role, found in layer.tables.items()}
+        y = y * rows["scale"] if "scale" in rows else y
+        return y + rows["shift"] if "shift" in rows else y
+
+
+_STEPS = {
+    "softmax": ("max", "exp", "add", "div"),
+    "log_softmax": ("max", "exp", "add", "sub"),
+    "layer_norm": ("add", "square", "add", "mul"),
+    "rms_norm": ("square", "add", "mul"),
+    "lrn": ("square", "add", "pow", "mul"),
+}

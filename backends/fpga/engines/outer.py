@@ -1,0 +1,80 @@
+"""Outer products: the gradient of a weight matrix."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.engines.base import Factors, Folded, Layer
+from pipec.backends.fpga.engines.mvu import Product, input_tokens, mvu_depth, products_logic
+from pipec.backends.fpga.engines.swg import window_reads
+from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.runs import Loop, Run, Runs
+
+
+@dataclass(frozen=True)
+class Outer(Product):
+    """Outer-product unit: gradient of a weight matrix, ``dW = sum over v of dy[v] x[v]^T``.
+
+    ```text
+    for v in n: for g in groups: for f in nf: for s in sf:
+      if f == 0: x[s] = read in0                      # SIMD elements, windows of an SWG
+      if s == 0: dy = read in1                        # PE elements
+      acc[v % partial][g][f][s][pe][simd] += dy[pe] * x[s][simd]
+    for g in groups: for m in rows: for s in sf: write total(acc)[g][m/PE][s][m%PE]    # SIMD
+    ```
+
+    Attributes:
+        partial: Accumulators used in turn by v, where one pass over a vector is shorter than the
+            adder's latency.
+    """
+
+    constants = "N GROUPS ROWS NF SF PE SIMD PARTIAL"
+
+    partial: int = 1
+
+    @property
+    def writes(self) -> int:
+        """Output tokens per frame."""
+        return self.groups * self.rows * self.sf
+
+    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+        """Cheapest PE and SIMD: products per vector, and the matrix written at the end."""
+        best: tuple[tuple[float, ...], Factors] | None = None
+        window, vectors = layer.window, self.n * self.groups
+        for simd, kp in input_tokens(self, window):
+            lanes, sf = simd // kp, self.taps // kp * ceil_div(self.channels, simd // kp)
+            drain = self.groups * self.rows * sf
+            reading = window_reads(window, self.channels, lanes) * self.groups if window else 0
+            left = max(target - drain, 1)
+            pe = ceil_div(self.rows, max(left // (vectors * sf), 1))
+            pe = min(pe, self.rows)
+            cycles = max(vectors * ceil_div(self.rows, pe) * sf + drain, reading)
+            score = (max(cycles - target, 0), pe * simd, pe + simd)
+            if best is None or score < best[0]:
+                best = (score, Factors((lanes, pe), simd, pe, simd, kp))
+        assert best is not None
+        return best[1]
+
+    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
+        latency = arithmetic(dtype).add_latency
+        nest = dataclasses.replace(self, pe=factors.pe, simd=factors.simd, kp=factors.kp)
+        partial = min(ceil_div(latency, nest.groups * nest.nf * nest.sf), max(nest.n, 1))
+        nest = dataclasses.replace(nest, partial=partial)
+        return Folded(nest, nest.simd, mvu_depth(1, partial, dtype), merged=nest.kp)
+
+    def runs(self, ii: int, inputs: int) -> Runs:
+        nf, sf, vectors = self.nf, self.sf, self.n * self.groups
+        rest = (Run(sf - 1, ii, 1), Run(min(nf - 1, 1), ii, 2), Run(max(nf - 2, 0), sf * ii, 2))
+        last = (sf if nf > 1 else 1) * ii  # what the silent firings of the last f take
+        return (
+            Run(1, ii, 3), *rest,
+            Loop(vectors - 1, (Run(1, last, 3), *rest)),
+            Run(1, last, 0, 1), Run(self.writes - 1, ii, 0, 1),
+        )  # fmt: skip
+
+    def buffer(self, bits: int) -> tuple[int, int]:
+        words = self.partial * self.groups * self.nf * self.sf
+        return (self.pe * self.simd * bits, words + ceil_div(self.sf, self.pe))
+
+    def logic(self, dtype: str) -> tuple[float, float]:
+        return products_logic(self.pe * self.simd, self.simd * (self.partial > 1), 0, dtype)

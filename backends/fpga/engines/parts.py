@@ -1,0 +1,157 @@
+"""What layers and engines hold besides their nest: tables, memories, formats, resources."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.numbers import bits_of
+
+Array = NDArray[Any]
+PORT_BITS = 512
+"""Bits per cycle of one memory port: of a DDR controller or an HBM channel, as a kernel sees it."""
+PORT_LUT = 1_500.0
+"""LUTs of an m_axi adapter."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A constant: how to compute it, and the model's weights that it comes from."""
+
+    values: Callable[[], Array] = field(compare=False, repr=False)
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """How a layer's exact sums become 8-bit integers; see `Narrowing`.
+
+    Attributes:
+        shift: Of all results.
+        low: Least raw number; ``high`` the largest.
+        table: Words of type ``rescale`` (bias and multiplier), shaped as a bias or as the layer's
+            own table; None where ``multiplier`` serves all results.
+    """
+
+    shift: int
+    low: int
+    high: int
+    multiplier: int | None = None
+    table: Table | None = None
+
+
+UNCLAMPED = (-math.inf, math.inf)
+
+
+class Memory(StrEnum):
+    """Where a table or buffer lies."""
+
+    LUT = "lut"
+    BRAM = "bram"
+    URAM = "uram"
+    DDR = "ddr"
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A table of an engine: weights, bias, scales, constants.
+
+    Attributes:
+        role: What the nest's docstring calls it: ``weight``, ``bias``, ``scale``, ``shift``,
+            ``table``, ``table0`` ...
+        shape: Shape of the final array.
+        dtype: Element type.
+        memory: Where it lies.
+        sources: Names of the model's weights that it is computed from.
+        values: Computes the final array (float64 or integers; cast to ``dtype`` when stored).
+            Raises BackendError where the model has no weights (built without data).
+    """
+
+    role: str
+    shape: tuple[int, ...]
+    dtype: str
+    memory: Memory
+    sources: tuple[str, ...]
+    values: Callable[[], NDArray[Any]] = field(compare=False, repr=False)
+
+    @property
+    def bits(self) -> int:
+        """Bits of the whole table."""
+        return math.prod(self.shape) * bits_of(self.dtype)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What is used, or what a board has. `ddr` is in bytes per second."""
+
+    dsp: float = 0.0
+    bram36: float = 0.0
+    uram: float = 0.0
+    lut: float = 0.0
+    ff: float = 0.0
+    ddr: float = 0.0
+
+    def __add__(self, other: "Resources") -> "Resources":
+        return Resources(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
+
+    def values(self) -> tuple[float, ...]:
+        """The six numbers in order."""
+        return (self.dsp, self.bram36, self.uram, self.lut, self.ff, self.ddr)
+
+    def fits(self, limit: "Resources") -> bool:
+        """Whether no number exceeds the limit's."""
+        return all(a <= b for a, b in zip(self.values(), limit.values(), strict=True))
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """How exact sums become 8 bits: ``clip((sum * multiplier >> shift) + zero, low, high)``.
+
+    Attributes:
+        shift: Rounded half to even.
+        low: Least raw number, above -128 where a ReLU is part of the engine; ``high`` the largest.
+        multiplier: One for all results; None where a table of type ``rescale`` has one for each.
+    """
+
+    shift: int
+    low: int
+    high: int
+    multiplier: int | None = None
+
+
+def in_tokens(array: Array, lanes: int) -> Array:
+    """Rows cut into tokens, zeros behind: ``[rows][channels]`` to ``[rows*CF][lanes]``.
+
+    Example:
+        >>> in_tokens(np.arange(6.0).reshape(2, 3), 2).tolist()
+        [[0.0, 1.0], [2.0, 0.0], [3.0, 4.0], [5.0, 0.0]]
+    """
+    channels = array.shape[1]
+    width = ceil_div(channels, lanes) * lanes
+    return np.asarray(np.pad(array, ((0, 0), (0, width - channels))).reshape(-1, lanes))
+
+
+def weight(
+    role: str, shape: tuple[int, ...], table: Table, dtype: str, cut: Callable[[Array], Array]
+) -> Weight:
+    """A table of an engine, cut into tiles when its values are asked for."""
+
+    def values() -> Array:
+        return np.asarray(cut(np.asarray(table.values())).reshape(shape))
+
+    return Weight(role, shape, dtype, Memory.BRAM, table.sources, values)
+
+
+def lut_ram(width: int, depth: int) -> int:
+    """LUTs of a distributed memory.
+
+    Example:
+        >>> lut_ram(32, 64)
+        32
+    """
+    return width * ceil_div(depth, 64)

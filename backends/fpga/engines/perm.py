@@ -1,0 +1,134 @@
+"""Reorders the elements of a block, held in registers or turned in banks."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pipec.backends.fpga.cpp import digits
+from pipec.backends.fpga.engines.base import Engine, Factors, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.tiles import ceil_div, divisor_for, lanes_for
+from pipec.backends.fpga.runs import Loop, Run, Runs
+
+
+@dataclass(frozen=True)
+class Perm(Nest):
+    """Reorders elements through one bank: reads a whole block, then writes it in another order.
+
+    ```text
+    for b in blocks:
+      read all tokens of the block: elements in the order of `sizes` (row-major)
+      write all tokens: the same block with its axes in the order `order` (as numpy.transpose)
+    ```
+
+    Attributes:
+        blocks: Leading axes that stay; each is one block.
+        sizes: Axes of a block in input order; the last one holds ``channels_in``.
+        order: Output axis i is input axis ``order[i]``.
+        channels_in: Channels of an input row (``lanes_in`` per token); ``channels_out`` likewise.
+    """
+
+    blocks: int
+    sizes: tuple[int, ...]
+    order: tuple[int, ...]
+    channels_in: int
+    lanes_in: int
+    channels_out: int
+    lanes_out: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of a block."""
+        return math.prod(self.sizes)
+
+    @property
+    def reads(self) -> int:
+        """Input tokens of a block."""
+        return self.elements // self.channels_in * ceil_div(self.channels_in, self.lanes_in)
+
+    @property
+    def writes(self) -> int:
+        """Output tokens of a block."""
+        return self.elements // self.channels_out * ceil_div(self.channels_out, self.lanes_out)
+
+    @property
+    def turns(self) -> bool:
+        """Whether it transposes matrices, rows in and columns out, as many lanes on both sides."""
+        sizes = self.channels_out, self.channels_in
+        return self.lanes_in == self.lanes_out and is_transposition(self.sizes, self.order, sizes)
+
+    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+        use, elements = layer.inputs[0], self.elements
+        if self.order[-1] == len(self.order) - 1:
+            allowed = math.gcd(self.sizes[-1], use.channels, layer.channels)
+            lanes = divisor_for(allowed, use.channels, 2 * use.rows, target)
+            return Factors((lanes,), lanes)
+        if elements > SMALL_BLOCK:
+            lanes = 1
+            if is_transposition(self.sizes, self.order, (layer.channels, use.channels)):
+                lanes = lanes_for(
+                    min(use.channels, layer.channels), 2 * max(use.rows, layer.rows), target
+                )
+            return Factors((lanes,), lanes)
+        first = lanes_for(use.channels, 2 * use.rows, target)
+        return Factors((first,), lanes_for(layer.channels, 2 * layer.rows, target))
+
+    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
+        lanes_in, lanes = factors.lanes_in[0], factors.lanes_out
+        nest = dataclasses.replace(self, lanes_in=lanes_in, lanes_out=lanes)
+        return Folded(nest, lanes, 3, dtype=layer.inputs[0].dtype)
+
+    def runs(self, ii: int, inputs: int) -> Runs:
+        return (Loop(self.blocks, (Run(self.reads, ii, 1), Run(self.writes, ii, 0, 1))),)
+
+    def buffer(self, bits: int) -> tuple[int, int]:
+        lanes = max(self.lanes_in, self.lanes_out)
+        return (lanes * bits, self.reads if self.turns else ceil_div(self.elements, lanes))
+
+    def header(self) -> str:
+        return "transpose.h" if self._banked else "perm.h"
+
+    @property
+    def _banked(self) -> bool:
+        """Whether it is turned in banks, not in registers or one element at a time."""
+        return self.turns and self.lanes_in > 1 and self.elements > SMALL_BLOCK
+
+    def unit(self, engine: Engine) -> Unit:
+        if self._banked:
+            sizes = self.named("BLOCKS ROWS=channels_out C=channels_in LANES=lanes_in")
+            return Unit("transpose", sizes)
+        names = (
+            "BLOCKS ELEMENTS C_IN=channels_in LANES_IN READS C_OUT=channels_out LANES_OUT WRITES"
+        )
+        constants = self.named(names)
+        return Unit("perm", constants, {"int from(int i)": permuted(self.sizes, self.order)})
+
+    def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
+        x = reads[0].reshape(self.blocks, *self.sizes)
+        return x.permute(0, *(axis + 1 for axis in self.order))
+
+
+SMALL_BLOCK = 4096
+"""Elements up to which a reordered block is held in registers, any lane in any cycle; above it only
+matrices are turned several lanes at a time (``transpose.h``)."""
+
+
+def is_transposition(
+    sizes: tuple[int, ...], order: tuple[int, ...], matrix: tuple[int, int]
+) -> bool:
+    """Whether a reordering turns blocks of this matrix, read row by row and written so."""
+    return (sizes, order) == (matrix, (1, 0))
+
+
+def permuted(sizes: tuple[int, ...], order: tuple[int, ...]) -> list[str]:
+    """Lines that take an index of the transposed block to one of the block.
+
+    Example:
+        >>> permuted((2, 3), (1, 0))
+        ['const int i0 = i / 2;', 'const int i1 = i % 2;', 'return i0 + i1 * 3;']
+    """
+    steps = [math.prod(sizes[axis + 1 :]) for axis in order]
+    terms = [f"i{k} * {step}" if step > 1 else f"i{k}" for k, step in enumerate(steps)]
+    return [*digits("i", [sizes[axis] for axis in order]), f"return {' + '.join(terms)};"]

@@ -1,0 +1,133 @@
+"""Max pooling in training: where the maxima lie, and the gradients added there."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pipec.backends.fpga.arithmetic import arithmetic, step_cost
+from pipec.backends.fpga.engines.base import Factors, Folded, Layer, Nest
+from pipec.backends.fpga.engines.mvu import mvu_depth
+from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
+from pipec.backends.fpga.runs import Loop, Run, Runs
+
+
+@dataclass(frozen=True)
+class ArgMax(Nest):
+    """Where the first maximum of each window lies, as ``iy*w + ix``; behind an SWG, ``kp`` 1.
+
+    ```text
+    for image in batch: for oy in oh: for ox in ow: for c in cf: for t in taps:
+      x = read in0; keep t where x is larger than all before
+      if t == taps-1: write (oy*sh - pt + t/kw*dh)*w + ox*sw - pl + t%kw*dw
+    ```
+    """
+
+    batch: int
+    w: int
+    cf: int
+    lanes: int
+    kh: int
+    kw: int
+    sh: int
+    sw: int
+    dh: int
+    dw: int
+    pt: int
+    pl: int
+    oh: int
+    ow: int
+
+    @property
+    def outside(self) -> float:
+        return -math.inf
+
+    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+        assert layer.window is not None
+        w = layer.window
+        rows = max(w.batch * w.oh * w.ow * w.taps, w.batch * w.h * w.w)
+        lanes = lanes_for(layer.channels, rows, target)
+        return Factors((lanes,), lanes)
+
+    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
+        lanes = factors.lanes_out
+        nest = dataclasses.replace(self, cf=ceil_div(self.cf, lanes), lanes=lanes)
+        return Folded(nest, nest.lanes, 4, dtype="int32")
+
+    def runs(self, ii: int, inputs: int) -> Runs:
+        results = self.batch * self.oh * self.ow * self.cf
+        return (Loop(results, (Run(self.kh * self.kw - 1, ii, 1), Run(1, ii, 1, 1))),)
+
+    def logic(self, dtype: str) -> tuple[float, float]:
+        return (0.0, 120.0 * self.lanes)
+
+
+@dataclass(frozen=True)
+class Scatter(Nest):
+    """Gradient of max pooling: every element of dy is added where its maximum came from.
+
+    ```text
+    for image in batch: for oy in oh:
+      for ox in ow: for c in cf:
+        dy = read in0; at = read in1; acc[at[lane]][c][lane] += dy[lane]
+      for iy in rows that no later window covers: for ix in w: for c in cf:
+        write acc[iy][ix][c]; clear it
+    ```
+
+    ``at`` is ``iy*w + ix`` of the maps of ``h x w`` pixels. Only the rows that open windows cover
+    are held.
+    """
+
+    constants = "* RING"
+
+    batch: int
+    h: int
+    w: int
+    cf: int
+    lanes: int
+    kh: int
+    sh: int
+    pt: int
+    oh: int
+    ow: int
+
+    @property
+    def ring(self) -> int:
+        """Rows held."""
+        return min(max(self.kh, self.sh), self.h)
+
+    def ends(self) -> list[int]:
+        """Rows that are written after each row of windows."""
+        final = [min(max((oy + 1) * self.sh - self.pt, 0), self.h) for oy in range(self.oh - 1)]
+        edges = [0, *final, self.h]
+        return [b - a for a, b in pairwise(edges)]
+
+    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+        pixels = self.batch * (self.oh * self.ow + self.h * self.w)
+        lanes = lanes_for(layer.channels, pixels, target)
+        return Factors((lanes, lanes), lanes)
+
+    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
+        lanes = factors.lanes_out
+        wide = dataclasses.replace(self, cf=ceil_div(self.cf, lanes), lanes=lanes)
+        # neighbouring windows may add to one pixel
+        ii = ceil_div(arithmetic(dtype).add_latency, wide.cf) if layer.overlaps else 1
+        return Folded(wide, wide.lanes, mvu_depth(1, 1, dtype), ii=ii)
+
+    def runs(self, ii: int, inputs: int) -> Runs:
+        reads = Run(self.ow * self.cf, ii, 3)
+        rows = [(reads, Run(end * self.w * self.cf, ii, 0, 1)) for end in self.ends()]
+        body: list[Run | Loop] = []
+        for row in rows:
+            if body and isinstance(body[-1], Loop) and body[-1].body == row:
+                body[-1] = Loop(body[-1].times + 1, row)
+            else:
+                body.append(Loop(1, row))
+        return (Loop(self.batch, tuple(body)),)
+
+    def buffer(self, bits: int) -> tuple[int, int]:
+        return (self.lanes * bits, self.ring * self.w * self.cf)
+
+    def logic(self, dtype: str) -> tuple[float, float]:
+        dsp, lut, _ = step_cost("add", dtype)
+        return (self.lanes * dsp, self.lanes * (lut + 100))

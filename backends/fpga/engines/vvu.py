@@ -1,0 +1,89 @@
+"""Vector-vector unit: depthwise convolution, each channel with its own kernel."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.engines.base import Engine, Factors, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.integer import bias_of, limits
+from pipec.backends.fpga.engines.mvu import bias_table, biased, mvu_depth
+from pipec.backends.fpga.engines.parts import Array, in_tokens, weight
+from pipec.backends.fpga.engines.swg import convolved, window_factors
+from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.runs import Loop, Run, Runs
+
+
+@dataclass(frozen=True)
+class Vvu(Nest):
+    """Vector-vector unit: depthwise convolution; each channel has its own kernel.
+
+    ```text
+    for v in n: for c in cf: for t in taps/kp:
+      x = read in0                                     # [kp][lanes]
+      acc[lane] += sum over kp of weight[c][t][kp][lane] * x[kp][lane]       # acc = 0 at t == 0
+      if t == taps/kp-1: write acc[lane] + bias[c][lane]
+    ```
+
+    ``partial`` sums are used in turn by t, as in `Mvu`.
+    Weights: role ``weight`` ``[cf][taps/kp][kp][lanes]``, role ``bias`` ``[cf][lanes]``.
+    """
+
+    n: int
+    channels: int
+    taps: int
+    lanes: int = 1
+    kp: int = 1
+    partial: int = 1
+    bias: bool = False
+
+    @property
+    def cf(self) -> int:
+        """Tokens per output pixel."""
+        return ceil_div(self.channels, self.lanes)
+
+    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+        assert layer.window is not None
+        lanes, kp = window_factors(layer.window, layer.channels, target)
+        return Factors((lanes,), lanes, kp=kp)
+
+    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
+        lanes, taps = factors.lanes_out, self.taps
+        partial = arithmetic(dtype).add_latency if taps > factors.kp else 1
+        bias = "bias" in layer.tables or dtype == "int8"
+        nest = dataclasses.replace(self, lanes=lanes, kp=factors.kp, partial=partial, bias=bias)
+        shape = (nest.cf, taps // nest.kp, nest.kp, lanes)
+
+        def cut(w: Array) -> Array:  # [channels][taps]
+            w = np.pad(w, ((0, nest.cf * lanes - nest.channels), (0, 0)))
+            return w.reshape(nest.cf, lanes, taps).transpose(0, 2, 1)
+
+        tables = (
+            weight("weight", shape, layer.tables["weight"], dtype, cut),
+            *bias_table(layer, (nest.cf, lanes), dtype, lambda a: in_tokens(a[None], lanes)),
+        )
+        return Folded(nest, lanes, mvu_depth(nest.kp, partial, dtype), tables)
+
+    def runs(self, ii: int, inputs: int) -> Runs:
+        steps = self.taps // self.kp
+        return (Loop(self.n * self.cf, (Run(steps - 1, ii, 1), Run(1, ii, 1, 1))),)
+
+    def logic(self, dtype: str) -> tuple[float, float]:
+        cost, units = arithmetic(dtype), self.lanes * self.kp
+        lut = units * cost.mac_lut + self.lanes * cost.narrowing_lut
+        return (units * cost.mac_dsp + self.lanes * cost.add_dsp, lut)
+
+    def unit(self, engine: Engine) -> Unit:
+        constants = self.named("N CF KS=taps PARTIAL KP LANES")
+        constants["KS"] //= self.kp
+        constants |= limits(engine)
+        return Unit("vvu", constants, tables=("weight", bias_of(engine)))
+
+    def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
+        assert layer.window is not None
+        window, channels = layer.window, self.channels
+        kernel = table(layer.tables["weight"]).reshape(channels, 1, window.kh, window.kw)
+        return biased(layer, convolved(window, reads[0], kernel, channels), table)
