@@ -22,6 +22,8 @@ def check_first(command: str, words: list[str]) -> None:
     """
     if not words or words[0].startswith("-") or "--help" in words or "-h" in words:
         return
+    if command == "opt" and Path(words[0]).is_file():
+        return  # a text
     if command in PLANS:
         _check_plan(Path(words[0]))
     elif command in MODELS or command == "profile":

@@ -1,5 +1,7 @@
 """``pipec opt``: run passes on a plan that was written before, and write what comes of it."""
 
+import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,51 +10,124 @@ import click
 
 from pipec.cli.completion import complete_passes
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
+from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit
 from pipec.compiler.output import check_target
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
-from pipec.errors import PassError
+from pipec.errors import PassError, PipecError, PlanError
 from pipec.escape import terminal
+from pipec.files import write_file
 from pipec.plan.model import Fact, Plan
 from pipec.plan.store import load_plan
+from pipec.plan.text import graph_to_text, header_of, plan_from_text, plan_to_text
 from pipec.report.difference import difference
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("source", type=click.Path(path_type=Path), metavar="PLAN")
 @click.option(
     "--passes",
-    required=True,
     shell_complete=complete_passes,
-    help="Pass pipeline; see `pipec passes`.",
+    help="Pass pipeline; see `pipec passes`. Those that a text names by default.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to write.")
-@click.option("--force", is_flag=True, help="Replace the output directory if pipec wrote it.")
+@click.option("--devices", default="2xh100", show_default=True, help="Of a graph alone.")
+@click.option(
+    "-o",
+    "--output",
+    help="Directory to write, or a text: FILE.txt (the plan), FILE.json (its graph), - (as PLAN).",
+)
+@click.option("--force", is_flag=True, help="Replace what is there, a directory if pipec wrote it.")
 @click.option("--print-ir-diff", is_flag=True, help="Print what every pass changes.")
+@click.option("--statistics", is_flag=True, help="Print seconds and changes of every pass.")
+@click.option("--json", "as_json", is_flag=True, help="Print the statistics as JSON.")
+@click.option(
+    "--reproducer",
+    type=click.Path(path_type=Path),
+    metavar="FILE.txt",
+    help="Where a pass fails: write the plan before it, with the passes that are left.",
+)
 @allow_namespace_option
-def command(directory: Path, **given: Any) -> None:
-    """Run passes on the plan in DIRECTORY, each of them verified, and write the new plan.
+def command(source: Path, **given: Any) -> None:
+    """Run passes on PLAN, each of them verified, and write the new plan.
 
-    Without -o nothing is written, and it is shown what changed from the first pass to the last.
+    PLAN is a directory, or a text of a plan or of a graph. Without -o nothing is written, and it is
+    shown what changed from the first pass to the last.
     """
-    pipeline, output, force = parse_pipeline(given["passes"]), given["output"], given["force"]
+    allowed = import_namespaces(given["allow_namespace"])
+    text = "" if source.is_dir() else _read(source)
+    passes = given["passes"] or dict(header_of(text)).get("passes")
+    pipeline, output = parse_pipeline(passes) if passes else [], given["output"]
+    if output is not None and not _is_text(output):
+        check_target(Path(output), force=given["force"])
+    if text:
+        plan = plan_from_text(text, parse_cluster(given["devices"]), allowed=allowed)
+    else:
+        plan = load_plan(source, allowed=allowed)
+    after, rows = _run(_undecided(plan, pipeline), pipeline, given)
     if output is not None:
-        check_target(output, force=force)
-    plan = load_plan(directory, allowed=import_namespaces(given["allow_namespace"]))
-
-    def observe(done: Pass, before: Plan, after: Plan, seconds: float) -> None:
-        """Tell what a pass has changed."""
-        del seconds
-        if given["print_ir_diff"]:
-            _tell(f"after {done}", before, after)
-
-    after = run_passes(pipeline, _undecided(plan, pipeline), observe)
-    if output is not None:
-        emit(after, output, force=force)
-        click.echo(f"wrote {output}")
-    elif not given["print_ir_diff"]:
+        graph_alone = output.endswith(".json") or (output == "-" and "//---" not in text)
+        _write(after, output, graph_alone=graph_alone and not after.stages, force=given["force"])
+    elif not (given["print_ir_diff"] or rows):
         _tell("after all passes", plan, after)
+    if given["as_json"]:
+        click.echo(json.dumps(rows, indent=2))
+    for row in rows if not given["as_json"] else ():
+        counts = f"+{row['added']} -{row['removed']} ~{row['changed']}"
+        click.echo(f"{row['seconds']:8.3f} s  {counts:>16}  {row['pass']}", err=output == "-")
+
+
+def _run(
+    plan: Plan, pipeline: Sequence[Pass], given: dict[str, Any]
+) -> tuple[Plan, list[dict[str, Any]]]:
+    """The plan after the passes, and the statistics if they are wanted."""
+    done, rows = [plan], list[dict[str, Any]]()
+
+    def observe(p: Pass, before: Plan, after: Plan, seconds: float) -> None:
+        """Tell what a pass has changed."""
+        done.append(after)
+        if given["print_ir_diff"]:
+            _tell(f"after {p}", before, after)
+        if given["statistics"] or given["as_json"]:
+            signs = Counter(str(change)[0] for change in difference(before, after))
+            counts = {"added": signs["+"], "removed": signs["-"], "changed": signs["~"]}
+            rows.append({"pass": str(p), "seconds": seconds, **counts})
+
+    try:
+        return run_passes(pipeline, plan, observe), rows
+    except PipecError as error:
+        if given["reproducer"] is not None:
+            left = ",".join(map(str, pipeline[len(done) - 1 :]))
+            text = f"// passes: {left}\n{plan_to_text(done[-1])}"
+            write_file(given["reproducer"], text)
+            error.add_note(f"run it again: pipec opt {given['reproducer']}")
+        raise
+
+
+def _is_text(output: str) -> bool:
+    return output == "-" or output.endswith((".txt", ".json"))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        want = "a directory that pipec compile wrote, or a text of pipec opt"
+        raise PlanError("no plan here", where=path, got=error, want=want) from error
+
+
+def _write(plan: Plan, output: str, *, graph_alone: bool, force: bool) -> None:
+    if not _is_text(output):
+        emit(plan, Path(output), force=force)
+    else:
+        text = graph_to_text(plan.graph) if graph_alone else plan_to_text(plan)
+        if output == "-":
+            click.echo(text, nl=False)
+            return
+        if Path(output).exists() and not force:
+            raise PlanError("the file is there", where=output, hint="--force replaces it")
+        write_file(Path(output), text)
+    click.echo(f"wrote {output}")
 
 
 _DECISIONS: dict[Fact, dict[str, object]] = {
@@ -72,7 +147,7 @@ def _undecided(plan: Plan, pipeline: Sequence[Pass]) -> Plan:
     """
     known = plan.facts()
     for p in pipeline:
-        for fact in sorted(p.provides & known):
+        for fact in sorted((p.provides - p.requires) & known):
             if fact not in _DECISIONS:
                 raise PassError(
                     f"the plan has the fact {fact} already, and pass {p.name} would change nothing",

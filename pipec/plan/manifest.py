@@ -30,7 +30,7 @@ def write_manifest(record: Record, directory: Path) -> None:
     files = {name: sha256_of(directory / name) for name in _files(directory)}
     whole = {"format": FORMAT, "version": VERSION, **record, "files": files}
     try:
-        text = _text({**whole, "digest": _digest(whole)})
+        text = record_text({**whole, "digest": _digest(whole)})
     except (TypeError, ValueError) as error:
         raise PlanError("a part of the plan cannot be saved", got=error) from error
     (directory / PLAN).write_text(text, encoding="utf-8")
@@ -166,7 +166,7 @@ def _compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def _text(record: Record) -> str:
+def record_text(record: Record) -> str:
     """JSON with one line per element of every top-level list and object."""
     parts = []
     for key, value in record.items():

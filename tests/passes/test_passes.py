@@ -37,15 +37,6 @@ def test_stages_in_a_chain_compute_what_the_model_computes() -> None:
         assert torch.equal(values["y0"], run(graph, x=x)["y0"])
 
 
-def test_a_skip_is_direct_or_relayed() -> None:
-    direct = compiled(mlp(layers=6), passes=f"{CUT}{{route=direct}}")
-    relay = compiled(mlp(layers=6), passes=f"{CUT}{{route=relay}}")
-    assert [c.name for c in direct.channels if c.value == "relu0"] == ["s0.s2.relu0"]
-    assert [c.name for c in relay.channels if c.value == "relu0"] == ["s0.s1.relu0", "s1.s2.relu0"]
-    middle = lower(relay.stages[1].graph)
-    assert "relu0" in {t.value for t in middle.receives} & {t.value for t in middle.sends}
-
-
 def test_stages_that_exchange_nothing_need_no_channels() -> None:
     class Towers(nn.Module):
         def __init__(self) -> None:
@@ -93,15 +84,6 @@ def test_passes_are_idempotent() -> None:
     plan = run_passes(default_passes()[:4], plan)
     for p in default_passes()[:4]:
         assert p.run(plan) is plan
-
-
-def test_simplify_drops_what_computes_nothing() -> None:
-    b = Builder()
-    x = b.input("x", 2, 8)
-    same = b.call(aten.reshape.default, b.call(aten.clone.default, x), [2, 8])
-    b.call(aten.sin.default, x)
-    plan = compiled(b.graph(b.call(aten.relu.default, same)), "h100", "simplify")
-    assert [n.name for n in plan.graph.calls] == ["relu_default"]
 
 
 def test_pieces_that_must_stay_together() -> None:
