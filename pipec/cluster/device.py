@@ -1,12 +1,15 @@
 """One accelerator: what it computes, holds and moves, and where these figures come from."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from msgspec import convert
 
 from pipec.errors import ClusterError
+
+_NAME, _WORD = re.compile(r"[\w.+()-][\w .+()-]{0,63}"), re.compile(r"[\w.-]{0,64}")
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,21 @@ class Device:
     compute_efficiency: float = 1.0
     memory_efficiency: float = 1.0
     tables: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse names that are no plain words: they stand in programs, scripts and tables.
+
+        Raises:
+            ClusterError: One is.
+        """
+        part = self.fpga.part + self.fpga.memory_kind if self.fpga else ""
+        for text, allowed in ((self.kind, _NAME), (part, _WORD)):
+            if not allowed.fullmatch(text):
+                raise ClusterError(
+                    "a device has a name that cannot be written everywhere",
+                    got=repr(text),
+                    want="letters, digits, spaces and . _ + - ( ), at most 64 characters",
+                )
 
     @property
     def streams(self) -> bool:

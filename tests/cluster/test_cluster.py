@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipec.cluster.cluster import Cluster, Level, Link, parse_cluster
+from pipec.cluster.device import Device
 from pipec.cluster.file import load_cluster
 from pipec.cluster.presets import DSP_PER_MAC, PRESETS, preset
 from pipec.cluster.units import BANDWIDTH, BYTES, FREQUENCY, RATE, TIME, parse, show
@@ -198,3 +199,21 @@ def test_fpga_peaks_follow_from_slices() -> None:
     bits = board.fpga.bram36 * 36_864 + board.fpga.uram * 294_912
     assert board.fpga.on_chip_bytes == bits // 8
     assert preset("vcu129").fpga.on_chip_bytes * 8 == pytest.approx(454.5e6, rel=0.06)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a\nb", "x\\", "$(id)", "[exec id]", "a;b", "\u202ea", "`x`", "a" * 65]
+)
+def test_names_that_programs_cannot_hold_are_refused(name: str, tmp_path: Path) -> None:
+    text = "".join(f"\\U{ord(c):08X}" for c in name)
+    (tmp_path / "c.toml").write_text(f'[[device]]\nkind = "vcu118"\nname = "{text}"\n')
+    with pytest.raises(ClusterError, match="cannot be written everywhere"):
+        load_cluster(tmp_path / "c.toml")
+    forged = preset("vcu118", "here").to_json() | {"kind": name}
+    with pytest.raises(ClusterError, match="cannot be written everywhere"):
+        Device.from_json(forged)
+    fpga = forged["fpga"]
+    assert isinstance(fpga, dict)
+    if name:
+        with pytest.raises(ClusterError, match="cannot be written everywhere"):
+            Device.from_json({**forged, "kind": "a", "fpga": {**fpga, "part": name}})

@@ -162,7 +162,7 @@ def _carried(port: DdrPort) -> Port:
 
 def stage_top_h(design: StageDesign) -> str:
     """Declaration of the top function."""
-    board, signature = design.device or "a board", _signature(design)
+    board, signature = comment(design.device) or "a board", _signature(design)
     return filled("stage_top.h", stage=design.name, board=board, signature=signature)
 
 
