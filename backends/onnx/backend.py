@@ -11,7 +11,7 @@ from torch import Tensor
 from pipec.backends.onnx.assembled import Assembly
 from pipec.backends.onnx.exported import StageExporter
 from pipec.backends.onnx.files import Names, check_file, check_shapes, write_model
-from pipec.backends.onnx.runner import onnx_runner, session
+from pipec.backends.onnx.runner import onnx_runner
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.stage_timing import sequential_timing
 from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, rounding_tolerance
@@ -146,8 +146,14 @@ def _file(directory: Path, stage: int) -> Path:
     return directory / stage_folder(stage) / f"{stage_folder(stage)}.onnx"
 
 
+_OTHERWISE = ("_native_batch_norm_legit_functional", "_native_batch_norm_legit.no_stats")
+"""Batch norms by the statistics of the batch: the exporter writes them with those of training."""
+
+
 def _foreign(plan: Plan) -> Iterator[str]:
     for n in plan.graph.calls:
+        if any(part in str(n.target) for part in _OTHERWISE):
+            yield f"{n.name}: {origin(n)} in training mode; call model.eval() before it is exported"
         if isinstance(n.target, OpOverload) and namespace_of(n.target) not in OWN_NAMESPACES:
             yield f"{n.name}: {n.target} from {origin(n)}"
 
@@ -174,4 +180,4 @@ def _write(directory: Path, stages: Iterable[Written]) -> None:
         check_shapes(proto, weights)
         write_model(proto, weights, path)
         check_file(path)
-        session(path)
+        onnx_runner(path, names, lower(stage.graph).graph)  # its types must be the graph's

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from onnx import TensorProto
 from torch import Tensor
 
 from pipec.backends.onnx.files import Names
@@ -46,6 +47,7 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
                 "a stage's names are not those of its file", where=path, got=told, want=ends
             )
     made_as = {names.outputs[name]: types[name] for name in names.outputs}
+    _check_types(engine, made_as, path)
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run the stage's ONNX model in onnxruntime."""
@@ -64,25 +66,27 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
                 "onnxruntime fails on a stage", where=path, got=_first_line(error)
             ) from error
         made = zip(made_as.items(), binding.get_outputs(), strict=True)
-        results = {name: _copied(value, like.dtype, path) for (name, like), value in made}
+        results = {name: _copied(value, like.dtype) for (name, like), value in made}
         return {name: results[onnx_name] for name, onnx_name in names.outputs.items()}
 
     return run
 
 
-def _copied(value: Any, dtype: torch.dtype, path: Path) -> Tensor:
-    """What onnxruntime yielded, in memory of its own.
+def _check_types(engine: Any, made_as: Mapping[str, Tensor], path: Path) -> None:
+    for value in engine.get_outputs():
+        want = made_as[value.name].dtype if value.name in made_as else None
+        name = want and TensorProto.DataType.Name(ONNX_TYPES[want]).lower()
+        if want is not None and value.type != f"tensor({name})":
+            raise BackendError(
+                "a stage yields another type than the plan says",
+                where=f"{path}, {value.name}",
+                got=value.type,
+                want=want,
+            )
 
-    Raises:
-        BackendError: It has another type than the plan says.
-    """
-    if value.element_type() != ONNX_TYPES[dtype]:
-        raise BackendError(
-            "a stage yields another type than the plan says",
-            where=path,
-            got=value.data_type(),
-            want=dtype,
-        )
+
+def _copied(value: Any, dtype: torch.dtype) -> Tensor:
+    """What onnxruntime yielded, in memory of its own."""
     found = torch.empty(value.shape(), dtype=dtype)
     if found.nbytes:
         ctypes.memmove(found.data_ptr(), value.data_ptr(), found.nbytes)

@@ -53,7 +53,12 @@ def example_inputs(program: ExportedProgram, options: LoadOptions) -> dict[str, 
         FrontendError: The options do not fit the program.
     """
     if options.bind:
-        raise FrontendError("inputs of a program cannot be bound", got=", ".join(options.bind))
+        raise FrontendError(
+            "inputs and dimensions of a program cannot be bound by name",
+            got=", ".join(options.bind),
+            want=", ".join(f"{n}[{','.join(map(str, s))}]" for n, s in _shapes(program).items()),
+            hint="give the size with --shape; an input that is a constant is one since the export",
+        )
     saved = [x for x in tree_leaves(program.example_inputs) if isinstance(x, Tensor)]
     shapes = _shapes(program)
     if len(saved) == len(shapes):

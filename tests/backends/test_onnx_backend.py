@@ -230,6 +230,40 @@ def test_one_value_is_an_output_and_crosses_a_cut(tmp_path: Path) -> None:
     assert [c.name for c in report.boundaries] == ["y0", "h", "y1"]
 
 
+class Spectrum(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.complex64)
+
+
+class Batch(torch.nn.Module):
+    mean: torch.Tensor
+    var: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("var", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.batch_norm(x, self.mean, self.var, training=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Batch(), "in training mode; call model.eval"),
+        (Spectrum(), "another type than the plan says"),
+    ],
+)
+def test_what_the_exporter_writes_otherwise_is_refused(
+    model: torch.nn.Module, words: str, tmp_path: Path
+) -> None:
+    graph = from_module(model, (torch.randn(4, 8),)).graph
+    with pytest.raises(BackendError, match=words):
+        emit(cut(graph, target="onnx"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_cannot_be_onnx_is_told_before_anything_is_written(tmp_path: Path) -> None:
     graph = mlp()
     loss = graph.replace(outputs=(GraphOutput("skip", OutputKind.LOSS, "loss"),))

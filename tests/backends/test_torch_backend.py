@@ -13,6 +13,7 @@ from pipec.backends.torch.backend import TorchBackend
 from pipec.backends.torch.launcher import train_script
 from pipec.compiler.driver import emit
 from pipec.errors import BackendError
+from pipec.frontends.torch_module import from_module
 from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
@@ -77,9 +78,53 @@ def test_exported_programs_load_and_agree(tmp_path: Path) -> None:
         o.name for o in load_plan(tmp_path / "out").stages[0].graph.outputs_of(OutputKind.VALUE)
     ]
     assert names == []
-    relu0, relu1 = first.module()(toy.example_inputs["x"])
-    assert torch.equal(relu0, values["relu0"])
-    assert torch.equal(relu1, values["relu1"])
+    found = first.module()(x=toy.example_inputs["x"])
+    assert found.keys() == {"relu0", "relu1"}
+    assert all(torch.equal(t, values[name]) for name, t in found.items())
+
+
+_CHAIN = """
+import sys
+sys.modules["pipec"] = None
+import torch
+from pathlib import Path
+
+values = torch.load("inputs.pt")
+for stage in sorted(Path("out").glob("stage*/stage*.pt2")):
+    program = torch.export.load(stage)
+    specs = program.graph_signature.input_specs
+    own = [s.arg.name for s in specs if s.kind.name == "USER_INPUT"]
+    values |= program.module()(**{name: values[name] for name in own})
+torch.save(values, "outputs.pt")
+"""
+
+
+def test_exported_programs_chain_by_name_without_pipec(tmp_path: Path) -> None:
+    class Model(torch.nn.Module):
+        count: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, gelu: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+            hidden = torch.nn.functional.gelu(self.first(gelu))
+            self.count.add_(1)
+            y = self.second(hidden) * mask
+            return {"relu": y, "mask": mask, "weight": self.first.weight, "hidden": hidden}
+
+    model, inputs = Model(), {"gelu": torch.randn(2, 8), "mask": torch.ones(2, 8)}
+    want = {name: t.detach().clone() for name, t in model(**inputs).items()}
+    model.count.zero_()
+    read = from_module(model, tuple(inputs.values()))
+    emit(cut(read.graph, 1).replace(options={"pt2": True}), tmp_path / "out")
+    torch.save(inputs, tmp_path / "inputs.pt")
+    subprocess.run([sys.executable, "-c", _CHAIN], check=True, cwd=tmp_path)
+    found = torch.load(tmp_path / "outputs.pt")
+    assert found["count"] == 1
+    for name, t in want.items():
+        assert torch.equal(found[name], t), name
 
 
 _SCRIPT = """
