@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 from pipec.backends.fpga.cpp import cpp_type, identifier
 from pipec.backends.fpga.engines.base import Nest
@@ -29,7 +29,7 @@ OTHER_NAMES: dict[str, Callable[[Any], int]] = {
 """Constant of a configuration struct to what it is of the nest, where the nest has no such name."""
 
 
-KINDS = {kind.__name__.lower(): kind for kind in get_args(Nest)}
+KINDS = Nest.KINDS
 
 
 def check_bounds(file: str, root: Block, record: Json) -> Iterator[Finding]:
