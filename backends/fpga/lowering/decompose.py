@@ -7,6 +7,7 @@ node of the replacement is called what the op was called, the others behind it.
 
 from collections.abc import Callable
 from functools import cache
+from operator import getitem
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pipec.autodiff.fakes import fake_like, tracing
 from pipec.autodiff.tidy import views_to_reshape
 from pipec.backends.fpga.lowering.network import HANDLERS
+from pipec.backends.fpga.lowering.rewrite import Emit, rewritten
 from pipec.graph.ir import Graph, op_name
 from pipec.graph.torch_private import OpOverload
 
@@ -40,63 +42,27 @@ def decomposed(graph: Graph) -> Graph:
     Args:
         graph: A stage's compute graph; node names, inputs and outputs stay what they are.
     """
-    found = [n for n in graph.module.graph.nodes if _is_composite(n)]
-    if not found:
-        return graph
-    copy = fx.Graph()
-    known: dict[fx.Node, fx.Node] = {}
-    copy.output(copy.graph_copy(graph.module.graph, known))
-    end = next(iter(reversed(copy.nodes)))
-    for old, new in known.items():
-        new.meta = dict(old.meta)
-    end.meta = dict(next(iter(reversed(graph.module.graph.nodes))).meta)
-    for node in found:
-        _replace(copy, known[node])
-    copy.eliminate_dead_code()
-    return decomposed(graph.replace(module=fx.GraphModule(graph.module, copy)))
+    found = {op_name(n): _apart for n in graph.calls if _is_composite(n)}
+    return decomposed(rewritten(graph, found)) if found else graph
 
 
-def _replace(graph: fx.Graph, node: fx.Node) -> None:
-    """Put what an op consists of in its place."""
-    inner = _traced(node)
-    name, known = node.name, dict(zip(_placeholders(inner), node.all_input_nodes, strict=True))
-    node.name = f"{name}_whole"  # its name becomes free for the last node of the replacement
-    results: Any = None
-    with graph.inserting_before(node):
-        for k, part in enumerate(inner.nodes):
-            if part.op == "output":
-                results = fx.node.map_arg(part.args[0], known.__getitem__)
-            elif part.op != "placeholder":
-                known[part] = graph.node_copy(part, known.__getitem__)
-                known[part].name = f"{name}_{k}_{_word(part)}"
-                known[part].meta = {"origin": node.meta.get("origin")}
-                if "val" in part.meta:  # an op of several results has none, its items have
-                    known[part].meta["val"] = part.meta["val"]
-    if isinstance(results, fx.Node):
-        node.replace_all_uses_with(results)
-        results.name = name
-    else:
-        _select(graph, node, results)
-    graph.erase_node(node)
+def _apart(emit: Emit, *_: object) -> Any:
+    """The ops of which a node consists; the last one takes its name."""
+    sources = emit.old.all_input_nodes
+    found = _Ops(_traced(emit.old), emit).run(*map(emit.value, sources))
+    return emit.named(found) if isinstance(found, torch.Tensor) else tuple(found)
 
 
-def _select(graph: fx.Graph, node: fx.Node, results: Any) -> None:
-    """Readers of a tuple's items read the items."""
-    for user in list(node.users):
-        item = results[user.args[1]]
-        name = user.name
-        user.replace_all_uses_with(item)
-        graph.erase_node(user)
-        item.name = name
+class _Ops(fx.Interpreter):
+    """Appends the nodes of a graph to one that grows."""
 
+    def __init__(self, graph: fx.Graph, emit: Emit) -> None:
+        super().__init__(torch.nn.Module(), graph=graph)
+        self._emit = emit
 
-def _word(node: fx.Node) -> str:
-    """The op in one word, for a name: ``add`` of ``aten.add_.Tensor``."""
-    return op_name(node).removeprefix("aten.").partition(".")[0].strip("_")
-
-
-def _placeholders(graph: fx.Graph) -> list[fx.Node]:
-    return [n for n in graph.nodes if n.op == "placeholder"]
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """An op as one node, and its results."""
+        return target(*args) if target is getitem else self._emit.whole(target, *args, **kwargs)
 
 
 def _traced(node: fx.Node) -> fx.Graph:

@@ -49,35 +49,31 @@ class Emit(TorchDispatchMode):
         kwargs = kwargs or {}
         asks = func.namespace == "prim"  # for the device of a tensor
         recorded = self._recording and not asks
-        return self._append(func, args, kwargs)[1] if recorded else func(*args, **kwargs)
+        return self._append(func, args, kwargs) if recorded else func(*args, **kwargs)
 
-    def whole(self, op: Any, *args: Any, item: int | None = None, **kwargs: Any) -> Any:
-        """Run an op that torch would take apart as one node; one item of what it yields."""
+    def whole(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run an op that torch would take apart as one node."""
         self._recording = False
-        node, found = self._append(op, args, kwargs)
+        found = self._append(op, args, kwargs)
         self._recording = True
-        if item is None:
-            return found
-        part = self.graph.create_node(
-            "call_function", operator.getitem, (node, item), name=self._name()
-        )
-        return self._known(part, found[item])
+        return found
 
-    def _append(self, op: Any, args: Any, kwargs: Any) -> tuple[fx.Node, Any]:
+    def _append(self, op: Any, args: Any, kwargs: Any) -> Any:
         found = op(*args, **kwargs)
         given, named = self.nodes((args, kwargs))
-        node = self.graph.create_node("call_function", op, given, named, name=self._name())
-        return node, self._known(node, found)
+        node = self._called(op, given, named, found)
+        for k, item in enumerate(found if isinstance(found, tuple | list) else ()):
+            if item is not None:
+                self._called(operator.getitem, (node, k), {}, item)
+        return found
 
-    def _name(self) -> str:
-        return f"{self.old.name}_{len(self.graph.nodes)}"
-
-    def _known(self, node: fx.Node, found: Any) -> Any:
-        node.meta = {k: v for k, v in self.old.meta.items() if k != "val"}
-        node.meta["val"] = found
+    def _called(self, op: Any, args: Any, kwargs: Any, found: Any) -> fx.Node:
+        name = f"{self.old.name}_{len(self.graph.nodes)}"
+        node = self.graph.create_node("call_function", op, args, kwargs, name=name)
+        node.meta = {k: v for k, v in self.old.meta.items() if k != "val"} | {"val": found}
         if isinstance(found, Tensor):
             self._nodes[id(found)] = node, found
-        return found
+        return node
 
     def reshaped(self, x: Tensor, *shape: int) -> Tensor:
         """The same elements under another shape, in one node."""

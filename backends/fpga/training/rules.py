@@ -84,7 +84,7 @@ def layer_norm_backward(
     if mask[0]:
         dx = ops.layer_norm_input_grad.default(dy, x, normal, weight, eps)
     if mask[1]:
-        h = emit.whole(aten.native_layer_norm.default, x, normal, None, None, eps, item=0)
+        h = emit.whole(aten.native_layer_norm.default, x, normal, None, None, eps)[0]
         dweight = (dy * h).sum(axes, False)
     if mask[2]:
         dbias = dy.sum(axes, False)
@@ -149,16 +149,12 @@ def convolution_backward(emit: Emit, *args: Any) -> Any:
     if mask[0]:
         dx = input_gradient(emit, dy, w, x.shape[2:], args[4], args[5], args[6], groups)
     if mask[0] and dx is None:
-        dx = _kept(emit, *args[:10], [True, False, False], item=0)
+        dx = emit.whole(aten.convolution_backward.default, *args[:10], [True, False, False])[0]
     if mask[1]:
-        dw = _kept(emit, *args[:10], [False, True, False], item=1)
+        dw = emit.whole(aten.convolution_backward.default, *args[:10], [False, True, False])[1]
     if mask[2]:
         dbias = dy.sum([0, 2, 3], False)
     return (dx, dw, dbias)
-
-
-def _kept(emit: Emit, *args: Any, item: int) -> Any:
-    return emit.whole(aten.convolution_backward.default, *args, item=item)
 
 
 def input_gradient(
