@@ -42,7 +42,6 @@ def test_mutants_are_refused_or_harmless(
 def test_every_kind_of_fault_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that misbehave, in a process as mutants have it."""
     monkeypatch.setenv("PIPEC_MUTANTS", str(tmp_path / "ran"))
-    monkeypatch.setattr(mutants, "SECONDS", 1)
     held: list[bytes] = []
     deeds: dict[str, Callable[[], object]] = {
         "good": lambda: None,
@@ -51,7 +50,7 @@ def test_every_kind_of_fault_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "leaves": lambda: Path("left").touch(),
         "runs": (tmp_path / "ran").touch,
         "large": lambda: held.append(b"x" * (5 << 28)),
-        "hangs": lambda: time.sleep(9),
+        "hangs": lambda: time.sleep(99),
         "dies": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     }
 
@@ -66,6 +65,7 @@ def test_every_kind_of_fault_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "dies": "ends the process with -11",
     }  # fmt: skip
     for name, text in want.items():
+        monkeypatch.setattr(mutants, "SECONDS", 3 if name == "hangs" else 60)
         first, last = try_commands([("good",), (name,)], tmp_path / "empty")
         assert (first.fault, text in last.fault) == ("", True), (name, last.fault)
         assert bool(last.fault) == bool(text)
