@@ -27,6 +27,7 @@ def compile(  # noqa: A001
     stages: int | None = None,
     microbatches: int | None = None,
     batch: int | None = None,
+    asynchronous: bool = False,
     passes: Passes = None,
     costs: str | os.PathLike[str] | None = None,
     training: bool | None = None,
@@ -51,6 +52,7 @@ def compile(  # noqa: A001
         stages: Number of stages; as many as devices if not given.
         microbatches: Microbatches of one step; 8 if not given, any with ``auto``.
         batch: With ``auto``: samples of one step.
+        asynchronous: With ``auto``: whether schedules without a flush are tried too.
         passes: Instead of the default pipeline: text, or texts and `Pass` objects, among which
             ``"default"`` stands for the whole default pipeline.
         costs: A file of measured costs (``pipec profile``), or ``silicon:a100``: kinds of devices
@@ -78,7 +80,10 @@ def compile(  # noqa: A001
     backend = load_backend(target if isinstance(target, str) else register(target).name)
     name, cluster = _name_of(schedule), _cluster(backend, devices)
     file = None if costs is None else os.fspath(costs)
-    request = Request(backend, cluster, name, stages, microbatches, batch, passes, file, settings)
+    request = Request(
+        backend, cluster, name, stages, microbatches, batch, passes, file, settings,
+        asynchronous=asynchronous,
+    )  # fmt: skip
     told = LoadOptions(
         shapes or {}, bind or {}, training=training, trust=trust, seed=seed, autocast=autocast
     )
@@ -116,6 +121,7 @@ def explore(
     stages: int | None = None,
     microbatches: int | None = None,
     schedules: Sequence[str] = (),
+    asynchronous: bool = False,
     cached: bool = True,
 ) -> Exploration:
     """Predict every schedule, depth, replication and microbatch size, fastest first.
@@ -130,6 +136,7 @@ def explore(
         stages: Number of stages, if it is fixed.
         microbatches: Microbatches of one step, if they are fixed.
         schedules: Names instead of those of the devices' family.
+        asynchronous: Whether schedules without a flush are among those of the family.
         cached: Whether an equal exploration of before is taken.
 
     Raises:
@@ -146,7 +153,7 @@ def explore(
     backend = load_backend(target)
     request = Request(
         backend, _cluster(backend, devices), "auto", stages, microbatches, batch, cached=cached,
-        schedules=tuple(schedules),
+        schedules=tuple(schedules), asynchronous=asynchronous,
     )  # fmt: skip
     return request.search(*_read(model, inputs, loss, LoadOptions(training=None))).run()[0]
 

@@ -18,6 +18,7 @@ from pipec.explore.search import Search
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan
+from pipec.schedule.registry import ASYNCHRONOUS
 
 Passes = str | Sequence[str | Pass] | None
 
@@ -39,6 +40,7 @@ class Request:
         settings: Options of the target.
         cached: With ``auto``: whether an equal exploration of before is taken.
         schedules: With ``auto``: names instead of those of the devices' family.
+        asynchronous: With ``auto``: whether schedules without a flush are tried too.
 
     Raises:
         PipecError: An option has no effect beside the others.
@@ -55,6 +57,7 @@ class Request:
     settings: Mapping[str, object] = field(default_factory=dict)
     cached: bool = True
     schedules: tuple[str, ...] = ()
+    asynchronous: bool = False
 
     def __post_init__(self) -> None:
         beside = {"schedule": self.schedule != "fastest", "stages": self.stages is not None,
@@ -65,10 +68,18 @@ class Request:
                 got=f"passes beside {', '.join(n for n, given in beside.items() if given)}",
                 hint="write it as an option: partition{stages=4}, schedule{generator=1f1b}",
             )
-        if not self.explores and (self.batch is not None or not self.cached):
+        if self.schedules and self.asynchronous:
+            raise PipecError(
+                "schedules that are named are all that are tried",
+                got="asynchronous beside schedules",
+                hint=f"name them too: {', '.join(ASYNCHRONOUS)}",
+            )
+        beside = {"no cache": not self.cached, f"batch {self.batch}": self.batch is not None,
+                  "asynchronous": self.asynchronous}  # fmt: skip
+        if not self.explores and any(beside.values()):
             raise PipecError(
                 "this option has no effect without an exploration",
-                got="no cache" if self.batch is None else f"batch {self.batch}",
+                got=", ".join(name for name, given in beside.items() if given),
                 hint="schedule='auto', or --schedule auto",
             )
 
@@ -134,7 +145,7 @@ class Request:
             Rebatched(loaded.graph, spec, told), self._timed(), self.backend.name,
             batch=self.batch, schedules=self.schedules, stages=self.stages,
             microbatches=self.microbatches, costs=self._costs(loaded),
-            settings=self._settings(loaded), cached=self.cached,
+            settings=self._settings(loaded), cached=self.cached, asynchronous=self.asynchronous,
         )  # fmt: skip
 
     def _costs(self, loaded: Loaded) -> CostTable | None:

@@ -12,6 +12,7 @@ from pipec.cli.completion import complete_passes, complete_schedules
 from pipec.cli.console import output, progress, progress_options
 from pipec.cli.exploring import watched
 from pipec.cli.options import (
+    asynchronous_option,
     cluster_of,
     costs_option,
     devices_options,
@@ -54,6 +55,7 @@ from pipec.report.plan import graph_text, plan_data, print_plan
     "--microbatches", type=click.IntRange(1), help="Microbatches of one step; 8, with auto any."
 )
 @click.option("--batch", type=click.IntRange(1), help="With auto: samples of one step.")
+@asynchronous_option
 @click.option("--no-cache", is_flag=True, help="With auto: explore anew even if nothing changed.")
 @click.option(
     "--passes",
@@ -79,7 +81,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     backend = load_backend(given["target"])
     request = Request(
         backend, _cluster(backend, given, console), settings=settings,
-        cached=not given["no_cache"],
+        cached=not given["no_cache"], asynchronous=given["asynchronous"],
         **{n: given[n] for n in ("schedule", "stages", "microbatches", "batch", "passes", "costs")},
     )  # fmt: skip
     plan = _compile(request, given, console)

@@ -12,6 +12,7 @@ from pipec.api.request import Request
 from pipec.cli.console import output, progress, progress_options
 from pipec.cli.exploring import watched
 from pipec.cli.options import (
+    asynchronous_option,
     cluster_of,
     costs_option,
     devices_options,
@@ -48,6 +49,7 @@ def _explored(backend: Backend) -> type[Options]:
 @click.option("--stages", type=click.IntRange(1), help="Number of stages; any if not given.")
 @click.option("--microbatches", type=int, help="Microbatches of one step; any if not given.")
 @click.option("--schedules", help="Comma-separated names instead of those of the devices' family.")
+@asynchronous_option
 @costs_option
 @click.option(
     "--top",
@@ -99,7 +101,7 @@ def _search(given: dict[str, Any], own: dict[str, Any], console: Console) -> Sea
     request = Request(
         backend, cluster, "auto", settings=own, cached=not given["no_cache"],
         schedules=tuple(given["schedules"].split(",")) if given["schedules"] else (),
-        **{n: given[n] for n in ("stages", "microbatches", "batch", "costs")},
+        **{n: given[n] for n in ("stages", "microbatches", "batch", "costs", "asynchronous")},
     )  # fmt: skip
     return request.search(loaded, given["model"], options)
 

@@ -110,6 +110,14 @@ def costs_option(function: _F) -> _F:
     )(function)
 
 
+asynchronous_option = click.option(
+    "--asynchronous",
+    is_flag=True,
+    help="Explore schedules without a flush too: PipeDream, 2BW, PipeMare, PipeFB.",
+)
+"""``--asynchronous``."""
+
+
 def cluster_of(devices: str | None, file: Path | None) -> Cluster:
     """The cluster that exactly one of ``--devices`` and ``--cluster`` names.
 

@@ -1,13 +1,32 @@
 """A plan's schedule without its drains, for runs that go on from round to round."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
 from pipec.compiler.complete import completed
+from pipec.compiler.timeline import plan_timeline
 from pipec.errors import PlanError
 from pipec.plan.model import Plan
 from pipec.schedule.endless import window
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one more round takes of a run that is not drained.
+
+    Attributes:
+        seconds: Between the ends of two rounds, once the pipeline is full.
+        bubble: The share of device time in which no compute runs then.
+        peak_bytes: Most bytes held, per device.
+    """
+
+    seconds: float
+    bubble: float
+    peak_bytes: tuple[float, ...]
 
 
 def endless(plan: Plan) -> Schedule:
@@ -24,11 +43,38 @@ def endless(plan: Plan) -> Schedule:
     """
     own = plan.schedule
     assert own is not None
-    if own.rule.flush or not own.training:
-        return own
+    return own if drains(own) else window(_longer(plan, own), own.microbatches)
+
+
+def round_of(plan: Plan) -> Round:
+    """A round of a run that goes on, as the predictor times it: the mean of the later half.
+
+    Args:
+        plan: Timed, with a schedule without a flush.
+
+    Raises:
+        PlanError: As `endless`.
+    """
+    own = plan.schedule
+    assert own is not None
+    make = _longer(plan, own)
+    half = 1 + 4 * own.stages // own.microbatches  # the pipeline is full long before
+    begun, whole = (plan_timeline(plan, make(n * own.microbatches)) for n in (half, 2 * half))
+    seconds = whole.seconds - begun.seconds
+    busy = float(whole.busy.sum() - begun.busy.sum())
+    bubble = 1 - busy / (seconds * own.devices) if seconds else 0.0
+    return Round(seconds / half, bubble, tuple(whole.peak_bytes))
+
+
+def drains(schedule: Schedule) -> bool:
+    """Whether every round of a schedule ends with an empty pipeline, whatever comes behind it."""
+    return schedule.rule.flush or not schedule.training
+
+
+def _longer(plan: Plan, own: Schedule) -> Callable[[int], Schedule]:
+    """The plan's schedule with another number of microbatches, as the pass ``schedule`` does."""
 
     def make(microbatches: int) -> Schedule:
-        """As the pass ``schedule`` does."""
         return completed(generate(own.name, own.stages, microbatches, **own.options), plan)
 
     again, mine = make(own.microbatches).columns(), own.columns()
@@ -38,4 +84,4 @@ def endless(plan: Plan) -> Schedule:
             where=f"schedule {own.name}",
             hint="drain the pipeline after every round: drain=True, --drain",
         )
-    return window(make, own.microbatches)
+    return make

@@ -6,12 +6,14 @@ from itertools import chain, permutations, product
 
 from pipec.cluster.cluster import Cluster
 from pipec.errors import PartitionError
-from pipec.schedule.registry import STREAMING, SYNCHRONOUS, parsed, plain_name
+from pipec.schedule.registry import ASYNCHRONOUS, STREAMING, SYNCHRONOUS, parsed, plain_name
 
 INFERENCE = "inference"
 """The schedule of models without a loss."""
 CHUNKS = {"interleaved": 2, "zbv": 2, "dualpipev": 2}
 """Schedules that give every device several stages, and how many if they are not told."""
+APART = frozenset({"pipefb"})
+"""Schedules that give every stage two devices, one of them for its backward."""
 
 MOST_KINDS = 4
 """Most kinds of devices that are put in every order."""
@@ -59,6 +61,11 @@ class Candidate:
         return self.recompute or self.fitted
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether its pipeline goes on from one round to the next."""
+        return plain_name(self.schedule) in ASYNCHRONOUS
+
+    @property
     def chunks(self) -> int:
         """Stages per device."""
         chunks = parsed(self.schedule, {}).get("chunks", CHUNKS.get(plain_name(self.schedule), 1))
@@ -72,7 +79,12 @@ class Candidate:
     @property
     def stages(self) -> int:
         """Stages of one pipeline."""
-        return self.depth * self.chunks
+        return self.depth * self.chunks // self.apart
+
+    @property
+    def apart(self) -> int:
+        """Devices of one stage: 2 where its backward has one of its own."""
+        return 2 if plain_name(self.schedule) in APART else 1
 
     def __str__(self) -> str:
         """Such as ``1f1b 4x2, 8 x 4 samples, recompute``."""
@@ -88,7 +100,12 @@ class Candidate:
 
 
 def candidates(
-    cluster: Cluster, batch: int, schedules: Sequence[str] | None = None, *, trains: bool = True
+    cluster: Cluster,
+    batch: int,
+    schedules: Sequence[str] | None = None,
+    *,
+    trains: bool = True,
+    asynchronous: bool = False,
 ) -> Iterator[Candidate]:
     """Every candidate for one batch, plain data parallelism, GPipe and 1F1B among them.
 
@@ -103,6 +120,8 @@ def candidates(
         batch: Samples of one step, over all replicas.
         schedules: Which schedules; those of the devices' family if not given.
         trains: Whether there is a backward pass; else there is one schedule.
+        asynchronous: Whether schedules without a flush are among those of the devices' family: of
+            one pipeline, for they have replicas of their own (`pipec.compiler.replicate`).
 
     Raises:
         PartitionError: The batch is empty.
@@ -110,17 +129,20 @@ def candidates(
     if batch < 1:
         raise PartitionError("a step needs samples", got=f"a batch of {batch}", want="1 or more")
     streaming = all(d.streams for d in cluster.devices)
-    names = schedules or (STREAMING if streaming else SYNCHRONOUS) if trains else (INFERENCE,)
+    family = (*(STREAMING if streaming else SYNCHRONOUS), *(ASYNCHRONOUS if asynchronous else ()))
+    names = schedules or family if trains else (INFERENCE,)
     alone = "1f1b" if trains else INFERENCE
     for order, (depth, replicas) in product(device_orders(cluster), _shapes(cluster.size, batch)):
         layouts = ("stages", "replicas") if depth > 1 < replicas else ("stages",)
         for schedule in names if depth > 1 else (alone,):
             for m in _counts(batch // replicas, depth):
                 for adjacent in layouts:
-                    yield Candidate(
+                    c = Candidate(
                         depth, replicas, schedule, batch // replicas // m, m,
                         adjacent=adjacent, order=order,
                     )  # fmt: skip
+                    if not c.asynchronous or (replicas == 1 and c.stages * c.apart == depth):
+                        yield c
 
 
 def eased(c: Candidate) -> tuple[Candidate, ...]:

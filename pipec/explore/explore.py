@@ -217,7 +217,7 @@ class _Search:
         while heap and (done < most or best == inf):
             _, c = heappop(heap)
             bound = self.found[c].bound
-            planned = c.eased or not bound  # is timed by its plan alone
+            planned = c.eased or c.asynchronous or not bound  # is timed by its plan alone
             if bound >= best or (planned and self.made >= (MADE if best < inf else MADE_AT_ALL)):
                 continue
             p = self.predictor.predict(c, bound)

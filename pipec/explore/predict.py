@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
 
+from pipec.compiler.endless import Round, round_of
 from pipec.compiler.pass_manager import run_passes
 from pipec.errors import PartitionError, PipecError, PlanError
 from pipec.explore.candidate import Candidate
@@ -30,8 +31,8 @@ class Prediction:
 
     Attributes:
         candidate: What was predicted.
-        seconds: Of one step (the whole batch, gradients reduced); infinite if it is impossible or
-            was not timed.
+        seconds: Of one step (the whole batch, gradients reduced), without a flush of one more round
+            of a run that goes on; infinite if it is impossible or was not timed.
         bound: No plan of the candidate has a faster step.
         bubble: Share of device time without compute.
         peak_bytes: Most bytes held, per device.
@@ -85,7 +86,7 @@ class Predictor:
         work, heaviest, share = self._sums(c.microbatch, tuple(kinds))
         m = c.microbatches
         found = max(m * work / c.depth, m * heaviest)
-        if c.chunks == 1:
+        if c.chunks == 1 and not c.asynchronous:  # the others begin with an empty pipeline
             r = share if _traits(c.schedule, c.depth)[0] else 1.0
             if r > 0:
                 found = max(found, r * work / (1 - (1 - r / m) ** c.depth))
@@ -132,13 +133,14 @@ class Predictor:
         Raises:
             PipecError: As `make`.
         """
-        timeline = self.make(candidate).timeline
-        assert timeline is not None
-        return replace(_figures(candidate, timeline), bound=bound, planned=True)
+        plan = self.make(candidate)
+        assert plan.timeline is not None
+        found = replace(_figures(candidate, plan.timeline), bound=bound, planned=True)
+        return replace(found, **vars(_fitting(plan))) if candidate.asynchronous else found
 
     def _predict(self, c: Candidate) -> Prediction:
         """The figures of the best cut; where it cannot be timed before it is made, of the plan."""
-        if takes_costs(c.schedule):
+        if takes_costs(c.schedule) or c.asynchronous:
             return self.planned(c)
         passes = passes_of(c)
         at = [p.name for p in passes].index("partition")
@@ -187,6 +189,26 @@ def _traits(schedule: str, depth: int) -> tuple[bool, bool]:
         return True, True
     kinds = set(made.kind.tolist())
     return ActionKind.W in kinds, made.lanes.compute != "split" and not made.placement.separate
+
+
+def _fitting(plan: Plan) -> Round:
+    """A round of a plan without a flush, which may hold more than one that is drained.
+
+    Raises:
+        PlanError: More than a device has.
+    """
+    found = round_of(plan)
+    for number, (peak, device) in enumerate(
+        zip(found.peak_bytes, plan.cluster.devices, strict=False)
+    ):
+        if peak > device.memory_bytes:
+            raise PlanError(
+                "a run that goes on from round to round does not fit the device's memory",
+                where=f"device {number} ({device.kind})",
+                got=f"{peak:,.0f} bytes",
+                want=f"at most {device.memory_bytes:,.0f}",
+            )
+    return found
 
 
 def _figures(candidate: Candidate, timeline: Timeline) -> Prediction:

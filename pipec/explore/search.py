@@ -12,6 +12,7 @@ from pipec.explore.explore import Exploration, Progress, explore
 from pipec.explore.make import Maker
 from pipec.explore.rebatch import Rebatched
 from pipec.plan.model import Plan
+from pipec.schedule.registry import ASYNCHRONOUS
 
 SAMPLES = 8
 """Traced batches of one step and device, where the batch is not given."""
@@ -27,6 +28,7 @@ class Search:
         target: Name of the backend.
         batch: Samples of one step; ``microbatches`` traced batches, or 8 per device, if not given.
         schedules: Names instead of those of the devices' family.
+        asynchronous: Whether schedules without a flush are among those of the family.
         stages: Number of stages, if it is fixed.
         microbatches: Microbatches of one step over all replicas, if they are fixed.
         costs: Measured costs at the traced batch, instead of a model's.
@@ -39,6 +41,7 @@ class Search:
     target: str = "torch"
     batch: int | None = None
     schedules: tuple[str, ...] = ()
+    asynchronous: bool = False
     stages: int | None = None
     microbatches: int | None = None
     costs: CostTable | None = None
@@ -79,14 +82,15 @@ class Search:
     def _candidates(self, maker: Maker, batch: int) -> list[Candidate]:
         """Those that are as asked for; a model that cannot be read again keeps its microbatch."""
         names = self.schedules or None
-        if names and not maker.trains:
+        if (names or self.asynchronous) and not maker.trains:
             raise PartitionError(
                 "a model without a loss has one schedule",
-                got=", ".join(names),
+                got=", ".join(names or ASYNCHRONOUS),
                 want=INFERENCE,
                 hint="let the factory return a loss too",
             )
-        every = list(candidates(self.cluster, batch, names, trains=maker.trains))
+        more = self.asynchronous
+        every = list(candidates(self.cluster, batch, names, trains=maker.trains, asynchronous=more))
         found = [
             c
             for c in every

@@ -1,8 +1,11 @@
 """A plan as plain data, for ``--json`` and for the tables."""
 
 import dataclasses
+from contextlib import suppress
 from typing import Any
 
+from pipec.compiler.endless import drains, round_of
+from pipec.errors import PipecError
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, op_name, origin
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage
@@ -182,4 +185,10 @@ def _schedule_data(plan: Plan) -> Data | None:
     if plan.schedule is None:
         return None
     s = plan.schedule
-    return {"name": s.name, "microbatches": s.microbatches, "training": s.training}
+    data: Data = {"name": s.name, "microbatches": s.microbatches, "training": s.training}
+    if plan.timeline is not None:
+        data["seconds"] = plan.timeline.seconds
+        if not drains(s):
+            with suppress(PipecError):  # no generator makes it longer
+                data["round_seconds"] = round_of(plan).seconds
+    return data

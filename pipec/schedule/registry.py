@@ -27,6 +27,9 @@ Generator = Callable[..., object]
 SYNCHRONOUS = ("1f1b", "gpipe", "1f1b-so", "zb-h1", "interleaved", "zbv", "dualpipev")
 """Schedules whose update waits for a flush, on devices that do one thing at a time."""
 
+ASYNCHRONOUS = ("pipedream", "pipedream-2bw", "pipemare", "pipefb")
+"""Schedules without a flush: weights change while microbatches are under way."""
+
 SYNTHESIZED = "synthesized"
 """The order that is made from costs; synchronous, one stage per device."""
 
