@@ -3,18 +3,40 @@
     python -m benchmarks.fuzz_plans [--mutants 100000] [--seed 0]
 
 Prints each fault (a traceback, a signal, a hang over 20 s, a file that appears outside, more than
-1 GiB, code of the plan that runs) with its seed, and how many mutants each command accepted.
+1 GiB, code of the plan that runs) with its seed. Mutants are tried in one process by the dozen;
+where one of a dozen misbehaves, each of them is tried again in a process of its own.
 """
 
 import argparse
+import gc
 import os
 import random
 import shutil
 import tempfile
-from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.plan.mutants import bases, commands, mutate, try_commands
+
+DOZEN = 12
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A changed plan: its seed, its directory, what was changed, and the commands that read it."""
+
+    number: int
+    place: Path
+    told: str
+    words: list[tuple[str, ...]]
+
+
+def _mutant(number: int, plans: dict[str, Path], folder: Path) -> Mutant:
+    rng = random.Random(number)
+    base = rng.choice(list(plans.values()))
+    place = folder / f"mutant{number}"
+    told = mutate(base, place, rng)
+    return Mutant(number, place, f"{base.name}: {told}", commands(place, base))
 
 
 def main() -> None:
@@ -26,21 +48,24 @@ def main() -> None:
         folder = Path(text)
         plans = bases(folder)
         os.environ |= {"PIPEC_MUTANTS": str(folder / "ran"), "XDG_STATE_HOME": str(folder / "no")}
-        faults = Counter[str]()
-        for number in range(given.seed, given.seed + given.mutants):
-            rng = random.Random(number)
-            base = rng.choice(list(plans.values()))
-            place = folder / "mutant"
-            told = mutate(base, place, rng)
-            for ended in try_commands(commands(place, base), folder / "empty"):
-                if ended.fault:
-                    command = ended.words[0]
-                    faults[command] += 1
-                    print(f"{number} {base.name} {command}: {told}: {ended.fault}", flush=True)
-            shutil.rmtree(place)
-            if (number + 1) % 100 == 0:
-                print(f"{number + 1}: {sum(faults.values())} faults {dict(faults)}", flush=True)
-    print(f"{given.mutants} mutants, five commands each: {sum(faults.values())} faults")
+        gc.freeze()  # less is copied in processes that are forked
+        faults, end = 0, given.seed + given.mutants
+        for first in range(given.seed, end, DOZEN):
+            dozen = [_mutant(n, plans, folder) for n in range(first, min(first + DOZEN, end))]
+            ends = try_commands([w for m in dozen for w in m.words], folder / "empty")
+            if len(ends) < sum(len(m.words) for m in dozen) or any(e.fault for e in ends):
+                alone = [(m, e) for m in dozen for e in try_commands(m.words, folder / "empty")]
+                found = [(m, e) for m, e in alone if e.fault]
+                faults += len(found)
+                for m, e in found:
+                    print(f"{m.number} {m.told}: {e.words[0]}: {e.fault}", flush=True)
+                if not found:  # not counted: what many of them hold together
+                    print(f"{first}: nothing alone of {[e.fault for e in ends if e.fault]}")
+            for m in dozen:
+                shutil.rmtree(m.place)
+            if first // 1000 < (first + DOZEN) // 1000:
+                print(f"{first + DOZEN}: {faults} faults", flush=True)
+    print(f"{given.mutants} mutants, five commands each: {faults} faults")
 
 
 if __name__ == "__main__":
