@@ -95,7 +95,7 @@ lock: setup build/lock ## requirements.lock with hashes and the bill of material
 audit: build/lock ## known vulnerabilities of the locked versions (network)
 	build/lock/bin/pip-audit --disable-pip --require-hashes -r requirements.lock
 
-test-lowest: ## the tests with the lowest versions that pyproject.toml allows, torch apart (network)
+test-lowest: ## the tests with the lowest versions that pyproject.toml allows (network)
 	test -x build/lowest/bin/python || $(PYTHON) -m venv build/lowest
 	sed -n '/^dependencies/,/^]/s/^  "\(.*\)>=\(.*\)",/\1==\2/p' pyproject.toml | grep -v '^torch==' > build/lowest/lowest.txt
 	grep -E '^(torch|pytest|pytest-xdist|hypothesis|ortools|scikit-learn|selenium|setuptools|build|import-linter)==' constraints.txt > build/lowest/tools.txt
