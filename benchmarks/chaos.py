@@ -403,10 +403,13 @@ def _state(here: Path, name: str) -> str | None:
     return "whole"
 
 
+SKIPPED = ("cache/", "said", "kept/", "no/kept")  # a run makes the folder of its checkpoints
+
+
 def _listing(here: Path) -> list[str]:
     """Files in a folder, without those that tell of the time or of what they hold."""
     names = (str(p.relative_to(here)) for p in here.rglob("*"))
-    return sorted(n for n in names if not n.startswith(("cache/", "said", "kept/")))
+    return sorted(n for n in names if n != "no" and not n.startswith(SKIPPED))
 
 
 KINDS = {"kill": (try_kill, 10), "full": (try_full, 2), "odd": (try_odd, 2)}

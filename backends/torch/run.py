@@ -214,8 +214,12 @@ def _keep(job: Job, wanted: Path | None, weights: dict[str, torch.Tensor]) -> No
             job.wrote(wanted, weights)
             return
     safe = Path(tempfile.mkdtemp(prefix="pipec-")) / name
-    save_tensors(weights, safe)
     hint = f"the trained weights are in {safe}"
+    try:
+        save_tensors(weights, safe)
+    except PipecError:
+        safe.parent.rmdir()
+        hint = f"the trained weights are lost: there is no room in {safe.parent.parent} either"
     raise PipecError(failure.what, where=failure.where, got=failure.got, hint=hint)
 
 

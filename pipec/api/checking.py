@@ -8,12 +8,11 @@ from pathlib import Path
 from pipec.api.reading import Model, read_model
 from pipec.api.registering import register
 from pipec.cluster.cluster import Link
-from pipec.compiler.backend import check_runnable
 from pipec.compiler.driver import emit
 from pipec.compiler.verify import VerifyReport, verify_artifacts
 from pipec.errors import PartitionError, ScheduleError
 from pipec.frontends.base import Loaded
-from pipec.frontends.reload import load_options, reload
+from pipec.frontends.reload import check_runnable, load_options, reload
 from pipec.graph.ir import Source
 from pipec.partition.costgraph import CostGraph
 from pipec.partition.formats.workload import Workload, read_workload

@@ -4,6 +4,7 @@ import difflib
 import gc
 import importlib
 import os
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from pipec.cli.early import check_first
 from pipec.cli.project import apply_defaults, project_defaults, project_file
 from pipec.errors import PipecError
 from pipec.escape import terminal
+from pipec.signals import unwound_by
 
 _COMMANDS = {
     "compile": "cut a model into stages and emit one artifact per stage",
@@ -93,7 +95,8 @@ def main() -> None:
     gc.set_threshold(100_000, 50, 100)  # graphs are many objects that live long
     try:
         try:
-            cli(standalone_mode=True)
+            with unwound_by(signal.SIGINT):
+                cli(standalone_mode=True)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()

@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 
 from pipec.cluster.units import show
-from pipec.compiler.backend import check_runnable, load_backend
+from pipec.compiler.backend import load_backend
 from pipec.compiler.profile import Profile, Profiles, profile_emitted
 from pipec.cost.file import load_costs, save_costs
 from pipec.cost.measure import Measuring, measured_costs
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
 from pipec.frontends.base import Loaded
-from pipec.frontends.reload import reload
+from pipec.frontends.reload import check_runnable, reload
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.runtime.builders import optimizer_from_text

@@ -7,8 +7,9 @@ import click
 
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.cli.targets import TargetCommand, own_settings, target_of_plan
-from pipec.compiler.backend import check_runnable, load_backend
+from pipec.compiler.backend import load_backend
 from pipec.compiler.job import Job
+from pipec.frontends.reload import check_runnable, reload
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.runtime.builders import data_from_spec
@@ -64,8 +65,6 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 def _batch(plan: Plan, given: dict[str, Any]) -> Batch:
     if given["data"]:
         return data_from_spec(given["data"])
-    from pipec.frontends.reload import reload
-
     source, model, trust = plan.graph.source, given["model"], given["trust"]
     check_runnable(given["directory"], source, plan.target, model, trust=trust)
     inputs = reload(source, spec=model, trust=trust).example_inputs

@@ -11,10 +11,10 @@ import click
 
 from pipec.cli.console import output, progress, progress_options
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
-from pipec.compiler.backend import check_runnable, lacking, load_backend
+from pipec.compiler.backend import lacking, load_backend
 from pipec.compiler.capabilities import Cycles
 from pipec.compiler.verify import Streams, verify_artifacts
-from pipec.frontends.reload import reload
+from pipec.frontends.reload import check_runnable, reload
 from pipec.plan.manifest import read_manifest, source_of
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
@@ -58,7 +58,7 @@ def command(directory: Path, **given: Any) -> None:
     console = progress(given["told"])
     record = read_manifest(directory)
     source = source_of(record)
-    check_runnable(directory, source, str(record["target"]), model, trust=trust)
+    check_runnable(directory, source, str(record.get("target")), model, trust=trust)
     reading = f"reading {model or source.location}"
     # Whatever the model's own code prints must not end up in our output.
     with console.status(reading) as status, contextlib.redirect_stdout(sys.stderr):

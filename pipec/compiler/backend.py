@@ -18,9 +18,7 @@ from pipec.compiler.declared import Options, defaults
 from pipec.compiler.job import Job, run_emitted
 from pipec.errors import BackendError
 from pipec.graph.axes import Axes
-from pipec.graph.ir import Source
 from pipec.plan.model import Plan, StageTiming
-from pipec.plan.trust import check_trusted, code_of
 
 
 @dataclass(frozen=True)
@@ -195,20 +193,3 @@ def settings_of(
     if isinstance(backend, Prepares):
         return backend.prepared(known, example_inputs)
     return known
-
-
-def check_runnable(
-    directory: Path, source: Source | None, target: str, model: str | None, *, trust: bool
-) -> None:
-    """Refuse to run what somebody else's plan names or holds; see `check_trusted`.
-
-    Args:
-        directory: The plan.
-        source: What it says of its model; None if that is not read.
-        target: The name of its backend.
-        model: Where the user says that the model is.
-        trust: Whether the user has said that code may run.
-    """
-    stages = f"the {target} stages" if load_backend(target).runs_emitted_code else None
-    code = code_of(source, model) if source is not None else None
-    check_trusted(directory, code or stages, trust=trust)

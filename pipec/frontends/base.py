@@ -94,11 +94,13 @@ class Frontend(ABC):
         name: Short name (``torch``, ``pt2``, ``onnx``).
         pattern: What a spec of this kind looks like, for messages (``MODEL.onnx``).
         casts: Whether it traces Python code, which autocast can reach.
+        runs_code: Whether reading a model runs code of the model's author.
     """
 
     name: str
     pattern: str
     casts: bool = False
+    runs_code: bool = True
 
     @abstractmethod
     def accepts(self, spec: str) -> bool:

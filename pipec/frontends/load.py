@@ -17,17 +17,27 @@ def load(spec: str, options: LoadOptions | None = None) -> Loaded:
     Raises:
         FrontendError: No front end accepts ``spec``, or the one that does cannot read it.
     """
+    found = reader(spec)
+    if options and options.autocast and not found.casts:
+        raise FrontendError(
+            "autocast cannot be put around a model that is a file: its casts are its own",
+            where=spec,
+            got=f"autocast {options.autocast}",
+            hint="export the model under torch.autocast, or compile the module itself",
+        )
+    return found.load(spec, options or LoadOptions())
+
+
+def reader(spec: str) -> Frontend:
+    """The front end that reads a model.
+
+    Raises:
+        FrontendError: None does.
+    """
     known = [frontend(name) for name in registry.entries(GROUP)]
     for candidate in known:
         if candidate.accepts(spec):
-            if options and options.autocast and not candidate.casts:
-                raise FrontendError(
-                    "autocast cannot be put around a model that is a file: its casts are its own",
-                    where=spec,
-                    got=f"autocast {options.autocast}",
-                    hint="export the model under torch.autocast, or compile the module itself",
-                )
-            return candidate.load(spec, options or LoadOptions())
+            return candidate
     raise FrontendError(
         "no front end reads this model", got=spec, want=" or ".join(f.pattern for f in known)
     )

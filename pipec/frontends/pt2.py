@@ -26,6 +26,7 @@ class Pt2Frontend(Frontend):
 
     name = "pt2"
     pattern = "MODEL.pt2"
+    runs_code = False  # it is refused where it is not trusted
 
     def accepts(self, spec: str) -> bool:
         """Whether ``spec`` ends in ``.pt2``."""

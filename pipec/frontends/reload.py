@@ -1,12 +1,45 @@
 """Reading the model of a plan again, and refusing any other."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from pipec.compiler.backend import load_backend
 from pipec.errors import FrontendError
 from pipec.frontends.base import Loaded, LoadOptions
-from pipec.frontends.load import load
-from pipec.graph.ir import Source
+from pipec.frontends.load import load, reader
+from pipec.graph.ir import MEMORY, Source
+from pipec.plan.trust import check_trusted
+
+
+def check_runnable(
+    directory: Path, source: Source | None, target: str, model: str | None, *, trust: bool
+) -> None:
+    """Refuse to run what somebody else's plan names or holds; see `check_trusted`.
+
+    Args:
+        directory: The plan.
+        source: What it says of its model; None if that is not read.
+        target: The name of its backend.
+        model: Where the user says that the model is.
+        trust: Whether the user has said that code may run.
+    """
+    stages = f"the {target} stages" if load_backend(target).runs_emitted_code else None
+    code = _code_of(source, model) if source is not None else None
+    check_trusted(directory, code or stages, trust=trust)
+
+
+def _code_of(source: Source, model: str | None) -> str | None:
+    """The file of Python that reading a plan's model runs; None if there is none.
+
+    What the plan says of the kind of its model is not believed: who reads the file decides.
+    """
+    loss = source.options.get("loss")
+    if loss:
+        return str(loss)
+    if model is not None or source.kind == MEMORY or not reader(source.location).runs_code:
+        return None
+    return source.location
 
 
 def reload(source: Source, *, spec: str | None = None, trust: bool = False) -> Loaded:
@@ -20,7 +53,7 @@ def reload(source: Source, *, spec: str | None = None, trust: bool = False) -> L
     Raises:
         FrontendError: It cannot be read, or is not the same model any more.
     """
-    if source.kind == "memory" and spec is None:
+    if source.kind == MEMORY and spec is None:
         raise FrontendError(
             "the plan was made of a module in memory, which cannot be read again",
             got=source.location,

@@ -16,7 +16,7 @@ from pipec.frontends.examples import random_like, resized
 from pipec.frontends.factory import Made, as_loss, call_factory, call_loss, is_factory
 from pipec.frontends.leaves import Call
 from pipec.frontends.trace import MODEL, Flat, Loss, trace
-from pipec.graph.ir import Source
+from pipec.graph.ir import MEMORY, Source
 from pipec.graph.tensor_type import has_data
 
 
@@ -70,7 +70,7 @@ def from_module(
     name = type(module).__name__
     options = options or LoadOptions(training=loss is not None)
     made = Made(module, example_inputs, None if loss is None else as_loss(loss, name))
-    return _load(made, options, "memory", name)
+    return _load(made, options, MEMORY, name)
 
 
 def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:

@@ -111,6 +111,10 @@ class Origin:
         return f"{self.op} {self.name or '(top level)'}{place}"
 
 
+MEMORY = "memory"
+"""The kind of a source that is a module given through the API."""
+
+
 @dataclass(frozen=True)
 class Source:
     """The model that a graph was made of, so that it can be read again.
@@ -148,7 +152,7 @@ class Graph:
     outputs: tuple[GraphOutput, ...]
     weights: Mapping[str, torch.Tensor]
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    source: Source = field(default_factory=lambda: Source("memory", ""))
+    source: Source = field(default_factory=lambda: Source(MEMORY, ""))
     namespaces: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from pipec.errors import PipecError, PlanError
 from pipec.files import write_file
-from pipec.graph.ir import Source
 from pipec.plan.manifest import PLAN, sha256_of
 
 _MOST = 10_000
@@ -61,19 +60,6 @@ def check_trusted(directory: Path, what: str | None, *, trust: bool) -> None:
         got=what,
         hint="read it, then give --trust; or --model FILE, a model that you trust",
     )
-
-
-def code_of(source: Source, model: str | None) -> str | None:
-    """The file of Python that reading a plan's model runs; None if there is none.
-
-    Args:
-        source: What the plan says of its model.
-        model: Where the user says that the model is; that is the user's own choice.
-    """
-    loss = source.options.get("loss")
-    if loss:
-        return str(loss)
-    return source.location if model is None and source.kind == "factory" else None
 
 
 def _ledger() -> Path:

@@ -3,13 +3,14 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from pipec.cli.main import cli
-from pipec.errors import PlanError
-from pipec.plan.manifest import read_manifest, write_manifest
+from pipec.errors import PipecError, PlanError
+from pipec.plan.manifest import PLAN, _digest, read_manifest, write_manifest
 
 FACTORY = """
 from pathlib import Path
@@ -37,6 +38,11 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "out"
 
 
+def forge(place: Path, record: dict[str, Any]) -> None:
+    """Change what a plan says, digests and all."""
+    (place / PLAN).write_text(json.dumps({**record, "digest": _digest(record)}))
+
+
 COMMANDS = [("verify",), ("run", "--local", "--rounds", "1"), ("profile", "--local")]
 
 
@@ -55,6 +61,27 @@ def test_a_foreign_plan_runs_nothing(
     trusted = pipec(name, mine, *options, *extra, "--trust")
     assert trusted.exit_code == 0, trusted.output
     assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["onnx", "pt2", "memory", "unheard of"])
+@pytest.mark.parametrize("command", COMMANDS, ids=[c[0] for c in COMMANDS])
+def test_what_a_plan_calls_its_model_is_not_believed(
+    mine: Path, tmp_path: Path, command: tuple[str, ...], kind: str
+) -> None:
+    """A factory is code, whatever a forged plan says that it is."""
+    record = read_manifest(mine)
+    forge(mine, {**record, "source": {**record["source"], "kind": kind, "sha256": ""}})
+    refused = pipec(command[0], mine, *command[1:])
+    assert refused.exit_code == 1
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_plan_without_a_target_is_refused(mine: Path, tmp_path: Path) -> None:
+    forge(mine, {n: told for n, told in read_manifest(mine).items() if n != "target"})
+    for command, *options in (*COMMANDS, ("verify", "--model", f"{tmp_path}/model.py:make")):
+        refused = pipec(command, mine, *options)
+        assert refused.exit_code in (1, 2)
+        assert isinstance(refused.exception, PipecError | SystemExit), refused.exception
 
 
 def test_ones_own_plan_needs_no_word(mine: Path, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class OnnxFrontend(Frontend):
 
     name = "onnx"
     pattern = "MODEL.onnx"
+    runs_code = False
 
     def accepts(self, spec: str) -> bool:
         """Whether the spec ends in ``.onnx``."""

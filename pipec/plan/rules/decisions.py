@@ -149,7 +149,7 @@ def _schedule_carries_channels(parts: Parts) -> Iterator[Finding]:
     want = {(ChannelKind.F, c.name): (c.src, c.dst, c.nbytes, c.depth) for c in plan.channels}
     if schedule.training:
         for c in plan.channels:
-            training = plan.stages[c.dst].training
+            training = plan.stages[c.dst].training if c.dst < len(plan.stages) else None
             if training is not None and c.value in training.gradients_out():
                 back = (c.dst, c.src, c.nbytes, c.depth)
                 want[ChannelKind.B, f"{c.name}.grad"] = back
