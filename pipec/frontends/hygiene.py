@@ -33,7 +33,7 @@ from pipec.graph.ir import (
     tensors,
 )
 from pipec.graph.rules import OWN_NAMESPACES
-from pipec.graph.torch_private import OpOverload, namespace_of
+from pipec.graph.torch_private import OpOverload, graph_module, namespace_of
 
 _aten = torch.ops.aten
 _DROPPED = frozenset({_aten._assert_tensor_metadata.default})
@@ -144,7 +144,7 @@ class _Copy:
         outputs = self._outputs(nodes[-1])
         self.new.output(tuple(n for n, _ in outputs))
         return Graph(
-            module=fx.GraphModule({}, self.new, "Model"),
+            module=graph_module(self.new, "Model"),
             inputs=tuple(inputs),
             outputs=tuple(o for _, o in outputs),
             weights=self.weights,

@@ -45,6 +45,11 @@ def table() -> dict[str, tuple[tuple[str, ...], ...]]:
     }
 
 
+@lru_cache(maxsize=10_000)
+def _rules_of(op: object) -> tuple[tuple[str, ...], ...]:
+    return table().get(str(op), ())
+
+
 def given(node: fx.Node) -> Given:
     """The arguments of a call of an op by name; nodes stay nodes."""
     assert isinstance(node.target, OpOverload)
@@ -54,7 +59,7 @@ def given(node: fx.Node) -> Given:
 
 def disagreeing(node: fx.Node) -> Iterator[Finding]:
     """What breaks the rules of the node's op for the sizes of its arguments."""
-    for rule, *words in table().get(str(node.target), ()):
+    for rule, *words in _rules_of(node.target):
         if rule in _RULES:
             have = fx.map_arg(given(node), lambda n: n.meta.get("val"))
             try:
@@ -71,7 +76,7 @@ def unchecked(node: fx.Node, saved: Mapping[fx.Node, fx.Node | None]) -> Iterato
         node: A call.
         saved: Placeholders of what F has saved, to F's nodes.
     """
-    for rule, *words in table().get(str(node.target), ()):
+    for rule, *words in _rules_of(node.target):
         for word in words if rule == "checked" else ():
             name, _, source = word.partition("=")
             op, _, place = source.rpartition(".")

@@ -8,6 +8,7 @@ from torch import fx
 
 from pipec.graph.draft import Draft
 from pipec.graph.ir import Graph, Origin, origin
+from pipec.graph.torch_private import graph_module
 
 PACK, UNPACK = "pack", "unpack"
 """Ops of the origins of nodes between a value and what stands for it in other stages: the latter is
@@ -47,7 +48,7 @@ def with_copies(
         if node.op == "call_function" and not node.users and node.name in env:
             new.erase_node(node)
             del home[node.name]
-    module = fx.GraphModule({}, new, type(graph.module).__name__)
+    module = graph_module(new, type(graph.module).__name__)
     return graph.replace(module=module), home
 
 

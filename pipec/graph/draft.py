@@ -20,6 +20,7 @@ from pipec.graph.ir import (
     tensors,
 )
 from pipec.graph.rules import OWN_NAMESPACES
+from pipec.graph.torch_private import graph_module
 
 
 class Draft(GraphAppendingTracer):
@@ -149,7 +150,7 @@ class Draft(GraphAppendingTracer):
         weights = {self._inputs[n].name: self._weights[n] for n in nodes if n in self._weights}
         spaces = {op_name(n).split(".")[0] for n in self.written if "." in op_name(n)}
         return self._old.replace(
-            module=fx.GraphModule({}, self.graph, type(self._old.module).__name__),
+            module=graph_module(self.graph, type(self._old.module).__name__),
             inputs=tuple(inputs),
             outputs=tuple(GraphOutput(n.name, o.kind, o.name) for o, n in outputs),
             weights=weights,

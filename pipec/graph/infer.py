@@ -92,9 +92,11 @@ class Inference:
             if len(_inferred) >= _MOST:
                 _inferred.clear()
             _inferred[key] = result_type(node.target, *fx.map_arg((node.args, node.kwargs), _value))
-        found = _inferred[key]
+        found, annotated = _inferred[key], self.annotated(node)
+        if found in (annotated, UNKNOWN):
+            return None
         strided = self._strided and not any(part in str(node.target) for part in _CHOSEN)
-        if found == UNKNOWN or same_type(found, self.annotated(node), strided=strided):
+        if same_type(found, annotated, strided=strided):
             return None
         return found if isinstance(found, str) else _words(found)
 

@@ -30,6 +30,7 @@ from pipec.graph.ir import (
     origin,
     tensor,
 )
+from pipec.graph.torch_private import graph_module
 from pipec.graph.written import written
 
 
@@ -96,7 +97,7 @@ def lower(stage: Graph) -> Lowered:
         if end.output:
             leaves[end.output, value.name] = GraphOutput(value.name, end.output, value.name)
     inputs, outputs = (*stage.inputs, *new_inputs), (*stage.outputs, *leaves.values())
-    graph = written(stage, inputs, calls, outputs)
+    graph = written(stage, inputs, calls, outputs) if any(moved.values()) else stage
     return Lowered(
         tuple(moved[RECV]), graph, tuple(moved[SEND]), tuple(moved[FETCH]), tuple(moved[OFFLOAD])
     )
@@ -133,7 +134,7 @@ def with_transfers(
     outputs = [o for o in compute.outputs if o.kind is not OutputKind.VALUE]
     copy.output(tuple(env[o.node] for o in outputs))
     return compute.replace(
-        module=fx.GraphModule({}, copy, type(compute.module).__name__),
+        module=graph_module(copy, type(compute.module).__name__),
         inputs=tuple(i for i in compute.inputs if i.node not in values),
         outputs=tuple(outputs),
     )

@@ -26,10 +26,11 @@ from pipec.graph.torch_private import OpOverload, is_mutable
 OWN_NAMESPACES = frozenset({"aten", "prims", "pipec"})
 """Op namespaces that every graph may use; others are declared in `Graph.namespaces`."""
 
-_BANNED = {
-    "aten.view.default": "reshape: a view is only legal for the strides seen while tracing",
-    "aten._unsafe_view.default": "reshape: a view is only legal for the strides seen in tracing",
-    "aten._assert_tensor_metadata.default": "nothing: it has no value",
+_STRIDED = "reshape: a view is only legal for the strides seen while tracing"
+_BANNED: dict[OpOverload, str] = {
+    torch.ops.aten.view.default: _STRIDED,
+    torch.ops.aten._unsafe_view.default: _STRIDED,
+    torch.ops.aten._assert_tensor_metadata.default: "nothing: it has no value",
 }
 
 
@@ -138,8 +139,8 @@ def _known_ops(graph: Graph) -> Iterator[Finding]:
             yield Finding(n.name, f"target {n.target}, not an op overload", "an op of torch.ops")
         elif n.target.namespace not in allowed:
             yield Finding(n.name, n.target, f"an op of a declared namespace: {sorted(allowed)}")
-        elif op_name(n) in _BANNED:
-            yield Finding(n.name, n.target, _BANNED[op_name(n)])
+        elif n.target in _BANNED:
+            yield Finding(n.name, n.target, _BANNED[n.target])
 
 
 def _functional(graph: Graph) -> Iterator[Finding]:

@@ -31,7 +31,7 @@ from pipec.errors import GraphError
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, Origin, OutputKind
 from pipec.graph.rules import OWN_NAMESPACES
 from pipec.graph.tensor_type import DTYPES, empty_of_type, type_text
-from pipec.graph.torch_private import FakeTensorMode
+from pipec.graph.torch_private import FakeTensorMode, graph_module
 from pipec.graph.whitelist import GETITEM, resolve
 
 FORMAT, VERSION = "pipec.graph", 1
@@ -238,7 +238,7 @@ def _decode_graph(
     decoder.graph.output(tuple(decoder.env[o.node] for o in outputs))
     values = {i.name: decoder.env[i.node].meta["val"] for i in inputs if i.kind.is_weight}
     return Graph(
-        module=fx.GraphModule({}, decoder.graph, _identifier(data["title"])),
+        module=graph_module(decoder.graph, _identifier(data["title"])),
         inputs=inputs,
         outputs=outputs,
         weights={name: weights.get(name, values[name]) for name in values},

@@ -19,7 +19,7 @@ from torch import fx
 
 from pipec.errors import GraphError
 from pipec.graph.ir import Graph, Origin, op_name, origin, tensor
-from pipec.graph.torch_private import OpOverload
+from pipec.graph.torch_private import OpOverload, graph_module
 
 _aten = torch.ops.aten
 _TRANSPOSES = (_aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.numpy_T.default)
@@ -90,7 +90,7 @@ def split_node(graph: Graph, name: str, share: float = 0.5) -> Graph:
     for n in reversed(copy.nodes):  # a transpose that only the split node read
         if n.op == "call_function" and n.target in _TRANSPOSES and not n.users:
             copy.erase_node(n)
-    module = fx.GraphModule({}, copy, type(graph.module).__name__)
+    module = graph_module(copy, type(graph.module).__name__)
     return graph.replace(module=module)
 
 

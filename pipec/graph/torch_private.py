@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
     unset_fake_temporarily,
 )
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_unflatten
@@ -40,6 +41,7 @@ __all__ = [
     "grad_mode_region",
     "gradient_hooks",
     "graph_being_traced",
+    "graph_module",
     "in_dispatcher",
     "is_composite",
     "is_mutable",
@@ -75,6 +77,11 @@ UNKNOWN_WHEN_FAKE = (
 def is_mutable(op: OpOverload) -> bool:
     """Whether the op's schema writes to one of its arguments."""
     return bool(op._schema.is_mutable)  # noqa: SLF001
+
+
+def graph_module(graph: fx.Graph, title: str) -> fx.GraphModule:
+    """A module of a class called ``title``; its Python is written when it is first called."""
+    return _LazyGraphModule({}, graph, title)
 
 
 def namespace_of(op: OpOverload) -> str:

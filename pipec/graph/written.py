@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from torch import fx
 
 from pipec.graph.ir import Graph, GraphInput, GraphOutput
+from pipec.graph.torch_private import graph_module
 
 
 def written(
@@ -37,7 +38,7 @@ def written(
     new.output(tuple(env[o.node] for o in outputs))
     read = {i.name for i in inputs if i.kind.is_weight}
     return like.replace(
-        module=fx.GraphModule({}, new, title or type(like.module).__name__),
+        module=graph_module(new, title or type(like.module).__name__),
         inputs=inputs,
         outputs=outputs,
         weights={name: like.weights[name] for name in like.weights if name in read},

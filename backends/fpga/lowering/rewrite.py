@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from pipec.autodiff.fakes import fake_like, tracing
 from pipec.errors import GraphError
 from pipec.graph.ir import Graph, GraphOutput, op_name
-from pipec.graph.torch_private import FakeTensorMode, TorchDispatchMode
+from pipec.graph.torch_private import FakeTensorMode, TorchDispatchMode, graph_module
 
 Rule = Callable[..., Any]
 """``rule(emit, *arguments)`` computes what a node yields: a tensor or one per item of a tuple, None
@@ -161,5 +161,5 @@ def _with_outputs(graph: Graph, new: fx.Graph, env: dict[fx.Node, Any]) -> Graph
         GraphOutput(node.name, o.kind, o.name)
         for node, o in zip(results, graph.outputs, strict=True)
     )
-    module = fx.GraphModule({}, new, type(graph.module).__name__)
+    module = graph_module(new, type(graph.module).__name__)
     return graph.replace(module=module, outputs=outputs)
