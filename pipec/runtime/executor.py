@@ -11,7 +11,7 @@ which weight version and which channel are data on the action.
 
 import time
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +36,7 @@ from pipec.runtime.shares import Shares
 from pipec.runtime.stage import Outcome, StageRunner
 from pipec.runtime.steps import Steps
 from pipec.runtime.tensors import TensorType
-from pipec.runtime.transport import Transport
+from pipec.runtime.transport import Transport, Waits, until
 from pipec.runtime.weights import StageWeights, check_fits
 from pipec.schedule.action import Action, ActionKind
 
@@ -130,7 +130,7 @@ class Executor:
         self._shapes: list[Program] = []
         self._runners: list[dict[int, StageRunner]] = []
         self.moves = moves = Moves(self.compute, transport, self.runner, self.weights)
-        self._handlers: dict[ActionKind, Callable[[Action], bool]] = {
+        self._handlers: dict[ActionKind, Callable[[Action], Waits | None]] = {
             _K.F: self._forward,
             _K.B: self._backward,
             _K.I: self._backward,
@@ -171,7 +171,8 @@ class Executor:
         clip = (self.settings.clip or inf) if wanted else None
         self._steps = Steps(program, self.device, clip)
         self._row: list[Turn] = []
-        self._at = 0
+        self._at, self.finished = 0, True
+        self._doing: Iterator[bool] | None = None
         for stage in self.weights:
             self._rule(stage)
 
@@ -268,7 +269,7 @@ class Executor:
         refuse_autocast(
             self.compute.torch.type, "a plan runs", "compile it with autocast='{dtype}'"
         )
-        self._at, self.result = 0, Result()
+        self._at, self._doing, self.finished, self.result = 0, None, False, Result()
         if draining:
             self.rounds.drain()
         else:
@@ -288,11 +289,6 @@ class Executor:
         self.round, self.rounds.origin = number, microbatch
 
     @property
-    def finished(self) -> bool:
-        """Whether the round is over."""
-        return self._at == len(self._row) and self._steps.empty and self.moves.settled
-
-    @property
     def saved_bytes(self) -> int:
         """Bytes of saved values on the device now; what waits in host memory does not count."""
         held = sum(r.saved_bytes() for runners in self._runners for r in runners.values())
@@ -309,34 +305,41 @@ class Executor:
         return self._row[self._at].action if self._at < len(self._row) else None
 
     def advance(self) -> bool:
-        """Do the next action; False if it must wait for another device or nothing is left."""
+        """Go on with the row; False if it must wait for another device or nothing is left."""
+        if self.finished:
+            return False
         self.moves.forward_copies()
+        begin = time.perf_counter()
+        if self._doing is None:
+            self._doing = iter(self._begin() or ())
+        gone_on = next(self._doing, None)
+        if gone_on is not None:
+            return gone_on
+        self._doing = None
         if self._at == len(self._row):
-            return self._steps.run(self) or self.moves.settle()
-        action = self._row[self._at].action
+            self.finished = True
+            return True
         if self.recorded is not None and not self.rounds.draining:
-            return self._advance_recorded(action, self.recorded)
-        done = self._act(action)
-        self._at += done
-        return done
+            if self.compute.torch.type == "cuda":
+                torch.cuda.synchronize(self.compute.torch)
+            end = time.perf_counter()
+            self.recorded.rows.append((self.position, begin, end, self.saved_bytes))
+        self._at += 1
+        return True
 
-    def _act(self, action: Action) -> bool:
+    def _begin(self) -> Waits | None:
+        """The next action, or what the end of the row has waited for."""
+        if self._at == len(self._row):
+            return self._ending()
+        action = self._row[self._at].action
         if not action.kind.is_compute:
             return self._handlers[action.kind](action)
         with self.compute.timed():
             return self._handlers[action.kind](action)
 
-    def _advance_recorded(self, action: Action, recorded: Recorded) -> bool:
-        """Do an action and note when it ran; a GPU finishes it before the next one begins."""
-        begin = time.perf_counter()
-        done = self._act(action)
-        if done:
-            if self.compute.torch.type == "cuda":
-                torch.cuda.synchronize(self.compute.torch)
-            end = time.perf_counter()
-            recorded.rows.append((self.position, begin, end, self.saved_bytes))
-        self._at += done
-        return done
+    def _ending(self) -> Waits:
+        yield from self._steps.finish(self)
+        yield from self.moves.settle()
 
     def end(self) -> Result:
         """Finish a round: everything has left; versions count from 0 where none is under way."""
@@ -386,7 +389,7 @@ class Executor:
         runner = self.runner(action.stage, action.microbatch)
         return runner.program, runner, self.weights[action.stage], action.microbatch
 
-    def _forward(self, action: Action) -> bool:
+    def _forward(self, action: Action) -> None:
         stage, runner, weights, m = self._stage(action)
         values = {v: self.moves.take(c.name, m) for v, c in stage.incoming.items()}
         inputs = self.inputs(m) if runner.input_names else {}
@@ -402,7 +405,6 @@ class Executor:
         if self.rounds.weight(m):
             weights.update_buffers(outcome.buffers)
             self._note(outcome, m % self.rounds.microbatches)
-        return True
 
     def _note(self, outcome: Outcome, microbatch: int) -> None:
         if outcome.loss is not None:
@@ -410,7 +412,7 @@ class Executor:
         for name, value in outcome.outputs.items():
             self.result.outputs[microbatch, name] = value
 
-    def _backward(self, action: Action) -> bool:
+    def _backward(self, action: Action) -> None:
         stage, runner, weights, m = self._stage(action)
         assert stage.training is not None
         kind = action.kind.name
@@ -427,7 +429,6 @@ class Executor:
             replicas = len(self.program.schedule.placement.backward[action.stage])
             update = self.program.schedule.rule.update_of(m, replicas)
             weights.accumulate(update, outcome.weight_gradients, outcome.owned)
-        return True
 
     def _gradients(self, stage: StageProgram, microbatch: int) -> Tensors:
         """What B is given: the sum of what the readers of each value return; 1 for the loss."""
@@ -448,22 +449,20 @@ class Executor:
             found[name] = total
         return found
 
-    def _receive_weights(self, action: Action) -> bool:
+    def _receive_weights(self, action: Action) -> Waits:
         return self.moves.receive_weights(action, self._row[self._at].oldest)
 
-    def _reduce(self, action: Action) -> bool:
+    def _reduce(self, action: Action) -> Waits:
         weights = self.weights[action.stage]
         members = self.program.schedule.placement.backward[action.stage]
         grads = weights.gradients(action.version)
         key = f"grad {action.stage} {action.version} {self.round}"
-        owners = [members[weights.owners[n]] for n in grads]
-        total = self.transport.scatter(key, [*grads.values()], owners, self.device, members)
-        if total is None:
-            return False
+        owners, mine = [members[weights.owners[n]] for n in grads], [*grads.values()]
+        scatter = self.transport.scatter
+        total = yield from until(partial(scatter, key, mine, owners, self.device, members))
         weights.replace_gradients(action.version, dict(zip(weights.owned, total, strict=True)))
-        return True
 
-    def _step(self, action: Action) -> bool:
+    def _step(self, action: Action) -> Waits:
         return self._steps.do(self, action, self._row[self._at].oldest)
 
 

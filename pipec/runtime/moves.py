@@ -3,13 +3,13 @@
 ```text
 values    (channel, microbatch) -> tensor      from F or B to SEND, from RECV to F or B
 host      message -> copy in host memory       from OFFLOAD to FETCH
-fetched   (stage, microbatch) -> messages      from a FETCH that does not wait to the backward
-coming    (stage, microbatch) -> buffers       from FETCH to the backward that reads them
+coming    (stage, microbatch) -> buffers       from FETCH to the backward that reads them; messages
+                                               where the FETCH does not wait
 ```
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from pipec.runtime.program import Program
 from pipec.runtime.rounds import Rounds, Turn
 from pipec.runtime.stage import StageRunner
 from pipec.runtime.tensors import pack, unpack
-from pipec.runtime.transport import Message, Transport
+from pipec.runtime.transport import Message, Transport, Waits, until
 from pipec.runtime.weights import StageWeights, Updates, Version
 from pipec.schedule.action import Action
 
@@ -48,10 +48,8 @@ class Moves:
         self._runner, self._weights = runner, weights
         self._values: dict[Key, torch.Tensor] = {}
         self._host: dict[Message, Copied] = {}
-        self._coming: dict[tuple[int, int], list[tuple[str, Copied]]] = {}
-        self._fetched: dict[tuple[int, int], list[tuple[str, Message]]] = {}
+        self._coming: dict[tuple[int, int], list[tuple[str, Copied | Message]]] = {}
         self._leaving: deque[tuple[Message, Copied]] = deque()
-        self._settling: list[tuple[int, Message]] = []
 
     def load(self, program: Program, rounds: Rounds, others: Sequence[Program] = ()) -> None:
         """Take another schedule, or further shapes; between rounds only."""
@@ -60,7 +58,6 @@ class Moves:
 
     def start(self, row: list[Turn]) -> None:
         """Begin a round: tell the transport what will come."""
-        self._settling = self._messages.settling()
         self._transport.expect(self._messages.expected(row))
 
     def state(self) -> dict[str, list[Any]]:
@@ -68,7 +65,7 @@ class Moves:
         coming = self._coming.items()
         return {
             "values": [[*key, t] for key, t in self._values.items()],
-            "coming": [[*at, [[c, self._device.wait(t)] for c, t in ts]] for at, ts in coming],
+            "coming": [[*at, [[c, self._arrived(t)] for c, t in ts]] for at, ts in coming],
             "host": [[[*message], copy.wait()] for message, copy in self._host.items()],
         }
 
@@ -81,15 +78,15 @@ class Moves:
 
     def keep(self) -> None:
         """End a round: what was fetched for a later one arrives, so that nothing is under way."""
-        for at, messages in self._fetched.items():
-            arrived = ((c, Copied(self._transport.receive(m))) for c, m in messages)
-            self._coming.setdefault(at, []).extend(arrived)
-        self._fetched.clear()
+        for coming in self._coming.values():
+            coming[:] = [(channel, Copied(self._arrived(at))) for channel, at in coming]
 
-    @property
-    def settled(self) -> bool:
-        """Whether nothing is left to do after the row."""
-        return not self._settling and not self._leaving
+    def _arrived(self, coming: Copied | Message) -> torch.Tensor:
+        if isinstance(coming, Copied):
+            return self._device.wait(coming)
+        found = self._transport.receive(coming)
+        assert found is not None  # this transport waits
+        return found
 
     @property
     def coming_bytes(self) -> int:
@@ -97,7 +94,8 @@ class Moves:
         found = [
             self._runner(stage, microbatch).program.moved(channel)
             for (stage, microbatch), arriving in self._coming.items()
-            for channel, _ in arriving
+            for channel, at in arriving
+            if isinstance(at, Copied)
         ]
         return sum(t.nbytes for moved in found for t in moved.values())
 
@@ -109,24 +107,22 @@ class Moves:
         """Give a value away."""
         return self._values.pop((channel, microbatch))
 
-    def send_value(self, action: Action) -> bool:
+    def send_value(self, action: Action) -> None:
         """SEND_F, SEND_B."""
         assert action.microbatch is not None
         tensor = self.take(self._messages.key(action), action.microbatch)
         self._transport.send(self._messages.of(action), tensor)
-        return True
 
-    def receive_value(self, action: Action) -> bool:
+    def receive_value(self, action: Action) -> Waits:
         """RECV_F, RECV_B."""
         assert action.microbatch is not None
-        message = self._messages.of(action)
-        if not self._transport.ready(message):
-            return False
-        tensor = self._transport.receive(message)
+        tensor = yield from self._receive(self._messages.of(action))
         self.put(self._messages.key(action), action.microbatch, tensor)
-        return True
 
-    def send_saved(self, action: Action) -> bool:
+    def _receive(self, message: Message) -> Generator[bool, None, torch.Tensor]:
+        return until(lambda: self._transport.receive(message))
+
+    def send_saved(self, action: Action) -> None:
         """SEND_S to the device of the backward, OFFLOAD to host memory."""
         assert action.microbatch is not None
         m = action.microbatch
@@ -143,91 +139,63 @@ class Moves:
         else:
             self._leaving.append((message, self._device.to_host(tensors, types)))
             self.forward_copies()
-        return True
 
-    def forward_copies(self, *, wait: bool = False) -> bool:
+    def forward_copies(self, *, wait: bool = False) -> None:
         """Send on what has reached host memory; all of it if told to wait."""
-        moved = False
         while self._leaving and (wait or self._leaving[0][1].ended):
             message, copy = self._leaving.popleft()
             buffer = copy.wait()
             self._transport.send(message, buffer)
             self._device.host.give(buffer, again=False)
-            moved = True
-        return moved
 
-    def receive_saved(self, action: Action) -> bool:
+    def receive_saved(self, action: Action) -> Waits:
         """RECV_S from the device of the forward, FETCH from host memory."""
         assert action.microbatch is not None
         message, at = self._messages.of(action), (action.stage, action.microbatch)
+        coming: Copied | Message = message
         if message.src == message.dst:
             coming = self._device.from_host(self._host.pop(message))
-        elif message.host and self._transport.waits and self._device.torch.type == "cpu":
-            # a fetch runs beside compute; no copy to a device can begin before the backward
-            self._fetched.setdefault(at, []).append((action.channel, message))
-            return True
-        elif self._transport.ready(message):
-            packed = self._transport.receive(message)
-            host = message.host
-            coming = self._device.from_host(Copied(packed)) if host else Copied(packed)
-        else:
-            return False
+        # else a fetch runs beside compute; no copy to a CPU can begin before the backward
+        elif not (message.host and self._transport.waits and self._device.torch.type == "cpu"):
+            packed = Copied((yield from self._receive(message)))
+            coming = self._device.from_host(packed) if message.host else packed
         self._coming.setdefault(at, []).append((action.channel, coming))
-        return True
 
     def unpack(self, stage: int, microbatch: int) -> None:
         """Put what came back where the backward looks for it."""
         runner, at = self._runner(stage, microbatch), (stage, microbatch)
-        arrived = [(c, self._device.wait(arriving)) for c, arriving in self._coming.pop(at, [])]
-        arrived += [(c, self._transport.receive(m)) for c, m in self._fetched.pop(at, [])]
-        for channel, packed in arrived:
+        for channel, coming in self._coming.pop(at, []):
             moved = runner.program.moved(channel)
-            tensors = unpack(packed, tuple(moved.values()))
+            tensors = unpack(self._arrived(coming), tuple(moved.values()))
             saved = runner.saved.setdefault(microbatch, {})
             saved.update(zip(moved, tensors, strict=True))
 
-    def send_weights(self, action: Action) -> bool:
+    def send_weights(self, action: Action) -> None:
         """SEND_W: a version that a step has made."""
         weights = self._weights[action.stage]
         self._send_version(self._messages.of(action), weights, action.stage, action.version)
-        return True
 
-    def receive_weights(self, action: Action, oldest: int) -> bool:
+    def receive_weights(self, action: Action, oldest: int) -> Waits:
         """RECV_W: a version for the forward.
 
         Args:
             action: The action.
             oldest: No later action uses a version older than this.
         """
-        message = self._messages.of(action)
-        if not self._transport.ready(message):
-            return False
         weights = self._weights[action.stage]
-        received = self._received_version(message, weights, action.stage)
+        received = yield from self._version(self._messages.of(action), weights, action.stage)
         weights.install(action.version, received, oldest)
-        return True
 
-    def settle(self) -> bool:
-        """Bring the newest weights of one stage to where its forward runs.
-
-        Returns:
-            Whether something was done.
-        """
-        if self.forward_copies(wait=True):
-            return True
-        if not self._settling:
-            return False
-        stage, message = self._settling[0]
-        weights = self._weights[stage]
-        if message.src == self._rank:
-            self._send_version(message, weights, stage, weights.newest)
-        elif self._transport.ready(message):
-            received = self._received_version(message, weights, stage)
-            weights.install(weights.newest + 1, received, weights.newest + 1)
-        else:
-            return False
-        self._settling.pop(0)
-        return True
+    def settle(self) -> Waits:
+        """Bring the newest weights of all stages to where their forwards run."""
+        self.forward_copies(wait=True)
+        for stage, message in self._messages.settling():
+            weights = self._weights[stage]
+            if message.src == self._rank:
+                self._send_version(message, weights, stage, weights.newest)
+            else:
+                received = yield from self._version(message, weights, stage)
+                weights.install(weights.newest + 1, received, weights.newest + 1)
 
     def _send_version(
         self, message: Message, weights: StageWeights, stage: int, version: int
@@ -237,7 +205,9 @@ class Moves:
         count = torch.tensor(held.updates.count, device=self._device.torch)
         self._transport.send(message, pack([*parts, count], self._messages.version_types(stage)))
 
-    def _received_version(self, message: Message, weights: StageWeights, stage: int) -> Version:
-        types = self._messages.version_types(stage)
-        *tensors, count = unpack(self._transport.receive(message), types)
+    def _version(
+        self, message: Message, weights: StageWeights, stage: int
+    ) -> Generator[bool, None, Version]:
+        packed = yield from self._receive(message)
+        *tensors, count = unpack(packed, self._messages.version_types(stage))
         return Version(dict(zip(weights.trained, tensors, strict=True)), Updates(int(count)))

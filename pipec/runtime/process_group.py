@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from pipec.runtime.transport import Coming, Message
+from pipec.runtime.transport import Coming, Message, Transport
 from pipec.runtime.waiting import answered
 from pipec.simulate.memory import SLOTS
 
@@ -25,7 +25,7 @@ Link = tuple[int, int]
 """Sending and receiving rank."""
 
 
-class ProcessGroupTransport:
+class ProcessGroupTransport(Transport):
     """Sends without waiting, receives into buffers that are posted ahead.
 
     Receives are posted in the order of the row, which over each link is the order of the sends,
@@ -110,11 +110,6 @@ class ProcessGroupTransport:
         with answered(f"rank {message.dst} to take {message.channel}, number {message.number}"):
             work = dist.isend(tensor, message.dst, group=group, tag=_tag(message))
         self._sent[message] = work, tensor
-
-    def ready(self, message: Message) -> bool:
-        """Always: `receive` waits."""
-        del message
-        return True
 
     def receive(self, message: Message) -> torch.Tensor:
         """Wait for a message.

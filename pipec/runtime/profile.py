@@ -20,14 +20,12 @@ Clock = Callable[[], float]
 _TIMED = (*COMPUTE, ActionKind.SEND_F, ActionKind.SEND_B)
 
 
-class Echo:
+class Echo(Transport):
     """A transport for a device that runs alone: invents what it receives, forgets what it sends.
 
     Args:
         device: Where received tensors lie.
     """
-
-    waits = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -40,11 +38,6 @@ class Echo:
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
         """Forget it."""
-
-    def ready(self, message: Message) -> bool:
-        """Always."""
-        del message
-        return True
 
     def receive(self, message: Message) -> torch.Tensor:
         """Small random numbers; zeros where the type has no fractions."""
@@ -60,14 +53,6 @@ class Echo:
         del key, device, members
         return list(tensors)
 
-    def scatter(
-        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
-        members: tuple[int, ...],
-    ) -> list[torch.Tensor] | None:  # fmt: skip
-        """The own part."""
-        del key, members
-        return [t for t, o in zip(tensors, owners, strict=True) if o == device]
-
     def gather(
         self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
         members: tuple[int, ...],
@@ -75,9 +60,6 @@ class Echo:
         """What is here."""
         del key, owners, device, members
         return list(tensors)
-
-    def finish(self) -> None:
-        """Nothing is under way."""
 
 
 @dataclass
@@ -204,7 +186,7 @@ def _seconds(executor: Executor, clock: Clock) -> float:
 def _stays(program: Program, action: Action | None, updates: set[int]) -> tuple[str, int]:
     """What to call an action, and the bytes of what it makes that live on; no name if not ours."""
     if action is None:
-        return "STEP", 0
+        return "STEP" if program.schedule.training else "", 0
     stage, kind, schedule = program.stages[action.stage], action.kind, program.schedule
     if kind is ActionKind.STEP:
         return "STEP", 0 if program.flush else _trained_bytes(program, action.stage)

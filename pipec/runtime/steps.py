@@ -8,13 +8,15 @@ parameters that it steps; behind its step it gets the others from those who have
 (Rajbhandari et al., ZeRO, SC'20, stage 1).
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from functools import partial
 from math import isfinite, nan
 from typing import TYPE_CHECKING
 
 import torch
 
 from pipec.runtime.program import Program
+from pipec.runtime.transport import Waits, until
 from pipec.schedule.action import Action
 
 if TYPE_CHECKING:
@@ -37,72 +39,55 @@ class Steps:
         self._program, self._device, self._clip = program, device, clip
         self._waits = program.flush and (clip is not None or bool(program.tied))
         self._steps: list[tuple[Action, int]] = []
-        self._todo: list[str] = []
-        self._factor: float | None = None
         self.norm: float | None = None
-        self._before: dict[str, torch.Tensor] | None = None
         training = program.schedule.training
         self._members = {n: program.sharers(n) for n in program.tied} if training else {}
 
-    @property
-    def empty(self) -> bool:
-        """Whether nothing waits."""
-        return not self._steps
-
-    def do(self, executor: "Executor", action: Action, oldest: int) -> bool:
+    def do(self, executor: "Executor", action: Action, oldest: int) -> Waits:
         """Make a version, or let it wait for the end of the row.
 
         Args:
             executor: Whose.
             action: The step.
             oldest: The oldest version that later actions use.
-
-        Returns:
-            Whether it is done; else it is called again, and another replica must come first.
         """
-        if not self._waits:
-            return self._make_version(executor, action, oldest, 1.0)
-        if not self._steps:
-            self._todo = [n for n in sorted(self._members) if self._device in self._members[n]]
-            self._factor = None if self._clip is not None else 1.0
-        self._steps = sorted([*self._steps, (action, oldest)], key=lambda s: s[0].stage)
-        return True
+        if self._waits:
+            self._steps.append((action, oldest))
+        else:
+            yield from self._make_version(executor, action, oldest, 1.0)
 
-    def run(self, executor: "Executor") -> bool:
-        """Do the next part; False if another device must come first or nothing waits."""
-        if not self._steps:
-            return False
-        if self._todo:
-            return self._sum_shared(executor, self._todo[0])
-        if self._factor is None:
-            return self._find_norm(executor)
-        action, oldest = self._steps[0]  # in the order of stages: replicas wait for each other
-        if not self._make_version(executor, action, oldest, self._factor):
-            return False
-        self._steps.pop(0)
-        if not self._steps and self.norm is not None:
+    def finish(self, executor: "Executor") -> Waits:
+        """Make the versions that have waited."""
+        steps, self._steps = self._steps, []
+        if not steps:
+            return
+        for name in sorted(n for n, devices in self._members.items() if self._device in devices):
+            yield from self._sum_shared(executor, name)
+        factor = 1.0
+        if self._clip is not None:
+            factor = yield from self._clipping(executor, self._clip)
+        for action, oldest in sorted(steps, key=lambda s: s[0].stage):  # replicas wait for another
+            yield from self._make_version(executor, action, oldest, factor)
+        if self.norm is not None:
             executor.scaling.follow(self.norm)
-        return True
 
     def _stages(self, executor: "Executor", name: str) -> list[int]:
         return [s for s in self._program.tied[name] if s in executor.weights]
 
-    def _sum_shared(self, executor: "Executor", name: str) -> bool:
+    def _sum_shared(self, executor: "Executor", name: str) -> Waits:
         mine = self._stages(executor, name)
         # of replicas, the one that steps it has the sum, and others have zeros
         parts = [executor.weights[s].gradients(_UPDATE)[name] for s in mine]
         part = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
         key = f"tied {name} {executor.round}"
-        total = executor.transport.reduce(key, [part], self._device, self._members[name])
-        if total is None:
-            return False
+        reduce, members = executor.transport.reduce, self._members[name]
+        (total,) = yield from until(partial(reduce, key, [part], self._device, members))
         for s in mine:
             grads = executor.weights[s].gradients(_UPDATE)
-            executor.weights[s].replace_gradients(_UPDATE, {**grads, name: total[0]})
-        self._todo.pop(0)
-        return True
+            executor.weights[s].replace_gradients(_UPDATE, {**grads, name: total})
 
-    def _find_norm(self, executor: "Executor") -> bool:
+    def _clipping(self, executor: "Executor", clip: float) -> Generator[bool, None, float]:
+        """Find the norm of all gradients; the factor on them, NaN if it is not finite."""
         names = sorted({n for s in self._program.stages for n in self._program.trained(s.index)})
         place = {n: k for k, n in enumerate(names)}
         squares = torch.zeros(len(names), dtype=torch.float64)
@@ -110,15 +95,11 @@ class Steps:
         for name, gradient, count in self._own_gradients(executor):
             numbers = torch.view_as_real(gradient) if gradient.is_complex() else gradient
             squares[place[name]] = (numbers.double() / (count * scale)).square().sum()
+        reduce, steppers = executor.transport.reduce, self._program.steppers
         key = f"norm {executor.round}"
-        total = executor.transport.reduce(key, [squares], self._device, self._program.steppers)
-        if total is None:
-            return False
-        assert self._clip is not None
-        self.norm = float(total[0].sum().sqrt())
-        finite = isfinite(self.norm)
-        self._factor = min(self._clip / (self.norm + 1e-6), 1.0) / scale if finite else nan
-        return True
+        (total,) = yield from until(partial(reduce, key, [squares], self._device, steppers))
+        self.norm = float(total.sum().sqrt())
+        return min(clip / (self.norm + 1e-6), 1.0) / scale if isfinite(self.norm) else nan
 
     def _own_gradients(self, executor: "Executor") -> Iterator[tuple[str, torch.Tensor, float]]:
         """(name, gradient, weight of its microbatches) of all that no earlier stage counts.
@@ -134,7 +115,7 @@ class Steps:
 
     def _make_version(
         self, executor: "Executor", action: Action, oldest: int, factor: float
-    ) -> bool:
+    ) -> Waits:
         """Step a stage's optimizer, gradients times ``factor`` over the weight of the update."""
         weights, rule = executor.weights[action.stage], executor.rules[action.stage]
         count = executor.rounds.total(action.stage, action.version)
@@ -142,40 +123,34 @@ class Steps:
             weights.skip(action.version, oldest)
             executor.result.skipped |= bool(count)
             executor.result.rescaled |= bool(count) and executor.scaling.recovers
-            return True
-        if self._before is None:
-            before = weights.at(weights.newest).tensors
-            self._before = {n: before[n] for n in weights.trained} if rule.corrects else {}
-            weights.step(
-                action.version,
-                scale=factor / count,
-                rate=rule.rate(),
-                oldest=oldest,
-                in_place=self._program.flush and oldest >= action.version,
-            )
+            return
+        held = weights.at(weights.newest).tensors
+        before = {n: held[n] for n in weights.trained} if rule.corrects else {}
+        weights.step(
+            action.version,
+            scale=factor / count,
+            rate=rule.rate(),
+            oldest=oldest,
+            in_place=self._program.flush and oldest >= action.version,
+        )
         new = weights.at(action.version)
-        if not self._brought_together(executor, action, new.tensors):
-            return False
-        rule.observe(self._before, {n: new.tensors[n] for n in self._before})
-        self._before = None
+        yield from self._bring_together(executor, action, new.tensors)
+        rule.observe(before, {n: new.tensors[n] for n in before})
         executor.result.versions.append((action, new.updates.count))
-        return True
 
-    def _brought_together(
+    def _bring_together(
         self, executor: "Executor", action: Action, new: dict[str, torch.Tensor]
-    ) -> bool:
-        """Take what other replicas have stepped; False if one of them is not there yet."""
+    ) -> Waits:
+        """Take what other replicas have stepped."""
         weights = executor.weights[action.stage]
         members = self._program.schedule.placement.backward[action.stage]
         if len(members) == 1:
-            return True
+            return
         key = f"{action.stage} {action.version} {executor.round}"
         owners = [members[weights.owners[n]] for n in weights.parameters]
         mine = [new[n] for n in weights.parameters]
-        found = executor.transport.gather(key, mine, owners, self._device, members)
-        if found is None:
-            return False
+        gather = executor.transport.gather
+        found = yield from until(partial(gather, key, mine, owners, self._device, members))
         for name, tensor in zip(weights.parameters, found, strict=True):
             if name not in weights.owned:
                 new[name].copy_(tensor)
-        return True

@@ -1,7 +1,7 @@
-"""How a tensor gets from one device to another: the protocol, and the one for a single process."""
+"""How a tensor gets from one device to another: what all do, and the one for a single process."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -41,75 +41,68 @@ class Coming(NamedTuple):
     proves: tuple[Message, ...] = ()
 
 
-class Transport(Protocol):
+class Transport:
     """Moves tensors between devices. Sending never waits for the receiver.
 
+    What gives None is not there yet, and is called again with the same arguments.
+
     Attributes:
-        waits: Whether `receive` waits for what is not there yet.
+        waits: Whether everything waits for what is not there yet.
     """
 
-    waits: bool
+    waits = False
 
     def expect(self, messages: Iterable[Coming]) -> None:
         """Tell which messages will be received, in which order, before they are."""
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
         """Send a contiguous tensor; it must not be written to until `finish`."""
+        raise NotImplementedError
 
-    def ready(self, message: Message) -> bool:
-        """Whether `receive` would return. Always true where it can wait."""
-
-    def receive(self, message: Message) -> torch.Tensor:
+    def receive(self, message: Message) -> torch.Tensor | None:
         """The tensor that was sent."""
+        raise NotImplementedError
 
     def reduce(
         self, key: str, tensors: Sequence[torch.Tensor], device: int, members: tuple[int, ...]
     ) -> list[torch.Tensor] | None:
-        """Elementwise sums over ``members``, in their order; None if some are not there yet.
-
-        Where it returns None it is called again with the same arguments.
-        """
+        """Elementwise sums over ``members``, in their order."""
+        raise NotImplementedError
 
     def scatter(
         self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
         members: tuple[int, ...],
     ) -> list[torch.Tensor] | None:  # fmt: skip
         """As `reduce`, of those tensors alone that this device owns; the same owners everywhere."""
+        sums = self.reduce(key, tensors, device, members)
+        return sums and [t for t, o in zip(sums, owners, strict=True) if o == device]
 
     def gather(
         self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
         members: tuple[int, ...],
     ) -> list[torch.Tensor] | None:  # fmt: skip
-        """Every tensor as its owner has it; None if some are not there yet."""
+        """Every tensor as its owner has it."""
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Wait until everything that was sent has left."""
 
 
-class Loopback:
+class Loopback(Transport):
     """All devices in one process: messages are references, kept until they are received."""
-
-    waits = False
 
     def __init__(self) -> None:
         self._waiting: dict[Message, torch.Tensor] = {}
         self._parts: dict[str, dict[int, Sequence[torch.Tensor]]] = {}
         self._taken: dict[str, set[int]] = {}
 
-    def expect(self, messages: Iterable[Coming]) -> None:
-        """Nothing is prepared."""
-
     def send(self, message: Message, tensor: torch.Tensor) -> None:
         """Keep the reference."""
         self._waiting[message] = tensor
 
-    def ready(self, message: Message) -> bool:
-        """Whether it was sent."""
-        return message in self._waiting
-
-    def receive(self, message: Message) -> torch.Tensor:
+    def receive(self, message: Message) -> torch.Tensor | None:
         """The very tensor that was sent."""
-        return self._waiting.pop(message)
+        return self._waiting.pop(message, None)
 
     def reduce(
         self, key: str, tensors: Sequence[torch.Tensor], device: int, members: tuple[int, ...]
@@ -123,14 +116,6 @@ class Loopback:
             for total, t in zip(result, parts[member], strict=True):
                 total.add_(t)
         return result
-
-    def scatter(
-        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
-        members: tuple[int, ...],
-    ) -> list[torch.Tensor] | None:  # fmt: skip
-        """Sums as those of `reduce`."""
-        sums = self.reduce(key, tensors, device, members)
-        return sums and [t for t, o in zip(sums, owners, strict=True) if o == device]
 
     def gather(
         self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
@@ -154,5 +139,15 @@ class Loopback:
             del self._parts[key], self._taken[key]
         return parts
 
-    def finish(self) -> None:
-        """Nothing is under way."""
+
+Waits = Generator[bool, None, None]
+"""What may wait for other devices: yields whether it has gone on since it was last resumed."""
+_T = TypeVar("_T")
+
+
+def until(ask: Callable[[], _T | None]) -> Generator[bool, None, _T]:
+    """Ask again and again until the answer is there, and give it."""
+    while (found := ask()) is None:
+        yield False
+    yield True
+    return found
