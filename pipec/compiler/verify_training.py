@@ -222,7 +222,7 @@ def chained(
     torch.manual_seed(seed)
     for stage, runner, held in zip(stages, runners, mine, strict=True):
         arrived = {v: values[v] for v in stage.incoming}
-        values |= runner.forward(0, held, arrived, inputs).values
+        values |= runner.forward(0, held, arrived, inputs)[OutputKind.VALUE]
 
     back: Tensors = {}
     grads: Tensors = {}
@@ -234,9 +234,9 @@ def chained(
             back[stage.loss] = torch.ones((), dtype=stage.loss_dtype)
         given = {n: back[n] for n in stage.training.gradients_in()}
         outcome = runners[k].backward("B", 0, mine[k], given)
-        add(back, outcome.gradients)
-        add(grads, outcome.weight_gradients)
-        stage_of |= dict.fromkeys(outcome.weight_gradients, stage.index)
+        add(back, outcome[OutputKind.GRADIENT])
+        add(grads, outcome[OutputKind.WEIGHT_GRADIENT])
+        stage_of |= dict.fromkeys(outcome[OutputKind.WEIGHT_GRADIENT], stage.index)
     order = [i.name for s in stages for i in s.forward.inputs_of(InputKind.PARAMETER)]
     return {n: grads[n] for n in dict.fromkeys(order) if n in grads}, stage_of
 

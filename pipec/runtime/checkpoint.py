@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from pipec.errors import PipecError, PlanError
+from pipec.plan.manifest import sha256_of
 from pipec.runtime.agreement import exchange
 from pipec.runtime.executor import Executor
 from pipec.runtime.identity import model_of
 from pipec.runtime.metrics import tell
 from pipec.runtime.process_group import new_group
-from pipec.runtime.seal import Seal, Sealed, check_file, file_digest, read_seal
+from pipec.runtime.seal import Sealed, check_file, read_seal, write_seal
 from pipec.runtime.state import first_unsound, restore, state_of, wanted
 from pipec.runtime.waiting import located
 
@@ -111,21 +113,21 @@ class Checkpoints:
         bad = self._first(_attempt(lambda: mine.update(future.result())))
         if not bad:
             files = {file: told for part in self._all(mine) for file, told in part.items()}
-            seal = Seal(files, number, self._model)
-            bad = self._first(_attempt(self._complete, place, seal) if self._leads else None)
+            done = partial(self._complete, place, files, number)
+            bad = self._first(_attempt(done) if self._leads else None)
         self.failed = bad is not None
         if bad:
             self._say(f"no checkpoint is made before round {number}: {bad}")
             if self._leads:
                 shutil.rmtree(place, ignore_errors=True)
 
-    def _complete(self, place: Path, seal: Seal) -> None:
-        seal.write(place)
+    def _complete(self, place: Path, files: dict[str, Sealed], number: int) -> None:
+        write_seal(place, files, number, self._model)
         final = place.with_name(place.name.removesuffix(_PART))
         if final.exists():
             shutil.rmtree(final)
         place.rename(final)
-        before = [r for r in self.complete() if r <= seal.round]
+        before = [r for r in self.complete() if r <= number]
         good = [r for r in before if _attempt(self._seal, r) is None]
         for old in (r for r in before if r < good[-self._keep :][0]):
             shutil.rmtree(self._directory / f"{_PREFIX}{old}")
@@ -161,14 +163,11 @@ class Checkpoints:
             raise PlanError("there is no good checkpoint", where=self._directory, got=reasons[0])
         return 0
 
-    def _seal(self, number: int) -> Seal:
-        place = self._directory / f"{_PREFIX}{number}"
-        seal = read_seal(place)
-        seal.check_belongs(place, number, self._model)
-        return seal
+    def _seal(self, number: int) -> dict[str, Sealed]:
+        return read_seal(self._directory / f"{_PREFIX}{number}", number, self._model)
 
     def _read(self, number: int, entries: dict[str, torch.Tensor]) -> None:
-        for file, told in self._seal(number).files.items():
+        for file, told in self._seal(number).items():
             names = [n for n in told["entries"] if any(wanted(e, n) for e in self._executors)]
             path = self._directory / f"{_PREFIX}{number}" / file
             if names:
@@ -216,7 +215,7 @@ def _write(entries: dict[str, torch.Tensor], file: Path) -> dict[str, Sealed]:
         plain = {n: torch.view_as_real(t) if t.is_complex() else t for n, t in entries.items()}
         pairs = {n: "pairs" for n, t in entries.items() if t.is_complex()}
         save_file({n: t.cpu().contiguous() for n, t in plain.items()}, file, pairs)
-        return {file.name: {"sha256": file_digest(file), "entries": list(entries)}}
+        return {file.name: {"sha256": sha256_of(file), "entries": list(entries)}}
     except (OSError, SafetensorError) as error:
         raise PlanError("a checkpoint cannot be written", where=file, got=error) from error
 

@@ -58,7 +58,7 @@ def stream(seed: int, microbatch: int, draw: int) -> int:
 
 @contextmanager
 def drawing(seeds: Stream) -> Iterator[None]:
-    """Seed the draws of `seeded` graphs that run inside the block; outside they draw on."""
+    """Seed the draws of `reseeded` graphs that run inside the block; outside they draw on."""
     token = _seeds.set(seeds)
     try:
         yield
@@ -75,7 +75,7 @@ def seeded(graph: Graph, numbers: Draws) -> Graph:
     """
     if not numbers:
         return graph
-    return graph.replace(module=Reseeding(numbers, torch.device("cpu")).put_into(graph.module))
+    return graph.replace(module=reseeded(graph.module, numbers, torch.device("cpu")))
 
 
 def _put_in_order(node: fx.Node) -> None:
@@ -87,36 +87,30 @@ def _put_in_order(node: fx.Node) -> None:
         node.update_arg(0, node.graph.call_function(_CONTIGUOUS, (like,)))
 
 
-class Reseeding:
-    """What seeds torch before each random op of a stage.
+def reseeded(module: fx.GraphModule, numbers: Draws, device: torch.device) -> fx.GraphModule:
+    """A copy of a forward graph that seeds torch before each draw, in the order of dimensions.
 
     Args:
-        numbers: Of the graph's draws.
-        device: Where the stage runs.
+        module: The graph.
+        numbers: Of its draws.
+        device: Where it runs.
     """
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    drawing = [n for n in graph.nodes for _ in range(draws_of(n))]
+    for number, node in zip(numbers, drawing, strict=True):
+        if number is not None:
+            with graph.inserting_before(node):
+                graph.call_function(_seed, (number, device.type == "cuda"))
+                _put_in_order(node)
+    return fx.GraphModule(module, graph)
 
-    def __init__(self, numbers: Draws, device: torch.device) -> None:
-        self._numbers, self._device = numbers, device
-        self.stream: Stream | None = None
 
-    def put_into(self, module: fx.GraphModule) -> fx.GraphModule:
-        """A copy of a forward graph that seeds before each draw, in the order of dimensions."""
-        graph = fx.Graph()
-        graph.output(graph.graph_copy(module.graph, {}))
-        drawing = [n for n in graph.nodes for _ in range(draws_of(n))]
-        for number, node in zip(self._numbers, drawing, strict=True):
-            if number is not None:
-                with graph.inserting_before(node):
-                    graph.call_function(self._seed, (number,))
-                    _put_in_order(node)
-        return fx.GraphModule(module, graph)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _seed(self, draw: int) -> None:
-        seeds = self.stream or _seeds.get()
-        if seeds is None:
-            return
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _seed(draw: int, on_gpu: bool) -> None:
+    seeds = _seeds.get()
+    if seeds is not None:
         seed = seeds(draw)
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` asks every kind of device
-        if self._device.type == "cuda":
+        if on_gpu:
             torch.cuda.manual_seed(seed)

@@ -22,7 +22,7 @@ import torch
 
 from pipec.errors import ScheduleError
 from pipec.graph.autocast import refuse_autocast
-from pipec.graph.ir import InputKind
+from pipec.graph.ir import InputKind, OutputKind
 from pipec.runtime.coupling import check_uncoupled
 from pipec.runtime.device import Device
 from pipec.runtime.draws import stream
@@ -197,16 +197,28 @@ class Executor:
         """What runs a stage on a microbatch of its shape."""
         return self._runners[self.rounds.shape(microbatch)][stage]
 
-    def saved(self) -> list[list[Any]]:
-        """What is saved for backwards of later rounds: stage, microbatch, tensors."""
-        held = (r.saved for runners in self._runners for r in runners.values())
-        stages = (s for runners in self._runners for s in runners)
-        return [[s, m, t] for s, found in zip(stages, held, strict=True) for m, t in found.items()]
+    def under_way(self) -> dict[str, Any]:
+        """What is held between two rounds of an endless schedule, of these stages and no others.
 
-    def load_saved(self, saved: list[list[Any]]) -> None:
-        """Hold what another one held."""
-        for stage, microbatch, tensors in saved:
+        Values that wait to be sent or read, what is saved for backwards to come, older versions of
+        weights, sums of gradients, and how much the microbatches under way count.
+        """
+        runners = [(s, r) for runners in self._runners for s, r in runners.items()]
+        return {
+            "rounds": self.rounds.state(),
+            "moves": self.moves.state(),
+            "saved": [[s, m, t] for s, r in runners for m, t in r.saved.items()],
+            "weights": [[s, *w.state()] for s, w in self.weights.items()],
+        }
+
+    def go_on(self, found: Mapping[str, Any]) -> None:
+        """Hold what `under_way` gave; the newest weights are back already."""
+        self.rounds.load_state(found["rounds"])
+        self.moves.load_state(found["moves"])
+        for stage, microbatch, tensors in found["saved"]:
             self.runner(stage, microbatch).saved[microbatch] = tensors
+        for stage, versions, sums in found["weights"]:
+            self.weights[stage].load_state(versions, sums)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -401,15 +413,15 @@ class Executor:
             outcome = runner.forward(m, tensors, values, inputs, seeds)
         for value, channels in stage.outgoing.items():
             for c in channels:
-                self.moves.put(c.name, m, outcome.values[value])
+                self.moves.put(c.name, m, outcome[OutputKind.VALUE][value])
         if self.rounds.weight(m):
-            weights.update_buffers(outcome.buffers)
+            weights.update_buffers(outcome[OutputKind.BUFFER_UPDATE])
             self._note(outcome, m % self.rounds.microbatches)
 
     def _note(self, outcome: Outcome, microbatch: int) -> None:
-        if outcome.loss is not None:
-            self.result.losses[microbatch] = outcome.loss.detach()
-        for name, value in outcome.outputs.items():
+        for loss in outcome[OutputKind.LOSS].values():
+            self.result.losses[microbatch] = loss.detach()
+        for name, value in outcome[OutputKind.OUTPUT].items():
             self.result.outputs[microbatch, name] = value
 
     def _backward(self, action: Action) -> None:
@@ -423,12 +435,14 @@ class Executor:
         gradients = {} if action.kind is _K.W else self._gradients(stage, m)
         outcome = runner.backward(kind, m, tensors, gradients)
         for value, channel in stage.gradients_out.items():
-            if value in outcome.gradients:
-                self.moves.put(gradient_of(channel.name), m, outcome.gradients[value])
+            if value in outcome[OutputKind.GRADIENT]:
+                gradient = outcome[OutputKind.GRADIENT][value]
+                self.moves.put(gradient_of(channel.name), m, gradient)
         if action.kind is not _K.I:
             replicas = len(self.program.schedule.placement.backward[action.stage])
             update = self.program.schedule.rule.update_of(m, replicas)
-            weights.accumulate(update, outcome.weight_gradients, outcome.owned)
+            sums = outcome[OutputKind.WEIGHT_GRADIENT]
+            weights.accumulate(update, sums, runner.owned(kind))
 
     def _gradients(self, stage: StageProgram, microbatch: int) -> Tensors:
         """What B is given: the sum of what the readers of each value return; 1 for the loss."""

@@ -11,11 +11,11 @@ The seal is a digest of all the rest of that file.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypedDict
 
 from pipec.errors import PlanError
+from pipec.plan.manifest import sha256_of
 
 _SEAL = "sha256.json"
 
@@ -27,53 +27,39 @@ class Sealed(TypedDict):
     entries: list[str]
 
 
-@dataclass(frozen=True)
-class Seal:
-    """What is known of a checkpoint without reading it.
+def write_seal(place: Path, files: Mapping[str, Sealed], number: int, model: str) -> None:
+    """Seal a directory.
 
-    Attributes:
-        files: By their names in the checkpoint.
-        round: The round before which it was made.
+    Args:
+        place: The directory.
+        files: What is in it.
+        number: The round before which it was made.
         model: Digest of the model that it belongs to.
     """
-
-    files: Mapping[str, Sealed]
-    round: int
-    model: str
-
-    def check_belongs(self, place: Path, number: int, model: str) -> None:
-        """Refuse a checkpoint that bears another round's name, or is of another model.
-
-        Raises:
-            PlanError: It is such a checkpoint.
-        """
-        for what, got, want in (("round", self.round, number), ("model", self.model, model)):
-            if got != want:
-                told = f"the checkpoint is of another {what}"
-                raise PlanError(told, where=place, got=got, want=want)
-
-    def write(self, place: Path) -> None:
-        """Write it into a directory."""
-        told = asdict(self)
-        text = json.dumps({**told, "seal": _sealed(told)}, indent=1)
-        (place / _SEAL).write_text(text, encoding="utf-8")
+    told = {"files": files, "round": number, "model": model}
+    text = json.dumps({**told, "seal": _sealed(told)}, indent=1)
+    (place / _SEAL).write_text(text, encoding="utf-8")
 
 
-def read_seal(place: Path) -> Seal:
-    """The seal of a directory.
+def read_seal(place: Path, number: int, model: str) -> dict[str, Sealed]:
+    """The files of a checkpoint.
 
     Raises:
-        PlanError: There is none, or it is not as it was written.
+        PlanError: They are not as they were written, bear another round's name, or are of another
+            model.
     """
     try:
         told = json.loads((place / _SEAL).read_text(encoding="utf-8"))
-        seal, found = told.pop("seal"), Seal(**told)
-        _ = [(file["sha256"], file["entries"]) for file in found.files.values()]
+        seal, files = told.pop("seal"), dict(told["files"])
+        _ = [(file["sha256"], file["entries"]) for file in files.values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PlanError("a checkpoint has no digests", where=place / _SEAL, got=error) from error
     if seal != _sealed(told):
         raise PlanError("the checkpoint is damaged", where=place / _SEAL, got="another seal")
-    return found
+    for what, want in (("round", number), ("model", model)):
+        if (got := told.get(what)) != want:
+            raise PlanError(f"the checkpoint is of another {what}", where=place, got=got, want=want)
+    return files
 
 
 def check_file(path: Path, want: str) -> None:
@@ -82,17 +68,9 @@ def check_file(path: Path, want: str) -> None:
     Raises:
         PlanError: It is missing, or not what was written.
     """
-    got = file_digest(path) if path.is_file() else None
+    got = sha256_of(path) if path.is_file() else "no such file"
     if got != want:
-        told = f"sha256 {got[:12]}" if got else "no such file"
-        want = f"sha256 {want[:12]}"
-        raise PlanError("the checkpoint is damaged", where=path, got=told, want=want)
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        raise PlanError("the checkpoint is damaged", where=path, got=got[:12], want=want[:12])
 
 
 def _sealed(told: Mapping[str, object]) -> str:

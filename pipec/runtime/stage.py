@@ -1,15 +1,14 @@
 """One stage on one device: runs its graphs and keeps what is saved between them."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 
 import torch
 
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
 from pipec.graph.torch_private import storage_key
-from pipec.runtime.draws import Reseeding, Stream
+from pipec.runtime.draws import Stream, drawing, reseeded
 from pipec.runtime.placed import placed
 from pipec.runtime.program import StageProgram
 from pipec.runtime.tensors import TensorType
@@ -21,36 +20,8 @@ Compile = Callable[[torch.fx.GraphModule], Callables]
 """What makes a graph fast, such as ``torch.compile``; the identity by default."""
 
 
-@dataclass
-class Outcome:
-    """What one run of a graph gave, by the kind of its outputs."""
-
-    values: Tensors = field(default_factory=dict)
-    outputs: Tensors = field(default_factory=dict)
-    buffers: Tensors = field(default_factory=dict)
-    saved: Tensors = field(default_factory=dict)
-    gradients: Tensors = field(default_factory=dict)
-    weight_gradients: Tensors = field(default_factory=dict)
-    loss: torch.Tensor | None = None
-    owned: frozenset[str] = frozenset()
-    """Weight gradients that may be written to: nothing else has their memory."""
-
-    def put(self, kind: OutputKind, name: str, value: torch.Tensor) -> None:
-        """Sort one output in."""
-        if kind is OutputKind.LOSS:
-            self.loss = value
-        else:
-            _PLACE[kind](self)[name] = value
-
-
-_PLACE: dict[OutputKind, Callable[[Outcome], Tensors]] = {
-    OutputKind.VALUE: lambda o: o.values,
-    OutputKind.OUTPUT: lambda o: o.outputs,
-    OutputKind.BUFFER_UPDATE: lambda o: o.buffers,
-    OutputKind.SAVED: lambda o: o.saved,
-    OutputKind.GRADIENT: lambda o: o.gradients,
-    OutputKind.WEIGHT_GRADIENT: lambda o: o.weight_gradients,
-}
+Outcome = dict[OutputKind, Tensors]
+"""What one run of a graph gave, by the kind of its outputs and their names."""
 
 
 class StageRunner:
@@ -71,7 +42,6 @@ class StageRunner:
         self.program, self._device = program, device
         self.saved: dict[int, Tensors] = {}
         self.random = bool(program.draws)
-        self._reseeding = Reseeding(program.draws, device)
         graphs = {"F": program.forward}
         if program.training:
             t = program.training
@@ -109,10 +79,10 @@ class StageRunner:
             check_input(name, kind, inputs, microbatch)
         here = {n: inputs[n].to(self._device, non_blocking=True) for n in self._inputs}
         given = {InputKind.VALUE: values, InputKind.INPUT: here}
-        self._reseeding.stream = stream
-        outcome = self._run("F", weights, given)
+        with drawing(stream):
+            outcome = self._run("F", weights, given)
         if self.program.training:
-            self.saved[microbatch] = outcome.saved
+            self.saved[microbatch] = outcome[OutputKind.SAVED]
         return outcome
 
     def backward(self, kind: str, microbatch: int, weights: Tensors, gradients: Tensors) -> Outcome:
@@ -121,7 +91,7 @@ class StageRunner:
         given = {InputKind.SAVED: saved, InputKind.GRADIENT: gradients}
         outcome = self._run(kind, weights, given)
         if kind == "I":
-            left = {**saved, **outcome.saved}
+            left = {**saved, **outcome[OutputKind.SAVED]}
             self.saved[microbatch] = {n: t for n, t in left.items() if n in self._read_by_w}
         return outcome
 
@@ -134,34 +104,30 @@ class StageRunner:
     ) -> Outcome:
         graph = self._graphs[kind]
         args = [given.get(i.kind, weights)[i.name] for i in graph.inputs]
-        outcome = Outcome()
         with torch.no_grad():
             results = self._function(kind, graph)(*args)
+        outcome: Outcome = defaultdict(dict)
         for o, value in zip(graph.outputs, results, strict=True):
-            outcome.put(o.kind, o.name, value)
-        if outcome.weight_gradients:
-            outcome.owned = self._owns(kind, outcome.weight_gradients, args, results)
-        return outcome
-
-    def _owns(
-        self,
-        kind: str,
-        gradients: Tensors,
-        args: Sequence[torch.Tensor],
-        results: Sequence[torch.Tensor],
-    ) -> frozenset[str]:
-        """Gradients without company in memory: as its first run showed, since graphs stay."""
+            outcome[o.kind][o.name] = value
         if kind not in self._owned:
             used = Counter(storage_key(t) for t in (*args, *results))
-            alone = (n for n, g in gradients.items() if used[storage_key(g)] == 1)
-            self._owned[kind] = frozenset(n for n in alone if gradients[n].is_contiguous())
+            grads = outcome[OutputKind.WEIGHT_GRADIENT]
+            alone = (n for n, g in grads.items() if used[storage_key(g)] == 1)
+            self._owned[kind] = frozenset(n for n in alone if grads[n].is_contiguous())
+        return outcome
+
+    def owned(self, kind: str) -> frozenset[str]:
+        """Weight gradients of B or W that may be written to: nothing else has their memory.
+
+        As its first run showed, since graphs stay.
+        """
         return self._owned[kind]
 
     def _function(self, kind: str, graph: Graph) -> Callables:
         if kind not in self._functions:
             module = placed(graph.module, self._device)
             if kind == "F" and self.random:
-                module = self._reseeding.put_into(module)
+                module = reseeded(module, self.program.draws, self._device)
             self._functions[kind] = self._compiled(module) if self._compiled else module
         return self._functions[kind]
 

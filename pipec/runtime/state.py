@@ -6,10 +6,9 @@ weights#<device>/<name>     the same of a further one
 optimizer/<name>/<key>      the optimizer's state of a parameter
 velocity/<name>             PipeMare's estimate of a weight's velocity
 stage/<k>                   optimizer, learning-rate schedule and counts of a stage, and which
-                            weights it trains, JSON as bytes
-run                         round and number of the next microbatch, scale of the loss, as JSON
-under way/<device>          what an endless schedule has under way between two rounds, as JSON
-under way/<device>/<k>      its tensors
+                            weights it trains (`pipec.runtime.entries`)
+run                         round and number of the next microbatch, scale of the loss
+under way/<device>          what an endless schedule has under way between two rounds
 ```
 
 A name may hold any characters, those of an ONNX file are often paths; a key holds no slash. Named
@@ -18,7 +17,6 @@ under way: drained, every stage has one version between rounds, without a flush 
 need no state: every stream follows from the seed, the microbatch and the place in the model.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,10 +24,10 @@ import torch
 
 from pipec.errors import PlanError
 from pipec.graph.ir import InputKind
+from pipec.runtime.entries import packed, unpacked
 from pipec.runtime.executor import Executor
 from pipec.runtime.identity import cut_of
 from pipec.runtime.stored import named
-from pipec.runtime.under_way import go_on, under_way
 from pipec.runtime.weights import StageWeights
 
 Tensors = dict[str, torch.Tensor]
@@ -43,11 +41,9 @@ def state_of(executor: Executor) -> Tensors:
     scale = [executor.scaling.scale, executor.scaling.good]
     counts = {"round": executor.round, "microbatch": executor.microbatch, "scale": scale}
     busy = not executor.rounds.empty
-    found: Tensors = {"run": _bytes({**counts, _UNDER_WAY: busy and cut_of(executor.program)})}
+    found = packed("run", {**counts, _UNDER_WAY: busy and cut_of(executor.program)})
     if busy:
-        told, held = under_way(executor)
-        name = f"{_UNDER_WAY}/{executor.device}"
-        found |= {name: _bytes(told), **{f"{name}/{k}": t for k, t in enumerate(held)}}
+        found |= packed(f"{_UNDER_WAY}/{executor.device}", executor.under_way())
     place = executor.program.schedule.placement
     for stage, weights in executor.weights.items():
         rule = executor.rules[stage]
@@ -57,7 +53,7 @@ def state_of(executor: Executor) -> Tensors:
         found |= {f"velocity/{n}": v for n, v in rule.velocity.items()}
         if weights.optimizer is not None:
             found |= _optimizer_state(weights)
-            found[f"stage/{stage}"] = _bytes(_facts_of(weights, rule.updates))
+            found |= packed(f"stage/{stage}", _facts_of(weights, rule.updates))
     return found
 
 
@@ -92,7 +88,7 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
     Raises:
         PlanError: The checkpoint lacks a weight of this device.
     """
-    run = _json(entries, "run")
+    run = unpacked("run", entries)
     if run.get(_UNDER_WAY) and run[_UNDER_WAY] != cut_of(executor.program):
         raise PlanError(
             "the checkpoint holds microbatches that are under way in other stages",
@@ -119,7 +115,7 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
             _restore_optimizer(weights, entries)
     if run.get(_UNDER_WAY):
         name = f"{_UNDER_WAY}/{executor.device}"
-        go_on(executor, _json(entries, name), lambda k: entries[f"{name}/{k}"])
+        executor.go_on(unpacked(name, entries, executor.compute.torch))
 
 
 def load_weights(executors: Sequence[Executor], weights: Mapping[str, torch.Tensor]) -> None:
@@ -179,11 +175,11 @@ def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor
         for k, names in enumerate(weights.groups)
     ]
     for group, (facts, k) in zip(groups, places, strict=True):
-        kept = {n: _unpacked(v) for n, v in facts["groups"][k].items() if n != "params"}
+        kept = {n: v for n, v in facts["groups"][k].items() if n != "params"}
         group.update({n: tuple(v) if isinstance(v, list) else v for n, v in kept.items()})
     if weights.scheduler is not None and "scheduler" in first:
         _check_kind("learning-rate schedule", first["schedule_class"], weights.scheduler)
-        weights.scheduler.load_state_dict(_unpacked(_schedule(places)))
+        weights.scheduler.load_state_dict(_schedule(places))
 
 
 def _place(entries: Mapping[str, torch.Tensor], weight: str) -> tuple[Any, int]:
@@ -216,7 +212,7 @@ def _check_kind(what: str, want: str, mine: object) -> None:
 def _facts_of(weights: StageWeights, updates: int) -> dict[str, object]:
     assert weights.optimizer is not None
     plain = (
-        {k: _packed(v) for k, v in group.items() if k != "params" and isinstance(v, _KEPT)}
+        {k: v for k, v in group.items() if k != "params" and isinstance(v, _KEPT)}
         for group in weights.optimizer.param_groups
     )
     facts: dict[str, object] = {
@@ -228,42 +224,15 @@ def _facts_of(weights: StageWeights, updates: int) -> dict[str, object]:
     if weights.scheduler is not None:
         facts["schedule_class"] = type(weights.scheduler).__name__
         state = weights.scheduler.state_dict()
-        facts["scheduler"] = {k: _packed(v) for k, v in state.items() if isinstance(v, _KEPT)}
+        facts["scheduler"] = {k: v for k, v in state.items() if isinstance(v, _KEPT)}
     return facts
-
-
-def _packed(value: object) -> object:
-    """A setting as JSON holds it; a tensor, such as a learning rate, with its dtype."""
-    if isinstance(value, torch.Tensor):
-        return {"tensor": str(value.dtype).removeprefix("torch."), "value": value.tolist()}
-    return [_packed(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def _unpacked(value: Any) -> Any:
-    """What `_packed` was given."""
-    if isinstance(value, list):
-        return [_unpacked(v) for v in value]
-    if isinstance(value, dict):
-        if value.keys() == {"tensor", "value"}:
-            return torch.tensor(value["value"], dtype=getattr(torch, value["tensor"]))
-        return {k: _unpacked(v) for k, v in value.items()}
-    return value
-
-
-def _bytes(data: object) -> torch.Tensor:
-    return torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
 
 
 def _facts(entries: Mapping[str, torch.Tensor], weight: str) -> Any:
     """Those of the stage that trained a weight."""
-    stages = (_json(entries, name) for name in entries if name.startswith("stage/"))
+    names = (name for name in entries if name.startswith("stage/") and name.count("/") == 1)
+    stages = (unpacked(name, entries) for name in names)
     found = next((facts for facts in stages if weight in facts["trained"]), None)
     if found is None:
         raise PlanError("the checkpoint is of a run that did not train a weight", got=weight)
     return found
-
-
-def _json(entries: Mapping[str, torch.Tensor], name: str) -> Any:
-    if name not in entries:
-        raise PlanError("the checkpoint is not one of a pipeline", want=name)
-    return json.loads(bytes(entries[name].tolist()).decode())

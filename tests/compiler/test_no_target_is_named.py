@@ -50,7 +50,6 @@ def _defaults(tree: ast.AST) -> Iterator[ast.expr]:
 
 ALLOWED = {
     "compiler/export.py": "torch",  # a format of torch.distributed.pipelining
-    "runtime/seal.py": "torch",  # the module of a class in a pickle
 }
 
 
