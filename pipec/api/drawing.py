@@ -10,6 +10,7 @@ from pathlib import Path
 from pipec.compiler.backend import load_backend
 from pipec.compiler.capabilities import Draws
 from pipec.errors import PipecError, PlanError
+from pipec.files import replacing
 from pipec.graph.ir import Graph, op_name, origin
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage
@@ -44,64 +45,38 @@ def draw(thing: Plan | Timeline | Stage, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if isinstance(thing, Plan) and thing.timeline is None:
         raise PlanError("the plan has no timeline", hint="run the passes schedule, simulate")
-    known = _STAGE | _of_targets() if isinstance(thing, Stage) else _TIMELINE
+    found = map(load_backend, entries("pipec.backends")) if isinstance(thing, Stage) else ()
+    targets = {b.draws: b for b in found if isinstance(b, Draws)}
+    known = [*(_STAGE if isinstance(thing, Stage) else _TIMELINE), *targets]
     if path.suffix not in known:
         raise PipecError("no such kind of picture", got=path.name, want=" ".join(known))
-    try:
-        known[path.suffix](thing, path)
-    except OSError as error:
-        raise PipecError("cannot write", where=path, got=error.strerror or error) from error
+    with replacing(path) as place:
+        if not isinstance(thing, Stage):
+            place.write_text(_timeline(thing, path.suffix), encoding="utf-8")
+        elif path.suffix in targets:
+            targets[path.suffix].draw(thing, place)
+        else:
+            place.write_text(_STAGE[path.suffix](lower(thing.graph).graph), encoding="utf-8")
     return path
 
 
-def _timed(write: Callable[[Timeline, float], str]) -> Callable[[object, Path], None]:
-    """A writer of plans, whose times are seconds, and of timelines of one's own unit."""
-
-    def writer(thing: object, path: Path) -> None:
-        """Write the picture."""
-        timeline = thing.timeline if isinstance(thing, Plan) else thing
-        assert isinstance(timeline, Timeline)
-        path.write_text(write(timeline, 1e6 if isinstance(thing, Plan) else 1.0), encoding="utf-8")
-
-    return writer
+def _timeline(thing: Plan | Timeline, ending: str) -> str:
+    """A plan, whose times are seconds, or a timeline of one's own unit."""
+    timeline = thing.timeline if isinstance(thing, Plan) else thing
+    assert timeline is not None
+    return _TIMELINE[ending](timeline, 1e6 if isinstance(thing, Plan) else 1.0)
 
 
-def _of_targets() -> dict[str, Callable[[object, Path], None]]:
-    """Endings of the kinds of file that a target writes of a stage, with their writers."""
-    found = map(load_backend, entries("pipec.backends"))
-    return {b.draws: _stage_writer(b) for b in found if isinstance(b, Draws)}
-
-
-def _stage_writer(target: Draws) -> Callable[[object, Path], None]:
-    def writer(thing: object, path: Path) -> None:
-        """Write the stage."""
-        assert isinstance(thing, Stage)
-        target.draw(thing, path)
-
-    return writer
-
-
-def _write_dot(thing: object, path: Path) -> None:
-    assert isinstance(thing, Stage)
-    path.write_text(dot(lower(thing.graph).graph), encoding="utf-8")
-
-
-def _write_svg(thing: object, path: Path) -> None:
-    assert isinstance(thing, Stage)
+def _rendered(graph: Graph) -> str:
+    """A graph as Graphviz draws it."""
     if shutil.which("dot") is None:
-        raise PipecError(
-            "Graphviz is not installed", got="no command dot", hint=f"{path.with_suffix('.dot')}"
-        )
-    text = dot(lower(thing.graph).graph)
-    done = subprocess.run(["dot", "-Tsvg"], input=text, capture_output=True, text=True, check=False)
+        raise PipecError("Graphviz is not installed", got="no command dot", hint="write .dot")
+    done = subprocess.run(
+        ["dot", "-Tsvg"], input=dot(graph), capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise PipecError("Graphviz failed", where="dot -Tsvg", got=done.stderr.strip()[:200])
-    path.write_text(done.stdout, encoding="utf-8")
-
-
-def _write_python(thing: object, path: Path) -> None:
-    assert isinstance(thing, Stage)
-    path.write_text(lower(thing.graph).graph.module.code, encoding="utf-8")
+    return done.stdout
 
 
 def dot(graph: Graph) -> str:
@@ -119,13 +94,13 @@ def dot(graph: Graph) -> str:
     return "\n".join(["digraph stage {", *[f"  {line}" for line in (style, *lines)], "}", ""])
 
 
-_TIMELINE: dict[str, Callable[[object, Path], None]] = {
-    ".svg": _timed(lambda timeline, _: svg(timeline)),
-    ".txt": _timed(lambda timeline, _: grid(timeline) + "\n"),
-    ".json": _timed(lambda timeline, unit: json.dumps(trace(timeline, microseconds=unit))),
+_TIMELINE: dict[str, Callable[[Timeline, float], str]] = {
+    ".svg": lambda timeline, _: svg(timeline),
+    ".txt": lambda timeline, _: grid(timeline) + "\n",
+    ".json": lambda timeline, unit: json.dumps(trace(timeline, microseconds=unit)),
 }
-_STAGE: dict[str, Callable[[object, Path], None]] = {
-    ".dot": _write_dot,
-    ".svg": _write_svg,
-    ".py": _write_python,
+_STAGE: dict[str, Callable[[Graph], str]] = {
+    ".dot": dot,
+    ".svg": _rendered,
+    ".py": lambda graph: graph.module.code,
 }

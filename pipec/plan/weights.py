@@ -6,7 +6,8 @@ files together are the model's state dict.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,30 @@ def _os_error(error: SafetensorError) -> OSError:
     return OSError(int(match[1]), str(error)) if match else OSError(str(error))
 
 
-class StoredWeights(Mapping[str, torch.Tensor]):
+class Lazy(Mapping[str, torch.Tensor]):
+    """Tensors by name.
+
+    Args:
+        read: Gives each of them.
+    """
+
+    def __init__(self, read: Mapping[str, Callable[[], torch.Tensor]]) -> None:
+        self._read = read
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._read[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+
+class StoredWeights(Lazy):
     """The weights of a saved plan by name; a tensor's pages are read when they are touched.
+
+    A tensor is the same object every time, so that graphs can be seen to share it.
 
     Args:
         files: Weight name to its safetensors file.
@@ -94,20 +117,13 @@ class StoredWeights(Mapping[str, torch.Tensor]):
     """
 
     def __init__(self, files: Mapping[str, Path], graph: Graph) -> None:
-        self._files = dict(files)
         nodes = graph.nodes
         self._types = {i.name: tensor(nodes[i.node]) for i in graph.inputs if i.kind.is_weight}
         self._open: dict[Path, safe_open] = {}
-        self._mapped: dict[str, torch.Tensor] = {}
+        super().__init__({n: cache(partial(self._map, path, n)) for n, path in files.items()})
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        """The tensor; the same object every time, so that graphs can be seen to share it."""
-        if name not in self._mapped:
-            self._mapped[name] = self._map(name)
-        return self._mapped[name]
-
-    def _map(self, name: str) -> torch.Tensor:
-        path, like = self._files[name], self._types[name]
+    def _map(self, path: Path, name: str) -> torch.Tensor:
+        like = self._types[name]
         try:
             if path not in self._open:
                 self._open[path] = safe_open(path, framework="pt")
@@ -123,9 +139,3 @@ class StoredWeights(Mapping[str, torch.Tensor]):
             return found
         strided = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
         return strided.copy_(found)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)

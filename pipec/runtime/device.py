@@ -92,10 +92,6 @@ class Device:
         """The buffer, ready to be read by what is computed next."""
         return arriving.buffer
 
-    def peak_bytes(self) -> int | None:
-        """Most bytes allocated since the last call; None where nobody counts."""
-        return None
-
 
 class CudaDevice(Device):
     """A GPU: copies run beside compute, on a stream of their own."""
@@ -149,12 +145,6 @@ class CudaDevice(Device):
         if arriving.done is not None:
             torch.cuda.current_stream(self.torch).wait_event(arriving.done)
         return arriving.buffer
-
-    def peak_bytes(self) -> int | None:
-        """The allocator's peak."""
-        peak = int(torch.cuda.max_memory_allocated(self.torch))
-        torch.cuda.reset_peak_memory_stats(self.torch)
-        return peak
 
 
 def device_of(name: str | torch.device) -> Device:

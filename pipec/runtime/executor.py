@@ -383,14 +383,11 @@ class Executor:
             made.add_shape(program)
         return made
 
-    def state_dict(self) -> Tensors:
-        """The newest parameters and buffers of this device's stages, by name."""
-        kinds = (InputKind.PARAMETER, InputKind.BUFFER)
+    def stored(self, stage: int) -> Tensors:
+        """The newest parameters and buffers of a stage, by name: the tensors themselves."""
+        kinds, weights = (InputKind.PARAMETER, InputKind.BUFFER), self.weights[stage]
         names = {i.name for i in self.program.plan.graph.inputs_of(*kinds)}
-        found: Tensors = {}
-        for weights in reversed(list(self.weights.values())):
-            found |= {n: w for n, w in weights.at(weights.newest).tensors.items() if n in names}
-        return found
+        return {n: w for n, w in weights.at(weights.newest).tensors.items() if n in names}
 
     def inputs(self, microbatch: int) -> Mapping[str, torch.Tensor]:
         """The inputs of a microbatch, numbered since the pipeline was empty."""

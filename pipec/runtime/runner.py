@@ -158,7 +158,8 @@ class Runner:
         """
         mine: dict[str, torch.Tensor] = {}
         for e in reversed(self.executors):
-            mine |= e.state_dict()
+            for stage in reversed(e.weights):
+                mine |= e.stored(stage)
         parts = self.collected(mine)
         return None if parts is None else gather(parts, self.program.plan)
 

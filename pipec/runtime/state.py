@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from pipec.errors import PlanError
-from pipec.graph.ir import InputKind
 from pipec.runtime.entries import packed, unpacked
 from pipec.runtime.executor import Executor
 from pipec.runtime.identity import cut_of
@@ -48,7 +47,7 @@ def state_of(executor: Executor) -> Tensors:
     for stage, weights in executor.weights.items():
         rule = executor.rules[stage]
         first = executor.device == place.forward[stage][0]
-        for name, w in _stored(executor, weights).items():
+        for name, w in executor.stored(stage).items():
             found[f"weights/{name}" if first else f"weights#{executor.device}/{name}"] = w
         found |= {f"velocity/{n}": v for n, v in rule.velocity.items()}
         if weights.optimizer is not None:
@@ -79,7 +78,7 @@ def wanted(executor: Executor, name: str) -> bool:
         weight = weight.rpartition("/")[0]
         return any(weight in w.owned for w in executor.weights.values())
     mine = kind in ("weights", f"weights#{executor.device}", "velocity")
-    return mine and any(weight in _stored(executor, w) for w in executor.weights.values())
+    return mine and any(weight in executor.stored(s) for s in executor.weights)
 
 
 def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
@@ -102,7 +101,7 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
         executor.scaling.scale, executor.scaling.good = run["scale"]
     for stage, weights in executor.weights.items():
         rule = executor.rules[stage]
-        for name, w in _stored(executor, weights).items():
+        for name, w in executor.stored(stage).items():
             found = entries.get(f"weights#{executor.device}/{name}", entries.get(f"weights/{name}"))
             if found is None or found.shape != w.shape:
                 raise PlanError("the checkpoint lacks a weight of this plan", got=name)
@@ -131,15 +130,9 @@ def load_weights(executors: Sequence[Executor], weights: Mapping[str, torch.Tens
     """
     given = named(weights, executors[0].program.plan)
     for executor in executors:
-        for held in executor.weights.values():
-            for name in _stored(executor, held):
+        for stage, held in executor.weights.items():
+            for name in executor.stored(stage):
                 held.load(name, given[name])
-
-
-def _stored(executor: Executor, weights: StageWeights) -> Tensors:
-    kinds = (InputKind.PARAMETER, InputKind.BUFFER)
-    names = {i.name for i in executor.program.plan.graph.inputs_of(*kinds)}
-    return {n: w for n, w in weights.at(weights.newest).tensors.items() if n in names}
 
 
 def _optimizer_state(weights: StageWeights) -> Tensors:

@@ -1,7 +1,7 @@
 """Weights by name, each read when a stage asks for it: no rank holds the whole model."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,28 +12,9 @@ from safetensors import SafetensorError, safe_open
 from pipec.errors import PlanError
 from pipec.graph.ir import InputKind
 from pipec.plan.model import Plan
+from pipec.plan.weights import Lazy
 
 _INDEX = "*.safetensors.index.json"
-
-
-class Lazy(Mapping[str, torch.Tensor]):
-    """Tensors by name.
-
-    Args:
-        read: Gives each of them.
-    """
-
-    def __init__(self, read: Mapping[str, Callable[[], torch.Tensor]]) -> None:
-        self._read = read
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._read[name]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._read)
-
-    def __len__(self) -> int:
-        return len(self._read)
 
 
 def named(weights: object, plan: Plan) -> Mapping[str, torch.Tensor]:
