@@ -1,5 +1,6 @@
 """What ranks of tests do; imported once by the server that they are forked from."""
 
+import gc
 import itertools
 import os
 import signal
@@ -106,6 +107,30 @@ def survives(directory: Path, rounds: int, kills: list[tuple[int, int | None, in
     weights = trained(directory, rounds, death=death, living=living)
     if weights is not None:
         save_file({n: w.clone() for n, w in weights.items()}, directory / "end.safetensors")
+
+
+def soaked(directory: Path, rounds: int) -> list[dict[str, int]]:
+    """What this process holds after a third of the rounds and after all, none of it being saved."""
+    plan, found = load_plan(directory / "out"), list[dict[str, int]]()
+    with process_group(PATIENCE):
+        pipeline = DistributedPipeline(plan, data(plan), settings(), schedule=endless(plan))
+        saved = Checkpoints(directory / "saved", pipeline.executors)
+
+        def note(step: Step) -> None:
+            if step.step + 1 in (rounds // 3, rounds):
+                saved.wait()
+                gc.collect()
+                held = gc.get_objects()
+                tensors = sum(t.nbytes for t in held if type(t) is torch.Tensor)
+                found.append({
+                    "tasks": len([*Path("/proc/self/task").iterdir()]),
+                    "descriptors": len([*Path("/proc/self/fd").iterdir()]),
+                    "tensors": tensors,
+                    "objects": len(held),
+                })  # fmt: skip
+
+        train(pipeline, rounds, [note], checkpoints=saved, every=10)
+    return found
 
 
 def left_alone(

@@ -54,6 +54,16 @@ def test_what_one_rank_finds_damaged_all_ranks_pass_over(tmp_path: Path) -> None
     assert [p.name for p in sorted((tmp_path / "saved").iterdir())] == ["round-3", "round-4"]
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
+def test_a_long_run_holds_no_more_than_a_short_one(schedule: str, tmp_path: Path) -> None:
+    rounds = 240
+    emitted(tmp_path / "out", devices=2, schedule=schedule)
+    for early, late in elastic(ranks.soaked, tmp_path, rounds, ranks=2).values():
+        grown = late.pop("objects") - early.pop("objects")
+        assert grown < rounds // 3  # one per round would be twice as many
+        assert late == early
+
+
 def others_say(
     directory: Path, victim: int, living: int, calls: int, number: int, timeout: timedelta
 ) -> list[str]:

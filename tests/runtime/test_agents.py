@@ -1,0 +1,68 @@
+"""Agents of torchrun that are killed, as a host is lost: two of them, a rank each."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.runtime.pipelines import emitted
+
+ROUNDS = 300
+ALONE = os.environ | {"OMP_NUM_THREADS": "1"}
+"""On one thread everywhere: sums of several have other bits."""
+DATA = """
+import torch
+
+def batch(number):
+    g = torch.Generator().manual_seed(number)
+    rows = torch.randn(4, 8, generator=g)
+    return {"input": rows, "target": torch.randint(3, (4,), generator=g)}
+"""
+RUN = ("run", "out", "-q", "--rounds", str(ROUNDS), "--data", "data.py:batch")
+KEPT = ("--checkpoints", "saved", "--every", "10", "--timeout", "60", "--save", "end.safetensors")
+
+
+def agents(directory: Path, attempt: int) -> list[subprocess.Popen[bytes]]:
+    """Two agents; the first one has the store where they meet."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", where, "--rdzv-id", str(attempt),
+        "--local-addr", "127.0.0.1", "--no-python", sys.executable, "-m", "pipec", *RUN, *KEPT,
+    ]  # fmt: skip
+    found = []
+    for k in range(2):
+        log = (directory / f"agent{attempt}.{k}").open("wb")
+        found.append(subprocess.Popen(command, cwd=directory, env=ALONE, stderr=log, stdout=log))
+        log.close()
+    return found
+
+
+@pytest.mark.slow
+def test_a_run_whose_agent_is_killed_ends_and_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    emitted(tmp_path / "out", devices=2)
+    (tmp_path / "data.py").write_text(DATA)
+    whole = [sys.executable, "-m", "pipec", *RUN, "--local", "--save", "whole.safetensors"]
+    subprocess.run(whole, cwd=tmp_path, env=ALONE, check=True)
+    first, second = agents(tmp_path, 0)
+    deadline = time.monotonic() + 300
+    while not list(tmp_path.glob("saved/round-?0")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    first.kill()
+    assert second.wait(300) != 0
+    first.wait()
+    said = "".join(log.read_text() for log in tmp_path.glob("agent0.*"))
+    assert not (tmp_path / "end.safetensors").exists(), said
+    assert "another rank did not answer" in said
+    assert [a.wait(300) for a in agents(tmp_path, 1)] == [0, 0]
+    end, want = (load_file(tmp_path / f"{n}.safetensors") for n in ("end", "whole"))
+    assert end.keys() == want.keys()
+    assert all(torch.equal(end[n], want[n]) for n in want)
