@@ -284,11 +284,16 @@ def two_streams(b: Builder, node: fx.Node, op: str, x: fx.Node, y: fx.Node) -> V
     if first.view.numel != math.prod(shape):
         raise UnsupportedError("both operands broadcast")
     first = dataclasses.replace(first, view=first.view.reshape(shape))
+    second = aligned(b, node, first, second)
+    return b.put_map(node, first, [MapStep(op, "stream")], second.use(first.channels))
+
+
+def aligned(b: Builder, node: fx.Node, first: Value, second: Value) -> Value:
+    """``second`` in the shape and order of ``first``, broadcast if it is smaller."""
     if second.view.numel != first.view.numel:
         second = broadcast(b, node, first, second)
-    second = dataclasses.replace(second, view=second.view.reshape(shape))
-    second = b.reorder(node, second, first.view, first.channels)
-    return b.put_map(node, first, [MapStep(op, "stream")], second.use(first.channels))
+    second = dataclasses.replace(second, view=second.view.reshape(first.view.shape))
+    return b.reorder(node, second, first.view, first.channels)
 
 
 def broadcast(b: Builder, node: fx.Node, big: Value, small: Value) -> Value:

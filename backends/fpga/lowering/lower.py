@@ -17,6 +17,7 @@ from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its ha
     norms,
     pooling,
     products,
+    selecting,
     shapes,
 )
 from pipec.backends.fpga.lowering.borders import made
@@ -114,15 +115,17 @@ def _walk(b: Builder) -> list[str]:
     problems: list[str] = []
     tuples: dict[fx.Node, tuple[Value | None, ...]] = {}
     lost: set[fx.Node] = set()
-    composites = local_response.find(b.graph)
+    composites = local_response.find(b.graph) | selecting.find(b.graph)
     if b.precision == "int8":
         composites |= formats.find(b.graph)
     covered = {inner for one in composites.values() for inner in one.inner}
     for node in b.graph.calls:
-        if node in b.constants or node in covered:
+        if node in b.constants:
             continue
         if any(n in lost for n in node.all_input_nodes):
             lost.add(node)
+            continue
+        if node in covered:
             continue
         found: Value | tuple[Value | None, ...]
         try:

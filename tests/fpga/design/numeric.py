@@ -25,6 +25,7 @@ from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.route import Concat, Const, Fork, Repeat, Slice
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.vvu import Vvu
+from pipec.backends.fpga.engines.where import Where
 
 Array = NDArray[Any]
 
@@ -128,6 +129,15 @@ _TWO: dict[str, Any] = {
     "min": np.minimum, "pow": np.power, "rsub": lambda x, y: y - x, "rdiv": lambda x, y: y / x,
     "rpow": lambda x, y: y**x,
 }  # fmt: skip
+
+
+@run.register
+def _where(n: Where, engine: Engine, args: Sequence[Array]) -> list[Array]:
+    known = dict(zip(n.streams, args, strict=True))
+    a, b, x, y = (known.get(k, getattr(n, k)) for k in "abxy")
+    compare = {"gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal,
+               "eq": np.equal, "ne": np.not_equal}[n.op]  # fmt: skip
+    return [np.where(compare(a, b), x, y)]
 
 
 @run.register

@@ -17,6 +17,7 @@ _FUNCTIONS = {
     "gather": {"gather"}, "load": {"load"}, "map": {"map1", "map2"}, "matmul": {"matmul"},
     "perm": {"perm", "transpose"}, "reduce": {"reduce"}, "repeat": {"repeat"},
     "slice": {"slice"}, "swg": {"swg_line", "swg_ring"}, "vvu": {"vvu"},
+    "where": {"where"},
 }  # fmt: skip
 """Kind of engine to its functions, where more than the kind does not matter; kinds of training,
 whose calls have other arguments too, are left out."""

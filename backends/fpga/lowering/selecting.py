@@ -1,0 +1,73 @@
+"""Choices by a comparison, ``where(a > b, x, y)``, as one layer each."""
+
+import dataclasses
+import math
+from functools import partial
+
+from torch import fx
+
+from pipec.backends.fpga.engines.where import OPERATORS, Where
+from pipec.backends.fpga.lowering.borders import made
+from pipec.backends.fpga.lowering.constants import shape_of
+from pipec.backends.fpga.lowering.elementwise import aligned
+from pipec.backends.fpga.lowering.network import Builder, Composite, UnsupportedError, Value
+from pipec.graph.ir import Graph, op_name
+
+_TESTS = {f"aten.{op}.{form}": op for op in OPERATORS for form in ("Scalar", "Tensor")}
+_CHOICES = {
+    f"aten.where.{form}": (0, 1, 2) for form in ("self", "Scalar", "ScalarSelf", "ScalarOther")
+}
+_CHOICES |= {f"aten.masked_fill.{form}": (1, 2, 0) for form in ("Scalar", "Tensor")}
+"""Where the condition stands among the arguments, what is chosen if it holds, what if not."""
+
+
+def find(graph: Graph) -> dict[fx.Node, Composite]:
+    """Every choice by a comparison that nothing else reads."""
+    return {
+        n: Composite(frozenset([t]), partial(_lower, n, t)) for n in graph.calls if (t := _test(n))
+    }
+
+
+def _test(node: fx.Node) -> fx.Node | None:
+    """The comparison by which a node chooses."""
+    if op_name(node) not in _CHOICES:
+        return None
+    test = node.args[_CHOICES[op_name(node)][0]]
+    if not isinstance(test, fx.Node) or op_name(test) not in _TESTS:
+        return None
+    alone = all(op_name(n) in _CHOICES and n.args.count(test) == 1 for n in test.users)
+    return test if alone else None
+
+
+def _lower(node: fx.Node, test: fx.Node, b: Builder) -> Value:
+    """One layer of the streams among both sides of the comparison and both choices."""
+    if b.precision != "float32":  # a bound of errors follows from slopes, and this has steps
+        raise UnsupportedError("a choice that a rounding may turn", "choose the precision float32")
+    chosen = (node.args[k] for k in _CHOICES[op_name(node)][1:])
+    streams, numbers = dict[str, Value](), dict[str, float]()
+    for role, one in zip("abxy", (*test.args[:2], *chosen), strict=True):
+        if b.is_stream(one):
+            assert isinstance(one, fx.Node)
+            streams[role] = made(b, one)
+        else:
+            numbers[role] = _number(b, one)
+    shape = shape_of(node)
+    whole = [v for v in streams.values() if v.view.numel == math.prod(shape)]
+    if not whole:
+        raise UnsupportedError("all operands broadcast")
+    if len({v.dtype for v in streams.values()}) > 1:
+        raise UnsupportedError("operands of several types")
+    first = dataclasses.replace(whole[0], view=whole[0].view.reshape(shape))
+    uses = [aligned(b, node, first, v).use(first.channels) for v in streams.values()]
+    rows, op = first.view.numel // first.channels, _TESTS[op_name(test)]
+    values = (numbers.get(role, 0.0) for role in "abxy")
+    nest = Where(rows, first.channels, 1, op, "".join(streams), *values)
+    return b.put(nest, node, tuple(uses), first.view, first.channels)
+
+
+def _number(b: Builder, one: object) -> float:
+    if isinstance(one, fx.Node) and math.prod(shape_of(one)) == 1:
+        one = b.constants.value(one).item()
+    if not isinstance(one, int | float):
+        raise UnsupportedError("a choice with a constant that is no number")
+    return float(one)
