@@ -103,7 +103,7 @@ def _functions(engine: Json) -> set[str] | None:
 def _order(engine: Json) -> list[str]:
     """Streams as the engine's function takes them."""
     reads, writes = ([identifier(s) for s in engine[end]] for end in ("inputs", "outputs"))
-    if engine["kind"] == "concat":
+    if engine["kind"] in ("concat", "where"):
         return [*writes, *reads]
     if engine["kind"] == "mvu":  # weights that are streamed come behind the result
         return [*reads[:1], *writes, *reads[1:]]
