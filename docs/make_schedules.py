@@ -1,6 +1,7 @@
 """Write ``schedules.md`` and its pictures from the code: ``python docs/make_schedules.py``."""
 
 import inspect
+import re
 from pathlib import Path
 
 from pipec.schedule.lower import lower
@@ -50,18 +51,13 @@ def page() -> str:
 
 def _part(name: str) -> str:
     function = generator(name)
-    text = inspect.cleandoc(function.__doc__ or "").split("\n\nExample:")[0]
-    summary, _, rest = text.partition("\n\nArgs:")
+    text = inspect.cleandoc(function.__doc__ or "")
+    summary = re.split(r"\n\n(?:Args|Raises|Example):", text)[0]
     options = list(inspect.signature(function).parameters.values())[2:]
     listed = ", ".join(f"`{p.name}={p.default}`" for p in options)
-    lines = [f"## {name}", "", summary.split("\n\nRaises:")[0].replace("``", "`"), ""]
+    lines = [f"## {name}", "", summary.replace("``", "`"), ""]
     if listed:
-        described = "".join(
-            f"    {line.strip()}\n"
-            for line in rest.split("Raises:")[0].splitlines()
-            if line.strip()
-        )
-        lines += [f"Options: {listed}.", "", "```text", described.rstrip(), "```", ""]
+        lines += [f"[Options](api.md#{function.__module__}.{function.__name__}): {listed}.", ""]
     return "\n".join([*lines, f"![{name}](schedules/{name}.svg)", ""])
 
 
