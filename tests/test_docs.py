@@ -24,12 +24,15 @@ def test_blocks_run_and_print_what_the_page_says(
 ) -> None:
     """In order, in an empty folder: Python, files, and in tutorials commands too."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     namespace: dict[str, object] = {"__name__": "docs"}
     text, printed, end = page.read_text(), "", 0
     for block in BLOCK.finditer(text):
         language, code = block.groups()
         if file := re.match(r"# (\w+\.py)\n", code) if language == "python" else None:
             Path(file[1]).write_text(code)
+            # Another test in this process may have imported a file of the same name.
+            monkeypatch.delitem(sys.modules, Path(file[1]).stem, raising=False)
         elif language == "python":
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
