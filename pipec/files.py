@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import signal
+import stat
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,28 @@ from typing import Any
 
 from pipec.errors import PipecError
 from pipec.signals import unwound_by
+
+_LARGEST = 1 << 29
+"""Bytes of a file of data: some thirty times the ``plan.json`` of 405 billion parameters."""
+
+
+def check_regular(path: Path) -> None:
+    """Raise an `OSError` if this is a device, a pipe, a folder or missing."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_data(path: Path) -> str:
+    """The text of a file that may be a stranger's.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+        ValueError: It is larger than 512 MiB, or no UTF-8.
+    """
+    check_regular(path)
+    if path.stat().st_size > _LARGEST:
+        raise ValueError(f"{path.stat().st_size} bytes, at most {_LARGEST}")
+    return path.read_text(encoding="utf-8")
 
 
 @contextmanager

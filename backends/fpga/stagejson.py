@@ -3,21 +3,25 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
+from msgspec import convert
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.design import DdrPort, Floorplan, Port, StageDesign, Stream
 from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.engines.base import Engine, Nest, busy_cycles, run_table
-from pipec.backends.fpga.engines.parts import Memory, Narrowing, Resources, Weight
-from pipec.backends.fpga.engines.steps import Step
+from pipec.backends.fpga.engines.parts import Resources, Weight
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.fifo import busiest
 from pipec.backends.fpga.runs import Run, Runs
 from pipec.errors import BackendError
+from pipec.files import read_data
 
-T = TypeVar("T", Engine, Weight, Stream, Port, DdrPort, StageDesign)
+T = TypeVar("T", Engine, Weight, Stream, Floorplan, StageDesign)
+_TYPES: dict[type, dict[str, Any]] = {
+    kind: get_type_hints(kind) for kind in (Engine, Weight, Stream, Floorplan, StageDesign)
+}
 SCHEMA = 1
 """Version of the format; a reader refuses a larger one."""
 
@@ -163,8 +167,8 @@ def read_record(stage: Path) -> Json:
     """
     path = stage / "stage.json"
     try:
-        record: Json = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        record: Json = json.loads(read_data(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise BackendError("stage.json cannot be read", where=path, got=error) from error
     return record
 
@@ -200,70 +204,51 @@ def _design(record: Json) -> StageDesign:
         name=record["stage"],
         engines=tuple(map(_read_engine, record["engines"])),
         streams={s["name"]: _read_stream(s) for s in record["fifos"]},
-        inputs=tuple(_made(Port, p) for p in record["inputs"]),
-        outputs=tuple(_made(Port, p) for p in record["outputs"]),
-        ddr=tuple(map(_memory_port, record["ddr"])),
-        resources=Resources(**resources["estimate"]),
-        limits=Resources(**resources["limit"]),
-        floorplan=Floorplan(
-            {e["name"]: tuple(e["regions"]) for e in record["engines"]},
-            tuple(Resources(**slr["estimate"]) for slr in regions["slr"]),
-            tuple(Resources(**slr["limit"]) for slr in regions["slr"]),
-            tuple(regions["wires"]),
-            regions["wire_limit"],
+        resources=convert(resources["estimate"], Resources),
+        limits=convert(resources["limit"], Resources),
+        floorplan=_made(
+            Floorplan,
+            {
+                **regions,
+                "regions": {e["name"]: e["regions"] for e in record["engines"]},
+                "used": [slr["estimate"] for slr in regions["slr"]],
+                "limits": [slr["limit"] for slr in regions["slr"]],
+            },
         ),
     )
 
 
 def _read_engine(record: Json) -> Engine:
-    numbers, buffer, narrowing = record["numbers"], record["buffer"], record["numbers"]["narrowing"]
+    buffer = record["buffer"]
     return _made(
         Engine,
-        {**record, **numbers},
+        {**record, **record["numbers"], "memory": buffer["memory"], "buffer_bits": buffer["bits"]},
         nest=nest_of(record),
         weights=tuple(map(_read_weight, record["weights"])),
-        narrowing=None if narrowing is None else Narrowing(**narrowing),
-        memory=Memory(buffer["memory"]),
-        buffer_bits=buffer["bits"],
-        resources=Resources(**record["resources"]),
     )
 
 
 def _made(kind: type[T], record: Json, **known: Any) -> T:
-    """An object of the keys of a record that are called as its fields, lists as tuples."""
-    names = {f.name for f in dataclasses.fields(kind)} & record.keys() - known.keys()
-    return kind(**{name: _tuples(record[name]) for name in names}, **known)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    """An object of the keys of a record that are called as its fields, each of the field's type."""
+    types = _TYPES[kind]
+    names = types.keys() & record.keys() - known.keys()
+    return kind(**{name: convert(record[name], types[name]) for name in names}, **known)
 
 
 def nest_of(record: Json) -> Nest:
     """The nest of an engine in ``stage.json``."""
-    found: Nest = Nest.KINDS[record["kind"]](**{k: _field(v) for k, v in record["nest"].items()})
+    values = record["nest"].items()
+    given = {k: float(v) if v in ("inf", "-inf") else v for k, v in values}
+    found: Nest = convert(given, Nest.KINDS[record["kind"]])
     return found
-
-
-def _field(value: Any) -> Any:
-    """A field of a nest, as it was before it was written down."""
-    if isinstance(value, list | tuple):
-        return tuple(Step(**v) if isinstance(v, dict) else v for v in value)
-    return float(value) if value in ("inf", "-inf") else value
 
 
 def _read_weight(record: Json) -> Weight:
     def values() -> NDArray[Any]:
         raise BackendError("stage.json has no tables", where=record["role"])
 
-    return _made(Weight, record, memory=Memory(record["memory"]), values=values)
+    return _made(Weight, record, values=values)
 
 
 def _read_stream(record: Json) -> Stream:
-    memory = Memory(record["memory"]) if "memory" in record else None
-    return _made(Stream, record, producer=record["from"], consumer=record["to"], memory=memory)
-
-
-def _memory_port(record: Json) -> DdrPort:
-    carries = record.get("carries")
-    return _made(DdrPort, record, carries=None if carries is None else _made(Port, carries))
+    return _made(Stream, record, producer=record["from"], consumer=record["to"])

@@ -14,6 +14,7 @@ from onnx import TensorProto, numpy_helper
 from torch import Tensor
 
 from pipec.errors import BackendError
+from pipec.files import read_data
 from pipec.graph.arrays import ONNX_TYPES, Array
 
 LARGEST_INLINE = 2**30
@@ -50,7 +51,7 @@ class Names:
             BackendError: The file is missing or malformed.
         """
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Names)
+            return msgspec.json.decode(read_data(path), type=Names)
         except (OSError, ValueError, RecursionError) as error:
             raise BackendError("a stage's names cannot be read", where=path, got=error) from error
 

@@ -18,6 +18,7 @@ import click
 
 from pipec.compiler.backend import Backend, load_backend
 from pipec.compiler.declared import Options
+from pipec.files import read_data
 from pipec.registry import entries
 
 Target = Callable[[list[str]], str | None]
@@ -47,7 +48,7 @@ def target_of_plan(words: list[str]) -> str | None:
         file = Path(word) / "plan.json"
         if not word.startswith("-") and file.is_file():
             try:
-                return str(json.loads(file.read_text(encoding="utf-8"))["target"])
+                return str(json.loads(read_data(file))["target"])
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 return None  # what is wrong with it is told when it is read
     return None

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from pipec.errors import PipecError, PlanError
+from pipec.files import read_data
 from pipec.graph.ir import Graph, InputKind, tensor
 
 FILE = "axes.json"
@@ -164,7 +165,7 @@ class Axes:
             i.name: tensor(graph.node(i.node)).shape for i in graph.inputs_of(InputKind.INPUT)
         }
         try:
-            found = Axes(**msgspec.json.decode(path.read_bytes(), type=_Record))
+            found = Axes(**msgspec.json.decode(read_data(path), type=_Record))
             wrong = [a for a in found.open if any(shapes[n][k] != a.size for n, k in a.places)]
             wrong += [a for a in found.open if not a.places]
         except (OSError, LookupError, ValueError, RecursionError) as error:

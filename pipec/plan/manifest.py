@@ -1,22 +1,19 @@
 """The file ``plan.json`` itself: its text, its digest, and the hashes of all files beside it."""
 
-import errno
 import hashlib
 import json
-import stat
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipec.errors import PlanError
+from pipec.files import check_regular, read_data
 from pipec.graph.ir import Source
 
 PLAN = "plan.json"
 EDITABLE = ("train.py",)
 """Files that are for the user to change: they are not hashed."""
 FORMAT, VERSION = "pipec.plan", 1
-_LARGEST = 1 << 29
-"""Bytes of a ``plan.json``: some thirty times that of a model of 405 billion parameters."""
 Record = dict[str, Any]
 
 
@@ -44,7 +41,7 @@ def read_manifest(directory: Path) -> Record:
     """
     path = directory / PLAN
     try:
-        record = json.loads(_read(path), parse_constant=_refuse)
+        record = json.loads(read_data(path), parse_constant=_refuse)
     except FileNotFoundError as error:
         raise PlanError(
             "no plan here", where=directory, want=f"a directory with {PLAN}, made by pipec compile"
@@ -107,7 +104,7 @@ def check_files(directory: Path, files: Mapping[str, str], *, skip: tuple[str, .
         try:
             if pure.name in skip:
                 if (directory / name).exists():
-                    _check_regular(directory / name)  # opening a pipe would wait for ever
+                    check_regular(directory / name)  # opening a pipe would wait for ever
                 continue
             found = sha256_of(directory / name)
         except OSError as error:
@@ -131,22 +128,9 @@ def sha256_of(path: Path) -> str:
     Raises:
         OSError: It cannot be read.
     """
-    _check_regular(path)
+    check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read(path: Path) -> str:
-    """The text of a file that is no device, no pipe, and no larger than any plan."""
-    _check_regular(path)
-    if path.stat().st_size > _LARGEST:
-        raise ValueError(f"{path.stat().st_size} bytes, at most {_LARGEST}")
-    return path.read_text(encoding="utf-8")
-
-
-def _check_regular(path: Path) -> None:
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def _refuse(number: str) -> float:

@@ -20,6 +20,7 @@ from typing import Any, NotRequired, TypedDict
 from msgspec import convert
 
 from pipec.errors import PlanError
+from pipec.files import read_data
 from pipec.graph.ir import Graph
 from pipec.graph.printer import json_to_python
 from pipec.graph.rules import OWN_NAMESPACES
@@ -84,7 +85,7 @@ def load_plan(
     check_files(directory, record["files"], skip=() if check_weights else (WEIGHTS,))
     mode = FakeTensorMode()
     try:
-        model = json.loads((directory / MODEL).read_text(encoding="utf-8"))
+        model = json.loads(read_data(directory / MODEL))
         _register_payloads(directory / PAYLOADS, record["files"])
         plan = plan_from_record(record, graph_from_json(model, allowed=allowed, mode=mode))
         plan = plan.replace(graph=_with_weights(plan.graph, record, directory))
@@ -179,8 +180,7 @@ class _Reader:
         """The stage of one record."""
         key = row["key"]
         if key not in self._shared:
-            text = (self._folder / key / "F.json").read_text(encoding="utf-8")
-            self._shared[key] = json.loads(text)
+            self._shared[key] = json.loads(read_data(self._folder / key / "F.json"))
         stage = join(self._shared[key], self._binding(row, self._shared[key]))
         read = [name for kind, name in row["inputs"] if name in self._model.weights]
         graph = graph_from_json(

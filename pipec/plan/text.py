@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 from pipec.cluster.cluster import Cluster
 from pipec.errors import PlanError
+from pipec.files import read_data
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind
 from pipec.graph.lower import lower
 from pipec.graph.serialize import dumps, graph_from_json, graph_to_json
@@ -91,7 +92,7 @@ def plan_from_text(text: str, cluster: Cluster, *, allowed: Collection[str] = ()
         with TemporaryDirectory(prefix="pipec-") as folder:
             for name, part in zip(parts[::2], parts[1::2], strict=True):
                 _split(Path(folder), name, part)
-            record = json.loads((Path(folder) / PLAN).read_text(encoding="utf-8"))
+            record = json.loads(read_data(Path(folder) / PLAN))
             (Path(folder) / PLAN).unlink()
             write_manifest(record, Path(folder))
             return load_plan(Path(folder), allowed=allowed)

@@ -13,6 +13,7 @@ from typing import Annotated, TypedDict
 from msgspec import Meta
 
 from pipec.autodiff.model import Training
+from pipec.files import read_data
 from pipec.graph.ir import Graph
 from pipec.graph.printer import json_to_python
 from pipec.graph.serialize import Json, dumps, graph_from_json, graph_to_json
@@ -124,8 +125,7 @@ class TrainingReader:
 
     def _graph(self, key: str, kind: str) -> Graph:
         if (key, kind) not in self._read:
-            text = (self._folder / key / f"{kind}.json").read_text(encoding="utf-8")
-            data = json.loads(text)
+            data = json.loads(read_data(self._folder / key / f"{kind}.json"))
             self._read[key, kind] = graph_from_json(data, allowed=self._allowed, mode=self._mode)
         return self._read[key, kind]
 

@@ -28,6 +28,7 @@ from pipec.backends.fpga.training.phases import gradient_name, saved_name
 from pipec.backends.fpga.training.update import ROW, Slice, put
 from pipec.backends.fpga.wire import from_tokens
 from pipec.errors import BackendError
+from pipec.files import read_data
 from pipec.runtime.draws import Stream
 
 Tensors = Mapping[str, torch.Tensor]
@@ -59,7 +60,7 @@ def read_training(folder: Path) -> TrainingRecord:
     """
     path = folder / RECORD
     try:
-        return decode(path.read_bytes(), type=TrainingRecord)
+        return decode(read_data(path), type=TrainingRecord)
     except (OSError, ValueError, RecursionError) as error:
         raise BackendError("a stage's record cannot be read", where=path, got=error) from error
 
