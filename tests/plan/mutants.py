@@ -8,6 +8,7 @@ a process of their own, forked from this one, in a folder where nothing may appe
 """
 
 import contextlib
+import faulthandler
 import json
 import os
 import random
@@ -228,6 +229,7 @@ def _be_the_child(all_words: Sequence[tuple[str, ...]], folder: Path, report: Pa
     with contextlib.suppress(BaseException):
         os.setsid()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        faulthandler.disable()  # a signal is reported by the parent, once
         os.chdir(folder)
         out = folder.with_suffix(".txt")
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
