@@ -114,18 +114,7 @@ def make_units(graph: CostGraph, cost: FloatArray) -> Units:
 
 def joined(count: int, pairs: Iterable[tuple[int, int]]) -> IntArray:
     """A label per unit, [count]; the units of a pair have the same."""
-    root = list(range(count))
-
-    def find(v: int) -> int:
-        """The representative of a unit's set."""
-        while root[v] != v:
-            root[v] = root[root[v]]
-            v = root[v]
-        return v
-
-    for a, b in pairs:
-        root[find(b)] = find(a)
-    return np.array([find(v) for v in range(count)], np.int64)
+    return _components(count, np.array([*pairs], np.int64).reshape(-1, 2), "weak")
 
 
 def merge(units: Units, label: IntArray) -> Units:
@@ -188,10 +177,12 @@ def strong_components(succ: list[list[int]]) -> IntArray | None:
     n = len(succ)
     if len(topological_order(n, succ)) == n:
         return None
-    from scipy.sparse import csr_array
+    return _components(n, np.array([(u, v) for u in range(n) for v in succ[u]], np.int64), "strong")
+
+
+def _components(count: int, edges: IntArray, connection: str) -> IntArray:
+    from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    ptr = np.concatenate([[0], np.cumsum([len(heads) for heads in succ])])
-    heads = np.array([v for heads in succ for v in heads], np.int64)
-    graph = csr_array((np.ones(len(heads)), heads, ptr), shape=(n, n))
-    return np.asarray(connected_components(graph, connection="strong")[1], np.int64)
+    graph = coo_array((np.ones(len(edges)), edges.T), shape=(count, count))
+    return np.asarray(connected_components(graph, connection=connection)[1], np.int64)

@@ -2,15 +2,42 @@
 
 import json
 from math import inf
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta, Struct, ValidationError, convert, field
 
 from pipec.errors import PartitionError
 from pipec.partition.costgraph import CostGraph, Value, cost_graph
 from pipec.partition.formats.workload import ACCELERATOR, CPU, Workload
 
-MOST = 1e300  # larger numbers, which may be whole ones of any length, are infinite
+Amount = Annotated[float, Meta(ge=0)]
+Flag = bool | Annotated[int, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=0)]
+
+
+class _Node(Struct, rename="camel"):
+    id: int | str
+    supported_on_fpga: Flag
+    fpga_latency: Amount
+    cpu_latency: Amount
+    is_backward_node: Flag
+    size: Amount = 0.0
+    color_class: int | str | None = None
+
+
+class _Edge(Struct, rename="camel"):
+    source_id: int | str
+    dest_id: int | str
+    cost: Amount
+
+
+class _File(Struct):
+    nodes: list[_Node]
+    edges: list[_Edge]
+    accelerators: Count = field(name="maxFPGAs")
+    cpus: Count = field(name="maxCPUs")
+    memory_bytes: Amount = field(name="maxSizePerFPGA", default=inf)
 
 
 def parse_dnn_json(text: str, where: str) -> Workload:
@@ -24,7 +51,7 @@ def parse_dnn_json(text: str, where: str) -> Workload:
         PartitionError: What is missing, of the wrong type, or contradictory.
     """
     try:
-        data = json.loads(text)
+        file = convert(json.loads(text), _File)
     except RecursionError as error:
         raise PartitionError("the cost graph is nested too deeply", where=where) from error
     except json.JSONDecodeError as error:
@@ -33,71 +60,59 @@ def parse_dnn_json(text: str, where: str) -> Workload:
             where=f"{where}, line {error.lineno}, column {error.colno}",
             got=error.msg,
         ) from error
-    if not isinstance(data, dict):
-        raise PartitionError("the cost graph must be a JSON object", where=where, got=data)
-    nodes, edges = _objects(data, "nodes", where), _objects(data, "edges", where)
-    index: dict[Any, int] = {}
-    for number, node in enumerate(nodes):
-        name = _id(node, "id", f"{where}, nodes[{number}]")
-        if name in index:
-            raise PartitionError("two nodes have the same id", where=where, got=name)
-        index[name] = number
-    places = [f"{where}, node {name}" for name in index]
-    graph = _graph(nodes, places, index, _values(edges, index, where))
+    except ValidationError as error:
+        raise PartitionError("the cost graph is malformed", where=where, got=error) from error
+    index: dict[int | str, int] = {}
+    for number, node in enumerate(file.nodes):
+        if index.setdefault(node.id, number) != number:
+            raise PartitionError("two nodes have the same id", where=where, got=node.id)
+    graph = _graph(file.nodes, _values(file.edges, index, where))
     _check_direction(graph, where)
     return Workload(
         graph,
         priced=True,
-        accelerators=_count(data, "maxFPGAs", where),
-        cpus=_count(data, "maxCPUs", where),
-        memory_bytes=_number(data, "maxSizePerFPGA", where, default=inf),
+        accelerators=file.accelerators,
+        cpus=file.cpus,
+        memory_bytes=file.memory_bytes,
     )
 
 
-def _graph(
-    nodes: list[dict[str, Any]], places: list[str], index: dict[Any, int], values: list[Value]
-) -> CostGraph:
-    colours: dict[Any, int] = {}
-    group = [
-        -1 if n.get("colorClass") is None else colours.setdefault(n["colorClass"], len(colours))
-        for n in nodes
-    ]
-    at = list(zip(nodes, places, strict=True))
+def _graph(nodes: list[_Node], values: list[Value]) -> CostGraph:
+    colours: dict[int | str, int] = {}
     return cost_graph(
-        [str(name) for name in index],
+        [str(n.id) for n in nodes],
         {
-            ACCELERATOR: [
-                _number(n, "fpgaLatency", p) if _flag(n, "supportedOnFpga", p) else inf
-                for n, p in at
-            ],
-            CPU: [_number(n, "cpuLatency", p) for n, p in at],
+            ACCELERATOR: [n.fpga_latency if n.supported_on_fpga else inf for n in nodes],
+            CPU: [n.cpu_latency for n in nodes],
         },
         values,
-        weight_bytes=[_number(n, "size", p, default=0.0) for n, p in at],
-        group=group,
-        backward=[_flag(n, "isBackwardNode", p) for n, p in at],
+        weight_bytes=[n.size for n in nodes],
+        group=[
+            -1 if n.color_class is None else colours.setdefault(n.color_class, len(colours))
+            for n in nodes
+        ],
+        backward=[bool(n.is_backward_node) for n in nodes],
     )
 
 
-def _values(edges: list[dict[str, Any]], index: dict[Any, int], where: str) -> list[Value]:
+def _values(edges: list[_Edge], index: dict[int | str, int], where: str) -> list[Value]:
     """One value per producer; all its edges must agree on the cost."""
     consumers: dict[int, list[int]] = {}
     cost: dict[int, float] = {}
     for number, edge in enumerate(edges):
-        place = f"{where}, edges[{number}]"
-        tail, head = _id(edge, "sourceId", place), _id(edge, "destId", place)
-        for end in (tail, head):
+        for end in (edge.source_id, edge.dest_id):
             if end not in index:
+                place = f"{where}, edges[{number}]"
                 raise PartitionError("an edge needs a node that is not there", where=place, got=end)
-        source, price = index[tail], _number(edge, "cost", place)
-        if abs(cost.setdefault(source, price) - price) > 1e-6:
+        source = index[edge.source_id]
+        if abs(cost.setdefault(source, edge.cost) - edge.cost) > 1e-6:
             raise PartitionError(
                 "edges of one producer have different costs",
-                where=f"{where}, node {tail}",
-                got=f"{cost[source]} and {price}",
+                where=f"{where}, node {edge.source_id}",
+                got=f"{cost[source]} and {edge.cost}",
                 want="the time to move its output, the same on every edge",
             )
-        consumers.setdefault(source, []).append(index[head])
+        consumers.setdefault(source, []).append(index[edge.dest_id])
     return [Value(source, readers, cost[source]) for source, readers in consumers.items()]
 
 
@@ -111,46 +126,3 @@ def _check_direction(graph: CostGraph, where: str) -> None:
             where=where,
             got=f"{graph.names[tail]} -> {graph.names[head]}",
         )
-
-
-def _get(data: dict[str, Any], name: str, where: str) -> Any:
-    if name not in data:
-        raise PartitionError(f"the cost graph lacks '{name}'", where=where, got=", ".join(data))
-    return data[name]
-
-
-def _objects(data: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
-    found = _get(data, name, where)
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise PartitionError(f"'{name}' must be a list of objects", where=where)
-    return found
-
-
-def _id(data: dict[str, Any], name: str, where: str) -> int | str:
-    found = _get(data, name, where)
-    if not isinstance(found, int | str):
-        raise PartitionError(f"'{name}' must be an integer", where=where, got=found)
-    return found
-
-
-def _number(data: dict[str, Any], name: str, where: str, default: float | None = None) -> float:
-    found = _get(data, name, where) if default is None else data.get(name, default)
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise PartitionError(f"'{name}' must be a number", where=where, got=repr(found))
-    if not found >= 0:
-        raise PartitionError(f"'{name}' must be >= 0", where=where, got=found)
-    return inf if found > MOST else float(found)
-
-
-def _flag(data: dict[str, Any], name: str, where: str) -> bool:
-    found = _get(data, name, where)
-    if found not in (0, 1):
-        raise PartitionError(f"'{name}' must be true, false, 0 or 1", where=where, got=repr(found))
-    return bool(found)
-
-
-def _count(data: dict[str, Any], name: str, where: str) -> int:
-    found = _number(data, name, where)
-    if found == inf or found != int(found):
-        raise PartitionError(f"'{name}' must be a whole number", where=where, got=found)
-    return int(found)
