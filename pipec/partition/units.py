@@ -7,6 +7,7 @@ predecessors) are exactly what can lie left of a cut.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -180,7 +181,7 @@ def strong_components(succ: list[list[int]]) -> IntArray | None:
     return _components(n, np.array([(u, v) for u in range(n) for v in succ[u]], np.int64), "strong")
 
 
-def _components(count: int, edges: IntArray, connection: str) -> IntArray:
+def _components(count: int, edges: IntArray, connection: Literal["weak", "strong"]) -> IntArray:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
