@@ -8,10 +8,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipec.partition.costgraph import CostGraph
+from pipec.partition.costgraph import CostGraph, cost_graph
 from pipec.partition.devices import Device
 from pipec.partition.machine import make_machine
 from pipec.partition.proof.bounds import Reach, make_bounds
+from pipec.partition.proof.ideal_family import IdealFamily
 from pipec.partition.proof.ideals import enumerate_ideals
 from pipec.partition.solve import solve_contiguous
 from pipec.partition.units import Units, make_units
@@ -68,3 +69,17 @@ def test_bytes_weigh_where_memory_is_short(graph: CostGraph, count: int, limit: 
     cut = solve_contiguous(graph, devices, exactly=False)
     assert cut.max_load == pytest.approx(optimum)
     assert cut.proven
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_last_cut_holds_all_units_however_sums_are_rounded(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    work = draw.random(int(draw.integers(20, 60)))
+    idle = int(draw.integers(len(work)))
+    work[idle] = 0.0
+    rows = np.ones((int(draw.integers(2, 40)), len(work)), bool)
+    rows[int(draw.integers(len(rows))), idle] = False
+    units = make_units(
+        cost_graph([str(n) for n in range(len(work))], {"gpu": work}, []), np.zeros((1, 0))
+    )
+    assert len(IdealFamily(units, work, rows).members(len(rows) - 1)) == len(work)

@@ -21,6 +21,8 @@ class IdealFamily(Family):
 
     def __init__(self, units: Units, ref: FloatArray, bits: BoolArray) -> None:
         measure = measure_of(bits, ref)
+        # sums of the same numbers may differ in the last bit; the full set has the largest
+        measure = np.minimum(measure, measure[bits.all(axis=1)].min(initial=np.inf))
         order = np.lexsort((bits.sum(axis=1), measure))
         bits = bits[order]
         blocked = np.isinf(units.work)
