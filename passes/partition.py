@@ -28,7 +28,7 @@ from pipec.graph.ir import Graph, OutputKind
 from pipec.options import parse_one
 from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
 from pipec.partition.devices import Device
-from pipec.partition.result import CutResult, stage_loads, stage_memory
+from pipec.partition.result import CutResult, cut_result, stage_loads
 from pipec.partition.solve import solve_contiguous
 from pipec.plan.model import Fact, Partition, Plan, Stage
 from pipec.schedule.action import ActionKind
@@ -283,20 +283,9 @@ class PartitionPass(Pass):
         loads = stage_loads(
             problem, stage, devices, links=_links(plan.cluster, place), overlap=self.overlap
         )
-        held = stage_memory(problem, stage, len(devices))
         lower = self._solved(plan, problem, names, place, np.full(len(memory), inf)).lower_bound
-        return CutResult(
-            assignment=stage,
-            stage=stage,
-            device_order=tuple(range(len(devices))),
-            loads=tuple(loads.tolist()),
-            memory_bytes=tuple(held.tolist()),
-            max_load=float(loads.max()),
-            lower_bound=min(lower, float(loads.max())),
-            contiguous=True,
-            method=f"layout {layout}",
-            seconds=perf_counter() - began,
-        )
+        order = range(len(devices))
+        return cut_result(problem, stage, order, loads, lower, f"layout {layout}", began)
 
     def _solved(
         self,

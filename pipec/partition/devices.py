@@ -30,24 +30,15 @@ class Device:
             raise PartitionError("a memory limit must be >= 0 bytes", got=self.memory_bytes)
 
 
-def cut_seconds(cut: FloatArray, link: Link | None, *, priced: bool) -> FloatArray:
-    """Transfer time of boundaries, both directions one after the other, [cuts].
+def boundary_seconds(cut: FloatArray, link: Link | None, *, at_once: bool) -> FloatArray:
+    """Transfer time of boundaries, [cuts].
 
     Args:
-        cut: What crosses, [kinds, cuts]: seconds, or bytes forward and back.
-        link: What carries the bytes.
-        priced: Values are priced in seconds.
+        cut: Bytes that cross forward and back, [2, cuts].
+        link: What carries them; None: nothing takes time.
+        at_once: Both directions at the same time; else one after the other.
     """
-    if priced:
-        seconds: FloatArray = cut[0]
-        return seconds
     if link is None:
         return np.zeros(cut.shape[1])
-    both: FloatArray = link.seconds(cut).sum(axis=0)
-    return both
-
-
-def cut_peak(cut: FloatArray, link: Link) -> FloatArray:
-    """Transfer time of boundaries, both directions at once, [cuts]."""
-    slower: FloatArray = link.seconds(cut).max(axis=0)
-    return slower
+    seconds: FloatArray = link.seconds(cut)
+    return np.asarray(seconds.max(axis=0) if at_once else seconds.sum(axis=0))

@@ -64,8 +64,8 @@ def fit_memory(graph: CostGraph, machine: Machine) -> Fit:
     units, best = make_units(shares, shares.seconds[None]), Incumbent()
     deadline = perf_counter() + SECONDS
     cut_orders(units, light, best, SECONDS)
-    proof = prove(units, light, best, deadline)
-    return Fit(min(proof.lower, best.value), best.value, best)
+    lower, _ = prove(units, light, best, deadline)
+    return Fit(min(lower, best.value), best.value, best)
 
 
 def check_runnable(graph: CostGraph, machine: Machine) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 
 from pipec.cluster.cluster import Link
 from pipec.errors import PartitionError
-from pipec.partition.costgraph import CostGraph, IntArray
-from pipec.partition.devices import Device
+from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
+from pipec.partition.devices import Device, boundary_seconds
 
 STATES_LIMIT = 20_000
 
@@ -74,6 +74,16 @@ class Machine:
     def limited(self) -> bool:
         """Whether any device has a memory limit."""
         return any(np.isfinite(kind.memory_bytes) for kind in self.kinds)
+
+    def boundary(self, cut: FloatArray) -> FloatArray:
+        """Seconds that what crosses takes where all boundaries are alike, else 0, [cuts].
+
+        Args:
+            cut: What crosses, [kinds, cuts]: seconds where values are priced, else bytes.
+        """
+        if self.priced:
+            return np.asarray(cut[0])
+        return boundary_seconds(cut, self.link, at_once=self.overlap)
 
     @property
     def link(self) -> Link | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
@@ -17,28 +18,37 @@ class CutResult:
     """Where every node goes, and how good that is.
 
     Attributes:
-        assignment: Device of every node, an index into the devices given, [nodes].
         stage: Stage of every node, first to last along the pipeline, [nodes].
-        device_order: Device of each stage.
-        loads: Seconds per stage; for several chunks per device, per device.
-        memory_bytes: What each stage holds.
-        max_load: The largest load.
+        device_order: Device of each stage; chunks go around it.
+        loads: Seconds per device, in this order.
+        memory_bytes: What each device holds.
         lower_bound: No cut of this problem has a smaller largest load.
-        contiguous: One stretch of the graph per device; else several chunks.
         method: How the answer was found and proven.
         seconds: Time taken.
     """
 
-    assignment: IntArray
     stage: IntArray
     device_order: tuple[int, ...]
     loads: tuple[float, ...]
     memory_bytes: tuple[float, ...]
-    max_load: float
     lower_bound: float
-    contiguous: bool
     method: str
     seconds: float
+
+    @property
+    def assignment(self) -> IntArray:
+        """Device of every node, an index into the devices given, [nodes]."""
+        return np.array(self.device_order)[self.stage % self.stages]
+
+    @property
+    def max_load(self) -> float:
+        """The largest load."""
+        return max(self.loads)
+
+    @property
+    def contiguous(self) -> bool:
+        """One stretch of the graph per device; else several chunks."""
+        return int(self.stage.max()) < self.stages
 
     @property
     def gap(self) -> float:
@@ -52,8 +62,30 @@ class CutResult:
 
     @property
     def stages(self) -> int:
-        """Number of stages."""
+        """Number of stages, or of devices that take several chunks each."""
         return len(self.device_order)
+
+
+def cut_result(
+    graph: CostGraph,
+    stage: IntArray,
+    device_order: Sequence[int],
+    loads: FloatArray,
+    lower: float,
+    method: str,
+    began: float,
+) -> CutResult:
+    """A result whose memory and time are filled in; ``began`` as of `time.perf_counter`."""
+    held = sums(stage % len(loads), graph.weight_bytes + graph.activation_bytes, len(loads))
+    return CutResult(
+        stage=stage,
+        device_order=tuple(device_order),
+        loads=tuple(loads.tolist()),
+        memory_bytes=tuple(held.tolist()),
+        lower_bound=min(lower, float(loads.max())),
+        method=method,
+        seconds=perf_counter() - began,
+    )
 
 
 def stage_loads(
@@ -106,8 +138,3 @@ def stage_loads(
         return np.asarray(np.maximum(work, pays * np.maximum(peak[:-1], peak[1:])))
     both = np.concatenate([padding, times[0] + times[1], padding])
     return np.asarray(work + pays * (both[:-1] + both[1:]))
-
-
-def stage_memory(graph: CostGraph, stage: IntArray, stages: int) -> FloatArray:
-    """Bytes held by each stage: its weights, and the activations of one microbatch."""
-    return sums(stage, graph.weight_bytes + graph.activation_bytes, stages)

@@ -22,8 +22,8 @@ from pipec.partition.devices import Device
 from pipec.partition.fitting import check_runnable, fit_memory, nothing_fits
 from pipec.partition.machine import Machine, make_machine
 from pipec.partition.proof.bounds import TOLERANCE
-from pipec.partition.proof.prove import Proof, prove
-from pipec.partition.result import CutResult, stage_loads, stage_memory
+from pipec.partition.proof.prove import prove
+from pipec.partition.result import CutResult, cut_result, stage_loads
 from pipec.partition.search.cutting import cut_orders
 from pipec.partition.search.incumbent import Incumbent, name_devices
 from pipec.partition.units import Units, make_units
@@ -78,10 +78,10 @@ def solve_contiguous(
     cut_orders(units, machine, best, time_limit)
     if best.stage is None:
         best = _fitting(graph, machine, links)
-    proof = prove(units, machine, best, deadline)
+    lower, method = prove(units, machine, best, deadline)
     if best.stage is None:
         raise nothing_fits(graph, machine, fit_memory(graph, machine))
-    return _result(graph, machine, links, best, proof, started)
+    return _result(graph, machine, links, best, lower, method, started)
 
 
 def _units(graph: CostGraph, machine: Machine) -> Units:
@@ -145,23 +145,12 @@ def _result(
     machine: Machine,
     links: Link | Sequence[Link] | None,
     best: Incumbent,
-    proof: Proof,
+    lower: float,
+    method: str,
     started: float,
 ) -> CutResult:
     """Names the devices and evaluates the cut from the definition."""
     assert best.stage is not None
     order = name_devices(machine, best.steps)
     loads, place = _loads(graph, machine, links, best)
-    held = stage_memory(graph, place[best.stage], len(machine.devices))[place]
-    return CutResult(
-        assignment=np.array(order)[best.stage],
-        stage=best.stage,
-        device_order=tuple(order),
-        loads=tuple(loads[place].tolist()),
-        memory_bytes=tuple(held.tolist()),
-        max_load=float(loads.max()),
-        lower_bound=min(proof.lower, float(loads.max())),
-        contiguous=True,
-        method=proof.method,
-        seconds=perf_counter() - started,
-    )
+    return cut_result(graph, best.stage, order, loads[place], lower, method, started)

@@ -22,9 +22,8 @@ from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph, tensors
 from pipec.graph.quantised import DEQUANTIZE, QUANTIZE
 from pipec.partition.costgraph import CostGraph
-from pipec.partition.devices import Device
 from pipec.partition.orders.linear import linear_orders
-from pipec.partition.result import CutResult, stage_memory
+from pipec.partition.result import CutResult, cut_result
 from pipec.partition.units import Units, make_units
 
 METHOD = "fold and cut: bisection over the interval, boards reach as far as they can"
@@ -91,7 +90,7 @@ def joint_cut(
     if found is None:
         return None
     step, cut = chain.confirmed(*found, crossing(units, found[1].order))
-    return _result(problem, units, chain, step, cut, time.perf_counter() - began)
+    return _result(problem, units, chain, step, cut, began)
 
 
 def _orders(units: Units) -> Iterator[Order]:
@@ -152,23 +151,11 @@ def crossing(units: Units, order: Order) -> Numbers:
 
 
 def _result(
-    problem: CostGraph, units: Units, chain: Chain, step: int, cut: Cut, seconds: float
+    problem: CostGraph, units: Units, chain: Chain, step: int, cut: Cut, began: float
 ) -> CutResult:
     stage_of = np.empty(units.size, dtype=np.int64)
     for number, (start, end) in enumerate(itertools.pairwise((0, *cut.ends))):
         stage_of[cut.order[start:end]] = number
     stage = stage_of[units.of_node]
-    devices = [Device(chain.boards[k].device.kind) for k in cut.boards]
-    target = chain.seconds(step)
-    return CutResult(
-        assignment=np.array(cut.boards)[stage],
-        stage=stage,
-        device_order=cut.boards,
-        loads=(target,) * len(devices),
-        memory_bytes=tuple(stage_memory(problem, stage, len(devices)).tolist()),
-        max_load=target,
-        lower_bound=chain.bound,
-        contiguous=True,
-        method=METHOD,
-        seconds=seconds,
-    )
+    loads = np.full(len(cut.boards), chain.seconds(step))
+    return cut_result(problem, stage, cut.boards, loads, chain.bound, METHOD, began)

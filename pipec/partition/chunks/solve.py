@@ -15,13 +15,13 @@ import numpy as np
 
 from pipec.errors import PartitionError
 from pipec.partition.chunks.model import solve_model
-from pipec.partition.costgraph import CostGraph, IntArray, check_acyclic, sums
+from pipec.partition.costgraph import CostGraph, IntArray, check_acyclic
 from pipec.partition.devices import Device
 from pipec.partition.fitting import NOTHING, fit_memory
 from pipec.partition.machine import make_machine
 from pipec.partition.proof.bounds import highest_load, make_bounds
 from pipec.partition.proof.reduce import reduce_units
-from pipec.partition.result import NO_GAP, CutResult, stage_loads
+from pipec.partition.result import NO_GAP, CutResult, cut_result, stage_loads
 from pipec.partition.solve import solve_contiguous
 from pipec.partition.units import make_units
 
@@ -88,7 +88,8 @@ def solve_chunks(
             f"per device fits; with less than {max(held.sum() / k, held.max()):.10g} nothing does",
             hint="use more devices, or larger ones",
         )
-    return _result(graph, devices, best, lower, began)
+    loads = stage_loads(graph, best % k, devices)
+    return cut_result(graph, best, range(k), loads, lower, "CP-SAT", began)
 
 
 def _contiguous(
@@ -100,25 +101,3 @@ def _contiguous(
     except PartitionError:  # nothing contiguous fits the memory; chunks may
         return None, inf
     return cut.assignment, cut.max_load
-
-
-def _result(
-    graph: CostGraph, devices: Sequence[Device], stage: IntArray, lower: float, began: float
-) -> CutResult:
-    count = len(devices)
-    assignment = stage % count
-    loads = stage_loads(graph, assignment, devices)
-    held = sums(assignment, graph.weight_bytes + graph.activation_bytes, count)
-    largest = float(loads.max())
-    return CutResult(
-        assignment=assignment,
-        stage=stage,
-        device_order=tuple(range(count)),
-        loads=tuple(loads.tolist()),
-        memory_bytes=tuple(held.tolist()),
-        max_load=largest,
-        lower_bound=min(lower, largest),
-        contiguous=False,
-        method="CP-SAT",
-        seconds=perf_counter() - began,
-    )

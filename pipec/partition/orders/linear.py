@@ -6,7 +6,6 @@ Each is O((n + m) log n) and every prefix of it is closed under predecessors.
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -25,7 +24,14 @@ def linear_orders(units: Units, weight: FloatArray, randoms: int = 6) -> Iterato
     n = units.size
     ascending = (units.edges[:, 0] < units.edges[:, 1]).all()
     base = list(range(n)) if ascending else topological_order(n, units.succ)
-    yield np.array(base, np.int64) if ascending else _greedy(units, list(range(n)))
+    if not ascending:
+        import networkx as nx
+
+        graph: nx.DiGraph[int] = nx.DiGraph(units.edges.tolist())
+        graph.add_nodes_from(base)
+        yield np.array(list(nx.lexicographical_topological_sort(graph)), np.int64)
+    else:
+        yield np.array(base, np.int64)
     # from the end: a branch is finished before the next one begins
     back = replace(units, succ=units.pred, pred=units.succ)
     head = _longest(base, units.succ, weight)
@@ -47,22 +53,6 @@ def _longest(order: list[int], succ: list[list[int]], weight: FloatArray) -> lis
         for v in succ[u]:
             length[v] = max(length[v], reach)
     return length
-
-
-def _greedy(units: Units, key: list[int] | list[float]) -> IntArray:
-    """Always the ready unit with the least key (Kahn's algorithm with a heap)."""
-    missing = [len(p) for p in units.pred]
-    heap = [(key[v], v) for v in range(units.size) if not missing[v]]
-    heapify(heap)
-    order: list[int] = []
-    while heap:
-        _, u = heappop(heap)
-        order.append(u)
-        for v in units.succ[u]:
-            missing[v] -= 1
-            if not missing[v]:
-                heappush(heap, (key[v], v))
-    return np.array(order, np.int64)
 
 
 def _depth_first(units: Units, key: list[int] | list[float]) -> IntArray:

