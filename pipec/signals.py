@@ -4,8 +4,11 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from pathlib import Path
+from types import CodeType, FrameType
 
+_WEAK = ("weak.py", "weakref.py", "_weakrefset.py")
+"""Files of torch and Python whose functions are called when an object that they watch goes."""
 AGAIN = 0.005
 """Seconds after which a signal is tried again that came at a wrong moment."""
 
@@ -24,16 +27,23 @@ def unwound_by(number: signal.Signals) -> Iterator[None]:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise `KeyboardInterrupt`; a little later where torch's C++ has called Python.
+    """Raise `KeyboardInterrupt`; a little later where nobody would get it.
 
-    Some of its callers let no exception pass: the process would abort, and leave what it has made.
+    Some callers in torch's C++ let no exception pass: the process would abort, and leave what it
+    has made. What is raised while an object is destroyed, Python prints and forgets.
     """
     del number
     at = frame
-    while at is not None and at.f_code.co_name != "__torch_dispatch__":
+    while at is not None and not _lets_none_pass(at.f_code):
         at = at.f_back
     if at is not None and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, interrupt):
         signal.signal(signal.SIGALRM, interrupt)
         signal.setitimer(signal.ITIMER_REAL, AGAIN)
         return
     raise KeyboardInterrupt
+
+
+def _lets_none_pass(code: CodeType) -> bool:
+    """Whether torch's C++ has called this function, or the end of an object has."""
+    ends = code.co_name == "__del__" or Path(code.co_filename).name in _WEAK
+    return ends or code.co_name == "__torch_dispatch__"
