@@ -11,7 +11,7 @@ from pipec.compiler.backend import load_backend
 from pipec.compiler.capabilities import Draws
 from pipec.errors import PipecError, PlanError
 from pipec.files import replacing
-from pipec.graph.ir import Graph, op_name, origin
+from pipec.graph.ir import Graph
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage
 from pipec.registry import entries
@@ -26,7 +26,8 @@ def draw(thing: Plan | Timeline | Stage, path: str | os.PathLike[str]) -> Path:
 
     Args:
         thing: A plan or timeline (``.svg``, ``.txt``, ``.json``: a trace for Perfetto), or a
-            stage (``.dot`` and ``.svg`` by Graphviz, ``.onnx`` for Netron, ``.py``)
+            stage (``.dot`` and ``.svg`` by Graphviz, ``.onnx`` for Netron,
+            ``.graphml`` for yEd and Gephi, ``.py``)
         path: What to write; its ending says how.
 
     Returns:
@@ -81,17 +82,20 @@ def _rendered(graph: Graph) -> str:
 
 def dot(graph: Graph) -> str:
     """A graph in the language of Graphviz: calls as boxes, what comes in as ellipses."""
-    ends = {i.node: i.name for i in graph.inputs if not i.kind.is_weight}
-    lines = [f"{json.dumps(n)} [shape=ellipse, label={json.dumps(k)}];" for n, k in ends.items()]
-    shown = set(ends)
-    for n in graph.calls:
-        shown.add(n.name)
-        label = json.dumps(f"{op_name(n)}\n{origin(n).name}")
-        lines.append(f"{json.dumps(n.name)} [label={label}];")
-        read = [v.name for v in n.all_input_nodes if v.name in shown]
-        lines += [f"{json.dumps(v)} -> {json.dumps(n.name)};" for v in read]
-    style = 'node [shape=box, fontname="sans-serif", fontsize=10];'
-    return "\n".join(["digraph stage {", *[f"  {line}" for line in (style, *lines)], "}", ""])
+    view, ends = graph.networkx(), {i.node: i.name for i in graph.inputs}
+    lines = ['node [shape=box, fontname="sans-serif", fontsize=10];']
+    for name, node in view.nodes.items():
+        label = ends.get(name, f"{node['op']}\n{node['origin']}")
+        shape = ", shape=ellipse" if name in ends else ""
+        lines.append(f"{json.dumps(name)} [label={json.dumps(label)}{shape}];")
+    lines += [f"{json.dumps(v)} -> {json.dumps(n)};" for v, n in view.edges]
+    return "\n".join(["digraph stage {", *[f"  {line}" for line in lines], "}", ""])
+
+
+def _graphml(graph: Graph) -> str:
+    import networkx as nx
+
+    return "\n".join(nx.generate_graphml(graph.networkx())) + "\n"
 
 
 _TIMELINE: dict[str, Callable[[Timeline, float], str]] = {
@@ -102,5 +106,6 @@ _TIMELINE: dict[str, Callable[[Timeline, float], str]] = {
 _STAGE: dict[str, Callable[[Graph], str]] = {
     ".dot": dot,
     ".svg": _rendered,
+    ".graphml": _graphml,
     ".py": lambda graph: graph.module.code,
 }

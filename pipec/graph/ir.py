@@ -21,11 +21,15 @@ import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 
 from pipec.errors import GraphError
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class InputKind(StrEnum):
@@ -190,6 +194,23 @@ class Graph:
     def outputs_of(self, *kinds: OutputKind) -> list[GraphOutput]:
         """The outputs of the given kinds, in tuple order."""
         return [o for o in self.outputs if o.kind in kinds]
+
+    def networkx(self) -> "nx.DiGraph[str]":
+        """Inputs and calls as a directed graph, for the algorithms and formats of networkx.
+
+        A node has an ``op``, its ``origin`` in the user's words, and the ``bytes`` that it yields;
+        an edge leads to who reads it. Weights are left out. It is a copy: changes do not come back.
+        """
+        import networkx as nx
+
+        view: nx.DiGraph[str] = nx.DiGraph()
+        weights = {i.node for i in self.inputs if i.kind.is_weight}
+        for n in self.module.graph.nodes:
+            if n.op == "output" or n.name in weights:
+                continue
+            view.add_node(n.name, op=op_name(n), origin=origin(n).name, bytes=nbytes(n))
+            view.add_edges_from((v.name, n.name) for v in n.all_input_nodes if v.name in view)
+        return view
 
     def replace(self, **changes: object) -> "Graph":
         """A copy with some fields changed (`dataclasses.replace`)."""
