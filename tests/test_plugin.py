@@ -1,4 +1,4 @@
-"""A package that is installed beside pipec adds a pass and a backend by entry point."""
+"""A package that is installed beside pipec adds a pass, a backend and a front end."""
 
 import json
 import os
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 ROOT = Path(__file__).parent.parent
 
@@ -79,6 +81,22 @@ def test_pass_and_backend_are_found(site: Path, tmp_path: Path) -> None:
     assert json.loads(run(site, "verify", out, "--json"))["ok"]
     shown = json.loads(run(site, "inspect", out, "--json"))
     assert len(shown["stages"]) == 2
+
+
+def test_a_front_end_reads_folders_of_transformers(site: Path, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = LlamaConfig(vocab_size=64, num_attention_heads=4, **sizes)
+    model, out = LlamaForCausalLM(config), tmp_path / "out"
+    model.save_pretrained(tmp_path / "llama")
+    shape = ("--shape", "ids=2,8")
+    run(site, "compile", tmp_path / "llama", "--devices", "2xcpu", *shape, "-o", out)
+    assert json.loads(run(site, "verify", out, "--json"))["ok"]
+    with torch.no_grad():
+        model.lm_head.weight[3] *= 1.01
+    model.save_pretrained(tmp_path / "llama")
+    assert "not the one that was compiled" in run(site, "verify", out, fails=True)
+    page = (ROOT / "docs/writing_frontends.md").read_text()
+    assert (ROOT / "tests/plugin/pipec_plugin/saved.py").read_text() in page
 
 
 def test_an_external_backend_passes_the_suite_of_the_own_ones(site: Path) -> None:
