@@ -1,6 +1,7 @@
 """Writing a file: it is complete under its name, or what was there before still is."""
 
 import errno
+import json
 import os
 import re
 import signal
@@ -36,6 +37,39 @@ def read_data(path: Path) -> str:
     if path.stat().st_size > _LARGEST:
         raise ValueError(f"{path.stat().st_size} bytes, at most {_LARGEST}")
     return path.read_text(encoding="utf-8")
+
+
+def check_output(path: Path | None, *endings: str) -> None:
+    """See that a file may be written here, before there is something to write.
+
+    Args:
+        path: The file; None if there is to be none.
+        endings: Those that it may have; any if none is given, or if it is a device.
+
+    Raises:
+        PipecError: It is a folder, in none, of another format, or a part of a plan.
+    """
+    if path is None:
+        return
+    folder = path.resolve().parent
+    if path.is_dir() or not folder.is_dir():
+        hint = "name a file in it" if path.is_dir() else f"mkdir -p {path.parent}"
+        raise PipecError("no file can be written here", got=path, hint=hint)
+    if endings and path.suffix not in endings and (path.is_file() or not path.exists()):
+        raise PipecError("no such format", got=path, want=" ".join(endings))
+    if _in_plan(path.resolve()):
+        hint = "name another file; those of a plan are not replaced"
+        raise PipecError("the file belongs to a plan", got=path, hint=hint)
+
+
+def _in_plan(file: Path) -> bool:
+    """Whether a plan lists this file among its own."""
+    for folder in file.parents:
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            own = json.loads(read_data(folder / "plan.json"))["files"]
+            if file == folder / "plan.json" or str(file.relative_to(folder)) in own:
+                return True
+    return False
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ import torch
 
 from pipec.compiler.declared import Options, option
 from pipec.compiler.endless import endless
-from pipec.compiler.job import Job, check_file, check_format
+from pipec.compiler.job import Job
 from pipec.errors import PipecError
+from pipec.files import check_output
 from pipec.plan.model import Plan
 from pipec.runtime.agreement import agree
 from pipec.runtime.builders import optimizer_from_text, scheduler_from_text
@@ -21,13 +22,16 @@ from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.device import local_device
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import OnNan, Settings
-from pipec.runtime.infer import save_tensors
+from pipec.runtime.infer import FORMATS, save_tensors
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.metrics import Observer, Steady, TensorBoard
 from pipec.runtime.ranks import start_ranks
 from pipec.runtime.recording import collected, record, write_trace
 from pipec.runtime.rules import Correction
 from pipec.runtime.train import train
+
+_NO_FLUSH = "--schedule pipedream, for example, has none"
+_TRAINING = ("optimizer", "lr_schedule", "clip", "on_nan", "loss_scale", "save", "checkpoints")
 
 
 @dataclass(frozen=True)
@@ -96,16 +100,30 @@ class RunOptions(Options):
             )
         if self.drain and (plan.schedule.rule.flush or not plan.schedule.training):
             got = f"schedule {plan.schedule.name}"
-            raise PipecError("--drain is for schedules without a flush", where=directory, got=got)
-        for name, path in (("--save", self.save), ("--checkpoints", self.checkpoints)):
-            if path is not None and not plan.schedule.training:
-                raise PipecError(f"{name} is not for an inference plan", where=directory, got=path)
-        for path in (self.save, self.trace):
-            check_file(path)
+            raise PipecError(
+                "--drain is for schedules without a flush", where=directory, got=got, hint=_NO_FLUSH
+            )
+        for f in fields(self):
+            idle = f.name in _TRAINING and not plan.schedule.training
+            if idle and getattr(self, f.name) != f.default:
+                raise PipecError(
+                    f"--{f.name.replace('_', '-')} is not for an inference plan",
+                    where=directory,
+                    got=getattr(self, f.name),
+                    hint="compile the model with a loss: --training",
+                )
+        if self.every != RunOptions.every and self.checkpoints is None:
+            raise PipecError(
+                "--every is for --checkpoints",
+                got=self.every,
+                hint="name a --checkpoints directory",
+            )
+        check_output(self.save, *FORMATS)
+        check_output(self.trace, ".json")
         for path in (self.checkpoints, self.tensorboard):
             if path is not None and path.exists() and not path.is_dir():
-                raise PipecError("this is no directory", got=path)
-        check_format(self.save)
+                hint = "name a directory, it is made if it is not there"
+                raise PipecError("this is no directory", got=path, hint=hint)
 
 
 def run(plan: Plan, job: Job, options: RunOptions) -> None:

@@ -4,13 +4,14 @@ import json
 
 import click
 
+from pipec.cli.command import Command
 from pipec.cli.console import output
 from pipec.cluster.presets import PRESETS
 from pipec.cluster.units import show
 from pipec.report.table import Table
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(*, as_json: bool) -> None:
     """List known devices with their figures and where these come from."""

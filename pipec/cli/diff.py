@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from pipec.cli.command import Command
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.escape import terminal
 from pipec.plan.store import load_plan
 from pipec.report.difference import difference
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("other", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

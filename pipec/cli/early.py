@@ -7,7 +7,7 @@ from pathlib import Path
 from pipec.errors import PipecError
 
 MODELS = frozenset({"compile", "explore"})
-PLANS = frozenset({"diff", "inspect", "opt", "report", "run", "verify"})
+PLANS = frozenset({"diff", "export", "inspect", "opt", "report", "run", "verify"})
 
 
 def check_first(command: str, words: list[str]) -> None:
@@ -36,7 +36,7 @@ def _check_plan(path: Path) -> None:
             "no plan here",
             where=path,
             want="a directory that `pipec compile -o` wrote",
-            hint=_near(path) or "compile a model first: pipec compile MODEL -o out",
+            hint=_above(path) or _near(path) or "compile a model first: pipec compile MODEL -o out",
         )
     if not (path / "plan.json").is_file():
         raise PipecError(
@@ -44,7 +44,7 @@ def _check_plan(path: Path) -> None:
             where=path,
             got="no plan.json in it",
             want="a directory that `pipec compile -o` wrote",
-            hint="name the directory that was given to -o",
+            hint=_above(path) or "name the directory that was given to -o",
         )
 
 
@@ -57,10 +57,16 @@ def _check_model(text: str) -> None:
         raise PipecError("no such model file", got=str(path), hint=_near(path) or "check the path")
 
 
+def _above(path: Path) -> str | None:
+    """The plan that a path is in."""
+    found = (p for p in path.parents if (p / "plan.json").is_file())
+    return next((f"did you mean {p}?" for p in found), None)
+
+
 def _near(path: Path) -> str | None:
     """A name in the same folder that may be meant."""
     folder = path.parent
-    names = [p.name for p in folder.iterdir()][:5000] if folder.is_dir() else []
+    names = [p.name for p in folder.iterdir() if p != path][:5000] if folder.is_dir() else []
     near = difflib.get_close_matches(path.name, names, n=1)
     if near:
         return f"did you mean {folder / near[0]}?"

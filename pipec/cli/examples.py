@@ -8,11 +8,12 @@ from pathlib import Path
 
 import click
 
+from pipec.cli.command import Command
 from pipec.errors import PipecError
 from pipec.files import write_file
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", required=False)
 @click.option(
     "-o",

@@ -47,7 +47,9 @@ def _explored(backend: Backend) -> type[Options]:
     "--batch", type=click.IntRange(1), help="Samples of one step; 8 traced batches per device."
 )
 @click.option("--stages", type=click.IntRange(1), help="Number of stages; any if not given.")
-@click.option("--microbatches", type=int, help="Microbatches of one step; any if not given.")
+@click.option(
+    "--microbatches", type=click.IntRange(1), help="Microbatches of one step; any if not given."
+)
 @click.option("--schedules", help="Comma-separated names instead of those of the devices' family.")
 @asynchronous_option
 @costs_option

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from pipec.cli.command import Command
 from pipec.compiler.export import FORMATS, exported, split_layers
 from pipec.plan.store import load_plan
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--to", "runtime", required=True, type=click.Choice(sorted(FORMATS)), help="Runtime.")
 @click.option("--stages", type=click.IntRange(1), help="How many; as the plan has by default.")

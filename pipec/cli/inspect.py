@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from pipec.cli.command import Command, refuse
 from pipec.cli.console import output
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.compiler.backend import lacking, load_backend
@@ -22,7 +23,7 @@ from pipec.report.plan import graph_text, print_plan
 from pipec.report.plan_data import plan_data, stage_data
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--stage", type=int, help="Show this stage alone.")
@@ -32,7 +33,8 @@ from pipec.report.plan_data import plan_data, stage_data
     type=click.Choice(["F", "B", "I", "W"]),
     help="With --graph or --stage: that training graph of each stage.",
 )
-@click.option("--heaviest", default=10, show_default=True, help="How many nodes to list.")
+@click.option("--heaviest", type=click.IntRange(0), default=10, show_default=True,
+              help="How many nodes to list.")  # fmt: skip
 @click.option(
     "--cycles", is_flag=True, help="Simulate the stages cycle by cycle, if they have cycles."
 )
@@ -40,6 +42,9 @@ from pipec.report.plan_data import plan_data, stage_data
 @allow_namespace_option
 def command(directory: Path, **given: Any) -> None:
     """Show stages, balance, cuts, heaviest nodes and memory of the plan in DIRECTORY."""
+    shown = given["with_graph"] or given["stage"] is not None
+    refuse(["together"], "only with --cycles", unless=given["cycles"])
+    refuse(["phase"], "only with --graph or --stage", unless=shown)
     stage, heaviest, as_json = given["stage"], given["heaviest"], given["as_json"]
     allowed = import_namespaces(given["allow_namespace"])
     plan = load_plan(directory, allowed=allowed, check_weights=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from pipec.cli.command import Command
 from pipec.cli.completion import complete_passes
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.cluster.cluster import parse_cluster
@@ -17,14 +18,14 @@ from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.errors import PassError, PipecError, PlanError
 from pipec.escape import terminal
-from pipec.files import write_file
+from pipec.files import check_output, write_file
 from pipec.plan.model import Fact, Plan
 from pipec.plan.store import load_plan
 from pipec.plan.text import graph_to_text, header_of, plan_from_text, plan_to_text
 from pipec.report.difference import difference
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("source", type=click.Path(path_type=Path), metavar="PLAN")
 @click.option(
     "--passes",
@@ -57,6 +58,7 @@ def command(source: Path, **given: Any) -> None:
     allowed = import_namespaces(given["allow_namespace"])
     text = "" if source.is_dir() else _read(source)
     passes = given["passes"] or dict(header_of(text)).get("passes")
+    check_output(given["reproducer"], ".txt")
     pipeline, output = parse_pipeline(passes) if passes else [], given["output"]
     if output is not None and not _is_text(output):
         check_target(Path(output), force=given["force"])

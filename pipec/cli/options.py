@@ -150,10 +150,9 @@ def assignments(texts: tuple[str, ...], option: str) -> dict[str, tuple[float, .
             values = tuple(_number(n) for n in numbers.split(",")) if numbers else ()
         except ValueError:
             values, name = (), ""
-        if not name:
-            raise FrontendError(
-                f"{option} cannot be read", got=text, want="NAME=[number[,number...]]"
-            )
+        if not name or name in found:
+            want = "NAME=[number[,number...]], every NAME once"
+            raise FrontendError(f"{option} cannot be read", got=text, want=want)
         found[name] = values
     return found
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipec.cli.command import Command
 from pipec.errors import PartitionError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pipec.partition.result import CutResult
 
 
-@click.command("partition")
+@click.command("partition", cls=Command)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--devices", type=int, help="Accelerators; by default as the file says.")
 @click.option("--cpus", type=int, help="CPUs, which pay no communication; as the file says.")

@@ -6,11 +6,12 @@ import typing
 
 import click
 
+from pipec.cli.command import Command
 from pipec.cli.listing import described
 from pipec.registry import entries
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(*, as_json: bool) -> None:
     """List passes with their options, and the facts they require and provide."""

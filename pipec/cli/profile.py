@@ -9,6 +9,7 @@ import click
 import torch
 from rich.console import Console
 
+from pipec.cli.command import Command, refuse
 from pipec.cli.console import progress, progress_options
 from pipec.cli.options import load_options, model_options
 from pipec.cli.profile_stages import profile_stages
@@ -18,12 +19,16 @@ from pipec.cost.file import save_costs
 from pipec.cost.measure import Measuring, measured_costs
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
+from pipec.files import check_output
 from pipec.frontends.base import Loaded
 from pipec.frontends.load import load
 from pipec.graph.ir import origin
 
+_OF_A_MODEL = ("shape", "bind", "autocast", "training", "loss", "seed")
+_OF_A_DIRECTORY = ("costs", "optimizer", "local", "seconds")
 
-@click.command()
+
+@click.command(cls=Command)
 @click.argument("model")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--kind", help="Device kind that the times stand for; found from the device.")
@@ -38,8 +43,10 @@ from pipec.graph.ir import origin
 @click.option("--optimizer", default="sgd:lr=0.01", show_default=True,
               help="DIRECTORY: whose steps are measured.")  # fmt: skip
 @click.option("--local", is_flag=True, help="DIRECTORY: one process, and no messages.")
-@click.option("--seconds", default=2.0, show_default=True, help="DIRECTORY: for each stage.")
-@click.option("--heaviest", default=10, show_default=True, help="Nodes to list.")
+@click.option("--seconds", type=click.FloatRange(0), default=2.0, show_default=True,
+              help="DIRECTORY: for each stage.")  # fmt: skip
+@click.option("--heaviest", type=click.IntRange(0), default=10, show_default=True,
+              help="Nodes to list.")  # fmt: skip
 @progress_options
 @model_options
 def command(model: str, **given: Any) -> None:
@@ -49,11 +56,14 @@ def command(model: str, **given: Any) -> None:
     `pipec compile` wrote, its stages' graphs, optimizer steps and messages are measured too, one
     process per device: compile again with the cost file, and the predictions are of this machine.
     """
+    check_output(given["output"], ".json")
     device = given["device"]
     how = Measuring(device, given["warmup"], given["repeats"])
     if Path(model).is_dir():
+        refuse(_OF_A_MODEL, "not for a directory, whose plan says it")
         profile_stages(Path(model), given, how, _machine(device))
         return
+    refuse(_OF_A_DIRECTORY, "only for a directory that `pipec compile` wrote")
     kind = str(given["kind"] or this_kind(device)).lower()
     console = progress(given["told"])
     with console.status(f"reading {model}"):

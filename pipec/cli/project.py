@@ -83,7 +83,8 @@ def apply_defaults(
             )
         option = options[key]
         kind = list if option.multiple else bool if option.is_flag else (str, int, float)
-        if not isinstance(value, kind) or (isinstance(value, bool) and not option.is_flag):
+        other = not isinstance(value, kind) or (isinstance(value, bool) and not option.is_flag)
+        if other or value == "":
             want = "a list" if option.multiple else "true or false" if option.is_flag else "a value"
             raise PipecError(f"--{key} wants {want}", where=file, got=value)
         if f"--{_EXCLUDE.get(key)}" not in given and not given & {*option.opts}:

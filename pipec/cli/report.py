@@ -5,10 +5,11 @@ from typing import Any
 
 import click
 
+from pipec.cli.command import Command
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("other", type=click.Path(path_type=Path), required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("report.html"),

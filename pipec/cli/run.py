@@ -1,15 +1,21 @@
 """``pipec run``: train or infer with the stages that were emitted."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+from torch import Tensor
 
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.cli.targets import TargetCommand, own_settings, target_of_plan
 from pipec.compiler.backend import load_backend
 from pipec.compiler.job import Job
+from pipec.errors import PlanError
+from pipec.escape import terminal
 from pipec.frontends.reload import check_runnable, reload
+from pipec.graph.ir import InputKind
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from pipec.runtime.builders import data_from_spec
@@ -64,8 +70,26 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 
 def _batch(plan: Plan, given: dict[str, Any]) -> Batch:
     if given["data"]:
-        return data_from_spec(given["data"])
+        return _known(plan, data_from_spec(given["data"]), given["data"])
     source, model, trust = plan.graph.source, given["model"], given["trust"]
     check_runnable(given["directory"], source, plan.target, model, trust=trust)
     inputs = reload(source, spec=model, trust=trust).example_inputs
     return lambda _: inputs
+
+
+def _known(plan: Plan, batch: Batch, spec: str) -> Batch:
+    """The same batches; what is in them and no input of the model is told, in training refused."""
+    known = [i.name for i in plan.graph.inputs_of(InputKind.INPUT)]
+
+    def checked(number: int) -> Mapping[str, Tensor]:
+        """A microbatch; a target in one of inference is usual."""
+        given = batch(number)
+        other = ", ".join(str(name) for name in given if name not in known)
+        if other and plan.trains:
+            what, where = "the data have what is no input of the model", f"{spec}({number})"
+            raise PlanError(what, where=where, got=other, want=", ".join(known))
+        if other and number == 0 and os.environ.get("RANK", "0") == "0":
+            click.echo(f"note: {spec} gives {terminal(other)} too, no input of the model", err=True)
+        return given
+
+    return checked

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+from pipec.cli.command import Command, refuse
 from pipec.cli.console import has_width, output
 from pipec.errors import ScheduleError
-from pipec.files import write_file
+from pipec.files import check_output, write_file
 from pipec.schedule.action import COMPUTE
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.csv_form import from_csv, to_csv
@@ -29,7 +30,7 @@ DRAWN = 20_000
 """Most compute actions that are drawn as a grid of text."""
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", required=False)
 @click.option("--stages", type=int, help="Pipeline stages, of all chunks together.")
 @click.option("--microbatches", type=int, help="Microbatches.")
@@ -63,9 +64,15 @@ def command(**given: Any) -> None:
 
     Without NAME and --from-csv: list the schedules and their options.
     """
-    if given["name"] is None and given["from_csv"] is None:
+    if given["from_csv"] is not None:
+        refuse(("stages", "microbatches", "options"), "not with --from-csv, which says it")
+    elif given["name"] is None:
+        refuse(given, "name a schedule")
         click.echo(_listing())
         return
+    refuse(["sends"], "only with --csv", unless=given["csv_to"] is not None)
+    check_output(given["svg_to"], ".svg")
+    check_output(given["trace_to"], ".json")
     plain = _schedule(given)
     check(plain)
     times = _times(given["times"], plain, given["comm"], given["host"])
@@ -100,13 +107,16 @@ def _schedule(given: dict[str, Any]) -> Schedule:
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise ScheduleError("the CSV cannot be read", where=path, got=error) from error
+            hint = "write it with: pipec schedule NAME ... --csv FILE"
+            raise ScheduleError(
+                "the CSV cannot be read", where=path, got=error, hint=hint
+            ) from error
         return from_csv(text, name=given["name"] or path.stem, where=str(path))
     for key in ("stages", "microbatches"):
         if given[key] is None:
             raise click.UsageError(f"--{key} is missing")
     name = given["name"]
-    options = parsed(name, dict(_option(text) for text in given["options"]))
+    options = parsed(name, _options(given["options"]))
     stages, microbatches = given["stages"], given["microbatches"]
     if not takes_costs(name):
         return generate(plain_name(name), stages, microbatches, **options)
@@ -115,12 +125,16 @@ def _schedule(given: dict[str, Any]) -> Schedule:
     return generate_for(plain_name(name), stages, microbatches, times, **options)
 
 
-def _option(text: str) -> tuple[str, str]:
+def _options(texts: tuple[str, ...]) -> dict[str, str]:
     """``chunks=2`` as its two sides."""
-    key, equals, value = text.partition("=")
-    if not (key and equals and value):
-        raise ScheduleError("--option cannot be read", got=text, want="KEY=VALUE")
-    return key, value
+    found: dict[str, str] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        if not (key and value) or key in found:
+            want = "KEY=VALUE, every KEY once"
+            raise ScheduleError("--option cannot be read", got=text, want=want)
+        found[key] = value
+    return found
 
 
 def _times(text: str, schedule: Schedule, comm: float, host: float) -> Times:

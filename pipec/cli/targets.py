@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from pipec.cli.command import Command
 from pipec.compiler.backend import Backend, load_backend
 from pipec.compiler.declared import Options
 from pipec.files import read_data
@@ -59,7 +60,7 @@ def own_settings(ctx: click.Context, given: dict[str, Any]) -> dict[str, Any]:
     return {str(o.name): given.pop(o.name) for o in ctx.meta["own"]}
 
 
-class TargetCommand(click.Command):
+class TargetCommand(Command):
     """A command with the options of the target that its command line means.
 
     Args:
@@ -83,7 +84,7 @@ class TargetCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if name is None or not self._owners(error.option_name):
+            if not self._owners(error.option_name):
                 raise
             raise self._of_others(error.option_name, name, ctx) from error
 
@@ -92,7 +93,8 @@ class TargetCommand(click.Command):
 
     def _of_others(self, option: str, name: str | None, ctx: click.Context) -> click.UsageError:
         owners = ", ".join(self._owners(option))
-        return click.UsageError(f"{option} is of the target {owners}, not of {name}", ctx)
+        other = f"not of {name}" if name else "and what the plan is for cannot be read"
+        return click.UsageError(f"{option} is of the target {owners}, {other}", ctx)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own options, and the target's."""

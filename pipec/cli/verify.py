@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from pipec.cli.command import Command
 from pipec.cli.console import output, progress, progress_options
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 from pipec.compiler.backend import lacking, load_backend
@@ -22,7 +23,7 @@ from pipec.report.cycles import print_checks
 from pipec.report.verification import print_report
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--model", help="Where the model is now, if not where it was.")

@@ -51,6 +51,9 @@ _FIGURES = {
     "host_bandwidth": ("host_bandwidth", BANDWIDTH),
     "launch": ("launch_seconds", TIME),
 }
+_DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "int16",
+           "int32", "int64", "int8", "uint8")  # fmt: skip
+_ABOVE = 'such as "10 GB/s", or "16 GB" of memory'
 _KEYS = {"kind", "name", "family", "count", "clock", "peak", *_FIGURES}
 
 
@@ -74,10 +77,13 @@ def load_cluster(path: Path) -> Cluster:
     if not tables:
         raise ClusterError("the cluster file names no device", where=path, want="[[device]]")
     devices = [d for k, table in enumerate(tables) for d in _devices(table, f"{path}, device[{k}]")]
-    links = dict(
-        _pair(table, len(devices), f"{path}, link[{k}]")
-        for k, table in enumerate(_tables(data, "link", path))
-    )
+    links = dict[tuple[int, int], Link]()
+    for k, table in enumerate(_tables(data, "link", path)):
+        pair, link = _pair(table, len(devices), f"{path}, link[{k}]")
+        if pair in links:
+            want = "one [[link]] per pair; both directions have the same speed"
+            raise ClusterError("a pair has two links", where=path, got=list(pair), want=want)
+        links[pair] = link
     levels = [
         _level(table, f"{path}, level[{k}]") for k, table in enumerate(_tables(data, "level", path))
     ]
@@ -95,11 +101,18 @@ def _devices(table: Mapping[str, Any], where: str) -> list[Device]:
     _only(table, _KEYS, where)
     for key in ("kind", "name", "family"):
         if key in table and not isinstance(table[key], str):
-            raise ClusterError(f"{key} is not a text", where=where, got=table[key])
+            raise ClusterError(f"{key} is not a text", where=where, got=table[key], want="quotes")
+    if {"kind", "family"} <= table.keys():
+        want = "kind, a preset, or family, for a device of one's own"
+        raise ClusterError("a preset has its family", where=where, got=table["family"], want=want)
     device = preset(table["kind"], where) if "kind" in table else _blank(table, where)
     for key, (name, units) in _FIGURES.items():
         if key in table:
             value = parse(table[key], units, f"{where}.{key}")
+            if value <= 0 and units is not TIME:
+                raise ClusterError(
+                    f"{key} is not above 0", where=where, got=table[key], want=_ABOVE
+                )
             device = dataclasses.replace(device, **{name: value})  # type: ignore[arg-type]
     if "peak" in table:
         device = dataclasses.replace(device, peak_flops=_peak(table["peak"], device, where))
@@ -143,15 +156,21 @@ def _peak(table: object, device: Device, where: str) -> dict[str, float]:
         )
     rates = {dtype: parse(text, RATE, f"{where}.peak.{dtype}") for dtype, text in table.items()}
     peak = {**device.peak_flops, **rates}
-    if "float32" not in peak or min(peak.values()) <= 0:
-        raise ClusterError("peak needs float32, and rates above 0", where=where, got=table)
+    if "float32" not in peak or min(peak.values()) <= 0 or not peak.keys() <= set(_DTYPES):
+        want = f"rates above 0 of float32, and of others of {', '.join(_DTYPES)}"
+        raise ClusterError(
+            "peak needs float32, and known dtypes", where=where, got=table, want=want
+        )
     return peak
 
 
 def _clocked(device: Device, clock_hz: float, where: str) -> Device:
     if device.fpga is None or clock_hz <= 0:
         raise ClusterError(
-            "only an FPGA has a clock to choose, above 0", where=where, got=device.kind
+            "only an FPGA has a clock to choose, above 0",
+            where=where,
+            got=device.kind,
+            want='an FPGA and such as clock = "250 MHz"',
         )
     scale = clock_hz / device.fpga.clock_hz
     return dataclasses.replace(
@@ -181,13 +200,14 @@ def _level(table: Mapping[str, Any], where: str) -> Level:
 def _link(table: Mapping[str, Any], where: str) -> Link:
     rate = parse(table.get("bandwidth"), BANDWIDTH, f"{where}.bandwidth")
     if rate <= 0:
-        raise ClusterError("a link needs a bandwidth above 0", where=where)
+        raise ClusterError("bandwidth is not above 0", where=where, want=_ABOVE)
     return Link(rate, parse(table.get("latency", "0 s"), TIME, f"{where}.latency"))
 
 
 def _count(value: object, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ClusterError("a count is not a whole number of at least 1", where=where, got=value)
+        want = "a whole number of at least 1"
+        raise ClusterError("this is no count", where=where, got=value, want=want)
     return value
 
 

@@ -13,6 +13,7 @@ from pipec.compiler.chain import StageRunner, run_chain
 from pipec.compiler.declared import Options
 from pipec.errors import BackendError, PipecError
 from pipec.escape import terminal
+from pipec.files import check_output
 from pipec.graph.axes import Axes
 from pipec.graph.ir import InputKind, OutputKind, tensor
 from pipec.plan.model import Plan
@@ -61,11 +62,19 @@ class Job:
             raise PipecError("the plan has no schedule", where=self.directory)
         if self.outputs is not None and plan.trains:
             raise PipecError(
-                "--outputs is not for a training plan", where=self.directory, got=self.outputs
+                "--outputs is not for a training plan",
+                where=self.directory,
+                got=self.outputs,
+                hint="--save keeps trained weights; --inference compiles the forward pass alone",
             )
-        for path in (self.outputs, self.metrics):
-            check_file(path)
-        check_format(self.outputs)
+        check_output(self.outputs, *FORMATS)
+        check_output(self.metrics)
+        if self.metrics and self.metrics.is_file() and not _is_json_lines(self.metrics):
+            raise PipecError(
+                "the file holds something else than JSON lines",
+                got=self.metrics,
+                hint="name another one, lines are appended to it",
+            )
 
     def observers(self) -> list[Observer]:
         """Who is told of every round."""
@@ -99,16 +108,10 @@ class Job:
         click.echo(step.to_json() if self.as_json else str(step))
 
 
-def check_file(path: Path | None) -> None:
-    """See that a file can be written here, if there is to be one."""
-    if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
-        raise PipecError("no file can be written here", got=path)
-
-
-def check_format(path: Path | None) -> None:
-    """See that tensors can be written in this format."""
-    if path is not None and path.suffix not in FORMATS:
-        raise PipecError("no such format", got=path, want=" ".join(FORMATS))
+def _is_json_lines(path: Path) -> bool:
+    """Whether a file is empty, or its first byte opens an object."""
+    with path.open("rb") as file:
+        return file.read(1) in (b"", b"{")
 
 
 class Chain:

@@ -133,7 +133,7 @@ def user_code(doing: str, hint: str | None = None) -> Iterator[None]:
         yield
     except PipecError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = str(error).strip().split("\n\n")[0] or "no message"
         raise FrontendError(
             doing, where=_culprit(error), got=f"{type(error).__name__}: {text}", hint=hint

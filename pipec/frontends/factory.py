@@ -27,7 +27,8 @@ from pipec.frontends.trace import Loss
 from pipec.user_module import module_of
 
 _SPEC = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)|(?P<module>\w+(\.\w+)*):(?P<attribute>\w+)")
-_WANT = "a module, (module, example inputs) or (module, example inputs, loss)"
+_MODEL = "a module, (module, example inputs) or (module, example inputs, loss)"
+_LOSS = "a callable or (callable, target), the target of tensors"
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,13 @@ def call_loss(spec: str, seed: int) -> Loss:
     Raises:
         FrontendError: The file or function is missing, raises, or returns something else.
     """
-    return as_loss(_called(_named(spec), spec, seed), spec)
+    return as_loss(_called(_named(spec), spec, seed, _LOSS), spec)
 
 
-def _called(function: Any, spec: str, seed: int) -> object:
+def _called(function: Any, spec: str, seed: int, gives: str = _MODEL) -> object:
     """What a user's function returns."""
-    hint = "it is called without arguments"
-    with torch.random.fork_rng(devices=[]), user_code(f"the factory {spec} raised", hint):
+    hint = f"it is called without arguments, and returns {gives}"
+    with torch.random.fork_rng(devices=[]), user_code(f"{spec} raised", hint):
         torch.manual_seed(seed)
         return function()
     raise AssertionError  # `user_code` never swallows
@@ -126,7 +127,7 @@ def as_loss(loss: object, where: str) -> Loss:
             "the loss cannot be used",
             where=where,
             got=type(loss).__name__,
-            want="a callable or (callable, target), the target of tensors",
+            want=_LOSS,
         )
     return Loss(fn, target)
 
@@ -139,7 +140,7 @@ def _checked(made: object, spec: str) -> Made:
             "the factory returned something else than a model",
             where=spec,
             got=f"({got})" if isinstance(made, tuple) else got,
-            want=_WANT,
+            want=_MODEL,
         )
     loss = as_loss(parts[2], spec) if len(parts) == 3 and parts[2] is not None else None
     return Made(parts[0], parts[1] if len(parts) > 1 else None, loss)

@@ -123,5 +123,6 @@ def named_tensors(value: object) -> dict[str, Tensor]:
                 hint="return tensors only (transformers: set use_cache=False)",
             )
     if not found:
-        raise FrontendError("the model returns no tensor", got=type(value).__name__)
+        want = "tensors, or tuples, lists, dictionaries or data classes of them"
+        raise FrontendError("the model returns no tensor", got=type(value).__name__, want=want)
     return found

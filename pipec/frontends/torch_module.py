@@ -77,7 +77,8 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
     module, where = made.module, type(made.module).__name__
     options = options.decided(brings_loss=made.loss is not None)
     if options.bind:
-        raise FrontendError("inputs of a module cannot be bound", got=", ".join(options.bind))
+        hint = "--bind is for files; a factory fixes what it wants to"
+        raise FrontendError("inputs of a module cannot be bound", got=[*options.bind], hint=hint)
     args, kwargs = _arguments(made, options)
     call = Call(module, args, kwargs)
     loss = (made.loss or Loss(_own_loss)) if options.training or options.scored else None

@@ -34,6 +34,7 @@ from pipec.graph.ir import Graph, Source
 from pipec.graph.rules import verify
 from pipec.graph.torch_private import FakeTensorMode, without_stack_traces
 
+_HINT = "it must run alone, model(*inputs), and its values must not decide what it computes"
 MODEL = "model."
 """Where a `Flat` has the model's own weights."""
 
@@ -184,7 +185,7 @@ def trace(
     casts = no_lost_casts([*flat.state_dict().values(), *flat.inputs.values()])
     told = without_stack_traces() if origin else nullcontext()
     with fx.traceback.preserve_node_meta(), fake_weights(flat, flat.inputs) as tensors:
-        with user_code("the model cannot be traced"), whole, casts, watch, quiet(), told:
+        with user_code("the model cannot be traced", _HINT), whole, casts, watch, quiet(), told:
             program = torch.export.export(flat, tensors, strict=False)
         decomposed = decompose(program, differentiable=differentiable)
     naming = Naming(

@@ -42,12 +42,13 @@ def read_manifest(directory: Path) -> Record:
     path = directory / PLAN
     try:
         record = json.loads(read_data(path), parse_constant=_refuse)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise PlanError(
             "no plan here", where=directory, want=f"a directory with {PLAN}, made by pipec compile"
         ) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise PlanError("the plan cannot be read", where=path, got=error) from error
+        hint = "compile the model again"
+        raise PlanError("the plan cannot be read", where=path, got=error, hint=hint) from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise PlanError("not a plan", where=path, want=f'"format": "{FORMAT}"')
     if record.get("version") != VERSION:

@@ -131,7 +131,10 @@ class StoredWeights(Lazy):
             found: torch.Tensor = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise PlanError(
-                "a weight cannot be read", where=f"{path}: {name}", got=error
+                "a weight cannot be read",
+                where=f"{path}: {name}",
+                got=error,
+                hint="compile the model again",
             ) from error
         if (found.dtype, found.shape) != (like.dtype, like.shape):
             raise PlanError("a weight has another type than the plan says", where=f"{path}: {name}")

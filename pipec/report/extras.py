@@ -7,6 +7,7 @@ from typing import Any
 from pipec.errors import PipecError
 
 Data = dict[str, Any]
+_HINT = "name what `pipec verify --json` or `pipec run` wrote"
 
 
 def read_verification(path: Path) -> Data:
@@ -67,14 +68,14 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PipecError("a file cannot be read", where=path, got=error) from error
+        raise PipecError("a file cannot be read", where=path, got=error, hint=_HINT) from error
 
 
 def _json(path: Path) -> Any:
     try:
         return json.loads(_text(path))
     except ValueError as error:
-        raise PipecError("a file is no JSON", where=path, got=error) from error
+        raise PipecError("a file is no JSON", where=path, got=error, hint=_HINT) from error
 
 
 def _not(path: Path, what: str, command: str) -> PipecError:

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pipec.files import write_file
+from pipec.files import check_output, write_file
 from pipec.plan.model import Plan
 from pipec.report.page_data import page_data
 
@@ -56,6 +56,7 @@ def write_report(
     Raises:
         PipecError: The file cannot be written.
     """
+    check_output(path, ".html", ".htm")
     plans = [plan] if other is None else [plan, other]
     text = page(plans, extras or {})
     write_file(path, text)

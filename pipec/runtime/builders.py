@@ -1,6 +1,8 @@
 """Optimizers, learning-rate schedules and data by text, for the command line."""
 
+import difflib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -56,7 +58,10 @@ def _made_as_told(text: str, what: str, module: ModuleType, base: type) -> Calla
         try:
             return found(given, **options)
         except (TypeError, ValueError) as error:
-            raise PipecError(f"the {what} cannot be made", where=text, got=error) from error
+            _, *want = inspect.signature(found).parameters
+            raise PipecError(
+                f"the {what} cannot be made", where=text, got=error, want=", ".join(want)
+            ) from error
 
     return make
 
@@ -71,11 +76,16 @@ def _named(text: str, what: str, module: ModuleType, base: type) -> tuple[Any, d
     }  # fmt: skip
     if name.lower() not in known:
         raise PipecError(f"no such {what}", got=name, want=", ".join(sorted(known)))
-    options = dict(_option(part, text, what) for part in rest.split(",") if part)
-    found = known[name.lower()]
-    unknown = sorted(options.keys() - inspect.signature(found).parameters.keys())
-    if unknown:
-        raise PipecError(f"{what} {name} has no option {unknown[0]!r}", where=text)
+    found, options = known[name.lower()], dict[str, Any]()
+    _, *accepted = inspect.signature(found).parameters
+    for part in rest.split(",") if rest else ():
+        key, value = _option(part, text, what)
+        if key not in accepted or key in options:
+            raise PipecError(
+                f"{what} {name} has no option {key!r}" if key not in accepted
+                else f"option {key!r} is given twice", where=text, want=", ".join(accepted),
+            )  # fmt: skip
+        options[key] = value
     return found, options
 
 
@@ -85,14 +95,16 @@ def _option(text: str, where: str, what: str) -> tuple[str, bool | float | tuple
         return key, value.lower() == "true"
     try:
         numbers = [int(v) if v.strip("-").isdigit() else float(v) for v in value.split("/")]
-        return key, tuple(numbers) if len(numbers) > 1 else numbers[0]
-    except ValueError as error:
+    except ValueError:
+        numbers = [math.nan]
+    if any(map(math.isnan, numbers)):
         raise PipecError(
             f"an option of the {what} cannot be read",
             where=where,
             got=text if equals else f"{text} (no value)",
             want="name=number, name=number/number, or name=true",
-        ) from error
+        )
+    return key, tuple(numbers) if len(numbers) > 1 else numbers[0]
 
 
 def data_from_spec(spec: str) -> Batch:
@@ -108,18 +120,20 @@ def data_from_spec(spec: str) -> Batch:
         raise PipecError("no such data function", got=spec, want="path/file.py:function")
     try:
         module = module_of(file, "data")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         got = f"{type(error).__name__}: {error}"
         raise PipecError("the data file cannot be imported", where=path, got=got) from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise PipecError("the file has no such function", where=path, got=name)
+        near = difflib.get_close_matches(name, vars(module), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "name a function of one argument"
+        raise PipecError("the file has no such function", where=path, got=name, hint=hint)
 
     def batch(number: int) -> Mapping[str, torch.Tensor]:
         """The inputs of a microbatch."""
         try:
             given = function(number)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PipecError(
                 "the data function failed",
                 where=f"{spec}, microbatch {number}",

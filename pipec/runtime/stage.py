@@ -142,7 +142,7 @@ def check_input(name: str, kind: TensorType, inputs: Mapping[str, object], micro
         raise PlanError(
             "a microbatch lacks an input",
             where=f"microbatch {microbatch}",
-            got=", ".join(inputs) or "nothing",
+            got=", ".join(map(str, inputs)) or "nothing",
             want=name,
         )
     got = inputs[name]

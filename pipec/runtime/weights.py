@@ -241,9 +241,13 @@ class StageWeights:
                 _step(self.optimizer, rate)
             if self.scheduler is not None:
                 self.scheduler.step()
-        except (RuntimeError, TypeError, ValueError) as error:
-            place = f"stage {self._stage}"
-            raise PlanError("the optimizer cannot make a step", where=place, got=error) from error
+        except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+            raise PlanError(
+                "the optimizer cannot make a step",
+                where=f"stage {self._stage}",
+                got=error,
+                hint="it and its schedule must step by gradients alone, by options that they take",
+            ) from error
         for p in self.owned.values():
             p.grad = None
         before = self._versions[self.newest].updates

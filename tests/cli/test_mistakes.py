@@ -4,12 +4,15 @@ Every row must end with a status other than 0 and one message without a tracebac
 name a next step: a hint, what is wanted, near names, or the usage.
 """
 
+import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
+import pipec
 from tests.cli.conftest import write_mlp
 from tests.cli.running import Pipec
 
@@ -142,6 +145,183 @@ opt empty --passes simplify
 opt empty
 """.strip().splitlines()
 
+FACTORIES = """
+import torch
+from torch import nn
+
+class Raises(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("forward is broken")
+
+class Chooses(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+class Nothing(nn.Module):
+    def forward(self, x):
+        return None
+
+def _net(): return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+def net(): return _net(), (torch.zeros(2, 8),)
+def lossy(): return _net(), (torch.zeros(2, 8),), (nn.functional.mse_loss, torch.zeros(2, 8))
+def needs(width): return net()
+def nothing(): return None
+def listed(): return [_net(), torch.zeros(2, 8)]
+def swapped(): return (torch.zeros(2, 8),), _net()
+def four(): return *lossy(), 4
+def no_inputs(): return _net(), ()
+def wide(): return _net(), (torch.zeros(2, 9),)
+def text(): return _net(), ("hello",)
+def loss_text(): return _net(), (torch.zeros(2, 8),), "mse"
+def target_text(): return _net(), (torch.zeros(2, 8),), (nn.functional.mse_loss, "target")
+def raises(): return Raises(), (torch.zeros(2, 8),)
+def chooses(): return Chooses(), (torch.zeros(2, 8),)
+def returns_nothing(): return Nothing(), (torch.zeros(2, 8),)
+def exits(): raise SystemExit(0)
+def of_output(output): return output.mean()
+def vector(): return lambda output: output
+def unlike(): return lambda output, target, weight: output.mean()
+def broken():
+    def loss(output): raise ValueError("the loss is broken")
+    return loss
+
+def batch(number): return {"input": torch.ones(2, 8)}
+def wide_batch(number): return {"input": torch.ones(2, 9)}
+def rows(number): return {"input": torch.ones(3, 8)}
+def double(number): return {"input": torch.ones(2, 8, dtype=torch.float64)}
+def misnamed(number): return {"inputs": torch.ones(2, 8)}
+def numbered(number): return {0: torch.ones(2, 8)}
+def more(number): return {"input": torch.ones(2, 8), "target": torch.ones(2, 8), "mask": 1}
+def tensor(number): return torch.ones(2, 8)
+def lists(number): return {"input": [[1.0] * 8] * 2}
+def no_number(): return batch(0)
+def exits_too(number): raise SystemExit(0)
+"""
+CODE = [f"compile net.py:{name}" for name in (
+    "needs", "nothing", "listed", "swapped", "four", "no_inputs", "wide", "text", "loss_text",
+    "target_text", "raises", "chooses", "returns_nothing", "exits",
+)] + [f"compile net.py:net --loss net.py:{name}" for name in (
+    "of_output", "vector", "unlike", "broken", "exits", "net", "los",
+)] + [f"run infer --local -q --rounds 1 --data net.py:{name}" for name in (
+    "wide_batch", "rows", "double", "misnamed", "numbered", "tensor", "lists", "no_number",
+    "exits_too", "batc",
+)]  # fmt: skip
+CLUSTERS = {
+    "count": 'count = "2"',
+    "negative": 'memory = "-8 GB"',
+    "nothing": 'memory = "0 GB"',
+    "nan": "memory = nan",
+    "number": "memory = 8e9",
+    "bits": 'memory = "8 Gb"',
+    "still": 'bandwidth = "0 GB/s"',
+    "no-host": 'host_bandwidth = "0 GB/s"',
+    "no-link": 'link_bandwidth = "0 GB/s"',
+    "late": 'link_latency = "nan us"',
+    "dtype": 'peak = { float33 = "1 TFLOP/s" }',
+    "family": 'family = "gpu"',
+    "clock": 'clock = "1 GHz"',
+    "key": 'mem = "8 GB"',
+    "twice": """count = 2
+[[link]]
+between = [0, 1]
+bandwidth = "1 GB/s"
+[[link]]
+between = [1, 0]
+bandwidth = "2 GB/s\"""",
+    "itself": 'count = 2\n[[link]]\nbetween = [0, 0]\nbandwidth = "1 GB/s"',
+    "level": 'count = 2\n[[level]]\nbandwidth = "1 GB/s"',
+}
+DAMAGED = ("no-text", "list", "cut", "edited", "old", "no-graphs", "no-weights", "swapped")
+HARMED = [
+    f"{command} damaged-{name}"
+    for command in ("verify", "run --local", "inspect", "export --to vllm", "diff infer")
+    for name in DAMAGED
+]
+RUNS = [f"run train --local -q --rounds 1 {words}" for words in (
+    "--optimizer adamz", "--optimizer sgd:lr=fast", "--optimizer sgd:lr=nan", "--optimizer lbfgs",
+    "--optimizer sgd:rate=1", "--optimizer sgd:lr=-1", "--optimizer sgd:lr=1,lr=2",
+    "--lr-schedule stepl", "--lr-schedule steplr", "--lr-schedule steplr:step_size=0",
+    "--lr-schedule reducelronplateau", "--clip nan", "--clip -1", "--loss-scale -4",
+    "--on-nan ignore", "--device tpu", "--device cuda:99", "--timeout nan", "--every 5", "--drain",
+    "--t1 3", "--save w.txt", "--save folder/w.pth", "--save empty", "--outputs o.npz",
+    "--save train/stage0/weights.safetensors", "--metrics mlp.onnx", "--metrics train/plan.json",
+    "--trace train/plan.json", "--trace trace.txt", "--checkpoints mlp.onnx",
+    "--tensorboard text.txt", "--compile inductr", "--model net.py:net", "--model no.py:net",
+    "--data net.py:batch", "--data net.py:more", "--data ''",
+)] + [f"run infer --local -q --rounds 1 {words}" for words in (
+    "--optimizer adam", "--clip 1", "--lr-schedule steplr:step_size=1", "--loss-scale 4",
+    "--on-nan skip", "--save w.npz", "--checkpoints c", "--outputs o.txt",
+)]  # fmt: skip
+OTHERS = """
+run infer/plan.json
+run onnx --local
+run onnx --optimizer sgd
+verify infer --timed
+verify infer --chain 2
+verify onnx --tolerance nan
+verify train --model net.py:net
+inspect infer --stage 7
+inspect infer --phase B
+inspect infer --graph --phase B
+inspect infer --together
+inspect infer --cycles
+inspect infer --heaviest -1
+report infer -o page.pdf
+report infer -o infer/plan.json
+report infer -o folder/page.html
+report infer --verify no.json
+report infer --verify text.txt
+report infer --metrics mlp.onnx
+report infer --trace verified.json
+report infer text.txt
+diff infer/plan.json train
+opt infer --passes partition
+opt infer --passes ''
+opt infer --passes simplify -o infer
+opt infer --passes simplify --reproducer folder/r.txt
+opt text.txt --passes simplify
+opt verified.json --passes simplify
+export infer
+export infer --to vlm
+export mlp.onnx --to torch
+export infer --to megatron --stages 9
+profile mlp.onnx --seconds 3
+profile mlp.onnx --local
+profile mlp.onnx -o mlp.onnx
+profile train --local --training
+profile train --local --seconds nan
+partition infer --devices 3
+partition infer --workers 2
+schedule --stages 2
+schedule --from-csv s.csv --stages 2
+schedule 1f1b --stages 2 --microbatches 2 --sends
+schedule 1f1b --stages 2 --microbatches 2 --svg x.png
+schedule interleaved --option chunks=2 --option chunks=4 --stages 4 --microbatches 4
+compile net.py:net --loss=
+compile net.py:net -o ''
+compile net.py:net --bind N=2
+compile net.py:net --autocast float8
+compile net.py:net --schedule zb-h1
+compile net.py:lossy --schedule interleaved{chunks=0}
+compile net.py:lossy --target onnx
+compile net.py:lossy --schedule 1f1b --asynchronous
+compile mlp.onnx --seed 3
+compile mlp.onnx --autocast bfloat16
+compile open.onnx
+compile open.onnx --bind N=2.5
+compile open.onnx --shape x=2,8 --shape x=4,8
+compile open.onnx --bind N=2 --bind N=4
+compile mlp.onnx --target fpga --precision int9
+compile mlp.onnx --target fpga --precision int8 --calibrate text.txt
+explore net.py:lossy --devices 2xcpu --microbatches 0
+explore net.py:lossy --devices 2xcpu --batch 8 --microbatches 3
+explore net.py:lossy --devices 2xcpu --beside nonsense
+explore net.py:lossy --devices 2xcpu --costs silicon:a100
+explore mlp.onnx --devices 2xcpu --schedules gpipe
+""".strip().splitlines()
+NEW = [*CODE, *(f"compile mlp.onnx --cluster {n}.toml" for n in CLUSTERS), *HARMED, *RUNS, *OTHERS]
+ALL = [*PATHS, *PLANS, *TYPOS, *NEW]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -159,21 +339,50 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "syntax.py": "def net(:\n",
         "full/own.txt": "mine",
         "damaged/plan.json": '{"format": "pipec.plan", "version": 1}',
+        "net.py": FACTORIES,
+        "verified.json": '{"boundaries": []}',
+        "s.csv": "0F0,0B0",
+        **{f"{n}.toml": f'[[device]]\nkind = "cpu"\n{more}\n' for n, more in CLUSTERS.items()},
     }
     for name, text in texts.items():
         (place / name).write_text(text)
+    write_mlp(place / "open.onnx", batch="N")
+    net = f"{place}/net.py"
+    pipec.compile(f"{net}:net", devices="2xcpu").save(place / "infer")
+    pipec.compile(f"{net}:lossy", devices="2xcpu").save(place / "train")
+    pipec.compile(str(place / "mlp.onnx"), devices="2xcpu", target="onnx").save(place / "onnx")
+    _damage(place)
     return place
 
 
-def _told(pipec: Pipec, line: str) -> str:
-    done = pipec(*shlex.split(line))
+def _damage(place: Path) -> None:
+    """Copies of a plan, each with another part changed."""
+    for name in DAMAGED:
+        shutil.copytree(place / "infer", place / f"damaged-{name}")
+    whole = (place / "infer" / "plan.json").read_text()
+    texts = {"no-text": "", "list": "[]", "cut": whole[:500]}
+    texts["edited"] = whole.replace('"2xcpu"', '"3xcpu"').replace("linear", "linear2")
+    texts["old"] = json.dumps({**json.loads(whole), "version": 0})
+    for name, text in texts.items():
+        assert text != whole
+        (place / f"damaged-{name}" / "plan.json").write_text(text)
+    shutil.rmtree(place / "damaged-no-graphs" / "graphs")
+    shutil.rmtree(place / "damaged-no-weights" / "stage1")
+    first, second = (place / "damaged-swapped").glob("stage*/weights.safetensors")
+    here, there = first.read_bytes(), second.read_bytes()
+    first.write_bytes(there)
+    second.write_bytes(here)
+
+
+def _told(command: Pipec, line: str) -> str:
+    done = command(*shlex.split(line))
     assert done.code != 0, f"silent: {done.out}{done.err}"
     assert "Traceback" not in done.err + done.out
     assert done.err.strip(), "no message"
     return done.err
 
 
-@pytest.mark.parametrize("line", [*PATHS, *PLANS, *TYPOS])
+@pytest.mark.parametrize("line", ALL)
 def test_a_mistake_is_told_in_one_message(
     line: str, folder: Path, pipec: Pipec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,8 +397,10 @@ WITHOUT: list[str] = []
 
 
 def test_nine_of_ten_name_a_next_step() -> None:
-    assert len(WITHOUT) <= 0.1 * len([*PATHS, *PLANS, *TYPOS]), WITHOUT
+    assert len(WITHOUT) <= 0.1 * len(ALL), WITHOUT
 
 
 def test_there_are_enough_of_them() -> None:
+    assert len(set(ALL)) == len(ALL)
     assert len({*PATHS, *PLANS, *TYPOS}) >= 127
+    assert len(NEW) >= 60

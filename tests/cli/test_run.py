@@ -195,7 +195,9 @@ REFUSED = [
     (("--tensorboard", __file__), "train", "this is no directory"),
     (("--checkpoints", __file__), "train", "got:   " + __file__),
     (("--clip", "-1"), "train", "want:  above 0"),
-    (("--clip", "nan"), "train", "got:   nan"),
+    (("--optimizer", "sgd:lr=nan"), "train", "lr=nan"),
+    (("--lr-schedule", "steplr:step_size=0"), "train", "cannot make a step"),
+    (("--every", "5"), "train", "is for --checkpoints"),
     (("--t1", "5"), "train", "want:  pipemare"),
     (("--t2", "0.1"), "train", "--t1 and --t2 correct for delay"),
 ]

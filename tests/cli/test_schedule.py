@@ -119,7 +119,7 @@ def test_listing(pipec: Pipec) -> None:
             "beyond floating point",
         ),
         (["--from-csv", "missing.csv"], "cannot be read"),
-        (["1f1b", "--stages", "2", "--microbatches", "2", "--svg", "no/such/dir.svg"], "write"),
+        (["1f1b", "--stages", "2", "--microbatches", "2", "--svg", "no/such/dir.svg"], "mkdir -p"),
     ],
 )
 def test_bad_input_is_one_error(pipec: Pipec, args: list[str], message: str) -> None:

@@ -1,0 +1,47 @@
+"""What every command refuses: an option without a value, a number that is none, no effect."""
+
+import math
+import re
+from collections.abc import Iterable
+from itertools import pairwise
+
+import click
+from click.core import ParameterSource
+
+
+class Command(click.Command):
+    """A command none of whose options takes an empty text or ``nan``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line.
+
+        Raises:
+            click.UsageError: Naming the option.
+        """
+        for before, word in pairwise(["", *args]):
+            if (word == "" and before.startswith("-")) or re.fullmatch("--[a-z0-9-]+=", word):
+                raise click.UsageError(f"{word.rstrip('=') or before} wants a value", ctx)
+        left = super().parse_args(ctx, args)
+        for option in self.get_params(ctx):
+            value = ctx.params.get(str(option.name))
+            if isinstance(value, float) and math.isnan(value):
+                raise click.BadParameter("nan is no number", ctx, option)
+        return left
+
+
+def refuse(options: Iterable[str], why: str, *, unless: bool = False) -> None:
+    """Refuse options that stand on the command line and would have no effect.
+
+    Args:
+        options: Their names in Python.
+        why: Where they count, such as ``only with --graph``.
+        unless: They count.
+
+    Raises:
+        click.UsageError: Naming those that were given.
+    """
+    ctx = click.get_current_context()
+    told = {n for n in options if ctx.get_parameter_source(n) is ParameterSource.COMMANDLINE}
+    given = [p.opts[-1] for p in ctx.command.get_params(ctx) if p.name in told]
+    if given and not unless:
+        raise click.UsageError(f"{', '.join(given)}: {why}", ctx)
