@@ -63,6 +63,10 @@ def schedule(
         >>> timeline.seconds, round(timeline.bubble, 3), timeline.peak_in_flight
         (33.0, 0.273, (4.0, 3.0, 2.0, 1.0))
     """
+    counts: tuple[object, ...] = (stages, microbatches)
+    if not all(isinstance(count, int) for count in counts):
+        got = f"stages {stages!r}, microbatches {microbatches!r}"
+        raise ScheduleError("a count is no whole number", got=got, want="such as 4 and 8")
     if not isinstance(name, str):
         name = str(getattr(register(name), "__name__", "")).replace("_", "-")
     known = [kind.name for kind in ActionKind if kind.is_compute]

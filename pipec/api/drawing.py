@@ -44,6 +44,10 @@ def draw(thing: Plan | Timeline | Stage, path: str | os.PathLike[str]) -> Path:
         '<svg'
     """
     path = Path(path)
+    given: object = thing
+    if not isinstance(given, Plan | Timeline | Stage):
+        want = "a plan, a timeline, or a stage"
+        raise PipecError("this cannot be drawn", got=type(given).__name__, want=want)
     if isinstance(thing, Plan) and thing.timeline is None:
         raise PlanError("the plan has no timeline", hint="run the passes schedule, simulate")
     found = map(load_backend, entries("pipec.backends")) if isinstance(thing, Stage) else ()

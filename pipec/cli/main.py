@@ -93,6 +93,8 @@ def cli() -> None:
 def main() -> None:
     """Entry point: run the command and turn a `PipecError` into one message and exit status 1."""
     gc.set_threshold(100_000, 50, 100)  # graphs are many objects that live long
+    if os.environ.get("COLUMNS", "").strip("0") == "":
+        os.environ.pop("COLUMNS", None)  # rich prints nothing on 0 columns
     try:
         try:
             with unwound_by(signal.SIGINT):

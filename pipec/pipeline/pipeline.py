@@ -140,6 +140,11 @@ class Pipeline:
         self._open, self._hooks = ExitStack(), list(hooks)
         self._timeout, self._device = timeout, device
         self._batch: list[Tensors] = []
+        given: object = plan
+        if not isinstance(given, Plan):
+            raise PlanError(
+                "this is no plan", got=repr(given), hint="pipec.load(directory) reads one"
+            )
         flush = Program.of(plan).flush
         settings = Settings(
             optimizer,

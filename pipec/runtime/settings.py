@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal
+from typing import Literal, get_args
 
 from pipec.errors import PlanError
 from pipec.runtime.rules import Correction
@@ -62,7 +62,10 @@ class Settings:
         return asked or (self.on_nan == "stop" and schedule.rule.flush)
 
     def __post_init__(self) -> None:
-        if self.clip is not None and not self.clip > 0:
+        if self.on_nan not in (known := get_args(OnNan)):
+            raise PlanError("no such on_nan", got=self.on_nan, want=", ".join(known))
+        clip: object = self.clip
+        if clip is not None and not (isinstance(clip, int | float) and clip > 0):
             raise PlanError(
                 "gradients cannot be clipped to this norm", got=self.clip, want="above 0"
             )

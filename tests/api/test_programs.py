@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,6 +118,16 @@ def _net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 
 
+def _net_plan() -> pipec.Plan:
+    return pipec.compile(
+        _net(), torch.zeros(1, 4), "2xcpu", loss=lambda y: y.mean(), schedule="1f1b", microbatches=2
+    )
+
+
+def _pipeline(**wrong: Any) -> pipec.Pipeline:
+    return pipec.Pipeline(_net_plan(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1), **wrong)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -131,6 +142,11 @@ def _net() -> nn.Module:
         (lambda: pipec.compile(_net(), torch.zeros(1, 4), passes="simplify", stages=2), "option"),
         (lambda: pipec.schedule("1f1c", 2, 2), "did you mean '1f1b'"),
         (lambda: pipec.schedule("1f1b", 2, 2, times={"Q": 1}), "F, B, I, W"),
+        (lambda: pipec.schedule("1f1b", "2", 2), "no whole number"),  # type: ignore[arg-type]
+        (lambda: pipec.draw(None, "x.svg"), "a timeline"),  # type: ignore[arg-type]
+        (lambda: _pipeline(on_nan="ignore"), "stop, skip, continue"),
+        (lambda: _pipeline(clip="1"), "above 0"),
+        (lambda: _net_plan().report("x.pdf"), ".html"),
         (lambda: pipec.schedule(lambda n, m: "no", 2, 2), "one row of actions"),
         (lambda: pipec.partition("nothere.json"), "nothere.json"),
         (lambda: pipec.load("nothere"), "nothere"),

@@ -396,6 +396,17 @@ def test_a_mistake_is_told_in_one_message(
 WITHOUT: list[str] = []
 
 
+@pytest.mark.parametrize("columns", ["0", "-5", "many", "10"])
+def test_an_odd_number_of_columns_hides_nothing(
+    columns: str, folder: Path, pipec: Pipec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", columns)
+    done = pipec("inspect", "infer")
+    assert done.code == 0
+    assert "stages" in done.out
+
+
 def test_nine_of_ten_name_a_next_step() -> None:
     assert len(WITHOUT) <= 0.1 * len(ALL), WITHOUT
 
