@@ -15,6 +15,7 @@ input and output entries of every stage are all called after the node of the who
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import fx
 
@@ -45,13 +46,30 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Lowered:
-    """What a stage does in one microbatch: receive or fetch, compute, send or offload."""
+    """What a stage does in one microbatch: receive or fetch, compute, send or offload.
 
+    Attributes:
+        stage: The graph with its transfers.
+        calls: What it computes, nodes of that graph.
+        inputs: What it reads, received and fetched values included.
+        outputs: What it yields, sent and offloaded values included.
+    """
+
+    stage: Graph
+    calls: tuple[fx.Node, ...]
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[GraphOutput, ...]
     receives: tuple[Transfer, ...]
-    graph: Graph
     sends: tuple[Transfer, ...]
-    fetches: tuple[Transfer, ...] = ()
-    offloads: tuple[Transfer, ...] = ()
+    fetches: tuple[Transfer, ...]
+    offloads: tuple[Transfer, ...]
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The computation alone, as a graph: the stage's own where nothing is transferred."""
+        if not (self.receives or self.sends or self.fetches or self.offloads):
+            return self.stage
+        return written(self.stage, self.inputs, self.calls, self.outputs)
 
 
 @dataclass(frozen=True)
@@ -79,8 +97,8 @@ def lower(stage: Graph) -> Lowered:
             ``offload`` nodes come last.
 
     Returns:
-        The transfers in graph order, and a graph with inputs and outputs of kind ``VALUE`` and
-        ``SAVED`` in their places. A value that is sent twice is one output.
+        The transfers in graph order, and what is computed, with inputs and outputs of kind
+        ``VALUE`` and ``SAVED`` in their places. A value that is sent twice is one output.
     """
     moved: dict[object, list[Transfer]] = {op: [] for op in _ENDS}
     new_inputs, calls = list[GraphInput](), list[fx.Node]()
@@ -97,10 +115,8 @@ def lower(stage: Graph) -> Lowered:
         if end.output:
             leaves[end.output, value.name] = GraphOutput(value.name, end.output, value.name)
     inputs, outputs = (*stage.inputs, *new_inputs), (*stage.outputs, *leaves.values())
-    graph = written(stage, inputs, calls, outputs) if any(moved.values()) else stage
-    return Lowered(
-        tuple(moved[RECV]), graph, tuple(moved[SEND]), tuple(moved[FETCH]), tuple(moved[OFFLOAD])
-    )
+    transfers = (tuple(moved[op]) for op in (RECV, SEND, FETCH, OFFLOAD))
+    return Lowered(stage, tuple(calls), inputs, outputs, *transfers)
 
 
 def with_transfers(

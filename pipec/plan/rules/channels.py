@@ -100,7 +100,7 @@ def _values_arrive(parts: Parts) -> Iterator[Finding]:
             yield Finding(f"stage {stage.index}", f"yields {o.name}", "a send of it")
         for i in stage.graph.inputs_of(InputKind.VALUE):
             yield Finding(f"stage {stage.index}", f"reads {i.name}", "a receive of it")
-        here = {n.name for n in low.graph.calls} | {t.value for t in low.receives}
+        here = {n.name for n in low.calls} | {t.value for t in low.receives}
         for t in low.sends:
             if t.value not in here:
                 place = f"stage {stage.index}, channel {t.channel}"

@@ -23,7 +23,7 @@ def _partition_covers(parts: Parts) -> Iterator[Finding]:
         yield Finding(f"partition, {name}", "no node of the model", "its call nodes")
     if not plan.stages:
         return
-    home = {n.name: k for k, low in enumerate(parts.lowered) for n in low.graph.calls}
+    home = {n.name: k for k, low in enumerate(parts.lowered) for n in low.calls}
     for name in calls:
         got = plan.partition.stage_of.get(name)
         if name in home and got != home[name]:

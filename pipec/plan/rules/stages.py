@@ -19,7 +19,7 @@ def _numbered(parts: Parts) -> Iterator[Finding]:
 def _every_node_once(parts: Parts) -> Iterator[Finding]:
     if not parts.plan.stages:
         return
-    where = Counter(n.name for low in parts.lowered for n in low.graph.calls)
+    where = Counter(n.name for low in parts.lowered for n in low.calls)
     for n in parts.plan.graph.calls:
         if where[n.name] != 1:
             yield Finding(f"node {n.name}", f"in {where[n.name]} stages", "in exactly one")
@@ -27,14 +27,14 @@ def _every_node_once(parts: Parts) -> Iterator[Finding]:
 
 def _stages_compute(parts: Parts) -> Iterator[Finding]:
     for index, low in enumerate(parts.lowered):
-        if not low.graph.calls:
+        if not low.calls:
             yield Finding(f"stage {index}", "computes nothing", "at least one node of the model")
 
 
 def _stages_follow_model(parts: Parts) -> Iterator[Finding]:
     """A node of a stage is the model's node of its name: op, arguments and type."""
     for index, low in enumerate(parts.lowered):
-        for n in low.graph.calls:
+        for n in low.calls:
             place, twin = f"stage {index}, node {n.name}", parts.nodes.get(n.name)
             if twin is None or twin.op != "call_function":
                 yield Finding(place, f"{op_name(n)}, which the model does not have", "its nodes")
@@ -52,8 +52,8 @@ def _call(node: fx.Node) -> str:
 def _stages_read_the_model(parts: Parts) -> Iterator[Finding]:
     """What a stage reads is an input of the model, of its kind, name and type, or a value of it."""
     for index, low in enumerate(parts.lowered):
-        nodes = low.graph.nodes
-        for i in low.graph.inputs:
+        nodes = low.stage.nodes
+        for i in low.inputs:
             place = f"stage {index}, input {i.node}"
             if i.kind is InputKind.VALUE:
                 yield from _read_value(parts, place, i.name, nodes[i.node])

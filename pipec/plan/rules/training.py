@@ -241,7 +241,7 @@ def _slots_are_scheduled(parts: Parts) -> Iterator[Finding]:
 def _numbers_are_checked(parts: Parts) -> Iterator[Finding]:
     """What an op uses as an index unseen, another op of the graph or of F has looked at."""
     graphs = [("model", parts.plan.graph, parts.plan.graph)]
-    graphs += [("a stage", s.graph, s.graph) for s in parts.lowered]
+    graphs += [("a stage", s.graph, s.graph) for s in parts.plan.stages]
     for stage, kinds in parts.trained:
         F = kinds["F"].graph
         graphs += [(f"{k} of stage {stage.index}", g.graph, F) for k, g in kinds.items()]
