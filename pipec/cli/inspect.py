@@ -16,10 +16,11 @@ from pipec.errors import PlanError
 from pipec.escape import terminal
 from pipec.graph.axes import Axes
 from pipec.graph.ir import Graph
+from pipec.graph.printer import graph_to_python
 from pipec.plan.model import Plan, Stage
 from pipec.plan.store import load_plan
 from pipec.report.cycles import print_cycles
-from pipec.report.plan import graph_text, print_plan
+from pipec.report.plan import print_plan
 from pipec.report.plan_data import plan_data, stage_data
 
 
@@ -61,7 +62,7 @@ def command(directory: Path, **given: Any) -> None:
             print_cycles(some, output(), heaviest)
         return
     drawn = chosen if given["with_graph"] or (stage is not None and not as_json) else ()
-    graphs = {str(s.index): graph_text(_graph(s, given["phase"])) for s in drawn}
+    graphs = {str(s.index): graph_to_python(_graph(s, given["phase"])) for s in drawn}
     if as_json:
         data = plan_data(plan, heaviest) if stage is None else stage_data(plan, chosen[0])
         if axes := Axes.read(directory, plan.graph):

@@ -5,7 +5,6 @@ in no time; texts that repeat are numbers into a list.
 """
 
 import base64
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,7 @@ from torch import fx
 
 from pipec.graph.ir import InputKind, op_name, origin, tensors
 from pipec.plan.model import Plan
-from pipec.report.plan_data import Data, plan_data
+from pipec.report.plan_data import Data, node_times, plan_data
 from pipec.schedule.action import ActionKind
 from pipec.simulate.memory import CATEGORIES, Curve
 from pipec.simulate.timeline import Timeline
@@ -74,14 +73,14 @@ def nodes_data(plan: Plan) -> Data:
     ops, paths, layers, types = _Texts(), _Texts(), _Texts(), _Texts()
     edges = [[number[v.name] for v in n.all_input_nodes if v.name in number] for n in calls]
     stage_of = plan.partition.stage_of if plan.partition else {}
-    origins = [origin(n) for n in calls]
+    origins, times = [origin(n) for n in calls], node_times(plan)
     columns = {
         "op": packed([ops(op_name(n)) for n in calls], "i16"),
         "path": packed([paths(o.name) for o in origins], "i32"),
         "layer": packed([layers(o.op) for o in origins], "i16"),
         "type": packed([types(_type(n)) for n in calls], "i32"),
         "stage": packed([stage_of.get(n.name, -1) for n in calls], "i16"),
-        "seconds": packed(_seconds(plan, calls), "f32"),
+        "seconds": packed([times[n][1] if n in times else 0.0 for n in calls], "f32"),
         "flops": packed(
             [plan.costs.nodes[n.name].flops for n in calls] if plan.costs else [], "f32"
         ),
@@ -97,21 +96,6 @@ def nodes_data(plan: Plan) -> Data:
 def _type(n: fx.Node) -> str:
     shown = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors(n)[:4]]
     return " ".join(shown).replace(", ", ",")
-
-
-def _seconds(plan: Plan, calls: list[fx.Node]) -> list[float]:
-    """Of every call on the device of its stage."""
-    if plan.costs is None:
-        return [0.0] * len(calls)
-    tables: dict[int, Any] = {}
-    found = []
-    for n in calls:
-        stage = plan.partition.stage_of.get(n.name, 0) if plan.partition else 0
-        if stage not in tables:
-            place = plan.placement.forward[stage] if plan.placement else (0,)
-            tables[stage] = plan.costs.of(plan.cluster.devices[place[0]].kind)
-        found.append(tables[stage].get(n.name, 0.0))
-    return found
 
 
 def _sizes(plan: Plan, calls: list[fx.Node]) -> list[float]:

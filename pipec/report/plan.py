@@ -7,21 +7,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipec.cluster.units import show
-from pipec.graph.ir import Graph
-from pipec.graph.printer import graph_to_python
 from pipec.plan.model import Plan
 from pipec.report.plan_data import Data, plan_data
 from pipec.report.saved import saved_table
 from pipec.report.table import Table
 
-__all__ = ["graph_text", "plan_data", "print_plan"]
-
 _VALUES_SHOWN = 8
-
-
-def graph_text(graph: Graph) -> str:
-    """One graph as readable Python, communication nodes included."""
-    return graph_to_python(graph)
 
 
 def plan_text(plan: Plan, width: int = 100) -> str:

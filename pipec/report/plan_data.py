@@ -4,6 +4,8 @@ import dataclasses
 from contextlib import suppress
 from typing import Any
 
+from torch import fx
+
 from pipec.compiler.endless import drains, round_of
 from pipec.errors import PipecError
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, op_name, origin
@@ -124,28 +126,38 @@ def heaviest_nodes(plan: Plan, count: int) -> list[Data]:
     """The nodes that take longest on the device of their stage, longest first."""
     if plan.costs is None or plan.partition is None:
         return []
-    seconds, tabled = {}, set[str]()
-    for n in plan.graph.calls:
-        stage = plan.partition.stage_of[n.name]
-        kind = plan.cluster.devices[(*_devices(plan, stage), stage)[0]].kind
-        seconds[n] = plan.costs.of(kind).get(n.name, 0.0)
-        if n.name in plan.costs.tabled.get(kind, ()):
-            tabled.add(n.name)
-    total = sum(seconds.values()) or 1.0
-    ranked = sorted(seconds, key=lambda n: -seconds[n])[:count]
+    times = node_times(plan)
+    total = sum(seconds for _, seconds in times.values()) or 1.0
+    ranked = sorted(times.items(), key=lambda item: -item[1][1])[:count]
     return [
         {
             "node": n.name,
             "op": op_name(n),
             "origin": str(origin(n)),
             "stage": plan.partition.stage_of[n.name],
-            "seconds": seconds[n],
-            "share": seconds[n] / total,
+            "seconds": seconds,
+            "share": seconds / total,
             "flops": plan.costs.nodes[n.name].flops,
-            "from_table": n.name in tabled,
+            "from_table": n.name in plan.costs.tabled.get(kind, ()),
         }
-        for n in ranked
+        for n, (kind, seconds) in ranked
     ]
+
+
+def node_times(plan: Plan) -> dict[fx.Node, tuple[str, float]]:
+    """The kind of device that runs each call of the model, and its seconds there; for all readers.
+
+    It is the first device of its stage; before the model is cut, the first of the cluster. Without
+    costs there is nothing.
+    """
+    found: dict[fx.Node, tuple[str, float]] = {}
+    if plan.costs is None:
+        return found
+    for n in plan.graph.calls:
+        stage = plan.partition.stage_of.get(n.name, 0) if plan.partition else 0
+        kind = plan.cluster.devices[(*_devices(plan, stage), stage)[0]].kind
+        found[n] = kind, plan.costs.of(kind).get(n.name, 0.0)
+    return found
 
 
 def memory_data(plan: Plan) -> list[Data]:

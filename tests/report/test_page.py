@@ -1,11 +1,13 @@
 """The report page in a real browser: what it shows equals the plan, and names stay text."""
 
+import base64
 import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,8 @@ import pipec
 from pipec.errors import PipecError
 from pipec.report.extras import read_metrics, read_trace, read_verification
 from pipec.report.page import page, write_report
+from pipec.report.page_data import nodes_data
+from pipec.report.plan_data import heaviest_nodes
 from pipec.simulate.draw_trace import trace
 from tests.cli.running import Pipec
 from tests.report.browser import browser, needs_browser
@@ -175,6 +179,25 @@ def test_measured_errors_and_curves(chrome: "Chrome", plan: pipec.Plan, tmp_path
 def test_the_same_plan_gives_the_same_page(plan: pipec.Plan) -> None:
     assert page([plan], {}) == page([plan], {})
     assert "http" not in page([plan], {}).replace("http-equiv", "")
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_page_and_table_time_a_node_on_the_device_of_its_stage(placed: bool) -> None:
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
+    passes = "simplify,annotate-cost,partition"
+    plan = pipec.compile(model, torch.zeros(4, 64), "1xv100,1xa100", passes=passes)
+    plan = plan if placed else plan.replace(placement=None)
+    assert plan.costs is not None
+    assert plan.partition is not None
+    stage_of = plan.partition.stage_of
+    assert set(stage_of.values()) == {0, 1}
+    costs = {0: plan.costs.of("v100"), 1: plan.costs.of("a100")}
+    want = {name: costs[stage][name] for name, stage in stage_of.items()}
+    assert len({*costs[0].values(), *costs[1].values()}) > 1  # the devices are told apart
+    drawn, table = nodes_data(plan), heaviest_nodes(plan, len(want))
+    seconds = np.frombuffer(base64.b64decode(drawn["seconds"]["f32"]), "<f4").tolist()
+    assert dict(zip(drawn["names"], seconds, strict=True)) == pytest.approx(want, rel=1e-6)
+    assert {row["node"]: row["seconds"] for row in table} == want
 
 
 def test_files_of_another_kind_are_refused(pipec_command: Pipec, tmp_path: Path) -> None:
