@@ -36,7 +36,7 @@ from pipec.runtime.shares import Shares
 from pipec.runtime.stage import Outcome, StageRunner
 from pipec.runtime.steps import Steps
 from pipec.runtime.tensors import TensorType
-from pipec.runtime.transport import Transport, Waits, until
+from pipec.runtime.transport import Meeting, Transport, Waits, until
 from pipec.runtime.weights import StageWeights, check_fits
 from pipec.schedule.action import Action, ActionKind
 
@@ -467,10 +467,9 @@ class Executor:
         weights = self.weights[action.stage]
         members = self.program.schedule.placement.backward[action.stage]
         grads = weights.gradients(action.version)
-        key = f"grad {action.stage} {action.version} {self.round}"
+        at = Meeting(f"grad {action.stage} {action.version} {self.round}", self.device, members)
         owners, mine = [members[weights.owners[n]] for n in grads], [*grads.values()]
-        scatter = self.transport.scatter
-        total = yield from until(partial(scatter, key, mine, owners, self.device, members))
+        total = yield from until(partial(self.transport.scatter, at, mine, owners))
         weights.replace_gradients(action.version, dict(zip(weights.owned, total, strict=True)))
 
     def _step(self, action: Action) -> Waits:

@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from pipec.runtime.transport import Coming, Message, Transport
+from pipec.runtime.transport import Coming, Meeting, Message, Parts, Tensors, Transport
 from pipec.runtime.waiting import answered
 from pipec.simulate.memory import SLOTS
 
@@ -127,52 +127,41 @@ class ProcessGroupTransport(Transport):
             self._let_go(sent)
         return buffer if message.host else buffer.to(self._device)
 
-    def reduce(
-        self, key: str, tensors: Sequence[torch.Tensor], device: int, members: tuple[int, ...]
-    ) -> list[torch.Tensor] | None:
+    def reduce(self, at: Meeting, tensors: Tensors) -> Parts:
         """All-reduce of the tensors, one message per dtype."""
-        del device
-        if len(members) == 1:
+        if len(at.members) == 1:
             return list(tensors)
         found: dict[int, torch.Tensor] = {}
         for mine in _by_dtype(tensors):
             (flat,) = self._flat(tensors, [mine])
-            self._together(dist.all_reduce, f"the sum {key}", members, flat)
+            self._together(dist.all_reduce, f"the sum {at.key}", at.members, flat)
             found |= _cut(flat, mine, tensors)
         return [found[k] for k in range(len(tensors))]
 
-    def scatter(
-        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
-        members: tuple[int, ...],
-    ) -> list[torch.Tensor] | None:  # fmt: skip
+    def scatter(self, at: Meeting, tensors: Tensors, owners: Sequence[int]) -> Parts:
         """Reduce-scatter of the tensors, one message per dtype."""
         found: dict[int, torch.Tensor] = {}
         for mine in _by_dtype(tensors):
-            shares = [[k for k in mine if owners[k] == m] for m in members]
+            shares = [[k for k in mine if owners[k] == m] for m in at.members]
             flat = self._flat(tensors, shares)
             total = torch.empty_like(flat[0])
-            self._together(dist.reduce_scatter, f"the sum {key}", members, total, flat)
-            found |= _cut(total, shares[members.index(device)], tensors)
+            self._together(dist.reduce_scatter, f"the sum {at.key}", at.members, total, flat)
+            found |= _cut(total, shares[at.members.index(at.device)], tensors)
         return [found[k] for k in sorted(found)]
 
-    def gather(
-        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
-        members: tuple[int, ...],
-    ) -> list[torch.Tensor] | None:  # fmt: skip
+    def gather(self, at: Meeting, tensors: Tensors, owners: Sequence[int]) -> Parts:
         """All-gather of the tensors, one message per dtype."""
         found: dict[int, torch.Tensor] = {}
         for mine in _by_dtype(tensors):
-            shares = [[k for k in mine if owners[k] == m] for m in members]
+            shares = [[k for k in mine if owners[k] == m] for m in at.members]
             flat = self._flat(tensors, shares)
-            own = flat[members.index(device)].clone()
-            self._together(dist.all_gather, f"the weights {key}", members, flat, own)
+            own = flat[at.members.index(at.device)].clone()
+            self._together(dist.all_gather, f"the weights {at.key}", at.members, flat, own)
             for part, share in zip(flat, shares, strict=True):
                 found |= _cut(part, share, tensors)
         return [found[k] for k in range(len(tensors))]
 
-    def _flat(
-        self, tensors: Sequence[torch.Tensor], shares: Sequence[list[int]]
-    ) -> list[torch.Tensor]:
+    def _flat(self, tensors: Tensors, shares: Sequence[list[int]]) -> list[torch.Tensor]:
         """The tensors of every share one behind the other, all of the longest one's length."""
         lengths = [sum(tensors[k].numel() for k in share) for share in shares]
         like = tensors[next(k for share in shares for k in share)]
@@ -214,15 +203,13 @@ class ProcessGroupTransport(Transport):
                 work.wait(self._timeout)
 
 
-def _by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+def _by_dtype(tensors: Tensors) -> list[list[int]]:
     """Places of the tensors, those of a dtype together."""
     dtypes = dict.fromkeys(t.dtype for t in tensors)
     return [[k for k, t in enumerate(tensors) if t.dtype == dtype] for dtype in dtypes]
 
 
-def _cut(
-    flat: torch.Tensor, places: list[int], tensors: Sequence[torch.Tensor]
-) -> dict[int, torch.Tensor]:
+def _cut(flat: torch.Tensor, places: list[int], tensors: Tensors) -> dict[int, torch.Tensor]:
     """What lies one behind the other in ``flat``, by place and of the types of ``tensors``."""
     sizes = [tensors[k].numel() for k in places]
     parts = flat.to(tensors[0].device)[: sum(sizes)].split(sizes) if places else ()

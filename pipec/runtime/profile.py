@@ -13,7 +13,7 @@ from pipec.runtime.device import Device
 from pipec.runtime.executor import Batch, Executor, Settings
 from pipec.runtime.program import Program
 from pipec.runtime.tensors import TensorType
-from pipec.runtime.transport import Coming, Message, Transport
+from pipec.runtime.transport import Coming, Meeting, Message, Parts, Tensors, Transport
 from pipec.schedule.action import COMPUTE, Action, ActionKind
 
 Clock = Callable[[], float]
@@ -46,19 +46,14 @@ class Echo(Transport):
             return tensor.normal_(std=0.1, generator=self._random)
         return tensor.zero_()
 
-    def reduce(
-        self, key: str, tensors: Sequence[torch.Tensor], device: int, members: tuple[int, ...]
-    ) -> list[torch.Tensor] | None:
+    def reduce(self, at: Meeting, tensors: Tensors) -> Parts:
         """The own part."""
-        del key, device, members
+        del at
         return list(tensors)
 
-    def gather(
-        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
-        members: tuple[int, ...],
-    ) -> list[torch.Tensor] | None:  # fmt: skip
+    def gather(self, at: Meeting, tensors: Tensors, owners: Sequence[int]) -> Parts:
         """What is here."""
-        del key, owners, device, members
+        del at, owners
         return list(tensors)
 
 
@@ -250,7 +245,7 @@ def _sums(transport: Transport, rank: int, size: int, where: torch.device, repea
     found: list[float] = []
     for k in range(repeats):
         begin = time.perf_counter()
-        transport.reduce(f"sum{size} {k}", [tensor], rank, (0, 1))
+        transport.reduce(Meeting(f"sum{size} {k}", rank, (0, 1)), [tensor])
         found.append(time.perf_counter() - begin)
     return statistics.median(found[1:])
 

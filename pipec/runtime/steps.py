@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pipec.runtime.program import Program
-from pipec.runtime.transport import Waits, until
+from pipec.runtime.transport import Meeting, Waits, until
 from pipec.schedule.action import Action
 
 if TYPE_CHECKING:
@@ -79,9 +79,8 @@ class Steps:
         # of replicas, the one that steps it has the sum, and others have zeros
         parts = [executor.weights[s].gradients(_UPDATE)[name] for s in mine]
         part = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
-        key = f"tied {name} {executor.round}"
-        reduce, members = executor.transport.reduce, self._members[name]
-        (total,) = yield from until(partial(reduce, key, [part], self._device, members))
+        at = Meeting(f"tied {name} {executor.round}", self._device, self._members[name])
+        (total,) = yield from until(partial(executor.transport.reduce, at, [part]))
         for s in mine:
             grads = executor.weights[s].gradients(_UPDATE)
             executor.weights[s].replace_gradients(_UPDATE, {**grads, name: total})
@@ -95,9 +94,8 @@ class Steps:
         for name, gradient, count in self._own_gradients(executor):
             numbers = torch.view_as_real(gradient) if gradient.is_complex() else gradient
             squares[place[name]] = (numbers.double() / (count * scale)).square().sum()
-        reduce, steppers = executor.transport.reduce, self._program.steppers
-        key = f"norm {executor.round}"
-        (total,) = yield from until(partial(reduce, key, [squares], self._device, steppers))
+        at = Meeting(f"norm {executor.round}", self._device, self._program.steppers)
+        (total,) = yield from until(partial(executor.transport.reduce, at, [squares]))
         self.norm = float(total.sum().sqrt())
         return min(clip / (self.norm + 1e-6), 1.0) / scale if isfinite(self.norm) else nan
 
@@ -147,10 +145,10 @@ class Steps:
         if len(members) == 1:
             return
         key = f"{action.stage} {action.version} {executor.round}"
+        at = Meeting(key, self._device, members)
         owners = [members[weights.owners[n]] for n in weights.parameters]
         mine = [new[n] for n in weights.parameters]
-        gather = executor.transport.gather
-        found = yield from until(partial(gather, key, mine, owners, self._device, members))
+        found = yield from until(partial(executor.transport.gather, at, mine, owners))
         for name, tensor in zip(weights.parameters, found, strict=True):
             if name not in weights.owned:
                 new[name].copy_(tensor)

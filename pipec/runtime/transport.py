@@ -41,6 +41,24 @@ class Coming(NamedTuple):
     proves: tuple[Message, ...] = ()
 
 
+class Meeting(NamedTuple):
+    """Tensors of several devices that come together.
+
+    Attributes:
+        key: The same for all members, and no other meeting's.
+        device: Whose call it is.
+        members: Who takes part.
+    """
+
+    key: str
+    device: int
+    members: tuple[int, ...]
+
+
+Tensors = Sequence[torch.Tensor]
+Parts = list[torch.Tensor] | None
+
+
 class Transport:
     """Moves tensors between devices. Sending never waits for the receiver.
 
@@ -63,24 +81,16 @@ class Transport:
         """The tensor that was sent."""
         raise NotImplementedError
 
-    def reduce(
-        self, key: str, tensors: Sequence[torch.Tensor], device: int, members: tuple[int, ...]
-    ) -> list[torch.Tensor] | None:
-        """Elementwise sums over ``members``, in their order."""
+    def reduce(self, at: Meeting, tensors: Tensors) -> Parts:
+        """Elementwise sums over the members, in their order."""
         raise NotImplementedError
 
-    def scatter(
-        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
-        members: tuple[int, ...],
-    ) -> list[torch.Tensor] | None:  # fmt: skip
+    def scatter(self, at: Meeting, tensors: Tensors, owners: Sequence[int]) -> Parts:
         """As `reduce`, of those tensors alone that this device owns; the same owners everywhere."""
-        sums = self.reduce(key, tensors, device, members)
-        return sums and [t for t, o in zip(sums, owners, strict=True) if o == device]
+        sums = self.reduce(at, tensors)
+        return sums and [t for t, o in zip(sums, owners, strict=True) if o == at.device]
 
-    def gather(
-        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
-        members: tuple[int, ...],
-    ) -> list[torch.Tensor] | None:  # fmt: skip
+    def gather(self, at: Meeting, tensors: Tensors, owners: Sequence[int]) -> Parts:
         """Every tensor as its owner has it."""
         raise NotImplementedError
 
@@ -93,7 +103,7 @@ class Loopback(Transport):
 
     def __init__(self) -> None:
         self._waiting: dict[Message, torch.Tensor] = {}
-        self._parts: dict[str, dict[int, Sequence[torch.Tensor]]] = {}
+        self._parts: dict[str, dict[int, Tensors]] = {}
         self._taken: dict[str, set[int]] = {}
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
@@ -104,39 +114,32 @@ class Loopback(Transport):
         """The very tensor that was sent."""
         return self._waiting.pop(message, None)
 
-    def reduce(
-        self, key: str, tensors: Sequence[torch.Tensor], device: int, members: tuple[int, ...]
-    ) -> list[torch.Tensor] | None:
+    def reduce(self, at: Meeting, tensors: Tensors) -> Parts:
         """Sums in the order of the members, so that every member gets the same bits."""
-        parts = self._met(key, tensors, device, members)
+        parts = self._met(at, tensors)
         if parts is None:
             return None
-        result = [t.clone() for t in parts[members[0]]]
-        for member in members[1:]:
+        result = [t.clone() for t in parts[at.members[0]]]
+        for member in at.members[1:]:
             for total, t in zip(result, parts[member], strict=True):
                 total.add_(t)
         return result
 
-    def gather(
-        self, key: str, tensors: Sequence[torch.Tensor], owners: Sequence[int], device: int,
-        members: tuple[int, ...],
-    ) -> list[torch.Tensor] | None:  # fmt: skip
+    def gather(self, at: Meeting, tensors: Tensors, owners: Sequence[int]) -> Parts:
         """The owners' very tensors."""
-        parts = self._met(key, tensors, device, members)
+        parts = self._met(at, tensors)
         return None if parts is None else [parts[o][k] for k, o in enumerate(owners)]
 
-    def _met(
-        self, key: str, tensors: Sequence[torch.Tensor], device: int, members: tuple[int, ...]
-    ) -> dict[int, Sequence[torch.Tensor]] | None:
+    def _met(self, at: Meeting, tensors: Tensors) -> dict[int, Tensors] | None:
         """What every member has brought, once all of them have come."""
-        parts = self._parts.setdefault(key, {})
-        parts.setdefault(device, tensors)
-        if len(parts) < len(members):
+        parts = self._parts.setdefault(at.key, {})
+        parts.setdefault(at.device, tensors)
+        if len(parts) < len(at.members):
             return None
-        taken = self._taken.setdefault(key, set())
-        taken.add(device)
-        if len(taken) == len(members):
-            del self._parts[key], self._taken[key]
+        taken = self._taken.setdefault(at.key, set())
+        taken.add(at.device)
+        if len(taken) == len(at.members):
+            del self._parts[at.key], self._taken[at.key]
         return parts
 
 
