@@ -168,16 +168,20 @@ class _Rules:
 
     def _slots(self, channel: ChannelKind, sends: np.ndarray) -> None:
         consumed = self.at.forward if channel is _C.F else self.at.backward
-        earlier = self._earlier(sends)
-        s = self.schedule
-        held = consumed[self.at.target[s.channel[earlier]], s.microbatch[earlier]]
-        self.add(channel.send, sends, np.where(earlier < 0, self.at.nothing, held))
+        self.add(channel.send, sends, self._consumer(consumed, self._earlier(sends)))
+
+    def _consumer(self, consumed: Int32, messages: np.ndarray) -> np.ndarray:
+        """What uses the value of each message; nothing for the message -1."""
+        s, found = self.schedule, np.full(len(messages), self.at.nothing)
+        there = messages[messages >= 0]
+        found[messages >= 0] = consumed[self.at.target[s.channel[there]], s.microbatch[there]]
+        return found
 
     def _host_slots(self, copies_out: np.ndarray, copies_in: np.ndarray) -> None:
         """F waits for an old copy out, FETCH for the backward that used an old copy in."""
-        s, earlier = self.schedule, self._earlier(copies_in)
-        held = self.at.backward[self.at.target[s.channel[earlier]], s.microbatch[earlier]]
-        self.add(_K.FETCH, copies_in, np.where(earlier < 0, self.at.nothing, held))
+        s = self.schedule
+        used = self._consumer(self.at.backward, self._earlier(copies_in))
+        self.add(_K.FETCH, copies_in, used)
         self.add(_K.FETCH, copies_in, self._issued(copies_in))
         if self.at.swaps.any():
             self.add(_K.FETCH, copies_in, self._swapped(copies_out, copies_in))

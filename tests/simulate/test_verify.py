@@ -1,5 +1,8 @@
 """Breaking a valid schedule is caught, or shown to be harmless by a second interpreter."""
 
+from contextlib import suppress
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -10,6 +13,7 @@ from pipec.schedule.lower import lower
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import COLUMNS, Schedule
 from pipec.simulate.memory import Memory
+from pipec.simulate.simulate import simulate
 from pipec.simulate.times import Times
 from pipec.simulate.verify import verify
 from tests.simulate.cases import IDS, VARIANTS, full
@@ -131,6 +135,20 @@ def test_a_changed_field_is_caught(
     if column == "version" and schedule.kind[index] in (12, 13):
         return
     assert not is_right(schedule.replace(**{column: values})), str(schedule[index])
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=IDS)
+@pytest.mark.parametrize("microbatches", [1, MICROBATCHES - 1])
+def test_a_schedule_of_more_microbatches_than_it_says_raises_nothing_else(
+    name: str, options: dict[str, object], microbatches: int
+) -> None:
+    """Also where its messages share slots, and when nobody has verified it."""
+    schedule = full(name, 4, MICROBATCHES, options)
+    narrow = tuple(replace(c, depth=1) for c in schedule.channels)
+    short = schedule.replace(microbatches=microbatches, channels=narrow)
+    assert not is_right(short)
+    with suppress(ScheduleError):  # the verifier's to find; simulated it may deadlock or end
+        simulate(short, Times.uniform(short.stages))
 
 
 def test_memory_limit_says_how_far_over() -> None:
