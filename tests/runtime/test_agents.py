@@ -1,6 +1,7 @@
 """Agents of torchrun that are killed, as a host is lost: two of them, a rank each."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,9 +18,12 @@ ROUNDS = 300
 ALONE = os.environ | {"OMP_NUM_THREADS": "1"}
 """On one thread everywhere: sums of several have other bits."""
 DATA = """
+import time
+
 import torch
 
 def batch(number):
+    time.sleep(0.01)
     g = torch.Generator().manual_seed(number)
     rows = torch.randn(4, 8, generator=g)
     return {"input": rows, "target": torch.randint(3, (4,), generator=g)}
@@ -29,7 +33,7 @@ KEPT = ("--checkpoints", "saved", "--every", "10", "--timeout", "60", "--save", 
 
 
 def agents(directory: Path, attempt: int) -> list[subprocess.Popen[bytes]]:
-    """Two agents; the first one has the store where they meet."""
+    """Two agents; one of them has the store where they meet."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         where = f"127.0.0.1:{free.getsockname()[1]}"
     command = [
@@ -45,6 +49,15 @@ def agents(directory: Path, attempt: int) -> list[subprocess.Popen[bytes]]:
     return found
 
 
+def lose(agent: subprocess.Popen[bytes]) -> None:
+    """Kill an agent and the ranks that it started: a rank alone may end its run without it."""
+    tasks = Path(f"/proc/{agent.pid}/task").glob("*/children")
+    ranks = [int(number) for task in tasks for number in task.read_text().split()]
+    for number in (agent.pid, *ranks):
+        os.kill(number, signal.SIGKILL)
+    agent.wait()
+
+
 @pytest.mark.slow
 def test_a_run_whose_agent_is_killed_ends_and_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     emitted(tmp_path / "out", devices=2)
@@ -52,17 +65,27 @@ def test_a_run_whose_agent_is_killed_ends_and_goes_on_with_the_same_bits(tmp_pat
     whole = [sys.executable, "-m", "pipec", *RUN, "--local", "--save", "whole.safetensors"]
     subprocess.run(whole, cwd=tmp_path, env=ALONE, check=True)
     first, second = agents(tmp_path, 0)
-    deadline = time.monotonic() + 300
-    while not list(tmp_path.glob("saved/round-?0")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    first.kill()
-    assert second.wait(300) != 0
-    first.wait()
+    try:
+        deadline = time.monotonic() + 300
+        while not list(tmp_path.glob("saved/round-?0")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        lose(first)
+        assert second.wait(300) != 0
+    finally:
+        for agent in (first, second):
+            if agent.poll() is None:
+                lose(agent)
     said = "".join(log.read_text() for log in tmp_path.glob("agent0.*"))
     assert not (tmp_path / "end.safetensors").exists(), said
     assert "another rank did not answer" in said
-    assert [a.wait(300) for a in agents(tmp_path, 1)] == [0, 0]
+    again = agents(tmp_path, 1)
+    try:
+        assert [agent.wait(300) for agent in again] == [0, 0]
+    finally:
+        for agent in again:
+            if agent.poll() is None:
+                lose(agent)
     end, want = (load_file(tmp_path / f"{n}.safetensors") for n in ("end", "whole"))
     assert end.keys() == want.keys()
     assert all(torch.equal(end[n], want[n]) for n in want)
