@@ -1,17 +1,20 @@
 """Writing a file: it is complete under its name, or what was there before still is."""
 
 import errno
+import fcntl
 import json
 import os
 import re
 import signal
 import stat
 import threading
+import time
+import weakref
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pipec.errors import PipecError
 from pipec.signals import unwound_by
@@ -147,3 +150,46 @@ def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
         for name, array in arrays.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
                 write_array(file, array, allow_pickle=False)
+
+
+class Lock:
+    """A directory that this process alone may change, as long as one of its locks lives.
+
+    The system frees it when the process ends, however it does. Where a file system has no locks,
+    nobody is kept out.
+
+    Args:
+        directory: Which one; it is there.
+        seconds: How long to wait for another process.
+
+    Raises:
+        PipecError: Another process keeps it.
+    """
+
+    _held: ClassVar[weakref.WeakValueDictionary[Path, "_Locked"]] = weakref.WeakValueDictionary()
+
+    def __init__(self, directory: Path, seconds: float = 5.0) -> None:
+        place = directory.resolve()
+        self._locked = self._held.get(place) or _Locked(place, seconds)
+        self._held[place] = self._locked
+
+
+class _Locked:
+    """The system's lock of a directory (flock)."""
+
+    def __init__(self, directory: Path, seconds: float) -> None:
+        descriptor = os.open(directory, os.O_RDONLY)
+        weakref.finalize(self, os.close, descriptor)
+        last = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > last:
+                    what, hint = "another process writes here", "wait for it, or use another one"
+                    raise PipecError(what, where=directory, hint=hint) from error
+                time.sleep(0.1)
+            except OSError:  # a file system without locks
+                return
+            else:
+                return

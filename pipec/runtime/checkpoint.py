@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from pipec.errors import PipecError, PlanError
+from pipec.files import Lock
 from pipec.plan.manifest import sha256_of
 from pipec.runtime.agreement import exchange
 from pipec.runtime.executor import Executor
@@ -72,7 +73,25 @@ class Checkpoints:
         self._pending: tuple[Future[dict[str, Sealed]], Path, int] | None = None
         self._model = model_of(executors[0].program.plan.graph)
         self._tell, self.failed = tell, False
+        self._claimed = False
         directory.mkdir(parents=True, exist_ok=True)
+
+    def claim(self) -> None:
+        """Keep other runs from saving here until this one ends; all ranks must call.
+
+        Raises:
+            PlanError: Another run saves here.
+            BackendError: Another rank did not answer.
+        """
+        if self._claimed:
+            return
+        if bad := self._first(_attempt(self._lock_directory) if self._leads else None):
+            hint = "one run at a time saves in a directory: wait for it, or name another one"
+            raise PlanError("no checkpoint can be made", got=bad, hint=hint)
+        self._claimed = True
+
+    def _lock_directory(self) -> None:
+        self._lock = Lock(self._directory)
 
     def save(self) -> None:
         """Copy the state now and write it in the background; all ranks must call.
@@ -80,9 +99,11 @@ class Checkpoints:
         A state that is not finite is not saved.
 
         Raises:
+            PlanError: Another run saves here.
             BackendError: Another rank did not answer.
         """
         self.wait()
+        self.claim()
         entries: dict[str, torch.Tensor] = {}
         unsound = None
         for e in reversed(self._executors):

@@ -77,10 +77,13 @@ def train(
         The mean loss of every round that was run.
 
     Raises:
-        PlanError: Gradients are not finite, and the settings say stop.
+        PlanError: Gradients are not finite, and the settings say stop; or another run saves
+            checkpoints in the same directory.
         BackendError: Another rank did not answer.
     """
     losses = []
+    if checkpoints and rounds:
+        checkpoints.claim()
     numbers = range(checkpoints.resume() if checkpoints else 0, rounds)
     for number, (_, found) in zip(numbers, rounds_of(pipeline, numbers, observers), strict=True):
         losses.append(math.nan if found.loss is None else found.loss)

@@ -1,5 +1,7 @@
 """A run that is interrupted and continued ends with the bits of one that was not."""
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pipec.errors import PipecError
+from pipec.errors import PipecError, PlanError
 from pipec.plan.model import Plan
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.executor import OnNan, Settings
@@ -276,6 +278,30 @@ def test_a_checkpoint_that_cannot_be_written_is_told_of_and_training_goes_on(
     checkpoints.wait()
     assert [*failed, checkpoints.failed] == [True, False]
     assert checkpoints.complete() == [2]
+
+
+def test_a_directory_is_of_one_run_at_a_time(tmp_path: Path) -> None:
+    case = CASES["mlp"]
+    plan = staged(case, seeded(case), 3)
+    run = pipeline(case, plan, "1f1b")
+    hold = "import sys, time, pathlib, pipec.files as f; l = f.Lock(pathlib.Path(sys.argv[1]));"
+    hold += "print(flush=True); time.sleep(600)"
+    other = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"\n"
+        with pytest.raises(PlanError, match="another process writes here"):
+            train(run, 2, checkpoints=Checkpoints(tmp_path, run.executors))
+        assert Checkpoints(tmp_path, run.executors).complete() == []
+        assert train(run, 0, checkpoints=Checkpoints(tmp_path, run.executors)) == []
+    finally:
+        other.kill()
+        other.communicate()
+    train(run, 2, checkpoints=Checkpoints(tmp_path, run.executors))
+    both = [Checkpoints(tmp_path, run.executors) for _ in range(2)]
+    for one in both:
+        one.claim()
+    assert both[0].complete() == [2]
 
 
 def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:
