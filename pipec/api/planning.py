@@ -10,6 +10,7 @@ from pipec.api.registering import register
 from pipec.api.request import Passes, Request
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, check_devices, load_backend
+from pipec.errors import PipecError
 from pipec.explore.explore import Exploration
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.plan.model import Plan
@@ -79,11 +80,16 @@ def compile(  # noqa: A001
     """
     backend = load_backend(target if isinstance(target, str) else register(target).name)
     name, cluster = _name_of(schedule), _cluster(backend, devices)
-    file = None if costs is None else os.fspath(costs)
+    file = os.fspath(costs) if isinstance(costs, os.PathLike) else costs
     request = Request(
         backend, cluster, name, stages, microbatches, batch, passes, file, settings,
         asynchronous=asynchronous,
     )  # fmt: skip
+    dicts: dict[str, object] = {"shapes": shapes, "bind": bind}
+    for what, given in dicts.items():
+        if not isinstance(given, Mapping | None):
+            want = "a dict: the name of an input to numbers"
+            raise PipecError(f"{what}: no dict", got=repr(given), want=want)
     told = LoadOptions(
         shapes or {}, bind or {}, training=training, trust=trust, seed=seed, autocast=autocast
     )

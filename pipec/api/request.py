@@ -60,6 +60,7 @@ class Request:
     asynchronous: bool = False
 
     def __post_init__(self) -> None:
+        self._check_types()
         beside = {"schedule": self.schedule != "fastest", "stages": self.stages is not None,
                   "microbatches": self.microbatches is not None}  # fmt: skip
         if self.passes is not None and any(beside.values()):
@@ -82,6 +83,20 @@ class Request:
                 got=", ".join(name for name, given in beside.items() if given),
                 hint="schedule='auto', or --schedule auto",
             )
+
+    def _check_types(self) -> None:
+        """See that counts are whole numbers, and passes and costs what they may be."""
+        given: dict[str, object] = dict(vars(self))
+        for name in ("stages", "microbatches", "batch"):
+            count = given[name]
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
+                raise PipecError(f"{name}: no whole number", got=repr(count), want="such as 4")
+        if not isinstance(given["passes"], str | Sequence | None):
+            want = "text, or a list of texts and objects of a Pass"
+            raise PassError("these are no passes", got=repr(self.passes), want=want)
+        if not isinstance(given["costs"], str | Path | None):
+            want = "the path of a file, or silicon:a100"
+            raise PipecError("costs: no path", got=repr(self.costs), want=want)
 
     @property
     def explores(self) -> bool:
@@ -130,9 +145,18 @@ class Request:
             told: How it was read.
             observe: Told after every pass.
             search: Runs an exploration.
+
+        Raises:
+            PipecError: An option has no effect as the model has no loss.
         """
         if self.explores and loaded.graph.outputs_of(OutputKind.LOSS):
             return search(self.search(loaded, spec, told))
+        if self.batch is not None or self.asynchronous:
+            raise PipecError(
+                "this option has no effect on a model without a loss",
+                got="asynchronous" if self.asynchronous else f"batch {self.batch}",
+                hint="let the factory return a loss, or give one: loss=, --loss",
+            )
         costs, settings = self._costs(loaded), self._settings(loaded)
         return make_plan(
             loaded.graph, self._timed(), self.backend.name, passes=self.pipeline(), costs=costs,

@@ -29,8 +29,8 @@ from pipec.compiler.output import check_target
 from pipec.compiler.pass_base import Pass
 from pipec.frontends.load import load
 from pipec.graph.ir import OutputKind
-from pipec.graph.printer import graph_to_python
 from pipec.plan.model import Plan
+from pipec.plan.text import plan_to_python
 from pipec.report.plan import print_plan
 from pipec.report.plan_data import plan_data
 
@@ -124,9 +124,7 @@ def _compile(request: Request, given: dict[str, Any], console: Console) -> Plan:
                 console.print(f"{seconds:8.3f} s  {done}")
             if given["print_between_passes"]:
                 console.print(f"after {done}")
-                for graph in [s.graph for s in plan.stages] or [plan.graph]:
-                    text = graph_to_python(graph)
-                    console.print(text, highlight=False, soft_wrap=True)
+                console.print(plan_to_python(plan), highlight=False, soft_wrap=True, markup=False)
 
         return request.plan(loaded, given["model"], told, observe=observe)
 

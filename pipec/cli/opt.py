@@ -21,7 +21,13 @@ from pipec.escape import terminal
 from pipec.files import check_output, write_file
 from pipec.plan.model import Fact, Plan
 from pipec.plan.store import load_plan
-from pipec.plan.text import graph_to_text, header_of, plan_from_text, plan_to_text
+from pipec.plan.text import (
+    graph_to_text,
+    header_of,
+    plan_from_text,
+    plan_to_python,
+    plan_to_text,
+)
 from pipec.report.difference import difference
 
 
@@ -32,13 +38,14 @@ from pipec.report.difference import difference
     shell_complete=complete_passes,
     help="Pass pipeline; see `pipec passes`. Those that a text names by default.",
 )
-@click.option("--devices", default="2xh100", show_default=True, help="Of a graph alone.")
+@click.option("--devices", help="Of a graph alone [default: 2xh100].")
 @click.option(
     "-o",
     "--output",
     help="Directory to write, or a text: FILE.txt (the plan), FILE.json (its graph), - (as PLAN).",
 )
 @click.option("--force", is_flag=True, help="Replace what is there, a directory if pipec wrote it.")
+@click.option("--print-ir-after", is_flag=True, help="Print the graphs after every pass.")
 @click.option("--print-ir-diff", is_flag=True, help="Print what every pass changes.")
 @click.option("--statistics", is_flag=True, help="Print seconds and changes of every pass.")
 @click.option("--json", "as_json", is_flag=True, help="Print the statistics as JSON.")
@@ -60,20 +67,26 @@ def command(source: Path, **given: Any) -> None:
     passes = given["passes"] or dict(header_of(text)).get("passes")
     check_output(given["reproducer"], ".txt")
     pipeline, output = parse_pipeline(passes) if passes else [], given["output"]
+    if not pipeline and output is None:
+        raise click.UsageError("nothing to do: name --passes, or -o")
+    if given["force"] and output in (None, "-"):
+        raise click.UsageError("--force goes with -o and a name")
+    if given["devices"] is not None and _has_devices(source, text):
+        raise click.UsageError("--devices: only for a graph alone; a plan has its own")
     if output is not None and not _is_text(output):
         check_target(Path(output), force=given["force"])
     if text:
-        plan = plan_from_text(text, parse_cluster(given["devices"]), allowed=allowed)
+        plan = plan_from_text(text, parse_cluster(given["devices"] or "2xh100"), allowed=allowed)
     else:
         plan = load_plan(source, allowed=allowed)
     after, rows = _run(_undecided(plan, pipeline), pipeline, given)
     if output is not None:
         graph_alone = output.endswith(".json") or (output == "-" and "//---" not in text)
         _write(after, output, graph_alone=graph_alone and not after.stages, force=given["force"])
-    elif not (given["print_ir_diff"] or rows):
+    elif not (given["print_ir_after"] or given["print_ir_diff"] or rows):
         _tell("after all passes", plan, after)
     if given["as_json"]:
-        click.echo(json.dumps(rows, indent=2))
+        click.echo(json.dumps(rows, indent=2), err=output == "-")
     for row in rows if not given["as_json"] else ():
         counts = f"+{row['added']} -{row['removed']} ~{row['changed']}"
         click.echo(f"{row['seconds']:8.3f} s  {counts:>16}  {row['pass']}", err=output == "-")
@@ -84,12 +97,15 @@ def _run(
 ) -> tuple[Plan, list[dict[str, Any]]]:
     """The plan after the passes, and the statistics if they are wanted."""
     done, rows = [plan], list[dict[str, Any]]()
+    apart = given["output"] == "-"  # the standard output is the text of the plan
 
     def observe(p: Pass, before: Plan, after: Plan, seconds: float) -> None:
         """Tell what a pass has changed."""
         done.append(after)
+        if given["print_ir_after"]:
+            click.echo(f"after {p}:\n{terminal(plan_to_python(after))}", err=apart)
         if given["print_ir_diff"]:
-            _tell(f"after {p}", before, after)
+            _tell(f"after {p}", before, after, err=apart)
         if given["statistics"] or given["as_json"]:
             signs = Counter(str(change)[0] for change in difference(before, after))
             counts = {"added": signs["+"], "removed": signs["-"], "changed": signs["~"]}
@@ -104,6 +120,10 @@ def _run(
             write_file(given["reproducer"], text)
             error.add_note(f"run it again: pipec opt {given['reproducer']}")
         raise
+
+
+def _has_devices(source: Path, text: str) -> bool:
+    return source.is_dir() or "//---" in text
 
 
 def _is_text(output: str) -> bool:
@@ -159,8 +179,8 @@ def _undecided(plan: Plan, pipeline: Sequence[Pass]) -> Plan:
     return plan
 
 
-def _tell(when: str, before: Plan, after: Plan) -> None:
+def _tell(when: str, before: Plan, after: Plan, *, err: bool = False) -> None:
     found = difference(before, after)
-    click.echo(f"{when}: {len(found)} changes")
+    click.echo(f"{when}: {len(found)} changes", err=err)
     for change in found:
-        click.echo(f"  {terminal(str(change))}")
+        click.echo(f"  {terminal(str(change))}", err=err)

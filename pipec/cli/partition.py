@@ -4,6 +4,7 @@ Heavy libraries are imported where they are used: a small graph is cut in less t
 """
 
 import json
+import math
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -62,6 +63,8 @@ def command(file: Path, **given: Any) -> None:
             "--chunks must be at least 1 and --time-limit at least 0",
             got=f"--chunks {given['chunks']}, --time-limit {given['time_limit']:g}",
         )
+    if not 0 <= given["latency"] < math.inf:
+        raise PartitionError("no such latency", got=given["latency"], want="seconds, 0 or more")
     workload = _read(file)
     _refuse_unused({n for n, usual in _USUAL.items() if given[n] != usual}, workload, given)
     if given["planner"] == "pipedream":

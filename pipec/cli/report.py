@@ -38,14 +38,14 @@ def command(directory: Path, other: Path | None, output: Path, **given: Any) -> 
     plan = load_plan(directory, allowed=allowed, check_weights=False)
     second = load_plan(other, allowed=allowed, check_weights=False) if other else None
     found: dict[str, Any] = {}
-    readers = {
-        "verified": ("verify", read_verification),
-        "metrics": ("metrics", read_metrics),
-        "trace": ("measured", read_trace),
-    }
-    for option, (name, read) in readers.items():
-        if given[option]:
-            found[name] = read(given[option])
+    if given["verified"]:
+        found["verify"] = read_verification(given["verified"])
+    if given["metrics"]:
+        found["metrics"] = read_metrics(given["metrics"])
+    if given["trace"]:
+        if plan.schedule is None:
+            raise click.UsageError("--trace: the plan has no schedule")
+        found["measured"] = read_trace(given["trace"], plan.schedule)
     backend = load_backend(plan.target)
     if given["cycles"] and not isinstance(backend, Cycles):
         raise lacking(backend, Cycles, "--cycles")

@@ -12,7 +12,7 @@ from pipec.explore.explore import Exploration, Progress, explore
 from pipec.explore.make import Maker
 from pipec.explore.rebatch import Rebatched
 from pipec.plan.model import Plan
-from pipec.schedule.registry import ASYNCHRONOUS
+from pipec.schedule.registry import ASYNCHRONOUS, plain_name
 
 SAMPLES = 8
 """Traced batches of one step and device, where the batch is not given."""
@@ -88,6 +88,13 @@ class Search:
                 got=", ".join(names or ASYNCHRONOUS),
                 want=INFERENCE,
                 hint="let the factory return a loss too",
+            )
+        if maker.trains and any(plain_name(name) == INFERENCE for name in names or ()):
+            raise PartitionError(
+                "a model with a loss is trained",
+                got=INFERENCE,
+                want="a schedule of training",
+                hint="explore the model without its loss: pipec compile --inference",
             )
         more = self.asynchronous
         every = list(candidates(self.cluster, batch, names, trains=maker.trains, asynchronous=more))

@@ -25,6 +25,7 @@ from pipec.errors import PlanError
 from pipec.files import read_data
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind
 from pipec.graph.lower import lower
+from pipec.graph.printer import graph_to_python
 from pipec.graph.serialize import dumps, graph_from_json, graph_to_json
 from pipec.plan.manifest import PLAN, read_manifest, record_text, write_manifest
 from pipec.plan.model import Plan
@@ -44,6 +45,13 @@ def header_of(text: str) -> list[tuple[str, str]]:
 def graph_to_text(graph: Graph) -> str:
     """A graph as text: one line per input, node and output."""
     return dumps(graph_to_json(graph))
+
+
+def plan_to_python(plan: Plan) -> str:
+    """The graph of a plan as Python, or those of its stages, for people."""
+    if not plan.stages:
+        return graph_to_python(plan.graph)
+    return "\n".join(f"stage {s.index}:\n{graph_to_python(s.graph)}" for s in plan.stages)
 
 
 def plan_to_text(plan: Plan) -> str:

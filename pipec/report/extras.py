@@ -1,10 +1,13 @@
 """What other commands wrote, for the report page: verification, metrics, a run's trace, engines."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from pipec.errors import PipecError
+from pipec.schedule.action import ActionKind
+from pipec.schedule.schedule import Schedule
 
 Data = dict[str, Any]
 _HINT = "name what `pipec verify --json` or `pipec run` wrote"
@@ -41,11 +44,15 @@ def read_metrics(path: Path) -> list[Data]:
         raise _not(path, "metrics", "pipec run OUT --metrics FILE") from error
 
 
-def read_trace(path: Path) -> Data:
+def read_trace(path: Path, schedule: Schedule) -> Data:
     """What ``pipec run --trace`` wrote: a Chrome trace; its actions as rows, from time 0 on.
 
+    Args:
+        path: The file.
+        schedule: Of the plan that ran.
+
     Raises:
-        PipecError: The file cannot be read, or is something else.
+        PipecError: The file cannot be read, is something else, or is of another plan.
     """
     try:
         events = [e for e in _json(path)["traceEvents"] if e["ph"] == "X"]
@@ -61,7 +68,30 @@ def read_trace(path: Path) -> Data:
         ]  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:
         raise _not(path, "a trace of a run", "pipec run OUT --trace FILE") from error
+    _check_ran(rows, schedule, path)
     return {"seconds": max(row[-1] for row in rows), "actions": rows}
+
+
+def _check_ran(rows: list[list[Any]], schedule: Schedule, path: Path) -> None:
+    """See that every device ran what the schedule gives it, as often as it does."""
+    devices = schedule.device.tolist()
+    planned = Counter(
+        (device, a.kind.name, a.stage)
+        for device, a in zip(devices, schedule, strict=True)
+        if a.kind.is_compute
+    )
+    ran = Counter((row[0], row[2], row[3]) for row in rows if ActionKind[row[2]].is_compute)
+    for device, kind, stage in sorted(planned | ran):
+        counts = [found[device, kind, stage] for found in (ran, planned)]
+        if counts[0] != counts[1]:
+            what = f"{kind} of stage {stage} on device {device}"
+            raise PipecError(
+                "the trace is of another plan",
+                where=path,
+                got=f"{counts[0]} times {what}",
+                want=f"{counts[1]} times",
+                hint="name the plan that ran, or run this one: pipec run OUT --trace FILE",
+            )
 
 
 def _text(path: Path) -> str:

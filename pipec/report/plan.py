@@ -43,6 +43,9 @@ def print_plan(plan: Plan, console: Console, heaviest: int = 10) -> None:
     if data["heaviest"]:
         console.print(_heaviest(data))
     console.print(_memory(data))
+    if data["idle_devices"]:
+        devices = ", ".join(map(str, data["idle_devices"]))
+        console.print(f"no stage is placed on device {devices}")
     if (saved := saved_table(data["stages"])) is not None:
         console.print(saved)
     if data["explored"]:

@@ -25,8 +25,8 @@ def plan_data(plan: Plan, heaviest: int = 10) -> Data:
 
     Returns:
         JSON data: ``model``, ``target``, ``cluster``, ``nodes``, ``stages``, ``balance``,
-        ``cuts``, ``heaviest``, ``tied``, ``memory``, ``schedule``, ``explored``,
-        ``options``.
+        ``cuts``, ``heaviest``, ``tied``, ``memory``, ``idle_devices``, ``schedule``,
+        ``explored``, ``options``.
     """
     return {
         "model": plan.graph.source.location,
@@ -43,6 +43,7 @@ def plan_data(plan: Plan, heaviest: int = 10) -> Data:
             for name, stages in plan.tied().items()
         },
         "memory": memory_data(plan),
+        "idle_devices": idle_devices(plan),
         "schedule": _schedule_data(plan),
         "explored": [dataclasses.asdict(t) for t in plan.explored],
         "options": dict(plan.options),
@@ -158,6 +159,14 @@ def node_times(plan: Plan) -> dict[fx.Node, tuple[str, float]]:
         kind = plan.cluster.devices[(*_devices(plan, stage), stage)[0]].kind
         found[n] = kind, plan.costs.of(kind).get(n.name, 0.0)
     return found
+
+
+def idle_devices(plan: Plan) -> list[int]:
+    """Devices of the cluster on which no stage of a plan is placed."""
+    if plan.placement is None:
+        return []
+    used = {d for stage in plan.stages for d in _devices(plan, stage.index)}
+    return [d for d in range(plan.cluster.size) if d not in used]
 
 
 def memory_data(plan: Plan) -> list[Data]:

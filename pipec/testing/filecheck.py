@@ -20,9 +20,7 @@ from pathlib import Path
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.errors import PipecError
-from pipec.graph.printer import graph_to_python
-from pipec.plan.model import Plan
-from pipec.plan.text import header_of, plan_from_text
+from pipec.plan.text import header_of, plan_from_text, plan_to_python
 
 _TOKEN = re.compile(r"\{\{(.+?)\}\}|\[\[(\w+)(?::(.+?))?\]\]")
 
@@ -40,7 +38,7 @@ def check_file(path: Path) -> None:
     assert checks or "ERROR" in told, f"{path} expects nothing"
     try:
         plan = plan_from_text(text, parse_cluster(told.get("devices", "2xh100")))
-        found = printed(run_passes(parse_pipeline(told["passes"]), plan))
+        found = plan_to_python(run_passes(parse_pipeline(told["passes"]), plan))
     except PipecError as error:
         if "ERROR" not in told:
             raise
@@ -48,13 +46,6 @@ def check_file(path: Path) -> None:
     else:
         assert "ERROR" not in told, f"{path}: no error, want {told['ERROR']!r}"
     check(found, checks)
-
-
-def printed(plan: Plan) -> str:
-    """The graph of a plan as Python, or those of its stages."""
-    if not plan.stages:
-        return graph_to_python(plan.graph)
-    return "\n".join(f"stage {s.index}:\n{graph_to_python(s.graph)}" for s in plan.stages)
 
 
 def check(text: str, checks: Sequence[tuple[str, str]]) -> None:

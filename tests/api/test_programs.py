@@ -140,6 +140,12 @@ def _pipeline(**wrong: Any) -> pipec.Pipeline:
         (lambda: pipec.compile(_net(), torch.zeros(1, 4), "2xcpu", passes=[3]), "this is no pass"),  # type: ignore[list-item]
         (lambda: pipec.compile(_net(), torch.zeros(1, 4), "2xcpu", batch=8), "schedule='auto'"),
         (lambda: pipec.compile(_net(), torch.zeros(1, 4), passes="simplify", stages=2), "option"),
+        (lambda: pipec.compile(_net(), torch.zeros(1, 4), stages=2.0), "stages: no whole"),  # type: ignore[arg-type]
+        (lambda: pipec.compile(_net(), torch.zeros(1, 4), microbatches="4"), "microbatches"),  # type: ignore[arg-type]
+        (lambda: pipec.compile(_net(), torch.zeros(1, 4), passes=3), "no passes"),  # type: ignore[arg-type]
+        (lambda: pipec.compile(_net(), torch.zeros(1, 4), costs=3), "no path"),  # type: ignore[arg-type]
+        (lambda: pipec.compile(_net(), torch.zeros(1, 4), shapes=[2]), "shapes: no dict"),  # type: ignore[arg-type]
+        (lambda: pipec.compile(_net(), torch.zeros(1, 4), bind="N=2"), "bind: no dict"),  # type: ignore[arg-type]
         (lambda: pipec.schedule("1f1c", 2, 2), "did you mean '1f1b'"),
         (lambda: pipec.schedule("1f1b", 2, 2, times={"Q": 1}), "F, B, I, W"),
         (lambda: pipec.schedule("1f1b", "2", 2), "no whole number"),  # type: ignore[arg-type]

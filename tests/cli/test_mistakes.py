@@ -318,9 +318,25 @@ explore net.py:lossy --devices 2xcpu --batch 8 --microbatches 3
 explore net.py:lossy --devices 2xcpu --beside nonsense
 explore net.py:lossy --devices 2xcpu --costs silicon:a100
 explore mlp.onnx --devices 2xcpu --schedules gpipe
+explore net.py:lossy --devices 2xcpu --schedules inference
+compile mlp.onnx --schedule auto --batch 4
+compile mlp.onnx --schedule auto --asynchronous
+opt infer
+opt infer --devices 4xh100 --passes simplify
+opt infer --passes simplify --force
+partition infer --latency -1
+partition infer --latency inf
+report train --trace trace.json
 """.strip().splitlines()
 NEW = [*CODE, *(f"compile mlp.onnx --cluster {n}.toml" for n in CLUSTERS), *HARMED, *RUNS, *OTHERS]
 ALL = [*PATHS, *PLANS, *TYPOS, *NEW]
+
+
+OTHER_TRACE = {"traceEvents": [
+    {"name": "thread_name", "ph": "M", "pid": 0, "tid": 0, "args": {"name": "compute"}},
+    {"name": "0F7", "cat": "F", "ph": "X", "pid": 1, "tid": 0, "ts": 0, "dur": 1,
+     "args": {"stage": 0, "microbatch": 7}},
+]}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -334,7 +350,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "empty.onnx": "",
         "text.txt": "some text",
         "broken.toml": "devices = [",
-        "units.toml": '[[devices]]\nkind = "h100"\nmemory = "80"\n',
+        "units.toml": '[[device]]\nkind = "h100"\nmemory = "80"\n',
         "raises.py": "number = 3\ndef net():\n    raise ValueError('no weights here')\n",
         "syntax.py": "def net(:\n",
         "full/own.txt": "mine",
@@ -342,6 +358,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "net.py": FACTORIES,
         "verified.json": '{"boundaries": []}',
         "s.csv": "0F0,0B0",
+        "trace.json": json.dumps(OTHER_TRACE),
         **{f"{n}.toml": f'[[device]]\nkind = "cpu"\n{more}\n' for n, more in CLUSTERS.items()},
     }
     for name, text in texts.items():

@@ -50,6 +50,25 @@ def test_a_graph_goes_through_passes_as_text(pipec: Pipec, tmp_path: Path) -> No
     assert "--force replaces it" in again.err
 
 
+def test_the_graphs_after_every_pass_are_printed(pipec: Pipec, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(graph_to_text(mlp()))
+    passes = ("--passes", "simplify,annotate-cost,partition", "--devices", "2xh100")
+    done = pipec("opt", file, *passes, "--print-ir-after")
+    assert done.code == 0, done.err
+    _, *parts = done.out.split("after ")
+    assert [p.split("\n")[0].rstrip(":") for p in parts] == [
+        "simplify",
+        "annotate-cost",
+        "partition",
+    ]
+    assert [p.count("stage ") for p in parts] == [0, 0, 2]
+    assert all("aten.linear" in p for p in parts)
+    apart = pipec("opt", file, *passes, "--print-ir-after", "--statistics", "--json", "-o", "-")
+    assert apart.err.count("after ") == 3
+    assert len(plan_from_text(apart.out, CLUSTER).stages) == 2
+
+
 def test_a_stage_of_a_plan_is_a_graph_too(pipec: Pipec, model: Path, tmp_path: Path) -> None:
     assert pipec("compile", model, "--devices", "2xcpu", "-o", tmp_path / "out").code == 0
     for file in (tmp_path / "out" / "graphs").glob("*/F.json"):

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,6 +144,7 @@ def test_the_difference_of_two_plans(chrome: "Chrome", plan: pipec.Plan, tmp_pat
 @needs_browser
 def test_measured_errors_and_curves(chrome: "Chrome", plan: pipec.Plan, tmp_path: Path) -> None:
     assert plan.timeline is not None
+    assert plan.schedule is not None
     ran = tmp_path / "trace.json"
     ran.write_text(json.dumps(trace(plan.timeline, microseconds=2e6)))
     metrics = tmp_path / "metrics.jsonl"
@@ -162,7 +164,7 @@ def test_measured_errors_and_curves(chrome: "Chrome", plan: pipec.Plan, tmp_path
     }
     verified.write_text(json.dumps({"boundaries": [row]}))
     extras = {
-        "measured": read_trace(ran),
+        "measured": read_trace(ran, plan.schedule),
         "metrics": read_metrics(metrics),
         "verify": read_verification(verified),
     }
@@ -200,10 +202,13 @@ def test_page_and_table_time_a_node_on_the_device_of_its_stage(placed: bool) -> 
     assert {row["node"]: row["seconds"] for row in table} == want
 
 
-def test_files_of_another_kind_are_refused(pipec_command: Pipec, tmp_path: Path) -> None:
+def test_files_of_another_kind_are_refused(
+    plan: pipec.Plan, pipec_command: Pipec, tmp_path: Path
+) -> None:
     wrong = tmp_path / "wrong.json"
     wrong.write_text("[1, 2]")
-    for read in (read_metrics, read_trace, read_verification):
+    assert plan.schedule is not None
+    for read in (read_metrics, partial(read_trace, schedule=plan.schedule), read_verification):
         with pytest.raises(PipecError, match="write it with: pipec"):
             read(wrong)
     assert pipec_command("report", tmp_path / "nothere").code == 1

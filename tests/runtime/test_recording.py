@@ -32,7 +32,7 @@ def test_every_action_is_recorded_once_and_read_by_the_report(tmp_path: Path) ->
         assert bool((table[:, 2] >= table[:, 1]).all())
         assert bool((table[1:, 1] >= table[:-1, 2]).all())
     write_trace(schedule, rows, tmp_path / "trace.json")
-    found = read_trace(tmp_path / "trace.json")
+    found = read_trace(tmp_path / "trace.json", schedule)
     assert len(found["actions"]) == len(schedule)
     kinds = {(row[0], row[2], row[3], row[4]) for row in found["actions"]}
     assert {(0, "F", 0, m) for m in range(3)} <= kinds
