@@ -1,15 +1,22 @@
 """``make bench``: every benchmark in turn, each in a process of its own.
 
-``python -m benchmarks NAME ...`` runs some of them.
+``python -m benchmarks NAME ...`` runs some of them. ``python -m benchmarks keep NAME [WORDS]`` runs
+one and keeps what it prints, with date and machine, in ``docs/figures`` (`docs/make_figures.py`).
 """
 
+import json
+import os
+import platform
+import re
 import subprocess
 import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ON_REQUEST = ("gpu", "zoo", "fuzz_onnx")
-"""What needs a machine of its own kind, the network, or hours."""
+ON_REQUEST = ("gpu", "zoo", "fuzz_onnx", "slow_link")
+"""What needs a machine of its own kind, the network, root, or hours."""
 NAMES = sorted(p.stem for p in HERE.glob("*.py") if not p.stem.startswith("_"))
 
 
@@ -19,12 +26,50 @@ def title(name: str) -> str:
     return text.removeprefix('"""').splitlines()[0].removesuffix('"""')
 
 
+def keep(name: str, words: list[str]) -> int:
+    """Run a benchmark, and write what it printed to ``docs/figures``, if it ended well."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", *words]
+    printed = list[str]()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            print(line, end="", flush=True)
+            printed.append(line.rstrip())
+    if running.returncode:
+        return running.returncode
+    record = {
+        "command": " ".join(["python -m", f"benchmarks.{name}", *words]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": machine(),
+        "torch": version("torch"),
+        "printed": printed,
+    }
+    folder = HERE.parent / "docs" / "figures"
+    folder.mkdir(exist_ok=True)
+    label = re.sub(r"[^\w.]+", "-", " ".join([name, *words]))
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    (folder / f"{label}.json").write_text(f"{text}\n")
+    return 0
+
+
+def machine() -> str:
+    """Processor and number of cores."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{name}, {len(os.sched_getaffinity(0))} cores"
+
+
 def main(names: list[str]) -> int:
     """Run the named benchmarks, by default all that any machine can; the number that failed."""
+    keeps = names[:1] == ["keep"]
+    names, words = (names[1:2], names[2:]) if keeps else (names, [])
     unknown = [n for n in names if n not in NAMES]
     if unknown:
         print(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(NAMES)}")
         return 2
+    if keeps:
+        return keep(names[0], words)
     failed = []
     for name in names or [n for n in NAMES if n not in ON_REQUEST]:
         print(f"\n== {name}: {title(name)}", flush=True)

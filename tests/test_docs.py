@@ -2,6 +2,7 @@
 
 import contextlib
 import doctest
+import importlib.util
 import io
 import os
 import re
@@ -78,6 +79,19 @@ def test_commands_and_links_exist(page: Path) -> None:
                 assert name in cli.list_commands(None), f"{page.name}: pipec {name}"  # type: ignore[arg-type]
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_figures_in_pages_are_those_that_a_benchmark_kept() -> None:
+    spec = importlib.util.spec_from_file_location("make_figures", ROOT / "docs/make_figures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    for page in made.pages():
+        assert page.read_text() == made.shown(page), "python docs/make_figures.py"
+    told = "".join(page.read_text() for page in made.pages())
+    for file in (ROOT / "docs/figures").glob("*.json"):
+        assert f"<!-- figures {file.stem} -->" in told, f"no page shows {file}"
 
 
 def test_the_page_of_commands_is_what_help_prints() -> None:
