@@ -15,6 +15,7 @@ for nothing. What it leaves out is estimated per element of what is read or writ
 | cross entropy | 6 per element of the scores |
 | quantising, dequantising | 4 and 2 per element; products of integers as those of floats |
 | moves: copies, casts, gathers, concatenation, constants | 0 |
+| ops of other packages | by torch's `register_flop_formula`; without one 1 per element, a guess |
 """
 
 import math
@@ -36,6 +37,8 @@ from pipec.graph.ir import tensors
 from pipec.graph.torch_private import OpOverload, is_composite, is_view, namespace_of
 
 Formula = Callable[[fx.Node], float]
+OWN = ("aten", "prims", "pipec")
+"""Namespaces whose ops this table knows."""
 
 
 class FlopCounter:
@@ -66,6 +69,13 @@ class FlopCounter:
         if own is not None:
             return own(node)
         return float(self.known(node)) or float(_largest(node))
+
+    def is_guess(self, node: fx.Node, flops: float) -> bool:
+        """Whether so many FLOPs of an op from another package are one per element: nobody said."""
+        if not isinstance(node.target, OpOverload) or is_view(node.target):
+            return False
+        known = namespace_of(node.target) in OWN or is_composite(node.target)
+        return not known and flops == _largest(node)
 
     def is_product(self, node: fx.Node) -> bool:
         """Whether the node multiplies matrices: its FLOPs are no count of elements."""

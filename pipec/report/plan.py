@@ -171,6 +171,11 @@ def _explored(data: Data) -> Table:
 
 
 def _print_notes(data: Data, console: Console) -> None:
+    for op in data["guessed"]:
+        console.print(
+            f"note: the cost of {escape(op)} is a guess, one FLOP per element; a formula for it: "
+            "torch.utils.flop_counter.register_flop_formula"
+        )
     for name, tied in data["tied"].items():
         stages = ", ".join(map(str, tied["stages"]))
         console.print(f"note: tied weight {escape(name)} is read by stages {stages}")

@@ -7,6 +7,7 @@ from typing import Any
 from torch import fx
 
 from pipec.compiler.endless import drains, round_of
+from pipec.cost.flops import FlopCounter
 from pipec.errors import PipecError
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, op_name, origin
 from pipec.graph.lower import lower
@@ -25,7 +26,7 @@ def plan_data(plan: Plan, heaviest: int = 10) -> Data:
 
     Returns:
         JSON data: ``model``, ``target``, ``cluster``, ``nodes``, ``stages``, ``balance``,
-        ``cuts``, ``heaviest``, ``tied``, ``memory``, ``idle_devices``, ``schedule``,
+        ``cuts``, ``heaviest``, ``tied``, ``guessed``, ``memory``, ``idle_devices``, ``schedule``,
         ``explored``, ``options``.
     """
     return {
@@ -42,6 +43,7 @@ def plan_data(plan: Plan, heaviest: int = 10) -> Data:
             name: {"stages": list(stages), "aliases": list(plan.graph.tied.get(name, ()))}
             for name, stages in plan.tied().items()
         },
+        "guessed": guessed_ops(plan),
         "memory": memory_data(plan),
         "idle_devices": idle_devices(plan),
         "schedule": _schedule_data(plan),
@@ -143,6 +145,22 @@ def heaviest_nodes(plan: Plan, count: int) -> list[Data]:
         }
         for n, (kind, seconds) in ranked
     ]
+
+
+def guessed_ops(plan: Plan) -> list[str]:
+    """Ops of other packages whose cost is a guess: no formula, no measurement."""
+    if plan.costs is None:
+        return []
+    counter = FlopCounter()
+    return sorted(
+        {
+            op_name(n)
+            for n, (kind, _) in node_times(plan).items()
+            if plan.costs.method.get(kind) != "measured"
+            and n.name not in plan.costs.tabled.get(kind, ())
+            and counter.is_guess(n, plan.costs.nodes[n.name].flops)
+        }
+    )
 
 
 def node_times(plan: Plan) -> dict[fx.Node, tuple[str, float]]:

@@ -1,17 +1,21 @@
 """FLOPs are torch's own wherever it counts, per op and on whole models."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.driver import default_passes, make_plan
 from pipec.cost.flops import FlopCounter
 from pipec.frontends.torch_module import from_module
 from pipec.graph.ir import op_name
+from pipec.report.plan_data import plan_data
 from tests.frontends.torch.zoo import make
 from tests.toys import Builder, aten
 
@@ -152,3 +156,47 @@ def test_experts_count_one_matrix_per_row() -> None:
     found = [counter.flops(n) for n in graph.calls if "grouped_mm" in op_name(n)]
     rows = 2 * 12 * 2  # tokens times experts per token
     assert sorted(found) == [2.0 * rows * 32 * 64] * 2 + [2.0 * rows * 32 * 128] * 2
+
+
+@torch.library.custom_op("costed::product", mutates_args=())
+def product(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w
+
+
+@product.register_fake
+def _(x: Tensor, w: Tensor) -> Tensor:
+    return x.new_empty(len(x), w.shape[1])
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(product(torch.relu(x), self.w))
+
+
+def test_the_cost_of_an_op_from_outside_is_a_guess_until_it_has_a_formula() -> None:
+    graph, cluster = from_module(Own(), torch.ones(4, 16)).graph, parse_cluster("2xcpu")
+    plan = make_plan(graph, cluster, passes=default_passes(microbatches=2))
+    assert plan_data(plan)["guessed"] == ["costed.product.default"]
+    assert plan.costs is not None
+    assert plan.costs.nodes["product"].flops == 256
+    assert (
+        plan_data(plan.replace(costs=replace(plan.costs, method={"cpu": "measured"})))["guessed"]
+        == []
+    )
+    packet = torch.ops.costed.product
+
+    @register_flop_formula(packet)
+    def formula(x: tuple[int, int], w: tuple[int, int], **_: object) -> int:
+        return 2 * x[0] * x[1] * w[1]
+
+    try:
+        known = make_plan(graph, cluster, passes=default_passes(microbatches=2))
+    finally:
+        flop_registry.pop(packet)
+    assert plan_data(known)["guessed"] == []
+    assert known.costs is not None
+    assert known.costs.nodes["product"].flops == 2 * 4 * 16 * 16
