@@ -1,7 +1,8 @@
 """``make bench``: every benchmark in turn, each in a process of its own.
 
 ``python -m benchmarks NAME ...`` runs some of them. ``python -m benchmarks keep NAME [WORDS]`` runs
-one and keeps what it prints, with date and machine, in ``docs/figures`` (`docs/make_figures.py`).
+one, or a file of ``examples``, and keeps what it prints, with date and machine, in ``docs/figures``
+(`docs/make_figures.py`).
 """
 
 import json
@@ -28,9 +29,11 @@ def title(name: str) -> str:
 
 def keep(name: str, words: list[str]) -> int:
     """Run a benchmark, and write what it printed to ``docs/figures``, if it ended well."""
-    command = [sys.executable, "-m", f"benchmarks.{name}", *words]
+    what = [name] if name.endswith(".py") else ["-m", f"benchmarks.{name}"]
     printed = list[str]()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        [sys.executable, *what, *words], stdout=subprocess.PIPE, text=True
+    ) as running:
         assert running.stdout is not None
         for line in running.stdout:
             print(line, end="", flush=True)
@@ -38,7 +41,7 @@ def keep(name: str, words: list[str]) -> int:
     if running.returncode:
         return running.returncode
     record = {
-        "command": " ".join(["python -m", f"benchmarks.{name}", *words]),
+        "command": " ".join(["python", *what, *words]),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         "torch": version("torch"),
@@ -46,7 +49,7 @@ def keep(name: str, words: list[str]) -> int:
     }
     folder = HERE.parent / "docs" / "figures"
     folder.mkdir(exist_ok=True)
-    label = re.sub(r"[^\w.]+", "-", " ".join([name, *words]))
+    label = re.sub(r"[^\w.]+", "-", " ".join([Path(name).stem, *words]))
     text = json.dumps(record, indent=1, ensure_ascii=False)
     (folder / f"{label}.json").write_text(f"{text}\n")
     return 0
@@ -64,7 +67,7 @@ def main(names: list[str]) -> int:
     """Run the named benchmarks, by default all that any machine can; the number that failed."""
     keeps = names[:1] == ["keep"]
     names, words = (names[1:2], names[2:]) if keeps else (names, [])
-    unknown = [n for n in names if n not in NAMES]
+    unknown = [n for n in names if n not in NAMES and not (keeps and Path(n).is_file())]
     if unknown:
         print(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(NAMES)}")
         return 2
