@@ -45,7 +45,12 @@ layers: setup
 	$(BIN)/lint-imports --no-cache
 
 unit: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q --ignore tests/test_docs.py
+	rm -rf build/wheel build/lib && mkdir -p build/wheel/site
+	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w build/wheel .
+	$(BIN)/python -m zipfile -e build/wheel/*.whl build/wheel/site
+	cp -r *.md LICENSE conftest.py pyproject.toml docs tests benchmarks examples distribution build/wheel
+	cd build/wheel && PYTHONPATH=$$PWD/site OMP_NUM_THREADS=1 ../../$(BIN)/pytest -n 2 --dist worksteal -q tests/test_docs.py
 
 fuzz: setup ## the property tests on new random examples
 	HYPOTHESIS_PROFILE=fuzz OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q -m hypothesis tests
