@@ -1,10 +1,12 @@
 """Pass ``insert-offload``: saved values that do not fit wait in host memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pipec.compiler.pass_base import Pass
-from pipec.compiler.reside import fitted, planned
+from pipec.compiler.reside import fitted, planned, with_named
+from pipec.errors import PassError
 from pipec.plan.model import Fact, Plan
 
 
@@ -27,6 +29,10 @@ class InsertOffload(Pass):
         recompute: Whether values may also be computed again (see ``insert-recompute``).
         generator: The schedule that is planned for, where the plan has none yet.
         microbatches: Its microbatches.
+        values: Instead of all that: modules or values that leave, such as ``layers.*.mlp``.
+
+    Raises:
+        PassError: A limit cannot be met, or a pattern names nothing.
     """
 
     name: ClassVar[str] = "insert-offload"
@@ -35,7 +41,12 @@ class InsertOffload(Pass):
     recompute: bool = False
     generator: str = "1f1b"
     microbatches: int = 8
+    values: Sequence[str] = ()
 
     def run(self, plan: Plan) -> Plan:
         schedule = planned(plan, self.generator, self.microbatches)
+        if self.values:
+            if self.memory_limit is not None or self.recompute:
+                raise PassError("values that are named leave nothing to choose", got=str(self))
+            return with_named(plan, schedule, self.values, host=True)
         return fitted(plan, schedule, self.memory_limit, recompute=self.recompute, host=True)

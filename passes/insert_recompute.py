@@ -1,10 +1,12 @@
 """Pass ``insert-recompute``: B computes again what does not fit, chosen by an optimiser."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pipec.compiler.pass_base import Pass
-from pipec.compiler.reside import fitted, planned
+from pipec.compiler.reside import fitted, planned, with_named
+from pipec.errors import PassError
 from pipec.plan.model import Fact, Plan
 
 
@@ -24,6 +26,10 @@ class InsertRecompute(Pass):
         host: Whether values may also wait in host memory (see ``insert-offload``).
         generator: The schedule that is planned for, where the plan has none yet.
         microbatches: Its microbatches.
+        values: Instead of all that: modules or values, such as ``layers.*.mlp``.
+
+    Raises:
+        PassError: A limit cannot be met, or a pattern names nothing.
     """
 
     name: ClassVar[str] = "insert-recompute"
@@ -32,7 +38,12 @@ class InsertRecompute(Pass):
     host: bool = False
     generator: str = "1f1b"
     microbatches: int = 8
+    values: Sequence[str] = ()
 
     def run(self, plan: Plan) -> Plan:
         schedule = planned(plan, self.generator, self.microbatches)
+        if self.values:
+            if self.memory_limit is not None or self.host:
+                raise PassError("values that are named leave nothing to choose", got=str(self))
+            return with_named(plan, schedule, self.values, host=False)
         return fitted(plan, schedule, self.memory_limit, recompute=True, host=self.host)

@@ -31,6 +31,8 @@ def compile(  # noqa: A001
     asynchronous: bool = False,
     passes: Passes = None,
     costs: str | os.PathLike[str] | None = None,
+    recompute: str | Sequence[str] = (),
+    offload: str | Sequence[str] = (),
     training: bool | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     bind: Mapping[str, tuple[float, ...]] | None = None,
@@ -58,6 +60,9 @@ def compile(  # noqa: A001
             ``"default"`` stands for the whole default pipeline.
         costs: A file of measured costs (``pipec profile``), or ``silicon:a100``: kinds of devices
             whose nodes are timed by tables of measured kernels.
+        recompute: Modules whose saved values the backward computes again, ``*`` for any text:
+            ``"model.layers.*.mlp"``; or names of values.
+        offload: The same, of what waits in host memory for the backward.
         training: Whether a model from a path is traced with its loss; by default if it has one.
         shapes: Of inputs whose dimensions a file leaves open.
         bind: Values of inputs that are fixed.
@@ -83,7 +88,7 @@ def compile(  # noqa: A001
     file = os.fspath(costs) if isinstance(costs, os.PathLike) else costs
     request = Request(
         backend, cluster, name, stages, microbatches, batch, passes, file, settings,
-        asynchronous=asynchronous,
+        asynchronous=asynchronous, recompute=_listed(recompute), offload=_listed(offload),
     )  # fmt: skip
     dicts: dict[str, object] = {"shapes": shapes, "bind": bind}
     for what, given in dicts.items():
@@ -162,6 +167,10 @@ def explore(
         schedules=tuple(schedules), asynchronous=asynchronous,
     )  # fmt: skip
     return request.search(*_read(model, inputs, loss, LoadOptions(training=None))).run()[0]
+
+
+def _listed(patterns: str | Sequence[str]) -> tuple[str, ...]:
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
 def _cluster(backend: Backend, devices: Devices | None) -> Cluster:

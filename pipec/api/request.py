@@ -41,6 +41,8 @@ class Request:
         cached: With ``auto``: whether an equal exploration of before is taken.
         schedules: With ``auto``: names instead of those of the devices' family.
         asynchronous: With ``auto``: whether schedules without a flush are tried too.
+        recompute: Modules or values that the backward computes again: ``layers.*.mlp``.
+        offload: Modules or values that wait in host memory for the backward.
 
     Raises:
         PipecError: An option has no effect beside the others.
@@ -58,11 +60,14 @@ class Request:
     cached: bool = True
     schedules: tuple[str, ...] = ()
     asynchronous: bool = False
+    recompute: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_types()
         beside = {"schedule": self.schedule != "fastest", "stages": self.stages is not None,
-                  "microbatches": self.microbatches is not None}  # fmt: skip
+                  "microbatches": self.microbatches is not None,
+                  "recompute": bool(self.recompute), "offload": bool(self.offload)}  # fmt: skip
         if self.passes is not None and any(beside.values()):
             raise PipecError(
                 "passes say everything themselves",
@@ -74,6 +79,12 @@ class Request:
                 "schedules that are named are all that are tried",
                 got="asynchronous beside schedules",
                 hint=f"name them too: {', '.join(ASYNCHRONOUS)}",
+            )
+        if self.explores and (self.recompute or self.offload):
+            raise PipecError(
+                "auto chooses by itself what is computed again and what waits in host memory",
+                got="recompute or offload beside schedule='auto'",
+                hint="name a schedule",
             )
         beside = {"no cache": not self.cached, f"batch {self.batch}": self.batch is not None,
                   "asynchronous": self.asynchronous}  # fmt: skip
@@ -113,6 +124,8 @@ class Request:
             stages=self.stages,
             schedule="fastest" if self.explores else self.schedule,
             microbatches=8 if self.microbatches is None else self.microbatches,
+            recompute=self.recompute,
+            offload=self.offload,
         )
         if self.passes is None:
             return usual

@@ -56,6 +56,18 @@ from pipec.report.plan_data import plan_data
 @click.option(
     "--microbatches", type=click.IntRange(1), help="Microbatches of one step; 8, with auto any."
 )
+@click.option(
+    "--recompute",
+    multiple=True,
+    metavar="PATTERN",
+    help="Compute again in the backward what these modules save: model.layers.*.mlp.",
+)
+@click.option(
+    "--offload",
+    multiple=True,
+    metavar="PATTERN",
+    help="Let what these modules save wait in host memory.",
+)
 @click.option("--batch", type=click.IntRange(1), help="With auto: samples of one step.")
 @asynchronous_option
 @click.option("--no-cache", is_flag=True, help="With auto: explore anew even if nothing changed.")
@@ -84,7 +96,8 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     request = Request(
         backend, _cluster(backend, given, console), settings=settings,
         cached=not given["no_cache"], asynchronous=given["asynchronous"],
-        **{n: given[n] for n in ("schedule", "stages", "microbatches", "batch", "passes", "costs")},
+        **{n: given[n] for n in ("schedule", "stages", "microbatches", "batch", "passes", "costs",
+                                 "recompute", "offload")},
     )  # fmt: skip
     plan = _compile(request, given, console)
     if out is not None:

@@ -17,7 +17,12 @@ from pipec.plan.trust import remember
 
 
 def default_passes(
-    *, stages: int | None = None, schedule: str = "fastest", microbatches: int = 8
+    *,
+    stages: int | None = None,
+    schedule: str = "fastest",
+    microbatches: int = 8,
+    recompute: Sequence[str] = (),
+    offload: Sequence[str] = (),
 ) -> list[Pass]:
     """What ``pipec compile`` runs unless it is told otherwise.
 
@@ -26,11 +31,19 @@ def default_passes(
         schedule: Name of a schedule, its options behind it: ``interleaved{chunks=4}``; or
             ``fastest``, of those with a flush, on one stage per device.
         microbatches: Microbatches of one step.
+        recompute: Modules or values that the backward computes again.
+        offload: Modules or values that wait in host memory for it.
     """
     count = f"microbatches={microbatches}"
+    named = f"generator={'1f1b' if schedule == 'fastest' else schedule} {count}"
+    memory = "".join(
+        f"{name}{{values={','.join(values)} {named}}},"
+        for name, values in (("insert-recompute", recompute), ("insert-offload", offload))
+        if values
+    )
     return parse_pipeline(
         f"simplify,annotate-cost,partition{{stages={str(stages).lower()} schedule={schedule} "
-        f"{count}}},insert-comm,differentiate,time-stages,"
+        f"{count}}},insert-comm,differentiate,time-stages,{memory}"
         f"schedule{{generator={schedule} {count}}},simulate"
     )
 

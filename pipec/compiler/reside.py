@@ -9,6 +9,7 @@ from dataclasses import replace
 from pipec.autodiff.rewrite import offloaded, recomputed
 from pipec.compiler.complete import completed, host_channels
 from pipec.compiler.fit import Apply, Fates, Fit, Fitted
+from pipec.compiler.named import named_fates
 from pipec.compiler.replicate import with_replicas
 from pipec.compiler.residency import rewritten_cost, saved_in_order, stage_work
 from pipec.compiler.stage_timing import measured_stage
@@ -49,13 +50,7 @@ def fitted(
         PassError: A limit cannot be met, values wait in host memory already, or forward and
             backward are cut differently.
     """
-    if plan.slots:
-        raise PassError(
-            "saved values wait in host memory already",
-            got=", ".join(s.name for s in plan.slots),
-            hint="choose recomputation and offload together, before the pass schedule: "
-            "insert-offload{recompute=true}",
-        )
+    _check_no_slots(plan)
     if limit is not None:
         plan = plan.replace(options={**plan.options, LIMIT: float(limit)})
     if schedule.placement.separate:
@@ -64,6 +59,25 @@ def fitted(
         return plan
     found = best(plan, schedule, limit, recompute=recompute, host=host)
     return found.plan.replace(schedule=None if plan.schedule is None else found.schedule)
+
+
+def with_named(plan: Plan, schedule: Schedule, patterns: Sequence[str], *, host: bool) -> Plan:
+    """The plan with saved values that the user names computed again, or in host memory.
+
+    Args:
+        plan: Differentiated and timed.
+        schedule: What it will run.
+        patterns: As for `named_fates`.
+        host: Whether the values wait in host memory.
+
+    Raises:
+        PassError: A pattern names nothing, values wait in host memory already, or all of them do.
+    """
+    _check_no_slots(plan)
+    if schedule.placement.separate and host:
+        raise PassError("all that is saved leaves already", got=f"schedule {schedule.name}")
+    made, order = _applied(plan, schedule)(named_fates(plan, schedule, patterns, host=host))
+    return made.replace(schedule=None if plan.schedule is None else order)
 
 
 def check_limit(plan: Plan, timeline: Timeline) -> None:
@@ -112,6 +126,16 @@ def best(
     if not found:
         raise refused[0]
     return min(found, key=lambda f: f.timeline.seconds)
+
+
+def _check_no_slots(plan: Plan) -> None:
+    if plan.slots:
+        raise PassError(
+            "saved values wait in host memory already",
+            got=", ".join(s.name for s in plan.slots),
+            hint="choose recomputation and offload together, before the pass schedule: "
+            "insert-offload{recompute=true}",
+        )
 
 
 def _check_apart(schedule: Schedule, *, host: bool) -> None:

@@ -321,6 +321,10 @@ explore mlp.onnx --devices 2xcpu --schedules gpipe
 explore net.py:lossy --devices 2xcpu --schedules inference
 compile mlp.onnx --schedule auto --batch 4
 compile mlp.onnx --schedule auto --asynchronous
+compile net.py:lossy --recompute nothing
+compile net.py:lossy --recompute 0 --schedule auto
+compile net.py:lossy --recompute 0 --passes simplify
+compile net.py:net --offload 0
 opt infer
 opt infer --devices 4xh100 --passes simplify
 opt infer --passes simplify --force

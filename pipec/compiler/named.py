@@ -1,0 +1,88 @@
+"""Saved values that the user names are computed again, or wait in host memory: no optimiser.
+
+A pattern names modules or values: ``layers.*.mlp`` is every value that is made in such a module and
+saved for the backward.
+"""
+
+import difflib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from pipec.autodiff.model import Training
+from pipec.autodiff.recompute import everything
+from pipec.autodiff.rewrite import lineage
+from pipec.compiler.fit import Fates
+from pipec.errors import PassError
+from pipec.graph.ir import origin
+from pipec.plan.model import Plan
+from pipec.schedule.in_flight import in_flight
+from pipec.schedule.schedule import Schedule
+
+
+def named_fates(
+    plan: Plan, schedule: Schedule, patterns: Sequence[str], *, host: bool
+) -> list[Fates]:
+    """What becomes of the saved values of every stage.
+
+    A slot is as deep as leaves at least one set of its values on the host at the fullest.
+
+    Args:
+        plan: Differentiated.
+        schedule: What it will run.
+        patterns: Of modules, of ONNX nodes, or of values; ``*`` stands for any text.
+        host: Whether they wait in host memory; else they are computed again.
+
+    Raises:
+        PassError: A pattern names nothing that is saved, or that can be computed again.
+    """
+    used, found = set[str](), []
+    for stage, turns in zip(plan.stages, in_flight(schedule), strict=True):
+        assert stage.training is not None
+        hits = {p: _matching(stage.training, p) for p in patterns}
+        wanted = frozenset(name for names in hits.values() for name in names)
+        wanted = wanted if host else _recomputable(stage.training, wanted)
+        used |= {p for p, names in hits.items() if not wanted.isdisjoint(names)}
+        order = tuple(v.name for v in stage.training.saved if v.name in wanted)
+        slots = ((min(2, max(0, turns.most - 2)), order),) if host and order else ()
+        found.append(Fates(frozenset() if host else wanted, slots))
+    for pattern in patterns:
+        if pattern not in used:
+            raise _names_nothing(plan, pattern, host=host)
+    return found
+
+
+def _matching(training: Training, pattern: str) -> list[str]:
+    """Saved values that are made in a module of this name, or have it."""
+    nodes = [training.F.nodes[v.name] for v in training.saved]
+    made = [n for n in nodes if n.op == "call_function"]
+    return [
+        n.name
+        for n in made
+        if fnmatchcase(n.name, pattern)
+        or any(fnmatchcase(origin(n).name, p) for p in (pattern, f"{pattern}.*"))
+    ]
+
+
+def _recomputable(training: Training, values: frozenset[str]) -> frozenset[str]:
+    """Those of some values that come from all others without random numbers."""
+    while True:
+        kept = {v.name for v in training.saved} - values
+        calls = {v: [n for n in lineage(training, v, kept) if n.op == "call_function"]
+                 for v in values}  # fmt: skip
+        left = frozenset(v for v in values if all(map(everything, calls[v])))
+        if left == values:
+            return values
+        values = left
+
+
+def _names_nothing(plan: Plan, pattern: str, *, host: bool) -> PassError:
+    trained = [s.training for s in plan.stages if s.training is not None]
+    places = {origin(t.F.nodes[v.name]).name for t in trained for v in t.saved} - {""}
+    near = difflib.get_close_matches(pattern, places, n=3, cutoff=0.4) or sorted(places)[:3]
+    what = "waits in host memory" if host else "can be computed again"
+    return PassError(
+        f"nothing of this name {what}",
+        got=pattern,
+        want="a module that saves values for its backward, such as " + ", ".join(near),
+        hint="pipec inspect OUT lists what stages save",
+    )
