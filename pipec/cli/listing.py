@@ -44,9 +44,10 @@ def _of_class(node: ast.ClassDef, name: str) -> Described | None:
         kind = ast.unparse(field.annotation)
         if kind.startswith("ClassVar"):
             continue
-        if field.value is not None and not isinstance(field.value, ast.Constant):
+        try:
+            default = "(required)" if field.value is None else str(ast.literal_eval(field.value))
+        except ValueError:  # an expression
             return None
-        default = "(required)" if field.value is None else str(field.value.value)
         options.append({"name": key.replace("_", "-"), "type": kind, "default": default})
     sets = {
         key: _facts(known[key].value) if key in known else [] for key in ("requires", "provides")
