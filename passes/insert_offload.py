@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipec.compiler.pass_base import Pass
-from pipec.compiler.reside import fitted, planned, with_named
-from pipec.errors import PassError
+from pipec.compiler.reside import fitted, planned
 from pipec.plan.model import Fact, Plan
 
 
@@ -45,8 +44,11 @@ class InsertOffload(Pass):
 
     def run(self, plan: Plan) -> Plan:
         schedule = planned(plan, self.generator, self.microbatches)
-        if self.values:
-            if self.memory_limit is not None or self.recompute:
-                raise PassError("values that are named leave nothing to choose", got=str(self))
-            return with_named(plan, schedule, self.values, host=True)
-        return fitted(plan, schedule, self.memory_limit, recompute=self.recompute, host=True)
+        return fitted(
+            plan,
+            schedule,
+            self.memory_limit,
+            recompute=self.recompute,
+            host=True,
+            values=self.values,
+        )

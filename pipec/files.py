@@ -168,7 +168,7 @@ class Lock:
 
     _held: ClassVar[weakref.WeakValueDictionary[Path, "_Locked"]] = weakref.WeakValueDictionary()
 
-    def __init__(self, directory: Path, seconds: float = 5.0) -> None:
+    def __init__(self, directory: Path, seconds: float = 10.0) -> None:
         place = directory.resolve()
         self._locked = self._held.get(place) or _Locked(place, seconds)
         self._held[place] = self._locked

@@ -2,7 +2,6 @@
 
 import contextlib
 import doctest
-import importlib.util
 import io
 import os
 import re
@@ -14,6 +13,7 @@ import pytest
 
 import pipec
 from pipec.cli.main import cli
+from tests.scripts import load_script
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -90,11 +90,7 @@ def test_commands_and_links_exist(page: Path) -> None:
 
 
 def test_figures_in_pages_are_those_that_a_benchmark_kept() -> None:
-    spec = importlib.util.spec_from_file_location("make_figures", ROOT / "docs/make_figures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
+    made = load_script(ROOT / "docs/make_figures.py")
     for page in made.pages():
         assert page.read_text() == made.shown(page), "python docs/make_figures.py"
     told = "".join(page.read_text() for page in made.pages())

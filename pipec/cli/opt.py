@@ -71,7 +71,7 @@ def command(source: Path, **given: Any) -> None:
         raise click.UsageError("nothing to do: name --passes, or -o")
     if given["force"] and output in (None, "-"):
         raise click.UsageError("--force goes with -o and a name")
-    if given["devices"] is not None and _has_devices(source, text):
+    if given["devices"] is not None and _is_plan(source, text):
         raise click.UsageError("--devices: only for a graph alone; a plan has its own")
     if output is not None and not _is_text(output):
         check_target(Path(output), force=given["force"])
@@ -81,7 +81,7 @@ def command(source: Path, **given: Any) -> None:
         plan = load_plan(source, allowed=allowed)
     after, rows = _run(_undecided(plan, pipeline), pipeline, given)
     if output is not None:
-        graph_alone = output.endswith(".json") or (output == "-" and "//---" not in text)
+        graph_alone = output.endswith(".json") or (output == "-" and not _is_plan(source, text))
         _write(after, output, graph_alone=graph_alone and not after.stages, force=given["force"])
     elif not (given["print_ir_after"] or given["print_ir_diff"] or rows):
         _tell("after all passes", plan, after)
@@ -122,7 +122,8 @@ def _run(
         raise
 
 
-def _has_devices(source: Path, text: str) -> bool:
+def _is_plan(source: Path, text: str) -> bool:
+    """Whether this is a plan, with devices; else a graph alone."""
     return source.is_dir() or "//---" in text
 
 

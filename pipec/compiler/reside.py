@@ -42,15 +42,34 @@ def planned(plan: Plan, generator: str, microbatches: int) -> Schedule:
 
 
 def fitted(
-    plan: Plan, schedule: Schedule, limit: float | None, *, recompute: bool, host: bool
+    plan: Plan,
+    schedule: Schedule,
+    limit: float | None,
+    *,
+    recompute: bool,
+    host: bool,
+    values: Sequence[str] = (),
 ) -> Plan:
     """The plan with training graphs, host slots and schedule that keep every device's limit.
 
+    Where values are named, these are computed again, or wait in host memory, and no others.
+
     Raises:
-        PassError: A limit cannot be met, values wait in host memory already, or forward and
-            backward are cut differently.
+        PassError: A limit cannot be met, values wait in host memory already, forward and backward
+            are cut differently, or a name leaves nothing to choose, or names nothing.
     """
-    _check_no_slots(plan)
+    if plan.slots:
+        raise PassError(
+            "saved values wait in host memory already",
+            got=", ".join(s.name for s in plan.slots),
+            hint="choose recomputation and offload together, before the pass schedule: "
+            "insert-offload{recompute=true}",
+        )
+    if values:
+        if limit is not None or (recompute and host):
+            got = "a memory limit, or a choice between recompute and offload, beside names"
+            raise PassError("values that are named leave nothing to choose", got=got)
+        return _with_named(plan, schedule, values, host=host)
     if limit is not None:
         plan = plan.replace(options={**plan.options, LIMIT: float(limit)})
     if schedule.placement.separate:
@@ -59,25 +78,6 @@ def fitted(
         return plan
     found = best(plan, schedule, limit, recompute=recompute, host=host)
     return found.plan.replace(schedule=None if plan.schedule is None else found.schedule)
-
-
-def with_named(plan: Plan, schedule: Schedule, patterns: Sequence[str], *, host: bool) -> Plan:
-    """The plan with saved values that the user names computed again, or in host memory.
-
-    Args:
-        plan: Differentiated and timed.
-        schedule: What it will run.
-        patterns: As for `named_fates`.
-        host: Whether the values wait in host memory.
-
-    Raises:
-        PassError: A pattern names nothing, values wait in host memory already, or all of them do.
-    """
-    _check_no_slots(plan)
-    if schedule.placement.separate and host:
-        raise PassError("all that is saved leaves already", got=f"schedule {schedule.name}")
-    made, order = _applied(plan, schedule)(named_fates(plan, schedule, patterns, host=host))
-    return made.replace(schedule=None if plan.schedule is None else order)
 
 
 def check_limit(plan: Plan, timeline: Timeline) -> None:
@@ -128,14 +128,12 @@ def best(
     return min(found, key=lambda f: f.timeline.seconds)
 
 
-def _check_no_slots(plan: Plan) -> None:
-    if plan.slots:
-        raise PassError(
-            "saved values wait in host memory already",
-            got=", ".join(s.name for s in plan.slots),
-            hint="choose recomputation and offload together, before the pass schedule: "
-            "insert-offload{recompute=true}",
-        )
+def _with_named(plan: Plan, schedule: Schedule, patterns: Sequence[str], *, host: bool) -> Plan:
+    """The plan with saved values that the user names computed again, or in host memory."""
+    if schedule.placement.separate and host:
+        raise PassError("all that is saved leaves already", got=f"schedule {schedule.name}")
+    made, order = _applied(plan, schedule)(named_fates(plan, schedule, patterns, host=host))
+    return made.replace(schedule=None if plan.schedule is None else order)
 
 
 def _check_apart(schedule: Schedule, *, host: bool) -> None:

@@ -66,9 +66,9 @@ def read_trace(path: Path, schedule: Schedule) -> Data:
             ]
             for e in events
         ]  # fmt: skip
+        _check_ran(rows, schedule, path)
     except (ValueError, KeyError, TypeError) as error:
         raise _not(path, "a trace of a run", "pipec run OUT --trace FILE") from error
-    _check_ran(rows, schedule, path)
     return {"seconds": max(row[-1] for row in rows), "actions": rows}
 
 
@@ -80,7 +80,8 @@ def _check_ran(rows: list[list[Any]], schedule: Schedule, path: Path) -> None:
         for device, a in zip(devices, schedule, strict=True)
         if a.kind.is_compute
     )
-    ran = Counter((row[0], row[2], row[3]) for row in rows if ActionKind[row[2]].is_compute)
+    names = {kind.name for kind in ActionKind if kind.is_compute}
+    ran = Counter((row[0], row[2], row[3]) for row in rows if row[2] in names)
     for device, kind, stage in sorted(planned | ran):
         counts = [found[device, kind, stage] for found in (ran, planned)]
         if counts[0] != counts[1]:

@@ -183,7 +183,8 @@ def idle_devices(plan: Plan) -> list[int]:
     """Devices of the cluster on which no stage of a plan is placed."""
     if plan.placement is None:
         return []
-    used = {d for stage in plan.stages for d in _devices(plan, stage.index)}
+    place = plan.placement
+    used = {d for devices in (*place.forward, *place.backward) for d in devices}
     return [d for d in range(plan.cluster.size) if d not in used]
 
 

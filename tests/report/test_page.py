@@ -5,12 +5,14 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import pipec
@@ -18,7 +20,8 @@ from pipec.errors import PipecError
 from pipec.report.extras import read_metrics, read_trace, read_verification
 from pipec.report.page import page, write_report
 from pipec.report.page_data import nodes_data
-from pipec.report.plan_data import heaviest_nodes
+from pipec.report.plan import print_plan
+from pipec.report.plan_data import heaviest_nodes, plan_data
 from pipec.simulate.draw_trace import trace
 from tests.cli.running import Pipec
 from tests.report.browser import browser, needs_browser
@@ -200,6 +203,35 @@ def test_page_and_table_time_a_node_on_the_device_of_its_stage(placed: bool) -> 
     seconds = np.frombuffer(base64.b64decode(drawn["seconds"]["f32"]), "<f4").tolist()
     assert dict(zip(drawn["names"], seconds, strict=True)) == pytest.approx(want, rel=1e-6)
     assert {row["node"]: row["seconds"] for row in table} == want
+
+
+@pytest.mark.parametrize(
+    ("schedule", "idle"), [("1f1b", [2, 3]), ("pipefb", []), ("1f1b{replicas=2}", [])]
+)
+def test_devices_without_a_stage_are_named(schedule: str, idle: list[int]) -> None:
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
+    plan = pipec.compile(
+        model, torch.zeros(4, 8), "4xv100", loss=lambda y: y.mean(), schedule=schedule, stages=2
+    )
+    assert plan_data(plan)["idle_devices"] == idle
+    told = StringIO()
+    print_plan(plan, Console(file=told, width=200))
+    assert ("no stage is placed on device 2, 3" in told.getvalue()) == bool(idle)
+
+
+@pytest.mark.parametrize("change", [{"cat": "Q"}, {"pid": "0"}, {"pid": [0]}, {"cat": 3}])
+def test_a_trace_that_is_odd_is_refused(
+    change: dict[str, object], plan: pipec.Plan, tmp_path: Path
+) -> None:
+    assert plan.timeline is not None
+    assert plan.schedule is not None
+    found = trace(plan.timeline)
+    first = next(e for e in found["traceEvents"] if e["ph"] == "X" and e["cat"] == "F")
+    first.update(change)
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(found))
+    with pytest.raises(PipecError, match=r"of another plan|not a trace"):
+        read_trace(file, plan.schedule)
 
 
 def test_files_of_another_kind_are_refused(

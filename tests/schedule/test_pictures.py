@@ -1,6 +1,5 @@
 """The page of schedules and its pictures are what the code draws today."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -8,6 +7,7 @@ import pytest
 
 from pipec.registry import entries
 from pipec.schedule.registry import names
+from tests.scripts import load_script
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 AGAIN = "run: python docs/make_schedules.py"
@@ -15,12 +15,7 @@ AGAIN = "run: python docs/make_schedules.py"
 
 @pytest.fixture(scope="module")
 def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_schedules", DOCS / "make_schedules.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(DOCS / "make_schedules.py")
 
 
 def test_page(maker: ModuleType) -> None:
