@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import torch
 
+from pipec.compiler.costing import cost_table
 from pipec.compiler.pass_base import Pass
 from pipec.graph.infer import type_of
 from pipec.graph.patterns import Match, Rule, rewrite
@@ -53,4 +54,6 @@ class Simplify(Pass):
         if not live.issuperset(graph.calls):
             calls = [n for n in graph.calls if n in live]
             graph = written(graph, graph.inputs, calls, graph.outputs)
-        return plan if graph is plan.graph else plan.replace(graph=graph)
+        if graph is plan.graph:
+            return plan
+        return plan.replace(graph=graph, costs=cost_table(plan, graph) if plan.costs else None)

@@ -21,7 +21,7 @@ def cost_table(plan: Plan, graph: Graph, parts: Parts | None = None) -> CostTabl
 
     A node that is and counts as before keeps its seconds. Others take those of the backend's model;
     parts of a node whose seconds were measured take their share of these. Where the device names
-    tables all nodes are timed by these.
+    tables all nodes are timed by these. What was measured of messages and whole stages stays.
 
     Args:
         plan: With the graph of before, and its costs if it has any.
@@ -42,7 +42,8 @@ def cost_table(plan: Plan, graph: Graph, parts: Parts | None = None) -> CostTabl
         or old[n.name].target != n.target
     ]
     seconds, backward = dict[str, Mapping[str, float]](), dict[str, Mapping[str, float]]()
-    method, messages, tabled = dict[str, str](), dict[str, MessageCost](), dict[str, list[str]]()
+    method, tabled = dict[str, str](), dict[str, list[str]]()
+    messages: dict[str, MessageCost] = dict(before.messages) if before else {}
     for device in plan.cluster.devices:
         kind = device.kind
         if kind in seconds:
@@ -65,7 +66,8 @@ def cost_table(plan: Plan, graph: Graph, parts: Parts | None = None) -> CostTabl
             row = before.backward[kind]
             again = {n: s * counted[n].backward for n, s in timed.items()} | _shared(row, parts)
             backward[kind] = _joined(counted, again, row)
-    return CostTable(counted, seconds, method, messages=messages, backward=backward, tabled=tabled)
+    stages = before.stages if before else {}
+    return CostTable(counted, seconds, method, stages, messages, backward, tabled)
 
 
 def _joined(

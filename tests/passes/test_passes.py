@@ -10,6 +10,9 @@ from pipec.cluster.cluster import Cluster, Link, parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
 from pipec.compiler.pass_manager import check_pipeline, parse_pipeline, run_passes
 from pipec.compiler.problem import placement_problem
+from pipec.cost.count import count
+from pipec.cost.stage import MessageCost, StageCost
+from pipec.cost.table import CostTable
 from pipec.errors import PartitionError, PassError, PipecError, PlanError
 from pipec.frontends.torch_module import from_module
 from pipec.graph.ir import Graph, InputKind
@@ -35,6 +38,34 @@ def test_stages_in_a_chain_compute_what_the_model_computes() -> None:
             low = lower(stage.graph)
             values |= run(low.graph, **values)
         assert torch.equal(values["y0"], run(graph, x=x)["y0"])
+
+
+def test_costs_of_a_graph_that_simplify_changes_follow_it() -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.b(torch.flatten(self.a(x), 1))
+            return y
+
+    graph = from_module(Flat(), torch.randn(2, 8)).graph
+    measured = {n.name: 1.0 + k for k, n in enumerate(graph.calls)}
+    message = MessageCost((1,), (1e-5,), (1e-6,), (1e-6,))
+    stage = StageCost(1.0, 2.0, 0.5, 0.0, 0, 0, 0)
+    costs = CostTable(
+        count(graph), {"cpu": measured}, {"cpu": "measured"}, {"cpu": {"key": stage}},
+        {"cpu": message}, {"cpu": {n: 2 * s for n, s in measured.items()}},
+    )  # fmt: skip
+    plan = make_plan(graph, parse_cluster("2xcpu"), passes=parse_pipeline(CUT), costs=costs)
+    names = {n.name for n in plan.graph.calls}
+    assert names < measured.keys()
+    assert plan.costs is not None
+    assert plan.costs.of("cpu") == {n: measured[n] for n in names}
+    assert plan.costs.backward_of("cpu") == {n: 2 * measured[n] for n in names}
+    assert plan.costs.stages == costs.stages
+    assert plan.costs.messages == costs.messages
 
 
 def test_stages_that_exchange_nothing_need_no_channels() -> None:
