@@ -92,7 +92,8 @@ def binary(b: Builder, node: fx.Node) -> Value:
     if not b.is_stream(x):
         x, y, op = y, x, _SWAPPED.get(op, op)
     if isinstance(y, int | float):
-        return chain(b, node, x, [_scalar(op, y)])
+        square = (op, y) == ("pow", 2)
+        return chain(b, node, x, [MapStep("square") if square else _scalar(op, y)])
     if not b.is_stream(y):
         return _with_constant(b, node, x, op, cast("fx.Node", y))
     if x is y and op in ("mul", "add"):

@@ -114,11 +114,13 @@ def adaptive_avg_pool(b: Builder, node: fx.Node) -> Value:
 def reduce_axes(b: Builder, node: fx.Node) -> Value:
     """Reduction over any axes; fastest over pixels, the rows of each item, or all but channels."""
     rank = len(shape_of(cast("fx.Node", node.args[0])))
-    axes = argument(node, 1, "dim")
+    axes, op = argument(node, 1, "dim"), "max" if "amax" in str(node.target) else "sum"
     if axes is None or axes == []:
+        if op == "sum":
+            whole = reduce_all(b, node)
+            return dataclasses.replace(whole, view=whole.view.reshape(shape_of(node)))
         axes = list(range(rank))
     found = {int(a) % rank for a in cast("list[int]", axes if isinstance(axes, list) else [axes])}
-    op = "max" if "amax" in str(node.target) else "sum"
     mean = "mean" in str(node.target)
     value = b.value(node.args[0])
     shape = value.view.shape

@@ -11,7 +11,7 @@ from pipec.backends.fpga.lowering.borders import made
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.elementwise import aligned
 from pipec.backends.fpga.lowering.network import Builder, Composite, UnsupportedError, Value
-from pipec.graph.ir import Graph, op_name
+from pipec.graph.ir import Graph, OutputKind, op_name
 
 _TESTS = {f"aten.{op}.{form}": op for op in OPERATORS for form in ("Scalar", "Tensor")}
 _CHOICES = {
@@ -41,7 +41,8 @@ def _test(node: fx.Node) -> fx.Node | None:
 
 def _lower(node: fx.Node, test: fx.Node, b: Builder) -> Value:
     """One layer of the streams among both sides of the comparison and both choices."""
-    if b.precision != "float32":  # a bound of errors follows from slopes, and this has steps
+    trains = b.graph.outputs_of(OutputKind.LOSS, OutputKind.GRADIENT, OutputKind.WEIGHT_GRADIENT)
+    if b.precision != "float32" and not trains:  # bounds of errors follow from slopes, not steps
         raise UnsupportedError("a choice that a rounding may turn", "choose the precision float32")
     chosen = (node.args[k] for k in _CHOICES[op_name(node)][1:])
     streams, numbers = dict[str, Value](), dict[str, float]()

@@ -22,7 +22,6 @@ from pipec.autodiff.model import Training
 from pipec.backends.fpga.lowering.rewrite import Rule, rewritten
 from pipec.backends.fpga.training import dropout
 from pipec.backends.fpga.training.dropout import Mask, floating_masks, masks_of, with_masks
-from pipec.backends.fpga.training.gradients import GRADIENTS
 from pipec.backends.fpga.training.rules import RULES, layer_norm_backward
 from pipec.errors import BackendError
 from pipec.graph.extract import with_outputs
@@ -74,7 +73,7 @@ def phases_of(training: Training, draws: Draws | None = None) -> Phases:
         draws: Numbers of its random ops in the model; from 0 on if it is the whole model.
     """
     low = training.lowered()
-    rules = {**RULES, **GRADIENTS, **dropout.RULES, **_layer_norm_rules(low.F)}
+    rules = {**RULES, **dropout.RULES, **_layer_norm_rules(low.F)}
     backward = _pruned(floating_masks(low.B, rewritten(_seeded(low), rules)))
     read = {i.name for i in backward.inputs_of(InputKind.SAVED)}
     masks = masks_of(low.F, draws)

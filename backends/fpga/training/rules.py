@@ -121,19 +121,9 @@ def nll_loss_backward(
     return hot * scale
 
 
-def mse_loss(_: Emit, a: Tensor, b: Tensor, reduction: int = 1) -> Any:
-    """``mean((a - b)^2)``, or the sum."""
-    if reduction == 0:
-        return NotImplemented
-    d = a - b
-    return (d * d).mean() if reduction == 1 else (d * d).sum()
-
-
-def mse_loss_backward(_: Emit, dy: Tensor, a: Tensor, b: Tensor, reduction: int) -> Any:
-    """``2 (a - b) dy / n``."""
-    if reduction == 0:
-        return NotImplemented
-    return (a - b) * (2.0 / a.numel() if reduction == 1 else 2.0) * dy
+def hardtanh_backward(_: Emit, dy: Tensor, x: Tensor, low: float, high: float) -> Tensor:
+    """``dy`` where ``low < x < high``, else 0; ReLU6 too."""
+    return torch.where(x > low, torch.where(x < high, dy, 0.0), 0.0)
 
 
 def convolution_backward(emit: Emit, *args: Any) -> Any:
@@ -328,8 +318,7 @@ RULES: dict[str, Rule] = {
     "aten.native_batch_norm_backward.default": batch_norm_backward,
     "aten.nll_loss_forward.default": nll_loss,
     "aten.nll_loss_backward.default": nll_loss_backward,
-    "aten.mse_loss.default": mse_loss,
-    "aten.mse_loss_backward.default": mse_loss_backward,
+    "aten.hardtanh_backward.default": hardtanh_backward,
     "aten.convolution_backward.default": convolution_backward,
     "aten.max_pool2d_with_indices_backward.default": of_shape,
     "aten.avg_pool2d_backward.default": of_shape,
