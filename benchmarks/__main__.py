@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -41,7 +42,7 @@ def keep(name: str, words: list[str]) -> int:
     if running.returncode:
         return running.returncode
     record = {
-        "command": " ".join(["python", *what, *words]),
+        "command": shlex.join(["python", *what, *words]),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         "torch": version("torch"),

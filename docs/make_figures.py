@@ -2,7 +2,8 @@
 
 ``python -m benchmarks keep NAME`` writes ``docs/figures/NAME.json``. A page shows all of it behind
 ``<!-- figures NAME -->``, its last lines behind ``<!-- figures NAME last 2 -->``, those from one
-that begins so on behind ``<!-- figures NAME from boards -->``.
+that begins so on behind ``<!-- figures NAME from boards -->``, and all that begin so behind
+``<!-- figures NAME only boards -->``.
 """
 
 import json
@@ -12,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 _BLOCK = re.compile(
-    r"(<!-- figures (\S+)(?: (last|from) (.+?))? -->\n).*?(<!-- end of figures -->)", re.DOTALL
+    r"(<!-- figures (\S+)(?: (last|from|only) (.+?))? -->\n).*?(<!-- end of figures -->)", re.DOTALL
 )
 
 
@@ -24,6 +25,8 @@ def block(name: str, how: str | None = None, what: str = "") -> str:
         lines = lines[-int(what) :]
     elif how == "from":
         lines = lines[next(k for k, line in enumerate(lines) if line.startswith(what)) :]
+    elif how == "only":
+        lines = [line for line in lines if line.startswith(what)]
     day = date.fromisoformat(record["date"])
     told = f"{day:%-d %B %Y}, {record['machine']}, torch {record['torch']}"
     return "\n".join(["```text", *lines, "```", "", f"`{record['command']}`, {told}."])

@@ -2,16 +2,19 @@
 
 import difflib
 import re
+from itertools import pairwise
 from pathlib import Path
 
 from pipec.errors import PipecError
 
 MODELS = frozenset({"compile", "explore"})
 PLANS = frozenset({"diff", "export", "inspect", "opt", "report", "run", "verify"})
+_MODEL_FILE = re.compile(r"(.+\.py)(:\w*)?|.+\.onnx|.+\.pt2")
+_NAME_OTHER_FILES = frozenset({"-o", "--output", "--loss"})
 
 
 def check_first(command: str, words: list[str]) -> None:
-    """Refuse a path that is not there, where it stands right behind the command.
+    """Refuse a path that is not there: right behind the command, or a model's behind options.
 
     Args:
         command: Name of the subcommand.
@@ -20,14 +23,14 @@ def check_first(command: str, words: list[str]) -> None:
     Raises:
         PipecError: There is no such model or plan; near names are suggested.
     """
-    if not words or words[0].startswith("-") or "--help" in words or "-h" in words:
+    if not words or "--help" in words or "-h" in words:
         return
-    if command == "opt" and Path(words[0]).is_file():
-        return  # a text
-    if command in PLANS:
+    if command in MODELS or command == "profile":
+        _check_model(words)
+    elif command in PLANS and not words[0].startswith("-"):
+        if command == "opt" and Path(words[0]).is_file():
+            return  # a text
         _check_plan(Path(words[0]))
-    elif command in MODELS or command == "profile":
-        _check_model(words[0])
 
 
 def _check_plan(path: Path) -> None:
@@ -48,13 +51,24 @@ def _check_plan(path: Path) -> None:
         )
 
 
-def _check_model(text: str) -> None:
-    file = re.fullmatch(r"(.+\.py)(:\w*)?", text)
-    path = Path(file[1] if file else text)
-    if path.exists() or (not file and re.fullmatch(r"\w+(\.\w+)*:\w+", text)):
-        return
-    if file or path.suffix in (".onnx", ".pt2"):
-        raise PipecError("no such model file", got=str(path), hint=_near(path) or "check the path")
+def _check_model(words: list[str]) -> None:
+    options = words[0].startswith("-")
+    named = [
+        word
+        for before, word in pairwise(["", *words])
+        if _MODEL_FILE.fullmatch(word) and before not in _NAME_OTHER_FILES
+    ]
+    for text in named[:1] if options else words[:1]:
+        file = re.fullmatch(r"(.+\.py)(:\w*)?", text)
+        path = Path(file[1] if file else text)
+        if path.exists() or (":" in text and not file):  # a front end may know other places
+            return
+        raise PipecError(
+            "no such model file",
+            got=str(path),
+            want="MODEL.onnx, MODEL.pt2, path/file.py:factory or package.module:factory",
+            hint=_near(path) or "check the path",
+        )
 
 
 def _above(path: Path) -> str | None:

@@ -25,8 +25,17 @@ sys.exit(3 if "torch" in sys.modules else 0)
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["passes"], ["compile", "no.onnx"], ["verify", "no"]]
-)  # fmt: skip
+    "words",
+    [
+        ["--help"],
+        ["passes"],
+        ["compile", "no.onnx"],
+        ["compile", "--target", "onnx", "-o", "out.onnx", "no.onnx", "--force"],
+        ["explore", "--training", "no.py:make"],
+        ["profile", "no"],
+        ["verify", "no"],
+    ],
+)
 def test_no_torch_is_imported(words: list[str]) -> None:
     run = subprocess.run([sys.executable, "-c", CODE, *words], capture_output=True, check=False)
     assert run.returncode == 0, run.stderr
@@ -47,11 +56,13 @@ def test_passes_are_read_off_their_source() -> None:
 @pytest.mark.parametrize(
     ("command", "word", "words"),
     [
-        ("compile", "net.onx", None),
+        ("compile", "net.onx", "did you mean"),
         ("compile", "net.onnx", "did you mean"),
         ("compile", "here.onnx", None),
         ("compile", "nofolder/net.onnx", "there is no folder"),
         ("compile", "models.py:net", "no such model file"),
+        ("profile", "net", "no such model file"),
+        ("compile", "full", None),
         ("compile", "package.module:net", None),
         ("verify", "out", "compile a model first"),
         ("run", "empty", r"no plan\.json in it"),
