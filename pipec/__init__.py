@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pipec.api.planning import explore as explore
     from pipec.api.planning import load as load
     from pipec.api.registering import register as register
+    from pipec.api.reporting import report as report
     from pipec.cluster.cluster import Cluster as Cluster
     from pipec.compiler.backend import Backend as Backend
     from pipec.compiler.pass_base import Pass as Pass
@@ -43,7 +44,12 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_VERBS = {"explore": "planning", "partition": "checking", "schedule": "checking"}
+_VERBS = {
+    "explore": "planning",
+    "partition": "checking",
+    "report": "reporting",
+    "schedule": "checking",
+}
 """Functions that have the name of a package: the package itself can be called."""
 
 _HOMES = {
@@ -99,6 +105,12 @@ class _Verb(ModuleType):
     def __wrapped__(self) -> Any:
         """The function, for `inspect.signature`."""
         return _function(self)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        """The function's, for `help`."""
+        found: str | None = _function(self).__doc__
+        return found
 
 
 def _function(package: ModuleType) -> Any:

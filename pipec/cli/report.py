@@ -28,29 +28,8 @@ def command(directory: Path, other: Path | None, output: Path, **given: Any) -> 
     if other is not None and extras:
         shown = ", ".join("--" + name.replace("verified", "verify") for name in extras)
         raise click.UsageError(f"{shown}: only for one plan, not for the difference of two")
-    from pipec.compiler.backend import lacking, load_backend
-    from pipec.compiler.capabilities import Cycles
-    from pipec.plan.store import load_plan
-    from pipec.report.extras import read_metrics, read_trace, read_verification
-    from pipec.report.page import write_report
+    from pipec.api.reporting import report
 
-    allowed = import_namespaces(given["allow_namespace"])
-    plan = load_plan(directory, allowed=allowed, check_weights=False)
-    second = load_plan(other, allowed=allowed, check_weights=False) if other else None
-    found: dict[str, Any] = {}
-    if given["verified"]:
-        found["verify"] = read_verification(given["verified"])
-    if given["metrics"]:
-        found["metrics"] = read_metrics(given["metrics"])
-    if given["trace"]:
-        if plan.schedule is None:
-            raise click.UsageError("--trace: the plan has no schedule")
-        found["measured"] = read_trace(given["trace"], plan.schedule)
-    backend = load_backend(plan.target)
-    if given["cycles"] and not isinstance(backend, Cycles):
-        raise lacking(backend, Cycles, "--cycles")
-    if second is None and isinstance(backend, Cycles):
-        cycles = backend.cycles(plan, directory) if given["cycles"] else ()
-        found["engines"] = backend.engines(plan, directory, cycles)
-    write_report(plan, output, other=second, extras=found)
+    allowed = import_namespaces(given.pop("allow_namespace"))
+    report(directory, output, other, allowed=allowed, **given)
     click.echo(f"wrote {output} ({output.stat().st_size / 1e3:.0f} kB)")

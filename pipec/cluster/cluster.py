@@ -81,6 +81,13 @@ class Cluster:
 
     Raises:
         ClusterError: Two devices of one kind differ.
+
+    Example:
+        >>> import pipec
+        >>> gpu = parse_cluster("v100").devices[0]
+        >>> slow = pipec.Cluster((gpu, gpu), links={(0, 1): Link(1.25e9, 50e-6)})
+        >>> round(slow.link(0, 1).seconds(1e6) * 1e6)  # microseconds for a megabyte
+        850
     """
 
     devices: tuple[Device, ...]

@@ -62,6 +62,17 @@ class Backend(ABC):
         simulates: Whether `load` simulates the devices, so that its seconds are not theirs.
         families: Of the devices that it emits for.
         devices: What `pipec compile` plans for where no devices are named.
+
+    Example:
+        >>> import pipec, tempfile, torch
+        >>> class Listing(pipec.Backend):
+        ...     name = "listing"
+        ...     check = lambda self, plan: None
+        ...     stage_seconds = lambda self, plan: [pipec.StageTiming(1e-3, 1e-3, "?")]
+        ...     emit = lambda self, plan, out: (out / "code.py").write_text(str(plan))
+        ...     load = lambda self, plan, out: None
+        >>> plan = pipec.compile(torch.nn.Linear(4, 2), torch.zeros(1, 4), "1xv100", target=Listing)
+        >>> plan.save(tempfile.mkdtemp() + "/out")
     """
 
     name: ClassVar[str]

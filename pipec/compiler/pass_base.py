@@ -29,6 +29,17 @@ class Pass(ABC):
         name: Name on the command line.
         requires: Facts that must hold before it runs.
         provides: Facts that hold after it ran.
+
+    Example:
+        >>> import pipec, torch
+        >>> class CountNodes(pipec.Pass):
+        ...     name = "count-nodes"
+        ...     def run(self, plan):
+        ...         return plan.replace(options={**plan.options, "nodes": len(plan.graph.calls)})
+        >>> passes = ["default", CountNodes()]
+        >>> plan = pipec.compile(torch.nn.Linear(4, 2), torch.zeros(1, 4), "1xv100", passes=passes)
+        >>> plan.options["nodes"]
+        1
     """
 
     name: ClassVar[str]

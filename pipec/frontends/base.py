@@ -95,6 +95,19 @@ class Frontend(ABC):
         pattern: What a spec of this kind looks like, for messages (``MODEL.onnx``).
         casts: Whether it traces Python code, which autocast can reach.
         runs_code: Whether reading a model runs code of the model's author.
+
+    Example:
+        >>> import pipec, torch
+        >>> from pipec.frontends.torch_module import from_module
+        >>> @pipec.register
+        ... class Layers(pipec.Frontend):
+        ...     name, pattern, runs_code = "layers", "layers:COUNT", False
+        ...     def accepts(self, spec): return spec.startswith("layers:")
+        ...     def load(self, spec, options):
+        ...         layers = [torch.nn.Linear(4, 4) for _ in range(int(spec[7:]))]
+        ...         return from_module(torch.nn.Sequential(*layers), torch.zeros(1, 4))
+        >>> len(pipec.compile("layers:3", devices="1xv100").graph.calls)
+        3
     """
 
     name: str

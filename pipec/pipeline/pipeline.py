@@ -114,7 +114,14 @@ class Pipeline:
         BackendError: The ranks do not agree on what to run.
 
     Example:
-        ``with Pipeline(plan, optimizer=lambda p: SGD(p, lr=0.1)) as p: p.step({"input": x})``
+        >>> import pipec, torch
+        >>> model, x = torch.nn.Linear(4, 1), torch.ones(8, 4)
+        >>> plan = pipec.compile(model, x[:2], "1xcpu", loss=lambda y: y.square().mean())
+        >>> sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+        >>> with pipec.Pipeline(plan, optimizer=sgd) as pipeline:
+        ...     losses = [pipeline.step({"input": x}).loss for _ in range(2)]
+        >>> losses[1] < losses[0]
+        True
     """
 
     def __init__(

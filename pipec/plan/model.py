@@ -23,7 +23,14 @@ from pipec.simulate.timeline import Timeline
 
 
 class Fact(StrEnum):
-    """What is already decided; passes say which facts they require and provide."""
+    """What is already decided; passes say which facts they require and provide.
+
+    Example:
+        >>> import pipec, torch
+        >>> plan = pipec.compile(torch.nn.Linear(4, 2), torch.zeros(1, 4), "1xv100")
+        >>> pipec.Fact.PARTITION in plan.facts(), pipec.Fact.SCHEDULE in plan.facts()
+        (True, True)
+    """
 
     COST = "cost"
     PARTITION = "partition"
@@ -130,6 +137,13 @@ class Stage:
         index: Position in the pipeline, 0-based.
         graph: Its graph, with communication nodes once these are inserted.
         training: Its F, B, I and W graphs and what is saved between them, once differentiated.
+
+    Example:
+        >>> import pipec, torch
+        >>> plan = pipec.compile(torch.nn.Linear(4, 2), torch.zeros(1, 4), "1xv100")
+        >>> stage, x = plan.stages[0], torch.ones(1, 4)
+        >>> [tuple(y.shape) for y in stage.module(*stage.graph.weights.values(), x)]
+        [(1, 2)]
     """
 
     index: int
@@ -182,6 +196,13 @@ class StageTiming:
             with it; 0 where values stream.
         output_bytes: In inference, outputs of the model that a forward leaves on the device; 0
             where they stream.
+
+    Example:
+        >>> import pipec, torch
+        >>> plan = pipec.compile(torch.nn.Linear(4, 2), torch.zeros(1, 4), "1xv100")
+        >>> (timing,) = plan.timing
+        >>> timing.bottleneck, timing.interval_seconds < 1e-4
+        ('compute (100% in linear)', True)
     """
 
     interval_seconds: float
@@ -241,6 +262,13 @@ class Plan:
         explored: The schedules among which the plan's was chosen, fastest first; empty if it was
             named.
         options: What passes and backends were told and must remember (strings and numbers only).
+
+    Example:
+        >>> import pipec, torch
+        >>> model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+        >>> plan = pipec.compile(model, torch.zeros(2, 8), "2xv100")
+        >>> [len(stage.graph.calls) for stage in plan.stages], [c.nbytes for c in plan.channels]
+        ([3, 3], [64])
     """
 
     graph: Graph

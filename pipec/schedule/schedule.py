@@ -110,6 +110,12 @@ class Schedule:
         device_ptr: Start of each device's row, int64 of length devices + 1.
         kind, stage, microbatch, replica, version, channel: One array each, all of one length.
         memo: What was derived once and holds for this schedule only.
+
+    Example:
+        >>> import pipec
+        >>> schedule = pipec.schedule("gpipe", stages=2, microbatches=2).schedule
+        >>> [str(action) for action in schedule.row(1) if action.kind.is_compute]
+        ['1F0', '1F1', '1B0', '1B1']
     """
 
     name: str

@@ -89,14 +89,14 @@ def test_programs_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert len(pipec.load("out").stages) == 2
 
 
-def test_names_are_few_documented_and_shown() -> None:
+def test_names_are_few_and_have_examples() -> None:
     names = dir(pipec)
     assert len(names) <= 25
     assert set(names) == set(pipec.__all__)
     for name in names:
         assert getattr(pipec, name) is not None
     for name in set(names) - {"__version__"}:
-        assert (getattr(pipec, name).__doc__ or "").strip(), name
+        assert "    >>> " in (getattr(pipec, name).__doc__ or ""), name
 
 
 def test_verbs_are_packages_too() -> None:
