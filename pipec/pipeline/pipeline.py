@@ -10,7 +10,6 @@ pipeline.state_dict()                 the model's own names, on rank 0
 
 import math
 import os
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -25,16 +24,17 @@ from torch import nn
 
 from pipec.compiler.endless import endless
 from pipec.errors import PlanError
+from pipec.graph.ir import InputKind, tensor
 from pipec.pipeline.batches import Batch, Inputs, Shape, Splitter, shape_of
 from pipec.pipeline.shapes import Retraced, tracer
 from pipec.pipeline.valid import Count, count_of
 from pipec.plan.model import Plan
-from pipec.runtime.agreement import agree, exchange
+from pipec.runtime.agreement import agree, check_same, exchange
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import OnNan, Result, Settings
 from pipec.runtime.figures import figures, verdict
-from pipec.runtime.identity import digest
+from pipec.runtime.identity import digest, digest_of, mark
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.program import Program
 from pipec.runtime.rules import Correction
@@ -46,6 +46,7 @@ from pipec.schedule.schedule import Schedule
 
 Tensors = dict[str, torch.Tensor]
 Hook = Callable[["Pipeline"], None]
+_SAME_DATA = "seed the sampler, and give every rank the same data, or None where it reads none"
 
 
 @dataclass(frozen=True)
@@ -349,15 +350,19 @@ class Pipeline:
     ) -> Shares:
         """Split a batch and find out, on all ranks, how much each microbatch counts."""
         self._batch = [] if batch is None else self._splitter.split(batch)
-        told = exchange([[shape_of(m), _small(m)] for m in self._batch] or None)
+        marks = [[shape_of(m), [mark(t) for t in m.values()]] for m in self._batch]
+        told = exchange(marks or None)
         known = [t for t in told if t is not None]
         if not known:
             raise PlanError("no rank was given a batch")
-        self._check_same(known)
+        check_same("the batch", [t and _told(t) for t in told], _SAME_DATA)
+        self._check_first()
         shapes = [tuple((n, tuple(s)) for n, s in shape) for shape, _ in known[0]]
         compiled_for = [compiled(_empty(shape, self.plan)) for shape in shapes]
         counts = [self._counted(m, c) for m, (_, c) in zip(self._batch, compiled_for, strict=False)]
-        counted = next(c for c in exchange(counts or None) if c is not None)
+        everywhere = exchange(counts or None)
+        check_same("how much microbatches count", [c and str(c) for c in everywhere], _SAME_DATA)
+        counted = next(c for c in everywhere if c is not None)
         if not any(counted):
             raise PlanError("no microbatch of the batch has a valid target")
         return self._shares(counted, [number for number, _ in compiled_for])
@@ -380,14 +385,8 @@ class Pipeline:
             return float((self._weight or count)(inputs))  # type: ignore[misc]
         return float(next((len(t) for t in inputs.values() if t.dim()), 1))
 
-    def _check_same(self, known: list[Any]) -> None:
-        if any(k != known[0] for k in known):
-            raise PlanError(
-                "the ranks were given different batches",
-                got="; ".join(_told(k) for k in known),
-                want="the same batch on every rank that passes one",
-                hint="seed the sampler, and give every rank the same data",
-            )
+    def _check_first(self) -> None:
+        """Compare all of the first microbatch."""
         if self._first:
             self._first = False
             first = self._batch[0] if self._batch else {}
@@ -434,25 +433,14 @@ class Pipeline:
         return {n: torch.cat(p) if p[0].dim() else torch.stack(p) for n, p in parts.items()}
 
 
-def _small(inputs: Inputs) -> list[int]:
-    """A cheap mark of a microbatch's values: their number and the bytes of a few of them."""
-    marks = []
-    for t in inputs.values():
-        flat = t.detach().reshape(-1)
-        step = max(1, len(flat) // 64)
-        some = flat[::step].contiguous().cpu().view(torch.uint8)
-        marks.append(zlib.crc32(some.numpy().tobytes()))
-    return marks
-
-
-def _told(known: list[Any]) -> str:
-    return f"{len(known)} microbatches, {known[0][0] if known else ''}"
+def _told(microbatches: list[Any]) -> str:
+    """What a rank was given, in words, and a digest of it."""
+    shapes = ", ".join(f"{name} {shape}" for name, shape in microbatches[0][0])
+    return f"{len(microbatches)} microbatches ({shapes}; {digest_of(microbatches)})"
 
 
 def _example(plan: Plan) -> Tensors:
     """Fake inputs of the compiled shape."""
-    from pipec.graph.ir import InputKind, tensor
-
     graph = plan.graph
     return {i.name: tensor(graph.node(i.node)) for i in graph.inputs_of(InputKind.INPUT)}
 

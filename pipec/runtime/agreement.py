@@ -4,7 +4,7 @@ Nothing that comes from another rank is unpickled: tensors travel as tensors, al
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,18 +75,35 @@ def agree(facts: Mapping[str, str | None]) -> None:
     """
     parts: list[dict[str, str | None]] = exchange(dict(facts))
     for name in dict.fromkeys(n for part in parts for n in part):
-        told: dict[str, list[int]] = {}
-        for rank, part in enumerate(parts):
-            value = part.get(name)
-            if value is not None:
-                told.setdefault(value, []).append(rank)
-        if len(told) > 1:
-            raise BackendError(
-                f"the ranks do not agree on {name}",
-                got="; ".join(f"{_ranks(ranks)}: {value}" for value, ranks in told.items()),
-                want="the same on all ranks",
-                hint="start all ranks with the same command, files and package versions",
-            )
+        check_same(name, [part.get(name) for part in parts])
+
+
+def check_same(
+    name: str,
+    told: Sequence[str | None],
+    hint: str = "start all ranks with the same command, files and package versions",
+) -> None:
+    """Refuse to go on with ranks that said different things.
+
+    Args:
+        name: Of what, in the message.
+        told: By rank; None where it cannot say.
+        hint: What to do about it.
+
+    Raises:
+        BackendError: What was said, and by which ranks.
+    """
+    said: dict[str, list[int]] = {}
+    for rank, value in enumerate(told):
+        if value is not None:
+            said.setdefault(value, []).append(rank)
+    if len(said) > 1:
+        raise BackendError(
+            f"the ranks do not agree on {name}",
+            got="; ".join(f"{_ranks(ranks)}: {value}" for value, ranks in said.items()),
+            want="the same on all ranks",
+            hint=hint,
+        )
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -73,7 +73,7 @@ class Checkpoints:
         self._pending: tuple[Future[dict[str, Sealed]], Path, int] | None = None
         self._model = model_of(executors[0].program.plan.graph)
         self._tell, self.failed = tell, False
-        self._claimed = False
+        self._claimed, self._passed = False, set[int]()
         directory.mkdir(parents=True, exist_ok=True)
 
     def claim(self) -> None:
@@ -85,13 +85,24 @@ class Checkpoints:
         """
         if self._claimed:
             return
-        if bad := self._first(_attempt(self._lock_directory) if self._leads else None):
-            hint = "one run at a time saves in a directory: wait for it, or name another one"
-            raise PlanError("no checkpoint can be made", got=bad, hint=hint)
+        hint = "one run at a time saves in a directory: wait for it, or name another one"
+        self._refuse_if(self._lock_directory, hint)
         self._claimed = True
+
+    def _refuse_if(self, fails: Callable[[], None], hint: str) -> None:
+        if bad := self._first(_attempt(fails) if self._leads else None):
+            raise PlanError("no checkpoint can be made", got=bad, hint=hint)
 
     def _lock_directory(self) -> None:
         self._lock = Lock(self._directory)
+
+    def _check_newest(self) -> None:
+        """Refuse a directory whose newest good checkpoint would stay another run's."""
+        number = self._executors[0].round
+        newer = [r for r in self.complete() if r > number and r not in self._passed]
+        if good := [r for r in newer if _attempt(self._seal, r) is None]:
+            place, want = self._directory / f"{_PREFIX}{good[-1]}", f"none behind round {number}"
+            raise PlanError("another run has saved a newer one here", where=place, want=want)
 
     def save(self) -> None:
         """Copy the state now and write it in the background; all ranks must call.
@@ -99,11 +110,12 @@ class Checkpoints:
         A state that is not finite is not saved.
 
         Raises:
-            PlanError: Another run saves here.
+            PlanError: Another run saves here, or has saved a newer checkpoint.
             BackendError: Another rank did not answer.
         """
         self.wait()
         self.claim()
+        self._refuse_if(self._check_newest, "resume from it, or name another directory")
         entries: dict[str, torch.Tensor] = {}
         unsound = None
         for e in reversed(self._executors):
@@ -180,6 +192,7 @@ class Checkpoints:
                 self._first(None)
                 return number
             reasons.append(bad)
+            self._passed.add(number)
         if reasons:
             raise PlanError("there is no good checkpoint", where=self._directory, got=reasons[0])
         return 0

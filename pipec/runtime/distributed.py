@@ -17,7 +17,7 @@ from pipec.runtime.agreement import agree, collect
 from pipec.runtime.device import backend_for, device_of, local_device
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.host_memory import keep_freed_memory
-from pipec.runtime.identity import identity, inputs_of, optimizers_of, weights_of
+from pipec.runtime.identity import given_of, identity, inputs_of, optimizers_of, weights_of
 from pipec.runtime.placing import links
 from pipec.runtime.process_group import ProcessGroupTransport
 from pipec.runtime.program import Program
@@ -117,7 +117,7 @@ class DistributedPipeline(Runner):
         device: str = "auto",
     ) -> None:
         program, settings = Program.of(plan, schedule), settings or Settings()
-        agree(identity(program, settings))
+        agree(identity(program, settings) | given_of(weights))
         world = dist.get_world_size()
         if world != program.schedule.devices:
             raise BackendError(

@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import zlib
 from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -11,6 +12,7 @@ import torch
 
 from pipec.errors import PipecError
 from pipec.graph.ir import Graph, InputKind, tensor
+from pipec.graph.tensor_type import has_data
 from pipec.plan.record import plan_record
 from pipec.runtime.executor import Executor, Settings
 from pipec.runtime.program import Program
@@ -18,6 +20,8 @@ from pipec.runtime.tensors import TensorType
 from pipec.schedule import json_form
 
 _SHORT = 12
+_FEW = 64
+"""Numbers of a tensor that a mark is of."""
 
 
 def identity(program: Program, settings: Settings) -> dict[str, str | None]:
@@ -37,10 +41,11 @@ def identity(program: Program, settings: Settings) -> dict[str, str | None]:
         "the version of pipec": version("pipec"),
         "the version of torch": torch.__version__,
         "the model's weights": plan.graph.source.sha256[:_SHORT] or None,
-        "the schedule": f"{program.schedule.name} {_digest(schedule)}",
-        "the plan": _digest([record, graphs]),
+        "the schedule": f"{program.schedule.name} {digest_of(schedule)}",
+        "the plan": digest_of([record, graphs]),
         "the clipping norm": str(settings.clip),
         "the loss scale": str(settings.loss_scale),
+        "what to do about gradients that are not finite": settings.on_nan,
         "the seed": str(settings.seed),
         "the correction": str(settings.correction),
         "the optimizer": _function(settings.optimizer),
@@ -51,7 +56,7 @@ def identity(program: Program, settings: Settings) -> dict[str, str | None]:
 def cut_of(program: Program) -> str:
     """A digest of stages and schedule: what is under way in one pipeline fits no other."""
     graphs = [s.graph.module.code for s in program.plan.stages]
-    return _digest([graphs, json_form.to_json(program.schedule)])
+    return digest_of([graphs, json_form.to_json(program.schedule)])
 
 
 def weights_of(executor: Executor) -> dict[str, str | None]:
@@ -64,6 +69,22 @@ def weights_of(executor: Executor) -> dict[str, str | None]:
             if len(copies) > 1 or name in program.tied:
                 found[f"the first value of weight {name}"] = digest(held)
     return found
+
+
+def given_of(weights: Mapping[str, torch.Tensor] | None) -> dict[str, str | None]:
+    """A digest of the weights that a user gives; of each a few numbers are read, not all of it."""
+    if weights is None:
+        return {"the weights that are given": "those of the plan"}
+    return {"the weights that are given": digest_of([(n, mark(weights[n])) for n in sorted(weights)])}
+
+
+def mark(given: object) -> list[object]:
+    """A cheap mark of a tensor: its type, and a checksum of a few of its numbers."""
+    if not isinstance(given, torch.Tensor) or given.layout != torch.strided or not has_data(given):
+        return [type(given).__name__]
+    flat = given.detach().reshape(-1)
+    some = flat[:: max(1, len(flat) // _FEW)].contiguous().cpu().view(torch.uint8)
+    return [str(given.dtype), list(given.shape), zlib.crc32(some.numpy().tobytes())]
 
 
 def optimizers_of(executor: Executor) -> dict[str, str | None]:
@@ -98,7 +119,7 @@ def model_of(graph: Graph) -> str:
     held = [i for i in graph.inputs if i.kind in (InputKind.PARAMETER, InputKind.BUFFER)]
     types = {i.name: TensorType.of(tensor(graph.node(i.node))) for i in held}
     ops = Counter(str(node.target) for node in graph.calls)
-    return _digest([{n: [t.dtype, list(t.shape)] for n, t in types.items()}, ops])
+    return digest_of([{n: [t.dtype, list(t.shape)] for n, t in types.items()}, ops])
 
 
 def digest(given: object) -> str | None:
@@ -111,7 +132,8 @@ def digest(given: object) -> str | None:
     return hashlib.sha256(head + bytes(data)).hexdigest()[:_SHORT]
 
 
-def _digest(data: object) -> str:
+def digest_of(data: object) -> str:
+    """The beginning of the SHA-256 of plain data."""
     text = json.dumps(data, sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:_SHORT]
 
@@ -130,4 +152,4 @@ def _function(made: object) -> str | None:
         return None
     captured = getattr(made, "__closure__", None) or ()
     held = [c.cell_contents for c in captured]
-    return _digest([source, [h for h in held if isinstance(h, (str, int, float, list, dict))]])
+    return digest_of([source, [h for h in held if isinstance(h, (str, int, float, list, dict))]])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
@@ -17,6 +18,7 @@ from pipec.pipeline.pipeline import Pipeline
 from pipec.plan.model import Plan
 
 LOSS = nn.functional.cross_entropy
+Batch = dict[str, Tensor] | list[dict[str, Tensor]]
 
 
 class Tagger(nn.Module):
@@ -46,16 +48,42 @@ def sgd(parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def batches() -> list[dict[str, Tensor]]:
-    """Full, short in the last microbatch, short by whole microbatches, shorter and longer rows."""
+def texts(*sizes: tuple[int, int]) -> list[dict[str, Tensor]]:
+    """Batches of (rows, length), a third of whose targets do not count."""
     g = torch.Generator().manual_seed(1)
     found = []
-    for rows, length in ((16, 8), (13, 8), (3, 8), (16, 5), (7, 12)):
+    for rows, length in sizes:
         tokens, target = (torch.randint(0, 11, (rows, length), generator=g) for _ in range(2))
         target[torch.rand(rows, length, generator=g) < 0.3] = -100
         found.append({"tokens": tokens, "target": target})
+    return found
+
+
+def batches() -> list[dict[str, Tensor]]:
+    """Full, short in the last microbatch, short by whole microbatches, shorter and longer rows."""
+    found = texts((16, 8), (13, 8), (3, 8), (16, 5), (7, 64))
     found[0]["target"][4:8] = -100  # a microbatch without any valid target
     return found
+
+
+def buckets() -> list[dict[str, Tensor]]:
+    """The microbatches of one batch, each of a length of its own."""
+    return texts((4, 64), (4, 8), (4, 5), (2, 8))
+
+
+def parts_of(batch: Batch) -> list[dict[str, Tensor]]:
+    """The microbatches of a batch, of four rows at most."""
+    if isinstance(batch, list):
+        return batch
+    begins = range(0, len(batch["tokens"]), 4)
+    return [{n: t[b : b + 4] for n, t in batch.items()} for b in begins]
+
+
+def mean_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Over all valid targets of a batch, computed at once."""
+    parts = batch if isinstance(batch, list) else [batch]
+    scores = [model(p["tokens"]).transpose(1, 2).reshape(-1, 11) for p in parts]
+    return LOSS(torch.cat(scores), torch.cat([p["target"].reshape(-1) for p in parts]))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1"])
@@ -63,10 +91,11 @@ def test_ragged_batches_train_as_one_process_does(schedule: str) -> None:
     model, plain = Tagger(), Tagger()
     steps = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     with Pipeline(plan_of(model, schedule), optimizer=sgd, model=model, loss=LOSS) as pipeline:
-        for batch in batches():
+        given: list[Batch] = [*batches(), buckets()]
+        for batch in given:
             found = pipeline.step(batch)
             steps.zero_grad()
-            loss = LOSS(plain(batch["tokens"]), batch["target"])
+            loss = mean_loss(plain, batch)
             loss.backward()
             norm = nn.utils.clip_grad_norm_(plain.parameters(), float("inf"))
             steps.step()
@@ -112,9 +141,7 @@ def test_evaluation_is_without_dropout_on_the_weights_of_now() -> None:
     plain = Tagger().eval()
     plain.load_state_dict(weights)
     with torch.no_grad():
-        scores = [(plain(b["tokens"]).transpose(1, 2).reshape(-1, 11), b["target"].reshape(-1))
-                  for b in batches()]  # fmt: skip
-        want = LOSS(torch.cat([s for s, _ in scores]), torch.cat([t for _, t in scores]))
+        want = mean_loss(plain, batches())
         outputs = plain(batches()[1]["tokens"])
     assert found.loss == pytest.approx(want.item(), rel=1e-6)
     torch.testing.assert_close(some.outputs["output"], outputs)
@@ -131,6 +158,49 @@ def test_a_loss_that_counts_nothing_is_a_mean_over_rows() -> None:
     with Pipeline(plan, optimizer=sgd, model=model, loss=squared) as pipeline:
         found = pipeline.step(batch)
     assert found.loss == pytest.approx(squared(plain(batch["tokens"]), batch["target"]).item())
+
+
+def masked(output: Tensor, target: Tensor) -> Tensor:
+    """A mean over valid targets that is no op of torch's."""
+    valid = target != -100
+    return (LOSS(output, target.clamp(0), reduction="none") * valid).sum() / valid.sum()
+
+
+def test_a_loss_that_is_a_mean_over_something_else_says_what_counts() -> None:
+    model, plain = Tagger(), Tagger()
+    plan, batch = plan_of(model, "1f1b", masked), batches()[1]
+    steps = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    mean_loss(plain, batch).backward()
+    steps.step()
+    with Pipeline(
+        plan, optimizer=sgd, model=model, loss=masked,
+        weight=lambda inputs: float((inputs["target"] != -100).sum()),
+    ) as pipeline:  # fmt: skip
+        pipeline.step(batch)
+        weights = pipeline.state_dict()
+    assert weights is not None
+    for name, want in plain.state_dict().items():
+        torch.testing.assert_close(weights[name], want, rtol=1e-6, atol=1e-6)
+
+
+def test_a_hook_may_keep_a_moving_average() -> None:
+    model, plain, kept = Tagger(), Tagger(), dict[str, Tensor]()
+    average = AveragedModel(plain, multi_avg_fn=get_ema_multi_avg_fn(0.8))
+
+    def follow(pipeline: Pipeline) -> None:
+        for name, w in pipeline.named_parameters():
+            kept[name] = 0.8 * kept[name] + 0.2 * w if name in kept else w.clone()
+
+    steps = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    with Pipeline(plan_of(model, "1f1b"), optimizer=sgd, hooks=[follow]) as pipeline:
+        for batch in texts((16, 8), (16, 8), (16, 8)):
+            pipeline.step(batch)
+            steps.zero_grad()
+            mean_loss(plain, batch).backward()
+            steps.step()
+            average.update_parameters(plain)
+    for name, want in average.module.named_parameters():
+        torch.testing.assert_close(kept[name], want.detach(), rtol=1e-6, atol=1e-6)
 
 
 def test_what_is_not_finite_stops_or_is_skipped_before_the_update() -> None:

@@ -15,6 +15,7 @@ from pipec.compiler.driver import default_passes, make_plan
 from pipec.errors import PipecError
 from pipec.frontends.torch_module import from_module
 from pipec.pipeline.pipeline import Pipeline
+from pipec.pipeline.valid import Count
 from pipec.plan.model import Plan
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Settings
@@ -87,6 +88,18 @@ KINDS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "another seed of dropout": (lambda: {"settings": Settings(sgd(), seed=7)}, "the seed"),
     "T1": (lambda: {"settings": Settings(sgd(), correction=Correction(5))}, "the correction"),
     "T2": (lambda: {"settings": Settings(sgd(), correction=Correction(0, 0.1))}, "the correction"),
+    "a scale on the loss": (
+        lambda: {"settings": Settings(sgd(), loss_scale=8.0)},
+        "the loss scale",
+    ),
+    "updates without finite gradients": (
+        lambda: {"settings": Settings(sgd(), on_nan="skip")},
+        "gradients that are not finite",
+    ),
+    "other first weights": (
+        lambda: {"weights": {n: w + 1 for n, w in plan_of().graph.weights.items()}},
+        "are given",
+    ),
     "other inputs": (lambda: {"batch": data(scale=2.0)}, "the data: input"),
     "other targets": (lambda: {"batch": data(shift=1.0)}, "the data: target"),
 }
@@ -105,6 +118,7 @@ def refused() -> dict[str, str]:
         found["another version of pipec"] = _message(lambda: _versions(odd=odd))
         found["a batch of other values"] = _message(lambda: _batch(0.5 * odd, 16))
         found["a batch of fewer rows"] = _message(lambda: _batch(0.0, 16 - 4 * odd))
+        found["another count"] = _message(lambda: _batch(0.0, 16, lambda _: 1.0 + odd))
         found["nothing"] = _message(lambda: DistributedPipeline(**_usual()))
     return found
 
@@ -129,8 +143,8 @@ def _versions(*, odd: bool) -> None:
         DistributedPipeline(**_usual())
 
 
-def _batch(shift: float, rows: int) -> None:
-    pipeline = Pipeline(plan_of(), optimizer=sgd())
+def _batch(shift: float, rows: int, weight: Count | None = None) -> None:
+    pipeline = Pipeline(plan_of(), optimizer=sgd(), weight=weight)
     parts = [data(shift=shift)(k) for k in range(4)]
     batch = {n: torch.cat([p[n] for p in parts])[:rows] for n in parts[0]}
     pipeline.step(batch)

@@ -304,6 +304,23 @@ def test_a_directory_is_of_one_run_at_a_time(tmp_path: Path) -> None:
     assert both[0].complete() == [2]
 
 
+def test_newer_checkpoints_of_another_run_are_not_taken_for_this_ones(tmp_path: Path) -> None:
+    case = CASES["mlp"]
+    plan = staged(case, seeded(case), 2)
+    old, new, again = (pipeline(case, plan, "1f1b") for _ in range(3))
+    train(old, 3, checkpoints=Checkpoints(tmp_path, old.executors, keep=3), every=1)
+    new.round()
+    saved = Checkpoints(tmp_path, new.executors)
+    with pytest.raises(PlanError, match=r"another run has saved a newer one here: .*round-3"):
+        saved.save()
+    assert saved.complete() == [1, 2, 3]
+    (tmp_path / "round-3" / "0.safetensors").write_bytes(b"")
+    saved = Checkpoints(tmp_path, again.executors, tell=lambda _: None)
+    assert saved.resume() == 2  # and now it may write over what it has passed over
+    train(again, 3, checkpoints=saved)
+    assert saved.complete() == [2, 3]
+
+
 def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:
     case = CASES["mlp"]
     plan = staged(case, seeded(case), 3)

@@ -21,7 +21,7 @@ from pipec.schedule.endless import updates_per_round
 from pipec.schedule.schedule import Schedule
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, seeded
-from tests.pipeline.test_pipeline import LOSS, Tagger, plan_of, sgd
+from tests.pipeline.test_pipeline import LOSS, Batch, Tagger, buckets, parts_of, plan_of, sgd
 from tests.pipeline.test_pipeline import batches as ragged
 from tests.runtime.pipelines import batches, scheduled, staged
 from tests.runtime.test_offload import hosted
@@ -195,7 +195,7 @@ def test_a_schedule_that_its_generator_does_not_make_is_refused() -> None:
 
 
 def plain_pipedream(
-    model: nn.Module, early: set[str], steps: list[dict[str, Tensor]]
+    model: nn.Module, early: set[str], steps: list[Batch]
 ) -> tuple[list[float], dict[str, Tensor]]:
     """PipeDream's equation on two stages, in one process: the first is one update behind."""
     history = [{n: p.detach().clone() for n, p in model.named_parameters()}]
@@ -203,15 +203,15 @@ def plain_pipedream(
     losses = []
     for batch in steps:
         total = count = 0.0
-        for begin in range(0, 16, 4):
-            tokens, target = (batch[n][begin : begin + 4] for n in ("tokens", "target"))
+        parts = parts_of(batch)
+        for part in [*parts, *[None] * (4 - len(parts))]:
             history.append(dict(history[-1]))
-            valid = int((target != -100).sum())
-            if not valid:
+            valid = int((part["target"] != -100).sum()) if part else 0
+            if part is None or not valid:
                 continue
             used = history[max(0, len(history) - 3)], history[-2]
             params = {n: used[n not in early][n].clone().requires_grad_() for n in speed}
-            loss = LOSS(torch.func.functional_call(model, params, tokens), target)
+            loss = LOSS(torch.func.functional_call(model, params, part["tokens"]), part["target"])
             total, count = total + loss.item() * valid, count + valid
             for n, g in zip(params, torch.autograd.grad(loss, [*params.values()]), strict=True):
                 speed[n] = 0.9 * speed[n] + g
@@ -224,7 +224,8 @@ def plain_pipedream(
 def test_ragged_steps_are_pipedreams_equation(stop: int | None, tmp_path: Path) -> None:
     """Also saved after a full step, what is under way with it, or after one with another shape."""
     weights: dict[str, Tensor] | None = None
-    model, steps, losses = Tagger(), [*ragged(), ragged()[0]], list[float]()
+    model, losses = Tagger(), list[float]()
+    steps: list[Batch] = [*ragged(), buckets(), ragged()[0]]
     plan = plan_of(model, "pipedream")
     assert plan.stages[0].training is not None
     want, end = plain_pipedream(model, set(plan.stages[0].training.trained), steps)
