@@ -8,7 +8,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, combinations, islice, pairwise
 from math import comb, inf
@@ -88,15 +88,15 @@ class CutSearch:
         """
         if self._stages > self.units.size:
             raise too_many_stages(self._stages, self.units, self.problem)
-        every = self._every() if self._bound.schedule is self.compute else None
+        every = None if self._shortened else self._every()
         cuts = self._near(seeds()) if every is None else every
         bounds, fits = self._bounds(cuts), self._may_fit(cuts)
         order = np.flatnonzero(fits)[np.argsort(bounds[fits], kind="stable")]
         best: tuple[IntArray, Timeline] | None = None
         most, closest, done = (PREDICTED if every is not None else NEAR), inf, False
         loose = float(bounds[~fits].min(initial=inf))
-        for k in order[:most].tolist():
-            done = best is not None and bounds[k] >= best[1].seconds * _BELOW
+        for k in self._ranked(cuts, order[:most].tolist()):
+            done = best is not None and (self._shortened or bounds[k] >= best[1].seconds * _BELOW)
             if done:
                 break
             stage = cuts[k][self.units.of_node]
@@ -115,6 +115,27 @@ class CutSearch:
         method = "all contiguous cuts, by their bounds" if done else "boundaries moved"
         bound = best[1].seconds if done else min(self._least(), best[1].seconds)
         return Cut(*best, bound, method, loose)
+
+    def _ranked(self, cuts: IntArray, order: list[int]) -> list[int]:
+        """As they are; of a long schedule by what fewer microbatches, and twice as many, tell.
+
+        Past the warm-up each microbatch adds the same to a step.
+        """
+        if not self._shortened:
+            return order
+        short = self._bound.schedule
+        twice = generate(short.name, short.stages, 2 * short.microbatches, **short.options)
+        more = self.compute.microbatches / short.microbatches - 1
+        seconds = dict[int, float]()
+        for k in order:
+            stage, took = cuts[k][self.units.of_node], list[float]()
+            for compute in (short, twice):
+                try:
+                    took.append(replace(self, compute=compute).predict(stage).seconds)
+                except ScheduleError:  # found again where the whole schedule is predicted
+                    took.append(inf)
+            seconds[k] = took[0] + more * (took[1] - took[0]) if took[1] < inf else inf
+        return sorted(order, key=seconds.__getitem__)
 
     def predict(self, stage: IntArray) -> Timeline:
         """The timeline of one cut, given the stage of every call."""
@@ -191,6 +212,11 @@ class CutSearch:
         if len(s) <= LONG or not 0 < fewer < s.microbatches:
             return Bound(s)
         return Bound(generate(s.name, s.stages, fewer, **s.options))
+
+    @property
+    def _shortened(self) -> bool:
+        """Whether cuts are compared on fewer microbatches than there are."""
+        return self._bound.schedule is not self.compute
 
     @cached_property
     def _work(self) -> tuple[FloatArray, FloatArray]:

@@ -1,7 +1,8 @@
 """How many microbatches a device holds saved values of, as its row says: no times are needed."""
 
-from collections import Counter, defaultdict
 from dataclasses import dataclass
+
+import numpy as np
 
 from pipec.schedule.action import ActionKind
 from pipec.schedule.schedule import Schedule
@@ -25,15 +26,15 @@ class Turns:
 def in_flight(schedule: Schedule) -> list[Turns]:
     """How many microbatches of each stage are in flight on its fullest device; 0 in inference."""
     found = [Turns(0, alternates=False)] * schedule.stages
-    now, reached = Counter[tuple[int, int]](), defaultdict[tuple[int, int], list[int]](list)
-    columns = (schedule.kind.tolist(), schedule.stage.tolist(), schedule.device.tolist())
-    for kind, stage, device in zip(*columns, strict=True) if schedule.training else ():
-        if kind == ActionKind.F:
-            now[stage, device] += 1
-            reached[stage, device].append(now[stage, device])
-        elif kind in _ENDS:
-            now[stage, device] -= 1
-    for (stage, _), counts in sorted(reached.items()):
-        if max(counts) > found[stage].most:
-            found[stage] = Turns(max(counts), counts.count(max(counts)) > 1)
+    if not schedule.training:
+        return found
+    forward = schedule.kind == ActionKind.F
+    change = forward.astype(np.int64) - np.isin(schedule.kind, _ENDS)
+    place = schedule.stage.astype(np.int64) * schedule.devices + schedule.device
+    order = np.argsort(place, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(place[order])) + 1):
+        held = np.cumsum(change[rows])[forward[rows]]
+        most, stage = int(held.max(initial=0)), int(schedule.stage[rows[0]])
+        if most > found[stage].most:
+            found[stage] = Turns(most, bool((held == most).sum() > 1))
     return found

@@ -99,8 +99,10 @@ class Order:
 class _Play:
     """One run of all devices under one rule."""
 
-    def __init__(self, costs: StageCosts, device: Sequence[int], count: int, rule: Rule) -> None:
-        stages = len(device)
+    def __init__(
+        self, costs: StageCosts, device: Sequence[int], count: int, rule: Rule, most: float
+    ) -> None:
+        stages, self.most = len(device), most
         self.costs, self.device, self.count, self.rule = costs, device, count, rule
         self.limits = [limit * (1 + _EPSILON) for limit in costs.limits]  # sums are rounded
         self.seconds = costs.seconds
@@ -112,10 +114,17 @@ class _Play:
         self.peak = [0.0] * len(self.held)
         self.rows: list[list[tuple[int, ActionKind, int]]] = [[] for _ in self.held]
         self.free = [0.0] * len(self.held)
+        self.left = [
+            count * sum(row[s] for row in self.seconds for s in held) * (1 - _EPSILON)
+            for held in self.held
+        ]
         self.events = [(0.0, d) for d in range(len(self.held))]
 
     def order(self) -> Order | None:
-        """All devices to their ends; None if memory or the rule lets them wait for ever."""
+        """All devices to their ends; None if memory or the rule lets them wait for ever.
+
+        Also None as soon as what a device has left must end later than what is asked for.
+        """
         end = 0.0
         while self.events:
             now, d = heapq.heappop(self.events)
@@ -123,6 +132,9 @@ class _Play:
                 continue
             kind, stage, later = self._choice(d, now)
             if kind >= 0:
+                if now + self.left[d] > self.most:
+                    return None
+                self.left[d] -= self.seconds[kind][stage]
                 later = self.free[d] = now + self.seconds[kind][stage]
                 end = max(end, later)
                 self._finish(kind, stage, later)
@@ -206,8 +218,9 @@ def synthesize(costs: StageCosts, device: Sequence[int], microbatches: int) -> O
     found: list[tuple[Order, Rule]] = []  # the best so far is the last
     rules = chain(_rules(costs, device, microbatches), _changes(found))
     for rule in islice(rules, min(max(8, WORK // actions), 450)):
-        order = _Play(costs, device, microbatches, rule).order()
-        if order is not None and (not found or order.seconds <= found[-1][0].seconds):
+        most = found[-1][0].seconds if found else inf
+        order = _Play(costs, device, microbatches, rule, most).order()
+        if order is not None and order.seconds <= most:
             found.append((order, rule))
             if order.seconds <= enough:
                 break

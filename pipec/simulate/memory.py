@@ -12,7 +12,7 @@ buffers      of the sender from the producer's end to the send's, of the receive
 ```
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -208,16 +208,31 @@ def curves(spans: Sequence[Spans], devices: int) -> list[Curve]:
     """One curve per device; at one moment, releases come before allocations."""
     every = np.arange(devices)
     start = Spans("buffers", every, np.zeros(devices), np.zeros(devices), np.zeros(devices))
-    spans = [start, *spans]
-    device = np.concatenate([s.device for s in spans] * 2)
+    found = []
+    for time, change, category in _changes([start, *spans], devices):
+        table = np.zeros((len(time), len(CATEGORIES)))
+        table[np.arange(len(time)), category] = change
+        found.append(Curve(time, np.cumsum(table, axis=0)))
+    return found
+
+
+def peaks(spans: Sequence[Spans], devices: int) -> list[float]:
+    """Most bytes held at a time, of all categories together, per device."""
+    changes = _changes(spans, devices)
+    return [float(np.cumsum(change).max(initial=0.0)) for _, change, _ in changes]
+
+
+def _changes(
+    spans: Sequence[Spans], devices: int
+) -> Iterator[tuple[Float, Float, npt.NDArray[np.int8]]]:
+    """When each device holds more or less, by how many bytes, of which category; in order."""
+    number = np.uint16 if devices <= np.iinfo(np.uint16).max else np.int64  # sorts faster
+    device = np.concatenate([s.device.astype(number) for s in spans] * 2)
     time = np.concatenate([s.begin for s in spans] + [s.end for s in spans])
     change = np.concatenate([s.size for s in spans] + [-s.size for s in spans])
-    numbers = [np.full(len(s.device), CATEGORIES.index(s.category)) for s in spans]
-    category = np.concatenate(numbers * 2)
-    order = np.lexsort((change > 0, time, device))
-    device, time = device[order], time[order]
-    table = np.zeros((len(order), len(CATEGORIES)))
-    table[np.arange(len(order)), category[order]] = change[order]
-    bounds = np.searchsorted(device, np.arange(devices + 1))
-    pairs = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-    return [Curve(time[a:b], np.cumsum(table[a:b], axis=0)) for a, b in pairs]
+    kinds = [np.full(len(s.device), CATEGORIES.index(s.category), np.int8) for s in spans]
+    category = np.concatenate(kinds * 2)
+    order = np.argsort(device, kind="stable")
+    for rows in np.split(order, np.cumsum(np.bincount(device, minlength=devices))[:-1]):
+        at = rows[np.lexsort((change[rows] > 0, time[rows]))]
+        yield time[at], change[at], category[at]

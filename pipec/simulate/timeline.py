@@ -11,7 +11,7 @@ from pipec.schedule.action import Action, ActionKind
 from pipec.schedule.lanes import Lanes, previous_in_lane
 from pipec.schedule.schedule import Int32, Schedule
 from pipec.simulate.engine import Prepared, run
-from pipec.simulate.memory import Curve, Memory, Spans, curves
+from pipec.simulate.memory import Curve, Memory, Spans, curves, peaks
 from pipec.simulate.spans import Held
 from pipec.simulate.times import Float, Times
 
@@ -115,7 +115,7 @@ class Timeline:
         s = self.schedule
         if not s.training:
             return (1.0,) * s.devices
-        return tuple(round(c.peak, 9) for c in curves(self._counted.in_flight(), s.devices))
+        return tuple(round(most, 9) for most in peaks(self._counted.in_flight(), s.devices))
 
     @cached_property
     def weight_versions(self) -> tuple[int, ...]:
@@ -127,9 +127,9 @@ class Timeline:
         found, where = np.unique(place, return_inverse=True)
         every = Spans("weights", where, spans.begin, spans.end, np.ones(len(place)))
         most = [0] * s.devices
-        for place_, curve in zip(found.tolist(), curves([every], len(found)), strict=True):
+        for place_, alive in zip(found.tolist(), peaks([every], len(found)), strict=True):
             device = place_ // s.stages
-            most[device] = max(most[device], round(curve.peak))
+            most[device] = max(most[device], round(alive))
         return tuple(most)
 
     @cached_property

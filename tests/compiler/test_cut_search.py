@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
-from pipec.compiler.cut_search import CutSearch
+from pipec.compiler.cut_search import NEAR, CutSearch
 from pipec.compiler.driver import default_passes, make_plan
 from pipec.compiler.outline import Outline
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
@@ -124,6 +124,23 @@ def test_a_cut_is_predicted_as_its_plan_is(
         if name != "zb-h1":  # what I leaves for W is known once the stage is differentiated
             assert found.peak_bytes == pytest.approx(plan.timeline.peak_bytes, rel=1e-9)
         assert search._bounds(every[k : k + 1])[0] <= found.seconds * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1"])
+@pytest.mark.parametrize("seed", range(3))
+def test_fewer_microbatches_find_the_fastest_cut_of_many(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long schedule is predicted once: in the order of what fewer microbatches tell."""
+    monkeypatch.setattr("pipec.compiler.cut_search.LONG", 300)
+    base = costed(net(seed, 16), cluster_of(seed, 3))
+    search = search_of(base, name, 3, 250)
+    seeds = next(contiguous(search, 3))
+    near = search._near([seeds])
+    near = near[np.argsort(search._bounds(near), kind="stable")[:NEAR]]
+    brute = [search.predict(stage[search.units.of_node]).seconds for stage in near]
+    assert max(brute) > min(brute)
+    assert search.best(lambda: [seeds]).timeline.seconds == pytest.approx(min(brute), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "inference"])

@@ -22,9 +22,10 @@ from pipec.partition.units import Units
 LEAST_ORDERS, MOST_ORDERS, UNITS_ORDERED = 4, 15, 100_000
 """Orders that are cut, and units in all of them between the two."""
 PAIRS = 1.5e7
-"""Pairs of cuts that are looked at per order."""
-MARGINS = (0.01, 0.05, 0.2, 1.0)
-"""Limits that are tried first where no cut is known: the bound and a share of it."""
+"""About how many pairs of cuts are looked at per order."""
+MARGINS = (0.01, 0.05, 0.2, *(2.0**n for n in range(20)))
+"""Limits that are tried where no cut is known: the bound and so many times it, up to the highest;
+the narrower, the more cuts can be compared."""
 
 
 def cut_orders(units: Units, machine: Machine, best: Incumbent, time_limit: float) -> None:
@@ -42,7 +43,6 @@ def cut_orders(units: Units, machine: Machine, best: Incumbent, time_limit: floa
         small = units
     bounds = make_bounds(small, machine)
     count = min(max(LEAST_ORDERS, UNITS_ORDERED // small.size), MOST_ORDERS)
-    most_rows = int((PAIRS / len(machine.devices)) ** 0.5)
     for number, order in enumerate(islice(linear_orders(small, bounds.ref), count)):
         if best.value <= bounds.lower * (1 + TOLERANCE):
             return
@@ -50,16 +50,17 @@ def cut_orders(units: Units, machine: Machine, best: Incumbent, time_limit: floa
         for limit in _limits(small, machine, bounds, best):
             until = inf if best.stage is None else deadline
             try:
-                path = search(family, machine, bounds, limit, most_rows=most_rows, deadline=until)
+                path = search(family, machine, bounds, limit, most_pairs=PAIRS, deadline=until)
             except OutOfTimeError:
                 return
             better = best.offer(small, family, path, f"order {number + 1}")
-            if best.stage is not None and (not better or small.size <= most_rows):
+            whole = small.size**2 * len(machine.devices) <= PAIRS
+            if best.stage is not None and (not better or whole):
                 break
 
 
 def _limits(units: Units, machine: Machine, bounds: Bounds, best: Incumbent) -> Iterator[float]:
-    """What a cut of the next order must stay below: the narrower, the more cuts can be compared."""
+    """What a cut of the next order must stay below."""
     highest = highest_load(units, machine)
     for limit in (*(bounds.lower * (1 + margin) for margin in MARGINS), highest):
         if best.stage is None and 0 < limit <= highest:

@@ -22,7 +22,7 @@ from pipec.partition.machine import Machine, Step
 from pipec.partition.proof.bounds import TOLERANCE, Bounds, Reach
 from pipec.partition.search.family import Family
 
-BLOCK = 512
+BLOCK, LEAST_BLOCK = 512, 64
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def search(
     bounds: Bounds,
     limit: float,
     *,
-    most_rows: int | None = None,
+    most_pairs: float = inf,
     deadline: float = inf,
 ) -> Path | None:
     """Best path whose loads are all below ``limit``.
@@ -77,7 +77,8 @@ def search(
         machine: States and steps.
         bounds: Gives the window of cuts of every state.
         limit: Loads must be strictly below.
-        most_rows: Keep about this many cuts per state, those with little communication.
+        most_pairs: Keep cuts with little communication, so many that about this many pairs of
+            them are within a device's capacity.
         deadline: When to give up (`time.perf_counter`).
 
     Returns:
@@ -92,8 +93,7 @@ def search(
     reach = Reach(bounds, machine, limit)
     for s in range(len(machine.used)):
         rows = _candidates(family, machine, s, reach)
-        if most_rows and len(rows) > most_rows:
-            rows = _thinned(family, rows, most_rows)
+        rows = _thinned(family, rows, most_pairs / len(machine.used), float(held.max()))
         state = _State(
             rows, np.full(len(rows), inf), np.full(len(rows), -1), np.full(len(rows), -1)
         )
@@ -126,9 +126,12 @@ def _candidates(family: Family, machine: Machine, state: int, reach: Reach) -> I
     return np.flatnonzero(keep) + a
 
 
-def _thinned(family: Family, rows: IntArray, most: int) -> IntArray:
+def _thinned(family: Family, rows: IntArray, most_pairs: float, held: float) -> IntArray:
     """Of every few neighbouring cuts the one with the least communication."""
-    stride = -(-len(rows) // most)
+    if len(rows) ** 2 <= most_pairs:
+        return rows
+    near = min(1.0, held / float(np.ptp(family.ref[rows])))  # of all pairs
+    stride = -(-len(rows) // int((most_pairs / near) ** 0.5))
     groups = rows[: len(rows) // stride * stride].reshape(-1, stride)
     best = family.cut[:, groups].sum(axis=0).argmin(axis=1)
     chosen: IntArray = groups[np.arange(len(groups)), best]
@@ -166,19 +169,22 @@ class _Move:
             return
         rows = source.rows[live]
         ref = self.family.ref[rows]
-        for begin in range(0, len(target.rows), BLOCK):
-            ends = target.rows[begin : begin + BLOCK]
+        capacity = self.caps.held[self.step.kind]
+        size = int(capacity / max(float(np.ptp(ref)), capacity) * len(rows))
+        size = min(max(size, LEAST_BLOCK), BLOCK)
+        for begin in range(0, len(target.rows), size):
+            ends = target.rows[begin : begin + size]
             # a stage holds less than the capacity of its device; no source is beyond its target
-            least = self.family.ref[ends[0]] - self.caps.held[self.step.kind]
+            least = self.family.ref[ends[0]] - capacity
             first = int(np.searchsorted(ref, least, "left"))
             last = int(np.searchsorted(ref, self.family.ref[ends[-1]] * (1 + TOLERANCE), "right"))
             # blocks that stay in cache; near ones first, as they are more often the answer
-            for high in range(last, first, -BLOCK):
+            for high in range(last, first, -size):
                 if perf_counter() > self.caps.deadline:
                     raise OutOfTimeError
-                part = live[max(first, high - BLOCK) : high]
+                part = live[max(first, high - size) : high]
                 near, behind = source.rows[part], source.value[part, None]
-                bound = np.minimum(target.value[begin : begin + BLOCK], self.caps.limit)
+                bound = np.minimum(target.value[begin : begin + size], self.caps.limit)
                 found = self._best(near, behind, ends, bound)
                 if found is None:
                     continue
