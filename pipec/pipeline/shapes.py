@@ -98,18 +98,24 @@ class Retraced:
         """The model in evaluation mode, its loss beside its outputs, forward only."""
         graph = self.trace(inputs, LoadOptions(scored=self.plan.trains))
         made = self._cut(graph, "insert-comm")
-        return Program.of(made, _forward(made, microbatches))
+        assert self.plan.placement is not None
+        return Program.of(made, _forward(made, self.plan.placement.devices, microbatches))
 
     def _cut(self, graph: Graph, passes: str) -> Plan:
         plan = self.plan
         graph = run_passes(parse_pipeline("simplify"), Plan(graph, plan.cluster, plan.target)).graph
-        stage_of = _stage_of(graph, plan)
-        stages = tuple(Stage.of(graph, stage_of, s.index) for s in plan.stages)
+        stage_of, place = _stage_of(graph, plan), plan.placement
+        used = sorted(set(stage_of.values()))  # in evaluation a stage may have nothing to compute
+        stage_of = {n: used.index(s) for n, s in stage_of.items()}
+        stages = tuple(Stage.of(graph, stage_of, k) for k in range(len(used)))
         assert plan.partition is not None
-        seconds = plan.partition.seconds
+        assert place is not None
+        phases = (place.forward, place.backward)
+        place = Placement(*(tuple(d[s] for s in used) for d in phases if d))
+        seconds = tuple(plan.partition.seconds[s] for s in used)
         partition = Partition(stage_of, seconds, 0.0, proven=False, answers="", method="as before")
         made = Plan(graph, plan.cluster, plan.target, stages=stages, partition=partition)
-        return run_passes(parse_pipeline(passes), made.replace(placement=plan.placement))
+        return run_passes(parse_pipeline(passes), made.replace(placement=place))
 
 
 def _stage_of(graph: Graph, plan: Plan) -> dict[str, int]:
@@ -155,16 +161,16 @@ def _home(
     )
 
 
-def _forward(plan: Plan, microbatches: int) -> Schedule:
+def _forward(plan: Plan, devices: int, microbatches: int) -> Schedule:
     """Every stage on its own devices, microbatch after microbatch."""
     from pipec.compiler.complete import completed
 
     assert plan.placement is not None
     place = Placement(plan.placement.forward)
-    rows: list[list[tuple[int, int, int]]] = [[] for _ in range(plan.placement.devices)]
+    rows: list[list[tuple[int, int, int]]] = [[] for _ in range(devices)]
     for m in range(microbatches):
-        for stage, devices in enumerate(place.forward):
-            rows[devices[m % len(devices)]].append((stage, int(ActionKind.F), m))
+        for stage, here in enumerate(place.forward):
+            rows[here[m % len(here)]].append((stage, int(ActionKind.F), m))
     return completed(build("inference", rows, microbatches, placement=place), plan)
 
 

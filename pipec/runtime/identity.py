@@ -73,9 +73,10 @@ def weights_of(executor: Executor) -> dict[str, str | None]:
 
 def given_of(weights: Mapping[str, torch.Tensor] | None) -> dict[str, str | None]:
     """A digest of the weights that a user gives; of each a few numbers are read, not all of it."""
-    if weights is None:
-        return {"the weights that are given": "those of the plan"}
-    return {"the weights that are given": digest_of([(n, mark(weights[n])) for n in sorted(weights)])}
+    told = "those of the plan"
+    if weights is not None:
+        told = digest_of([(n, mark(weights[n])) for n in sorted(weights)])
+    return {"the weights that are given": told}
 
 
 def mark(given: object) -> list[object]:

@@ -147,6 +147,24 @@ def test_evaluation_is_without_dropout_on_the_weights_of_now() -> None:
     torch.testing.assert_close(some.outputs["output"], outputs)
 
 
+def test_a_stage_may_have_nothing_to_evaluate() -> None:
+    """Between a layer and the loss there is dropout alone: three units, three stages."""
+    model = nn.Sequential(nn.Linear(8, 3), nn.Dropout(0.5))
+    x, y = torch.randn(16, 8), torch.randint(0, 3, (16,))
+    graph = from_module(model, x[:4], (LOSS, y[:4])).graph
+    passes = default_passes(schedule="1f1b", microbatches=4)
+    plan = make_plan(graph, parse_cluster("3xh100"), passes=passes)
+    with Pipeline(plan, optimizer=sgd, model=model, loss=LOSS) as pipeline:
+        pipeline.step([x, y])
+        found = pipeline.evaluate([[x, y], [x[:6], y[:6]]], outputs=True)
+        weights = pipeline.state_dict()
+    assert weights is not None
+    model.load_state_dict(weights)
+    want = model.eval()(torch.cat([x, x[:6]]))
+    torch.testing.assert_close(found.outputs["output"], want)
+    assert found.loss == pytest.approx(LOSS(want, torch.cat([y, y[:6]])).item(), rel=1e-6)
+
+
 def squared(output: Tensor, target: Tensor) -> Tensor:
     return ((output - target[:, None, :].float()) ** 2).mean()
 

@@ -29,6 +29,7 @@ from pipec.frontends.torch_module import from_module
 from pipec.frontends.trace import trace
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind, Source
+from pipec.pipeline.pipeline import Pipeline
 from pipec.plan.store import load_plan
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Executor, Settings
@@ -38,6 +39,7 @@ from pipec.runtime.module import StageModule
 from pipec.runtime.placing import links
 from pipec.runtime.process_group import ProcessGroupTransport
 from pipec.runtime.program import Program
+from pipec.runtime.stored import stored
 from pipec.schedule.csv_form import to_csv
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
@@ -96,6 +98,34 @@ def compared(world: int, directory: Path) -> dict[str, float]:
                 alone.run(2)
                 found[f"{name} {schedule}"] = worst(weights, alone.state_dict())
     return found
+
+
+def deep(device: str) -> nn.Sequential:
+    """Layers of the same size."""
+    with torch.device(device):
+        return nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(8)])
+
+
+def lazily(folder: Path) -> tuple[int, bool]:
+    """Most bytes that this rank takes while it gets its weights, and whether all are right.
+
+    The model itself has none; they come from shards in the folder.
+    """
+    graph = from_module(deep("meta"), torch.zeros(4, 2048, device="meta")).graph
+    plan = make_plan(graph, parse_cluster("2xh100"), passes=default_passes(schedule="inference"))
+    with process_group(PATIENCE):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = _status("VmHWM")
+        with Pipeline(plan, weights=folder) as pipeline:
+            taken = _status("VmHWM") - before
+            weights = pipeline.state_dict() or {}
+        return taken, all(torch.equal(w, weights[n]) for n, w in stored(folder).items() if weights)
+
+
+def _status(name: str) -> int:
+    """Bytes, from what Linux says of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
 
 def warmed_up() -> dict[str, float]:

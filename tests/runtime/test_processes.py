@@ -2,13 +2,15 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from pipec.plan.model import Plan
 from pipec.runtime.builders import data_from_spec, optimizer_from_text
@@ -77,6 +79,16 @@ def test_outputs_of_all_stages_meet_on_the_first_rank(tmp_path: Path) -> None:
         torch.testing.assert_close(found[0][name], value.detach())
 
 
+def test_no_rank_holds_the_whole_model(tmp_path: Path) -> None:
+    state = jobs.deep("cpu").state_dict()
+    nbytes = sum(w.nbytes for w in state.values())
+    for k, parts in enumerate([list(state)[:5], list(state)[5:]]):
+        save_file({n: state[n] for n in parts}, tmp_path / f"{k}.safetensors")
+    for taken, same in elastic(jobs.lazily, tmp_path, ranks=2).values():
+        assert same
+        assert nbytes / 2 <= taken < 0.75 * nbytes
+
+
 def test_torchs_schedules_run_our_stages_and_its_runtime_our_csv() -> None:
     found = elastic(jobs.torchs_own_schedules, ranks=2)[0]
     assert len(found) == 4 + len(jobs.TORCH)
@@ -132,6 +144,37 @@ def test_the_emitted_script_trains(place: Path) -> None:
 
 
 @pytest.mark.usefixtures("plan")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_launcher_that_is_ended_leaves_no_ranks(
+    number: signal.Signals, place: Path, plan: Plan, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    words = [f"{place}/out", "--data", f"{place}/data.py:batch", "--rounds", "1000000"]
+    command = [sys.executable, "-m", "pipec", "run", *words, "-q", "--metrics", str(log)]
+    with subprocess.Popen(command, env=ENVIRONMENT, cwd=ROOT, stderr=subprocess.DEVNULL) as run:
+        deadline = time.monotonic() + 240
+        while not log.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        run.send_signal(number)
+    while any(map(_lives, children)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = [pid for pid in children if _lives(pid)]
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)
+    assert log.exists()
+    assert len(children) == 2
+    assert not left
+
+
+def _lives(number: str) -> bool:
+    """Whether a process runs still: one that has ended may wait for its parent."""
+    try:
+        return " Z " not in Path(f"/proc/{number}/stat").read_text().partition(")")[2][:4]
+    except OSError:
+        return False
+
+
 def test_a_rank_that_is_alone_says_how_to_start(place: Path) -> None:
     script = place / "out" / "train.py"
     out = run(sys.executable, script, check=False)
