@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipec.compiler.pass_base import Pass
-from pipec.compiler.reside import fitted, planned
+from pipec.compiler.reside import fitted, planned, state_rests
 from pipec.plan.model import Fact, Plan
 
 
@@ -29,9 +29,12 @@ class InsertOffload(Pass):
         generator: The schedule that is planned for, where the plan has none yet.
         microbatches: Its microbatches.
         values: Instead of all that: modules or values that leave, such as ``layers.*.mlp``.
+        optimizer: Whether the optimizer's state waits in host memory too, between steps: each STEP
+            brings it and sends it back.
 
     Raises:
-        PassError: A limit cannot be met, or a pattern names nothing.
+        PassError: A limit cannot be met, a pattern names nothing, or the optimizer's state has no
+            way to host memory.
     """
 
     name: ClassVar[str] = "insert-offload"
@@ -41,8 +44,11 @@ class InsertOffload(Pass):
     generator: str = "1f1b"
     microbatches: int = 8
     values: Sequence[str] = ()
+    optimizer: bool = False
 
     def run(self, plan: Plan) -> Plan:
+        if self.optimizer:
+            plan = state_rests(plan)
         schedule = planned(plan, self.generator, self.microbatches)
         return fitted(
             plan,

@@ -33,7 +33,7 @@ from pipec.partition.solve import solve_contiguous
 from pipec.plan.model import Fact, Partition, Plan, Stage
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
-from pipec.schedule.registry import SYNCHRONOUS, generate, stages_on
+from pipec.schedule.registry import SYNCHRONOUS, generate, stages_on, without_parts
 from pipec.schedule.schedule import Placement, Schedule
 
 HANDED_OVER = 1e18
@@ -54,7 +54,8 @@ class PartitionPass(Pass):
     6. A backend may have a better way: FPGA stages are folded while they are cut.
     7. A schedule that gives devices several stages, stages replicas, or the backward pass
        devices of its own says where stages are; a stage with r replicas takes an r-th of its work.
-       ``pipedream{replicas=auto}`` has them chosen, and the number of stages.
+       ``pipedream{replicas=auto}`` has them chosen, and the number of stages. Where a schedule
+       runs stages in parts, the stages are cut first, and each into parts that save as much.
 
     Attributes:
         stages: Number of stages; as many as fill the devices if not given.
@@ -188,9 +189,12 @@ class PartitionPass(Pass):
         found: list[tuple[Cut, Schedule]] = []
         refused: PartitionError | None = None
         for compute in orders:
-            search = CutSearch(outline, problem, compute, limits)
+            search, whole = CutSearch(outline, problem, compute, limits), without_parts(compute)
             try:
-                found.append((search.best(partial(self._seeds, plan, costs, place)), compute))
+                cut = replace(search, compute=whole).best(
+                    partial(self._seeds, plan, costs, whole.placement)
+                )
+                found.append((cut if whole is compute else search.in_parts(cut), compute))
             except PartitionError as error:
                 refused = refused or error
         if not found:

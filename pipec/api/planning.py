@@ -33,6 +33,7 @@ def compile(  # noqa: A001
     costs: str | os.PathLike[str] | None = None,
     recompute: str | Sequence[str] = (),
     offload: str | Sequence[str] = (),
+    offload_optimizer: bool = False,
     training: bool | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     bind: Mapping[str, tuple[float, ...]] | None = None,
@@ -63,6 +64,7 @@ def compile(  # noqa: A001
         recompute: Modules whose saved values the backward computes again, ``*`` for any text:
             ``"model.layers.*.mlp"``; or names of values.
         offload: The same, of what waits in host memory for the backward.
+        offload_optimizer: Whether the optimizer's state waits there too, between steps.
         training: Whether a model from a path is traced with its loss; by default if it has one.
         shapes: Of inputs whose dimensions a file leaves open.
         bind: Values of inputs that are fixed.
@@ -89,6 +91,7 @@ def compile(  # noqa: A001
     request = Request(
         backend, cluster, name, stages, microbatches, batch, passes, file, settings,
         asynchronous=asynchronous, recompute=_listed(recompute), offload=_listed(offload),
+        offload_optimizer=offload_optimizer,
     )  # fmt: skip
     dicts: dict[str, object] = {"shapes": shapes, "bind": bind}
     for what, given in dicts.items():

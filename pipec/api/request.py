@@ -43,6 +43,7 @@ class Request:
         asynchronous: With ``auto``: whether schedules without a flush are tried too.
         recompute: Modules or values that the backward computes again: ``layers.*.mlp``.
         offload: Modules or values that wait in host memory for the backward.
+        offload_optimizer: Whether the optimizer's state waits there too, between steps.
 
     Raises:
         PipecError: An option has no effect beside the others.
@@ -62,12 +63,14 @@ class Request:
     asynchronous: bool = False
     recompute: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
+    offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
         self._check_types()
         beside = {"schedule": self.schedule != "fastest", "stages": self.stages is not None,
                   "microbatches": self.microbatches is not None,
-                  "recompute": bool(self.recompute), "offload": bool(self.offload)}  # fmt: skip
+                  "recompute": bool(self.recompute), "offload": bool(self.offload),
+                  "offload_optimizer": self.offload_optimizer}  # fmt: skip
         if self.passes is not None and any(beside.values()):
             raise PipecError(
                 "passes say everything themselves",
@@ -80,7 +83,7 @@ class Request:
                 got="asynchronous beside schedules",
                 hint=f"name them too: {', '.join(ASYNCHRONOUS)}",
             )
-        if self.explores and (self.recompute or self.offload):
+        if self.explores and (self.recompute or self.offload or self.offload_optimizer):
             raise PipecError(
                 "auto chooses by itself what is computed again and what waits in host memory",
                 got="recompute or offload beside schedule='auto'",
@@ -126,6 +129,7 @@ class Request:
             microbatches=8 if self.microbatches is None else self.microbatches,
             recompute=self.recompute,
             offload=self.offload,
+            offload_optimizer=self.offload_optimizer,
         )
         if self.passes is None:
             return usual

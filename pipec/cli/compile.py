@@ -68,6 +68,11 @@ from pipec.report.plan_data import plan_data
     metavar="PATTERN",
     help="Let what these modules save wait in host memory.",
 )
+@click.option(
+    "--offload-optimizer",
+    is_flag=True,
+    help="Let the optimizer's state wait in host memory between steps.",
+)
 @click.option("--batch", type=click.IntRange(1), help="With auto: samples of one step.")
 @asynchronous_option
 @click.option("--no-cache", is_flag=True, help="With auto: explore anew even if nothing changed.")
@@ -97,7 +102,7 @@ def command(ctx: click.Context, /, **given: Any) -> None:
         backend, _cluster(backend, given, console), settings=settings,
         cached=not given["no_cache"], asynchronous=given["asynchronous"],
         **{n: given[n] for n in ("schedule", "stages", "microbatches", "batch", "passes", "costs",
-                                 "recompute", "offload")},
+                                 "recompute", "offload", "offload_optimizer")},
     )  # fmt: skip
     plan = _compile(request, given, console)
     if out is not None:

@@ -96,7 +96,8 @@ def _listing() -> str:
         summary = next(iter((inspect.getdoc(function) or "").splitlines()), "").replace("``", "")
         lines.append(f"{name:<14} {summary}" + (f"\n{'':<14} options: {options}" if known else ""))
     lines.append(
-        "with a flush, also: replicas=1, adjacent=stages (or replicas): copies of the pipeline"
+        "with a flush, also: replicas=1, adjacent=stages (or replicas): copies of the pipeline; "
+        "parts=1: stages of a device, one behind another"
     )
     return "\n".join(lines)
 

@@ -137,6 +137,30 @@ class CutSearch:
             seconds[k] = took[0] + more * (took[1] - took[0]) if took[1] < inf else inf
         return sorted(order, key=seconds.__getitem__)
 
+    def in_parts(self, whole: Cut) -> Cut:
+        """A cut for the schedule without parts, each stage in parts that save about as much.
+
+        Raises:
+            PartitionError: A stage has fewer units than parts.
+        """
+        count = int(whole.stage.max()) + 1
+        parts, stage = self._stages // count, self.units.stages(whole.stage)
+        rank = topological_order(self.units.size, self.units.succ)
+        saved, fine = self._bytes[1] + 1e-9, np.zeros(self.units.size, np.int64)
+        for k in range(count):
+            mine = np.array([u for u in rank if stage[u] == k])
+            if len(mine) < parts:
+                raise too_many_stages(self._stages, self.units, self.problem)
+            sums = saved[mine].cumsum()
+            ends = np.searchsorted(sums, sums[-1] * np.arange(1, parts) / parts) + 1
+            turn = np.arange(parts - 1)  # no part is empty
+            ends = np.maximum.accumulate(ends - turn) + turn
+            ends = np.minimum(ends, len(mine) - parts + 1 + turn)
+            fine[mine] = k * parts + np.searchsorted(ends, np.arange(len(mine)), side="right")
+        timeline = self.predict(fine[self.units.of_node])
+        bound = min(self._least(), timeline.seconds)
+        return Cut(fine[self.units.of_node], timeline, bound, f"{whole.method}, each in parts")
+
     def predict(self, stage: IntArray) -> Timeline:
         """The timeline of one cut, given the stage of every call."""
         facts = self.outline.facts(stage, self._place)

@@ -23,6 +23,7 @@ def default_passes(
     microbatches: int = 8,
     recompute: Sequence[str] = (),
     offload: Sequence[str] = (),
+    offload_optimizer: bool = False,
 ) -> list[Pass]:
     """What ``pipec compile`` runs unless it is told otherwise.
 
@@ -33,14 +34,13 @@ def default_passes(
         microbatches: Microbatches of one step.
         recompute: Modules or values that the backward computes again.
         offload: Modules or values that wait in host memory for it.
+        offload_optimizer: Whether the optimizer's state waits there too, between steps.
     """
     count = f"microbatches={microbatches}"
     named = f"generator={'1f1b' if schedule == 'fastest' else schedule} {count}"
-    memory = "".join(
-        f"{name}{{values={','.join(values)} {named}}},"
-        for name, values in (("insert-recompute", recompute), ("insert-offload", offload))
-        if values
-    )
+    again = f"insert-recompute{{values={','.join(recompute)} {named}}}," if recompute else ""
+    leave = [f"values={','.join(offload)}"] * bool(offload) + ["optimizer=true"] * offload_optimizer
+    memory = again + (f"insert-offload{{{' '.join(leave)} {named}}}," if leave else "")
     return parse_pipeline(
         f"simplify,annotate-cost,partition{{stages={str(stages).lower()} schedule={schedule} "
         f"{count}}},insert-comm,differentiate,time-stages,{memory}"

@@ -40,6 +40,7 @@ def plan_facts(plan: Plan) -> Facts:
         shared=tuple(shared_weights(plan)) if trains else (),
         messages=plan.costs.messages if plan.costs else {},
         moved_for_w={slot.name: _moved_for_w(plan, slot) for slot in plan.slots} if trains else {},
+        state_waits=plan.state_waits,
         saved_too=tuple(c.name for c in plan.channels if c.value in saved[c.src]),
     )
 

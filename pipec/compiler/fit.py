@@ -33,7 +33,7 @@ from pipec.residency.problem import RECOMPUTE, Problem
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.in_flight import Turns, in_flight
-from pipec.schedule.registry import generate
+from pipec.schedule.registry import generate, with_options
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.timeline import Timeline
 
@@ -81,13 +81,13 @@ class Fitted:
     """Choices for all stages, and what the plan is with them.
 
     Attributes:
-        stages: One choice per stage.
+        stages: What becomes of the values of each stage.
         plan: With them in its stages and slots.
         schedule: With the copies.
         timeline: Of both; it keeps every device's limit.
     """
 
-    stages: list[Residency]
+    stages: Sequence[Fates]
     plan: Plan
     schedule: Schedule
     timeline: Timeline
@@ -310,4 +310,6 @@ class Fit:
         more = [t for t, able in (("recompute=true", self.recompute), ("insert-offload", self.host))
                 if not able]  # fmt: skip
         more += ["differentiate{recompute=all}", "fewer microbatches in flight", "more stages"]
+        if self.host and self.schedule.rule.flush and "parts" not in self.schedule.options:
+            more.append(f"stages in parts ({with_options(name, parts=4)})")
         return ", ".join(more) + " take less"

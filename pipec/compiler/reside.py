@@ -9,6 +9,7 @@ from dataclasses import replace
 from pipec.autodiff.rewrite import offloaded, recomputed
 from pipec.compiler.complete import completed, host_channels
 from pipec.compiler.fit import Apply, Fates, Fit, Fitted
+from pipec.compiler.lifespan import by_lifespan
 from pipec.compiler.named import named_fates
 from pipec.compiler.replicate import with_replicas
 from pipec.compiler.residency import rewritten_cost, saved_in_order, stage_work
@@ -16,7 +17,7 @@ from pipec.compiler.stage_timing import measured_stage
 from pipec.cost.table import CostTable
 from pipec.errors import PassError
 from pipec.graph.ir import nbytes
-from pipec.plan.model import HostSlot, Plan, Stage
+from pipec.plan.model import STATE_WAITS, HostSlot, Plan, Stage
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.offload import insert_offload
 from pipec.schedule.registry import generate
@@ -74,10 +75,26 @@ def fitted(
         plan = plan.replace(options={**plan.options, LIMIT: float(limit)})
     if schedule.placement.separate:
         _check_apart(schedule, host=host)
-    elif not Fit(plan, schedule, limit, _applied(plan, schedule), recompute, host).needed:
+    elif not Fit(plan, schedule, limit, applied(plan, schedule), recompute, host).needed:
         return plan
     found = best(plan, schedule, limit, recompute=recompute, host=host)
     return found.plan.replace(schedule=None if plan.schedule is None else found.schedule)
+
+
+def state_rests(plan: Plan) -> Plan:
+    """The plan whose optimizer's state waits in host memory between steps.
+
+    Raises:
+        PassError: A device steps no optimizer of ours, or has no way to host memory.
+    """
+    for device in plan.cluster.devices:
+        if device.fpga or not device.host_bandwidth > 0:
+            raise PassError(
+                "the optimizer's state cannot wait in host memory",
+                got=f"device {device.kind}",
+                want="devices with a way to host memory, and target torch",
+            )
+    return plan.replace(options={**plan.options, STATE_WAITS: True}, timeline=None)
 
 
 def check_limit(plan: Plan, timeline: Timeline) -> None:
@@ -105,24 +122,27 @@ def best(
 ) -> Fitted:
     """What keeps the limit and, as the whole schedule is simulated, takes the least time.
 
-    Where values may both leave and be computed again, either alone is tried too.
+    Where values may leave, those that wait longest do in one of the choices; where they may both
+    leave and be computed again, either alone is another.
 
     Raises:
         PassError: A limit cannot be met.
     """
+    apart = schedule.placement.separate
     ways = [(recompute, host)]
-    if recompute and host and not schedule.placement.separate:
+    if recompute and host and not apart:
         ways += [(True, False), (False, True)]
-    found, refused = list[Fitted](), list[PassError]()
-    for again, leave in ways:
-        fit = Fit(plan, schedule, limit, _applied(plan, schedule), again, leave)
+    fits = [Fit(plan, schedule, limit, applied(plan, schedule), *way) for way in ways]
+    plain, found, refused = fits[0].plain.seconds, list[Fitted](), list[PassError]()
+    if host and not apart:
+        found += by_lifespan(fits[0])
+    for fit in fits:
+        if any(f.timeline.seconds <= plain for f in found):
+            break
         try:
             found.append(fit.solved())
         except PassError as error:
             refused.append(error)
-            continue
-        if found[-1].timeline.seconds <= fit.plain.seconds:
-            break
     if not found:
         raise refused[0]
     return min(found, key=lambda f: f.timeline.seconds)
@@ -132,7 +152,7 @@ def _with_named(plan: Plan, schedule: Schedule, patterns: Sequence[str], *, host
     """The plan with saved values that the user names computed again, or in host memory."""
     if schedule.placement.separate and host:
         raise PassError("all that is saved leaves already", got=f"schedule {schedule.name}")
-    made, order = _applied(plan, schedule)(named_fates(plan, schedule, patterns, host=host))
+    made, order = applied(plan, schedule)(named_fates(plan, schedule, patterns, host=host))
     return made.replace(schedule=None if plan.schedule is None else order)
 
 
@@ -153,7 +173,7 @@ def _check_apart(schedule: Schedule, *, host: bool) -> None:
         )
 
 
-def _applied(plan: Plan, schedule: Schedule) -> Apply:
+def applied(plan: Plan, schedule: Schedule) -> Apply:
     """What makes the plan with a choice, and its schedule.
 
     Where forward and backward run on two devices all that is saved leaves: in slots, unless it

@@ -48,9 +48,9 @@ class StageWork:
         return {name: scale * s for name, s in raw.items()}
 
     def again(self, graph: Graph) -> float:
-        """Seconds of what B, I or W computes that F has computed."""
-        own = {n.name for n in self.training.F.calls if not is_comm(n)}
-        return sum(self.forward[n.name] for n in graph.calls if n.name in own)
+        """Seconds of what B, I or W computes that F has computed; what is fetched is not."""
+        calls = [n.name for n in graph.calls if not is_comm(n)]
+        return sum(self.forward[name] for name in calls if name in self.forward)
 
     def recompute(self, value: str) -> float:
         """Seconds to compute a saved value again from the others; infinite where it cannot be.

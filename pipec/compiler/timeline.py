@@ -6,7 +6,8 @@ F, B, I, W, STEP   what the stage's facts say; where messages were measured, wit
 SEND, RECV         the channel's bytes over the link of the two devices
 OFFLOAD, FETCH     the slot's bytes at the device's host bandwidth
 REDUCE_GRAD        gradients of a stage          its replicas            where it stands in the row
-STEP, with         of a shared weight            the stages that read    behind the rows of all
+STEP, with         the optimizer's state to the device and back, if it waits in host memory
+                   of a shared weight            the stages that read    behind the rows of all
                    the square of the norm        all, if clipped         behind the rows of all
 ```
 
@@ -168,7 +169,11 @@ def _steps(facts: Facts, schedule: Schedule, times: Times, *, clipped: bool) -> 
         return tuple(found)
     for stage, devices in enumerate(place.backward):
         known = facts.stages[stage]
-        found[stage] -= known.cost.step * (1 - max(shares(known.parameters, len(devices))))
+        share = max(shares(known.parameters, len(devices)))
+        found[stage] -= known.cost.step * (1 - share)
+        if facts.state_waits:
+            rate = min(facts.cluster.devices[d].host_bandwidth for d in devices)
+            found[stage] += 2 * share * known.cost.optimizer_bytes / rate
     added = list(_shared(facts.shared, place))
     if clipped:
         added.append((_NORM_BYTES, list(range(len(place.backward)))))

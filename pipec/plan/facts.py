@@ -71,6 +71,7 @@ class Facts:
         messages: What was measured of messages, by kind of device.
         moved_for_w: See `pipec.simulate.memory.Memory`.
         saved_too: See `pipec.simulate.memory.Memory`.
+        state_waits: Whether the optimizer's state waits in host memory between steps.
     """
 
     cluster: Cluster
@@ -80,6 +81,7 @@ class Facts:
     messages: Mapping[str, MessageCost] = field(default_factory=dict)
     moved_for_w: Mapping[str, float] = field(default_factory=dict)
     saved_too: tuple[str, ...] = ()
+    state_waits: bool = False
 
     def times(self, rule: VersionRule = _FLUSH, microbatches: int = 1) -> Times:
         """Seconds of F, B, I, W and a step, per stage.
@@ -123,6 +125,7 @@ class Facts:
             weights=[s.weights for s in every],
             gradients=[s.gradients for s in every] if self.trains else (),
             optimizer=[float(s.cost.optimizer_bytes) for s in every] if self.trains else (),
+            state_waits=self.state_waits,
             parameters=[s.parameters for s in every] if any(s.parameters for s in every) else (),
             saved=[s.saved for s in every] if self.trains else (),
             saved_for_w=[s.saved if s.saved_for_w is None else s.saved_for_w for s in every]

@@ -21,6 +21,9 @@ from pipec.registry import view
 from pipec.schedule.schedule import Placement, Schedule
 from pipec.simulate.timeline import Timeline
 
+STATE_WAITS = "optimizer_waits"
+"""Name of the plan's option that the optimizer's state waits in host memory between steps."""
+
 
 class Fact(StrEnum):
     """What is already decided; passes say which facts they require and provide.
@@ -340,6 +343,11 @@ class Plan:
     def _exchanges(self) -> bool:
         """Whether a stage reads what another one yields."""
         return any(stage.graph.inputs_of(InputKind.VALUE) for stage in self.stages)
+
+    @property
+    def state_waits(self) -> bool:
+        """Whether the optimizer's state waits in host memory between steps."""
+        return self.options.get(STATE_WAITS) is True
 
     @property
     def trains(self) -> bool:

@@ -78,9 +78,13 @@ class Device:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
+    def room(self, nbytes: int) -> torch.Tensor:
+        """A buffer in host memory, with unspecified contents; `host` takes it back."""
+        return self.host.take(nbytes)
+
     def to_host(self, tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> Copied:
         """Start a copy of tensors, packed, to host memory; the caller gives them away."""
-        return Copied(pack(tensors, types, self.host.take(packed_bytes(types))))
+        return Copied(pack(tensors, types, self.room(packed_bytes(types))))
 
     def from_host(self, copy: Copied) -> Copied:
         """Start the copy back; the caller gives the copy in host memory away."""
@@ -121,10 +125,14 @@ class CudaDevice(Device):
         self._spans.clear()
         return float(sum(milliseconds)) / 1e3
 
+    def room(self, nbytes: int) -> torch.Tensor:
+        """Pinned, so that copies can run beside compute."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
     def to_host(self, tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> Copied:
         """Pack on the device, and copy to pinned memory once that is written."""
         buffer = pack(tensors, types)
-        host = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
+        host = self.room(buffer.nbytes)
         self._copies.wait_stream(torch.cuda.current_stream(self.torch))
         with torch.cuda.stream(self._copies):
             host.copy_(buffer, non_blocking=True)

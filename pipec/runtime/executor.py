@@ -250,6 +250,7 @@ class Executor:
                 (place.backward[s.index].index(self.device), len(place.backward[s.index]))
                 if steps
                 else (0, 1),
+                self.compute if self.program.plan.state_waits else None,
             )
             self._rule(s.index)
 

@@ -112,6 +112,8 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
         if weights.optimizer is not None:
             rule.updates = int(_facts(entries, weights.trained[0])["updates"])
             _restore_optimizer(weights, entries)
+            if weights.resting is not None:
+                weights.resting.rest()
     if run.get(_UNDER_WAY):
         name = f"{_UNDER_WAY}/{executor.device}"
         executor.go_on(unpacked(name, entries, executor.compute.torch))

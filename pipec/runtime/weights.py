@@ -5,6 +5,7 @@ to. So an optimizer step writes in place only when no microbatch will use an old
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,6 +15,8 @@ from torch import nn
 from pipec.errors import PlanError, ScheduleError
 from pipec.graph.tensor_type import has_data
 from pipec.graph.torch_private import add_each, add_each_
+from pipec.runtime.device import Device
+from pipec.runtime.resting import RestingState
 from pipec.simulate.memory import shared_out
 
 Tensors = dict[str, torch.Tensor]
@@ -64,6 +67,8 @@ class StageWeights:
         scheduler: Makes the learning-rate schedule of that optimizer.
         replica: Number of this device among the replicas of the stage, and how many there are.
             Each of them steps its share of the parameters, and keeps the optimizer's state of it.
+        rests: The device from which the optimizer's state leaves for host memory between steps;
+            it stays if absent.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class StageWeights:
         optimizer: OptimizerFactory | None,
         scheduler: SchedulerFactory | None = None,
         replica: tuple[int, int] = (0, 1),
+        rests: Device | None = None,
     ) -> None:
         self._stage = stage
         self.trained = trained
@@ -91,9 +97,11 @@ class StageWeights:
         self.owners = dict(zip(self.parameters, shared_out(sizes, replicas), strict=True))
         self.owned = {n: p for n, p in self.parameters.items() if self.owners[n] == mine}
         self.groups: list[list[str]] = []
+        self.resting: RestingState | None = None
         if self.optimizer is not None:
             self._check_own(self.optimizer)
             self._keep_owned(self.optimizer)
+            self.resting = RestingState(self.optimizer, rests) if rests else None
         self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
         if scheduler and self.optimizer:
             rates = torch.optim.lr_scheduler.LRScheduler
@@ -238,7 +246,8 @@ class StageWeights:
             p.grad = (grads[name] * scale).to(p.dtype) if scale != 1.0 else grads[name]
         try:
             if self.optimizer is not None:
-                _step(self.optimizer, rate)
+                with self.resting.here() if self.resting else nullcontext():
+                    _step(self.optimizer, rate)
             if self.scheduler is not None:
                 self.scheduler.step()
         except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:

@@ -3,7 +3,8 @@
 Wherever a schedule is named, its generator's options may stand behind the name:
 ``interleaved{chunks=4}``, ``pipedream{replicas=3,1 sync=vertical}``. Every schedule with a flush
 also takes ``replicas`` and ``adjacent``: ``1f1b{replicas=2}`` is two pipelines that share their
-microbatches and sum their gradients (`pipec.schedule.replicate`).
+microbatches and sum their gradients (`pipec.schedule.replicate`); and ``parts``: ``1f1b{parts=4}``
+runs what a device computes in one piece as four stages (`pipec.schedule.parts`).
 """
 
 import inspect
@@ -17,7 +18,8 @@ from pipec.options import parse_one, spelled, value_of
 from pipec.registry import entries, load
 from pipec.schedule.action import Action
 from pipec.schedule.build import build, check_counts
-from pipec.schedule.replicate import OPTIONS, replicated
+from pipec.schedule.parts import parted
+from pipec.schedule.replicate import replicated
 from pipec.schedule.schedule import Schedule
 
 GROUP = "pipec.schedules"
@@ -35,6 +37,9 @@ SYNTHESIZED = "synthesized"
 
 STREAMING = ("1f1b-as", "gpipe", "fbp-as")
 """The same on devices that stream: forward and backward may share the device."""
+
+OPTIONS = {"replicas": int, "adjacent": str, "parts": int}
+"""What every schedule without replicas of its own takes besides its generator's options."""
 
 MOST = 300_000_000
 """Most stages x microbatches: with I, W, sends and receives, positions are numbers of 32 bits."""
@@ -134,16 +139,34 @@ def generate(name: str, stages: int, microbatches: int, **options: object) -> Sc
     _check_known(plain_name(name), function, every)
     if "replicas" in inspect.signature(function).parameters:
         return _built(function(stages, microbatches, **every), name, microbatches)
-    replicas, adjacent = every.pop("replicas", 1), every.pop("adjacent", "stages")
+    replicas, adjacent = every.pop("replicas", 1), str(every.pop("adjacent", "stages"))
+    parts = every.pop("parts", 1)
     assert isinstance(replicas, int)
-    if replicas < 1 or microbatches % replicas:
+    assert isinstance(parts, int)
+    _check_even(microbatches, "microbatches", replicas, "replicas")
+    _check_even(stages, "stages", parts, "parts")
+    made = function(stages // parts, microbatches // replicas, **every)
+    built = _built(made, name, microbatches // replicas)
+    return replicated(parted(built, parts) if parts > 1 else built, replicas, adjacent)
+
+
+def without_parts(schedule: Schedule) -> Schedule:
+    """The schedule that the stages of this one are parts of; itself if they are whole."""
+    options = dict(schedule.options)
+    parts = options.pop("parts", 1)
+    if parts == 1:
+        return schedule
+    assert isinstance(parts, int)
+    return generate(schedule.name, schedule.stages // parts, schedule.microbatches, **options)
+
+
+def _check_even(count: int, what: str, among: int, whom: str) -> None:
+    if among < 1 or count % among:
         raise ScheduleError(
-            "microbatches cannot be dealt out evenly to the replicas",
-            got=f"{microbatches} microbatches, {replicas} replicas",
-            want="a multiple of the replicas",
+            f"{what} cannot be dealt out evenly to the {whom}",
+            got=f"{count} {what}, {among} {whom}",
+            want=f"a multiple of the {whom}",
         )
-    made = function(stages, microbatches // replicas, **every)
-    return replicated(_built(made, name, microbatches // replicas), replicas, str(adjacent))
 
 
 def _built(made: object, name: str, microbatches: int) -> Schedule:

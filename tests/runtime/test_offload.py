@@ -104,6 +104,7 @@ SCHEDULES: dict[str, dict[str, object]] = {
     "1f1b-so": {},
     "1f1b-as": {},
     "1f1b-sno": {},
+    "1f1b{parts=2}": {},
     "interleaved": {"chunks": 2},
     "zb-h1": {},
     "zbv": {},

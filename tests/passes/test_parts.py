@@ -1,0 +1,147 @@
+"""Stages in parts under a memory limit: finer copies, the same bits; the rule of PipeOffload."""
+
+from functools import cache, partial
+
+import pytest
+import torch
+
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.driver import make_plan
+from pipec.compiler.facts import plan_facts
+from pipec.compiler.fit import Fates, Fit, Fitted
+from pipec.compiler.lifespan import DEPTHS, Rule, lifespans
+from pipec.compiler.pass_manager import parse_pipeline, run_passes
+from pipec.compiler.reside import applied, best, planned
+from pipec.compiler.residency import saved_in_order
+from pipec.compiler.timeline import plan_timeline
+from pipec.errors import PassError
+from pipec.frontends.trace import Loss, trace
+from pipec.graph.ir import Source
+from pipec.plan.model import Plan
+from pipec.runtime.executor import Settings
+from pipec.runtime.local import LocalPipeline
+from tests.passes.test_memory_passes import CASE, batch, model, sgd
+from tests.runtime.pipelines import batches
+
+DEVICES = 2
+
+
+@cache
+def cut_for(schedule: str, stages: int, microbatches: int = 4) -> Plan:
+    args, target = batch(0)
+    loss = Loss(CASE.loss, target)
+    graph = trace(model(), args, loss=loss, source=Source("memory", "test"))
+    passes = (
+        f"simplify,annotate-cost,partition{{stages={stages} schedule={schedule} "
+        f"microbatches={microbatches}}},insert-comm,differentiate,time-stages"
+    )
+    return make_plan(graph, parse_cluster(f"{DEVICES}xh100"), passes=parse_pipeline(passes))
+
+
+def timed(plan: Plan, schedule: str, before: str = "") -> Plan:
+    last = f"schedule{{generator={schedule} microbatches=4}},simulate"
+    return run_passes(parse_pipeline(before + last), plan)
+
+
+def test_a_device_computes_the_same_in_parts_that_save_about_as_much() -> None:
+    whole, fine = cut_for("1f1b", 2), cut_for("1f1b{parts=4}", 8)
+    assert whole.partition is not None
+    assert fine.partition is not None
+    coarse = {n: s // 4 for n, s in fine.partition.stage_of.items()}
+    assert coarse == whole.partition.stage_of
+    saved = [s.training.saved_bytes for s in fine.stages if s.training]
+    for device in (saved[:4], saved[4:]):
+        assert max(device) < 1.5 * sum(device) / 4
+
+
+def test_parts_fit_what_whole_stages_do_not_and_train_the_same_bits() -> None:
+    """The last device has one microbatch in flight: a whole stage gains nothing there."""
+    whole, fine = cut_for("1f1b", 2), cut_for("1f1b{parts=4}", 8)
+    plain = timed(whole, "1f1b").timeline
+    assert plain is not None
+    limit = 0.8 * min(plain.peak_bytes)
+    told = f"memory-limit={limit} microbatches=4 generator="
+    with pytest.raises(PassError, match="does not fit device"):
+        timed(whole, "1f1b", f"insert-offload{{{told}1f1b}},")
+    plan = timed(fine, "1f1b{parts=4}", f"insert-offload{{{told}1f1b{{parts=4}}}},")
+    assert plan.timeline is not None
+    assert plan.slots
+    assert max(plan.timeline.peak_bytes) <= limit
+    made = [
+        LocalPipeline(p, batches(CASE, p.graph), Settings(sgd))
+        for p in (plan, timed(fine, "1f1b{parts=4}"))
+    ]
+    assert made[0].run(2) == made[1].run(2)
+    weights, same = (p.state_dict() for p in made)
+    assert all(torch.equal(weights[n], same[n]) for n in same)
+
+
+def rule(fit: Fit, depth: int) -> Fitted | None:
+    """PipeOffload's rule value by value: the longest wait leaves first, until a device fits."""
+    waited, homes = lifespans(fit.plain), fit.schedule.placement.forward
+    gone: dict[int, list[str]] = {s: [] for s in range(len(homes))}
+    while True:
+        slots = [((depth, tuple(names)),) if names else () for names in gone.values()]
+        chosen = [Fates(frozenset(), s) for s in slots]
+        plan, order = fit.apply(chosen)
+        found = Fitted(chosen, plan, order, plan_timeline(plan, order))
+        over = [d for d, p in enumerate(found.timeline.peak_bytes) if p > fit.limits[d]]
+        if not over:
+            return found
+        for device in over:
+            left = [
+                (waited[s], s)
+                for s, home in enumerate(homes)
+                if device in home and len(gone[s]) < len(_names(fit.plan, s))
+            ]
+            if not left:
+                return None
+            stage = max(left)[1]
+            gone[stage] = _names(fit.plan, stage)[: len(gone[stage]) + 1]
+
+
+def test_what_is_predicted_of_a_rule_is_predicted_of_its_plan() -> None:
+    """The facts of stages with values gone are those of the rewritten graphs: to the bit."""
+    plan = cut_for("zbv", 4)
+    order = planned(plan, "zbv", 4)
+    limit = 0.9 * max(plan_timeline(plan, order).peak_bytes)
+    fit = Fit(plan, order, limit, applied(plan, order), False, True)
+    chosen, timeline = Rule(fit).until_it_fits(0) or pytest.fail("nothing fits")
+    rewritten, moved = fit.apply(chosen)
+    real = plan_timeline(rewritten, moved)
+    assert real.schedule.channels != fit.plain.schedule.channels
+    assert (real.seconds, real.peak_bytes) == (timeline.seconds, timeline.peak_bytes)
+
+
+def test_what_is_fetched_is_not_counted_as_computed_again() -> None:
+    plan = cut_for("1f1b{parts=4}", 8)
+    order = planned(plan, "1f1b{parts=4}", 4)
+    slots = [((1, tuple(_names(plan, s))),) for s in range(8)]
+    rewritten, _ = applied(plan, order)([Fates(frozenset(), s) for s in slots])
+    before, after = (plan_facts(p).times().compute for p in (plan, rewritten))
+    assert before == after
+
+
+def _names(plan: Plan, stage: int) -> list[str]:
+    training = plan.stages[stage].training
+    assert training is not None
+    return saved_in_order(training)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "stages", "share"),
+    [("1f1b{parts=4}", 8, 0.6), ("interleaved", 4, 0.75), ("1f1b", 2, 0.75)],
+)
+def test_the_choice_is_never_slower_than_selective_offload_by_lifespan(
+    schedule: str, stages: int, share: float, recompute: bool
+) -> None:
+    plan = cut_for(schedule, stages)
+    order = planned(plan, schedule, 4)
+    limit = share * max(plan_timeline(plan, order).peak_bytes)
+    fit = Fit(plan, order, limit, applied(plan, order), recompute, True)
+    by_rule = [f for f in map(partial(rule, fit), DEPTHS) if f is not None]
+    assert by_rule
+    found = best(plan, order, limit, recompute=recompute, host=True)
+    assert max(found.timeline.peak_bytes) <= limit
+    assert found.timeline.seconds <= min(f.timeline.seconds for f in by_rule) * (1 + 1e-9)

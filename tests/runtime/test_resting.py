@@ -1,0 +1,116 @@
+"""The optimizer's state in host memory between steps: the same bits, less on the device."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.reside import state_rests
+from pipec.errors import PassError
+from pipec.plan.model import Plan
+from pipec.runtime.executor import Executor, Settings
+from pipec.runtime.local import LocalPipeline
+from pipec.runtime.state import restore, state_of
+from tests.passes.test_memory_passes import CASE
+from tests.passes.test_parts import cut_for, timed
+from tests.runtime.pipelines import batches
+
+
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01, amsgrad=True)
+
+
+OPTIMIZERS = {
+    "adam": adam,
+    "momentum": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+    "rprop": torch.optim.Rprop,
+    "no state": partial(torch.optim.SGD, lr=0.05),
+}
+
+
+def plans(schedule: str = "1f1b", stages: int = 2) -> tuple[Plan, Plan]:
+    """A plan, and the same with the optimizer's state in host memory."""
+    plan = cut_for(schedule, stages)
+    return timed(plan, schedule), timed(state_rests(plan), schedule)
+
+
+def pipeline(plan: Plan, optimizer: object = adam, **settings: object) -> LocalPipeline:
+    made = Settings(optimizer, **settings)  # type: ignore[arg-type]
+    return LocalPipeline(plan, batches(CASE, plan.graph), made)
+
+
+def state_bytes(executor: Executor) -> int:
+    """Bytes of all tensors of a device's optimizers but their counts of steps."""
+    optimizers = [w.optimizer for w in executor.weights.values()]
+    states = [s for o in optimizers if o is not None for s in o.state.values()]
+    return sum(t.nbytes for s in states for t in s.values() if torch.is_tensor(t) and t.dim())
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_is_bit_equal_and_all_state_waits_in_the_arena(
+    name: str, clip: float | None
+) -> None:
+    plain, resting = (pipeline(p, OPTIMIZERS[name], clip=clip) for p in plans())
+    assert plain.run(3) == resting.run(3)
+    want, got = plain.state_dict(), resting.state_dict()
+    assert all(torch.equal(got[n], want[n]) for n in want)
+    state = sum(map(state_bytes, plain.executors))
+    assert state == sum(map(state_bytes, resting.executors))
+    assert (state == 0) == (name == "no state")
+    (arena,) = {id(e.compute.host): e.compute.host for e in resting.executors}.values()
+    assert state <= arena.held <= state * 1.1
+    assert plain.executors[0].compute.host.held == 0
+
+
+def test_a_checkpoint_holds_the_state_and_it_leaves_again_once_it_is_back() -> None:
+    first, again = (pipeline(plans()[1]) for _ in range(2))
+    first.run(1)
+    kept = [{n: t.clone() for n, t in state_of(e).items()} for e in first.executors]
+    losses = first.run(1)
+    for executor, entries in zip(again.executors, kept, strict=True):
+        restore(executor, entries)
+        assert executor.compute.host.held >= state_bytes(executor) > 0
+    assert again.run(1) == losses
+    want, got = first.state_dict(), again.state_dict()
+    assert all(torch.equal(got[n], want[n]) for n in want)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages"), [("1f1b", 2), ("interleaved", 4), ("1f1b{replicas=2}", 1)]
+)
+def test_the_peak_falls_by_the_state_and_steps_take_its_copies(schedule: str, stages: int) -> None:
+    """By all of it: where it is on the device, activations are not."""
+    plain, resting = (p.timeline for p in plans(schedule, stages))
+    assert plain is not None
+    assert resting is not None
+    share = 2 if "replicas" in schedule else 1
+    bytes_of = plain.memory.of("optimizer", stages) / share
+    held = [sum(bytes_of[s] for s in mine) for mine in plain.schedule.held()]
+    fell = [a - b for a, b in zip(plain.peak_bytes, resting.peak_bytes, strict=True)]
+    assert fell == pytest.approx(held, rel=0.1)
+    rate = plans(schedule, stages)[0].cluster.devices[0].host_bandwidth
+    more = [b - a for a, b in zip(plain.times.step, resting.times.step, strict=True)]
+    assert more == pytest.approx([2 * n / rate for n in bytes_of], rel=0.1)
+
+
+def test_a_limit_is_met_by_the_state_alone() -> None:
+    plan = cut_for("1f1b", 2)
+    whole, light = plans()
+    assert whole.timeline is not None
+    assert light.timeline is not None
+    limit = max(light.timeline.peak_bytes)
+    assert limit < max(whole.timeline.peak_bytes)
+    told = f"insert-offload{{memory-limit={limit} optimizer=true microbatches=4}},"
+    found = timed(plan, "1f1b", told)
+    assert found.slots == ()
+    assert found.timeline is not None
+    assert found.timeline.peak_bytes == light.timeline.peak_bytes
+
+
+def test_boards_keep_it() -> None:
+    plan = cut_for("1f1b", 2).replace(cluster=parse_cluster("2xvcu118"))
+    with pytest.raises(PassError, match="cannot wait in host memory"):
+        state_rests(plan)
