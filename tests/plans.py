@@ -71,6 +71,7 @@ class Toy:
     example_inputs: Mapping[str, Tensor]
     gradients: None = None
     inner: None = None
+    resized: None = None
 
     def original(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return run(self.graph, **inputs)

@@ -1,21 +1,21 @@
 """Stages of a model that was an ONNX file: its own nodes, under their own names."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
 from pipec.backends.onnx.files import Names, apart
 from pipec.compiler.chain import StageRunner
-from pipec.compiler.sizes import compare_sizes
+from pipec.compiler.sizes import check_sizes
 from pipec.errors import BackendError
 from pipec.frontends.base import Loaded
 from pipec.frontends.onnx.axes import declared_axes, grow
-from pipec.frontends.onnx.frontend import Original, evaluate_file
+from pipec.frontends.onnx.files import evaluate_file
+from pipec.frontends.onnx.frontend import Original
 from pipec.frontends.onnx.submodel import Assembler, Part
 from pipec.frontends.reload import load_options
-from pipec.graph.axes import Axis, free, most_open
+from pipec.graph.axes import Axis, most_open
 from pipec.graph.ir import Graph, InputKind, OutputKind, origin
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage
@@ -95,18 +95,9 @@ class Assembly:
         written, inputs = self._evaluation.model.written, self._evaluation.inputs
         examples = {n: v for n, v in inputs.items() if isinstance(v, Tensor)}
         original = Original(written, inputs)
-        sizes = [*self._growth.sizes, {a.name: 1 for a in free(self.axes.open)}]
-        self.axes = replace(self.axes, checked=tuple(sizes))
         model = Loaded(self._plan.graph, examples, original)
-        found = list(compare_sizes(self._plan, runners, model, self.axes, tolerance))
-        wrong = [b for _, b in found if not b.ok]
-        ran = [s for s in sizes if any(s == at for at, _ in found)]
-        if wrong:
-            told = f"{wrong[0].name} is off by {wrong[0].relative_error:.2g}"
-            raise BackendError("the stages differ from the file", got=told)
-        if ran in ([], sizes[-1:]):
-            raise BackendError("onnxruntime runs the file itself at no other size")
-        self.axes = replace(self.axes, checked=tuple(ran))
+        sizes = self._growth.sizes
+        self.axes = check_sizes(self._plan, runners, model, self.axes, sizes, tolerance)
 
 
 def _names(graph: Graph, called: dict[str, str]) -> tuple[Names, dict[str, str]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pipec.backends.onnx.files import Names, apart
-from pipec.backends.torch.exported import export_stage
+from pipec.backends.torch.exported import OpenStage, export_stage
 from pipec.errors import BackendError
 from pipec.graph.extract import with_outputs
 from pipec.graph.ir import Graph, GraphOutput, InputKind, OutputKind
@@ -113,8 +113,9 @@ def _template(graph: Graph) -> _Template:
 
 def _convert(graph: Graph) -> ir.Model:
     try:
+        traced = export_stage(OpenStage(graph))
         program = torch.onnx.export(
-            export_stage(graph), dynamo=True, verbose=False, opset_version=OPSET, optimize=False
+            traced, dynamo=True, verbose=False, opset_version=OPSET, optimize=False
         )
     except torch.onnx.errors.OnnxExporterError as error:
         raise BackendError(

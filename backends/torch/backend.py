@@ -1,22 +1,27 @@
 """``--target torch``: one safetensors file per stage, and exported programs on request."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from pipec.backends.torch import run as engine
-from pipec.backends.torch.exported import write_exported
+from pipec.backends.torch.exported import OpenStage, export_stage, write_exported
 from pipec.backends.torch.launcher import train_script
+from pipec.backends.torch.opened import opened, read_axes
 from pipec.backends.torch.runner import stage_runner
 from pipec.compiler.backend import Backend, Emitted
+from pipec.compiler.chain import StageRunner
 from pipec.compiler.declared import Options, option
 from pipec.compiler.job import Job
 from pipec.compiler.profile import Profile, Profiler
+from pipec.compiler.sizes import resized_plan
 from pipec.compiler.stage_timing import sequential_timing
 from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, SAME_KERNELS, rounding_tolerance
 from pipec.errors import BackendError
-from pipec.graph.ir import OutputKind, origin
+from pipec.graph.axes import Axes
+from pipec.graph.ir import InputKind, OutputKind, origin, tensor
 from pipec.graph.lower import lower
 from pipec.graph.quantised import QUANTISED
 from pipec.plan.model import Plan, StageTiming
@@ -60,6 +65,7 @@ class TorchBackend(Backend):
     options: ClassVar[type[Options]] = TorchOptions
     run_options: ClassVar[type[Options]] = engine.RunOptions
     runs_emitted_code: ClassVar[bool] = False
+    leaves_open: ClassVar[bool] = True
 
     def check(self, plan: Plan) -> None:
         """See whether every stage can be emitted.
@@ -92,6 +98,10 @@ class TorchBackend(Backend):
             (directory / "train.py").write_text(train_script(plan), encoding="utf-8")
         if not all_have_data(plan.graph.weights):
             return
+        axes = Axes()
+        if plan.graph.source.options.get("open") and not plan.trains:
+            axes = opened(plan, lambda open_axes: self._tried(plan, open_axes), _tolerance(plan))
+        axes.write(directory)
         owner = owners(plan)
         for stage in plan.stages:
             folder = directory / stage_folder(stage.index)
@@ -99,7 +109,7 @@ class TorchBackend(Backend):
             own = {n: plan.graph.weights[n] for n, k in owner.items() if k == stage.index}
             write_weights(own, folder / WEIGHTS)
             if plan.options.get("pt2"):
-                write_exported(lower(stage.graph).graph, folder / f"{folder.name}.pt2")
+                write_exported(_open_stage(plan, axes, stage.index), folder / f"{folder.name}.pt2")
 
     def load(self, plan: Plan, directory: Path) -> Emitted:
         """The graphs of a loaded plan with the weights in ``directory``.
@@ -111,17 +121,33 @@ class TorchBackend(Backend):
             raise BackendError(
                 "nothing can run: the model was compiled without its weights", where=directory
             )
+        axes = read_axes(plan, directory)
         weights = StoredWeights(stage_files(plan, directory), plan.graph)
+        stages = self._stages(plan.replace(graph=plan.graph.replace(weights=weights)), axes)
+        return Emitted(stages, _tolerance(plan), traced=True, axes=axes)
+
+    def _tried(self, plan: Plan, axes: Axes) -> list[StageRunner]:
+        """Every stage for any size of some axes, once exported if it is to be.
+
+        Raises:
+            BackendError: torch.export fixes one of these sizes.
+        """
+        for stage in plan.stages if plan.options.get("pt2") else ():
+            export_stage(_open_stage(plan, axes, stage.index), named=True)
+        return self._stages(plan, axes)
+
+    def _stages(self, plan: Plan, axes: Axes) -> list[StageRunner]:
+        """Every stage as a function, for any size of the open axes."""
         draws = numbered(plan.graph, [s.graph for s in plan.stages])
-        runners = [
-            stage_runner(seeded(lower(s.graph).graph, numbers), weights)
-            for s, numbers in zip(plan.stages, draws, strict=True)
+        sized_of = axes.stages if axes.open else (None,) * len(plan.stages)
+        return [
+            stage_runner(seeded(lower(s.graph).graph, numbers), plan.graph.weights, sized)
+            for s, numbers, sized in zip(plan.stages, draws, sized_of, strict=True)
         ]
-        # The same kernels as the reference's, unless that is an ONNX file run by onnxruntime, or
-        # a pass has put other ops in place of the model's.
-        same = plan.graph.source.kind != "onnx" and REWRITTEN not in plan.options
-        kernels = SAME_KERNELS if same else OTHER_KERNELS
-        return Emitted(runners, rounding_tolerance(plan.graph, kernels), traced=True)
+
+    def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
+        """Which axes are open and which are fixed, and why."""
+        return Axes.read(directory, plan.graph).lines()
 
     def run(self, plan: Plan, job: Job) -> None:
         """Train or infer in pipec's runtime, one process per device."""
@@ -139,3 +165,24 @@ class TorchBackend(Backend):
     ) -> Profile:
         """Measure stages, steps and messages in the runtime, on all ranks."""
         return Profiler(plan, batch, settings, compute=compute).measure(budget)
+
+
+def _open_stage(plan: Plan, axes: Axes, stage: int) -> OpenStage:
+    """A stage without communication nodes, and what of it is open."""
+    graph = lower(plan.stages[stage].graph).graph
+    if not axes.open:
+        return OpenStage(graph)
+    inputs = plan.graph.inputs_of(InputKind.INPUT)
+    planned = {i.name: tensor(plan.graph.node(i.node)).shape for i in inputs}
+    other = resized_plan(plan, axes, axes.shapes(planned, axes.checked[0])).stages[stage]
+    return OpenStage(graph, axes.stages[stage], lower(other.graph).graph)
+
+
+def _tolerance(plan: Plan) -> float:
+    """How far stages may be off.
+
+    They run the same kernels as the reference, unless that is an ONNX file run by onnxruntime, or a
+    pass has put other ops in place of the model's.
+    """
+    same = plan.graph.source.kind != "onnx" and REWRITTEN not in plan.options
+    return rounding_tolerance(plan.graph, SAME_KERNELS if same else OTHER_KERNELS)

@@ -4,13 +4,19 @@ import functools
 import inspect
 import io
 import keyword
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from pipec.errors import BackendError
+from pipec.frontends.base import quiet
 from pipec.graph.ir import Graph, tensor
+from pipec.graph.open_sizes import by_node, with_sizes
+from pipec.graph.size_formula import SizedArgument
 from pipec.runtime.module import hold
 
 _QUOTED = frozenset('"\\\n\r')
@@ -25,8 +31,9 @@ class _FlatStage(nn.Module):
         named: Whether it yields its outputs by name, and not as a tuple in the order of the graph.
     """
 
-    def __init__(self, graph: Graph, *, named: bool) -> None:
+    def __init__(self, graph: Graph, *, named: bool, sized: Sequence[SizedArgument] = ()) -> None:
         super().__init__()
+        self._sized = _Sized(graph, sized) if sized else None
         self._graph, self._named, self._values = graph, named, argument_names(graph)
         for i in graph.inputs:
             if i.kind.is_weight:
@@ -42,11 +49,37 @@ class _FlatStage(nn.Module):
             _named(self, i.name) if i.kind.is_weight else inputs[self._values[i.node]]
             for i in self._graph.inputs
         ]
-        results: tuple[Tensor, ...] = self._graph.module(*args)
+        if self._sized is not None:
+            results: tuple[Tensor, ...] = self._sized.run(*args)
+        else:
+            results = self._graph.module(*args)
         if not self._named:
             return results
         pairs = zip(self._graph.outputs, results, strict=True)
         return {o.name: result for o, result in pairs}
+
+
+class _Sized(fx.Interpreter):
+    """A stage graph for any size of what it is given.
+
+    Args:
+        graph: The stage without communication nodes.
+        sized: Arguments of its nodes that follow sizes.
+    """
+
+    def __init__(self, graph: Graph, sized: Sequence[SizedArgument]) -> None:
+        super().__init__(graph.module, garbage_collect_values=False)
+        self._arguments = by_node(sized)
+        self._given = {i.node: i.name for i in graph.inputs if not i.kind.is_weight}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run a node, told sizes that follow from what the stage is given."""
+        if n.name not in self._arguments:
+            return super().run_node(n)
+        shapes = {name: t.shape for n, t in self.env.items() if (name := self._given.get(n.name))}
+        found = self.fetch_args_kwargs_from_env(n)
+        args, kwargs = with_sizes((found[0], found[1]), self._arguments[n.name], shapes)
+        return self.call_function(n.target, args, kwargs)
 
 
 def argument_names(graph: Graph) -> dict[str, str]:
@@ -62,16 +95,33 @@ def _named(module: nn.Module, name: str) -> Tensor:
     return found
 
 
-def export_stage(graph: Graph, *, named: bool = False) -> torch.export.ExportedProgram:
+@dataclass(frozen=True)
+class OpenStage:
+    """A stage, and what of it has any size.
+
+    Attributes:
+        graph: The stage without communication nodes.
+        sized: Arguments of its nodes that follow open sizes.
+        other: The stage at another size of every open axis; None if none is open.
+    """
+
+    graph: Graph
+    sized: Sequence[SizedArgument] = ()
+    other: Graph | None = None
+
+
+def export_stage(stage: OpenStage, *, named: bool = False) -> torch.export.ExportedProgram:
     """Trace a pure stage graph again, as a program of its own.
 
     Args:
-        graph: The stage without communication nodes.
+        stage: The stage.
         named: Whether it yields a dictionary, by the names that outputs have in the plan.
 
     Raises:
-        BackendError: A weight has a name that torch would write into Python code as it is.
+        BackendError: A dimension that is open here is not so in torch's eyes; or a weight's name is
+            what torch would write into Python code as it is.
     """
+    graph, other = stage.graph, stage.other
     for i in graph.inputs:
         if i.kind.is_weight and not _QUOTED.isdisjoint(i.name):
             raise BackendError(
@@ -85,17 +135,32 @@ def export_stage(graph: Graph, *, named: bool = False) -> torch.export.ExportedP
         name: torch.zeros(t.shape, dtype=t.dtype)
         for name, t in ((names[n], tensor(nodes[n])) for n in names)
     }
-    with torch.no_grad():
-        return torch.export.export(_FlatStage(graph, named=named), (), inputs, strict=False)
+    module, dims = _FlatStage(graph, named=named, sized=stage.sized), None
+    if other is not None:
+        dims = {names[n]: _open(tensor(nodes[n]), tensor(other.node(n))) for n in names}
+    try:
+        with torch.no_grad(), quiet():
+            return torch.export.export(module, (), inputs, strict=False, dynamic_shapes=dims)
+    except (RuntimeError, ValueError) as error:
+        if other is None:
+            raise
+        got = str(error).strip().split("\n")[0][:300]
+        raise BackendError("torch.export fixes a size of a stage", got=got) from error
 
 
-def write_exported(graph: Graph, path: Path) -> None:
+def _open(planned: Tensor, other: Tensor) -> dict[int, Any]:
+    """The dimensions of a tensor that stay open, as `torch.export` is told."""
+    pairs = enumerate(zip(planned.shape, other.shape, strict=True))
+    return {k: torch.export.Dim.DYNAMIC for k, (a, b) in pairs if a != b}
+
+
+def write_exported(stage: OpenStage, path: Path) -> None:
     """Write a ``.pt2`` file without example inputs and without paths of this machine.
 
     Raises:
         OSError: The file cannot be written.
     """
-    program = export_stage(graph, named=True)
+    program = export_stage(stage, named=True)
     program.example_inputs = None
     for n in program.graph.nodes:
         n.meta.pop("stack_trace", None)

@@ -10,6 +10,8 @@ from typing import Any
 import click
 import torch
 
+from pipec.backends.torch.any_size import AnySize
+from pipec.backends.torch.opened import read_axes
 from pipec.compiler.declared import Options, option
 from pipec.compiler.endless import endless
 from pipec.compiler.job import Job
@@ -187,7 +189,8 @@ def _finish(
     if plan.trains:
         _train(plan, job, options, pipeline, observers)
     else:
-        job.infer(pipeline, observers)
+        axes = read_axes(plan, job.directory)
+        job.infer(AnySize(pipeline, axes, job.batch()) if axes.open else pipeline, observers)
     rows = collected(pipeline) if options.trace else None
     if options.trace and rows is not None:
         write_trace(pipeline.program.schedule, rows, options.trace)

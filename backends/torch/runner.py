@@ -1,26 +1,43 @@
 """A saved stage as a function of named tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from pipec.compiler.chain import StageRunner
 from pipec.errors import BackendError
-from pipec.graph.ir import Graph
+from pipec.graph.ir import Graph, tensor
+from pipec.graph.open_sizes import resized
+from pipec.graph.size_formula import SizedArgument
 
 
-def stage_runner(graph: Graph, weights: Mapping[str, torch.Tensor]) -> StageRunner:
+def stage_runner(
+    graph: Graph,
+    weights: Mapping[str, torch.Tensor],
+    sized: Sequence[SizedArgument] | None = None,
+) -> StageRunner:
     """A function that runs a pure stage graph eagerly.
 
     Args:
         graph: The stage without communication nodes.
         weights: Its weights by name.
+        sized: Where inputs may have other sizes, the arguments of its nodes that follow these.
 
     Returns:
         From user inputs and values by name to outputs and values by name. Gradients are off; the
         weights are never written.
     """
     held = {i.node: weights[i.name] for i in graph.inputs if i.kind.is_weight}
+    given = {i.name: tensor(graph.node(i.node)) for i in graph.inputs if i.node not in held}
+    modules = {tuple(tuple(t.shape) for t in given.values()): graph.module}
+
+    def module(inputs: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
+        """The stage for the sizes of what it is given."""
+        shapes = {name: tuple(inputs[name].shape) for name in given}
+        key = tuple(shapes.values())
+        if key not in modules and sized is not None:
+            modules[key] = resized(graph, sized, shapes).module
+        return modules.get(key, graph.module)
 
     def run(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run the stage's graph in torch."""
@@ -31,7 +48,7 @@ def stage_runner(graph: Graph, weights: Mapping[str, torch.Tensor]) -> StageRunn
         args = [held[i.node] if i.node in held else inputs[i.name] for i in graph.inputs]
         try:
             with torch.no_grad():
-                results = graph.module(*args)
+                results = module(inputs)(*args)
         except (RuntimeError, ValueError, IndexError) as error:
             where, said = type(graph.module).__name__, str(error).split("\n")[0]
             raise BackendError("torch fails on a stage", where=where, got=said) from error

@@ -99,8 +99,9 @@ def compile(  # noqa: A001
             want = "a dict: the name of an input to numbers"
             raise PipecError(f"{what}: no dict", got=repr(given), want=want)
     told = LoadOptions(
-        shapes or {}, bind or {}, training=training, trust=trust, seed=seed, autocast=autocast
-    )
+        shapes or {}, bind or {}, training=training, trust=trust, seed=seed, autocast=autocast,
+        open=backend.leaves_open,
+    )  # fmt: skip
     return request.plan(*_read(model, inputs, loss, told))
 
 

@@ -68,11 +68,6 @@ class Reference(AsWritten, Protocol):
         """Its gradients by eager autograd, where they can be had."""
         ...
 
-    @property
-    def inner(self) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None:
-        """Values of a quantised file's own engine, by node of the graph."""
-        ...
-
 
 @runtime_checkable
 class Trains(Protocol):
@@ -218,7 +213,10 @@ def verify_stages(
         if number is not None and not all(c.ok for c in found):
             found = compare_all(*_chosen(reference, number, tolerance, STEEP_TRIALS))
         compared += found
-    sizes = compare_sizes(plan, emitted.stages, reference, emitted.axes, tolerance, seed, progress)
+    sizes = compare_sizes(
+        plan, emitted.stages, reference, emitted.axes, tolerance, seed, traced=emitted.traced,
+        progress=progress,
+    )  # fmt: skip
     found = [*_worst(compared), *(comparison for _, comparison in sizes)]
     if plan.schedule is not None and plan.schedule.training:
         progress("comparing gradients")

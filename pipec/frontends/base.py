@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pipec.errors import FrontendError, PipecError
+from pipec.graph.axes import Axes
 from pipec.graph.ir import Graph
 
 AUTOCAST = ("bfloat16", "float16")
@@ -39,6 +40,7 @@ class LoadOptions:
         loss: Of a model without one: ``path/file.py:function``, see `factory.call_loss`.
         scored: Give the loss and the model's outputs, in training mode or not.
         autocast: ``bfloat16`` or ``float16``: run model and loss under `torch.autocast` of it.
+        open: Keep what depends on dimensions that a file leaves open as nodes, not as constants.
 
     Raises:
         FrontendError: Autocast knows no such dtype.
@@ -52,6 +54,7 @@ class LoadOptions:
     loss: str = ""
     scored: bool = False
     autocast: str = ""
+    open: bool = False
 
     def __post_init__(self) -> None:
         if self.autocast not in ("", *AUTOCAST):
@@ -78,6 +81,8 @@ class Loaded:
             parameter. None where it cannot say (a file is no module; random numbers are drawn).
         inner: What the engine of a quantised file computes for nodes of the graph on inputs by
             name: by node. None of other models.
+        axes: Of its inputs, that it leaves open; none unless they were asked for.
+        resized: With open axes, traces it at other shapes of its inputs, by name.
     """
 
     graph: Graph
@@ -85,6 +90,8 @@ class Loaded:
     original: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     gradients: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     inner: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
+    axes: Axes = field(default_factory=Axes)
+    resized: Callable[[Mapping[str, tuple[int, ...]]], Graph] | None = None
 
 
 class Frontend(ABC):

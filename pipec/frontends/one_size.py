@@ -11,6 +11,7 @@ from torch.export import graph_signature as export
 from pipec.errors import FrontendError
 from pipec.frontends.base import LoadOptions, quiet, user_code
 from pipec.frontends.examples import random_like, resized
+from pipec.graph.axes import Axes, Axis
 from pipec.graph.torch_private import tree_leaves, tree_unflatten
 
 Shape = tuple[int | torch.SymInt, ...]
@@ -71,6 +72,17 @@ def example_inputs(program: ExportedProgram, options: LoadOptions) -> dict[str, 
         }
     sized = LoadOptions(shapes=_sized(program, shapes, options), seed=options.seed)
     return resized(found, sized)
+
+
+def declared_axes(program: ExportedProgram, inputs: Mapping[str, Tensor]) -> Axes:
+    """The open dimensions of a program's inputs; those that are equal are one axis."""
+    places: dict[str, list[tuple[str, int]]] = {}
+    for name, shape in _shapes(program).items():
+        for k, size in enumerate(shape):
+            if isinstance(size, torch.SymInt):
+                places.setdefault(str(size.node.expr), []).append((name, k))
+    sizes = {a: inputs[name].shape[k] for a, ((name, k), *_) in places.items()}
+    return Axes(tuple(Axis(a, sizes[a], tuple(found)) for a, found in places.items()))
 
 
 def _shapes(program: ExportedProgram) -> dict[str, Shape]:

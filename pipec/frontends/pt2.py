@@ -1,6 +1,7 @@
 """The ``.pt2`` front end: a program that `torch.export.save` wrote."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,19 @@ from pipec.frontends.base import Frontend, Loaded, LoadOptions, quiet, user_code
 from pipec.frontends.digest import file_digest
 from pipec.frontends.hygiene import Naming, cleaned
 from pipec.frontends.leaves import named_tensors
-from pipec.frontends.one_size import arguments, at_one_size, example_inputs
+from pipec.frontends.one_size import arguments, at_one_size, declared_axes, example_inputs
 from pipec.frontends.trace import decompose
-from pipec.graph.ir import Source
+from pipec.graph.axes import Axes
+from pipec.graph.ir import Graph, Source
 from pipec.graph.rules import verify
 from pipec.graph.torch_private import tree_unflatten
+
+_trusted: set[str] = set()
+
+
+def was_trusted(sha256: str) -> bool:
+    """Whether this process has read a file of this digest that its user said to trust."""
+    return sha256 in _trusted
 
 
 class Pt2Frontend(Frontend):
@@ -57,7 +66,8 @@ class Pt2Frontend(Frontend):
             )
         with quiet(), user_code(f"{spec} cannot be read", "is it whole, and of this torch?"):
             program = torch.export.load(path)
-        return _loaded(program, options, Source("pt2", spec, file_digest(path), _told(options)))
+        _trusted.add(digest := file_digest(path))
+        return _loaded(program, options, Source("pt2", spec, digest, _told(options)))
 
 
 def _told(options: LoadOptions) -> dict[str, object]:
@@ -69,16 +79,30 @@ def _told(options: LoadOptions) -> dict[str, object]:
 
 def _loaded(program: ExportedProgram, options: LoadOptions, source: Source) -> Loaded:
     inputs = example_inputs(program, options)
+    axes = Axes()
+    if options.open and not options.training:
+        axes = declared_axes(program, inputs)
+        source = replace(source, options={**source.options, **({"open": True} if axes else {})})
     outputs = list(_named_outputs(program))
     loss = None
     if options.training:
         loss = _loss(program, outputs, source.location)
     original = _Original(program, list(inputs))
     naming = Naming(list(inputs), outputs, tied=_tied(program.state_dict), loss=loss)
-    decomposed = decompose(at_one_size(program, inputs), differentiable=bool(options.training))
-    graph = cleaned(decomposed, naming, source, differentiable=bool(options.training))
-    verify(graph, source.location)
-    return Loaded(graph, inputs, original)
+
+    def graph(inputs: Mapping[str, Tensor]) -> Graph:
+        """The program at one size."""
+        trains = bool(options.training)
+        decomposed = decompose(at_one_size(program, inputs), differentiable=trains)
+        return cleaned(decomposed, naming, source, differentiable=trains)
+
+    def resized(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+        """The same program at other shapes of its inputs."""
+        return graph(example_inputs(program, replace(options, shapes=shapes)))
+
+    planned = graph(inputs)
+    verify(planned, source.location)
+    return Loaded(planned, inputs, original, axes=axes, resized=resized)
 
 
 def _named_outputs(program: ExportedProgram) -> dict[str, Tensor]:

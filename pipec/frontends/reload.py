@@ -89,6 +89,7 @@ def load_options(source: Source, *, trust: bool = False) -> LoadOptions:
             seed=int(told.get("seed", 0)),
             loss=str(told.get("loss", "")),
             autocast=str(told.get("autocast", "")),
+            open=bool(told.get("open", False)),
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise FrontendError("the plan's source options are malformed", got=told) from error

@@ -3,7 +3,9 @@
 ```text
 out/axes.json   {"open":    [{"name": "batch", "size": 8, "places": [["ids", 0], ["mask", 0]]}],
                  "fixed":   [{"name": "seq", "size": 16, "places": [["ids", 1]], "why": "..."}],
-                 "checked": [{"batch": 9}, {"batch": 12}, {"batch": 1}]}
+                 "checked": [{"batch": 9}, {"batch": 12}, {"batch": 1}],
+                 "stages":  [[{"node": "view", "path": [1, 0],
+                               "formula": {"factors": [["ids", 0]], "times": 1, "plus": 0}}]]}
 ```
 """
 
@@ -23,6 +25,7 @@ from torch import Tensor
 from pipec.errors import PipecError, PlanError
 from pipec.files import read_data
 from pipec.graph.ir import Graph, InputKind, tensor
+from pipec.graph.size_formula import SizedArgument
 
 FILE = "axes.json"
 """Where a backend writes the axes of what it emitted."""
@@ -74,6 +77,7 @@ class _Record(TypedDict):
     open: tuple[Axis, ...]
     fixed: tuple[Axis, ...]
     checked: tuple[dict[str, int], ...]
+    stages: tuple[tuple[SizedArgument, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -85,18 +89,21 @@ class Axes:
         fixed: Those that may not, with the reason.
         checked: Sizes other than the planned ones at which the emitted stages gave what the model
             as written does.
+        stages: Of every stage the arguments of nodes that follow sizes, where its target has any.
     """
 
     open: tuple[Axis, ...] = ()
     fixed: tuple[Axis, ...] = ()
     checked: tuple[Sizes, ...] = ()
+    stages: tuple[tuple[SizedArgument, ...], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.open or self.fixed)
 
     def all_fixed(self, why: str) -> "Axes":
         """The same with every open axis fixed for one reason."""
-        return Axes((), (*self.fixed, *(replace(a, why=why) for a in self.open)))
+        fixed = (a if a.why else replace(a, why=why) for a in (*self.fixed, *self.open))
+        return Axes((), tuple(fixed))
 
     def lines(self) -> list[str]:
         """What a user should know, an axis a line, and the sizes that were checked."""

@@ -1,6 +1,6 @@
 """Inference: the outputs of all microbatches, together."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ def infer(pipeline: Rounds, rounds: int, observers: Iterable[Observer] = ()) -> 
 
     Returns:
         Output name to ``[microbatch, *shape]`` over all rounds, in host memory, on the first rank;
-        None elsewhere.
+        None elsewhere. Where microbatches differ in size, each is called ``name.microbatch``.
 
     Raises:
         BackendError: Another rank did not answer.
@@ -34,7 +34,14 @@ def infer(pipeline: Rounds, rounds: int, observers: Iterable[Observer] = ()) -> 
     for result, _ in rounds_of(pipeline, range(rounds), observers):
         for (_, name), value in sorted(result.outputs.items(), key=lambda item: item[0]):
             found.setdefault(name, []).append(value.cpu())
-    return pipeline.outputs({name: torch.stack(values) for name, values in found.items()})
+    return pipeline.outputs({n: t for o, values in found.items() for n, t in _joined(o, values)})
+
+
+def _joined(name: str, values: list[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    if len({t.shape for t in values}) == 1:
+        yield name, torch.stack(values)
+    else:
+        yield from ((f"{name}.{k}", t) for k, t in enumerate(values))
 
 
 FORMATS = (".safetensors", ".npz", ".pth", ".pt")

@@ -123,6 +123,6 @@ def summary(program: Program, found: Figures, number: int) -> Step:
 
 def _rows(program: Program) -> int:
     """Samples per microbatch: the first dimension of the first input that has one."""
-    graph = program.plan.graph
-    shapes = [tensor(graph.node(i.node)).shape for i in graph.inputs_of(InputKind.INPUT)]
+    graphs = [s.forward for s in program.stages]
+    shapes = [tensor(g.node(i.node)).shape for g in graphs for i in g.inputs_of(InputKind.INPUT)]
     return next((int(s[0]) for s in shapes if len(s)), 1)

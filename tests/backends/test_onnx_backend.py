@@ -13,13 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 from pipec.backends.onnx import files as onnx_files
 from pipec.backends.onnx.backend import OnnxBackend
 from pipec.backends.onnx.files import write_model
-from pipec.backends.torch.exported import export_stage
+from pipec.backends.torch.exported import OpenStage, export_stage
 from pipec.compiler.driver import emit
 from pipec.compiler.verify import verify_artifacts
 from pipec.errors import BackendError, FrontendError, PipecError
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.load import load
-from pipec.frontends.onnx.frontend import evaluate_file
+from pipec.frontends.onnx.files import evaluate_file
 from pipec.frontends.onnx.submodel import Assembler
 from pipec.frontends.torch_module import from_module
 from pipec.graph.arrays import Array
@@ -217,7 +217,7 @@ def test_names_of_modules_are_no_code(name: str, tmp_path: Path) -> None:
     held = [i.name for f in tmp_path.rglob("*.onnx") for i in onnx.load(f).graph.initializer]
     assert sorted(held) == sorted(read.graph.weights)
     with pytest.raises(BackendError, match="cannot be written"):
-        export_stage(plan.stages[0].graph)
+        export_stage(OpenStage(plan.stages[0].graph))
 
 
 def test_one_value_is_an_output_and_crosses_a_cut(tmp_path: Path) -> None:

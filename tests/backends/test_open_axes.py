@@ -1,5 +1,6 @@
 """Axes that a file leaves open: one compilation is right at other sizes, or says what is fixed."""
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,17 +13,23 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
+from pipec.backends.torch.any_size import AnySize
+from pipec.backends.torch.opened import read_axes
 from pipec.compiler.backend import load_backend
 from pipec.compiler.chain import run_chain
 from pipec.compiler.driver import emit
+from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.verify import verify_artifacts, verify_stages
 from pipec.errors import PipecError, PlanError
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.load import load
 from pipec.graph.axes import FILE, Axes
 from pipec.graph.ir import Graph
+from pipec.graph.lower import lower
 from pipec.graph.units import placement_units
 from pipec.plan.store import load_plan
+from pipec.runtime.infer import infer
+from pipec.runtime.local import LocalPipeline
 from tests.plans import cut
 
 Arrays = dict[str, np.ndarray]
@@ -158,12 +165,12 @@ def two_names(path: Path) -> Path:
     return path
 
 
-def planned(path: Path) -> Loaded:
+def planned(path: Path, *, leave_open: bool = True) -> Loaded:
     shapes = {}
     for i in onnx.load(path).graph.input:
         dims = [d.dim_value for d in i.type.tensor_type.shape.dim]
         shapes[i.name] = (2, *((5,) if len(dims) == 3 else dims[1:2]), *dims[2:])
-    return load(str(path), LoadOptions(shapes=shapes))
+    return load(str(path), LoadOptions(shapes=shapes, open=leave_open))
 
 
 def borders(graph: Graph) -> list[int]:
@@ -200,13 +207,14 @@ def right_at_all_sizes(path: Path, directory: Path) -> None:
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("target", ["onnx", "torch"])
 @pytest.mark.parametrize("make", [attention, shape_of_before, recurrent, convolutions, two_names])
 def test_one_compilation_is_right_at_five_sizes(
-    make: Callable[[Path], Path], tmp_path: Path
+    make: Callable[[Path], Path], target: str, tmp_path: Path
 ) -> None:
     path, out = make(tmp_path / "model.onnx"), tmp_path / "out"
-    loaded = planned(path)
-    plan = cut(loaded.graph, *thirds(loaded.graph), target="onnx")
+    loaded = planned(path, leave_open=target == "torch")
+    plan = cut(loaded.graph, *thirds(loaded.graph), target=target)
     emit(plan, out)
     axes = Axes.read(out, plan.graph)
     assert axes.open
@@ -218,13 +226,17 @@ def test_one_compilation_is_right_at_five_sizes(
     assert sum(" at " in b.name for b in report.boundaries) == 4
 
 
-def test_a_shape_is_made_of_what_each_stage_is_given(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["onnx", "torch"])
+def test_a_shape_is_made_of_what_each_stage_is_given(target: str, tmp_path: Path) -> None:
     path = shape_of_before(tmp_path / "model.onnx")
-    graph = planned(path).graph
+    graph = planned(path, leave_open=target == "torch").graph
     for at in borders(graph):
         out = tmp_path / f"out{at}"
-        emit(cut(graph, at, target="onnx"), out)
-        assert Axes.read(out, graph).open, at
+        emit(cut(graph, at, target=target), out)
+        axes = Axes.read(out, graph)
+        assert axes.open or "size that follows from nothing" in axes.lines()[0], at
+        if not axes.open:
+            continue
         right_at_all_sizes(path, out)
 
 
@@ -352,3 +364,113 @@ def test_stages_that_hold_one_size_alone_are_reported(tmp_path: Path) -> None:
     emitted = load_backend("onnx").load(plan, out)
     with pytest.raises(PipecError, match="onnxruntime fails on a stage"):
         verify_stages(plan, emitted, loaded)
+
+
+def test_a_constant_that_follows_a_size_fixes_it(tmp_path: Path) -> None:
+    """Torch mirrors borders by a table of positions, which is as long as the sequence."""
+    nodes = [
+        helper.make_node("Pad", ["x", "one_more"], ["p"], "mirrored", mode="reflect"),
+        helper.make_node("Tanh", ["p"], ["t"]),
+        helper.make_node("Exp", ["t"], ["y"]),
+    ]
+    pads = {"one_more": np.array([0, 1, 0, 0, 1, 0], np.int64)}
+    path, out = model(tmp_path / "model.onnx", nodes, pads, "x"), tmp_path / "out"
+    graph = planned(path).graph
+    emit(cut(graph, 1), out)
+    axes = Axes.read(out, graph)
+    assert [a.name for a in axes.open] == ["batch"]
+    assert [(a.name, "constant" in a.why) for a in axes.fixed] == [("seq", True)]
+
+
+def changed_formula(out: Path, **change: int) -> None:
+    record = json.loads((out / FILE).read_text())
+    sized = next(a for stage in record["stages"] for a in stage if a["formula"]["plus"] == 0)
+    sized["formula"] |= change
+    (out / FILE).write_text(json.dumps(record))
+
+
+def test_a_formula_that_is_wrong_at_the_planned_size_is_a_damaged_record(tmp_path: Path) -> None:
+    path, out = attention(tmp_path / "model.onnx"), tmp_path / "out"
+    graph = planned(path).graph
+    emit(cut(graph, *thirds(graph)), out)
+    plan = load_plan(out)
+    changed_formula(out, plus=1)
+    with pytest.raises(PlanError, match="open ax"):
+        load_backend("torch").load(plan, out)
+
+
+def test_a_formula_that_is_right_at_the_planned_size_alone_is_reported(tmp_path: Path) -> None:
+    path, out = attention(tmp_path / "model.onnx"), tmp_path / "out"
+    loaded = planned(path)
+    emit(cut(loaded.graph, *thirds(loaded.graph)), out)
+    plan = load_plan(out)
+    changed_formula(out, times=0, plus=2)
+    emitted = load_backend("torch").load(plan, out)
+    with pytest.raises(PipecError, match=r"does not take these sizes|fails on a stage"):
+        verify_stages(plan, emitted, loaded)
+
+
+class Mixed(nn.Module):
+    """A table of positions, a mask of the sequence's size, a sum of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(40, 8), nn.Linear(8, 3)
+        self.places = nn.Parameter(torch.randn(64, 8))
+
+    def forward(self, ids: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.embed(ids) + bias[:, None]
+        mask = torch.full((ids.shape[1], ids.shape[1]), -1.0).triu(1)
+        x = torch.relu(mask @ x + self.places[: ids.shape[1]]).reshape(-1, 8)
+        return self.head(x).view(*ids.shape, 3), x.sum(0)
+
+
+def test_a_program_with_open_dimensions_stays_open_and_so_do_its_exported_stages(
+    tmp_path: Path,
+) -> None:
+    module, path, out = Mixed().eval(), tmp_path / "model.pt2", tmp_path / "out"
+    dims = torch.export.Dim("batch"), torch.export.Dim("seq", max=64)
+    inputs = torch.randint(0, 40, (2, 5)), torch.randn(2, 8)
+    shapes = ({0: dims[0], 1: dims[1]}, {0: dims[0]})
+    torch.export.save(torch.export.export(module, inputs, dynamic_shapes=shapes), path)
+    loaded = load(str(path), LoadOptions(trust=True, open=True))
+    plan = cut(loaded.graph, *thirds(loaded.graph)).replace(options={"pt2": True})
+    emit(plan, out)
+    axes = Axes.read(out, plan.graph)
+    assert (len(axes.open), axes.fixed) == (2, ())
+    plan = load_plan(out)
+    stages = load_backend("torch").load(plan, out).stages
+    files = [out / f"stage{k}/stage{k}.pt2" for k in range(len(plan.stages))]
+    programs = [torch.export.load(f).module() for f in files]
+    for batch, seq in SIZES:
+        given = {"ids": torch.randint(0, 40, (batch, seq)), "bias": torch.randn(batch, 8)}
+        want = module(*given.values())
+        got = [t for _, kind, _, t in run_chain(plan, stages, given) if kind == "output"]
+        torch.testing.assert_close(got, list(want))
+        known = dict(given)
+        for stage, program in zip(plan.stages, programs, strict=True):
+            names = [i.name for i in lower(stage.graph).graph.inputs if not i.kind.is_weight]
+            known |= program(**{n: known[n] for n in names})
+        torch.testing.assert_close([known[o.name] for o in plan.graph.outputs], list(want))
+    assert verify_artifacts(out, loaded).ok
+
+
+def test_microbatches_of_one_run_may_differ_in_size(tmp_path: Path) -> None:
+    path, out = attention(tmp_path / "model.onnx"), tmp_path / "out"
+    loaded = planned(path)
+    passes = parse_pipeline("annotate-cost,schedule{generator=inference microbatches=3}")
+    emit(run_passes(passes, cut(loaded.graph, *thirds(loaded.graph))), out)
+    plan = load_plan(out)
+    axes = read_axes(plan, out)
+
+    def batch(number: int) -> dict[str, Tensor]:
+        arrays = inputs_at(path, *SIZES[number % len(SIZES)])
+        return {n: torch.from_numpy(a) for n, a in arrays.items()}
+
+    pipeline = AnySize(LocalPipeline(plan, batch), axes, batch)
+    found = infer(pipeline, 2)
+    assert found is not None
+    file = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for k in range(6):
+        (want,) = file.run(None, {n: t.numpy() for n, t in batch(k).items()})
+        np.testing.assert_allclose(found[f"y.{k}"].numpy(), want, rtol=1e-4, atol=1e-5)

@@ -16,12 +16,12 @@ from torch import Tensor
 from pipec.errors import FrontendError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.onnx.evaluation import Evaluation, describe
+from pipec.frontends.onnx.files import evaluate_model
 from pipec.frontends.onnx.frame import standard
-from pipec.frontends.onnx.frontend import evaluate_model
 from pipec.frontends.onnx.inputs import bound_sizes, dimensions
 from pipec.frontends.onnx.subgraphs import reads
 from pipec.graph.arrays import Array
-from pipec.graph.axes import Axes, Axis, Sizes, other_sizes, with_sizes
+from pipec.graph.axes import Axes, Axis, Sizes, most_open, other_sizes, with_sizes
 
 _MOVES = frozenset({"Shape", "Gather", "Slice", "Split", "Squeeze", "Unsqueeze", "Concat"})
 _MOVES |= {"Cast", "Identity", "Reshape"}
@@ -129,6 +129,18 @@ def declared_axes(evaluation: Evaluation, options: LoadOptions) -> list[Axis]:
                 places.setdefault(name, []).append((info.name, k))
                 sizes[name] = value.shape[k]
     return [Axis(name, sizes[name], tuple(found)) for name, found in places.items()]
+
+
+def open_axes(evaluation: Evaluation, options: LoadOptions) -> tuple[Axes, Growth]:
+    """As many of the declared axes as the model can be evaluated at other sizes of."""
+    found = dict[tuple[Axis, ...], Growth]()
+
+    def attempt(axes: Sequence[Axis]) -> None:
+        """Evaluate it at other sizes of some axes."""
+        found[tuple(axes)] = grow(evaluation, axes, options)
+
+    axes = most_open(declared_axes(evaluation, options), attempt)
+    return axes, found.get(axes.open) or grow(evaluation, axes.open, options)
 
 
 def grow(evaluation: Evaluation, axes: Sequence[Axis], options: LoadOptions) -> Growth:

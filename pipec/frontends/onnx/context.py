@@ -24,6 +24,9 @@ class Runner(Protocol):
 
     weights: Weights
 
+    def lifted(self, array: Array) -> Tensor | None:
+        """What computes a known value that depends on open sizes; see `Interpreter.lifted`."""
+
     def subgraph(
         self, ctx: "Context", graph: onnx.GraphProto, inputs: list[Value], tag: str
     ) -> list[Value]:
@@ -76,6 +79,9 @@ class Context:
         if isinstance(value, Tensor):
             return value
         array = array_of(value)
+        made = self.runner.lifted(array)
+        if made is not None:
+            return made
         name = self.runner.weights.name_of(array)
         if name is None:
             self._made += 1
@@ -89,7 +95,9 @@ class Context:
         return first if "/" not in self.path else f"{first}@{self.path}"
 
     def number(self, value: Value) -> float | int | bool | None:
-        """A known value of one element as a Python number, else None."""
+        """A known value of one element as a Python number, else None; None if sizes decide it."""
+        if isinstance(value, np.ndarray) and self.runner.lifted(value) is not None:
+            return None
         if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf":
             number: float | int | bool = value.reshape(()).item()
             return number

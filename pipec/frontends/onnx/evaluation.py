@@ -46,6 +46,7 @@ class Evaluation:
         model: The model.
         inputs: Example value of every graph input; arrays where bound at compile time.
         weights: Parameters, buffers and constants.
+        sized: Known values that depend on open sizes.
         memory: Decisions per node.
         known: Value name to array, for every known value of the model's graph.
         types: Value name to type, for every traced value of the model's graph.
@@ -56,6 +57,7 @@ class Evaluation:
     model: ModelFile
     inputs: dict[str, Value]
     weights: Weights
+    sized: frozenset[str] = frozenset()
     memory: Memory = field(default_factory=Memory)
     known: dict[str, Array] = field(default_factory=dict)
     types: dict[str, Type] = field(default_factory=dict)
@@ -69,6 +71,7 @@ def evaluate(
     *,
     candidates: Mapping[str, Value] | None = None,
     allowed: frozenset[Way] = ALL_WAYS,
+    sized: frozenset[str] = frozenset(),
 ) -> Evaluation:
     """Run a model on fake tensors.
 
@@ -77,6 +80,7 @@ def evaluate(
         inputs: Value per graph input: tensors are traced, arrays are known.
         candidates: Values of inputs that may become known when a node needs them.
         allowed: Ways to run nodes that may be taken.
+        sized: Known values that depend on open sizes: what reads them as tensors reads nodes.
 
     Raises:
         FrontendError: Nodes that cannot be run; all of them, with op, name and reason.
@@ -84,7 +88,7 @@ def evaluate(
     values, pinned = dict(inputs), pinned_by_slot(model.proto.graph)
     wanted = frozenset[str]()
     for _ in range(len(values) + len(model.initializers) + 1):
-        run = _Run(model, values, pinned, wanted, allowed)
+        run = _Run(model, values, pinned, wanted, allowed, sized)
         try:
             return run()
         except Demand as demand:
@@ -108,11 +112,12 @@ class _Run:
         pinned: frozenset[str],
         wanted: frozenset[str],
         allowed: frozenset[Way],
+        sized: frozenset[str],
     ) -> None:
         self.model, self.inputs, self.wanted = model, inputs, wanted
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         weights = Weights(lambda _, t: self._fake_of(t))
-        self.result = Evaluation(model, inputs, weights)
+        self.result = Evaluation(model, inputs, weights, sized)
         small = {n for n, v in inputs.items() if isinstance(v, Tensor) and _is_small(v)}
         trainable = {n for n in model.initializers if n not in pinned and is_weight(model, n)}
         self.trainable = trainable
@@ -122,6 +127,7 @@ class _Run:
             allowed=allowed,
             pinned=pinned,
             bindable=frozenset((small | trainable) - wanted),
+            sized=sized,
         )
         self.refusals: list[str] = []
         self.missing: set[str] = set()

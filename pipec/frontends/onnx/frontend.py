@@ -15,14 +15,15 @@ from pipec.errors import FrontendError, NoLossError
 from pipec.frontends.base import Frontend, Loaded, LoadOptions, user_code
 from pipec.frontends.examples import resized
 from pipec.frontends.factory import call_loss
-from pipec.frontends.onnx.evaluation import Evaluation, evaluate
-from pipec.frontends.onnx.inline_if import inlined
-from pipec.frontends.onnx.inputs import bound_inputs, examples, input_types
+from pipec.frontends.onnx.axes import Growth, open_axes
+from pipec.frontends.onnx.evaluation import Evaluation
+from pipec.frontends.onnx.files import evaluate_file, evaluate_model
 from pipec.frontends.onnx.mini import LARGEST_IR_VERSION
 from pipec.frontends.onnx.module import OnnxModule, index_of
-from pipec.frontends.onnx.reader import ModelFile, read
+from pipec.frontends.onnx.reader import ModelFile
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.arrays import Array, to_array, to_tensor
+from pipec.graph.axes import Axes
 from pipec.graph.ir import Graph, InputKind, Origin, OutputKind, Source, op_name, origin, tensor
 from pipec.graph.opaque import engine_errors
 from pipec.graph.quantised import QUANTISED
@@ -49,6 +50,12 @@ class OnnxFrontend(Frontend):
         given = options.training and options.loss
         loss = call_loss(options.loss, options.seed) if given else None
         evaluation, loss = _read(Path(spec), options, loss)
+        axes, growth = Axes(), Growth((), (evaluation,))
+        if options.open and not options.training:
+            axes, growth = open_axes(evaluation, options)
+        options = replace(options, open=bool(axes))
+        if growth.computed:
+            evaluation = evaluate_model(evaluation.model.written, options, growth.computed)
         source = source_of(evaluation.model, options)
         traced = {n: v for n, v in evaluation.inputs.items() if isinstance(v, Tensor)}
         original = Original(evaluation.model.written, evaluation.inputs)
@@ -59,30 +66,14 @@ class OnnxFrontend(Frontend):
         told = _told_apart(graph, evaluation)
         inner = Original(evaluation.model.written, evaluation.inputs, told) if told else None
         graph = _with_loss(graph, spec) if options.training else graph
-        return Loaded(graph, traced, original, inner=inner)
 
+        def resized(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+            """The same file at other shapes of its inputs."""
+            told = replace(options, shapes={**options.shapes, **shapes})
+            other = evaluate_model(evaluation.model.written, told, growth.computed)
+            return graph_of(other, source_of(other.model, told))
 
-def evaluate_file(path: Path, options: LoadOptions) -> Evaluation:
-    """Read a model file and run it on fake tensors: types, known values, weights, refusals.
-
-    Raises:
-        FrontendError: See `OnnxFrontend.load`.
-    """
-    return evaluate_model(read(path), options)
-
-
-def evaluate_model(model: ModelFile, options: LoadOptions) -> Evaluation:
-    """The same of a model that was read before.
-
-    Raises:
-        FrontendError: See `OnnxFrontend.load`.
-    """
-    types = input_types(model, options)
-    inputs = examples(model, types, bound_inputs(model, types, options), options.seed)
-    evaluation = evaluate(model, inputs)
-    while (flat := inlined(evaluation.model, evaluation.known)) is not None:
-        evaluation = evaluate(flat, inputs)
-    return evaluation
+        return Loaded(graph, traced, original, inner=inner, axes=axes, resized=resized)
 
 
 def source_of(model: ModelFile, options: LoadOptions) -> Source:
@@ -96,6 +87,8 @@ def source_of(model: ModelFile, options: LoadOptions) -> Source:
         told["training"] = True
     if options.loss:
         told["loss"] = options.loss
+    if options.open:
+        told["open"] = True
     return Source("onnx", str(model.path or ""), model.digest(), told)
 
 

@@ -10,11 +10,13 @@ remembered in `Memory`, and once while it is traced, where the decisions are onl
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import onnx
+import torch
 from onnx import NodeProto
-from torch import Tensor
+from torch import Tensor, fx
 
 from pipec.frontends.onnx import control_flow, sequences
 from pipec.frontends.onnx.context import LOWERINGS, Context
@@ -27,15 +29,19 @@ from pipec.frontends.onnx.refusals import Demand, NeedKnown, Refused
 from pipec.frontends.onnx.schemas import check_inputs
 from pipec.frontends.onnx.slots import promoted
 from pipec.frontends.onnx.structural import STRUCTURAL
-from pipec.frontends.onnx.values import Value, known, leaves
+from pipec.frontends.onnx.values import Value, ints, known, leaves
 from pipec.frontends.onnx.ways import ALL_WAYS, Way
 from pipec.frontends.onnx.weights import Weights
+from pipec.graph.arrays import Array, to_tensor
 
 REGISTERED = (control_flow, sequences, *LOADED)
 """The modules whose import fills the tables of structural ops and lowerings."""
 
 UNITS = frozenset({"If", "Loop", "Scan"})
 """Control flow that stays one opaque node where it hangs on a value of run time."""
+
+ANNOTATION = "onnx"
+"""Key of the node's index in ``node.meta["custom"]``."""
 
 MOST_STEPS = 500_000
 """Nodes that one evaluation may run, unrolled loops included."""
@@ -65,6 +71,7 @@ class Interpreter:
         allowed: Ways that may be taken.
         pinned: Names that must stay known, though they look like weights.
         bindable: Graph inputs whose values could be had at compile time.
+        sized: Known values of the model's graph that depend on open sizes.
     """
 
     def __init__(
@@ -75,9 +82,12 @@ class Interpreter:
         allowed: frozenset[Way] = ALL_WAYS,
         pinned: frozenset[str] = frozenset(),
         bindable: frozenset[str] = frozenset(),
+        sized: frozenset[str] = frozenset(),
     ) -> None:
         self.weights, self.memory, self.allowed = weights, memory, allowed
-        self.pinned, self.bindable = pinned, bindable
+        self.pinned, self.bindable, self.sized = pinned, bindable, sized
+        self._makers: dict[str, Context] = {}
+        self._lifted: dict[str, Tensor | None] = {}
         self.used: set[Way] = set()
         # Tensors stay alive here, so that an id names one tensor for as long as the run lasts.
         self._history: dict[int, tuple[Tensor, tuple[Tensor, ...], str]] = {}
@@ -122,12 +132,51 @@ class Interpreter:
         if self._steps > MOST_STEPS:
             raise Refused(f"more than {MOST_STEPS} nodes after unrolling")
         check_inputs(node, frame)
+        self.note(node, frame, path)
         values = [self._read(frame, name) for name in node.input]
         ctx = Context(node, frame, path, self)
         outputs = self._outputs(ctx, values)
         for name, value in zip(node.output, outputs, strict=False):
             if name:
                 self.bind(frame, name, value, values)
+
+    def note(self, node: NodeProto, frame: Frame, path: str) -> None:
+        """Remember which node of the model's graph makes a value that depends on open sizes."""
+        if not frame.path and not self.sized.isdisjoint(node.output):
+            self._makers.update(dict.fromkeys(node.output, Context(node, frame, path, self)))
+
+    def lifted(self, array: Array) -> Tensor | None:
+        """What computes a known value that depends on open sizes; None for other values.
+
+        What no lowering computes stays a constant.
+        """
+        name = self.weights.name_of(array)
+        if name is None or name not in self._makers:
+            return None
+        if name not in self._lifted:
+            ctx = self._makers[name]
+            with fx.traceback.annotate({ANNOTATION: int(ctx.path)}):
+                self._lifted.update(dict.fromkeys(ctx.node.output))
+                try:
+                    found = self._computed(ctx, array)
+                except Refused:
+                    return None
+            self._lifted.update(zip(ctx.node.output, found, strict=False))
+        return self._lifted[name]
+
+    def _computed(self, ctx: Context, array: Array) -> tuple[Tensor, ...]:
+        values = [self._read(ctx.frame, name) for name in ctx.node.input]
+        op = "" if standard(ctx.node.domain) else ctx.node.op_type
+        if op == "ConstantOfShape":
+            dtype = to_tensor(array[:0] if array.ndim else array).dtype
+            return (torch.full(array.shape, array.reshape(-1)[0].item(), dtype=dtype),)
+        if op in STRUCTURAL:
+            numbers = [torch.full((1,), n) for n in ints(array)]
+            return (torch.cat(numbers) if array.ndim else numbers[0].reshape(()),)
+        found = self._native(ctx, values)
+        if not all(isinstance(t, Tensor) for t in found):
+            raise Refused("it yields no tensor")
+        return cast("tuple[Tensor, ...]", found)
 
     def subgraph(
         self, ctx: Context, graph: onnx.GraphProto, inputs: list[Value], tag: str

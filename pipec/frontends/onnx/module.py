@@ -3,16 +3,15 @@
 import re
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 from torch import Tensor, fx, nn
 
 from pipec.frontends.onnx.evaluation import Evaluation
-from pipec.frontends.onnx.interpreter import Interpreter
+from pipec.frontends.onnx.interpreter import ANNOTATION, Interpreter
 from pipec.frontends.onnx.values import Value, leaves
 from pipec.graph.ir import InputKind
 
 _ODD = re.compile(r"\W+")
-ANNOTATION = "onnx"
-"""Key of the node's index in ``node.meta["custom"]``."""
 
 
 class OnnxModule(nn.Module):
@@ -71,7 +70,7 @@ class OnnxModule(nn.Module):
         weights = evaluation.weights.fixed(
             {name: getattr(self, attribute) for attribute, name in self.names.items()}
         )
-        interpreter = Interpreter(weights, evaluation.memory)
+        interpreter = Interpreter(weights, evaluation.memory, sized=evaluation.sized)
         frame = evaluation.model.frame()
         for name, array in evaluation.known.items():
             interpreter.bind(frame, name, array)
@@ -83,10 +82,15 @@ class OnnxModule(nn.Module):
             interpreter.bind(frame, name, _filled(value, given))
         for k, node in enumerate(evaluation.model.proto.graph.node):
             if all(o in evaluation.known for o in node.output if o):
+                interpreter.note(node, frame, str(k))
                 continue
             with fx.traceback.annotate({ANNOTATION: k}):
                 interpreter.step(frame, node, str(k))
-        return {o.name: frame.env[o.name] for o in evaluation.model.proto.graph.output}
+        outputs = {o.name: frame.env[o.name] for o in evaluation.model.proto.graph.output}
+        for name, value in outputs.items():
+            if isinstance(value, np.ndarray) and (made := interpreter.lifted(value)) is not None:
+                outputs[name] = made
+        return outputs
 
 
 def _filled(value: Value, given: Iterator[Tensor]) -> Value:

@@ -37,6 +37,7 @@ class Pins(Protocol):
 
     weights: Weights
     pinned: frozenset[str]
+    sized: frozenset[str]
 
 
 def promoted(runner: Pins, ctx: Context, values: list[Value]) -> list[Value]:
@@ -55,7 +56,8 @@ def promoted(runner: Pins, ctx: Context, values: list[Value]) -> list[Value]:
     for k, value in enumerate(values):
         kind = _kind(op, k, value)
         name = runner.weights.name_of(value) if isinstance(value, np.ndarray) else None
-        if kind and name and name not in runner.pinned and isinstance(value, np.ndarray):
+        free = name and name not in runner.pinned and name not in runner.sized
+        if kind and name and free and isinstance(value, np.ndarray):
             result[k] = runner.weights.constant(name, value, kind)
     return result
 

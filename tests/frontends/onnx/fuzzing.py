@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipec.errors import PipecError
 from pipec.frontends.base import LoadOptions
-from pipec.frontends.onnx.frontend import evaluate_file
+from pipec.frontends.onnx.files import evaluate_file
 from pipec.frontends.onnx.module import OnnxModule
 from pipec.graph.arrays import to_array
 

@@ -6,9 +6,10 @@ from torch import Tensor
 from torch.nn import functional as fn
 
 from pipec.frontends.onnx.context import Context, Result, lowering, scalar
+from pipec.frontends.onnx.fold import MOST_ELEMENTS
 from pipec.frontends.onnx.lowerings.unsigned import is_wide_unsigned, narrowed, ordered, widened
 from pipec.frontends.onnx.refusals import Refused
-from pipec.frontends.onnx.values import Value, ints, torch_dtype
+from pipec.frontends.onnx.values import Value, ints, torch_dtype, type_of
 from pipec.graph.arrays import Array
 
 
@@ -143,8 +144,12 @@ def eye_like(ctx: Context, x: Tensor) -> Result:
 
 @lowering("Range", known=(0, 1, 2))
 def range_(ctx: Context, start: Array, limit: Array, delta: Array) -> Result:
-    """Numbers at equal distances; only reached where folding refuses."""
-    raise Refused(f"from {ints(start)} to {ints(limit)} by {ints(delta)}: too many numbers")
+    """Numbers at equal distances: integers that depend on a size, others are folded."""
+    first, end, step = ints(start), ints(limit), ints(delta)
+    if start.dtype.kind != "i" or abs(end[0] - first[0]) > MOST_ELEMENTS:
+        raise Refused(f"from {first} to {end} by {step}: too many numbers")
+    dtype = torch_dtype(type_of(start).dtype)
+    return torch.arange(first[0], end[0], step[0], dtype=dtype)
 
 
 @lowering("GridSample")
