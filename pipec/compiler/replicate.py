@@ -4,13 +4,15 @@ PipeDream's planner (`pipec.partition.replicas.plan`) finds the configuration; w
 and when everything runs, is then found as for replicas that are named.
 """
 
+from collections.abc import Sequence
 from itertools import combinations, pairwise
+from math import prod
 
 from pipec.cluster.cluster import slowest_link
 from pipec.compiler.problem import placement_problem
 from pipec.errors import PartitionError, ScheduleError
 from pipec.options import parse_one, spelled
-from pipec.partition.replicas.plan import ReplicatedPlan, plan_replicated
+from pipec.partition.replicas.plan import ReplicatedStage, plan_replicated
 from pipec.partition.replicas.recurrence import Level
 from pipec.plan.model import Plan
 
@@ -33,12 +35,15 @@ def with_replicas(schedule: str, plan: Plan) -> str:
     if plan.placement is not None:
         counts = [len(devices) for devices in plan.placement.forward]
     else:
-        counts = [stage.replicas for stage in choose_replicas(plan).stages]
+        counts = choose_replicas(plan)
     return spelled(name, {**options, "replicas": counts})
 
 
-def choose_replicas(plan: Plan) -> ReplicatedPlan:
-    """PipeDream's plan for a model on all devices, joined by the slowest of their links.
+def choose_replicas(plan: Plan) -> list[int]:
+    """Replicas of every stage, as PipeDream plans a model on all devices.
+
+    Once joined by the slowest of their links; and, where links have levels, level by level: then
+    a stage that several blocks share is not cut further in them.
 
     Raises:
         PartitionError: The devices are of several kinds, or nothing fits their memory.
@@ -57,4 +62,26 @@ def choose_replicas(plan: Plan) -> ReplicatedPlan:
     rate = slowest_link(links).bytes_per_second if links else 1.0
     problem = placement_problem(plan.graph, costs, copies=1.0)
     memory = min(d.memory_bytes for d in cluster.devices)
-    return plan_replicated(problem, [Level(cluster.size, rate)], memory_bytes=memory)
+    flat = plan_replicated(problem, [Level(cluster.size, rate)], memory_bytes=memory)
+    found = [stage.replicas for stage in flat.stages]
+    sizes = [v.size for v in cluster.levels]
+    if cluster.links or len(sizes) < 2 or prod(sizes) != cluster.size:
+        return found
+    levels = [Level(v.size, v.link.bytes_per_second) for v in cluster.levels]
+    try:
+        nested = plan_replicated(problem, levels, memory_bytes=memory)
+    except PartitionError:  # it counts more minibatches in flight
+        return found
+    deep = _in_a_row(nested.stages)
+    return deep if deep and nested.seconds < flat.seconds else found
+
+
+def _in_a_row(stages: Sequence[ReplicatedStage], copies: int = 1) -> list[int]:
+    """Replicas of the innermost stages; empty where copies of a whole pipeline are among them."""
+    found: list[int] = []
+    for stage in stages:
+        inner = _in_a_row(stage.inner, copies * stage.replicas) if stage.inner else None
+        if inner == [] or (inner and len(inner) > 1 and stage.replicas > 1):
+            return []
+        found += inner or [copies * stage.replicas]
+    return found

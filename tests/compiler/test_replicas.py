@@ -104,6 +104,21 @@ def test_replicas_follow_the_links(rate: float, replicas: list[int]) -> None:
     assert [len(devices) for devices in plan.placement.forward] == replicas
 
 
+def test_levels_of_links_are_planned_one_by_one() -> None:
+    """Copies within a node are summed up over its fast links; one slow link would allow none."""
+    devices, slow = parse_cluster("4xv100").devices, Link(1e10, 1e-9)
+    cluster = Cluster(devices, levels=(Level(2, Link(1e13, 1e-9)), Level(2, slow)))
+    found = {}
+    for name in (AUTO, "pipedream{replicas=1,1,1,1}"):
+        passes = default_passes(schedule=name, microbatches=8)
+        plan = make_plan(trained_mlp(3, 1024, 16), cluster, passes=passes)
+        assert plan.placement is not None
+        assert plan.timeline is not None
+        counts = tuple(len(devices) for devices in plan.placement.forward)
+        found[counts] = plan.timeline.seconds
+    assert found[2, 2] < found[1, 1, 1, 1]
+
+
 def test_what_chooses_replicas_says_what_it_cannot() -> None:
     graph, passes = trained_mlp(4), default_passes(schedule=AUTO, microbatches=8)
     with pytest.raises(PartitionError, match="devices of one kind"):
