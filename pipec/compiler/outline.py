@@ -166,7 +166,9 @@ class Outline:
         items = [u.name for u in reader.users if u.target is operator.getitem]
         return not self._needs.isdisjoint([reader.name, *items])
 
-    def _trained(self, row: Sequence[str], kind: str, weights: float, trained: float) -> StageFacts:
+    def _trained(
+        self, row: Sequence[str], kind: str, weights: float, trained: Sequence[float]
+    ) -> StageFacts:
         seconds, backward = self.costs.of(kind), self.costs.backward_of(kind)
         back = sum(backward.get(n, 0.0) for n in row)
         cost = StageCost(
@@ -174,10 +176,12 @@ class Outline:
             B=back,
             I=back / 2,
             W=back / 2,
-            optimizer_bytes=int(OPTIMIZER_COPIES * trained),
+            optimizer_bytes=int(OPTIMIZER_COPIES * sum(trained)),
         )
         saved = self._saved(frozenset(row)) if self._counted else 0.0
-        return StageFacts(kind, cost, weights=weights, gradients=trained, saved=saved)
+        return StageFacts(
+            kind, cost, weights, gradients=sum(trained), parameters=tuple(trained), saved=saved
+        )
 
     def _forward(
         self,
@@ -203,17 +207,17 @@ class Outline:
 
     def _weights(
         self, of: dict[str, int], stages: int
-    ) -> tuple[list[float], list[float], tuple[SharedWeight, ...]]:
-        """Bytes of all weights and of trained ones per stage, and the trained ones shared."""
-        held, trained, shared = [0.0] * stages, [0.0] * stages, list[SharedWeight]()
-        for name, size, learns, readers in self._readers:
+    ) -> tuple[list[float], list[list[float]], tuple[SharedWeight, ...]]:
+        """Bytes of all weights and of each trained one per stage, and the trained ones shared."""
+        held, shared = [0.0] * stages, list[SharedWeight]()
+        trained: list[list[float]] = [[] for _ in held]
+        for _, size, learns, readers in self._readers:
             at = sorted({of[r] for r in readers})
             for s in at:
                 held[s] += size
-                trained[s] += size * learns
+                trained[s] += [size] * learns
             if learns and len(at) > 1:
                 shared.append(SharedWeight(size, tuple(at)))
-            del name
         return held, trained, tuple(shared)
 
     @cached_property

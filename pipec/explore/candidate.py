@@ -17,6 +17,8 @@ APART = frozenset({"pipefb"})
 
 MOST_KINDS = 4
 """Most kinds of devices that are put in every order."""
+SHORT = 3
+"""Devices in use up to which their kinds may alternate."""
 
 
 @dataclass(frozen=True, order=True)
@@ -132,17 +134,17 @@ def candidates(
     family = (*(STREAMING if streaming else SYNCHRONOUS), *(ASYNCHRONOUS if asynchronous else ()))
     names = schedules or family if trains else (INFERENCE,)
     alone = "1f1b" if trains else INFERENCE
-    for order, (depth, replicas) in product(device_orders(cluster), _shapes(cluster.size, batch)):
+    for depth, replicas in _shapes(cluster.size, batch):
+        orders = device_orders(cluster, depth * replicas)
         layouts = ("stages", "replicas") if depth > 1 < replicas else ("stages",)
-        for schedule in names if depth > 1 else (alone,):
-            for m in _counts(batch // replicas, depth):
-                for adjacent in layouts:
-                    c = Candidate(
-                        depth, replicas, schedule, batch // replicas // m, m,
-                        adjacent=adjacent, order=order,
-                    )  # fmt: skip
-                    if not c.asynchronous or (replicas == 1 and c.stages * c.apart == depth):
-                        yield c
+        counts = _counts(batch // replicas, depth)
+        tried = names if depth > 1 else (alone,)
+        for order, schedule, m, adjacent in product(orders, tried, counts, layouts):
+            c = Candidate(
+                depth, replicas, schedule, batch // replicas // m, m, adjacent=adjacent, order=order
+            )
+            if not c.asynchronous or (replicas == 1 and c.stages * c.apart == depth):
+                yield c
 
 
 def eased(c: Candidate) -> tuple[Candidate, ...]:
@@ -152,12 +154,12 @@ def eased(c: Candidate) -> tuple[Candidate, ...]:
     return replace(c, recompute=True), replace(c, fitted=True)
 
 
-def device_orders(cluster: Cluster) -> list[tuple[int, ...]]:
-    """Orders of the devices that are tried: whole kinds of devices one behind the other.
+def device_orders(cluster: Cluster, used: int) -> list[tuple[int, ...]]:
+    """Orders of the devices that are tried where the first ``used`` of them are.
 
-    A pipeline takes the first devices of an order, so that kinds are left out too. Where links
-    differ the order that is listed means something and is tried first; where all are alike it
-    means nothing, and the orders depend on the devices alone.
+    Up to `SHORT` of them every sequence of kinds, so that none depends on how they are listed; of
+    more, whole kinds of devices one behind the other. Where devices have links of their own the
+    order that is listed means something and is tried first.
 
     Returns:
         Indices of the devices; empty for the order that is listed.
@@ -167,9 +169,15 @@ def device_orders(cluster: Cluster) -> list[tuple[int, ...]]:
     if len(kinds) == 1 or cluster.levels:
         return [()]
     found = [listed] if cluster.links or len(kinds) > MOST_KINDS else []
-    for kinds_in_order in permutations(kinds) if len(kinds) <= MOST_KINDS else ():
-        rows = [[k for k in listed if cluster.devices[k].kind == kind] for kind in kinds_in_order]
-        found.append(tuple(chain.from_iterable(rows)))
+    if len(kinds) <= MOST_KINDS:
+        short = used <= SHORT
+        for sequence in product(kinds, repeat=used) if short else permutations(kinds):
+            left = {kind: [k for k in listed if cluster.devices[k].kind == kind] for kind in kinds}
+            if not short:
+                found.append(tuple(chain.from_iterable(left[kind] for kind in sequence)))
+            elif all(sequence.count(kind) <= len(left[kind]) for kind in kinds):
+                first = [left[kind].pop(0) for kind in sequence]
+                found.append((*first, *(k for k in listed if k not in first)))
     return [() if order == listed else order for order in dict.fromkeys(found)]
 
 
