@@ -113,21 +113,26 @@ class Host:
             )  # fmt: skip
         self.starts += 1
 
-    def kill(self, kind: str, rng: random.Random) -> bool:
-        """Kill a rank, the agent without its ranks, or all; False where there is none yet."""
+    def processes(self) -> list[int]:
+        """All that live on the host."""
         done = subprocess.run(
             ["ip", "netns", "pids", self.name], check=True, capture_output=True, text=True
         )
-        here = [int(number) for number in done.stdout.split()]
-        if kind == "rank":
-            ranks = [n for n in here if _is_rank(n)]
-            here = [rng.choice(ranks)] if ranks else []
-        elif kind == "agent":
-            here = [self.agent.pid]
-        for number in here:
+        return [int(number) for number in done.stdout.split()]
+
+    def ranks(self) -> list[int]:
+        """Those that train."""
+        return [number for number in self.processes() if _is_rank(number)]
+
+    def kill(self, kind: str, rng: random.Random) -> bool:
+        """Kill a rank, the agent without its ranks, or all; False where there is none yet."""
+        ranks = self.ranks()
+        found = {"rank": ranks and [rng.choice(ranks)], "agent": [self.agent.pid]}
+        victims = found.get(kind, self.processes())
+        for number in victims:
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-        return bool(here)
+        return bool(victims)
 
 
 def _is_rank(number: int) -> bool:
@@ -159,15 +164,17 @@ def hosts_of(names: list[str], each: int, folder: Path) -> list[Host]:
 def ended(hosts: list[Host], seconds: float) -> bool:
     """Start failed agents again until all ranks have come to their end; False if time is up.
 
-    Where one agent has ended well all ranks had: what died behind that is not started again.
+    They have when one agent has ended well. Ranks that have lost their agent may end without it;
+    then the other agents wait for it, for torch's five minutes, with nothing left to do.
     """
-    deadline = time.monotonic() + seconds
+    deadline, end = time.monotonic() + seconds, hosts[0].folder / "end.safetensors"
     while time.monotonic() < deadline:
         codes = [host.agent.poll() for host in hosts]
-        if None not in codes and 0 in codes:
+        over = 0 in codes or end.exists()
+        if over and not any(host.ranks() for host in hosts):
             return True
         for host, code in zip(hosts, codes, strict=True):
-            if code and 0 not in codes:
+            if code and not over:
                 host.start()
         time.sleep(0.1)
     return False
