@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
@@ -22,14 +23,14 @@ from pipec.runtime.agreement import agree
 from pipec.runtime.builders import optimizer_from_text, scheduler_from_text
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.device import local_device
-from pipec.runtime.distributed import DistributedPipeline, process_group
+from pipec.runtime.distributed import pipeline_of, process_group
 from pipec.runtime.executor import OnNan, Settings
 from pipec.runtime.infer import FORMATS, save_tensors
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.metrics import Observer, Steady, TensorBoard
 from pipec.runtime.ranks import start_ranks
 from pipec.runtime.recording import collected, record, write_trace
 from pipec.runtime.rules import Correction
+from pipec.runtime.runner import Runner
 from pipec.runtime.train import train
 
 _NO_FLUSH = "--schedule pipedream, for example, has none"
@@ -136,52 +137,34 @@ def run(plan: Plan, job: Job, options: RunOptions) -> None:
     """
     assert plan.schedule is not None
     options.check(plan, job.directory)
-    order = plan.schedule if options.drain else endless(plan)
-    if options.local:
-        device = local_device(options.device)
-        pipeline = LocalPipeline(
-            plan, job.batch(), options.settings(), schedule=order, device=device
+    if not options.local and "RANK" not in os.environ:
+        start_ranks(plan.schedule.devices)
+        return
+    patience, settings = timedelta(seconds=options.timeout), options.settings()
+    with ExitStack() as stack:
+        if not options.local:
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // plan.schedule.devices))
+            stack.enter_context(process_group(patience, options.device))
+            agree(_told(job, options))
+        order = plan.schedule if options.drain else endless(plan)
+        device = local_device(options.device) if options.local else options.device
+        pipeline = pipeline_of(
+            plan, job.batch(), settings, schedule=order, timeout=patience, device=device
         )
         _finish(plan, job, options, pipeline)
-    elif "RANK" in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // plan.schedule.devices))
-        patience = timedelta(seconds=options.timeout)
-        with process_group(patience, options.device) as rank:
-            agree(_told(job, options))
-            ranks = DistributedPipeline(
-                plan, job.batch(), options.settings(), schedule=order, timeout=patience,
-                device=options.device,
-            )  # fmt: skip
-            _finish(plan, job, options, ranks, rank)
-    else:
-        start_ranks(plan.schedule.devices)
 
 
 def _told(job: Job, options: RunOptions) -> dict[str, str | None]:
-    """Options that all ranks must share, besides what the pipeline itself compares."""
-    names = (
-        "every",
-        "optimizer",
-        "lr_schedule",
-        "checkpoints",
-        "save",
-        "compile",
-        "on_nan",
-        "loss_scale",
-    )
-    shared = {f"--{n.replace('_', '-')}": str(getattr(options, n)) for n in names}
-    return {"--data": job.data, "--rounds": str(job.rounds), **shared}
+    """What all ranks must be told alike, besides what the pipeline itself compares."""
+    told = {f.name.replace("_", "-"): getattr(options, f.name) for f in fields(options)}
+    told |= {"data": job.data, "rounds": job.rounds}
+    return {f"--{name}": str(value) for name, value in told.items()}
 
 
-def _finish(
-    plan: Plan,
-    job: Job,
-    options: RunOptions,
-    pipeline: LocalPipeline | DistributedPipeline,
-    rank: int = 0,
-) -> None:
-    observers = job.observers() if rank == 0 else []
-    if options.tensorboard and rank == 0:
+def _finish(plan: Plan, job: Job, options: RunOptions, pipeline: Runner) -> None:
+    first = options.local or os.environ["RANK"] == "0"
+    observers = job.observers() if first else []
+    if options.tensorboard and first:
         board = TensorBoard(options.tensorboard)
         observers.append(Steady(board, "--tensorboard", job.tell))
     if options.trace:
@@ -202,7 +185,7 @@ def _train(
     plan: Plan,
     job: Job,
     options: RunOptions,
-    pipeline: LocalPipeline | DistributedPipeline,
+    pipeline: Runner,
     observers: list[Observer],
 ) -> None:
     saved = None

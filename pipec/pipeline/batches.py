@@ -21,21 +21,22 @@ class Splitter:
     Args:
         graph: The model at the shape that it was compiled for: its rows are those of a microbatch.
         microbatches: Most microbatches of a batch.
+
+    Attributes:
+        compiled: The shapes of a microbatch that it was compiled for.
     """
 
     def __init__(self, graph: Graph, microbatches: int) -> None:
-        self._shapes = {
-            i.name: tuple(int(n) for n in tensor(graph.node(i.node)).shape)
-            for i in graph.inputs_of(InputKind.INPUT)
-        }
-        self.rows = next((s[0] for s in self._shapes.values() if s), 1)
-        self._split = [n for n, s in self._shapes.items() if s[:1] == (self.rows,)]
+        inputs = {i.name: tensor(graph.node(i.node)) for i in graph.inputs_of(InputKind.INPUT)}
+        self._dtypes = {n: t.dtype for n, t in inputs.items()}
+        self.compiled = shape_of(inputs)
+        self._rows = next((s[0] for _, s in self.compiled if s), 1)
+        self._split = [n for n, s in self.compiled if s[:1] == (self._rows,)]
         self._most = microbatches
 
-    @property
-    def names(self) -> list[str]:
-        """The model's inputs."""
-        return list(self._shapes)
+    def zeros(self, shape: Shape) -> dict[str, torch.Tensor]:
+        """A microbatch of a shape, of the dtypes that the model reads."""
+        return {n: torch.zeros(s, dtype=self._dtypes[n]) for n, s in shape}
 
     def split(self, batch: Batch) -> list[dict[str, torch.Tensor]]:
         """The microbatches of a batch; fewer than the schedule has if the batch is small.
@@ -53,16 +54,16 @@ class Splitter:
         if len(set(counts.values())) > 1:
             got = ", ".join(f"{n}: {c}" for n, c in counts.items())
             raise PlanError("the inputs of a batch differ in their rows", got=got)
-        if not 0 < count <= self.rows * self._most:
+        if not 0 < count <= self._rows * self._most:
             raise PlanError(
                 "the batch has a number of rows that the schedule cannot take",
                 got=count,
-                want=f"1 to {self.rows * self._most}: {self._most} microbatches of {self.rows}",
+                want=f"1 to {self._rows * self._most}: {self._most} microbatches of {self._rows}",
                 hint="compile for more microbatches, or split the batch",
             )
-        begins = range(0, count, self.rows)
+        begins = range(0, count, self._rows)
         return [
-            {n: t[b : b + self.rows] if n in counts else t for n, t in named.items()}
+            {n: t[b : b + self._rows] if n in counts else t for n, t in named.items()}
             for b in begins
         ]
 
@@ -71,28 +72,28 @@ class Splitter:
             given = dict(batch)
         else:
             parts = [batch] if isinstance(batch, torch.Tensor) else batch
-            if not isinstance(parts, Sequence) or len(parts) != len(self._shapes):
+            if not isinstance(parts, Sequence) or len(parts) != len(self._dtypes):
                 raise PlanError(
                     "a batch has another number of tensors than the model has inputs",
                     got=len(parts) if isinstance(parts, Sequence) else type(batch).__name__,
-                    want=", ".join(self._shapes),
+                    want=", ".join(self._dtypes),
                 )
-            given = dict(zip(self._shapes, parts, strict=True))
+            given = dict(zip(self._dtypes, parts, strict=True))
         for name, value in given.items():
-            if name not in self._shapes:
+            if name not in self._dtypes:
                 raise PlanError(
                     "the model has no such input",
                     got=name,
-                    want=", ".join(self._shapes),
+                    want=", ".join(self._dtypes),
                     hint="leave it out of the batch",
                 )
             if not isinstance(value, torch.Tensor):
                 raise PlanError("an input is no tensor", where=name, got=type(value).__name__)
-        missing = [n for n in self._shapes if n not in given]
+        missing = [n for n in self._dtypes if n not in given]
         if missing:
             got = ", ".join(given) or "nothing"
             raise PlanError("a batch lacks an input", got=got, want=", ".join(missing))
-        return {n: given[n] for n in self._shapes}
+        return {n: given[n] for n in self._dtypes}
 
 
 def shape_of(inputs: Inputs) -> Shape:

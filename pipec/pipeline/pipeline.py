@@ -24,25 +24,23 @@ from torch import nn
 
 from pipec.compiler.endless import endless
 from pipec.errors import PlanError
-from pipec.graph.ir import InputKind, tensor
 from pipec.pipeline.batches import Batch, Inputs, Shape, Splitter, shape_of
 from pipec.pipeline.shapes import Retraced, tracer
 from pipec.pipeline.valid import Count, count_of
 from pipec.plan.model import Plan
 from pipec.runtime.agreement import agree, check_same, exchange
 from pipec.runtime.checkpoint import Checkpoints
-from pipec.runtime.distributed import DistributedPipeline, process_group
+from pipec.runtime.distributed import pipeline_of, process_group
 from pipec.runtime.executor import OnNan, Result, Settings
 from pipec.runtime.figures import figures, verdict
 from pipec.runtime.identity import digest, digest_of, mark
-from pipec.runtime.local import LocalPipeline
 from pipec.runtime.program import Program
 from pipec.runtime.rules import Correction
+from pipec.runtime.runner import Runner
 from pipec.runtime.shares import Shares
 from pipec.runtime.state import load_weights
 from pipec.runtime.stored import stored
 from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
-from pipec.schedule.schedule import Schedule
 
 Tensors = dict[str, torch.Tensor]
 Hook = Callable[["Pipeline"], None]
@@ -146,7 +144,7 @@ class Pipeline:
         timeout: timedelta = timedelta(minutes=5),
     ) -> None:
         self._open, self._hooks = ExitStack(), list(hooks)
-        self._timeout, self._device = timeout, device
+        self._timeout = timeout
         self._batch: list[Tensors] = []
         given: object = plan
         if not isinstance(given, Plan):
@@ -165,10 +163,15 @@ class Pipeline:
         )
         if plan.trains and optimizer is None:
             raise PlanError("a training plan needs an optimizer", hint="optimizer=lambda p: ...")
-        self._joined(timeout, device)
+        if "RANK" in os.environ and not dist.is_initialized():
+            self._open.enter_context(process_group(timeout, device))
         held = stored(Path(weights)) if isinstance(weights, Path | str) else weights
         order = plan.schedule if drain else endless(plan)
-        self._active = self._runner = self._made(plan, settings, held, order)
+        alone = device == "auto" and not dist.is_initialized()
+        self._active = self._runner = pipeline_of(
+            plan, self._inputs, settings, schedule=order, weights=held, timeout=timeout,
+            device="cpu" if alone else device,
+        )  # fmt: skip
         self.plan = plan
         assert plan.schedule is not None
         self._splitter = Splitter(plan.graph, plan.schedule.microbatches)
@@ -178,27 +181,6 @@ class Pipeline:
         self._evaluations: dict[Shape, Program] = {}
         self._saved: dict[Path, Checkpoints] = {}
         self._first = True
-
-    def _joined(self, timeout: timedelta, device: str) -> None:
-        if "RANK" in os.environ and not dist.is_initialized():
-            self._open.enter_context(process_group(timeout, device))
-
-    def _made(
-        self,
-        plan: Plan,
-        settings: Settings,
-        weights: Mapping[str, torch.Tensor] | None,
-        schedule: Schedule | None,
-    ) -> LocalPipeline | DistributedPipeline:
-        if not dist.is_initialized():
-            device = "cpu" if self._device == "auto" else self._device
-            return LocalPipeline(
-                plan, self._inputs, settings, schedule=schedule, weights=weights, device=device
-            )
-        return DistributedPipeline(
-            plan, self._inputs, settings, schedule=schedule, weights=weights,
-            timeout=self._timeout, device=self._device,
-        )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
@@ -346,7 +328,7 @@ class Pipeline:
         return self._batch[place if place < len(self._batch) else self._stand_in]
 
     def _take(
-        self, batch: Batch | None, compiled: Callable[[Inputs], tuple[int, Count | None]]
+        self, batch: Batch | None, compiled: Callable[[Shape], tuple[int, Count | None]]
     ) -> Shares:
         """Split a batch and find out, on all ranks, how much each microbatch counts."""
         self._batch = [] if batch is None else self._splitter.split(batch)
@@ -358,7 +340,7 @@ class Pipeline:
         check_same("the batch", [t and _told(t) for t in told], _SAME_DATA)
         self._check_first()
         shapes = [tuple((n, tuple(s)) for n, s in shape) for shape, _ in known[0]]
-        compiled_for = [compiled(_empty(shape, self.plan)) for shape in shapes]
+        compiled_for = [compiled(shape) for shape in shapes]
         counts = [self._counted(m, c) for m, (_, c) in zip(self._batch, compiled_for, strict=False)]
         everywhere = exchange(counts or None)
         check_same("how much microbatches count", [c and str(c) for c in everywhere], _SAME_DATA)
@@ -392,34 +374,26 @@ class Pipeline:
             first = self._batch[0] if self._batch else {}
             agree({f"the data: {n} of the first microbatch": digest(t) for n, t in first.items()})
 
-    def _training_shape(self, inputs: Inputs) -> tuple[int, Count | None]:
+    def _training_shape(self, shape: Shape) -> tuple[int, Count | None]:
         """The number of a shape, compiled now if it is new; and what counts its targets."""
-        shape = shape_of(inputs)
         if not self._shapes:
-            base = shape_of(_example(self.plan))
-            self._shapes[base] = 0, count_of(self.plan.graph)
+            self._shapes[self._splitter.compiled] = 0, count_of(self.plan.graph)
         if shape not in self._shapes:
-            program = self._retraced.training(inputs)
+            program = self._retraced.training(self._splitter.zeros(shape))
             numbers = [e.add_shape(program) for e in self._runner.executors]
             self._shapes[shape] = numbers[0], count_of(program.plan.graph)
         return self._shapes[shape]
 
-    def _evaluation_shape(self, inputs: Inputs) -> tuple[int, Count | None]:
+    def _evaluation_shape(self, shape: Shape) -> tuple[int, Count | None]:
         """The number of a shape among those for evaluation, and what counts its targets."""
         assert self.plan.schedule is not None
-        shape = shape_of(inputs)
         if shape not in self._evaluations:
-            microbatches = self.plan.schedule.microbatches
+            inputs, microbatches = self._splitter.zeros(shape), self.plan.schedule.microbatches
             self._evaluations[shape] = self._retraced.evaluation(inputs, microbatches)
         program = self._evaluations[shape]
         return list(self._evaluations).index(shape), count_of(program.plan.graph)
 
-    def _outputs(
-        self,
-        runner: LocalPipeline | DistributedPipeline,
-        result: Result,
-        shares: Shares,
-    ) -> Tensors:
+    def _outputs(self, runner: Runner, result: Result, shares: Shares) -> Tensors:
         """The rows of every output on rank 0."""
         named = {f"{m:09} {n}": t for (m, n), t in result.outputs.items()}
         if not any(exchange(bool(named))):
@@ -437,15 +411,3 @@ def _told(microbatches: list[Any]) -> str:
     """What a rank was given, in words, and a digest of it."""
     shapes = ", ".join(f"{name} {shape}" for name, shape in microbatches[0][0])
     return f"{len(microbatches)} microbatches ({shapes}; {digest_of(microbatches)})"
-
-
-def _example(plan: Plan) -> Tensors:
-    """Fake inputs of the compiled shape."""
-    graph = plan.graph
-    return {i.name: tensor(graph.node(i.node)) for i in graph.inputs_of(InputKind.INPUT)}
-
-
-def _empty(shape: Shape, plan: Plan) -> Tensors:
-    """Zeros of a shape, of the dtypes that the model reads."""
-    types = {n: t.dtype for n, t in _example(plan).items()}
-    return {n: torch.zeros(s, dtype=types[n]) for n, s in shape}

@@ -18,6 +18,7 @@ from pipec.runtime.device import backend_for, device_of, local_device
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.host_memory import keep_freed_memory
 from pipec.runtime.identity import given_of, identity, inputs_of, optimizers_of, weights_of
+from pipec.runtime.local import LocalPipeline
 from pipec.runtime.placing import links
 from pipec.runtime.process_group import ProcessGroupTransport
 from pipec.runtime.program import Program
@@ -159,3 +160,23 @@ class DistributedPipeline(Runner):
     def collected(self, mine: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
         """Tensors of every rank, on rank 0; None elsewhere. All ranks must call."""
         return collect(mine)
+
+
+def pipeline_of(
+    plan: Plan,
+    batch: Batch,
+    settings: Settings | None = None,
+    *,
+    schedule: Schedule | None = None,
+    weights: Mapping[str, torch.Tensor] | None = None,
+    timeout: timedelta = timedelta(minutes=5),
+    device: str = "auto",
+) -> Runner:
+    """This rank's part of a plan where there is a group of processes, else all of the plan."""
+    if not dist.is_initialized():
+        return LocalPipeline(
+            plan, batch, settings, schedule=schedule, weights=weights, device=device
+        )
+    return DistributedPipeline(
+        plan, batch, settings, schedule=schedule, weights=weights, timeout=timeout, device=device
+    )

@@ -13,15 +13,16 @@ from pipec.errors import PlanError
 from pipec.graph.ir import InputKind
 from pipec.plan.model import Plan
 from pipec.plan.weights import Lazy
+from pipec.runtime.identity import mark
 
 _INDEX = "*.safetensors.index.json"
 
 
 def named(weights: object, plan: Plan) -> Mapping[str, torch.Tensor]:
-    """Weights that a user gives, with every name that the plan has; nothing is read.
+    """Weights that a user gives, with every name that the plan has, to be read when asked for.
 
     Raises:
-        PlanError: A name is missing, or unknown.
+        PlanError: A name is missing, or unknown, or two names of a shared weight differ.
     """
     if not isinstance(weights, Mapping):
         hint = "model.state_dict(), or the path of a .safetensors file"
@@ -39,6 +40,12 @@ def named(weights: object, plan: Plan) -> Mapping[str, torch.Tensor]:
             got=f"unknown: {', '.join(unknown[:3])}" if unknown else "too few",
             want=f"{', '.join(sorted(missing)[:3])}" if missing else f"{len(wanted)} names",
         )
+    for alias, name in others.items():
+        if {alias, name} <= weights.keys() and mark(weights[alias]) != mark(weights[name]):
+            hint = "the model shares them: give one of them, or two that are equal"
+            raise PlanError(
+                "two names of one weight have different values", where=name, got=alias, hint=hint
+            )
     constants = {n: partial(graph.weights.__getitem__, n) for n in graph.weights}
     return Lazy(constants | {n: partial(weights.__getitem__, at) for n, at in place.items()})
 

@@ -276,6 +276,19 @@ def test_weights_of_another_model_are_refused(name: str) -> None:
         pipeline.load_state_dict(bad)
 
 
+def test_both_names_of_a_shared_weight_are_given_alike() -> None:
+    model = Tagger()
+    model.body[2].weight = model.body[0].weight
+    plan = plan_of(model, "1f1b")
+    with Pipeline(plan, optimizer=sgd) as pipeline:
+        weights = pipeline.state_dict() or {}
+        pipeline.load_state_dict(weights)
+        odd = {**weights, "body.2.weight": weights["body.2.weight"] + 1}
+        with pytest.raises(PlanError, match=r"body\.2\.weight"):
+            pipeline.load_state_dict(odd)
+    assert odd.keys() == model.state_dict().keys()
+
+
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
     model = Tagger()
     with pytest.raises(PlanError, match="not one of the stage's parameters"):

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -144,6 +145,29 @@ def test_the_emitted_script_trains(place: Path) -> None:
 
 
 @pytest.mark.usefixtures("plan")
+@pytest.mark.parametrize("option", ["--rounds", "--trace"])
+def test_ranks_with_other_options_are_named(
+    option: str, place: Path, plan: Plan, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "pipec", "run", f"{place}/out", "--timeout", "60"]
+    odd = {"--rounds": "3", "--trace": str(tmp_path / "trace.json")}[option]
+    ranks = [
+        subprocess.Popen(
+            [*command, *words], env={**ENVIRONMENT, **told, "RANK": str(rank)}, cwd=ROOT,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank, words in enumerate(([], [option, odd]))
+    ]  # fmt: skip
+    for rank in ranks:
+        _, said = rank.communicate(timeout=300)
+        assert rank.returncode == 1
+        assert f"the ranks do not agree on {option}" in said
+        assert f"; rank 1: {odd}" in said
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_launcher_that_is_ended_leaves_no_ranks(
     number: signal.Signals, place: Path, plan: Plan, tmp_path: Path
