@@ -28,12 +28,12 @@ from pipec.pipeline.batches import Batch, Inputs, Shape, Splitter, shape_of
 from pipec.pipeline.shapes import Retraced, tracer
 from pipec.pipeline.valid import Count, count_of
 from pipec.plan.model import Plan
-from pipec.runtime.agreement import agree, check_same, exchange
+from pipec.runtime.agreement import check_same, exchange
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.distributed import pipeline_of, process_group
 from pipec.runtime.executor import OnNan, Result, Settings
 from pipec.runtime.figures import figures, verdict
-from pipec.runtime.identity import digest, digest_of, mark
+from pipec.runtime.identity import digest_of, mark
 from pipec.runtime.program import Program
 from pipec.runtime.rules import Correction
 from pipec.runtime.runner import Runner
@@ -44,6 +44,8 @@ from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
 
 Tensors = dict[str, torch.Tensor]
 Hook = Callable[["Pipeline"], None]
+_MOST = 1 << 16
+"""Numbers of a microbatch's input that ranks compare: all of them in most models of language."""
 _SAME_DATA = "seed the sampler, and give every rank the same data, or None where it reads none"
 
 
@@ -180,7 +182,6 @@ class Pipeline:
         self._shapes: dict[Shape, tuple[int, Count | None]] = {}
         self._evaluations: dict[Shape, Program] = {}
         self._saved: dict[Path, Checkpoints] = {}
-        self._first = True
 
     def __enter__(self) -> Self:
         return self
@@ -332,13 +333,12 @@ class Pipeline:
     ) -> Shares:
         """Split a batch and find out, on all ranks, how much each microbatch counts."""
         self._batch = [] if batch is None else self._splitter.split(batch)
-        marks = [[shape_of(m), [mark(t) for t in m.values()]] for m in self._batch]
+        marks = [[shape_of(m), [mark(t, _MOST) for t in m.values()]] for m in self._batch]
         told = exchange(marks or None)
         known = [t for t in told if t is not None]
         if not known:
             raise PlanError("no rank was given a batch")
         check_same("the batch", [t and _told(t) for t in told], _SAME_DATA)
-        self._check_first()
         shapes = [tuple((n, tuple(s)) for n, s in shape) for shape, _ in known[0]]
         compiled_for = [compiled(shape) for shape in shapes]
         counts = [self._counted(m, c) for m, (_, c) in zip(self._batch, compiled_for, strict=False)]
@@ -366,13 +366,6 @@ class Pipeline:
         if self._weight is not None or count is not None:
             return float((self._weight or count)(inputs))  # type: ignore[misc]
         return float(next((len(t) for t in inputs.values() if t.dim()), 1))
-
-    def _check_first(self) -> None:
-        """Compare all of the first microbatch."""
-        if self._first:
-            self._first = False
-            first = self._batch[0] if self._batch else {}
-            agree({f"the data: {n} of the first microbatch": digest(t) for n, t in first.items()})
 
     def _training_shape(self, shape: Shape) -> tuple[int, Count | None]:
         """The number of a shape, compiled now if it is new; and what counts its targets."""

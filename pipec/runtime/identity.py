@@ -21,7 +21,7 @@ from pipec.schedule import json_form
 
 _SHORT = 12
 _FEW = 64
-"""Numbers of a tensor that a mark is of."""
+"""Numbers of a weight that a mark is of."""
 
 
 def identity(program: Program, settings: Settings) -> dict[str, str | None]:
@@ -79,12 +79,12 @@ def given_of(weights: Mapping[str, torch.Tensor] | None) -> dict[str, str | None
     return {"the weights that are given": told}
 
 
-def mark(given: object) -> list[object]:
-    """A cheap mark of a tensor: its type, and a checksum of a few of its numbers."""
+def mark(given: object, most: int = _FEW) -> list[object]:
+    """A cheap mark of a tensor: its type, and a checksum of about ``most`` of its numbers."""
     if not isinstance(given, torch.Tensor) or given.layout != torch.strided or not has_data(given):
         return [type(given).__name__]
     flat = given.detach().reshape(-1)
-    some = flat[:: max(1, len(flat) // _FEW)].contiguous().cpu().view(torch.uint8)
+    some = flat[:: max(1, len(flat) // most)].contiguous().cpu().view(torch.uint8)
     return [str(given.dtype), list(given.shape), zlib.crc32(some.numpy().tobytes())]
 
 
