@@ -10,6 +10,7 @@
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
+from pipec.autodiff.model import Training
 from pipec.compiler.residency import stage_work, working_bytes
 from pipec.compiler.stage_timing import device_of, measured_stage
 from pipec.cost.stage import StageCost
@@ -132,19 +133,23 @@ def _weight_bytes(stage: Stage) -> float:
     return float(sum(nbytes(nodes[i.node]) for i in stage.graph.inputs_of(*kinds)))
 
 
+def read_by_w(training: Training) -> dict[str, int]:
+    """Bytes of every saved value that W reads, by its name in F."""
+    nodes = training.W.nodes
+    saved = training.W.inputs_of(InputKind.SAVED)
+    return {i.name: tensor_nbytes(tensor(nodes[i.node])) for i in saved}
+
+
 def _moved_for_w(plan: Plan, slot: HostSlot) -> float:
     """Bytes of a slot that W reads too."""
     training = plan.stages[slot.stage].training
     assert training is not None
-    nodes = training.W.nodes
-    read = {i.name: i.node for i in training.W.inputs_of(InputKind.SAVED)}
-    return float(sum(tensor_nbytes(tensor(nodes[read[v]])) for v in slot.values if v in read))
+    read = read_by_w(training)
+    return float(sum(read.get(v, 0) for v in slot.values))
 
 
 def _left_for_w(stage: Stage, hosted: Collection[str]) -> float:
     """What is left for W after I, of what stays on the device."""
     assert stage.training is not None
-    w = stage.training.W
-    nodes = w.nodes
-    kept = [i for i in w.inputs_of(InputKind.SAVED) if i.name not in hosted]
-    return float(sum(tensor_nbytes(tensor(nodes[i.node])) for i in kept))
+    read = read_by_w(stage.training).items()
+    return float(sum(size for name, size in read if name not in hosted))

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pipec.compiler.facts import plan_facts
+from pipec.compiler.facts import plan_facts, read_by_w
 from pipec.compiler.fit import Fates, Fit, Fitted
 from pipec.compiler.residency import saved_in_order
 from pipec.compiler.timeline import plan_timeline, timeline_of
@@ -121,6 +121,6 @@ class Rule:
         for stage in self.fit.plan.stages:
             assert stage.training is not None
             sizes = {v.name: v.nbytes for v in stage.training.saved}
-            read = {i.name for i in stage.training.W.inputs}
-            found.append((sizes, {n: b if n in read else 0 for n, b in sizes.items()}))
+            read = read_by_w(stage.training)
+            found.append((sizes, {n: read.get(n, 0) for n in sizes}))
         return found

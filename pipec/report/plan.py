@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipec.cluster.units import show
-from pipec.plan.model import Plan
+from pipec.plan.model import STATE_WAITS, Plan
 from pipec.report.plan_data import Data, plan_data
 from pipec.report.saved import saved_table
 from pipec.report.table import Table
@@ -134,7 +134,9 @@ def _heaviest(data: Data) -> Table:
 
 
 def _memory(data: Data) -> Table:
-    table = Table("memory per device", ("device", "needed", "there", "used"), right=1)
+    waits = data["options"].get(STATE_WAITS)
+    rest = "; the optimizer's state waits in host memory between steps" if waits else ""
+    table = Table(f"memory per device{rest}", ("device", "needed", "there", "used"), right=1)
     for m in data["memory"]:
         table.add(
             f"{m['device']} {m['kind']}",

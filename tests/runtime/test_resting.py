@@ -1,15 +1,20 @@
 """The optimizer's state in host memory between steps: the same bits, less on the device."""
 
+import io
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.reside import state_rests
 from pipec.errors import PassError
 from pipec.plan.model import Plan
+from pipec.plan.store import load_plan, write_plan
+from pipec.report.plan import print_plan
 from pipec.runtime.executor import Executor, Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.state import restore, state_of
@@ -108,6 +113,20 @@ def test_a_limit_is_met_by_the_state_alone() -> None:
     assert found.slots == ()
     assert found.timeline is not None
     assert found.timeline.peak_bytes == light.timeline.peak_bytes
+
+
+def test_tables_and_saved_plans_say_that_it_rests(tmp_path: Path) -> None:
+    for plan, rests in zip(plans(), (False, True), strict=True):
+        folder = tmp_path / str(rests)
+        write_plan(plan, folder)
+        loaded = load_plan(folder, check_weights=False)
+        assert loaded.state_waits == rests
+        assert loaded.timeline is not None
+        assert plan.timeline is not None
+        assert loaded.timeline.peak_bytes == plan.timeline.peak_bytes
+        out = io.StringIO()
+        print_plan(loaded, Console(file=out, width=120))
+        assert ("optimizer's state waits in host memory" in out.getvalue()) == rests
 
 
 def test_boards_keep_it() -> None:
