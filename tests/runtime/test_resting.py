@@ -118,6 +118,7 @@ def test_a_limit_is_met_by_the_state_alone() -> None:
 def test_tables_and_saved_plans_say_that_it_rests(tmp_path: Path) -> None:
     for plan, rests in zip(plans(), (False, True), strict=True):
         folder = tmp_path / str(rests)
+        folder.mkdir()
         write_plan(plan, folder)
         loaded = load_plan(folder, check_weights=False)
         assert loaded.state_waits == rests
