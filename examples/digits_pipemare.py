@@ -1,10 +1,13 @@
 """PipeMare: newest weights everywhere, one stage per layer; what T1, T2 and T3 repair.
 
+    python digits_pipemare.py [STAGES RATE]     12 stages at a rate of 0.03 by default
+
 At so many stages naive runs diverge and T1 alone does not help; with T2 they train, and T3 helps
 some more. With 6 stages at a rate of 0.13, T1 is enough.
 """
 
 import math
+import sys
 
 from digits import PER_EPOCH, accuracy, batch, cosine, network, plain, plan_of, sgd
 
@@ -14,7 +17,8 @@ from pipec.runtime.local import LocalPipeline
 from pipec.runtime.rules import Correction
 from pipec.schedule.registry import generate
 
-STAGES, UPDATES, LR, SEEDS = 12, 40 * PER_EPOCH, 0.03, range(3)
+STAGES, LR = (int(sys.argv[1]), float(sys.argv[2])) if len(sys.argv) > 2 else (12, 0.03)
+UPDATES, SEEDS = 40 * PER_EPOCH, range(3)
 T1, T2, T3 = UPDATES // 4, math.exp(-2), 2 * PER_EPOCH
 VARIANTS = {
     "naive": (Correction(), 0),

@@ -82,10 +82,11 @@ def _forward(plan: Plan, stage: Stage) -> StageFacts:
     if plan.trains:  # before it is differentiated: weights, and nothing that is guessed
         return StageFacts(_kind(plan, stage), replace(cost, workspace={}), _weight_bytes(stage))
     room = whole.workspace.get("F", 0) if whole else timing.workspace_bytes
+    streams = not timing.workspace_bytes  # weights are where the backend puts them
     return StageFacts(
         _kind(plan, stage),
         replace(cost, workspace={"F": room}),
-        weights=_weight_bytes(stage),
+        weights=float(timing.memory_bytes) if streams else _weight_bytes(stage),
         outputs=float(timing.output_bytes),
     )
 

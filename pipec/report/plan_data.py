@@ -192,11 +192,10 @@ def memory_data(plan: Plan) -> list[Data]:
     """Per device that holds a stage: bytes needed and bytes there.
 
     What is needed is the peak of the simulated schedule, if that was played with the values that
-    a device holds: in training once stages are differentiated, in inference where no values stream.
+    a device holds: in training once stages are differentiated.
     """
     held: dict[int, int] = {}
-    whole = plan.differentiated if plan.trains else any(t.workspace_bytes for t in plan.timing)
-    if plan.timeline is not None and whole:
+    if plan.timeline is not None and (plan.differentiated or not plan.trains):
         peaks = enumerate(plan.timeline.peak_bytes)
         return [_memory_of(plan, device, int(peak)) for device, peak in peaks]
     for stage in plan.stages:

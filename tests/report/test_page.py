@@ -259,3 +259,14 @@ def test_command_writes_a_page(pipec_command: Pipec, plan: pipec.Plan, tmp_path:
     both = pipec_command("report", tmp_path / "out", tmp_path / "out", "--cycles")
     assert both.code == 2
     assert "only for one plan" in both.err
+
+
+@pytest.mark.parametrize(("target", "devices"), [("torch", "2xcpu"), ("fpga", "2xvcu118")])
+def test_memory_in_the_table_is_that_of_the_timeline(target: str, devices: str) -> None:
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
+    plan = pipec.compile(model, torch.zeros(4, 64), devices, target=target)
+    assert plan.timeline is not None
+    table = [row["needed_bytes"] for row in plan_data(plan)["memory"]]
+    assert table == [int(curve.peak) for curve in plan.timeline.memory_curves]
+    weights = 2 * 4 * (64 * 64 + 64)
+    assert (table[0] < weights) == (target == "fpga")  # on a board these weights are on the chip
