@@ -117,7 +117,7 @@ docs: setup ## the site with its API reference, offline, in build/site
 	$(BIN)/python docs/make_commands.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
-pictures: setup ## pictures of three reports, for README and docs, in docs/pictures
+pictures: setup ## pictures of five reports, for README and docs, in docs/pictures
 	$(BIN)/python -m benchmarks.pictures
 
 clean: ## remove what was built

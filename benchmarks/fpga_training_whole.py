@@ -26,7 +26,7 @@ from examples.resnet import resnet
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "alexnet": (alexnet, "4xvcu118"),
-    "resnet18": (lambda: resnet((2, 2, 2, 2), bottleneck=False), "4xvcu118"),
+    "resnet18": (lambda: resnet((2, 2, 2, 2), bottleneck=False), "6xvcu118"),
     "vgg16": (vgg16, "12xvcu118"),
     "resnet50": (resnet50, "16xvcu118"),
 }

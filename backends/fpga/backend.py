@@ -33,6 +33,7 @@ from pipec.backends.fpga.training.artifacts import KERNELS, emit_training
 from pipec.backends.fpga.training.compare import MICROBATCHES, compare_emitted
 from pipec.backends.fpga.training.run import TrainedRunner, load_training
 from pipec.backends.fpga.training.stage import training_designs, training_timing
+from pipec.backends.fpga.vitis import lay_beside
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.chain import StageRunner
@@ -216,15 +217,27 @@ class FpgaBackend(Backend):
         return found
 
     def engines(
-        self, plan: Plan, directory: Path, simulated: Sequence[StageCycles]
+        self,
+        plan: Plan,
+        directory: Path,
+        simulated: Sequence[StageCycles],
+        reports: Path | None = None,
     ) -> list[dict[str, Any]]:
-        """The engines and FIFOs of every kernel, as its ``stage.json`` says."""
+        """The engines and FIFOs of every kernel as its ``stage.json`` and Vitis HLS say.
+
+        Raises:
+            BackendError: There are no reports where they should be, or a file is none.
+        """
         records = [
             (stage.index, read_record(kernel))
             for stage, folder in zip(plan.stages, _folders(plan, directory), strict=True)
             for kernel in _kernels_of(plan, folder)
         ]
-        return engines_of(records, simulated)
+        rows = engines_of(records, simulated)
+        if not lay_beside(rows, reports or directory) and reports is not None:
+            wanted = ", ".join(f"{row['name']}_top_csynth.xml" for row in rows)
+            raise BackendError("no report of Vitis HLS here", where=reports, want=wanted)
+        return rows
 
     def check_cycles(self, plan: Plan, directory: Path) -> Sequence[TimedCheck]:
         """Run every stage's timed build, bounded at the declared depths, on golden data.

@@ -11,7 +11,7 @@ from pipec.backends.fpga.stagejson import Json
 from pipec.compiler.cycles import EngineCycles, StageCycles
 from pipec.errors import BackendError
 
-_OF_ENGINE = ("name", "kind", "dsp", "busy_cycles")
+_OF_ENGINE = ("name", "kind", "dsp", "busy_cycles", "ii", "depth", "resources")
 _OF_FIFO = ("name", "from", "to", "depth", "tokens", "width_bits")
 
 

@@ -25,6 +25,7 @@ def report(
     metrics: Name | None = None,
     trace: Name | None = None,
     cycles: bool = False,
+    vitis: Name | None = None,
     allowed: Collection[str] = (),
 ) -> Path:
     """Write one offline HTML page: a plan, or how another one differs from it.
@@ -37,6 +38,8 @@ def report(
         metrics: Show curves: what ``pipec run --metrics`` wrote.
         trace: Show what ran beside the prediction: from ``pipec run --trace``.
         cycles: Simulate the engines of a directory, for their waits.
+        vitis: Show what Vitis HLS reported of each engine: where a run of ``run_hls.tcl`` left its
+            reports. Those within a directory of a plan are always shown.
         allowed: Op namespaces beyond pipec's own that the graphs of a directory may use.
 
     Returns:
@@ -51,7 +54,8 @@ def report(
         >>> pipec.report(plan, tempfile.mkdtemp() + "/plan.html").read_text()[:15]
         '<!doctype html>'
     """
-    given = {"verified": verified, "metrics": metrics, "trace": trace, "cycles": cycles}
+    given = {"verified": verified, "metrics": metrics, "trace": trace, "cycles": cycles,
+             "vitis": vitis}  # fmt: skip
     extras = [name for name, value in given.items() if value]
     if other is not None and extras:
         want = "the difference of two plans alone"
@@ -67,14 +71,16 @@ def report(
             raise PipecError("the plan has no schedule", got=f"a trace: {os.fspath(trace)}")
         found["measured"] = read_trace(Path(trace), shown.schedule)
     backend = load_backend(shown.target)
-    if cycles and not isinstance(backend, Cycles):
-        raise lacking(backend, Cycles, "cycles")
-    if cycles and isinstance(plan, Plan):
-        raise PipecError("cycles are of emitted stages", want="a directory in place of the plan")
+    if cycles or vitis:
+        if not isinstance(backend, Cycles):
+            raise lacking(backend, Cycles, "engines")
+        if isinstance(plan, Plan):
+            want = "a directory in place of the plan"
+            raise PipecError("engines are of emitted stages", want=want)
     if second is None and isinstance(backend, Cycles) and not isinstance(plan, Plan):
-        directory = Path(plan)
+        directory, reports = Path(plan), None if vitis is None else Path(vitis)
         simulated = backend.cycles(shown, directory) if cycles else ()
-        found["engines"] = backend.engines(shown, directory, simulated)
+        found["engines"] = backend.engines(shown, directory, simulated, reports)
     return write_report(shown, Path(path), other=second, extras=found)
 
 

@@ -1,6 +1,7 @@
 """``pipec inspect``: what is in an output directory."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,23 @@ def command(directory: Path, **given: Any) -> None:
         return
     if stage is None:
         print_plan(plan, output(), heaviest)
-        for line in Axes.read(directory, plan.graph).lines():
+        for line in (*Axes.read(directory, plan.graph).lines(), *_confirmed(plan, directory)):
             click.echo(terminal(line))
     for text in graphs.values():
         click.echo(terminal(text))
+
+
+def _confirmed(plan: Plan, directory: Path) -> Iterator[str]:
+    """Which engines a vendor's tool has confirmed, if what was emitted has engines."""
+    backend = load_backend(plan.target)
+    if not isinstance(backend, Cycles):
+        return
+    for stage in backend.engines(plan, directory, ()):
+        found = [e for e in stage["engines"] if "vitis" in e]
+        slower = [e["name"] for e in found if (e["vitis"]["ii"] or 0) > e["ii"]]
+        count = f"{len(found) or 'none'} of {len(stage['engines'])} engines"
+        reached = f"; slower than declared: {', '.join(slower)}" if slower else ""
+        yield f"{stage['name']}: Vitis HLS has reported {count}{reached}"
 
 
 def _graph(stage: Stage, phase: str | None) -> Graph:

@@ -21,10 +21,12 @@ from pipec.cli.namespaces import allow_namespace_option, import_namespaces
 @click.option("--trace", type=click.Path(path_type=Path),
               help="Show what ran beside the prediction: from `pipec run --trace`.")  # fmt: skip
 @click.option("--cycles", is_flag=True, help="Simulate the engines, if any, for their waits.")
+@click.option("--vitis", metavar="DIR", type=click.Path(path_type=Path),
+              help="Show what Vitis HLS reported of each engine.")  # fmt: skip
 @allow_namespace_option
 def command(directory: Path, other: Path | None, output: Path, **given: Any) -> None:
     """Write one offline HTML page: the plan in DIRECTORY, or how OTHER differs from it."""
-    extras = [name for name in ("verified", "metrics", "trace", "cycles") if given[name]]
+    extras = [name for name in ("verified", "metrics", "trace", "cycles", "vitis") if given[name]]
     if other is not None and extras:
         shown = ", ".join("--" + name.replace("verified", "verify") for name in extras)
         raise click.UsageError(f"{shown}: only for one plan, not for the difference of two")

@@ -95,9 +95,20 @@ class Cycles(Protocol):
         ...
 
     def engines(
-        self, plan: Plan, directory: Path, simulated: Sequence[StageCycles]
+        self,
+        plan: Plan,
+        directory: Path,
+        simulated: Sequence[StageCycles],
+        reports: Path | None = None,
     ) -> list[dict[str, Any]]:
-        """The engines and streams of every kernel for the report, with what was simulated."""
+        """The engines and streams of every kernel, with what was simulated.
+
+        Args:
+            plan: What was emitted.
+            directory: Where.
+            simulated: What `cycles` found, or nothing.
+            reports: Where a vendor's tool left its reports; within the directory if not given.
+        """
         ...
 
 

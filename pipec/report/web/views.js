@@ -120,6 +120,18 @@ function metricsView(steps) {
     curve('seconds per step', steps.map((s) => s.seconds), seconds)));
 }
 
+// Estimate beside report, the report in the warning colour where it is worse.
+function vitisView(s) {
+  const pair = (ours, theirs) => [whole(ours || 0), theirs === null || theirs === undefined ? '?' : h('span', { style: { color: theirs > ours ? 'var(--bad)' : 'inherit' } }, whole(theirs))];
+  const kinds = ['dsp', 'bram36', 'lut', 'ff'];
+  const row = (e) => [h('span.name', null, e.name), ...pair(e.ii, e.vitis.ii), ...pair(e.depth, e.vitis.depth), ...kinds.flatMap((k) => pair(e.resources[k], e.vitis.resources[k]))];
+  const known = s.engines.filter((e) => e.vitis), total = kinds.flatMap((k) => pair(s.resources.estimate[k], s.vitis.resources[k]));
+  const rows = [...known.map(row), [h('b', null, 'whole stage'), '', '', '', '', ...total]];
+  const ran = s.vitis.cosimulated ? `; co-simulated in ${whole(s.vitis.cosimulated)} cycles` : '';
+  return h('details', { open: '' }, h('summary', null, `Vitis HLS: ${known.length} of ${s.engines.length} engines reported, clock ${s.vitis.clock_ns} ns${ran}. Estimate, then report`),
+    table(['engine', '>II', '>', '>stages', '>', ...kinds.flatMap((k) => [`>${k}`, '>'])], rows));
+}
+
 function enginesView(stages) {
   return section('engines', 'Engines', null, ...stages.map((s) => {
     const slowest = Math.max(...s.engines.map((e) => e.busy), 1);
@@ -135,6 +147,7 @@ function enginesView(stages) {
     return h('div', null, h('h3', null, chip(s.stage), ` ${s.name} on ${s.device}: a frame every ${whole(s.interval)} cycles (${seconds(s.interval / s.clock_mhz / 1e6)} at ${s.clock_mhz} MHz), first result after ${whole(s.latency)}`),
       table(['resource', 'used', '>', '>there', '>'], resources),
       h('details', { open: '' }, h('summary', null, `${engines.length} engines: busy cycles of a frame, then waiting`), table(['engine', 'kind', 'cycles', '>busy', '>waits', 'for', '>DSP'], engines)),
+      s.vitis ? vitisView(s) : null,
       h('details', null, h('summary', null, `${fifos.length} FIFOs`), table(['FIFO', 'from, to', '>depth', '>tokens per frame', '>width'], fifos)));
   }));
 }
