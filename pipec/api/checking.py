@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipec.api.reading import Model, read_model
 from pipec.api.registering import register
+from pipec.arguments import checked
 from pipec.cluster.cluster import Link
 from pipec.compiler.driver import emit
 from pipec.compiler.verify import VerifyReport, verify_artifacts
@@ -29,6 +30,7 @@ from pipec.simulate.times import Times
 from pipec.simulate.verify import verify as prove
 
 
+@checked
 def schedule(
     name: str | Callable[..., object],
     stages: int,
@@ -63,10 +65,6 @@ def schedule(
         >>> timeline.seconds, round(timeline.bubble, 3), timeline.peak_in_flight
         (33.0, 0.273, (4.0, 3.0, 2.0, 1.0))
     """
-    counts: tuple[object, ...] = (stages, microbatches)
-    if not all(isinstance(count, int) for count in counts):
-        got = f"stages {stages!r}, microbatches {microbatches!r}"
-        raise ScheduleError("a count is no whole number", got=got, want="such as 4 and 8")
     if not isinstance(name, str):
         name = str(getattr(register(name), "__name__", "")).replace("_", "-")
     known = [kind.name for kind in ActionKind if kind.is_compute]
@@ -80,6 +78,7 @@ def schedule(
     return simulate(full, seconds)
 
 
+@checked
 def partition(
     graph: CostGraph | str | os.PathLike[str],
     devices: int | None = None,
@@ -114,6 +113,7 @@ def partition(
     return solve_contiguous(workload.graph, targets, links=links, time_limit=time_limit)
 
 
+@checked
 def verify(
     plan: Plan | str | os.PathLike[str],
     model: Model | None = None,

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from pipec.arguments import checked
 from pipec.compiler.backend import load_backend
 from pipec.compiler.capabilities import Draws
 from pipec.errors import PipecError, PlanError
@@ -21,6 +22,7 @@ from pipec.simulate.draw_trace import trace
 from pipec.simulate.timeline import Timeline
 
 
+@checked
 def draw(thing: Plan | Timeline | Stage, path: str | os.PathLike[str]) -> Path:
     """Write a picture of a plan's or schedule's timeline, or of a stage's graph.
 
@@ -44,10 +46,6 @@ def draw(thing: Plan | Timeline | Stage, path: str | os.PathLike[str]) -> Path:
         '<svg'
     """
     path = Path(path)
-    given: object = thing
-    if not isinstance(given, Plan | Timeline | Stage):
-        want = "a plan, a timeline, or a stage"
-        raise PipecError("this cannot be drawn", got=type(given).__name__, want=want)
     if isinstance(thing, Plan) and thing.timeline is None:
         raise PlanError("the plan has no timeline", hint="run the passes schedule, simulate")
     found = map(load_backend, entries("pipec.backends")) if isinstance(thing, Stage) else ()

@@ -8,6 +8,7 @@ from pathlib import Path
 from pipec.api.reading import Devices, Model, read_cluster, read_model
 from pipec.api.registering import register
 from pipec.api.request import Passes, Request
+from pipec.arguments import checked
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, check_devices, load_backend
 from pipec.errors import PipecError
@@ -17,6 +18,7 @@ from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 
 
+@checked
 def compile(  # noqa: A001
     model: Model,
     inputs: object = None,
@@ -35,8 +37,8 @@ def compile(  # noqa: A001
     offload: str | Sequence[str] = (),
     offload_optimizer: bool = False,
     training: bool | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    bind: Mapping[str, tuple[float, ...]] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    bind: Mapping[str, Sequence[float]] | None = None,
     autocast: str = "",
     seed: int = 0,
     trust: bool = False,
@@ -93,18 +95,18 @@ def compile(  # noqa: A001
         asynchronous=asynchronous, recompute=_listed(recompute), offload=_listed(offload),
         offload_optimizer=offload_optimizer,
     )  # fmt: skip
-    dicts: dict[str, object] = {"shapes": shapes, "bind": bind}
-    for what, given in dicts.items():
-        if not isinstance(given, Mapping | None):
-            want = "a dict: the name of an input to numbers"
-            raise PipecError(f"{what}: no dict", got=repr(given), want=want)
+    if loss is not None and training is False:
+        raise PipecError("a loss is for training", got="loss beside training=False")
+    sizes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+    fixed = {name: tuple(values) for name, values in (bind or {}).items()}
     told = LoadOptions(
-        shapes or {}, bind or {}, training=training, trust=trust, seed=seed, autocast=autocast,
+        sizes, fixed, training=training, trust=trust, seed=seed, autocast=autocast,
         open=backend.leaves_open,
     )  # fmt: skip
     return request.plan(*_read(model, inputs, loss, told))
 
 
+@checked
 def load(directory: str | os.PathLike[str]) -> Plan:
     """Read a plan that ``plan.save`` or ``pipec compile -o`` wrote; weights are mapped, not read.
 
@@ -125,6 +127,7 @@ def load(directory: str | os.PathLike[str]) -> Plan:
     return load_plan(Path(directory))
 
 
+@checked
 def explore(
     model: Model,
     inputs: object = None,

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from pipec.arguments import checked
 from pipec.compiler.backend import lacking, load_backend
 from pipec.compiler.capabilities import Cycles
 from pipec.errors import PipecError
@@ -16,6 +17,7 @@ from pipec.report.page import write_report
 Name = str | os.PathLike[str]
 
 
+@checked
 def report(
     plan: Plan | Name,
     path: Name,

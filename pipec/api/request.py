@@ -66,7 +66,6 @@ class Request:
     offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
-        self._check_types()
         beside = {"schedule": self.schedule != "fastest", "stages": self.stages is not None,
                   "microbatches": self.microbatches is not None,
                   "recompute": bool(self.recompute), "offload": bool(self.offload),
@@ -97,20 +96,6 @@ class Request:
                 got=", ".join(name for name, given in beside.items() if given),
                 hint="schedule='auto', or --schedule auto",
             )
-
-    def _check_types(self) -> None:
-        """See that counts are whole numbers, and passes and costs what they may be."""
-        given: dict[str, object] = dict(vars(self))
-        for name in ("stages", "microbatches", "batch"):
-            count = given[name]
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
-                raise PipecError(f"{name}: no whole number", got=repr(count), want="such as 4")
-        if not isinstance(given["passes"], str | Sequence | None):
-            want = "text, or a list of texts and objects of a Pass"
-            raise PassError("these are no passes", got=repr(self.passes), want=want)
-        if not isinstance(given["costs"], str | Path | None):
-            want = "the path of a file, or silicon:a100"
-            raise PipecError("costs: no path", got=repr(self.costs), want=want)
 
     @property
     def explores(self) -> bool:

@@ -71,6 +71,9 @@ def command(**given: Any) -> None:
         click.echo(_listing())
         return
     refuse(["sends"], "only with --csv", unless=given["csv_to"] is not None)
+    if given["csv_to"] == "-" and given["as_json"]:
+        raise click.UsageError("--csv and --json cannot both be printed: --csv FILE writes one")
+    check_output(None if given["csv_to"] in (None, "-") else Path(given["csv_to"]), ".csv")
     check_output(given["svg_to"], ".svg")
     check_output(given["trace_to"], ".json")
     plain = _schedule(given)

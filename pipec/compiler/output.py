@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import json
 import os
 import shutil
 import signal
@@ -11,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipec.errors import PipecError
-from pipec.files import left_by_the_dead
+from pipec.files import left_by_the_dead, read_data
+from pipec.plan.manifest import FORMAT
 from pipec.signals import unwound_by
 
 _ASIDE = ".old"
@@ -75,12 +77,25 @@ def check_target(path: Path, *, force: bool = False) -> None:
         raise PipecError(
             "the output directory exists", got=path, hint="name another one, or give --force"
         )
-    if any(path.iterdir()) and not (path / MARK).is_file():
+    if others := _not_written(path):
         raise PipecError(
             "the directory holds something that pipec did not write; it is not replaced",
-            got=path,
-            want=f"a directory with a {MARK}, or an empty one",
+            where=path,
+            got=", ".join(others[:5]) + (" ..." if len(others) > 5 else ""),
+            want=f"a directory with a {MARK} of pipec and what it lists, or an empty one",
+            hint="move these away, or name another directory",
         )
+
+
+def _not_written(path: Path) -> list[str]:
+    """Names in a directory that no plan in it lists; what a stage's folder holds is the plan's."""
+    try:
+        record = json.loads(read_data(path / MARK))
+        files = record["files"] if record["format"] == FORMAT else ()
+        known = {MARK, "__pycache__", *(name.split("/")[0] for name in files)} if files else set()
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        known = set()
+    return sorted(entry.name for entry in path.iterdir() if entry.name not in known)
 
 
 def _take_place(temporary: Path, path: Path) -> None:

@@ -1,5 +1,6 @@
 """A batch of the user's becomes microbatches: rows in order, the last one as short as it is."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -18,6 +19,9 @@ Shape = tuple[tuple[str, tuple[int, ...]], ...]
 class Splitter:
     """Cuts batches for one plan.
 
+    The rows of a microbatch are the first dimension that most inputs share, of several the largest:
+    positions [1, 8] beside images [4, 8] are no batch.
+
     Args:
         graph: The model at the shape that it was compiled for: its rows are those of a microbatch.
         microbatches: Most microbatches of a batch.
@@ -30,9 +34,14 @@ class Splitter:
         inputs = {i.name: tensor(graph.node(i.node)) for i in graph.inputs_of(InputKind.INPUT)}
         self._dtypes = {n: t.dtype for n, t in inputs.items()}
         self.compiled = shape_of(inputs)
-        self._rows = next((s[0] for _, s in self.compiled if s), 1)
+        first = Counter(s[0] for _, s in self.compiled if s)
+        self._rows = max(first, key=lambda rows: (first[rows], rows), default=1)
         self._split = [n for n, s in self.compiled if s[:1] == (self._rows,)]
         self._most = microbatches
+
+    def rows_of(self, inputs: Inputs) -> int:
+        """The rows of one microbatch."""
+        return len(inputs[self._split[0]]) if self._split else 1
 
     def zeros(self, shape: Shape) -> dict[str, torch.Tensor]:
         """A microbatch of a shape, of the dtypes that the model reads."""

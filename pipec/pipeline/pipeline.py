@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pipec.arguments import checked
 from pipec.compiler.endless import endless
 from pipec.errors import PlanError
 from pipec.pipeline.batches import Batch, Inputs, Shape, Splitter, shape_of
@@ -125,6 +126,7 @@ class Pipeline:
         True
     """
 
+    @checked
     def __init__(
         self,
         plan: Plan,
@@ -148,11 +150,6 @@ class Pipeline:
         self._open, self._hooks = ExitStack(), list(hooks)
         self._timeout = timeout
         self._batch: list[Tensors] = []
-        given: object = plan
-        if not isinstance(given, Plan):
-            raise PlanError(
-                "this is no plan", got=repr(given), hint="pipec.load(directory) reads one"
-            )
         flush = Program.of(plan).flush
         settings = Settings(
             optimizer,
@@ -163,6 +160,14 @@ class Pipeline:
             on_nan=on_nan,
             loss_scale=loss_scale,
         )
+        given = {"optimizer": optimizer, "scheduler": scheduler, "clip": clip,
+                 "loss_scale": loss_scale, "correction": correction}  # fmt: skip
+        if vain := [name for name, value in given.items() if value is not None and not plan.trains]:
+            raise PlanError(
+                "the plan does not train, so this has no effect",
+                got=", ".join(vain),
+                hint="compile with loss=...",
+            )
         if plan.trains and optimizer is None:
             raise PlanError("a training plan needs an optimizer", hint="optimizer=lambda p: ...")
         if "RANK" in os.environ and not dist.is_initialized():
@@ -182,6 +187,7 @@ class Pipeline:
         self._shapes: dict[Shape, tuple[int, Count | None]] = {}
         self._evaluations: dict[Shape, Program] = {}
         self._saved: dict[Path, Checkpoints] = {}
+        self._compared = model is None
 
     def __enter__(self) -> Self:
         return self
@@ -365,22 +371,30 @@ class Pipeline:
     def _counted(self, inputs: Inputs, count: Count | None) -> float:
         if self._weight is not None or count is not None:
             return float((self._weight or count)(inputs))  # type: ignore[misc]
-        return float(next((len(t) for t in inputs.values() if t.dim()), 1))
+        return float(self._splitter.rows_of(inputs))
 
     def _training_shape(self, shape: Shape) -> tuple[int, Count | None]:
         """The number of a shape, compiled now if it is new; and what counts its targets."""
         if not self._shapes:
             self._shapes[self._splitter.compiled] = 0, count_of(self.plan.graph)
         if shape not in self._shapes:
+            self._check_model()
             program = self._retraced.training(self._splitter.zeros(shape))
             numbers = [e.add_shape(program) for e in self._runner.executors]
             self._shapes[shape] = numbers[0], count_of(program.plan.graph)
         return self._shapes[shape]
 
+    def _check_model(self) -> None:
+        """See once, before a module is traced again, that the plan was made of it."""
+        if not self._compared:
+            self._retraced.check_model(self._splitter.zeros(self._splitter.compiled))
+            self._compared = True
+
     def _evaluation_shape(self, shape: Shape) -> tuple[int, Count | None]:
         """The number of a shape among those for evaluation, and what counts its targets."""
         assert self.plan.schedule is not None
         if shape not in self._evaluations:
+            self._check_model()
             inputs, microbatches = self._splitter.zeros(shape), self.plan.schedule.microbatches
             self._evaluations[shape] = self._retraced.evaluation(inputs, microbatches)
         program = self._evaluations[shape]

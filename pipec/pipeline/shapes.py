@@ -12,6 +12,8 @@ import torch
 from torch import fx, nn
 
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
+from pipec.compiler.same_model import check_same_model
+from pipec.compiler.tolerance import REWRITTEN
 from pipec.errors import PlanError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load
@@ -80,11 +82,9 @@ class Retraced:
         """The plan for microbatches of another shape, under its own schedule.
 
         Raises:
-            PlanError: The model is another one at this shape.
+            PlanError: The model is another one, or is another one at this shape.
         """
-        outputs = any(o.kind.name == "OUTPUT" for o in self.plan.graph.outputs)
-        graph = self.trace(inputs, LoadOptions(training=True, scored=outputs))
-        made = self._cut(graph, "insert-comm,differentiate")
+        made = self._cut(self._as_compiled(inputs), self._passes)
         if {c.name for c in made.channels} != {c.name for c in self.plan.channels}:
             raise PlanError(
                 "at this shape the model sends other values between its stages",
@@ -93,6 +93,41 @@ class Retraced:
             )
         made = made.replace(slots=self.plan.slots)
         return Program.of(made, self.plan.schedule)
+
+    @property
+    def _passes(self) -> str:
+        return "insert-comm,differentiate" if self.plan.trains else "insert-comm"
+
+    def _as_compiled(self, inputs: Mapping[str, torch.Tensor]) -> Graph:
+        outputs = any(o.kind.name == "OUTPUT" for o in self.plan.graph.outputs)
+        trains = self.plan.trains
+        return self.trace(inputs, LoadOptions(training=trains, scored=trains and outputs))
+
+    def check_model(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        """See that what is traced at the plan's own shape computes what the plan does.
+
+        What passes may have added (copies, casts, parts of layers) is not looked at.
+
+        Raises:
+            PlanError: It is another model, or another loss.
+        """
+        plan = self.plan
+        graph = self._as_compiled(inputs)
+        check_same_model(plan, graph)
+        if REWRITTEN in plan.options:
+            return
+        graph = run_passes(parse_pipeline("simplify"), Plan(graph, plan.cluster, plan.target)).graph
+        names = sorted(graph.weights.keys() ^ plan.graph.weights.keys())
+        got, want = ([str(n.target) for n in g.calls] for g in (graph, plan.graph))
+        pairs = zip(got, want, strict=True) if len(got) == len(want) else ()
+        other = [f"{a} for {b}" for a, b in pairs if a != b] or sorted({*got} - {*want})
+        if names or other:
+            raise PlanError(
+                "the model, or its loss, is not the one that was compiled",
+                got=", ".join([*names, *other][:3]),
+                want=f"weights and operations of {plan.graph.source.location}",
+                hint="pass the same model and loss as to compile",
+            )
 
     def evaluation(self, inputs: Mapping[str, torch.Tensor], microbatches: int) -> Program:
         """The model in evaluation mode, its loss beside its outputs, forward only."""

@@ -9,7 +9,8 @@ runs what a device computes in one piece as four stages (`pipec.schedule.parts`)
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import cast
 
@@ -87,11 +88,11 @@ def parsed(name: str, given: Mapping[str, str]) -> dict[str, object]:
 
     Args:
         name: Such as ``pipedream{replicas=3,1}``.
-        given: More options; they win.
+        given: More options.
 
     Raises:
         PipecError: The name is unknown.
-        ScheduleError: An option is unknown or has a value of the wrong type.
+        ScheduleError: An option is unknown, given twice, or has a value of the wrong type.
 
     Example:
         >>> parsed("interleaved{chunks=4}", {"split": "true"})
@@ -99,13 +100,21 @@ def parsed(name: str, given: Mapping[str, str]) -> dict[str, object]:
     """
     plain, options = parse_one(name, ScheduleError)
     function = generator(plain)
-    options = {k.replace("-", "_"): v for k, v in {**options, **given}.items()}
+    told = [k.replace("-", "_") for k in (*options, *given)]
+    _check_once(plain, told)
+    options = dict(zip(told, (*options.values(), *given.values()), strict=True))
     _check_known(plain, function, options)
     hints = {**OPTIONS, **typing.get_type_hints(function)}
     return {
         key: value_of(hints.get(key, str), text, f"{plain}{{{key}=...}}", ScheduleError)
         for key, text in options.items()
     }
+
+
+def _check_once(name: str, options: Sequence[str]) -> None:
+    """Refuse what stands behind a schedule's name and beside it."""
+    if twice := sorted(key for key, count in Counter(options).items() if count > 1):
+        raise ScheduleError("an option is given twice", where=name, got=", ".join(twice))
 
 
 def generate(name: str, stages: int, microbatches: int, **options: object) -> Schedule:
@@ -136,6 +145,7 @@ def generate(name: str, stages: int, microbatches: int, **options: object) -> Sc
         )
     function = generator(name)
     every = {**parsed(name, {}), **options}
+    _check_once(name, [*parsed(name, {}), *options])
     _check_known(plain_name(name), function, every)
     if "replicas" in inspect.signature(function).parameters:
         return _built(function(stages, microbatches, **every), name, microbatches)

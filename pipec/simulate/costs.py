@@ -8,7 +8,7 @@ import numpy as np
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.lower import lower
-from pipec.schedule.registry import generate, generator, parsed, plain_name
+from pipec.schedule.registry import generate, generator
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.memory import CATEGORIES
 from pipec.simulate.simulate import simulate
@@ -75,8 +75,7 @@ def generate_for(
     Raises:
         PipecError: As `generate`.
     """
-    options = {**parsed(name, {}), **options}
     if takes_costs(name):
         other = simulate(lower(generate("1f1b", stages, microbatches)), times)
         options = {**stage_costs(other), **options}
-    return generate(plain_name(name), stages, microbatches, **options)
+    return generate(name, stages, microbatches, **options)

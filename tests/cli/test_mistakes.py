@@ -111,6 +111,9 @@ schedule 1f1b --stages 2 --microbatches 0
 schedule 1f1b --stages 2 --microbatches 2 --option chunks=2
 schedule 1f1b --stages 2 --microbatches 2 --option chunks
 schedule interleaved --stages 3 --microbatches 2
+schedule interleaved{chunks=2} --stages 4 --microbatches 4 --option chunks=4
+schedule 1f1b --stages 2 --microbatches 2 --csv net.py
+schedule 1f1b --stages 2 --microbatches 2 --json --csv -
 schedule 1f1b --stages 2 --microbatches 2 --times F=x
 schedule 1f1b --stages 2 --microbatches 2 --times Q=1
 schedule 1f1b --stages 2 --microbatches 2 --times F=1:2:3

@@ -12,6 +12,8 @@ import pytest
 from pipec.compiler.output import atomic_directory
 from pipec.errors import PipecError
 
+OLD = '{"format": "pipec.plan", "files": {"stage0/weights.safetensors": "a digest"}}'
+
 
 def test_appears_only_when_complete(tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -55,14 +57,14 @@ def test_a_really_full_device(tmp_path: Path) -> None:
 
 def test_an_existing_directory_needs_force(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    out.mkdir()
-    (out / "plan.json").write_text("old")
-    (out / "stale").write_text("stale")
+    (out / "stage0").mkdir(parents=True)
+    (out / "plan.json").write_text(OLD)
+    (out / "stage0" / "stale").write_text("stale")
     with pytest.raises(PipecError, match="--force"), atomic_directory(out):
         pytest.fail("the block must not run")
     with pytest.raises(ValueError, match="half"), atomic_directory(out, force=True):
         raise ValueError("half")
-    assert (out / "plan.json").read_text() == "old"
+    assert (out / "plan.json").read_text() == OLD
     with atomic_directory(out, force=True) as directory:
         (directory / "plan.json").write_text("new")
     assert [p.name for p in out.iterdir()] == ["plan.json"]
@@ -82,6 +84,10 @@ def test_force_replaces_only_what_pipec_wrote(tmp_path: Path) -> None:
         pytest.fail("the block must not run")
     with pytest.raises(PipecError, match="mkdir"), atomic_directory(tmp_path / "no" / "out"):
         pytest.fail("the block must not run")
+    for text in ("{}", "[]", "no", '{"format": "other", "files": {"thesis.tex": ""}}', OLD):
+        (home / "plan.json").write_text(text)
+        with pytest.raises(PipecError, match=r"thesis\.tex"), atomic_directory(home, force=True):
+            pytest.fail("the block must not run")
     empty = tmp_path / "empty"
     empty.mkdir()
     with atomic_directory(empty, force=True) as directory:
@@ -108,7 +114,7 @@ def test_a_killed_writer_loses_nothing_and_the_next_run_removes_its_rest(
 ) -> None:
     out = tmp_path / "out"
     with atomic_directory(out) as directory:
-        (directory / "plan.json").write_text("old")
+        (directory / "plan.json").write_text(OLD)
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, out], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -116,7 +122,7 @@ def test_a_killed_writer_loses_nothing_and_the_next_run_removes_its_rest(
     writer.stdout.readline()
     writer.send_signal(number)
     writer.communicate()
-    assert (out / "plan.json").read_text() == "old"
+    assert (out / "plan.json").read_text() == OLD
     assert number == signal.SIGKILL or len(list(tmp_path.iterdir())) == 1
     with atomic_directory(out, force=True) as directory:
         (directory / "plan.json").write_text("new")
@@ -130,7 +136,7 @@ def test_what_a_killed_exchange_has_moved_aside_comes_back(tmp_path: Path) -> No
     dead.wait()
     aside = tmp_path / f".out.{dead.pid}.abc.old"
     aside.mkdir()
-    (aside / "plan.json").write_text("old")
+    (aside / "plan.json").write_text(OLD)
     with pytest.raises(PipecError, match="--force"), atomic_directory(out):
         pytest.fail("the old one is back, so the block must not run")
-    assert (out / "plan.json").read_text() == "old"
+    assert (out / "plan.json").read_text() == OLD

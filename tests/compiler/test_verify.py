@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from onnx import helper
 from torch import Tensor, nn
 
+import pipec
 from pipec.backends.torch.backend import TorchBackend
 from pipec.compiler.backend import Emitted
 from pipec.compiler.comparison import INCOMPARABLE, Allowed, compare
@@ -241,3 +242,23 @@ def test_integers_may_be_one_step_off_at_few_places(
     found[:places] += steps
     compared = compare(found, want, Allowed(1e-6, share=share), name="q", kind="value", stage=0)
     assert compared.ok is ok
+
+
+def test_random_numbers_are_the_same_in_both_and_the_callers_go_on(tmp_path: Path) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.b(self.a(x) + torch.rand(2, 8))
+            return y
+
+    model, x = Noisy(), torch.randn(2, 8)
+    plan = pipec.compile(model, x, "2xcpu")
+    drawn = set()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        assert pipec.verify(plan, model, x, seed=seed).ok
+        drawn.add(float(torch.rand(())))
+    assert len(drawn) == 3

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+import pipec
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, make_plan
-from pipec.errors import PlanError
+from pipec.errors import PipecError, PlanError
 from pipec.frontends.torch_module import from_module
 from pipec.pipeline.pipeline import Pipeline
 from pipec.plan.model import Plan
@@ -270,7 +272,7 @@ BAD_WEIGHTS: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
 def test_weights_of_another_model_are_refused(name: str) -> None:
     model = Tagger()
     plan, bad = plan_of(model, "1f1b"), BAD_WEIGHTS[name](model.state_dict())
-    with pytest.raises(PlanError):
+    with pytest.raises(PipecError):
         Pipeline(plan, optimizer=sgd, weights=bad)
     with Pipeline(plan, optimizer=sgd) as pipeline, pytest.raises(PlanError):
         pipeline.load_state_dict(bad)
@@ -312,3 +314,68 @@ def test_batches_that_do_not_fit_are_refused(name: str) -> None:
         pytest.raises(PlanError),
     ):
         pipeline.step(BAD_BATCHES[name](batches()[0]))
+
+
+def _square(y: torch.Tensor) -> torch.Tensor:
+    return y.square().mean()
+
+
+def _layers(*kinds: type[nn.Module]) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), *[kind() for kind in kinds], nn.Linear(8, 8))
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        (_layers(nn.Tanh), _square),
+        (nn.Sequential(*_layers(nn.ReLU), nn.Linear(8, 8)), _square),
+        (_layers(nn.ReLU), lambda y: y.abs().mean()),
+    ],
+    ids=["operation", "layer", "loss"],
+)
+def test_another_model_or_loss_than_the_plans_is_refused(
+    model: nn.Module, loss: Callable[..., Tensor]
+) -> None:
+    x, own = torch.randn(4, 8), _layers(nn.ReLU)
+    plan = pipec.compile(own, x, "2xcpu", loss=_square, schedule="1f1b", microbatches=2)
+    for given, of, refused in ((own, _square, False), (model, loss, True)):
+        with pipec.Pipeline(plan, optimizer=sgd, model=given, loss=of) as pipeline:
+            pipeline.step(torch.cat([x, x]))
+            told = r"not the one that was compiled|another"
+            with pytest.raises(PlanError, match=told) if refused else nullcontext():
+                pipeline.step(torch.cat([x, x[:2]]))
+            with pytest.raises(PlanError, match=told) if refused else nullcontext():
+                pipeline.evaluate([x])
+
+
+def test_inference_takes_a_short_batch() -> None:
+    model, x = _layers(nn.ReLU), torch.randn(10, 8)
+    plan = pipec.compile(model, x[:4], "2xcpu", schedule="inference", microbatches=4)
+    with pipec.Pipeline(plan, model=model) as pipeline:
+        found = pipeline.step(x).outputs["output"]
+    assert torch.allclose(found, model(x))
+    with pytest.raises(PlanError, match="no effect"):
+        pipec.Pipeline(plan, model=model, clip=1.0)
+
+
+def test_rows_are_those_of_the_batch_and_not_of_a_table() -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, place: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.b(self.a(x + place))
+            return y
+
+    torch.manual_seed(0)
+    model, place, x = Placed(), torch.randn(1, 8), torch.randn(6, 8)
+    plan = pipec.compile(
+        model, (place, x[:4]), "2xcpu", loss=_square, schedule="1f1b", microbatches=2
+    )
+    want = float(_square(model(place, x)).detach())
+    with pipec.Pipeline(plan, optimizer=sgd, model=model, loss=_square) as pipeline:
+        assert pipeline.step({"place": place, "x": x}).loss == pytest.approx(want, rel=1e-6)
+        with pytest.raises(PlanError, match="1 to 8"):
+            pipeline.step({"place": place, "x": torch.randn(80, 8)})
