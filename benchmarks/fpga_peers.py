@@ -20,7 +20,6 @@ hls4ml and FINN+ are installed to ``.bench/`` when they are first asked for (`_f
 The bound is all multiply-accumulates on all usable DSPs; intervals are cycles at 200 MHz.
 """
 
-import dataclasses
 import math
 import sys
 import time
@@ -95,12 +94,11 @@ def our_units(layers: Sequence[Folded], target: int, precision: str = "int8") ->
     """Units of pipec's factors for a target; None if a layer cannot reach it."""
     total = 0
     for layer in layers:
-        f = fold(layer, target, precision)
-        assert isinstance(layer.nest, Mvu)
-        nest = dataclasses.replace(layer.nest, pe=f.pe, simd=f.simd, kp=f.kp)
+        nest = fold(layer, target, precision).nest
+        assert isinstance(nest, Mvu)
         if nest.n * nest.nf * nest.sf > target:
             return None
-        total += f.pe * f.simd
+        total += nest.pe * nest.simd
     return total
 
 

@@ -1,4 +1,4 @@
-"""From layers and factors to engines and streams.
+"""From folded layers to engines and streams.
 
 Each layer becomes one to three engines; where an edge has several readers a FORK is put behind
 its writer, and where a reader wants other tokens than the writer makes a width converter in front
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from pipec.backends.fpga.build import Built, build
 from pipec.backends.fpga.design import Port, Stream
-from pipec.backends.fpga.engines.base import Engine, Factors, Layer
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer
 from pipec.backends.fpga.engines.gear import Dwc
 from pipec.backends.fpga.engines.route import Fork
 from pipec.backends.fpga.lowering.network import NetPort, Network
@@ -148,17 +148,17 @@ def converter(have: Stream, want: Stream) -> Dwc:
 
 def assemble(
     network: Network,
-    factors: Mapping[str, Factors],
+    folded: Mapping[str, Folded],
     dtype: str,
-    known: dict[tuple[str, Factors], Built] | None = None,
+    known: dict[tuple[str, Folded], Built] | None = None,
 ) -> tuple[Assembly, tuple[Port, ...], tuple[Port, ...]]:
-    """Engines and streams of a network under the given factors.
+    """Engines and streams of a network whose layers are folded.
 
     Args:
         network: What is computed.
-        factors: Layer name to its factors.
+        folded: Layer name to what folding makes of it.
         dtype: Type of the data streams.
-        known: Engines of layers under factors seen before; added to.
+        known: Engines of layers as they were folded before; added to.
 
     Returns:
         The assembly (FIFO depths not yet chosen), and the stage's input and output ports.
@@ -167,11 +167,11 @@ def assemble(
     known = {} if known is None else known
     built = {}
     for layer in network.layers:
-        key = (layer.name, factors[layer.name])
+        key = (layer.name, folded[layer.name])
         if key not in known:
-            known[key] = build(layer, factors[layer.name], dtype)
+            known[key] = build(layer, folded[layer.name], dtype)
         built[layer.name] = known[key]
-    readers = _readers(network, built, factors)
+    readers = _readers(network, built, folded)
     inputs = []
     for port in network.inputs:
         name = f"{port.use.edge}_axis"
@@ -199,12 +199,13 @@ def _port(port: NetPort, stream: str) -> Port:
 
 
 def _readers(
-    network: Network, built: Mapping[str, Built], factors: Mapping[str, Factors]
+    network: Network, built: Mapping[str, Built], folded: Mapping[str, Folded]
 ) -> dict[str, list[_Reader]]:
     found: dict[str, list[_Reader]] = defaultdict(list)
     for layer in network.layers:
-        for k, use in enumerate(layer.inputs):
-            lanes, stream = factors[layer.name].lanes_in[k], f"{layer.name}_in{k}"
+        wide = layer.lanes_of(folded[layer.name])
+        for k, (use, lanes) in enumerate(zip(layer.inputs, wide, strict=True)):
+            stream = f"{layer.name}_in{k}"
             consumer = next(e.name for e in built[layer.name].engines if stream in e.inputs)
             reader = _Reader(consumer, k, use.rows, use.channels, lanes, stream)
             found[use.edge].append(reader)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipec.backends.fpga.design import Stream
-from pipec.backends.fpga.engines.base import Engine, Factors, Layer
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer
 from pipec.backends.fpga.engines.memory import Gather, Load
 from pipec.backends.fpga.engines.mvu import Mvu, Product, word_interval
 from pipec.backends.fpga.engines.parts import Memory, Narrowing, Weight
@@ -29,36 +29,28 @@ class Built:
     output: Stream
 
 
-def fold(layer: Layer, target: int, dtype: str, block: int = 0) -> Factors:
-    """The cheapest factors with which ``layer`` takes at most ``target`` cycles per frame.
-
-    Args:
-        layer: Any layer.
-        target: Cycles.
-        dtype: Arithmetic.
-        block: For an `Mvu`: stream the weights, so many vectors per pass; 0 keeps them on chip.
-    """
-    return layer.nest.factors(layer, target, dtype, block)
+def fold(layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+    """The cheapest form in which ``layer`` takes at most ``target`` cycles; see `Nest.folded`."""
+    return layer.nest.folded(layer, target, dtype, block)
 
 
-def build(layer: Layer, factors: Factors, dtype: str) -> Built:
+def build(layer: Layer, made: Folded, dtype: str) -> Built:
     """The engines of a layer: a window generator, the one that computes, a reader of weights.
 
     Args:
         layer: Any layer.
-        factors: Its unroll factors.
+        made: What folding makes of it.
         dtype: Type of the data streams.
     """
     if isinstance(layer.nest, Swg):
-        swg, windows = swg_of(layer, layer.nest, factors, dtype)
+        swg, windows = swg_of(layer, layer.nest, made, dtype)
         return Built((swg,), (), windows)
-    made = layer.nest.folded(layer, factors, dtype)
     name = f"{layer.name}_{made.nest.label or made.nest.kind()}"
     inputs = tuple(f"{layer.name}_in{k}" for k in range(len(layer.inputs)))
     before: tuple[Engine, ...] = ()
     streams: tuple[Stream, ...] = ()
     if layer.window is not None:
-        swg, windows = swg_of(layer, layer.window, factors, dtype)
+        swg, windows = swg_of(layer, layer.window, made, dtype)
         before, streams = (swg,), (dataclasses.replace(windows, consumer=name),)
         inputs = (windows.name, *inputs[1:])
     out = Stream(
@@ -91,28 +83,28 @@ def _numbers(layer: Layer, dtype: str) -> dict[str, Any]:
     return found
 
 
-def swg_of(layer: Layer, window: Window, factors: Factors, dtype: str) -> tuple[Engine, Stream]:
+def swg_of(layer: Layer, window: Window, made: Folded, dtype: str) -> tuple[Engine, Stream]:
     """The window generator of a layer, and the stream of windows.
 
     Engines with a kernel per channel take the windows of one token after the other.
     """
-    lanes, dtype = factors.lanes_in[0], layer.inputs[0].dtype if layer.dtype else dtype
+    lanes, dtype = layer.lanes_of(made)[0], layer.inputs[0].dtype if layer.dtype else dtype
     nest, taps = layer.nest, window.taps
     groups = nest.groups if isinstance(nest, Product) else int(isinstance(nest, Swg))
     channels = window.cf // max(groups, 1)
     cf = max(groups, 1) * ceil_div(channels, lanes)
     assert isinstance(window, Swg)
     generator = dataclasses.replace(
-        window, cf=cf, lanes=lanes, groups=groups or cf, kp=factors.kp,
+        window, cf=cf, lanes=lanes, groups=groups or cf, kp=made.kp,
         pad_value=nest.outside,
     )  # fmt: skip
     pixels = window.batch * window.oh * window.ow
-    if factors.kp == 1 and groups:
+    if made.kp == 1 and groups:
         rows, width = pixels * groups * taps, channels
     else:
-        rows, width = pixels * cf * taps // factors.kp, lanes * factors.kp
+        rows, width = pixels * cf * taps // made.kp, lanes * made.kp
     name = f"{layer.name}_swg"
-    windows = Stream(f"{layer.name}_windows", rows, width, lanes * factors.kp, dtype, producer=name)
+    windows = Stream(f"{layer.name}_windows", rows, width, lanes * made.kp, dtype, producer=name)
     engine = Engine(
         name, generator, (f"{layer.name}_in0",), (windows.name,), depth=3, dtype=dtype,
         node=layer.node, origin=layer.origin,

@@ -20,7 +20,7 @@ from scipy.sparse import csr_array, vstack
 from pipec.backends.fpga.banks import SLOTS, beats, slots_for
 from pipec.backends.fpga.build import Built, build, fold
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.engines.base import Engine, Factors, busy_cycles
+from pipec.backends.fpga.engines.base import Engine, Folded, busy_cycles
 from pipec.backends.fpga.engines.memory import Load
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.parts import Memory
@@ -362,9 +362,9 @@ class Demands:
     units: int = 1
 
     def __post_init__(self) -> None:
-        self._built: dict[tuple[str, Factors], Built] = {}
+        self._built: dict[tuple[str, Folded], Built] = {}
         self._made: dict[int, Demand] = {}
-        self._options: dict[tuple[str, Factors], tuple[int, Option]] = {}
+        self._options: dict[tuple[str, Folded], tuple[int, Option]] = {}
         self._blocks = blocks_of(self.network)
         self._dense = {y.name: y for y in self.network.layers if isinstance(y.nest, Mvu)}
         self._beside = bits_beside(self.network)

@@ -86,20 +86,15 @@ class Nest(ABC):
         """Cycles per frame when nothing makes it wait."""
         return cycles(nest_table(self, ii, inputs))
 
-    def factors(self, layer: "Layer", target: int, dtype: str, block: int) -> "Factors":
-        """The cheapest factors with which a layer takes at most ``target`` cycles per frame.
+    def folded(self, layer: "Layer", target: int, dtype: str, block: int = 0) -> "Folded":
+        """The cheapest form in which a layer takes at most ``target`` cycles per frame.
 
         Args:
-            layer: A layer of this nest; without an own rule it goes row by row.
+            layer: A layer of this nest.
             target: Cycles.
             dtype: Arithmetic.
             block: Of a `Mvu`: stream the weights, so many vectors per pass; 0 keeps them on chip.
         """
-        lanes = lanes_for(layer.channels, layer.rows, target)
-        return Factors(tuple(min(lanes, use.channels) for use in layer.inputs), lanes)
-
-    def folded(self, layer: "Layer", factors: "Factors", dtype: str) -> "Folded":
-        """What becomes of the nest under a layer's factors."""
         raise self._no("folding")
 
     def buffer(self, bits: int) -> tuple[int, int]:
@@ -150,35 +145,16 @@ def nest_table(nest: Nest, ii: int, inputs: int) -> Runs:
 
 
 @dataclass(frozen=True)
-class Factors:
-    """What folding decides about one layer.
-
-    Attributes:
-        lanes_in: Lanes that it reads, per input.
-        lanes_out: Lanes that it writes.
-        pe: Outputs per firing of a product.
-        simd: Inputs per firing of a product.
-        kp: Kernel positions per token.
-        block: Vectors per pass over streamed weights; 0 if weights are on chip.
-    """
-
-    lanes_in: tuple[int, ...]
-    lanes_out: int
-    pe: int = 1
-    simd: int = 1
-    kp: int = 1
-    block: int = 0
-
-
-@dataclass(frozen=True)
 class Folded:
-    """What becomes of a layer's nest under its factors.
+    """A layer of more than one lane.
 
     Attributes:
-        nest: The same nest with lanes.
+        nest: Its nest with lanes.
         lanes: Elements of a token that it writes.
         depth: Pipeline depth.
         weights: Its tables.
+        reads: Elements of a token of every input; as many as it writes if not said, at most a row.
+        kp: Kernel positions of a token of its windows.
         ii: Initiation interval.
         dtype: Element type, if not that of the whole network.
         merged: Rows of the layer that are written as one.
@@ -188,6 +164,8 @@ class Folded:
     lanes: int
     depth: int
     weights: tuple[Weight, ...] = ()
+    reads: tuple[int, ...] = ()
+    kp: int = 1
     ii: int = 1
     dtype: str = ""
     merged: int = 1
@@ -240,6 +218,14 @@ class Layer:
     rescale: Rescale | None = None
     used: float = 1.0
     overlaps: bool = False
+
+    def row_lanes(self, target: int) -> int:
+        """Fewest lanes with which it takes at most ``target`` cycles, going row by row."""
+        return lanes_for(self.channels, self.rows, target)
+
+    def lanes_of(self, folded: Folded) -> tuple[int, ...]:
+        """Elements of a token of every input under a folding."""
+        return folded.reads or tuple(min(folded.lanes, use.channels) for use in self.inputs)
 
     def with_tables(self, **tables: Table) -> Self:
         """The layer with other tables in some roles."""

@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
-from pipec.backends.fpga.engines.base import Factors, Folded, Layer, Nest
+from pipec.backends.fpga.engines.base import Folded, Layer, Nest
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
@@ -27,8 +27,8 @@ class OneHot(Nest):
         """Tokens per row."""
         return ceil_div(self.channels, self.lanes)
 
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        nest = dataclasses.replace(self, lanes=factors.lanes_out)
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+        nest = dataclasses.replace(self, lanes=layer.row_lanes(target))
         return Folded(nest, nest.lanes, 2)
 
     def runs(self, ii: int, inputs: int) -> Runs:
@@ -58,8 +58,8 @@ class Spread(Nest):
     sh: int
     sw: int
 
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        lanes = factors.lanes_out
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+        lanes = layer.row_lanes(target)
         nest = dataclasses.replace(self, cf=ceil_div(self.cf, lanes), lanes=lanes)
         return Folded(nest, lanes, 2)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pipec.backends.fpga.arithmetic import step_cost, steps_cost
 from pipec.backends.fpga.cpp import cpp_type, literal
-from pipec.backends.fpga.engines.base import Engine, Factors, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import limits, multiplier, narrowed, real_type, rescaling
 from pipec.backends.fpga.engines.parts import Table, in_tokens, weight
 from pipec.backends.fpga.engines.steps import (
@@ -49,9 +49,9 @@ class Map(Nest):
         """Firings per frame."""
         return self.rows * ceil_div(self.channels, self.lanes)
 
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         assert isinstance(layer, Elementwise)
-        lanes = factors.lanes_out
+        lanes = layer.row_lanes(target)
         cf = ceil_div(layer.channels, lanes)
         if dtype == "int8" and mode_of(layer.steps) is Mode.AFFINE:
             return _affine(layer, lanes)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.cpp import digits, literal
-from pipec.backends.fpga.engines.base import Engine, Factors, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import finish, limits
 from pipec.backends.fpga.engines.mvu import mvu_depth, products_logic, vector_runs
 from pipec.backends.fpga.engines.tiles import (
@@ -80,11 +80,11 @@ class Matmul(Nest):
         """Vectors of A per block, groups included."""
         return self.outer * self.groups * self.inner
 
-    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
-        vectors = self.vectors
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+        vectors, latency = self.vectors, arithmetic(dtype).add_latency
         *outer, channels = self.b_sizes
         rows = math.prod(outer)
-        best: tuple[tuple[int, ...], Factors] | None = None
+        best: tuple[int, ...] | None = None
         for simd in ceil_tiles(self.channels):
             sf = self.taps * ceil_div(self.channels, simd)
             for share in LOAD_SHARES:
@@ -93,17 +93,12 @@ class Matmul(Nest):
                 left = max(target // self.blocks - load, 1)
                 pe = lanes_for(self.rows, vectors * sf, left)
                 cycles = self.blocks * (load + vectors * sf * ceil_div(self.rows, pe))
-                score = (max(cycles - target, 0), pe * simd, lanes, pe + simd)
-                if best is None or score < best[0]:
-                    best = (score, Factors((simd, lanes), pe, pe, simd))
+                score = (max(cycles - target, 0), pe * simd, lanes, pe + simd, simd, pe)
+                best = score if best is None else min(best, score)
         assert best is not None
-        return best[1]
-
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        pe, simd, latency = factors.pe, factors.simd, arithmetic(dtype).add_latency
-        b_lanes = factors.lanes_in[1]
-        nest = dataclasses.replace(self, b_lanes=b_lanes, pe=pe, simd=simd, partial=latency)
-        return Folded(nest, pe, mvu_depth(simd, latency, dtype))
+        *_, lanes, _, simd, pe = best
+        nest = dataclasses.replace(self, b_lanes=lanes, pe=pe, simd=simd, partial=latency)
+        return Folded(nest, pe, mvu_depth(simd, latency, dtype), reads=(simd, lanes))
 
     def runs(self, ii: int, inputs: int) -> Runs:
         body = Loop(self.vectors, vector_runs(self.sf, self.nf, ii))

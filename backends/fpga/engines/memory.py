@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pipec.backends.fpga.engines.base import Factors, Folded, Layer, Nest, Tables
+from pipec.backends.fpga.engines.base import Folded, Layer, Nest, Tables
 from pipec.backends.fpga.engines.parts import PORT_LUT
 from pipec.backends.fpga.engines.route import rows_table
 from pipec.backends.fpga.engines.tiles import ceil_div
@@ -34,8 +34,8 @@ class Gather(Nest):
         """Tokens per row."""
         return ceil_div(self.channels, self.lanes)
 
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        nest = dataclasses.replace(self, lanes=factors.lanes_out)
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+        nest = dataclasses.replace(self, lanes=layer.row_lanes(target))
         table = rows_table(layer, (nest.entries, nest.cf), nest.lanes, dtype)
         return Folded(nest, nest.lanes, 4, table)
 

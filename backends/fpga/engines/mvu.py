@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipec.backends.fpga.arithmetic import arithmetic
-from pipec.backends.fpga.engines.base import Engine, Factors, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import bias_of, limits, rescaling
 from pipec.backends.fpga.engines.parts import PORT_BITS, Array, Weight, in_tokens, weight
 from pipec.backends.fpga.engines.swg import convolved, window_cycles
@@ -107,7 +107,7 @@ class Mvu(Product):
         """Multiply-accumulates per frame, overhang not counted."""
         return self.n * self.groups * self.rows * self.taps * self.channels
 
-    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         simd, kp, sf, reading = _input_sides(self, layer.window)
         vectors = self.n * self.groups
         if block == 0:
@@ -125,23 +125,22 @@ class Mvu(Product):
         dsp = pe * simd * cost.mac_dsp + sums * cost.add_dsp
         narrowing = pe * cost.narrowing_lut
         best = np.lexsort((cycles, pe + simd, narrowing, dsp, late))[0]
-        outputs, inputs, positions = int(pe[best]), int(simd[best]), int(kp[best])
-        return Factors((inputs // positions,), outputs, outputs, inputs, positions, block)
+        return self._wide(layer, (int(pe[best]), int(simd[best]), int(kp[best])), dtype, block)
 
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        latency = arithmetic(dtype).add_latency
-        nf = ceil_div(self.rows, factors.pe)
-        order = "B" if latency > 1 and nf >= latency and factors.block <= 1 else "A"
-        partial = latency if order == "A" and factors.block <= max(latency, 1) else 1
+    def _wide(self, layer: Layer, factors: tuple[int, int, int], dtype: str, block: int) -> Folded:
+        """With these factors: PE, SIMD, kernel positions per token."""
+        (pe, simd, kp), latency = factors, arithmetic(dtype).add_latency
+        order = "B" if latency > 1 and ceil_div(self.rows, pe) >= latency and block <= 1 else "A"
+        partial = latency if order == "A" and block <= max(latency, 1) else 1
         nest = dataclasses.replace(
-            self, pe=factors.pe, simd=factors.simd, kp=factors.kp, order=order, partial=partial,
-            block=max(factors.block, 1), bias="bias" in layer.tables or dtype == "int8",
-            streamed=factors.block > 0,
+            self, pe=pe, simd=simd, kp=kp, order=order, partial=partial, block=max(block, 1),
+            bias="bias" in layer.tables or dtype == "int8", streamed=block > 0,
         )  # fmt: skip
         shape = (nest.groups, nest.nf, nest.pe)
         bias = bias_table(layer, shape, dtype, lambda a: in_tokens(a, nest.pe))
         depth = mvu_depth(nest.simd, partial, dtype)
-        return Folded(nest, nest.pe, depth, (_matrix(layer, nest, dtype), *bias))
+        weights = (_matrix(layer, nest, dtype), *bias)
+        return Folded(nest, pe, depth, weights, (simd // kp,), kp)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         sf, nf, word = self.sf, self.nf, 2 if self.streamed else 0

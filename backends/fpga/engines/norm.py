@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from pipec.backends.fpga.arithmetic import steps_cost
 from pipec.backends.fpga.cpp import literal
-from pipec.backends.fpga.engines.base import Engine, Factors, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import real_type
 from pipec.backends.fpga.engines.parts import Table, in_tokens, weight
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
@@ -58,13 +58,10 @@ class RowUnit(Nest):
         """Tokens per row."""
         return self.taps * ceil_div(self.channels, self.lanes)
 
-    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
-        gaps = self.rows * (self.passes - 1) * gap_of(dtype)
-        lanes = lanes_for(self.channels, self.rows * self.taps, max(target - gaps, 1), self.passes)
-        return Factors((lanes,) * len(layer.inputs), lanes)
-
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        lanes, gap = factors.lanes_out, gap_of(dtype)
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+        gap = gap_of(dtype)
+        left = max(target - self.rows * (self.passes - 1) * gap, 1)
+        lanes = lanes_for(self.channels, self.rows * self.taps, left, self.passes)
         nest = dataclasses.replace(self, lanes=lanes, gap=gap).given(layer.tables)
         row = (nest.taps, nest.channels)
         shape, kind = (nest.cf, lanes), real_type(dtype)

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from pipec.backends.fpga.arithmetic import arithmetic
-from pipec.backends.fpga.engines.base import Factors, Folded, Layer
+from pipec.backends.fpga.engines.base import Folded, Layer
 from pipec.backends.fpga.engines.mvu import Product, input_tokens, mvu_depth, products_logic
 from pipec.backends.fpga.engines.swg import window_reads
 from pipec.backends.fpga.engines.tiles import ceil_div
@@ -37,9 +37,9 @@ class Outer(Product):
         """Output tokens per frame."""
         return self.groups * self.rows * self.sf
 
-    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         """Cheapest PE and SIMD: products per vector, and the matrix written at the end."""
-        best: tuple[tuple[float, ...], Factors] | None = None
+        best: tuple[int, ...] | None = None
         window, vectors = layer.window, self.n * self.groups
         for simd, kp in input_tokens(self, window):
             lanes, sf = simd // kp, self.taps // kp * ceil_div(self.channels, simd // kp)
@@ -50,17 +50,16 @@ class Outer(Product):
             pe = min(pe, self.rows)
             cycles = max(vectors * ceil_div(self.rows, pe) * sf + drain, reading)
             score = (max(cycles - target, 0), pe * simd, pe + simd)
-            if best is None or score < best[0]:
-                best = (score, Factors((lanes, pe), simd, pe, simd, kp))
+            if best is None or score < best[:3]:
+                best = (*score, pe, simd, kp)
         assert best is not None
-        return best[1]
-
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
+        *_, pe, simd, kp = best
         latency = arithmetic(dtype).add_latency
-        nest = dataclasses.replace(self, pe=factors.pe, simd=factors.simd, kp=factors.kp)
+        nest = dataclasses.replace(self, pe=pe, simd=simd, kp=kp)
         partial = min(ceil_div(latency, nest.groups * nest.nf * nest.sf), max(nest.n, 1))
         nest = dataclasses.replace(nest, partial=partial)
-        return Folded(nest, nest.simd, mvu_depth(1, partial, dtype), merged=nest.kp)
+        depth = mvu_depth(1, partial, dtype)
+        return Folded(nest, simd, depth, reads=(simd // kp, pe), kp=kp, merged=kp)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         nf, sf, vectors = self.nf, self.sf, self.n * self.groups

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pipec.backends.fpga.cpp import digits
-from pipec.backends.fpga.engines.base import Engine, Factors, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.tiles import ceil_div, divisor_for, lanes_for
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
@@ -59,26 +59,26 @@ class Perm(Nest):
         sizes = self.channels_out, self.channels_in
         return self.lanes_in == self.lanes_out and is_transposition(self.sizes, self.order, sizes)
 
-    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+    def _lanes(self, layer: Layer, target: int) -> tuple[int, int]:
+        """Elements of a token that it reads, and that it writes."""
         use, elements = layer.inputs[0], self.elements
         if self.order[-1] == len(self.order) - 1:
             allowed = math.gcd(self.sizes[-1], use.channels, layer.channels)
-            lanes = divisor_for(allowed, use.channels, 2 * use.rows, target)
-            return Factors((lanes,), lanes)
+            return (divisor_for(allowed, use.channels, 2 * use.rows, target),) * 2
         if elements > SMALL_BLOCK:
             lanes = 1
             if is_transposition(self.sizes, self.order, (layer.channels, use.channels)):
                 lanes = lanes_for(
                     min(use.channels, layer.channels), 2 * max(use.rows, layer.rows), target
                 )
-            return Factors((lanes,), lanes)
+            return lanes, lanes
         first = lanes_for(use.channels, 2 * use.rows, target)
-        return Factors((first,), lanes_for(layer.channels, 2 * layer.rows, target))
+        return first, lanes_for(layer.channels, 2 * layer.rows, target)
 
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        lanes_in, lanes = factors.lanes_in[0], factors.lanes_out
-        nest = dataclasses.replace(self, lanes_in=lanes_in, lanes_out=lanes)
-        return Folded(nest, lanes, 3, dtype=layer.inputs[0].dtype)
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+        first, lanes = self._lanes(layer, target)
+        nest = dataclasses.replace(self, lanes_in=first, lanes_out=lanes)
+        return Folded(nest, lanes, 3, reads=(first,), dtype=layer.inputs[0].dtype)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         return (Loop(self.blocks, (Run(self.reads, ii, 1), Run(self.writes, ii, 0, 1))),)

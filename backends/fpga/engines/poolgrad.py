@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pipec.backends.fpga.arithmetic import arithmetic, step_cost
-from pipec.backends.fpga.engines.base import Factors, Folded, Layer, Nest
+from pipec.backends.fpga.engines.base import Folded, Layer, Nest
 from pipec.backends.fpga.engines.mvu import mvu_depth
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
 from pipec.backends.fpga.runs import Loop, Run, Runs
@@ -42,15 +42,11 @@ class ArgMax(Nest):
     def outside(self) -> float:
         return -math.inf
 
-    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         assert layer.window is not None
         w = layer.window
         rows = max(w.batch * w.oh * w.ow * w.taps, w.batch * w.h * w.w)
         lanes = lanes_for(layer.channels, rows, target)
-        return Factors((lanes,), lanes)
-
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        lanes = factors.lanes_out
         nest = dataclasses.replace(self, cf=ceil_div(self.cf, lanes), lanes=lanes)
         return Folded(nest, nest.lanes, 4, dtype="int32")
 
@@ -102,13 +98,9 @@ class Scatter(Nest):
         edges = [0, *final, self.h]
         return [b - a for a, b in pairwise(edges)]
 
-    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         pixels = self.batch * (self.oh * self.ow + self.h * self.w)
         lanes = lanes_for(layer.channels, pixels, target)
-        return Factors((lanes, lanes), lanes)
-
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        lanes = factors.lanes_out
         wide = dataclasses.replace(self, cf=ceil_div(self.cf, lanes), lanes=lanes)
         # neighbouring windows may add to one pixel
         ii = ceil_div(arithmetic(dtype).add_latency, wide.cf) if layer.overlaps else 1

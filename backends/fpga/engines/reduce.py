@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.cpp import identifier, literal
-from pipec.backends.fpga.engines.base import Engine, Factors, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import limits, multiplier, rescaling
 from pipec.backends.fpga.engines.mvu import mvu_depth
 from pipec.backends.fpga.engines.parts import Weight, weight
@@ -56,35 +56,28 @@ class Reduce(Nest):
     def outside(self) -> float:
         return -math.inf if self.op == "max" else 0.0
 
-    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
-        if layer.window is None:
-            lanes = lanes_for(layer.channels, layer.rows * self.window, target)
-            return Factors((lanes,), lanes)
-        assert layer.window is not None
-        lanes, kp = window_factors(layer.window, layer.channels, target)
-        return Factors((lanes,), lanes, kp=kp)
-
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        lanes = factors.lanes_out
-        cf = ceil_div(layer.channels, lanes)
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         latency = arithmetic(dtype).add_latency if self.op == "sum" else 1
         if layer.window is None:
+            lanes = lanes_for(layer.channels, layer.rows * self.window, target)
+            cf = ceil_div(layer.channels, lanes)
             partial = ceil_div(latency, cf)
             nest = dataclasses.replace(self, cf=cf, lanes=lanes, partial=partial)
             return Folded(nest, lanes, mvu_depth(1, partial, dtype))
-        tables: tuple[Weight, ...] = ()
+        lanes, kp = window_factors(layer.window, layer.channels, target)
+        cf, tables = ceil_div(layer.channels, lanes), tuple[Weight, ...]()
         if (scale := layer.tables.get("scale")) is not None:
             period = (layer.window.oh * layer.window.ow * cf,)
             tables = (weight("scale", period, scale, dtype, lambda a: np.repeat(a, cf)),)
             if dtype == "int8":
                 tables = (rescaling(layer, period, lambda a: np.repeat(a, cf)),)
         taps = layer.window.taps
-        partial = latency if taps > factors.kp else 1
+        partial = latency if taps > kp else 1
         nest = dataclasses.replace(
-            self, n=layer.rows * cf, window=taps // factors.kp, lanes=lanes, kp=factors.kp,
+            self, n=layer.rows * cf, window=taps // kp, lanes=lanes, kp=kp,
             table=tables[0].shape[0] if tables else 0, partial=partial,
         )  # fmt: skip
-        return Folded(nest, lanes, mvu_depth(factors.kp, partial, dtype), tables)
+        return Folded(nest, lanes, mvu_depth(kp, partial, dtype), tables, kp=kp)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         body = (Run((self.window - 1) * self.cf, ii, 1), Run(self.cf, ii, 1, 1))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipec.backends.fpga.engines.base import Engine, Factors, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit, Use
 from pipec.backends.fpga.engines.parts import Weight, in_tokens, weight
 from pipec.backends.fpga.engines.tiles import ceil_div, divisor_for, lanes_for
 from pipec.backends.fpga.runs import Loop, Run, Runs
@@ -39,21 +39,17 @@ class Concat(Nest):
     outer: int
     sizes: tuple[int, ...]
 
-    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
-        rows = layer.rows
-        if all(u.channels == layer.channels for u in layer.inputs):
-            lanes = lanes_for(layer.channels, rows, target)
-        else:
-            lanes = divisor_for(math.gcd(*self.sizes), layer.channels, rows, target)
-        return Factors((lanes,) * len(layer.inputs), lanes)
-
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        lanes = factors.lanes_out
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+        lanes = layer.row_lanes(target)
+        if any(u.channels != layer.channels for u in layer.inputs):
+            lanes = divisor_for(math.gcd(*self.sizes), layer.channels, layer.rows, target)
+        reads = (lanes,) * len(layer.inputs)
         sizes = tuple(
             s // u.channels * ceil_div(u.channels, lanes)
             for s, u in zip(self.sizes, layer.inputs, strict=True)
         )
-        return Folded(Concat(self.outer, sizes), lanes, 1, dtype=layer.inputs[0].dtype)
+        nest = Concat(self.outer, sizes)
+        return Folded(nest, lanes, 1, reads=reads, dtype=layer.inputs[0].dtype)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         body = tuple(Run(size, ii, 1 << k, 1) for k, size in enumerate(self.sizes))
@@ -92,19 +88,16 @@ class Slice(Nest):
         """Positions of the axis that are written."""
         return len(range(self.start, self.stop, self.step))
 
-    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
-        use = layer.inputs[0]
+    def _lanes(self, use: Use, target: int) -> int:
         if self.inner % use.channels == 0:
-            lanes = lanes_for(use.channels, use.rows, target)
-        else:
-            unit = self.inner
-            if self.step == 1:
-                unit *= math.gcd(self.size, self.start, self.stop)
-            lanes = divisor_for(unit, use.channels, use.rows, target)
-        return Factors((lanes,), lanes)
+            return lanes_for(use.channels, use.rows, target)
+        unit = self.inner
+        if self.step == 1:
+            unit *= math.gcd(self.size, self.start, self.stop)
+        return divisor_for(unit, use.channels, use.rows, target)
 
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        lanes, channels = factors.lanes_out, layer.inputs[0].channels
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+        lanes, channels = self._lanes(layer.inputs[0], target), layer.inputs[0].channels
         if self.inner % channels == 0:
             inner = self.inner // channels * ceil_div(channels, lanes)
             nest = dataclasses.replace(self, inner=inner)
@@ -113,7 +106,7 @@ class Slice(Nest):
             nest = Slice(self.outer, *bounds)
         else:
             nest = dataclasses.replace(self, inner=self.inner // lanes)
-        return Folded(nest, lanes, 1, dtype=layer.inputs[0].dtype)
+        return Folded(nest, lanes, 1, reads=(lanes,), dtype=layer.inputs[0].dtype)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         inner, kept = self.inner, self.kept
@@ -144,8 +137,8 @@ class Repeat(Nest):
     inner: int
     times: int
 
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        lanes = factors.lanes_out
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+        lanes = layer.row_lanes(target)
         inner = self.inner // layer.channels * ceil_div(layer.channels, lanes)
         nest = dataclasses.replace(self, inner=inner)
         return Folded(nest, lanes, 2, dtype=layer.inputs[0].dtype)
@@ -185,8 +178,8 @@ class Const(Nest):
         """Tokens per frame."""
         return self.rows * ceil_div(self.channels, self.lanes)
 
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        nest = dataclasses.replace(self, lanes=factors.lanes_out)
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+        nest = dataclasses.replace(self, lanes=layer.row_lanes(target))
         return Folded(nest, nest.lanes, 2, rows_table(layer, (nest.tokens,), nest.lanes, dtype))
 
     def runs(self, ii: int, inputs: int) -> Runs:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipec.backends.fpga.cpp import literal
-from pipec.backends.fpga.engines.base import Engine, Factors, Layer, Nest, Unit
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Unit
 from pipec.backends.fpga.engines.parts import lut_ram
 from pipec.backends.fpga.engines.tiles import LOAD_SHARES, ceil_div, ceil_tiles, lanes_for
 from pipec.backends.fpga.engines.window import (
@@ -26,11 +26,11 @@ from pipec.backends.fpga.runs import Loop, Run, Runs
 class Swg(Window, Nest):
     """Windows of maps, one after the other; when it reads and writes is in `Window`."""
 
-    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         # a product loads them in bursts, for which they would otherwise wait in a FIFO
         rows = max(layer.rows, layer.inputs[0].rows)
         lanes = lanes_for(layer.channels, rows, target // max(LOAD_SHARES))
-        return Factors((lanes,), lanes)
+        return Folded(self, lanes, 3)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         rows = []

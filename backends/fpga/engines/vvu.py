@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from pipec.backends.fpga.arithmetic import arithmetic
-from pipec.backends.fpga.engines.base import Engine, Factors, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import bias_of, limits
 from pipec.backends.fpga.engines.mvu import bias_table, biased, mvu_depth
 from pipec.backends.fpga.engines.parts import Array, in_tokens, weight
@@ -45,17 +45,14 @@ class Vvu(Nest):
         """Tokens per output pixel."""
         return ceil_div(self.channels, self.lanes)
 
-    def factors(self, layer: Layer, target: int, dtype: str, block: int) -> Factors:
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         assert layer.window is not None
         lanes, kp = window_factors(layer.window, layer.channels, target)
-        return Factors((lanes,), lanes, kp=kp)
-
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        lanes, taps = factors.lanes_out, self.taps
-        partial = arithmetic(dtype).add_latency if taps > factors.kp else 1
+        taps = self.taps
+        partial = arithmetic(dtype).add_latency if taps > kp else 1
         bias = "bias" in layer.tables or dtype == "int8"
-        nest = dataclasses.replace(self, lanes=lanes, kp=factors.kp, partial=partial, bias=bias)
-        shape = (nest.cf, taps // nest.kp, nest.kp, lanes)
+        nest = dataclasses.replace(self, lanes=lanes, kp=kp, partial=partial, bias=bias)
+        shape = (nest.cf, taps // kp, kp, lanes)
 
         def cut(w: Array) -> Array:  # [channels][taps]
             w = np.pad(w, ((0, nest.cf * lanes - nest.channels), (0, 0)))
@@ -65,7 +62,7 @@ class Vvu(Nest):
             weight("weight", shape, layer.tables["weight"], dtype, cut),
             *bias_table(layer, (nest.cf, lanes), dtype, lambda a: in_tokens(a[None], lanes)),
         )
-        return Folded(nest, lanes, mvu_depth(nest.kp, partial, dtype), tables)
+        return Folded(nest, lanes, mvu_depth(kp, partial, dtype), tables, kp=kp)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         steps = self.taps // self.kp

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipec.backends.fpga.arithmetic import step_cost
 from pipec.backends.fpga.cpp import literal
-from pipec.backends.fpga.engines.base import Engine, Factors, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.runs import Run, Runs
@@ -40,9 +40,9 @@ class Where(Nest):
 
     constants = "ROWS C=channels LANES"
 
-    def folded(self, layer: Layer, factors: Factors, dtype: str) -> Folded:
-        lanes = factors.lanes_out
-        return Folded(dataclasses.replace(self, lanes=lanes), lanes, 1 + step_cost("max", dtype)[2])
+    def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
+        nest = dataclasses.replace(self, lanes=layer.row_lanes(target))
+        return Folded(nest, nest.lanes, 1 + step_cost("max", dtype)[2])
 
     def runs(self, ii: int, inputs: int) -> Runs:
         return (Run(self.rows * ceil_div(self.channels, self.lanes), ii, (1 << inputs) - 1, 1),)

@@ -60,7 +60,8 @@ def test_factors_are_the_cheapest_that_reach_the_target(
     size: tuple[int, int, int, int], target: int
 ) -> None:
     n, out, taps, cin = size
-    found = fold(dense(n, out, taps, cin), target, "int8")
+    found = fold(dense(n, out, taps, cin), target, "int8").nest
+    assert isinstance(found, Mvu)
 
     def busy(pe: int, simd: int) -> int:
         nest = Mvu(n, out, taps, cin, pe, simd)
