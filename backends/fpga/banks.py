@@ -16,12 +16,14 @@ and the hardware agree whatever the order of requests.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 
 from pipec.backends.fpga.design import DdrPort, StageDesign
 from pipec.backends.fpga.engines.base import Engine, busy_cycles
 from pipec.backends.fpga.engines.memory import Gather, Load
 from pipec.backends.fpga.engines.parts import PORT_BITS, Memory
+from pipec.backends.fpga.fifo import busiest
 from pipec.backends.fpga.lowering.network import MemoryPorts
 from pipec.backends.fpga.numbers import bits_of
 from pipec.cluster.device import Device, FpgaResources
@@ -31,6 +33,10 @@ SLOTS = 64
 """Slots of a port's table: a client that wants little takes no more than a sixty-fourth."""
 READ_LATENCY = 64
 """Cycles from a read request to its first beat, about, DDR4 and HBM2 at 200-300 MHz."""
+_EACH = 8
+"""Slots for each mover, about."""
+_STEP, _SLOWEST = 1.02, 1000.0
+"""Growth of the interval until the slots suffice, and when to give up."""
 
 
 def banks_of(fabric: FpgaResources) -> tuple[str, ...]:
@@ -93,25 +99,87 @@ def with_banks(design: StageDesign, device: Device) -> StageDesign | None:
     if device.fpga is None or not design.ddr:
         return design
     rounds, engines = period(device), {e.name: e for e in design.engines}
-    slots = {p.name: slots_for(_rate(p, engines, design), rounds) for p in design.ddr}
-    sizes = {p.name: _table_bytes(engines[p.engine]) for p in design.ddr}
-    banks = assigned(slots, banks_of(device.fpga), sizes, memory_ports(device).room)
-    if banks is None:
-        return None
+    slots = {p.engine: slots_for(_rate(p, engines, design), rounds) for p in design.ddr}
+    sizes = {name: _table_bytes(engines[name]) for name in slots}
+    free = dict.fromkeys(banks_of(device.fpga), SLOTS)
+    where = assigned(slots, free, sizes, memory_ports(device).room)
+    return None if where is None else _slotted(design, slots, where, rounds)
+
+
+def with_slots(
+    design: StageDesign, device: Device, known: Mapping[str, str] | None = None
+) -> StageDesign | None:
+    """The design with time slots for its movers, at the least interval at which they suffice.
+
+    What engines that read weights leave of a port's table is divided more finely among the movers,
+    which are many and want little each: K*A slots in rounds of K periods.
+
+    Args:
+        design: Kernels with movers; what reads weights has its slots.
+        device: Their board.
+        known: Group of memory ports to the bank where its data lies.
+
+    Returns:
+        None if what reads weights leaves too little of the memory's time.
+    """
+    movers = [port for port in design.ddr if port.carries is not None]
+    if not movers or device.fpga is None:
+        return design
+    banks = banks_of(device.fpga)
+    finer = 1 << max(0, math.ceil(math.log2(_EACH * len(movers) / (SLOTS * len(banks)))))
+    free = dict.fromkeys(banks, SLOTS * finer)
     for port in design.ddr:
-        engine = engines[port.engine]
-        ii = math.ceil(port.word_bits / BEAT_BITS * rounds / slots[port.name])
-        engines[engine.name] = dataclasses.replace(
-            engine, ii=max(engine.ii, ii), depth=READ_LATENCY + rounds
+        if port.carries is None and port.bank:
+            free[port.bank] -= port.slots * finer
+    rounds, interval = period(device) * finer, max(design.interval, 1)
+    slowest, tokens = _SLOWEST * interval, {p.engine: _tokens(p, design) for p in movers}
+    while interval <= slowest:
+        longest = {name: max(interval // count, 1) for name, count in tokens.items()}
+        slots = {p.engine: slots_for(_beats(p) / longest[p.engine], rounds) for p in movers}
+        wanted: dict[str, int] = defaultdict(int)
+        for port in movers:
+            wanted[port.group] += slots[port.engine]
+        banked = assigned(wanted, free, known=known)
+        if banked is not None:
+            where = {p.engine: banked[p.group] for p in movers}
+            found = _slotted(design, slots, where, rounds, 1e6 * design.clock_mhz / interval)
+            return dataclasses.replace(found, interval=max(interval, busiest(found)[0]))
+        interval = math.ceil(interval * _STEP)
+    return None
+
+
+def _beats(port: DdrPort) -> float:
+    return port.word_bits / BEAT_BITS
+
+
+def _tokens(port: DdrPort, design: StageDesign) -> int:
+    assert port.carries is not None
+    return design.streams[port.carries.stream].tokens
+
+
+def _slotted(
+    design: StageDesign,
+    slots: Mapping[str, int],
+    where: Mapping[str, str],
+    rounds: int,
+    frames: float = 0.0,
+) -> StageDesign:
+    """The design with engines at the pace of their slots; frames per second say what they move."""
+    engines, ports = {e.name: e for e in design.engines}, list[DdrPort]()
+    for port in design.ddr:
+        if port.engine not in slots:
+            ports.append(port)
+            continue
+        count, engine = slots[port.engine], engines[port.engine]
+        ii = max(engine.ii, math.ceil(_beats(port) * rounds / count))
+        engines[engine.name] = dataclasses.replace(engine, ii=ii, depth=READ_LATENCY + rounds)
+        rate = port.bytes_per_frame * frames or port.bytes_per_second
+        ports.append(
+            dataclasses.replace(
+                port, bank=where[port.engine], slots=count, period=rounds, bytes_per_second=rate
+            )
         )
-    return dataclasses.replace(
-        design,
-        engines=tuple(engines[e.name] for e in design.engines),
-        ddr=tuple(
-            dataclasses.replace(p, bank=banks[p.name], slots=slots[p.name], period=rounds)
-            for p in design.ddr
-        ),
-    )
+    return dataclasses.replace(design, engines=tuple(engines.values()), ddr=tuple(ports))
 
 
 def _rate(port: DdrPort, engines: Mapping[str, Engine], design: StageDesign) -> float:
@@ -127,9 +195,10 @@ def _table_bytes(engine: Engine) -> int:
 
 def assigned(
     slots: Mapping[str, int],
-    banks: Sequence[str],
+    free: Mapping[str, int],
     sizes: Mapping[str, int] | None = None,
     room: float = math.inf,
+    known: Mapping[str, str] | None = None,
 ) -> dict[str, str] | None:
     """A bank for every client, the most demanding first.
 
@@ -137,24 +206,26 @@ def assigned(
 
     Args:
         slots: Client to the slots that it needs.
-        banks: Memory ports.
+        free: Memory ports and their free slots.
         sizes: Client to the bytes that it keeps there; nothing if not given.
         room: Bytes behind a port.
+        known: Clients whose data already lie in a bank.
 
     Returns:
         None if a client finds no bank.
     """
-    sizes = dict.fromkeys(slots, 0) if sizes is None else sizes
-    order = sorted(slots, key=lambda name: (-slots[name], -sizes[name]))
+    sizes, known = sizes or dict.fromkeys(slots, 0), known or {}
+    order = sorted(slots, key=lambda name: (name not in known, -slots[name], -sizes[name]))
     for packed in (False, True):
-        free, left, found = dict.fromkeys(banks, SLOTS), dict.fromkeys(banks, room), {}
+        left, space, found = dict(free), dict.fromkeys(free, room), dict[str, str]()
         for name in order:
-            fitting = [b for b in banks if free[b] >= slots[name] and left[b] >= sizes[name]]
+            allowed = [known[name]] if name in known else list(free)
+            fitting = [b for b in allowed if left[b] >= slots[name] and space[b] >= sizes[name]]
             if not fitting:
                 break
-            bank = min(fitting, key=lambda b: free[b] if packed else -free[b])
-            free[bank] -= slots[name]
-            left[bank] -= sizes[name]
+            bank = min(fitting, key=lambda b: left[b] if packed else -left[b])
+            left[bank] -= slots[name]
+            space[bank] -= sizes[name]
             found[name] = bank
         else:
             return found

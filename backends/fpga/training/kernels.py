@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pipec.backends.fpga.banks import with_slots
 from pipec.backends.fpga.demand import Shortage
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import Layer, Use
@@ -28,7 +29,6 @@ from pipec.backends.fpga.training.features import Feature, in_ddr, memories_of, 
 from pipec.backends.fpga.training.movers import Place, gradient_sum, ring, with_movers
 from pipec.backends.fpga.training.phases import Phases, gradient_name
 from pipec.backends.fpga.training.saved import logic_between, saved_kernel
-from pipec.backends.fpga.training.slots import with_slots
 from pipec.backends.fpga.training.waiting import may_wait, with_fifos, with_rings
 from pipec.graph.ir import Graph, OutputKind
 

@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
+from pipec.backends.fpga.banks import with_slots
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import board_of, device_of, precision_of
 from pipec.backends.fpga.engines.parts import Memory
@@ -14,7 +15,6 @@ from pipec.backends.fpga.training.features import in_ddr, in_flight
 from pipec.backends.fpga.training.kernels import Kernels, kernels_on, networks_of, without
 from pipec.backends.fpga.training.movers import SUMS, with_movers
 from pipec.backends.fpga.training.phases import Phases, phases_of
-from pipec.backends.fpga.training.slots import with_slots
 from pipec.backends.fpga.training.update import ROW, UPDATED, Sgd, Slice, layout, update_kernel
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError

@@ -96,7 +96,7 @@ def test_too_little_bandwidth_leaves_no_slots() -> None:
 def test_two_banks_are_filled_wherever_clients_can_be_parted(slots: list[int]) -> None:
     """None only if no half of the clients leaves room for the others, but for a rare puzzle."""
     names = {f"gmem{k}": wanted for k, wanted in enumerate(slots)}
-    found = assigned(names, ("DDR[0]", "DDR[1]"))
+    found = assigned(names, dict.fromkeys(("DDR[0]", "DDR[1]"), SLOTS))
     possible = any(
         max(sum(half), sum(slots) - sum(half)) <= SLOTS
         for n in range(len(slots) + 1)
@@ -111,13 +111,14 @@ def test_two_banks_are_filled_wherever_clients_can_be_parted(slots: list[int]) -
 
 def test_no_bank_holds_more_than_there_is_room() -> None:
     slots, sizes = {"a": 1, "b": 1, "c": 1}, {"a": 60, "b": 50, "c": 40}
-    found = assigned(slots, ("HBM[0]", "HBM[1]"), sizes, 100)
+    free = {"HBM[0]": SLOTS, "HBM[1]": SLOTS}
+    found = assigned(slots, free, sizes, 100)
     assert found is not None
     assert sorted(sum(sizes[n] for n in sizes if found[n] == b) for b in set(found.values())) in (
         [50, 100],
         [60, 90],
     )
-    assert assigned(slots, ("HBM[0]", "HBM[1]"), sizes, 80) is None
+    assert assigned(slots, free, sizes, 80) is None
     board = narrow(4)
     assert with_banks(streaming(3_000), board) is not None
     tables = [w.bits // 8 for e in streaming(3_000).engines if isinstance(e.nest, Load)
