@@ -24,12 +24,19 @@ from pipec.backends.fpga.flow import schedule
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import NetPort, Network
 from pipec.backends.fpga.memory import Item
+from pipec.backends.fpga.resources import logic
 from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted, laid_out
-from pipec.backends.fpga.training.features import Feature, in_ddr, memories_of, placed_features
-from pipec.backends.fpga.training.movers import Place, gradient_sum, ring, with_movers
+from pipec.backends.fpga.training.movers import (
+    Place,
+    gradient_sum,
+    may_wait,
+    ring,
+    with_fifos,
+    with_movers,
+    with_rings,
+)
 from pipec.backends.fpga.training.phases import Phases, gradient_name
-from pipec.backends.fpga.training.saved import logic_between, saved_kernel
-from pipec.backends.fpga.training.waiting import may_wait, with_fifos, with_rings
+from pipec.backends.fpga.training.saved import Feature, placed_features, saved_kernel
 from pipec.graph.ir import Graph, OutputKind
 
 PREFIX = {"F": "f_", "B": "b_"}
@@ -173,7 +180,7 @@ class _Search(Search):
             leaving = {p.value: whole.streams[p.stream] for p in whole.outputs}
             values = {v: leaving[v] for v in self.waiting or ()}
             features = placed_features(values, self.sets, _room(whole, self.board, share))
-            rings = {f.value: ring(f.value, self.sets) for f in in_ddr(features)}
+            rings = {f.value: ring(f.value, self.sets) for f in features if not f.on_chip}
             found = _complete(_unsized(whole), {**self.sums, **rings}, features, self.board)
             if isinstance(found, StageDesign):
                 self.kept.append((found, features))
@@ -204,13 +211,15 @@ def _complete(
     if moved is None:
         return Shortage(("time slots of memory ports: readers of weights leave too few",))
     # the kernel in between takes room too
-    moved = dataclasses.replace(moved, limits=without(board, logic_between(features)).limits)
-    least = fitted(moved, board, memories_of(features))
+    kept = [f for f in features if f.on_chip]
+    between, waiting = sum((logic(f.keep) for f in kept), Resources()), [f.item for f in kept]
+    moved = dataclasses.replace(moved, limits=without(board, between).limits)
+    least = fitted(moved, board, waiting)
     if isinstance(least, Shortage):
         return least
     slotted = with_rings(deepened(moved, [f.value for f in features]))
     slotted = dataclasses.replace(slotted, interval=max(slotted.interval, whole.interval))
-    return laid_out(slotted, board, [*deep_fifos(slotted), *memories_of(features)])
+    return laid_out(slotted, board, [*deep_fifos(slotted), *waiting])
 
 
 def _unsized(design: StageDesign) -> StageDesign:

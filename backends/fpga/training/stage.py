@@ -11,10 +11,10 @@ from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import items_of, placed
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.timing import stage_timing
-from pipec.backends.fpga.training.features import in_ddr, in_flight
 from pipec.backends.fpga.training.kernels import Kernels, kernels_on, networks_of, without
 from pipec.backends.fpga.training.movers import SUMS, with_movers
 from pipec.backends.fpga.training.phases import Phases, phases_of
+from pipec.backends.fpga.training.saved import in_flight
 from pipec.backends.fpga.training.update import ROW, UPDATED, Sgd, Slice, layout, update_kernel
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
@@ -167,7 +167,8 @@ def _sending(design: StageDesign, graph: Graph, kind: OutputKind) -> StageDesign
 
 def _notes(stage: TrainedStage, device: Device) -> tuple[str, ...]:
     """What moves through memory."""
-    features, spilled = stage.kernels.features, in_ddr(stage.kernels.features)
+    features = stage.kernels.features
+    spilled = [f for f in features if not f.on_chip]
     moved = sum(p.bytes_per_frame for k in (stage.kernels.F, stage.kernels.B) for p in k.ddr
                 if p.carries is not None)  # fmt: skip
     if not moved:

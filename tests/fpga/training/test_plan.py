@@ -28,11 +28,11 @@ from pipec.backends.fpga.stagejson import read_record
 from pipec.backends.fpga.training import kernels
 from pipec.backends.fpga.training.artifacts import reload_tables, training_record
 from pipec.backends.fpga.training.compare import compare_emitted
-from pipec.backends.fpga.training.features import in_flight, placed_features
 from pipec.backends.fpga.training.kernels import kernels_on, networks_of
 from pipec.backends.fpga.training.phases import phases_of
 from pipec.backends.fpga.training.pipeline import EmittedPipeline
 from pipec.backends.fpga.training.run import TrainedRunner, read_training
+from pipec.backends.fpga.training.saved import in_flight, placed_features
 from pipec.backends.fpga.training.stage import trained_stages
 from pipec.backends.fpga.training.update import Sgd, update_kernel
 from pipec.cluster.cluster import parse_cluster

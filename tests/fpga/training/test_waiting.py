@@ -14,13 +14,13 @@ from pipec.backends.fpga.engines.base import busy_cycles
 from pipec.backends.fpga.engines.mover import Refill, Spill
 from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.search import Board, best_design, deep_fifos
-from pipec.backends.fpga.training import kernels, waiting
+from pipec.backends.fpga.training import kernels, movers
 from pipec.backends.fpga.training.compare import compare_emitted
 from pipec.backends.fpga.training.kernels import networks_of
+from pipec.backends.fpga.training.movers import may_wait
 from pipec.backends.fpga.training.phases import phases_of
 from pipec.backends.fpga.training.run import TrainedRunner
 from pipec.backends.fpga.training.stage import trained_stages
-from pipec.backends.fpga.training.waiting import may_wait
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import default_passes, emit, make_plan
@@ -47,7 +47,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     torch.manual_seed(0)
     passes = default_passes(schedule="fbp-as", microbatches=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waiting, "_LEAST_BITS", 1024)
+        patch.setattr(movers, "_LEAST_BITS", 1024)
         patch.setattr(kernels, "_unsized", _in_memory)
         plan = make_plan(resnet(), parse_cluster("1xvcu118"), "fpga", passes=passes)
     folder = tmp_path_factory.mktemp("waiting") / "out"
@@ -97,7 +97,7 @@ def test_fifos_leave_the_chip_only_where_they_do_not_fit(monkeypatch: pytest.Mon
     assert training is not None
     network, _ = networks_of([phases_of(training)])[0]
     board = Board(parse_cluster("1xvcu118").devices[0])
-    monkeypatch.setattr(waiting, "_LEAST_BITS", 1024)
+    monkeypatch.setattr(movers, "_LEAST_BITS", 1024)
     roomy = best_design(network, board, movable=may_wait, waiting=())
     assert all(s.memory is None for s in roomy.streams.values())
     deep = {item.owner for item in deep_fifos(roomy) if may_wait(roomy.streams[item.owner])}
