@@ -22,16 +22,28 @@ class Built:
         engines: The first one reads the layer's inputs, the last one writes its output.
         streams: Streams among them.
         output: The stream that the last one writes, its consumer still open.
+        reads: Elements of a token of every input.
     """
 
     engines: tuple[Engine, ...]
     streams: tuple[Stream, ...]
     output: Stream
+    reads: tuple[int, ...]
 
 
 def fold(layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
     """The cheapest form in which ``layer`` takes at most ``target`` cycles; see `Nest.folded`."""
     return layer.nest.folded(layer, target, dtype, block)
+
+
+def built_at(
+    layer: Layer, target: int, dtype: str, block: int, known: dict[tuple[str, Folded], Built]
+) -> Built:
+    """The engines of a layer folded for a target; those of a form seen before are ``known``."""
+    made = fold(layer, target, dtype, block)
+    if (layer.name, made) not in known:
+        known[layer.name, made] = build(layer, made, dtype)
+    return known[layer.name, made]
 
 
 def build(layer: Layer, made: Folded, dtype: str) -> Built:
@@ -44,7 +56,7 @@ def build(layer: Layer, made: Folded, dtype: str) -> Built:
     """
     if isinstance(layer.nest, Swg):
         swg, windows = swg_of(layer, layer.nest, made, dtype)
-        return Built((swg,), (), windows)
+        return Built((swg,), (), windows, layer.lanes_of(made))
     name = f"{layer.name}_{made.nest.label or made.nest.kind()}"
     inputs = tuple(f"{layer.name}_in{k}" for k in range(len(layer.inputs)))
     before: tuple[Engine, ...] = ()
@@ -61,7 +73,7 @@ def build(layer: Layer, made: Folded, dtype: str) -> Built:
         name, made.nest, inputs, (out.name,), made.ii, made.depth, made.weights,
         node=layer.node, origin=layer.origin, **_numbers(layer, made.dtype or dtype),
     )  # fmt: skip
-    found = Built((*before, engine), streams, out)
+    found = Built((*before, engine), streams, out, layer.lanes_of(made))
     if isinstance(made.nest, Mvu) and made.nest.streamed:
         return _with_load(layer, found, made.nest, dtype)
     return found
@@ -132,4 +144,4 @@ def _with_load(layer: Layer, made: Built, nest: Mvu, dtype: str) -> Built:
         node=layer.node, origin=layer.origin,
     )  # fmt: skip
     fed = dataclasses.replace(mvu, inputs=(*mvu.inputs, stream.name), weights=tuple(tables))
-    return Built((*before, load, fed), (*made.streams, stream), made.output)
+    return Built((*before, load, fed), (*made.streams, stream), made.output, made.reads)

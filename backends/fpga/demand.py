@@ -18,7 +18,7 @@ from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import csr_array, vstack
 
 from pipec.backends.fpga.banks import SLOTS, beats, slots_for
-from pipec.backends.fpga.build import Built, build, fold
+from pipec.backends.fpga.build import Built, built_at
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import Engine, Folded, busy_cycles
 from pipec.backends.fpga.engines.memory import Load
@@ -161,6 +161,7 @@ class Group:
 
 
 T = TypeVar("T")
+Engines = tuple[Engine, ...]
 Choice = tuple[Option, ...]
 """An option of every group."""
 
@@ -364,7 +365,7 @@ class Demands:
     def __post_init__(self) -> None:
         self._built: dict[tuple[str, Folded], Built] = {}
         self._made: dict[int, Demand] = {}
-        self._options: dict[tuple[str, Folded], tuple[int, Option]] = {}
+        self._options: dict[Engines, tuple[int, Option]] = {}
         self._blocks = blocks_of(self.network)
         self._dense = {y.name: y for y in self.network.layers if isinstance(y.nest, Mvu)}
         self._beside = bits_beside(self.network)
@@ -424,34 +425,28 @@ class Demands:
             groups.append(Group(unit, name, (chip, *self._streamed(name, target))))
         return Demand(self.units, tuple(groups), late)
 
-    def _engines(self, name: str, target: int, block: int) -> tuple[Engine, ...]:
-        layer = self._dense[name]
-        factors = fold(layer, target, self.precision, block=block)
-        key = (name, factors)
-        if key not in self._built:
-            self._built[key] = build(layer, factors, self.precision)
-        return self._built[key].engines
+    def _engines(self, name: str, target: int, block: int) -> Engines:
+        return built_at(self._dense[name], target, self.precision, block, self._built).engines
 
     def _streamed(self, name: str, target: int) -> list[Option]:
         """The layer with streamed weights, where it meets the target so."""
         found = []
         for block in self._blocks[name]:
-            factors = fold(self._dense[name], target, self.precision, block=block)
-            key = (name, factors)
-            if key not in self._options:
-                self._options[key] = self._option(name, target, block)
-            busy, option = self._options[key]
+            engines = self._engines(name, target, block)
+            if engines not in self._options:
+                self._options[engines] = self._option(name, engines, block)
+            busy, option = self._options[engines]
             if busy <= target:
                 found.append(option)
         return found
 
-    def _option(self, name: str, target: int, block: int) -> tuple[int, Option]:
+    def _option(self, name: str, engines: Engines, block: int) -> tuple[int, Option]:
         """The layer streaming its weights: the cycles of its busiest engine, what it takes.
 
         A block's results leave together and wait for their reader, and so long waits what goes
         around the layer.
         """
-        engines, layer = self._engines(name, target, block), self._dense[name]
+        layer = self._dense[name]
         assert isinstance(layer.nest, Mvu)
         results = block * layer.channels * bits_of(layer.dtype or self.precision)
         words = int(results + self._beside[name] * block / layer.nest.n) // _WORD

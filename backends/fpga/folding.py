@@ -1,12 +1,142 @@
-"""A network folded for a target interval: the cheapest factors of every layer, put together."""
+"""A network folded for a target interval: engines and streams.
 
+Each layer takes its cheapest form and becomes one to three engines; where an edge has several
+readers a FORK is put behind its writer, and where a reader wants other tokens than the writer makes
+a width converter in front of it.
+"""
+
+import dataclasses
+import math
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from pipec.backends.fpga.assemble import assemble
-from pipec.backends.fpga.build import Built, fold
-from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.engines.base import Folded
-from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.build import Built, built_at
+from pipec.backends.fpga.design import Port, StageDesign, Stream
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer
+from pipec.backends.fpga.engines.gear import Dwc
+from pipec.backends.fpga.engines.route import Fork
+from pipec.backends.fpga.lowering.network import NetPort, Network
+from pipec.backends.fpga.numbers import bits_of
+
+WIRE_BITS = 512
+"""Width of an AXI4-Stream port of a stage."""
+
+
+def wire_lanes(channels: int, dtype: str) -> int:
+    """Lanes of a stage's input or output: as many elements as its port is wide, at most a row.
+
+    Both ends of a link compute it from the tensor alone, so that they agree.
+
+    Example:
+        >>> wire_lanes(3, "float32"), wire_lanes(64, "float32")
+        (3, 16)
+    """
+    return min(channels, WIRE_BITS // bits_of(dtype))
+
+
+@dataclass
+class _Assembly:
+    """Engines and streams under construction.
+
+    Attributes:
+        engines: By name, in topological order.
+        streams: By name.
+    """
+
+    engines: dict[str, Engine] = field(default_factory=dict)
+    streams: dict[str, Stream] = field(default_factory=dict)
+
+    def wire(self, stream: Stream) -> None:
+        """Add a stream."""
+        self.streams[stream.name] = stream
+
+    def add(self, layer: Layer, built: Built, readers: list[Stream]) -> None:
+        """Add the engines of a layer, and lead its output to its readers."""
+        self.engines |= {engine.name: engine for engine in built.engines}
+        for stream in built.streams:
+            self.wire(stream)
+        if readers:
+            self.connect(built.output, readers, (layer.node, layer.origin))
+
+    def connect(self, source: Stream, readers: list[Stream], facts: tuple[str, str]) -> None:
+        """Lead a written stream to its readers, through a FORK and width converters as needed.
+
+        Args:
+            source: The stream as its producer writes it, not yet added.
+            readers: Streams in which it is read, at least one.
+            facts: Node and origin, for the engines added here.
+        """
+        branches = [source] * len(readers)
+        if len(readers) > 1:
+            trunk = source.producer or source.name
+            fork = f"{trunk}_fork"
+            branches = [
+                dataclasses.replace(source, name=f"{fork}_{k}", producer=fork)
+                for k in range(len(readers))
+            ]
+            self.wire(dataclasses.replace(source, consumer=fork))
+            self.engines[fork] = Engine(
+                fork,
+                Fork(source.tokens, len(readers)),
+                (source.name,),
+                tuple(s.name for s in branches),
+                depth=1,
+                dtype=source.dtype,
+                node=facts[0],
+                origin=facts[1],
+            )
+        for branch, reader in zip(branches, readers, strict=True):
+            typed = dataclasses.replace(reader, dtype=branch.dtype, producer=branch.producer)
+            self._lead(branch, typed, facts)
+
+    def _lead(self, stream: Stream, final: Stream, facts: tuple[str, str]) -> None:
+        if _same_tokens(stream, final):
+            self._renamed(stream.name, final)
+            return
+        name = f"{final.name}_dwc"
+        self.wire(dataclasses.replace(stream, consumer=name))
+        self.wire(dataclasses.replace(final, producer=name))
+        self.engines[name] = Engine(
+            name,
+            converter(stream, final),
+            (stream.name,),
+            (final.name,),
+            depth=2,
+            dtype=stream.dtype,
+            node=facts[0],
+            origin=facts[1],
+        )
+
+    def _renamed(self, old: str, final: Stream) -> None:
+        """A producer's output takes the name under which its reader knows it."""
+        self.wire(final)
+        if final.producer is not None:
+            producer = self.engines[final.producer]
+            outputs = tuple(final.name if o == old else o for o in producer.outputs)
+            self.engines[final.producer] = dataclasses.replace(producer, outputs=outputs)
+
+
+def _same_tokens(have: Stream, want: Stream) -> bool:
+    if have.lanes != want.lanes:
+        return False
+    return have.channels == want.channels or not (
+        have.channels % have.lanes or want.channels % want.lanes
+    )
+
+
+def converter(have: Stream, want: Stream) -> Dwc:
+    """The width converter between two streams of the same elements."""
+    both = math.lcm(have.channels, want.channels)
+    return Dwc(
+        repeat=have.rows * have.channels // both,
+        rows_in=both // have.channels,
+        channels_in=have.channels,
+        lanes_in=have.lanes,
+        rows_out=both // want.channels,
+        channels_out=want.channels,
+        lanes_out=want.lanes,
+    )
 
 
 def design_at(
@@ -27,13 +157,49 @@ def design_at(
         dtype: Type of the data streams.
         streamed: Dense layer to vectors per pass over weights that are streamed from DDR.
         built: Engines of layers as they were folded before; added to.
+
+    Returns:
+        The design; FIFO depths are not yet chosen.
     """
-    blocks = streamed or {}
-    folded = {
-        layer.name: fold(layer, target, dtype, block=blocks.get(layer.name, 0))
-        for layer in network.layers
-    }
-    made, inputs, outputs = assemble(network, folded, dtype, built)
+    made, blocks, known = _Assembly(), streamed or {}, {} if built is None else built
+    engines = {y.name: built_at(y, target, dtype, blocks.get(y.name, 0), known)
+               for y in network.layers}  # fmt: skip
+    readers = _readers(network, engines)
+    inputs = []
+    for port in network.inputs:
+        lanes = wire_lanes(port.use.channels, port.use.dtype)
+        wire = Stream(
+            f"{port.use.edge}_axis", port.use.rows, port.use.channels, lanes, port.use.dtype
+        )
+        found = readers[port.use.edge]
+        inputs.append(_port(port, wire.name if found else ""))
+        if not found:
+            continue
+        if len(found) == 1 and _same_tokens(wire, found[0]):
+            inputs[-1] = _port(port, found[0].name)
+        made.connect(wire, found, (port.node, f"input {port.value}"))
+    for layer in network.layers:
+        made.add(layer, engines[layer.name], readers[layer.name])
+    outputs = tuple(_port(p, f"out_{k}_{p.node}") for k, p in enumerate(network.outputs))
     return StageDesign(
-        name, tuple(made.engines.values()), made.streams, inputs, outputs, precision=dtype
+        name, tuple(made.engines.values()), made.streams, tuple(inputs), outputs, precision=dtype
     )
+
+
+def _port(port: NetPort, stream: str) -> Port:
+    return Port(port.value, port.node, stream, port.shape, port.order, port.dtype)
+
+
+def _readers(network: Network, built: Mapping[str, Built]) -> dict[str, list[Stream]]:
+    """Edge to the streams in which it is read; type and producer are still open."""
+    found: dict[str, list[Stream]] = defaultdict(list)
+    for layer in network.layers:
+        own = built[layer.name]
+        for k, (use, lanes) in enumerate(zip(layer.inputs, own.reads, strict=True)):
+            name = f"{layer.name}_in{k}"
+            consumer = next(e.name for e in own.engines if name in e.inputs)
+            found[use.edge].append(Stream(name, use.rows, use.channels, lanes, consumer=consumer))
+    for k, port in enumerate(network.outputs):
+        use, lanes = port.use, wire_lanes(port.use.channels, port.use.dtype)
+        found[use.edge].append(Stream(f"out_{k}_{port.node}", use.rows, use.channels, lanes))
+    return found

@@ -22,7 +22,6 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.assemble import wire_lanes
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import Use
 from pipec.backends.fpga.engines.map import Elementwise, Map
@@ -30,7 +29,7 @@ from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.fifo import sized
-from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.folding import design_at, wire_lanes
 from pipec.backends.fpga.lowering.network import NetPort, Network
 from pipec.backends.fpga.training.movers import SUMS, Place
 from pipec.backends.fpga.training.phases import gradient_name
