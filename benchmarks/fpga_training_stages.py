@@ -27,9 +27,9 @@ from benchmarks._imagenet import NETWORKS, training_graph
 from benchmarks.fpga_csim import cpu
 from benchmarks.fpga_training import Model, alone
 from pipec.autodiff.differentiate import differentiate
+from pipec.backends.fpga.cycles import cycles_of
 from pipec.backends.fpga.emit.golden import Golden, run_graph
 from pipec.backends.fpga.search import Board
-from pipec.backends.fpga.stage_cycles import cycles_of
 from pipec.backends.fpga.stagejson import read_design
 from pipec.backends.fpga.training.artifacts import KERNELS, emit_stage
 from pipec.backends.fpga.training.kernels import networks_of

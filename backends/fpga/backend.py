@@ -18,6 +18,7 @@ from pipec.backends.fpga.csim.run import CSimulation, load_stages
 from pipec.backends.fpga.csim.timed import check_timing
 from pipec.backends.fpga.csim.verify import verify_stream
 from pipec.backends.fpga.cutting.joint import joint_cut
+from pipec.backends.fpga.cycles import cycles_of, engines_of
 from pipec.backends.fpga.designs import designs_of, device_of, lowered, networks, precision_of
 from pipec.backends.fpga.emit.stage import stage_directory
 from pipec.backends.fpga.inference import accuracy_of, emit_inference
@@ -26,7 +27,6 @@ from pipec.backends.fpga.quantise.bound import Bound
 from pipec.backends.fpga.quantise.plan import error_bounds, tolerance_of
 from pipec.backends.fpga.quantise.samples import RANDOM, input_ranges, kept_frame, source_of
 from pipec.backends.fpga.search import Board
-from pipec.backends.fpga.stage_cycles import cycles_of, engines_of
 from pipec.backends.fpga.stagejson import read_design, read_record
 from pipec.backends.fpga.timing import stage_timing
 from pipec.backends.fpga.training.artifacts import KERNELS, emit_training

@@ -9,12 +9,11 @@ bytes, each paced evenly over the frame.
 import math
 from collections.abc import Sequence
 
-from pipec.backends.fpga.cycles import depths_of, initial_of, processes_of
+from pipec.backends.fpga.cycles import measured, network_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.runs import Loop, Run, Runs
 from pipec.backends.fpga.simulator.process import Process
-from pipec.backends.fpga.stage_cycles import measured
 from pipec.cluster.cluster import Link
 from pipec.compiler.cycles import StageCycles
 from pipec.errors import BackendError
@@ -55,11 +54,12 @@ class _Boards:
         def own(names: Sequence[str]) -> tuple[str, ...]:
             return tuple(f"{design.name}.{name}" for name in names)
 
-        for p in processes_of(design):
+        processes, depths, initial = network_of(design)
+        for p in processes:
             (name,) = own([p.name])
             self.processes[name] = Process(name, p.table, own(p.inputs), own(p.outputs), p.depth)
-        self.depths |= {f"{design.name}.{s}": depth for s, depth in depths_of(design).items()}
-        self.initial |= {f"{design.name}.{s}": n for s, n in initial_of(design).items()}
+        self.depths |= {f"{design.name}.{s}": depth for s, depth in depths.items()}
+        self.initial |= {f"{design.name}.{s}": n for s, n in initial.items()}
 
     def join(self, k: int, link: Link) -> None:
         """Lead the outputs of stage k that stage k + 1 reads through a link."""

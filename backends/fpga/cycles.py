@@ -1,4 +1,4 @@
-"""Cycles of a stage: its engines and ports as processes, simulated handshake by handshake.
+"""Interval, latency, stalls and bottleneck of a stage, simulated handshake by handshake.
 
 The semantics are those of `pipec.backends.fpga.runs`, the simulator is
 `pipec.backends.fpga.simulator.native`.
@@ -6,25 +6,37 @@ The semantics are those of `pipec.backends.fpga.runs`, the simulator is
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.engines.base import run_table
+from pipec.backends.fpga.runs import cycles
 from pipec.backends.fpga.simulator.native import simulate
-from pipec.backends.fpga.simulator.process import Process, Style, Trace, port_process, written
+from pipec.backends.fpga.simulator.process import (
+    Flow,
+    Process,
+    Style,
+    Trace,
+    port_process,
+    written,
+)
+from pipec.compiler.cycles import EngineCycles, StageCycles
 from pipec.errors import BackendError
 
 __all__ = [
     "Process",
     "Trace",
-    "depths_of",
-    "initial_of",
-    "processes_of",
+    "network_of",
     "simulate",
     "simulated",
     "steady_state",
 ]
 
+Simulated = tuple[list[Process], dict[str, int], dict[str, int]]
+"""Processes, depths of streams, and tokens in them at reset."""
+_OF_ENGINE = ("name", "kind", "dsp", "busy_cycles", "ii", "depth", "resources")
+_OF_FIFO = ("name", "from", "to", "depth", "tokens", "width_bits")
 MOST_FRAMES = 32
 """Frames after which a network that has not become steady is taken as it is."""
 
@@ -75,28 +87,18 @@ def steady_state(
         capped |= {s: depths[s] for s in tight}
 
 
-def processes_of(design: StageDesign) -> list[Process]:
-    """The processes of a stage: its engines, and one per port, a beat per cycle."""
-    engines = [Process(e.name, run_table(e), e.inputs, e.outputs, e.depth) for e in design.engines]
-    return engines + [
-        port_process(
-            name,
-            port.stream,
-            design.streams[port.stream].tokens,
-            is_input=name.startswith("in_"),
-        )
-        for name, port in port_names(design).items()
-    ]
+def network_of(design: StageDesign) -> Simulated:
+    """A stage as a simulator sees it: engines, and one process per port, a beat per cycle.
 
-
-def depths_of(design: StageDesign) -> dict[str, int]:
-    """Declared FIFO depth of every stream."""
-    return {name: s.depth for name, s in design.streams.items()}
-
-
-def initial_of(design: StageDesign) -> dict[str, int]:
-    """Tokens that every stream holds at reset."""
-    return {name: s.initial for name, s in design.streams.items()}
+    Returns:
+        Processes, the declared FIFO depth of every stream, and the tokens that it holds at reset.
+    """
+    found = [Process(e.name, run_table(e), e.inputs, e.outputs, e.depth) for e in design.engines]
+    for name, port in port_names(design).items():
+        beats, is_input = design.streams[port.stream].tokens, name.startswith("in_")
+        found.append(port_process(name, port.stream, beats, is_input=is_input))
+    streams = design.streams.items()
+    return found, {n: s.depth for n, s in streams}, {n: s.initial for n, s in streams}
 
 
 def simulated(design: StageDesign) -> StageDesign:
@@ -108,7 +110,108 @@ def simulated(design: StageDesign) -> StageDesign:
     Raises:
         BackendError: It deadlocks.
     """
-    trace = steady_state(processes_of(design), depths_of(design), initial_of(design))
+    trace = steady_state(*network_of(design))
     return dataclasses.replace(
         design, interval=trace.interval, latency=trace.latency, simulated=True
     )
+
+
+def cycles_of(design: StageDesign) -> StageCycles:
+    """Simulate a stage until its frames repeat.
+
+    Raises:
+        BackendError: Its FIFO depths deadlock.
+    """
+    return measured(design.name, design.clock_mhz, *network_of(design))
+
+
+def measured(
+    name: str,
+    clock_mhz: float,
+    processes: Sequence[Process],
+    depths: Mapping[str, int],
+    initial: Mapping[str, int],
+) -> StageCycles:
+    """What a simulation says of every process.
+
+    Args:
+        name: Of the stage.
+        clock_mhz: Its clock.
+        processes: What is simulated.
+        depths: Declared FIFO depth per stream.
+        initial: Tokens that a stream holds at reset.
+
+    Raises:
+        BackendError: It deadlocks.
+    """
+    trace = steady_state(processes, depths, initial)
+    try:
+        rigid = steady_state(processes, depths, initial, Style.STALL).interval
+    except BackendError as error:
+        if "deadlocks" not in str(error) and "per frame" not in str(error):
+            raise
+        rigid = None
+    engines = tuple(_engine(p, trace.flows) for p in processes)
+    least = min(engines, key=lambda e: (e.empty + e.full, -e.busy))
+    return StageCycles(
+        stage=name,
+        clock_mhz=clock_mhz,
+        interval=trace.interval,
+        latency=trace.latency,
+        steady=trace.steady,
+        bottleneck=least.name,
+        handshakes=sum(f.tokens for f in trace.flows.values()) // len(trace.ends),
+        engines=engines,
+        rigid_interval=rigid,
+    )
+
+
+def _engine(process: Process, flows: Mapping[str, Flow]) -> EngineCycles:
+    waits = {s: flows[s].last_empty for s in process.inputs if s in flows}
+    waits |= {s: flows[s].last_full for s in process.outputs if s in flows}
+    most = max(waits, key=lambda s: waits[s], default="")
+    return EngineCycles(
+        name=process.name,
+        busy=cycles(process.table),
+        empty=sum(flows[s].last_empty for s in process.inputs if s in flows),
+        full=sum(flows[s].last_full for s in process.outputs if s in flows),
+        waits_for=most if waits.get(most) else "",
+    )
+
+
+def engines_of(
+    records: Sequence[tuple[int, dict[str, Any]]], simulated: Sequence[StageCycles]
+) -> list[dict[str, Any]]:
+    """The engines and FIFOs of every kernel, for the report.
+
+    Args:
+        records: The stage of every kernel, and what its ``stage.json`` says.
+        simulated: What a simulation found per stage, or nothing.
+    """
+    cycles = {c.stage: c for c in simulated}
+    return [_engines(k, record, cycles) for k, record in records]
+
+
+def _engines(number: int, record: dict[str, Any], cycles: dict[str, StageCycles]) -> dict[str, Any]:
+    found = cycles.get(record["stage"])
+    waits = {e.name: e for e in found.engines} if found else {}
+    engines = []
+    for engine in record["engines"]:
+        row = {key: engine.get(key) for key in _OF_ENGINE}
+        ran = waits.get(engine["name"])
+        row |= {"busy": row.pop("busy_cycles") or 0, "empty": 0, "full": 0, "simulated": bool(ran)}
+        if ran:
+            row |= {"busy": ran.busy, "empty": ran.empty, "full": ran.full}
+            row["waits_for"] = ran.waits_for
+        engines.append(row)
+    return {
+        "stage": number,
+        "name": record["stage"],
+        "device": record["device"],
+        "clock_mhz": record["clock_mhz"],
+        "interval": found.interval if found else record["cycles"]["interval"],
+        "latency": found.latency if found else record["cycles"]["latency"],
+        "resources": record["resources"],
+        "engines": engines,
+        "fifos": [{key: fifo.get(key) for key in _OF_FIFO} for fifo in record["fifos"]],
+    }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from pipec.backends.fpga.cycles import depths_of, initial_of, processes_of, simulated, steady_state
+from pipec.backends.fpga.cycles import network_of, simulated, steady_state
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.fifo import busiest
 from pipec.backends.fpga.simulator.process import Process, Trace
@@ -86,7 +86,8 @@ def shrunk(design: StageDesign, budget: int = BUDGET) -> StageDesign:
     Raises:
         BackendError: It deadlocks.
     """
-    trials = _Trials(processes_of(design), initial_of(design), depths_of(design), 0, budget)
+    processes, depths, initial = network_of(design)
+    trials = _Trials(processes, initial, depths, 0, budget)
     trials.grow(busiest(design)[0])
     full = trials.best
 

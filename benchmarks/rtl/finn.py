@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.rtl.nets import Net
-from pipec.backends.fpga.cycles import processes_of, simulate
+from pipec.backends.fpga.cycles import network_of, simulate
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.swg import Swg
 
@@ -50,7 +50,7 @@ class Measured:
         """The simulator's answer."""
         parts = [("unit", self.nest, ("x",), ("y",))]
         design = Net(parts, latency={"unit": self.depth}).design("finn")
-        trace = simulate(processes_of(design), {}, 3)
+        trace = simulate(network_of(design)[0], {}, 3)
         return trace.interval if isinstance(self.nest, Swg) else trace.latency + 1
 
     @property

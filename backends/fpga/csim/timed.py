@@ -8,7 +8,7 @@ from pathlib import Path
 from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.csim.build import TIMED, build
 from pipec.backends.fpga.csim.run import failed
-from pipec.backends.fpga.cycles import depths_of, initial_of, processes_of, simulate
+from pipec.backends.fpga.cycles import network_of, simulate
 from pipec.backends.fpga.simulator.process import Trace
 from pipec.backends.fpga.stagejson import read_design
 from pipec.compiler.cycles import TimedCheck
@@ -71,8 +71,8 @@ def check_timing(stage: Path, frames: int = 2) -> TimedCheck:
         BackendError: It deadlocks, does not compile, or its outputs are wrong.
     """
     design = read_design(stage)
-    processes, initial = processes_of(design), initial_of(design)
-    trace = simulate(processes, depths_of(design), frames, initial=initial)
+    processes, depths, initial = network_of(design)
+    trace = simulate(processes, depths, frames, initial=initial)
     return compared(design.name, trace, handshakes(stage, frames), frames)
 
 

@@ -1,6 +1,6 @@
 """A stage, simulated for some frames."""
 
-from pipec.backends.fpga.cycles import Trace, depths_of, initial_of, processes_of, simulate
+from pipec.backends.fpga.cycles import Trace, network_of, simulate
 from pipec.backends.fpga.design import StageDesign
 
 
@@ -11,9 +11,9 @@ def simulate_stage(design: StageDesign, frames: int = 3, *, record: bool = False
         BackendError: Its FIFOs are too small: it deadlocks.
     """
     return simulate(
-        processes_of(design),
-        depths_of(design),
+        network_of(design)[0],
+        network_of(design)[1],
         frames,
         record=record,
-        initial=initial_of(design),
+        initial=network_of(design)[2],
     )

@@ -18,7 +18,7 @@ from pipec.backends.fpga.banks import (
     slots_for,
     with_banks,
 )
-from pipec.backends.fpga.cycles import depths_of, processes_of, steady_state
+from pipec.backends.fpga.cycles import network_of, steady_state
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.memory import Load
 from pipec.backends.fpga.engines.mvu import Mvu
@@ -77,7 +77,7 @@ def test_slots_are_handed_out_once_and_suffice(ports: int, interval: int) -> Non
     assert len(loads) == 4
     assert {e.depth for e in loads} == {READ_LATENCY + SLOTS}
     assert design.interval == before.interval
-    trace = steady_state(processes_of(design), depths_of(design))
+    trace = steady_state(network_of(design)[0], network_of(design)[1])
     assert trace.interval == design.interval
 
 

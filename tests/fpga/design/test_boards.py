@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipec.backends.fpga.boards import cycles_of_boards, paced
+from pipec.backends.fpga.cycles import cycles_of
 from pipec.backends.fpga.demand import Shortage
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import designs_of, networks
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.runs import cycles, tokens
 from pipec.backends.fpga.search import Board, best_design, deep_fifos, fitted
-from pipec.backends.fpga.stage_cycles import cycles_of
 from pipec.backends.fpga.stagejson import design_of, stage_record
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
 from pipec.cluster.presets import preset

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pipec.backends.fpga.cycles import depths_of, processes_of, steady_state
+from pipec.backends.fpga.cycles import network_of, steady_state
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
@@ -25,7 +25,7 @@ def bits(design: StageDesign) -> int:
 
 def interval_of(design: StageDesign, depths: dict[str, int]) -> float:
     try:
-        return steady_state(processes_of(design), depths).interval
+        return steady_state(network_of(design)[0], depths).interval
     except BackendError:  # it deadlocks
         return float("inf")
 
@@ -36,7 +36,7 @@ def test_no_depth_can_be_less(name: str) -> None:
     found = shrunk(design)
     assert (found.interval, found.simulated) == (design.interval, True)
     assert bits(found) < bits(design)
-    depths = depths_of(found)
+    depths = network_of(found)[1]
     deep = [n for n, depth in depths.items() if depth > FREE_DEPTH]
     assert deep
     for stream in deep:
@@ -48,7 +48,7 @@ def test_streams_that_are_too_shallow_grow() -> None:
     design = design_of("sdpa", 1_500)
     tight = {n: dataclasses.replace(s, depth=1) for n, s in design.streams.items()}
     slow = dataclasses.replace(design, streams=tight)
-    assert steady_state(processes_of(slow), depths_of(slow)).interval > design.interval
+    assert steady_state(network_of(slow)[0], network_of(slow)[1]).interval > design.interval
     assert shrunk(slow).interval == design.interval
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipec.backends.fpga.cycles import Process, depths_of, processes_of, steady_state
+from pipec.backends.fpga.cycles import Process, network_of, steady_state
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
@@ -145,7 +145,7 @@ def test_digests_are_those_of_the_handshakes() -> None:
 def test_the_fast_simulator_equals_the_plain_one_on_a_real_stage() -> None:
     model, x = made("resnet")
     design = sized(design_at(lower(graph_of(model, x)), 1_500))
-    processes, depths = processes_of(design), depths_of(design)
+    processes, depths = network_of(design)[0], network_of(design)[1]
     assert native.simulate(processes, depths, 3) == plain.simulate(processes, depths, 3)
     trace = steady_state(processes, depths)
     assert trace.steady
