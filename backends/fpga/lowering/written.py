@@ -199,7 +199,6 @@ def _transposed_rule(emit: Emit, x: Tensor, weight: Tensor, *more: Any) -> Any:
         x, weight = x.unsqueeze(2), weight.unsqueeze(2)
     size = [1, *shape_of(emit.old)[2:]][-2:]
     y = input_gradient(emit, x, weight, size, stride, padding, dilation, groups)
-    assert y is not None
     if more and more[0] is not None:
         y = y + emit.reshaped(more[0], 1, -1, 1, 1)
     return emit.named(y.squeeze(2) if one_axis else y)

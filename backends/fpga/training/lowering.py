@@ -9,22 +9,17 @@ from torch import fx
 from pipec.backends.fpga.engines.base import Use
 from pipec.backends.fpga.engines.expand import OneHot, Spread
 from pipec.backends.fpga.engines.matmul import Matmul
-from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.outer import Outer
 from pipec.backends.fpga.engines.poolgrad import ArgMax, Scatter
-from pipec.backends.fpga.engines.route import Repeat
 from pipec.backends.fpga.engines.rowgrad import RowGradient
-from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.dense import constant
-from pipec.backends.fpga.lowering.elementwise import chain_value, two_streams
+from pipec.backends.fpga.lowering.elementwise import two_streams
 from pipec.backends.fpga.lowering.maps import (
     NHWC,
     Maps,
     as_maps,
     as_maps_value,
-    maps_value,
     window_of,
 )
 from pipec.backends.fpga.lowering.network import (
@@ -36,7 +31,7 @@ from pipec.backends.fpga.lowering.network import (
     lowers,
 )
 from pipec.backends.fpga.lowering.norms import element_table, row_of
-from pipec.backends.fpga.lowering.pooling import max_pool_value, pool, pooled
+from pipec.backends.fpga.lowering.pooling import max_pool_value, pooled
 from pipec.backends.fpga.lowering.view import View
 
 Results = tuple[Value | None, ...]
@@ -80,11 +75,8 @@ def _pair(node: fx.Node) -> tuple[fx.Node, fx.Node]:
 def convolution_backward(b: Builder, node: fx.Node) -> Results:
     """``(dy, x, w, bias, stride, padding, dilation, transposed, out_padding, groups, mask)``.
 
-    `training.rules` leave the weight gradient, and the input gradient of strided convolutions
-    whose kernel is one pixel.
+    `training.rules` leave the weight gradient.
     """
-    if cast("list[bool]", node.args[10])[0]:
-        return (_point_input(b, node), None, None)
     groups = cast("int", node.args[9])
     dims = shape_of(cast("fx.Node", node.args[2]))
     if len(dims) != 4:
@@ -175,34 +167,14 @@ def matrix_gradient(b: Builder, node: fx.Node, dy: Value, x: Value) -> Value | N
     return _outer(b, node, uses, (n, 1, out, cin, 1), view)
 
 
-def _point_input(b: Builder, node: fx.Node) -> Value:
-    """Input gradient of a convolution of one pixel and a stride: a product, zeros in between."""
-    dims = shape_of(cast("fx.Node", node.args[2]))
-    stride, padding = integers(node.args[4], 2), integers(node.args[5], 2)
-    if dims[2:] != (1, 1) or padding != (0, 0) or node.args[9] != 1:
-        raise UnsupportedError(
-            f"the input gradient of a convolution of {dims[2:]} pixels with stride {stride} and "
-            f"padding {padding}"
-        )
-    weight, dy = constant(b, node.args[2], "weight"), _maps(b, node, node.args[0])
-    shape = tuple(int(d) for d in node.meta["val"][0].shape)
-    pixels = dy.batch * dy.h * dy.w
-    product = b.put(
-        Mvu(pixels, dims[1], 1, dims[0]), node, (dy.value.use(dims[0]),),
-        View.of((dy.batch, dims[1], dy.h, dy.w), NHWC), dims[1], suffix="_input",
-        tables={"weight": b.constants.table(weight, (1, dims[0], 1, dims[1]), (0, 3, 2, 1))},
-    )  # fmt: skip
-    return _spread(b, node, as_maps_value(b, node, product), shape, stride)
-
-
-def _spread(
-    b: Builder, node: fx.Node, maps: Maps, shape: tuple[int, ...], stride: tuple[int, ...]
-) -> Value:
-    """Pixels put a stride apart in maps of ``shape``, zeros in between."""
-    uses, view = (maps.value.use(maps.channels),), View.of(shape, NHWC)
-    (h, w), (sh, sw) = shape[2:], stride
+@lowers("pipec_fpga.apart.default")
+def apart(b: Builder, node: fx.Node) -> Value:
+    """``(x, stride, size)``."""
+    maps, shape = _maps(b, node, node.args[0]), shape_of(node)
+    (h, w), (sh, sw) = shape[2:], integers(node.args[1], 2)
     nest = Spread(maps.batch, h, w, maps.channels, 1, sh, sw)
-    return b.put(nest, node, uses, view, shape[1], suffix="_spread")
+    uses, view = (maps.value.use(maps.channels),), View.of(shape, NHWC)
+    return b.put(nest, node, uses, view, shape[1])
 
 
 @lowers("aten.max_pool2d_with_indices.default")
@@ -240,73 +212,6 @@ def max_pool_backward(b: Builder, node: fx.Node) -> Value:
     uses = (dy.value.use(dy.channels), at.value.use(at.channels))
     overlaps = kernel[1] > stride[1]
     return b.put(nest, node, uses, View.of(shape, NHWC), shape[1], overlaps=overlaps)
-
-
-@lowers("aten.avg_pool2d_backward.default")
-def avg_pool_backward(b: Builder, node: fx.Node) -> Value:
-    """``(dy, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)``.
-
-    Windows that tile the maps: pixels repeated. Others: a pooling of dy with stride 1, its pixels
-    put a stride apart first.
-    """
-    kernel = integers(node.args[2], 2)
-    stride, padding = integers(node.args[3] or kernel, 2), integers(node.args[4], 2)
-    divisor = cast("int | None", argument(node, 7, "divisor_override"))
-    scale = 1.0 / (divisor or math.prod(kernel))
-    dy, shape = as_maps(b, node, node.args[0]), shape_of(node)
-    if stride == kernel and padding == (0, 0) and shape[2:] == (
-        dy.h * kernel[0], dy.w * kernel[1]
-    ):  # fmt: skip
-        return _repeated(b, node, dy, kernel, scale)
-    ends = [(n - 1) * s + k for n, s, k in zip((dy.h, dy.w), stride, kernel, strict=True)]
-    over = any(e > h + 2 * p for e, h, p in zip(ends, shape[2:], padding, strict=True))
-    borders = padding != (0, 0) and not argument(node, 6, "count_include_pad", True)
-    if divisor is None and (over or borders):
-        raise UnsupportedError(
-            "the gradient of an average pooling whose windows at the borders have other divisors"
-        )
-    if stride != (1, 1):
-        dy = _apart(b, node, _maps(b, node, node.args[0]), stride)
-    border = (kernel[0] - 1 - padding[0], kernel[1] - 1 - padding[1])
-    window = window_of(dy, kernel, (1, 1), (1, 1), border, shape[2:])
-    return pool(b, node, dy, window, "sum", scale)
-
-
-@lowers("pipec_fpga.apart.default")
-def apart(b: Builder, node: fx.Node) -> Value:
-    """``(x, stride)``."""
-    return _apart(b, node, _maps(b, node, node.args[0]), integers(node.args[1], 2)).value
-
-
-def _apart(b: Builder, node: fx.Node, maps: Maps, stride: tuple[int, ...]) -> Maps:
-    """Pixels put a stride apart, zeros in between."""
-    size = ((maps.h - 1) * stride[0] + 1, (maps.w - 1) * stride[1] + 1)
-    found = _spread(b, node, maps, (maps.batch, maps.channels, *size), stride)
-    return as_maps_value(b, node, found)
-
-
-@lowers("aten._adaptive_avg_pool2d_backward.default")
-def adaptive_avg_pool_backward(b: Builder, node: fx.Node) -> Value:
-    """``(dy, x)`` where the output size divides the maps."""
-    dy, shape = as_maps(b, node, node.args[0]), shape_of(node)
-    if shape[2] % dy.h or shape[3] % dy.w:
-        raise UnsupportedError(f"adaptive pooling of {shape[2:]} to {(dy.h, dy.w)}")
-    kernel = (shape[2] // dy.h, shape[3] // dy.w)
-    return _repeated(b, node, dy, kernel, 1.0 / math.prod(kernel))
-
-
-def _repeated(b: Builder, node: fx.Node, dy: Maps, kernel: tuple[int, ...], scale: float) -> Value:
-    """Every pixel ``kernel`` times, scaled."""
-    found, channels = dy.value, dy.channels
-    for suffix, outer, inner, times in (
-        ("_across", dy.batch * dy.h * dy.w, 1, kernel[1]),
-        ("_down", dy.batch * dy.h, dy.w * kernel[1], kernel[0]),
-    ):
-        view = View.of((outer * inner * times, channels), (0, 1))
-        nest = Repeat(outer, inner * channels, times)
-        found = b.put(nest, node, (found.use(channels),), view, channels, suffix=suffix)
-    found = maps_value(found.edge, dy, shape_of(node), keep_order=True)
-    return chain_value(b, node, found, [MapStep("mul", "scalar", scale)])
 
 
 @lowers("pipec_fpga.one_hot.default")

@@ -41,19 +41,16 @@ def _(dy: Tensor, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: f
 
 
 @torch.library.custom_op("pipec_fpga::apart", mutates_args=())
-def apart(x: Tensor, stride: Sequence[int]) -> Tensor:
-    """Maps ``[n, c, h, w]`` with pixels ``stride`` rows and columns apart, zeros in between."""
-    n, c, *size = x.shape
-    found = x.new_zeros(n, c, *_ends(size, stride))
+def apart(x: Tensor, stride: Sequence[int], size: Sequence[int]) -> Tensor:
+    """Maps of ``size`` with the pixels of x ``stride`` rows and columns apart, zeros in between.
+
+    As many as there are places for: ``ceil(size / stride)``.
+    """
+    found = x.new_zeros(*x.shape[:2], *size)
     found[:, :, :: stride[0], :: stride[1]] = x
     return found
 
 
 @apart.register_fake
-def _(x: Tensor, stride: Sequence[int]) -> Tensor:
-    n, c, *size = x.shape
-    return x.new_empty(n, c, *_ends(size, stride))
-
-
-def _ends(size: Sequence[int], stride: Sequence[int]) -> list[int]:
-    return [(n - 1) * s + 1 for n, s in zip(size, stride, strict=True)]
+def _(x: Tensor, stride: Sequence[int], size: Sequence[int]) -> Tensor:
+    return x.new_empty(*x.shape[:2], *size)

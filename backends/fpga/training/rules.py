@@ -129,8 +129,7 @@ def hardtanh_backward(_: Emit, dy: Tensor, x: Tensor, low: float, high: float) -
 def convolution_backward(emit: Emit, *args: Any) -> Any:
     """``(dy, x, w, bias, stride, padding, dilation, transposed, out_padding, groups, mask)``.
 
-    dx is a convolution of dy (`input_gradient`), dw stays, ``dbias = sum(dy)``. A kernel of one
-    pixel and a stride stays as it is: its engine puts zeros between pixels.
+    dx is a convolution of dy (`input_gradient`), dw stays, ``dbias = sum(dy)``.
     """
     (dy, x, w), groups, mask = args[:3], args[9], args[10]
     if args[7] or w.ndim != 4:
@@ -138,8 +137,6 @@ def convolution_backward(emit: Emit, *args: Any) -> Any:
     dx = dw = dbias = None
     if mask[0]:
         dx = input_gradient(emit, dy, w, x.shape[2:], args[4], args[5], args[6], groups)
-    if mask[0] and dx is None:
-        dx = emit.whole(aten.convolution_backward.default, *args[:10], [True, False, False])[0]
     if mask[1]:
         dw = emit.whole(aten.convolution_backward.default, *args[:10], [False, True, False])[1]
     if mask[2]:
@@ -150,48 +147,85 @@ def convolution_backward(emit: Emit, *args: Any) -> Any:
 def input_gradient(
     emit: Emit, dy: Tensor, w: Tensor, size: Sequence[int], steps: object, border: object,
     spread: object, groups: int,
-) -> Tensor | None:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """``dx[c] = sum over k, m of w[m, c, k] dy[m]`` shifted by k, of maps of ``size``.
 
     Stride 1: a convolution of dy with the kernel turned round. Stride s: s*s of them, one for each
     place modulo s, with every s-th kernel row and column, put side by side (no zeros multiplied).
-    Where the kernel is dilated too, dy's pixels are put a stride apart first. None where the kernel
-    has fewer pixels than that.
+    Where the kernel is dilated too or has fewer pixels than that, dy's pixels are put a stride
+    apart first, of a kernel of one pixel behind the product.
     """
     stride, padding, dilation = (integers(a, 2) for a in (steps, border, spread))
     kernel, turned = tuple(w.shape[2:]), _turned(emit, w, groups)
-    around = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
-    if stride == (1, 1) and min(around) >= 0:
-        return _convolved(dy, turned, groups, around, dilation)
-    if dilation != (1, 1):
-        return _apart(dy, size, turned, (stride, padding, dilation), around, groups)
-    if kernel[0] < stride[0] or kernel[1] < stride[1]:
-        return None
-    return _phases(emit, dy, size, turned, (kernel, stride, padding), groups)
+    if (kernel, padding) == ((1, 1), (0, 0)) and stride != (1, 1):
+        found: Tensor = ops.apart.default(_convolved(dy, turned, groups), list(stride), list(size))
+        return found
+    dense = kernel[0] >= stride[0] and kernel[1] >= stride[1]
+    if dilation == (1, 1) and dense and stride != (1, 1):
+        return _phases(emit, dy, size, turned, (kernel, stride, padding), groups)
+    before = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
+    return _convolved(_apart(dy, size, stride, padding, before), turned, groups, dilation)
 
 
-def _convolved(
-    dy: Tensor, w: Tensor, groups: int, border: Sequence[int] = (0, 0), dilation: Pair = (1, 1)
-) -> Tensor:
+def _convolved(dy: Tensor, w: Tensor, groups: int, dilation: Pair = (1, 1)) -> Tensor:
     """With stride 1."""
     found: Tensor = aten.convolution.default(
-        dy, w, None, [1, 1], list(border), list(dilation), False, [0, 0], groups
+        dy, w, None, [1, 1], [0, 0], list(dilation), False, [0, 0], groups
     )
     return found
 
 
 def _apart(
-    dy: Tensor, size: Sequence[int], turned: Tensor, geometry: tuple[Pair, ...], before: list[int],
-    groups: int,
-) -> Tensor | None:  # fmt: skip
-    """A dilated convolution of dy with zeros between pixels; None if dy had to be cropped."""
-    stride, padding, dilation = geometry
-    apart = ops.apart.default(dy, list(stride))
-    behind = [n - h + p for n, h, p in zip(size, apart.shape[2:], padding, strict=True)]
-    if min(*before, *behind) < 0:
-        return None
-    padded = aten.constant_pad_nd.default(apart, [before[1], behind[1], before[0], behind[0]])
-    return _convolved(padded, turned, groups, dilation=dilation)
+    dy: Tensor, size: Sequence[int], stride: Pair, padding: Pair, before: Sequence[int]
+) -> Tensor:
+    """Dy's pixels a stride apart in zeros, for windows that yield maps of ``size``."""
+    ends = [(n - 1) * s + 1 for n, s in zip(dy.shape[2:], stride, strict=True)]
+    behind = [n - end + p for n, end, p in zip(size, ends, padding, strict=True)]
+    apart = dy if stride == (1, 1) else ops.apart.default(dy, list(stride), ends)
+    for axis, (first, last) in enumerate(zip(before, behind, strict=True)):
+        if min(first, last) < 0:  # no window reaches there
+            stop = ends[axis] + min(last, 0)
+            apart = aten.slice.Tensor(apart, 2 + axis, max(-first, 0), stop)
+    around = [max(n, 0) for n in (before[1], behind[1], before[0], behind[0])]
+    found: Tensor = aten.constant_pad_nd.default(apart, around) if any(around) else apart
+    return found
+
+
+def avg_pool_backward(
+    emit: Emit, dy: Tensor, x: Tensor, window: object, steps: object, border: object, ceil: bool,
+    include: bool, divisor: int | None,
+) -> Any:  # fmt: skip
+    """Windows that tile the maps: pixels repeated. Others: sums over dy, its pixels put apart.
+
+    Windows at the borders that are divided by less are so before.
+    """
+    kernel, padding = integers(window, 2), integers(border, 2)
+    stride, size = integers(steps or window, 2), x.shape[2:]
+    count = divisor or kernel[0] * kernel[1]
+    if (stride, padding) == (kernel, (0, 0)) and all(
+        n == h * k for n, h, k in zip(size, dy.shape[2:], kernel, strict=True)
+    ):
+        return emit.whole(aten.upsample_nearest2d.default, dy, list(size)) * (1 / count)
+    ends = [(n - 1) * s + k for n, s, k in zip(dy.shape[2:], stride, kernel, strict=True)]
+    over = any(e > h + 2 * p for e, h, p in zip(ends, size, padding, strict=True))
+    if divisor is None and (over or (padding != (0, 0) and not include)):
+        around = [padding[1], padding[1], padding[0], padding[0]] if include else [0] * 4
+        ones = aten.constant_pad_nd.default(aten.ones.default([1, 1, *size]), around, 1.0)
+        left = [0, 0] if include else list(padding)
+        each = aten.avg_pool2d.default(ones, kernel, stride, left, ceil, True, 1)
+        dy, count = dy * each[:, :, : dy.shape[2], : dy.shape[3]].reciprocal(), 1
+    before = [k - 1 - p for k, p in zip(kernel, padding, strict=True)]
+    padded = _apart(dy, size, stride, padding, before)
+    return aten.avg_pool2d.default(padded, kernel, [1, 1], [0, 0], False, True, count)
+
+
+def adaptive_avg_pool_backward(emit: Emit, dy: Tensor, x: Tensor) -> Any:
+    """Of maps whose size dy's divides: pixels repeated."""
+    times = [n // h for n, h in zip(x.shape[2:], dy.shape[2:], strict=True)]
+    if [h * k for h, k in zip(dy.shape[2:], times, strict=True)] != list(x.shape[2:]):
+        return NotImplemented
+    wide = emit.whole(aten.upsample_nearest2d.default, dy, list(x.shape[2:]))
+    return wide * (1 / (times[0] * times[1]))
 
 
 def _turned(emit: Emit, w: Tensor, groups: int) -> Tensor:
@@ -321,7 +355,7 @@ RULES: dict[str, Rule] = {
     "aten.hardtanh_backward.default": hardtanh_backward,
     "aten.convolution_backward.default": convolution_backward,
     "aten.max_pool2d_with_indices_backward.default": of_shape,
-    "aten.avg_pool2d_backward.default": of_shape,
-    "aten._adaptive_avg_pool2d_backward.default": of_shape,
+    "aten.avg_pool2d_backward.default": avg_pool_backward,
+    "aten._adaptive_avg_pool2d_backward.default": adaptive_avg_pool_backward,
 }
 """Op name to rule; layer normalisation needs its epsilon (`phases._layer_norm_rules`)."""

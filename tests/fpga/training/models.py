@@ -71,7 +71,7 @@ class Causal(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 12, 3)
-        self.pool = nn.AvgPool2d(3, 2, 1)
+        self.pool = nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.pool(self.conv(x)).flatten(2).transpose(1, 2)
