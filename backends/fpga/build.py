@@ -8,7 +8,7 @@ from pipec.backends.fpga.design import Stream
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer
 from pipec.backends.fpga.engines.memory import Gather, Load
 from pipec.backends.fpga.engines.mvu import Mvu, Product, word_interval
-from pipec.backends.fpga.engines.parts import Memory, Narrowing, Weight
+from pipec.backends.fpga.engines.parts import Memory, Weight
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.engines.window import Window
@@ -86,13 +86,10 @@ def _numbers(layer: Layer, dtype: str) -> dict[str, Any]:
     reads = [use.dtype for use in layer.inputs]
     if isinstance(layer.nest, Gather) or not reads:
         reads = [layer.dtype]
-    found: dict[str, Any] = {
-        "dtype": reads[0], "second": reads[-1] if len(reads) == 2 else "", "result": layer.dtype
+    return {
+        "dtype": reads[0], "second": reads[-1] if len(reads) == 2 else "", "result": layer.dtype,
+        "narrowing": layer.rescale,
     }  # fmt: skip
-    if layer.rescale is not None:
-        by = layer.rescale
-        found["narrowing"] = Narrowing(by.shift, by.low, by.high, by.multiplier)
-    return found
 
 
 def swg_of(layer: Layer, window: Window, made: Folded, dtype: str) -> tuple[Engine, Stream]:

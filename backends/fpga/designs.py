@@ -167,7 +167,7 @@ def _counted(plan: Plan, stage: int, design: StageDesign) -> StageDesign | None:
 def _design(plan: Plan, stage: int, network: Network, reserved: Sequence[Item] = ()) -> StageDesign:
     """The design of one stage, no faster than the interval that the plan was cut for."""
     board = board_of(plan, stage)
-    return best_design(network, board, f"stage{stage}", _pace(plan, stage), reserved)
+    return best_design(network, board, f"stage{stage}", _pace(plan, stage), reserved=reserved)
 
 
 def _pace(plan: Plan, stage: int, *, bound: bool = False) -> int:

@@ -8,6 +8,7 @@ memory ports and the engines then find their places.
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -213,25 +214,21 @@ def best_design(
     board: Board,
     name: str = "stage0",
     start: int = 0,
-    reserved: Sequence[Item] = (),
-    movable: Callable[[Stream], bool] | None = None,
-    waiting: Collection[str] | None = None,
+    **fields: Any,
 ) -> StageDesign:
     """The design of least interval that fits a board and its regions, FIFOs sized and counted.
 
     Args:
-        network: See `Search`, as for all others but one.
+        network: What is computed.
         board: Where.
         name: Stage name.
         start: An interval that is short enough: what other stages take.
-        reserved: FIFOs that are known to become deeper.
-        movable: Which FIFOs may lie in DDR.
-        waiting: Inputs that wait elsewhere.
+        fields: Others of `Search`.
 
     Raises:
         BackendError: It does not fit.
     """
-    return timed(Search(network, board, name, reserved, movable, waiting).best(start))
+    return timed(Search(network, board, name, **fields).best(start))
 
 
 def on(design: StageDesign, board: Board, name: str) -> StageDesign:

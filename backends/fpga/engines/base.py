@@ -27,7 +27,6 @@ from pipec.backends.fpga.engines.parts import (
     UNCLAMPED,
     Memory,
     Narrowing,
-    Rescale,
     Resources,
     Table,
     Weight,
@@ -199,7 +198,8 @@ class Layer:
             ``table`` has the rows that are looked up, or written.
         dtype: Element type written, if not that of the whole network.
         clamp: What its results are limited to before they are rounded (8-bit integers only).
-        rescale: How its sums become 8-bit integers, where it computes in integers.
+        rescale: How its sums become 8-bit integers, where it computes in integers; role
+            ``rescale`` where every result has a multiplier of its own.
         used: Share of the weights that are not zero by construction.
         overlaps: Whether neighbouring windows may add to one pixel (`Scatter`).
     """
@@ -215,7 +215,7 @@ class Layer:
     tables: Mapping[str, Table] = field(default_factory=dict, hash=False)
     dtype: str = ""
     clamp: tuple[float, float] = UNCLAMPED
-    rescale: Rescale | None = None
+    rescale: Narrowing | None = None
     used: float = 1.0
     overlaps: bool = False
 

@@ -45,8 +45,7 @@ def rescaling(layer: Layer, shape: tuple[int, ...], cut: Callable[[Array], Array
             "a layer of 8-bit integers has no scales", where=layer.origin, want="calibration"
         )
 
-    by = layer.rescale
-    table = by.table if by is not None and by.table is not None else Table(unknown)
+    table = layer.tables.get("rescale", Table(unknown))
     return weight("rescale", shape, table, "rescale", cut)
 
 

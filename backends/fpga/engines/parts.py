@@ -27,24 +27,6 @@ class Table:
     sources: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Rescale:
-    """How a layer's exact sums become 8-bit integers; see `Narrowing`.
-
-    Attributes:
-        shift: Of all results.
-        low: Least raw number; ``high`` the largest.
-        table: Words of type ``rescale`` (bias and multiplier), shaped as a bias or as the layer's
-            own table; None where ``multiplier`` serves all results.
-    """
-
-    shift: int
-    low: int
-    high: int
-    multiplier: int | None = None
-    table: Table | None = None
-
-
 UNCLAMPED = (-math.inf, math.inf)
 
 

@@ -21,7 +21,7 @@ from pipec.backends.fpga.engines.base import Layer, Nest
 from pipec.backends.fpga.engines.map import Elementwise, Map, sum_multipliers
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.mvu import Mvu
-from pipec.backends.fpga.engines.parts import Array, Rescale, Table
+from pipec.backends.fpga.engines.parts import Array, Narrowing, Table
 from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.steps import Mode, affine_steps, clamp_of, mode_of
 from pipec.backends.fpga.engines.vvu import Vvu
@@ -88,10 +88,12 @@ def _formats(layer: Layer) -> tuple[Int8, Int8]:
 def _rescale(
     layer: Layer, into: Int8, shift: int, *, multiplier: int | None = None,
     table: Table | None = None,
-) -> Rescale:  # fmt: skip
-    """The last step to 8 bits, with the layer's clamps."""
+) -> Layer:  # fmt: skip
+    """The layer with a last step to 8 bits, with its clamps."""
     low, high = into.raw(np.array(layer.clamp))
-    return Rescale(shift, int(low), int(high), multiplier, table)
+    by = Narrowing(shift, int(low), int(high), multiplier)
+    found = dataclasses.replace(layer, rescale=by)
+    return found if table is None else found.with_tables(rescale=table)
 
 
 @integer.register
@@ -115,8 +117,8 @@ def _product_with_constants(nest: Mvu | Vvu, layer: Layer) -> Layer:
         )  # fmt: skip
     factors, shift = multipliers(scale * (reads.scale / writes.scale))
     words = Table(lambda: packed(offset, factors), given.sources)
-    rescaled = dataclasses.replace(layer, rescale=_rescale(layer, writes, shift, table=words))
-    return rescaled.with_tables(weight=Table(lambda: raw, layer.tables["weight"].sources))
+    whole_weight = Table(lambda: raw, layer.tables["weight"].sources)
+    return _rescale(layer, writes, shift, table=words).with_tables(weight=whole_weight)
 
 
 def weight_scale(
@@ -164,8 +166,7 @@ def _product(nest: Matmul, layer: Layer) -> Layer:
 
 def _by_one(layer: Layer, writes: Int8, ratio: float) -> Layer:
     factor, shift = multipliers(np.array([ratio]))
-    rescale = _rescale(layer, writes, shift, multiplier=int(factor[0]))
-    return dataclasses.replace(layer, rescale=rescale)
+    return _rescale(layer, writes, shift, multiplier=int(factor[0]))
 
 
 @integer.register
@@ -178,7 +179,7 @@ def _reduce(nest: Reduce, layer: Layer) -> Layer:
     ratios = np.asarray(scales.values()) * (reads.scale / writes.scale)
     factors, shift = multipliers(ratios)
     words = Table(lambda: packed(np.zeros_like(factors), factors), scales.sources)
-    return dataclasses.replace(layer, rescale=_rescale(layer, writes, shift, table=words))
+    return _rescale(layer, writes, shift, table=words)
 
 
 @integer.register
@@ -198,7 +199,7 @@ def _elementwise(nest: Map, layer: Layer) -> Layer:
     if mode is Mode.PRODUCT:
         return _by_one(layer, writes, reads.scale * second.scale / writes.scale)
     _, shift = sum_multipliers(layer.steps[0].op, (reads, second), writes)
-    return dataclasses.replace(layer, rescale=_rescale(layer, writes, shift))
+    return _rescale(layer, writes, shift)
 
 
 def _refuse_infinity(layer: Layer, table: NDArray[np.float64]) -> None:
@@ -242,4 +243,4 @@ def _affine(layer: Elementwise, reads: Int8, writes: Int8) -> Layer:
         tuple(dict.fromkeys(name for t in tables.values() for name in t.sources)),
     )
     typed = dataclasses.replace(layer, clamp=_limits(layer, count))
-    return dataclasses.replace(typed, rescale=_rescale(typed, writes, shift, table=words))
+    return _rescale(typed, writes, shift, table=words)

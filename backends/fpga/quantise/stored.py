@@ -53,10 +53,9 @@ def _integer(layer: Layer) -> Layer:
     """A layer of whole numbers in real ones: ``(W q + bias) * multiplier / 2**shift`` steps."""
     if not isinstance(layer.nest, Mvu | Vvu) or layer.rescale is None:
         return layer
-    assert layer.rescale.table is not None
     reads, writes = (cast("Int8", int8_format(t)) for t in (layer.inputs[0].dtype, layer.dtype))
     whole = np.asarray(layer.tables["weight"].values(), dtype=np.float64)
-    bias, multiplier = unpacked(np.asarray(layer.rescale.table.values()))
+    bias, multiplier = unpacked(np.asarray(layer.tables["rescale"].values()))
     over = tuple(range(bias.ndim, whole.ndim))
     gain = multiplier * 2.0**-layer.rescale.shift * writes.scale
     weight = whole * (gain / reads.scale).reshape(gain.shape + (1,) * len(over))
