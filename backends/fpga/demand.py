@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import csr_array, vstack
 
-from pipec.backends.fpga.banks import SLOTS, beats, slots_for
+from pipec.backends.fpga.banks import SLOTS, beats, blocks_of, ddr_ports, slots_for
 from pipec.backends.fpga.build import Built, built_at
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import Engine, Folded, busy_cycles
@@ -30,7 +30,6 @@ from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import KINDS, Item, fifo_item, items_of, place, shift_registers
 from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.resources import logic, too_much
-from pipec.backends.fpga.streaming import blocks_of, ddr_ports
 
 Numbers = NDArray[np.float64]
 RESOURCES = ("dsp", "lut", "bram36", "uram", "ddr")

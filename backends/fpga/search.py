@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipec.backends.fpga.arithmetic import arithmetic
-from pipec.backends.fpga.banks import period, time_slots, with_banks
+from pipec.backends.fpga.banks import blocks_of, ddr_ports, period, time_slots, with_banks
 from pipec.backends.fpga.demand import Choice, Demands, Option, Room, Shortage, fit
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.engines.base import Layer
@@ -26,7 +26,6 @@ from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item, fifo_item, placed, shift_registers
 from pipec.backends.fpga.regions import floorplan, overfull
 from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL, LUT_MEMORY_LIMIT, limits
-from pipec.backends.fpga.streaming import blocks_of, ddr_ports
 from pipec.cluster.device import Device, FpgaResources, ram_bits
 from pipec.errors import BackendError
 

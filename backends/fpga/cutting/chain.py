@@ -192,28 +192,12 @@ class Chain:
         kinds = sorted({b.device.kind for b in self.boards})
         reach = {kind: self._reach(step, kind, order, by_choice=by_choice) for kind in kinds}
         allowed = [crossing <= self.seconds(step) * link for link in self._joints()]
-        if not self.free or len(kinds) == 1:
-            return self._walk(reach, allowed, order)
-        return self._any_order(kinds, reach, allowed, order)
+        return self._walk(kinds, reach, allowed, order)
 
     def _joints(self) -> list[float]:
         if self.free and self.links:
             return [min(self.links)] * len(self.links)
         return list(self.links)
-
-    def _walk(
-        self,
-        reach: Mapping[str, Reach],
-        allowed: Sequence[NDArray[np.bool_]],
-        order: Order,
-    ) -> Cut | None:
-        start, ends = 0, []
-        for k, board in enumerate(self.boards):
-            start = self._end(k, start, reach[board.device.kind].end(start), allowed)
-            if start < 0:
-                return None
-            ends.append(start)
-        return Cut(tuple(range(len(ends))), tuple(ends), order)
 
     def _end(
         self, position: int, start: int, furthest: int, allowed: Sequence[NDArray[np.bool_]]
@@ -227,14 +211,14 @@ class Chain:
             end -= 1
         return end if end > start else -1
 
-    def _any_order(
+    def _walk(
         self,
         kinds: Sequence[str],
         reach: Mapping[str, Reach],
         allowed: Sequence[NDArray[np.bool_]],
         order: Order,
     ) -> Cut | None:
-        """Dynamic program over how many boards of each kind are used."""
+        """Dynamic program over how many boards of each kind are used, if that fits their order."""
         of_kind = [
             [k for k, b in enumerate(self.boards) if b.device.kind == kind] for kind in kinds
         ]
@@ -247,9 +231,12 @@ class Chain:
                 if before not in best:
                     continue
                 start, ends, boards = best[before]
+                board = of_kind[k][counts[k] - 1]
+                if not self.free and board != len(ends):
+                    continue
                 end = self._end(len(ends), start, reach[kind].end(start), allowed)
                 if end > best.get(counts, (-1, (), ()))[0] and end > 0:
-                    best[counts] = (end, (*ends, end), (*boards, of_kind[k][counts[k] - 1]))
+                    best[counts] = (end, (*ends, end), (*boards, board))
         found = best.get(tuple(len(f) for f in of_kind))
         return None if found is None else Cut(found[2], found[1], order)
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from pipec.backends.fpga.cpp import comment
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import filled
-from pipec.backends.fpga.emit.link import AURORA_BYTES, Around, Side, sides
-from pipec.backends.fpga.emit.pins import memory_port
+from pipec.backends.fpga.emit.link import AURORA_BYTES, Around, Side, memory_port, sides
 from pipec.backends.fpga.emit.source import top_name
 
 SMARTCONNECT_INPUTS = 16

@@ -11,9 +11,8 @@ from pipec.backends.fpga.cpp import comment
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.bench import accepted, table_images
 from pipec.backends.fpga.emit.headers import filled, own_header
-from pipec.backends.fpga.emit.link import Around, Side
+from pipec.backends.fpga.emit.link import Around, Side, memory_port
 from pipec.backends.fpga.emit.mover import GMEM
-from pipec.backends.fpga.emit.pins import memory_port
 from pipec.backends.fpga.emit.source import (
     arguments,
     bundle,

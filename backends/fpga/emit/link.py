@@ -1,4 +1,9 @@
-"""What surrounds the kernels on their board: memories and links, and their file for ``v++``."""
+"""What surrounds the kernels on their board: memories and links, and their file for ``v++``.
+
+A kernel has one instance, called after it; a stream's pin is called after the argument of its C++,
+a memory's after its bundle. `v++` reads these names in ``link.cfg`` and ``connections.cfg``, and so
+does the board in software (``hls/sim/board.h``).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,12 +11,41 @@ from dataclasses import dataclass
 from pipec.backends.fpga.cpp import comment, identifier
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.mover import GMEM, Mover, movers
-from pipec.backends.fpga.emit.pins import instance, memory_port, pin, stream_connect
 from pipec.backends.fpga.emit.share import FLIT_BYTES, Shared, shared
 from pipec.backends.fpga.emit.source import bundle, memories, port_names, top_name
 
 AURORA_BYTES = 32
 """Bytes of a beat of an Aurora core of four lanes."""
+
+
+def instance(kernel: str) -> str:
+    """The only instance of a kernel.
+
+    Example:
+        >>> instance("stage0_top")
+        'stage0_top_1'
+    """
+    return f"{kernel}_1"
+
+
+def pin(kernel: str, port: str) -> str:
+    """A pin of a kernel's instance.
+
+    Example:
+        >>> pin("stage0_top", memory_port("gmem_tables"))
+        'stage0_top_1.m_axi_gmem_tables'
+    """
+    return f"{instance(kernel)}.{port}"
+
+
+def memory_port(bundle: str) -> str:
+    """The port of a bundle of memory pointers."""
+    return f"m_axi_{bundle}"
+
+
+def stream_connect(source: str, sink: str) -> str:
+    """The line that leads a stream from pin to pin."""
+    return f"stream_connect={source}:{sink}"
 
 
 @dataclass(frozen=True)

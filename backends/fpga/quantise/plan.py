@@ -6,10 +6,10 @@ from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.numbers import MINIMUM
 from pipec.backends.fpga.quantise.bound import Bound, Stages, bounds_of
 from pipec.backends.fpga.quantise.calibrate import observed
+from pipec.backends.fpga.quantise.execute import stored, types_of
 from pipec.backends.fpga.quantise.formats import formats_of
 from pipec.backends.fpga.quantise.layers import quantised
 from pipec.backends.fpga.quantise.samples import calibration_samples, held_out
-from pipec.backends.fpga.quantise.stored import stored, types_of
 from pipec.plan.model import Plan
 
 

@@ -5,7 +5,7 @@ connections.cfg   for v++ --link, where the board has a Vitis platform: kernels,
 connections.tcl   a block design of all kernels, where it has none
 ```
 
-Names are those of `pipec.backends.fpga.emit.pins`. Streams that cross to another board are named,
+Names are those of `pipec.backends.fpga.emit.link`. Streams that cross to another board are named,
 and left to the user: values go down the pipeline and gradients up it, over one pair of links.
 """
 
@@ -16,8 +16,14 @@ from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.block import board_design, joined
-from pipec.backends.fpga.emit.link import Around, around, connectivity
-from pipec.backends.fpga.emit.pins import instance, pin, stream_connect
+from pipec.backends.fpga.emit.link import (
+    Around,
+    around,
+    connectivity,
+    instance,
+    pin,
+    stream_connect,
+)
 from pipec.backends.fpga.emit.source import port_names, top_name
 from pipec.backends.fpga.training.stage import TrainedStage
 from pipec.cluster.device import FpgaResources

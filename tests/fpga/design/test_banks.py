@@ -14,6 +14,7 @@ from pipec.backends.fpga.banks import (
     SLOTS,
     assigned,
     banks_of,
+    ddr_ports,
     period,
     slots_for,
     with_banks,
@@ -26,7 +27,6 @@ from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.search import Board, Search
-from pipec.backends.fpga.streaming import ddr_ports
 from pipec.cluster.device import Device
 from pipec.cluster.presets import preset
 from tests.fpga.design.models import graph_of, made

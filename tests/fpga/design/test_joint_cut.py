@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from pipec.backends.fpga.banks import blocks_of
 from pipec.backends.fpga.cutting.chain import Chain, weightings
 from pipec.backends.fpga.cutting.joint import METHOD, crossing, interval_bound, joint_cut
 from pipec.backends.fpga.demand import Demands
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.search import Board, best_design
-from pipec.backends.fpga.streaming import blocks_of
 from pipec.cluster.cluster import Cluster
 from pipec.cluster.device import Device
 from pipec.cluster.presets import PRESETS

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipec.backends.fpga.banks import blocks_of
 from pipec.backends.fpga.demand import Demands, bits_beside
 from pipec.backends.fpga.fifo import deepened
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.search import Board, best_design, bound, deep_fifos
-from pipec.backends.fpga.streaming import blocks_of
 from pipec.cluster.presets import PRESETS
 from tests.fpga.design.models import graph_of
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipec.backends.fpga.banks import banks_of, with_banks
+from pipec.backends.fpga.banks import banks_of, ddr_ports, with_banks
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.emit.golden import Golden, run_graph
 from pipec.backends.fpga.emit.scripts import Site
@@ -21,7 +21,6 @@ from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.streaming import ddr_ports
 from pipec.cluster.cluster import parse_cluster
 from pipec.cluster.presets import preset
 from pipec.compiler.driver import emit, make_plan

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipec.backends.fpga.banks import with_banks
+from pipec.backends.fpga.banks import ddr_ports, with_banks
 from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.emit.block import block_design
 from pipec.backends.fpga.emit.link import Around, around, link_cfg, link_udp_cfg
@@ -15,7 +15,6 @@ from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.streaming import ddr_ports
 from pipec.cluster.presets import preset
 from tests.fpga.design.models import graph_of, made
 

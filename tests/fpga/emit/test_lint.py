@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from pipec.backends.fpga.audit import check as audit
+from pipec.backends.fpga.banks import ddr_ports
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.stagejson import stage_record
-from pipec.backends.fpga.streaming import ddr_ports
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.errors import BackendError

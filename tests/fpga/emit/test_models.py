@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipec.backends.fpga.banks import ddr_ports
 from pipec.backends.fpga.csim.build import BOUNDED, build
 from pipec.backends.fpga.csim.timed import compared, handshakes
 from pipec.backends.fpga.design import StageDesign, Stream
@@ -18,7 +19,6 @@ from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.streaming import ddr_ports
 from pipec.compiler.cycles import TimedCheck
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
