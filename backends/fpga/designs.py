@@ -1,6 +1,7 @@
 """The designs of all stages of a plan: lowered in order, each folded onto its own board."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from pipec.backends.fpga.banks import memory_ports
 from pipec.backends.fpga.cpp import cpp_type, no_such_type
@@ -20,13 +21,23 @@ from pipec.graph.lower import lower as without_transfers
 from pipec.plan.model import Plan, Stage
 from pipec.plan.weights import all_have_data
 
-_Known = tuple[tuple[Stage, ...], tuple[object, ...], tuple[Network, ...], tuple[StageDesign, ...]]
-_last: list[_Known] = []
-"""The last answer: a plan goes through check, timing and emission with the same stages."""
+T = TypeVar("T")
+_last: dict[str, tuple[tuple[Stage, ...], object, Any]] = {}
+"""The last answers: a plan goes through check, timing and emission with the same stages."""
 _OF_ENGINES_ALONE = ("int32", "rescale")
 """Element types of indices and of tables, in which no whole model is computed."""
 _ROUNDS = 6
 """Times that stages may be folded anew because their FIFOs became deeper."""
+
+
+def remembered(what: str, plan: Plan, make: Callable[[Plan], T]) -> T:
+    """What was made of the stages of a plan, unless it or what it depends on is another one now."""
+    facts = (plan.placement, plan.cluster, plan.options)
+    last = _last.get(what)
+    if last is None or last[0] is not plan.stages or last[1] != facts:
+        last = _last[what] = (plan.stages, facts, make(plan))
+    found: T = last[2]
+    return found
 
 
 def precision_of(plan: Plan) -> str:
@@ -64,9 +75,10 @@ def networks(plan: Plan) -> tuple[Network, ...]:
     Raises:
         BackendError: As `lowered` does; or a layer can't compute in 8-bit integers.
     """
-    known = _remembered(plan)
-    if known is not None:
-        return known[2]
+    return remembered("networks", plan, _networks)
+
+
+def _networks(plan: Plan) -> tuple[Network, ...]:
     found = lowered(plan)
     if precision_of(plan) == "int8" and all_have_data(plan.graph.weights):
         return calibrated(plan, found)
@@ -109,28 +121,10 @@ def designs_of(plan: Plan) -> tuple[StageDesign, ...]:
     Raises:
         BackendError: An op has no engine, a device is no FPGA, or a stage does not fit.
     """
-    known = _remembered(plan)
-    if known is None:
-        nets = networks(plan)
-        designs = _together(plan, nets, simulate=bool(plan.options.get("simulate", False)))
-        known = (plan.stages, _facts(plan), nets, designs)
-        _last[:] = [known]
-    return known[3]
+    return remembered("designs", plan, _together)
 
 
-def _facts(plan: Plan) -> tuple[object, ...]:
-    """What designs depend on besides the stages."""
-    options = precision_of(plan), bool(plan.options.get("simulate", False))
-    return (plan.placement, plan.cluster.devices, *options)
-
-
-def _remembered(plan: Plan) -> _Known | None:
-    """The last answer, if it was for this plan."""
-    facts = _facts(plan)
-    return next((k for k in _last if k[0] is plan.stages and k[1] == facts), None)
-
-
-def _together(plan: Plan, nets: Sequence[Network], *, simulate: bool) -> tuple[StageDesign, ...]:
+def _together(plan: Plan) -> tuple[StageDesign, ...]:
     """The designs with FIFOs deep enough to run behind one another, memories counted again.
 
     Where the deeper FIFOs of a stage do not fit its board, the stage is folded anew with room
@@ -139,7 +133,8 @@ def _together(plan: Plan, nets: Sequence[Network], *, simulate: bool) -> tuple[S
     Raises:
         BackendError: A stage does not fit.
     """
-    designs, late = [_design(plan, k, network) for k, network in enumerate(nets)], list[int]()
+    nets, simulate, late = networks(plan), bool(plan.options.get("simulate", False)), list[int]()
+    designs = [_design(plan, k, network) for k, network in enumerate(nets)]
     for _ in range(_ROUNDS):
         deep = joined([shrunk(design) if simulate else design for design in designs])
         counted = [

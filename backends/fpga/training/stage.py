@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pipec.backends.fpga.banks import with_slots
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.designs import board_of, device_of, precision_of
+from pipec.backends.fpga.designs import board_of, device_of, precision_of, remembered
 from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import items_of, placed
@@ -47,9 +47,6 @@ class TrainedStage:
         return self.kernels.interval / (self.kernels.F.clock_mhz * 1e6)
 
 
-_last: list[tuple[Plan, tuple[TrainedStage, ...]]] = []
-
-
 def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
     """The stages of a differentiated plan on their boards.
 
@@ -57,10 +54,10 @@ def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
         BackendError: An op has no engine, or a stage does not fit its board.
         PlanError: The stages are not differentiated.
     """
-    for known, stages in _last:
-        same = known.stages is plan.stages and known.placement == plan.placement
-        if same and known.cluster == plan.cluster and known.options == plan.options:
-            return stages
+    return remembered("training", plan, _trained_stages)
+
+
+def _trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
     phases, draws = [], numbered(plan.graph, [s.graph for s in plan.stages])
     for stage, numbers in zip(plan.stages, draws, strict=True):
         if stage.training is None:
@@ -68,12 +65,10 @@ def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
         phases.append(phases_of(stage.training, numbers))
     networks = networks_of(phases, precision_of(plan))
     count = len(phases)
-    found = tuple(
+    return tuple(
         trained_stage(phases[k], networks[k], board_of(plan, k), f"stage{k}", in_flight(k, count))
         for k in range(count)
     )
-    _last[:] = [(plan, found)]
-    return found
 
 
 def trained_stage(
