@@ -17,6 +17,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,21 @@ class Cut:
     boards: tuple[int, ...]
     ends: tuple[int, ...]
     order: Order
+
+
+def _least(
+    probe: Callable[[int], Cut | None], low: int, size: int, most: int
+) -> tuple[int, Cut] | None:
+    """The least step above ``low``, at most ``most``, that yields a cut: growing steps first."""
+    found, high = None, low
+    while found is None and high < most:
+        low, high, size = high, min(high + size, most), 2 * size
+        found = probe(high)
+    while found is not None and high - low > 1:
+        middle = (low + high) // 2
+        better = probe(middle)
+        low, high, found = (middle, high, found) if better is None else (low, middle, better)
+    return None if found is None else (high, found)
 
 
 @dataclass(frozen=True)
@@ -138,30 +154,11 @@ class Chain:
         for order, crossing in orders:
             if least == 0:
                 break
-            cut = self.at(least - 1, order, crossing)
-            if cut is None:
+            if found is not None and self.at(least - 1, order, crossing) is None:
                 continue
-            low, high = -1, least - 1
-            if found is None:
-                low, high, cut = self._gallop(low, high, cut, order, crossing)
-            while high - low > 1:
-                middle = (low + high) // 2
-                better = self.at(middle, order, crossing)
-                low, high, cut = (middle, high, cut) if better is None else (low, middle, better)
-            least, found = high, cut
+            better = _least(partial(self.at, order=order, crossing=crossing), -1, 8, least - 1)
+            least, found = (least, found) if better is None else better
         return None if found is None else (least, found)
-
-    def _gallop(
-        self, low: int, high: int, cut: Cut, order: Order, crossing: Numbers
-    ) -> tuple[int, int, Cut]:
-        """Steps of growing size from a bound: one that fails, one that holds, and its cut."""
-        size = 8 if low < 0 else 1
-        while low + size < high:
-            better = self.at(low + size, order, crossing)
-            if better is not None:
-                return low, low + size, better
-            low, size = low + size, 2 * size
-        return low, high, cut
 
     def confirmed(self, step: int, cut: Cut, crossing: Numbers) -> tuple[int, Cut]:
         """The least step, from a given one, at which boards hold a cut by choice, and the cut.
@@ -171,19 +168,8 @@ class Chain:
             cut: Of that step, by shares; the answer where nothing is found above it.
             crossing: Bytes alive behind every position of the cut's order.
         """
-        size, low = 1, step - 1
-        found = self.at(step, cut.order, crossing, by_choice=True)
-        while found is None:
-            low, size = low + size, 2 * size
-            if low > step + _RAISED:
-                return step, cut
-            found = self.at(low + size, cut.order, crossing, by_choice=True)
-        high, cut = low + size, found
-        while high - low > 1:
-            middle = (low + high) // 2
-            better = self.at(middle, cut.order, crossing, by_choice=True)
-            low, high, cut = (middle, high, cut) if better is None else (low, middle, better)
-        return high, cut
+        probe = partial(self.at, order=cut.order, crossing=crossing, by_choice=True)
+        return _least(probe, step - 1, 1, step + _RAISED) or (step, cut)
 
     def at(
         self, step: int, order: Order, crossing: Numbers, *, by_choice: bool = False

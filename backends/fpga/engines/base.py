@@ -31,7 +31,7 @@ from pipec.backends.fpga.engines.parts import (
     Table,
     Weight,
 )
-from pipec.backends.fpga.engines.tiles import lanes_for
+from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
 from pipec.backends.fpga.engines.window import Window
 from pipec.backends.fpga.runs import Runs, cleaned, cycles
 
@@ -135,6 +135,29 @@ class Nest(ABC):
 
     def _no(self, what: str) -> TypeError:
         return TypeError(f"{type(self).__name__} has no {what}")
+
+
+@dataclass(frozen=True)
+class Rows(Nest):
+    """What goes through ``rows`` of ``channels`` elements, token by token."""
+
+    rows: int
+    channels: int
+    lanes: int = 1
+
+    @property
+    def cf(self) -> int:
+        """Tokens per row."""
+        return ceil_div(self.channels, self.lanes)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per frame."""
+        return self.rows * self.cf
+
+    def wide(self, layer: "Layer", target: int) -> Self:
+        """With the fewest lanes at which a layer keeps a target."""
+        return dataclasses.replace(self, lanes=layer.row_lanes(target))
 
 
 @lru_cache(maxsize=4096)

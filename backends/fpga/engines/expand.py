@@ -3,13 +3,13 @@
 import dataclasses
 from dataclasses import dataclass
 
-from pipec.backends.fpga.engines.base import Folded, Layer, Nest
+from pipec.backends.fpga.engines.base import Folded, Layer, Nest, Rows
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
 
 @dataclass(frozen=True)
-class OneHot(Nest):
+class OneHot(Rows):
     """Class numbers to rows of zeros with a one: ``for row: i = read in0; for c in cf: write``.
 
     A row is zeros throughout where the number is ``ignored`` or no class.
@@ -17,18 +17,10 @@ class OneHot(Nest):
 
     label = "one_hot"
 
-    rows: int
-    channels: int
-    lanes: int = 1
     ignored: int = -1
 
-    @property
-    def cf(self) -> int:
-        """Tokens per row."""
-        return ceil_div(self.channels, self.lanes)
-
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
-        nest = dataclasses.replace(self, lanes=layer.row_lanes(target))
+        nest = self.wide(layer, target)
         return Folded(nest, nest.lanes, 2)
 
     def runs(self, ii: int, inputs: int) -> Runs:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pipec.backends.fpga.arithmetic import step_cost, steps_cost
 from pipec.backends.fpga.cpp import cpp_type, literal
-from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Rows, Tables, Unit
 from pipec.backends.fpga.engines.integer import limits, multiplier, narrowed, real_type, rescaling
 from pipec.backends.fpga.engines.parts import Table, in_tokens, weight
 from pipec.backends.fpga.engines.steps import (
@@ -32,22 +32,13 @@ from pipec.backends.fpga.runs import Run, Runs
 
 
 @dataclass(frozen=True)
-class Map(Nest):
+class Map(Rows):
     """Elementwise: ``for i in tokens: x = read in0 (y = read in1); steps; write x``.
 
     Both inputs are read in the same firing, and only one step may read ``in1``. No steps: a copy.
-    ``rows * ceil(channels/lanes)`` tokens.
     """
 
-    rows: int
-    channels: int
-    lanes: int = 1
     steps: tuple[Step, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        """Firings per frame."""
-        return self.rows * ceil_div(self.channels, self.lanes)
 
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         assert isinstance(layer, Elementwise)

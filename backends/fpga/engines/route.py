@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit, Use
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Rows, Tables, Unit, Use
 from pipec.backends.fpga.engines.parts import Weight, in_tokens, weight
 from pipec.backends.fpga.engines.tiles import ceil_div, divisor_for, lanes_for
 from pipec.backends.fpga.runs import Loop, Run, Runs
@@ -162,24 +162,15 @@ def rows_table(layer: Layer, tokens: tuple[int, ...], lanes: int, dtype: str) ->
 
 
 @dataclass(frozen=True)
-class Const(Nest):
+class Const(Rows):
     """Writes a constant every frame: role ``table`` ``[tokens][lanes]``."""
 
     function = "source"
     constants = "LANES TOKENS"
     tables = ("table",)
 
-    rows: int
-    channels: int
-    lanes: int = 1
-
-    @property
-    def tokens(self) -> int:
-        """Tokens per frame."""
-        return self.rows * ceil_div(self.channels, self.lanes)
-
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
-        nest = dataclasses.replace(self, lanes=layer.row_lanes(target))
+        nest = self.wide(layer, target)
         return Folded(nest, nest.lanes, 2, rows_table(layer, (nest.tokens,), nest.lanes, dtype))
 
     def runs(self, ii: int, inputs: int) -> Runs:

@@ -1,6 +1,5 @@
 """Comparison and choice: ``a > b ? x : y``, element by element."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,8 +8,7 @@ from torch import Tensor
 
 from pipec.backends.fpga.arithmetic import step_cost
 from pipec.backends.fpga.cpp import literal
-from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
-from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Rows, Tables, Unit
 from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.runs import Run, Runs
 
@@ -19,7 +17,7 @@ OPERATORS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!=
 
 
 @dataclass(frozen=True)
-class Where(Nest):
+class Where(Rows):
     """``for i in tokens: read one token of every operand in a stream; write a op b ? x : y``.
 
     Attributes:
@@ -28,9 +26,6 @@ class Where(Nest):
         a: What an operand is that does not; ``b``, ``x`` and ``y`` likewise.
     """
 
-    rows: int
-    channels: int
-    lanes: int = 1
     op: str = "gt"
     streams: str = "axy"
     a: float = 0.0
@@ -41,11 +36,11 @@ class Where(Nest):
     constants = "ROWS C=channels LANES"
 
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
-        nest = dataclasses.replace(self, lanes=layer.row_lanes(target))
+        nest = self.wide(layer, target)
         return Folded(nest, nest.lanes, 1 + step_cost("max", dtype)[2])
 
     def runs(self, ii: int, inputs: int) -> Runs:
-        return (Run(self.rows * ceil_div(self.channels, self.lanes), ii, (1 << inputs) - 1, 1),)
+        return (Run(self.tokens, ii, (1 << inputs) - 1, 1),)
 
     def logic(self, dtype: str) -> tuple[float, float]:
         dsp, lut, _ = step_cost("max", dtype)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,25 +14,13 @@ HIDDEN = -1e4
 """Less than this is what an attention mask puts where it hides something."""
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What was seen of one value.
-
-    Attributes:
-        low: Least finite number; ``high`` the largest.
-    """
-
-    low: float
-    high: float
-
-    def with_(self, other: "Seen") -> "Seen":
-        """Both together."""
-        return Seen(min(self.low, other.low), max(self.high, other.high))
+Range = tuple[float, float]
+"""The least finite number that was seen, and the largest."""
 
 
 def observed(
     networks: Sequence[Network], samples: Sequence[Mapping[str, Tensor]]
-) -> list[dict[str, Seen]]:
+) -> list[dict[str, Range]]:
     """What was seen of every floating-point edge of every stage, over all samples.
 
     What an attention mask hides (below `HIDDEN`) is not looked at.
@@ -45,21 +32,21 @@ def observed(
     Returns:
         Edge to what was seen, per stage; of edges between stages at both ends.
     """
-    found: list[dict[str, Seen]] = [{} for _ in networks]
+    found: list[dict[str, Range]] = [{} for _ in networks]
 
     def note(stage: int, edge: str, layer: Layer | None, x: Tensor) -> Tensor:
         """Look, and pass on."""
         seen = _seen(x)
         if seen is not None:
-            before = found[stage].get(edge)
-            found[stage][edge] = seen if before is None else before.with_(seen)
+            low, high = found[stage].get(edge, seen)
+            found[stage][edge] = min(low, seen[0]), max(high, seen[1])
         return x
 
     chain = Chain(networks)
     with torch.no_grad():
         for sample in samples:
             chain.run(sample, note)
-    sent: dict[str, Seen] = {}
+    sent: dict[str, Range] = {}
     for network, seen in zip(networks, found, strict=True):
         arrived = [p for p in network.inputs if p.value in sent]
         seen |= {p.use.edge: sent[p.value] for p in arrived}
@@ -67,7 +54,7 @@ def observed(
     return found
 
 
-def _seen(value: Tensor) -> Seen | None:
+def _seen(value: Tensor) -> Range | None:
     if not value.dtype.is_floating_point or value.numel() == 0:
         return None
     low, high = (float(end) for end in value.aminmax())
@@ -76,4 +63,4 @@ def _seen(value: Tensor) -> Seen | None:
         if value.numel() == 0:
             return None
         low, high = (float(end) for end in value.aminmax())
-    return Seen(low, high)
+    return low, high

@@ -20,7 +20,7 @@ from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.route import Concat, Repeat, Slice
 from pipec.backends.fpga.int8 import Int8, covering
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.quantise.calibrate import Seen
+from pipec.backends.fpga.quantise.calibrate import Range
 from pipec.errors import BackendError
 
 Edge = tuple[int, str]
@@ -33,7 +33,7 @@ _RANGES = {"sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0)}
 
 
 def formats_of(
-    networks: Sequence[Network], seen: Sequence[Mapping[str, Seen]]
+    networks: Sequence[Network], seen: Sequence[Mapping[str, Range]]
 ) -> list[dict[str, Int8]]:
     """The format of every edge that carries real numbers, per stage.
 
@@ -75,14 +75,14 @@ def formats_of(
     return found
 
 
-def _widened(network: Network, edge: str, seen: Seen) -> tuple[float, float]:
+def _widened(network: Network, edge: str, seen: Range) -> tuple[float, float]:
     """The range of an edge for new inputs; what only moves values is as wide as what it reads."""
     layer = next((y for y in network.layers if y.name == edge), None)
     if layer is not None and moves(layer):
-        return seen.low, seen.high
+        return seen
     least, most = (-math.inf, math.inf) if layer is None else _limits(layer)
-    low, high = (end * (1 + HEADROOM) for end in (seen.low, seen.high))
-    return min(max(low, least), seen.low), max(min(high, most), seen.high)
+    low, high = (end * (1 + HEADROOM) for end in seen)
+    return min(max(low, least), seen[0]), max(min(high, most), seen[1])
 
 
 def _limits(layer: Layer) -> tuple[float, float]:

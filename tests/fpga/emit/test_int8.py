@@ -258,8 +258,8 @@ def test_formats_leave_room_for_new_inputs_up_to_what_limits_a_value() -> None:
     seen = observed([network], [{network.inputs[0].value: x}])
     formats = formats_of([network], seen)[0]
     free, clamped, squashed = (formats[port.use.edge].range for port in network.outputs)
-    low, high = (1.1 * seen[0][network.outputs[0].use.edge].low,
-                 1.1 * seen[0][network.outputs[0].use.edge].high)  # fmt: skip
+    low, high = (1.1 * seen[0][network.outputs[0].use.edge][0],
+                 1.1 * seen[0][network.outputs[0].use.edge][1])  # fmt: skip
     assert free == pytest.approx((low, high), abs=(high - low) / 200)
     assert clamped == pytest.approx((0, 6), abs=0.03)
     assert squashed == pytest.approx((0, 1), abs=0.005)
