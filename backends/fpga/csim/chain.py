@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from pipec.backends.fpga.csim.run import CSimulation, failed
-from pipec.backends.fpga.csim.wires import Wire
+from pipec.backends.fpga.wire import Wire
 from pipec.errors import BackendError
 from pipec.plan.model import ValueChannel
 

@@ -13,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.csim.build import build
-from pipec.backends.fpga.csim.wires import Wire, wires_of
 from pipec.backends.fpga.numbers import file_type
 from pipec.backends.fpga.stagejson import read_design
-from pipec.backends.fpga.wire import from_tokens, to_tokens
+from pipec.backends.fpga.wire import Wire, from_tokens, to_tokens, wires_of
 from pipec.errors import BackendError
 
 

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipec.backends.fpga.cpp import identifier
-from pipec.backends.fpga.csim.wires import wires_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.bench import tb_stage_cpp
 from pipec.backends.fpga.emit.engines import table_name
@@ -27,7 +26,7 @@ from pipec.backends.fpga.emit.scripts import Site, scripts
 from pipec.backends.fpga.emit.source import headers, stage_top_cpp, stage_top_h, types_h
 from pipec.backends.fpga.emit.tables import off_chip, on_chip, stored
 from pipec.backends.fpga.stagejson import Json, stage_record, write_record
-from pipec.backends.fpga.wire import to_tokens
+from pipec.backends.fpga.wire import to_tokens, wires_of
 
 TOLERANCE = 1e-4
 """Largest error of an output relative to its largest magnitude, in float32."""

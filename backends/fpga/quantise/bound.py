@@ -33,9 +33,9 @@ from torch import Tensor
 
 from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.numbers import cut, held, unit
 from pipec.backends.fpga.quantise.execute import Chain
 from pipec.backends.fpga.quantise.formats import moves
-from pipec.backends.fpga.quantise.rounding import cut, held, unit
 
 DEVIATIONS = 6.0
 """Standard deviations that are allowed."""

@@ -24,7 +24,6 @@ from msgspec import to_builtins
 
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.banks import banks_of
-from pipec.backends.fpga.csim.wires import wires_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import device_of
 from pipec.backends.fpga.emit.golden import Golden, golden_chain, random_inputs
@@ -35,7 +34,7 @@ from pipec.backends.fpga.training.connections import connections, ways
 from pipec.backends.fpga.training.phases import gradient_name
 from pipec.backends.fpga.training.stage import TrainedStage, trained_stages
 from pipec.backends.fpga.training.update import ROW, Sgd, put, rated
-from pipec.backends.fpga.wire import to_tokens
+from pipec.backends.fpga.wire import to_tokens, wires_of
 from pipec.cluster.device import FpgaResources
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, OutputKind

@@ -19,14 +19,13 @@ from msgspec.json import decode
 
 from pipec.backends.fpga import audit
 from pipec.backends.fpga.csim.run import CSimulation, load_stages
-from pipec.backends.fpga.csim.wires import Wire
 from pipec.backends.fpga.numbers import file_type
 from pipec.backends.fpga.toolchain import workspace
 from pipec.backends.fpga.training.artifacts import KERNELS, RECORD
 from pipec.backends.fpga.training.dropout import Mask
 from pipec.backends.fpga.training.phases import gradient_name, saved_name
 from pipec.backends.fpga.training.update import ROW, Slice, put
-from pipec.backends.fpga.wire import from_tokens
+from pipec.backends.fpga.wire import Wire, from_tokens
 from pipec.errors import BackendError
 from pipec.files import read_data
 from pipec.runtime.draws import Stream
