@@ -30,7 +30,7 @@ RATIO = 1.0025
 _STEPS = 4
 _MOST = 8_000
 """Exponent at which a frame takes a year: nothing fits."""
-_RAISED = 256
+_RAISED = 510
 """Steps by which a target may be raised until boards hold the stages."""
 
 Order = NDArray[np.int64]
