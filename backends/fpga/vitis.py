@@ -75,7 +75,7 @@ def lay_beside(stages: Iterable[dict[str, Any]], directory: Path) -> int:
     """Give every engine of a report's rows what the tool made of it, under ``vitis``.
 
     Args:
-        stages: As `pipec.backends.fpga.stage_cycles.engines_of` makes them; changed in place.
+        stages: As `pipec.backends.fpga.cycles.engines_of` makes them; changed in place.
         directory: Where the reports are, at any depth.
 
     Returns:
