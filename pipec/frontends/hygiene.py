@@ -85,13 +85,32 @@ class Naming:
     origin: OriginOf | None = None
 
 
-def cleaned(
-    program: ExportedProgram, naming: Naming, source: Source, *, differentiable: bool
-) -> Graph:
+@dataclass(frozen=True)
+class Traced:
+    """A functional graph as it was traced: what `torch.export` gives, or a recorder.
+
+    Attributes:
+        nodes: Placeholders, calls, and one output.
+        signature: What placeholders and outputs are.
+        weights: Data by the targets in the signature.
+    """
+
+    nodes: Sequence[fx.Node]
+    signature: export.ExportGraphSignature
+    weights: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, program: ExportedProgram) -> "Traced":
+        """That of a decomposed program, the result of ``run_decompositions({})``."""
+        weights = {**program.constants, **program.state_dict}
+        return cls(list(program.graph.nodes), program.graph_signature, weights)
+
+
+def cleaned(program: Traced, naming: Naming, source: Source, *, differentiable: bool) -> Graph:
     """The graph of a decomposed program.
 
     Args:
-        program: The result of ``run_decompositions({})``.
+        program: What was traced.
         naming: Names for what goes in and out.
         source: What the program was made of.
         differentiable: Keep ``detach``; otherwise it is removed like any node without effect.
@@ -105,7 +124,7 @@ def cleaned(
 class _Copy:
     """The state of one copy: old node to new node, and what was found on the way."""
 
-    def __init__(self, program: ExportedProgram, naming: Naming, *, differentiable: bool) -> None:
+    def __init__(self, program: Traced, naming: Naming, *, differentiable: bool) -> None:
         self.program, self.naming = program, naming
         self.new, self.env = fx.Graph(), dict[fx.Node, fx.Node]()
         self.identity = _IDENTITY_IF_SAME
@@ -121,7 +140,7 @@ class _Copy:
     def _names_of_others(self) -> set[str]:
         """Names that a node may not have because an input or another node's output has them."""
         names = iter(self.naming.outputs)
-        signature = self.program.graph_signature
+        signature = self.program.signature
         taken = set(self.naming.inputs)
         for spec in signature.output_specs:
             if spec.kind is export.OutputKind.BUFFER_MUTATION:
@@ -134,7 +153,7 @@ class _Copy:
 
     def graph(self, source: Source) -> Graph:
         """Copy the program node by node."""
-        nodes = list(self.program.graph.nodes)
+        nodes = list(self.program.nodes)
         self.written = written_values(nodes)
         inputs = self._inputs([n for n in nodes if n.op == "placeholder"])
         needed = _needed(nodes, self.written)
@@ -155,9 +174,9 @@ class _Copy:
 
     def _inputs(self, placeholders: list[fx.Node]) -> list[GraphInput]:
         user, holders = iter(self.naming.inputs), dict[str, fx.Node]()
-        written = set(self.program.graph_signature.buffers_to_mutate.values())
+        written = set(self.program.signature.buffers_to_mutate.values())
         found: list[GraphInput] = []
-        for n, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
+        for n, spec in zip(placeholders, self.program.signature.input_specs, strict=True):
             if isinstance(spec.arg, export.ConstantArgument) and not n.users:
                 continue
             if spec.kind not in _INPUT_KINDS or not isinstance(n.meta.get("val"), Tensor):
@@ -179,8 +198,7 @@ class _Copy:
     def _weight(self, target: str) -> str:
         """Record the weight called ``target`` in the program; its name in the graph."""
         name = self._canonical(target)
-        held = self.program.state_dict.get(target)
-        self.weights[name] = self.program.constants[target] if held is None else held
+        self.weights[name] = self.program.weights[target]
         return name
 
     def _canonical(self, target: str) -> str:
@@ -227,7 +245,7 @@ class _Copy:
 
     def _outputs(self, output: fx.Node) -> list[tuple[fx.Node, GraphOutput]]:
         names, found = iter(self.naming.outputs), list[tuple[fx.Node, GraphOutput]]()
-        specs = self.program.graph_signature.output_specs
+        specs = self.program.signature.output_specs
         for value, spec in zip(output.args[0], specs, strict=True):  # type: ignore[arg-type]
             if not isinstance(value, fx.Node):
                 continue

@@ -13,7 +13,7 @@ from torch.export import graph_signature as export
 from pipec.errors import FrontendError, NoLossError
 from pipec.frontends.base import Frontend, Loaded, LoadOptions, quiet, user_code
 from pipec.frontends.digest import file_digest
-from pipec.frontends.hygiene import Naming, cleaned
+from pipec.frontends.hygiene import Naming, Traced, cleaned
 from pipec.frontends.leaves import named_tensors
 from pipec.frontends.one_size import arguments, at_one_size, declared_axes, example_inputs
 from pipec.frontends.trace import decompose
@@ -94,7 +94,7 @@ def _loaded(program: ExportedProgram, options: LoadOptions, source: Source) -> L
         """The program at one size."""
         trains = bool(options.training)
         decomposed = decompose(at_one_size(program, inputs), differentiable=trains)
-        return cleaned(decomposed, naming, source, differentiable=trains)
+        return cleaned(Traced.of(decomposed), naming, source, differentiable=trains)
 
     def resized(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         """The same program at other shapes of its inputs."""

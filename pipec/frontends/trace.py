@@ -23,7 +23,7 @@ from torch.export import graph_signature as export
 from pipec.errors import FrontendError
 from pipec.frontends.base import quiet, user_code
 from pipec.frontends.composites import is_functional
-from pipec.frontends.hygiene import Naming, cleaned
+from pipec.frontends.hygiene import Naming, Traced, cleaned
 from pipec.frontends.kept_state import kept_state
 from pipec.frontends.leaves import Call, named_tensors
 from pipec.frontends.lost_casts import device_types, no_lost_casts
@@ -196,7 +196,7 @@ def trace(
         loss="loss" if loss else None,
         origin=origin,
     )
-    graph = cleaned(decomposed, naming, source, differentiable=differentiable)
+    graph = cleaned(Traced.of(decomposed), naming, source, differentiable=differentiable)
     verify(graph, "traced model")
     return graph
 

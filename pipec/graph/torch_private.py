@@ -19,11 +19,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
-    unset_fake_temporarily,
 )
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "add_each",
     "add_each_",
     "argument_names_and_defaults",
+    "below_autograd",
     "defining_module",
     "fake_kernel",
     "fake_like",
@@ -53,9 +54,12 @@ __all__ = [
     "storage_key",
     "tree_leaves",
     "tree_unflatten",
-    "unset_fake_temporarily",
+    "without_modes",
     "without_stack_traces",
 ]
+
+below_autograd = torch._C._AutoDispatchBelowAutograd  # noqa: SLF001
+"""A context in which ops skip autograd, the level at which composite ops are taken apart."""
 
 grad_mode_region = torch.ops.higher_order.wrap_with_set_grad_enabled
 """What `torch.export` leaves of a no-grad region: ``(enabled, body, *operands)``."""

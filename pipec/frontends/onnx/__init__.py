@@ -1,9 +1,9 @@
-"""ONNX files through the same tracer as torch modules: each node runs as a small torch function.
+"""ONNX files: each node runs as a small torch function on fake tensors, and what runs is recorded.
 
 ```text
 model.onnx ─ read (no weights) ─► evaluate on fake tensors ─► known values, types, weights, ways
-                                                                  │
-              Graph ◄─ trace (torch.export, decompose, clean) ◄─ OnnxModule
+                                        │
+              Graph ◄─ clean ◄─ Recorder ─► OnnxModule ─► trace with a loss, in training
 ```
 """
 

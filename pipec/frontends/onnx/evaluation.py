@@ -11,9 +11,10 @@ from torch import Tensor
 
 from pipec.errors import FrontendError, PipecError
 from pipec.frontends.onnx.frame import Frame
-from pipec.frontends.onnx.interpreter import Interpreter, Memory
+from pipec.frontends.onnx.interpreter import Interpreter
 from pipec.frontends.onnx.mini import first_line
 from pipec.frontends.onnx.reader import ModelFile
+from pipec.frontends.onnx.recorder import Recorder
 from pipec.frontends.onnx.refusals import Demand, Refused
 from pipec.frontends.onnx.slots import names_read, pinned_by_slot, statistics
 from pipec.frontends.onnx.values import TORCH_OF_ONNX, Type, Value, type_of
@@ -23,9 +24,10 @@ from pipec.graph.arrays import Array, has_torch_type
 from pipec.graph.ir import InputKind
 from pipec.graph.torch_private import (
     FakeTensorMode,
+    below_autograd,
     fake_like,
     muted,
-    unset_fake_temporarily,
+    without_modes,
 )
 
 LOWERING_ERRORS = (
@@ -46,23 +48,23 @@ class Evaluation:
         model: The model.
         inputs: Example value of every graph input; arrays where bound at compile time.
         weights: Parameters, buffers and constants.
-        sized: Known values that depend on open sizes.
-        memory: Decisions per node.
+        recorder: The ops that were run on fake tensors.
         known: Value name to array, for every known value of the model's graph.
         types: Value name to type, for every traced value of the model's graph.
         ways: Index of a node to how it is run.
         outputs: Value of every graph output (fake where traced).
+        yielded: Outputs that are tensors of the graph, known ones as constants.
     """
 
     model: ModelFile
     inputs: dict[str, Value]
     weights: Weights
-    sized: frozenset[str] = frozenset()
-    memory: Memory = field(default_factory=Memory)
+    recorder: Recorder
     known: dict[str, Array] = field(default_factory=dict)
     types: dict[str, Type] = field(default_factory=dict)
     ways: dict[int, Way] = field(default_factory=dict)
     outputs: dict[str, Value] = field(default_factory=dict)
+    yielded: dict[str, Tensor] = field(default_factory=dict)
 
 
 def evaluate(
@@ -116,14 +118,15 @@ class _Run:
     ) -> None:
         self.model, self.inputs, self.wanted = model, inputs, wanted
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        weights = Weights(lambda _, t: self._fake_of(t))
-        self.result = Evaluation(model, inputs, weights, sized)
+        recorder = Recorder()
+        weights = Weights(lambda name, t: recorder.given(name, self._fake_of(t)))
+        self.result = Evaluation(model, inputs, weights, recorder)
         small = {n for n, v in inputs.items() if isinstance(v, Tensor) and _is_small(v)}
         trainable = {n for n in model.initializers if n not in pinned and is_weight(model, n)}
         self.trainable = trainable
         self.interpreter = Interpreter(
             weights,
-            self.result.memory,
+            recorder,
             allowed=allowed,
             pinned=pinned,
             bindable=frozenset((small | trainable) - wanted),
@@ -134,16 +137,16 @@ class _Run:
 
     def __call__(self) -> Evaluation:
         frame = self.model.frame()
-        with self.mode, muted():
+        with self.mode, self.result.recorder, below_autograd(), muted():
             self._enter(frame)
             for k, node in enumerate(self.model.proto.graph.node):
                 self._node(frame, k, node)
-        for output in self.model.proto.graph.output:
-            if output.name not in frame.env and output.name not in self.missing:
-                self.refusals.append(f"graph output {output.name}: no node yields it")
-        if self.refusals:
-            raise self._error()
-        self._record(frame)
+            for output in self.model.proto.graph.output:
+                if output.name not in frame.env and output.name not in self.missing:
+                    self.refusals.append(f"graph output {output.name}: no node yields it")
+            if self.refusals:
+                raise self._error()
+            self._record(frame)
         return self.result
 
     def _enter(self, frame: Frame) -> None:
@@ -153,7 +156,7 @@ class _Run:
                 continue
             if name in self.trainable:
                 kind = InputKind.BUFFER if name in stats else InputKind.PARAMETER
-                with unset_fake_temporarily():
+                with without_modes():
                     real = self.model.tensor(name)
                 again = partial(self.model.tensor, name)
                 live = self.result.weights.add(name, real, kind, again)
@@ -161,17 +164,17 @@ class _Run:
             else:
                 self.interpreter.bind(frame, name, self.model.array(name))
         for name, value in self.inputs.items():
-            self.interpreter.bind(frame, name, self._fake(value), source=name)
+            self.interpreter.bind(frame, name, self._input(name, value), source=name)
 
-    def _fake(self, value: Value) -> Value:
+    def _input(self, name: str, value: Value) -> Value:
         if isinstance(value, list):
-            return [self._fake(v) for v in value]
+            return [self._input(f"{name}.{k}", v) for k, v in enumerate(value)]
         if isinstance(value, Tensor):
-            return self._fake_of(value)
+            return self.result.recorder.given(name, self._fake_of(value))
         return value
 
     def _fake_of(self, t: Tensor) -> Tensor:
-        with unset_fake_temporarily():
+        with without_modes():
             like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
         return fake_like(like, torch.device("cpu"), self.mode)
 
@@ -224,7 +227,12 @@ class _Run:
             value = frame.env[output.name]
             self.result.outputs[output.name] = value
             if isinstance(value, np.ndarray) and has_torch_type(value):
-                self.result.weights.constant(output.name, value)
+                made = self.interpreter.lifted(value)
+                if made is None:
+                    made = self.result.weights.constant(output.name, value)
+                self.result.yielded[output.name] = made
+            elif isinstance(value, Tensor):
+                self.result.yielded[output.name] = value
 
 
 def is_weight(model: ModelFile, name: str) -> bool:

@@ -10,11 +10,13 @@ import numpy as np
 import onnx
 import torch
 from torch import Tensor, fx, nn
+from torch.export import graph_signature as export
 
 from pipec.errors import FrontendError, NoLossError
 from pipec.frontends.base import Frontend, Loaded, LoadOptions, user_code
 from pipec.frontends.examples import resized
 from pipec.frontends.factory import call_loss
+from pipec.frontends.hygiene import Naming, Traced, cleaned
 from pipec.frontends.onnx.axes import Growth, open_axes
 from pipec.frontends.onnx.evaluation import Evaluation
 from pipec.frontends.onnx.files import evaluate_file, evaluate_model
@@ -27,6 +29,7 @@ from pipec.graph.axes import Axes
 from pipec.graph.ir import Graph, InputKind, Origin, OutputKind, Source, op_name, origin, tensor
 from pipec.graph.opaque import engine_errors
 from pipec.graph.quantised import QUANTISED
+from pipec.graph.rules import verify
 
 
 class OnnxFrontend(Frontend):
@@ -139,7 +142,6 @@ def graph_of(evaluation: Evaluation, source: Source, loss: Loss | None = None) -
         FrontendError: A graph output is no tensor, or tracing fails.
     """
     _check_outputs(evaluation)
-    module = OnnxModule(evaluation)
     nodes = evaluation.model.proto.graph.node
 
     def origin(node: fx.Node) -> Origin | None:
@@ -150,17 +152,53 @@ def graph_of(evaluation: Evaluation, source: Source, loss: Loss | None = None) -
         proto = nodes[index]
         return Origin(proto.name or f"{proto.op_type}_{index}", proto.op_type, index)
 
-    traced = [name for name, v in evaluation.inputs.items() if isinstance(v, Tensor)]
+    inputs = [name for name, v in evaluation.inputs.items() if isinstance(v, Tensor)]
+    if loss is None:
+        naming = Naming(inputs, list(evaluation.outputs), origin=origin)
+        graph = cleaned(_recorded(evaluation), naming, source, differentiable=True)
+        graph = _beside_readers(graph, {})
+        verify(graph, evaluation.model.where)
+        return graph
+    module = OnnxModule(evaluation)
+    names = [*inputs, *loss.inputs]
     graph = trace(
-        module,
-        module.examples,
-        input_names=[*traced, *(loss.inputs if loss else ())],
-        output_names=None if loss else list(evaluation.outputs),
-        loss=loss,
-        source=source,
-        origin=origin,
+        module, module.examples, input_names=names, loss=loss, source=source, origin=origin
     )
-    return _renamed(graph, module.names)
+    return _beside_readers(graph, module.names)
+
+
+_KINDS = {
+    InputKind.PARAMETER: export.InputKind.PARAMETER,
+    InputKind.BUFFER: export.InputKind.BUFFER,
+    InputKind.CONSTANT: export.InputKind.CONSTANT_TENSOR,
+    InputKind.INPUT: export.InputKind.USER_INPUT,
+}
+
+
+def _recorded(evaluation: Evaluation) -> Traced:
+    """What was recorded of a model: its weights by kind, its inputs, its ops, what it yields."""
+    recorder, weights = evaluation.recorder, evaluation.weights
+    graph, kinds = recorder.graph, list(_KINDS)
+    given = {n: weights.kinds.get(name, InputKind.INPUT) for n, name in recorder.names.items()}
+    ordered = sorted(given, key=lambda n: kinds.index(given[n]))
+    inputs = [
+        export.InputSpec(
+            _KINDS[given[n]],
+            export.TensorArgument(name=n.name),
+            None if given[n] is InputKind.INPUT else recorder.names[n],
+            persistent=True,
+        )
+        for n in ordered
+    ]
+    yielded = [recorder.node_of(t) for t in evaluation.yielded.values()]
+    outputs = [
+        export.OutputSpec(export.OutputKind.USER_OUTPUT, export.TensorArgument(name=n.name), None)
+        for n in yielded
+    ]
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    last = graph.output(tuple(yielded))
+    signature = export.ExportGraphSignature(inputs, outputs)
+    return Traced([*ordered, *calls, last], signature, weights.real())
 
 
 def _with_loss(graph: Graph, where: str) -> Graph:
@@ -194,8 +232,13 @@ def _check_outputs(evaluation: Evaluation) -> None:
             )
 
 
-def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """The graph with ONNX names for the file's weights; constants nothing reads are dropped."""
+def _beside_readers(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """The graph without constants that nothing reads, what weights alone make beside its readers.
+
+    Args:
+        graph: As it was traced.
+        names: What its weights are called in the file, where that is something else.
+    """
     read = {n.name for n in graph.module.graph.nodes if n.users}
     kept = [i for i in graph.inputs if i.kind is not InputKind.CONSTANT or i.node in read]
     dropped = {i.node for i in graph.inputs} - {i.node for i in kept}

@@ -4,19 +4,17 @@
 structural ─► all inputs known? fold ─► native lowering ─► function body ─► opaque (ort, reference)
 ```
 
-The same model is interpreted twice: once on fake tensors, where every decision is made and
-remembered in `Memory`, and once while it is traced, where the decisions are only followed.
+What ops are run on fake tensors on the way, a `Recorder` writes down.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
 import onnx
 import torch
 from onnx import NodeProto
-from torch import Tensor, fx
+from torch import Tensor
 
 from pipec.frontends.onnx import control_flow, sequences
 from pipec.frontends.onnx.context import LOWERINGS, Context
@@ -24,7 +22,8 @@ from pipec.frontends.onnx.fold import deterministic, fold
 from pipec.frontends.onnx.frame import Frame, standard
 from pipec.frontends.onnx.functions import body_of, inner_frame
 from pipec.frontends.onnx.lowerings import LOADED
-from pipec.frontends.onnx.opaque import Opaque, make_opaque
+from pipec.frontends.onnx.opaque import run_opaque
+from pipec.frontends.onnx.recorder import Recorder
 from pipec.frontends.onnx.refusals import Demand, NeedKnown, Refused
 from pipec.frontends.onnx.schemas import check_inputs
 from pipec.frontends.onnx.slots import promoted
@@ -40,26 +39,8 @@ REGISTERED = (control_flow, sequences, *LOADED)
 UNITS = frozenset({"If", "Loop", "Scan"})
 """Control flow that stays one opaque node where it hangs on a value of run time."""
 
-ANNOTATION = "onnx"
-"""Key of the node's index in ``node.meta["custom"]``."""
-
 MOST_STEPS = 500_000
 """Nodes that one evaluation may run, unrolled loops included."""
-
-
-@dataclass
-class Memory:
-    """What the evaluation decided, by the path of the node.
-
-    Attributes:
-        ways: How a node is run.
-        folded: Outputs of nodes that were folded.
-        opaque: How an opaque node is run.
-    """
-
-    ways: dict[str, Way] = field(default_factory=dict)
-    folded: dict[str, tuple[Value, ...]] = field(default_factory=dict)
-    opaque: dict[str, Opaque] = field(default_factory=dict)
 
 
 class Interpreter:
@@ -67,7 +48,7 @@ class Interpreter:
 
     Args:
         weights: Where tensors of the model are registered and looked up.
-        memory: Decisions; grows in the evaluation.
+        recorder: Writes down what is run.
         allowed: Ways that may be taken.
         pinned: Names that must stay known, though they look like weights.
         bindable: Graph inputs whose values could be had at compile time.
@@ -77,14 +58,14 @@ class Interpreter:
     def __init__(
         self,
         weights: Weights,
-        memory: Memory,
+        recorder: Recorder,
         *,
         allowed: frozenset[Way] = ALL_WAYS,
         pinned: frozenset[str] = frozenset(),
         bindable: frozenset[str] = frozenset(),
         sized: frozenset[str] = frozenset(),
     ) -> None:
-        self.weights, self.memory, self.allowed = weights, memory, allowed
+        self.weights, self.recorder, self.allowed = weights, recorder, allowed
         self.pinned, self.bindable, self.sized = pinned, bindable, sized
         self._makers: dict[str, Context] = {}
         self._lifted: dict[str, Tensor | None] = {}
@@ -132,18 +113,16 @@ class Interpreter:
         if self._steps > MOST_STEPS:
             raise Refused(f"more than {MOST_STEPS} nodes after unrolling")
         check_inputs(node, frame)
-        self.note(node, frame, path)
+        if not frame.path:
+            self.recorder.index = int(path)
+            if not self.sized.isdisjoint(node.output):
+                self._makers.update(dict.fromkeys(node.output, Context(node, frame, path, self)))
         values = [self._read(frame, name) for name in node.input]
         ctx = Context(node, frame, path, self)
         outputs = self._outputs(ctx, values)
         for name, value in zip(node.output, outputs, strict=False):
             if name:
                 self.bind(frame, name, value, values)
-
-    def note(self, node: NodeProto, frame: Frame, path: str) -> None:
-        """Remember which node of the model's graph makes a value that depends on open sizes."""
-        if not frame.path and not self.sized.isdisjoint(node.output):
-            self._makers.update(dict.fromkeys(node.output, Context(node, frame, path, self)))
 
     def lifted(self, array: Array) -> Tensor | None:
         """What computes a known value that depends on open sizes; None for other values.
@@ -154,13 +133,15 @@ class Interpreter:
         if name is None or name not in self._makers:
             return None
         if name not in self._lifted:
-            ctx = self._makers[name]
-            with fx.traceback.annotate({ANNOTATION: int(ctx.path)}):
-                self._lifted.update(dict.fromkeys(ctx.node.output))
-                try:
-                    found = self._computed(ctx, array)
-                except Refused:
-                    return None
+            ctx, index = self._makers[name], self.recorder.index
+            self._lifted.update(dict.fromkeys(ctx.node.output))
+            self.recorder.index = int(ctx.path)
+            try:
+                found = self._computed(ctx, array)
+            except Refused:
+                return None
+            finally:
+                self.recorder.index = index
             self._lifted.update(zip(ctx.node.output, found, strict=False))
         return self._lifted[name]
 
@@ -222,22 +203,16 @@ class Interpreter:
 
     def _outputs(self, ctx: Context, values: list[Value]) -> tuple[Value, ...]:
         values = promoted(self, ctx, values)
-        if ctx.path in self.memory.ways:
-            return self._follow(self.memory.ways[ctx.path], ctx, values)
         reasons = []
         for way in self._candidates(ctx, values):
             try:
-                outputs = self._follow(way, ctx, values)
-            except NeedKnown as need:
-                self._demand(need, values)
-                reasons.append(f"{way}: {need.reason}")
+                return self._follow(way, ctx, values)
             except Refused as refusal:
                 if refusal.final:
                     raise
+                if isinstance(refusal, NeedKnown):
+                    self._demand(refusal, values)
                 reasons.append(f"{way}: {refusal.reason}")
-            else:
-                self.memory.ways[ctx.path] = way
-                return outputs
         raise Refused("; ".join(reasons) or "no way to run it is allowed")
 
     def _candidates(self, ctx: Context, values: list[Value]) -> list[Way]:
@@ -254,20 +229,15 @@ class Interpreter:
             found = STRUCTURAL[ctx.node.op_type](ctx, *values)
             outputs = found if isinstance(found, tuple) else (found,)
         elif way is Way.FOLDED:
-            outputs = self._folded(ctx, values)
+            outputs = fold(ctx.node, ctx.frame, values)
         elif way is Way.NATIVE:
             outputs = self._native(ctx, values)
         elif way is Way.FUNCTION:
             outputs = self._body(ctx, values)
         else:
-            outputs, way = self._engine(ctx, values)
+            outputs, way = run_opaque(ctx, values, self.allowed)
         self.used.add(way)
         return outputs
-
-    def _folded(self, ctx: Context, values: list[Value]) -> tuple[Value, ...]:
-        if ctx.path not in self.memory.folded:
-            self.memory.folded[ctx.path] = fold(ctx.node, ctx.frame, values)
-        return self.memory.folded[ctx.path]
 
     def _native(self, ctx: Context, values: list[Value]) -> tuple[Value, ...]:
         entry = LOWERINGS.get((standard(ctx.node.domain), ctx.node.op_type))
@@ -282,12 +252,6 @@ class Interpreter:
         return tuple(
             self._read(frame, name) if ctx.wants(k) else None for k, name in enumerate(body.output)
         )
-
-    def _engine(self, ctx: Context, values: list[Value]) -> tuple[tuple[Value, ...], Way]:
-        if ctx.path not in self.memory.opaque:
-            self.memory.opaque[ctx.path] = make_opaque(ctx, values, self.allowed)
-        opaque = self.memory.opaque[ctx.path]
-        return opaque(ctx, values), opaque.way
 
     def _demand(self, need: NeedKnown, values: list[Value]) -> None:
         """Ask for a restart where what must be known follows from initialisers and small inputs.

@@ -1,24 +1,24 @@
-"""An ONNX model as a torch module: what `torch.export` traces."""
+"""An evaluated ONNX model as a torch module: what `torch.export` traces together with a loss."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 from torch import Tensor, fx, nn
 
 from pipec.frontends.onnx.evaluation import Evaluation
-from pipec.frontends.onnx.interpreter import ANNOTATION, Interpreter
-from pipec.frontends.onnx.values import Value, leaves
+from pipec.frontends.onnx.recorder import ANNOTATION
+from pipec.frontends.onnx.values import leaves
 from pipec.graph.ir import InputKind
 
 _ODD = re.compile(r"\W+")
 
 
 class OnnxModule(nn.Module):
-    """Runs an evaluated model node by node; the evaluation's decisions are followed.
+    """Runs what was recorded of a model, op by op.
 
     Weights are attributes whose names are their ONNX names made into identifiers; `names` leads
-    back. Known outputs are constants.
+    back.
 
     Attributes:
         names: Attribute to ONNX name, for every weight.
@@ -58,45 +58,27 @@ class OnnxModule(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The graph outputs, for the traced graph inputs, flat; a known output is a constant."""
-        attributes = {name: attribute for attribute, name in self.names.items()}
-        return tuple(
-            value if isinstance(value, Tensor) else getattr(self, attributes[name])
-            for name, value in self.run(tensors).items()
-        )
-
-    def run(self, tensors: Sequence[Tensor]) -> dict[str, Value]:
-        """Graph outputs by name as the interpreter has them: traced, known, lists, None."""
         (evaluation,) = self._box
-        weights = evaluation.weights.fixed(
-            {name: getattr(self, attribute) for attribute, name in self.names.items()}
-        )
-        interpreter = Interpreter(weights, evaluation.memory, sized=evaluation.sized)
-        frame = evaluation.model.frame()
-        for name, array in evaluation.known.items():
-            interpreter.bind(frame, name, array)
-        for name in evaluation.model.initializers:
-            if name in weights.kinds and name not in frame.env:
-                frame.env[name] = weights.get(name)
+        values = self.values(tensors)
+        node_of = evaluation.recorder.node_of
+        return tuple(values[node_of(t)] for t in evaluation.yielded.values())
+
+    def values(self, tensors: Sequence[Tensor]) -> dict[fx.Node, Any]:
+        """What every recorded node yields, for the traced graph inputs, flat."""
+        (evaluation,) = self._box
+        attributes = {name: attribute for attribute, name in self.names.items()}
         given = iter(tensors)
-        for name, value in evaluation.inputs.items():
-            interpreter.bind(frame, name, _filled(value, given))
-        for k, node in enumerate(evaluation.model.proto.graph.node):
-            if all(o in evaluation.known for o in node.output if o):
-                interpreter.note(node, frame, str(k))
+        values: dict[fx.Node, Any] = {}
+        for node in evaluation.recorder.graph.nodes:
+            if node.op == "placeholder":
+                name = evaluation.recorder.names[node]
+                attribute = attributes.get(name) if name in evaluation.weights.kinds else None
+                values[node] = next(given) if attribute is None else getattr(self, attribute)
                 continue
-            with fx.traceback.annotate({ANNOTATION: k}):
-                interpreter.step(frame, node, str(k))
-        outputs = {o.name: frame.env[o.name] for o in evaluation.model.proto.graph.output}
-        for name, value in outputs.items():
-            if isinstance(value, np.ndarray) and (made := interpreter.lifted(value)) is not None:
-                outputs[name] = made
-        return outputs
-
-
-def _filled(value: Value, given: Iterator[Tensor]) -> Value:
-    if isinstance(value, list):
-        return [_filled(v, given) for v in value]
-    return next(given) if isinstance(value, Tensor) else value
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            with fx.traceback.annotate({ANNOTATION: index_of(node)}):
+                values[node] = node.target(*args, **kwargs)
+        return values
 
 
 def index_of(node: fx.Node) -> int | None:

@@ -1,7 +1,6 @@
 """The last resort: a node without lowering as one ``pipec::onnx`` node, run by an ONNX engine."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -19,33 +18,6 @@ from pipec.frontends.onnx.ways import Way
 from pipec.graph.opaque import check_engine, engine_errors, output_spec, register_payload
 
 
-@dataclass(frozen=True)
-class Opaque:
-    """How a node is run by an engine.
-
-    Attributes:
-        reads: Names of the traced inputs, in the payload's order.
-        key: Key of the payload.
-        way: The engine.
-        outputs: Types of the present outputs, as `pipec.graph.opaque.output_spec` writes them.
-    """
-
-    reads: tuple[str, ...]
-    key: str
-    way: Way
-    outputs: str
-
-    def __call__(self, ctx: Context, values: Sequence[Value]) -> tuple[Value, ...]:
-        """Put the op into the trace; outputs at their positions, None where absent."""
-        inputs = _inputs(ctx, values)
-        found = iter(
-            torch.ops.pipec.onnx(
-                [inputs[n] for n in self.reads], self.key, self.way.value, self.outputs
-            )
-        )
-        return tuple(next(found) if name else None for name in ctx.node.output)
-
-
 def _inputs(ctx: Context, values: Sequence[Value]) -> dict[str, Value]:
     """What the node reads by name: its inputs, and what its subgraphs read from outside."""
     inputs = named_inputs(ctx.node, values)
@@ -56,8 +28,13 @@ def _inputs(ctx: Context, values: Sequence[Value]) -> dict[str, Value]:
     return inputs
 
 
-def make_opaque(ctx: Context, values: Sequence[Value], ways: frozenset[Way]) -> Opaque:
+def run_opaque(
+    ctx: Context, values: Sequence[Value], ways: frozenset[Way]
+) -> tuple[tuple[Value, ...], Way]:
     """Wrap a node for the best engine that can run it.
+
+    Returns:
+        Its outputs at their positions, None where absent; and the engine.
 
     Raises:
         Refused: Its output shapes are not static, a type has no tensor, or no engine knows the op.
@@ -82,7 +59,9 @@ def make_opaque(ctx: Context, values: Sequence[Value], ways: frozenset[Way]) -> 
         info.type.CopyFrom(onnx.helper.make_tensor_type_proto(found.dtype, found.shape))
     model.graph.name = f"{ctx.node.op_type} {ctx.label}"
     key = register_payload(model.SerializeToString(deterministic=True))
-    return Opaque(tuple(traced), key, _engine(key, ways), spec)
+    way = _engine(key, ways)
+    found = iter(torch.ops.pipec.onnx([inputs[n] for n in traced], key, way.value, spec))
+    return tuple(next(found) if name else None for name in ctx.node.output), way
 
 
 def _types(ctx: Context, model: onnx.ModelProto, ways: frozenset[Way]) -> list[Type]:

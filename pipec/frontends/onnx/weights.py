@@ -1,14 +1,13 @@
 """The tensors that the graph reads beside its inputs, by name, and what kind each one is."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from pipec.errors import FrontendError
 from pipec.frontends.onnx.values import Value, constant_tensor, leaves
 from pipec.graph.arrays import Array
 from pipec.graph.ir import InputKind
-from pipec.graph.torch_private import unset_fake_temporarily
+from pipec.graph.torch_private import without_modes
 
 Live = Callable[[str, Tensor], Tensor]
 """What stands for a weight while nodes run, given its name and data: a fake copy, say."""
@@ -18,7 +17,7 @@ class Weights:
     """Parameters, buffers and constants of a model under their ONNX names.
 
     While the model is evaluated the set grows: initialisers come first, then whatever a node needs
-    as a tensor. While it is traced the set is fixed and `constant` only looks up.
+    as a tensor.
 
     Attributes:
         kinds: Name to kind.
@@ -28,7 +27,7 @@ class Weights:
         self.kinds: dict[str, InputKind] = {}
         self._read: dict[str, Callable[[], Tensor]] = {}
         self._live: dict[str, Tensor] = {}
-        self._make_live, self._open = live, True
+        self._make_live = live
         self._names: dict[int, str] = {}
         self._alive: list[Value] = []
 
@@ -43,8 +42,6 @@ class Weights:
             kind: What it is.
             read: Gives the data.
         """
-        if not self._open:
-            raise FrontendError("a constant appeared between evaluation and tracing", where=name)
         self.kinds[name], self._read[name] = kind, read or (lambda: tensor)
         self._live[name] = self._make_live(name, tensor)
         return self._live[name]
@@ -61,16 +58,9 @@ class Weights:
         """
         if name in self._live:
             return self._live[name]
-        with unset_fake_temporarily():
+        with without_modes():
             real = constant_tensor(array)
         return self.add(name, real, kind)
-
-    def fixed(self, live: Mapping[str, Tensor]) -> "Weights":
-        """The same names after the evaluation: weights come from ``live`` and none is added."""
-        copy = Weights(self._make_live)
-        copy.kinds, copy._read = self.kinds, self._read
-        copy._live, copy._names, copy._open = dict(live), dict(self._names), False
-        return copy
 
     def get(self, name: str) -> Tensor:
         """What stands for a registered weight now."""

@@ -7,7 +7,6 @@ is more than 1e-3); DFT and STFT against the largest value. Random ops are compa
 """
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,14 +18,13 @@ import onnx
 import torch
 from onnx.backend.test.case.node import collect_testcases
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from pipec.errors import PipecError
 from pipec.frontends.onnx.evaluation import Evaluation, evaluate
 from pipec.frontends.onnx.frontend import graph_of
 from pipec.frontends.onnx.module import OnnxModule
 from pipec.frontends.onnx.reader import ModelFile
-from pipec.frontends.onnx.values import Value, leaves
+from pipec.frontends.onnx.values import Value
 from pipec.frontends.onnx.ways import ALL_WAYS, Way
 from pipec.graph.arrays import Array, has_torch_type, to_array, to_tensor
 from pipec.graph.ir import Source
@@ -119,27 +117,28 @@ def _is_small(array: Array) -> bool:
     return array.ndim <= 1 and array.size <= SMALL
 
 
-def _run(evaluation: Evaluation) -> dict[str, Any]:
-    """The outputs of the graph that `make_fx` records, on the case's data."""
-    module, shape = OnnxModule(evaluation), dict[str, Value]()
-
-    def function(*tensors: Tensor) -> list[Tensor]:
-        shape.update(module.run(tensors))
-        return [t for v in shape.values() for t in leaves(v) if isinstance(t, Tensor)]
-
-    examples = module.examples
+def played(evaluation: Evaluation) -> dict[str, Value]:
+    """Outputs by name of what was recorded: computed, known, lists, None."""
+    module = OnnxModule(evaluation)
     with torch.no_grad():
-        graph = make_fx(
-            function, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True
-        )(*examples)
-        found = iter(graph(*examples))
-    return {name: _filled(value, found) for name, value in shape.items()}
+        values = module.values(module.examples)
+
+    def filled(value: Value) -> Value:
+        if isinstance(value, list):
+            return [filled(v) for v in value]
+        return values[evaluation.recorder.node_of(value)] if isinstance(value, Tensor) else value
+
+    return {name: filled(value) for name, value in evaluation.outputs.items()}
 
 
-def _filled(value: Value, found: Iterator[Tensor]) -> Any:
+def _run(evaluation: Evaluation) -> dict[str, Any]:
+    return {name: _arrays(value) for name, value in played(evaluation).items()}
+
+
+def _arrays(value: Value) -> Any:
     if isinstance(value, list):
-        return [_filled(v, found) for v in value]
-    return to_array(next(found)) if isinstance(value, Tensor) else value
+        return [_arrays(v) for v in value]
+    return to_array(value) if isinstance(value, Tensor) else value
 
 
 def _exported(evaluation: Evaluation) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from pipec.errors import PipecError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.onnx.files import evaluate_file
-from pipec.frontends.onnx.module import OnnxModule
 from pipec.graph.arrays import to_array
+from tests.frontends.onnx.cases import played
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 N = helper.make_node
@@ -357,8 +357,7 @@ def _compare(evaluation: Any, session: Any) -> str:
         want = session.run(names, {n: to_array(t) for n, t in inputs.items()})
     except Exception:
         return ""
-    with torch.no_grad():
-        found = OnnxModule(evaluation).run(list(inputs.values()))
+    found = played(evaluation)
     for name, value in zip(names, want, strict=True):
         got, w = found.get(name), np.asarray(value)
         g = to_array(got) if isinstance(got, torch.Tensor) else np.asarray(got)
