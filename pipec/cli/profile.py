@@ -1,6 +1,7 @@
 """``pipec profile``: run every node of a model, or the stages of a plan, and write their times."""
 
 import platform
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from rich.console import Console
 
 from pipec.cli.command import Command, refuse
 from pipec.cli.console import progress, progress_options
-from pipec.cli.options import load_options, model_options
+from pipec.cli.options import load_options, model_options, target_option
 from pipec.cli.profile_stages import profile_stages
 from pipec.cluster.presets import PRESETS
 from pipec.cluster.units import show
+from pipec.compiler.backend import load_backend
 from pipec.cost.file import save_costs
 from pipec.cost.measure import Measuring, measured_costs
 from pipec.cost.table import CostTable
@@ -24,12 +26,13 @@ from pipec.frontends.base import Loaded
 from pipec.frontends.load import load
 from pipec.graph.ir import origin
 
-_OF_A_MODEL = ("shape", "bind", "autocast", "training", "loss", "seed")
+_OF_A_MODEL = ("shape", "bind", "autocast", "training", "loss", "seed", "target")
 _OF_A_DIRECTORY = ("costs", "optimizer", "local", "seconds")
 
 
 @click.command(cls=Command)
 @click.argument("model")
+@target_option
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--kind", help="Device kind that the times stand for; found from the device.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("costs.json"),
@@ -52,7 +55,8 @@ _OF_A_DIRECTORY = ("costs", "optimizer", "local", "seconds")
 def command(model: str, **given: Any) -> None:
     """Run every node of MODEL on this machine and write a cost file for --costs.
 
-    Nodes with the same op on the same types share a median. Where MODEL is a DIRECTORY that
+    Nodes with the same op on the same types share a median. A file with open dimensions has other
+    nodes where the --target leaves them open. Where MODEL is a DIRECTORY that
     `pipec compile` wrote, its stages' graphs, optimizer steps and messages are measured too, one
     process per device: compile again with the cost file, and the predictions are of this machine.
     """
@@ -67,7 +71,8 @@ def command(model: str, **given: Any) -> None:
     kind = str(given["kind"] or this_kind(device)).lower()
     console = progress(given["told"])
     with console.status(f"reading {model}"):
-        loaded = load(model, load_options(given))
+        leaves_open = load_backend(given["target"]).leaves_open
+        loaded = load(model, replace(load_options(given), open=leaves_open))
     table = _measured(loaded, kind, how, console)
     save_costs(given["output"], table, loaded.graph, _machine(device))
     _summary(loaded, table, kind, given["heaviest"])

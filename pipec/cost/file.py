@@ -79,7 +79,7 @@ def _same_graph(ops: object, graph: Graph, path: Path) -> None:
         where=f"{path}, node {name}",
         got=measured.get(name, "no such node"),
         want=wanted.get(name, "no such node"),
-        hint="measure again with `pipec profile` and the same --shape and --training",
+        hint="measure again with `pipec profile` and the same --shape, --training and --target",
     )
 
 
