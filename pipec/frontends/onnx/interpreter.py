@@ -28,10 +28,10 @@ from pipec.frontends.onnx.refusals import Demand, NeedKnown, Refused
 from pipec.frontends.onnx.schemas import check_inputs
 from pipec.frontends.onnx.slots import promoted
 from pipec.frontends.onnx.structural import STRUCTURAL
-from pipec.frontends.onnx.values import Value, ints, known, leaves
+from pipec.frontends.onnx.values import Value, ints, known, leaves, torch_dtype, type_of
 from pipec.frontends.onnx.ways import ALL_WAYS, Way
 from pipec.frontends.onnx.weights import Weights
-from pipec.graph.arrays import Array, to_tensor
+from pipec.graph.arrays import Array
 
 REGISTERED = (control_flow, sequences, *LOADED)
 """The modules whose import fills the tables of structural ops and lowerings."""
@@ -149,7 +149,7 @@ class Interpreter:
         values = [self._read(ctx.frame, name) for name in ctx.node.input]
         op = "" if standard(ctx.node.domain) else ctx.node.op_type
         if op == "ConstantOfShape":
-            dtype = to_tensor(array[:0] if array.ndim else array).dtype
+            dtype = torch_dtype(type_of(array).dtype)
             return (torch.full(array.shape, array.reshape(-1)[0].item(), dtype=dtype),)
         if op in STRUCTURAL:
             numbers = [torch.full((1,), n) for n in ints(array)]
