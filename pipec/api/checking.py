@@ -11,7 +11,7 @@ from pipec.arguments import checked
 from pipec.cluster.cluster import Link
 from pipec.compiler.driver import emit
 from pipec.compiler.verify import VerifyReport, verify_artifacts
-from pipec.errors import PartitionError, ScheduleError
+from pipec.errors import PartitionError, PipecError, ScheduleError
 from pipec.frontends.base import Loaded
 from pipec.frontends.reload import check_runnable, load_options, reload
 from pipec.graph.ir import Source
@@ -148,7 +148,11 @@ def verify(
         >>> pipec.verify(plan, model, x).ok
         True
     """
+    if tolerance is not None and tolerance < 0:
+        raise PipecError("a tolerance below 0", got=tolerance)
     if isinstance(plan, Plan):
+        if loss is not None and not plan.trains:
+            raise PipecError("the plan does not train", got="a loss")
         with tempfile.TemporaryDirectory() as made:
             directory = Path(made) / "out"
             emit(plan, directory)

@@ -29,7 +29,11 @@ from pipec.report.verification import print_report
 @click.option("--model", help="Where the model is now, if not where it was.")
 @click.option("--trust", is_flag=True, help="Let code run that the plan names or holds.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
-@click.option("--tolerance", type=float, help="Relative error to allow, instead of the backend's.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    help="Relative error to allow, instead of the backend's.",
+)
 @click.option("--timed", is_flag=True, help="Compare the cycles of all handshakes, if any.")
 @click.option(
     "--chain",

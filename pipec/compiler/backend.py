@@ -1,6 +1,7 @@
 """What a backend is: it checks, times and emits a plan, reads back what it emitted, and runs it."""
 
 import difflib
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from pipec import registry
+from pipec.arguments import fits
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.capabilities import Prepares
 from pipec.compiler.chain import StageRunner
@@ -204,6 +206,9 @@ def settings_of(
             want=", ".join(known) or "none",
             hint=f"{near[0]!r} is an option of the target {owners[near[0]]}" if near else None,
         )
+    for name, hint in typing.get_type_hints(backend.options).items():
+        if name in known and not fits(known[name], hint):
+            raise BackendError(f"{name}: of another type", got=repr(known[name]), want=hint)
     if isinstance(backend, Prepares):
         return backend.prepared(known, example_inputs)
     return known

@@ -98,6 +98,11 @@ class Splitter:
                 )
             if not isinstance(value, torch.Tensor):
                 raise PlanError("an input is no tensor", where=name, got=type(value).__name__)
+            if (value.dtype, value.layout) != (self._dtypes[name], torch.strided):
+                got, want = f"{value.dtype}, {value.layout}", f"{self._dtypes[name]}, dense"
+                raise PlanError("an input has another type", where=name, got=got, want=want)
+            if name in self._split and not value.dim():
+                raise PlanError("an input has no rows", where=name, got=value)
         missing = [n for n in self._dtypes if n not in given]
         if missing:
             got = ", ".join(given) or "nothing"

@@ -235,7 +235,7 @@ class Pipeline:
         if error := verdict(found, mine.settings.on_nan, mine.round - 1):
             self._finish_saving()
             raise error
-        for hook in self._hooks:
+        for hook in () if found.skipped else self._hooks:
             hook(self)
         loss, outputs = found.loss, self._outputs(self._runner, result, shares)
         return StepResult(math.nan if loss is None else loss, found.norm, found.skipped, outputs)
@@ -250,6 +250,9 @@ class Pipeline:
         Raises:
             PlanError: The model cannot be traced again, or a batch does not fit.
         """
+        if loader is None or isinstance(loader, torch.Tensor | Mapping):
+            got = f"one {type(loader).__name__}"
+            raise PlanError("these are no batches", got=got, hint="a list of one: [batch]")
         total = weights = 0.0
         kept: dict[str, list[torch.Tensor]] = {}
         runner, known = None, 0
@@ -319,6 +322,8 @@ class Pipeline:
             model.save_pretrained(directory, state_dict=weights)
 
     def _checkpoints(self, directory: Path) -> Checkpoints:
+        if directory.exists() and not directory.is_dir():
+            raise PlanError("no directory of checkpoints", got=directory)
         if directory not in self._saved:
             executors = self._runner.executors
             self._saved[directory] = Checkpoints(directory, executors, timeout=self._timeout)

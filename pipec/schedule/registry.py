@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import cast
 
-from pipec.errors import ScheduleError
+from pipec.errors import PipecError, ScheduleError
 from pipec.options import parse_one, spelled, value_of
 from pipec.registry import entries, load
 from pipec.schedule.action import Action
@@ -148,14 +148,14 @@ def generate(name: str, stages: int, microbatches: int, **options: object) -> Sc
     _check_once(name, [*parsed(name, {}), *options])
     _check_known(plain_name(name), function, every)
     if "replicas" in inspect.signature(function).parameters:
-        return _built(function(stages, microbatches, **every), name, microbatches)
+        return _built(_made(function, name, stages, microbatches, every), name, microbatches)
     replicas, adjacent = every.pop("replicas", 1), str(every.pop("adjacent", "stages"))
     parts = every.pop("parts", 1)
     assert isinstance(replicas, int)
     assert isinstance(parts, int)
     _check_even(microbatches, "microbatches", replicas, "replicas")
     _check_even(stages, "stages", parts, "parts")
-    made = function(stages // parts, microbatches // replicas, **every)
+    made = _made(function, name, stages // parts, microbatches // replicas, every)
     built = _built(made, name, microbatches // replicas)
     return replicated(parted(built, parts) if parts > 1 else built, replicas, adjacent)
 
@@ -177,6 +177,24 @@ def _check_even(count: int, what: str, among: int, whom: str) -> None:
             got=f"{count} {what}, {among} {whom}",
             want=f"a multiple of the {whom}",
         )
+
+
+def _made(
+    function: Callable[..., object],
+    name: str,
+    stages: int,
+    microbatches: int,
+    options: Mapping[str, object],
+) -> object:
+    """What a generator gives, which may be somebody else's code."""
+    try:
+        return function(stages, microbatches, **options)
+    except PipecError:
+        raise
+    except Exception as error:
+        raise ScheduleError(
+            f"the function of schedule {plain_name(name)} failed", got=repr(error)
+        ) from error
 
 
 def _built(made: object, name: str, microbatches: int) -> Schedule:

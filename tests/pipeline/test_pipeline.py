@@ -379,3 +379,32 @@ def test_rows_are_those_of_the_batch_and_not_of_a_table() -> None:
         assert pipeline.step({"place": place, "x": x}).loss == pytest.approx(want, rel=1e-6)
         with pytest.raises(PlanError, match="1 to 8"):
             pipeline.step({"place": place, "x": torch.randn(80, 8)})
+
+
+def test_what_is_no_batch_and_no_directory_is_told(tmp_path: Path) -> None:
+    x, model = torch.randn(4, 8), _layers(nn.ReLU)
+    plan = pipec.compile(model, x, "2xcpu", loss=_square, schedule="1f1b", microbatches=2)
+    (tmp_path / "file").touch()
+    with pipec.Pipeline(plan, optimizer=sgd, model=model, loss=_square) as pipeline:
+        for call, words in (
+            (lambda: pipeline.evaluate(x), r"\[batch\]"),  # type: ignore[arg-type]
+            (lambda: pipeline.evaluate({"input": x}), r"\[batch\]"),
+            (lambda: pipeline.step(x.double()), "float64"),
+            (lambda: pipeline.step(x.to_sparse()), "sparse"),
+            (lambda: pipeline.step(torch.tensor(1.0)), "no rows"),
+            (lambda: pipeline.save(tmp_path / "file"), "no directory"),
+            (lambda: pipeline.resume(tmp_path / "file"), "no directory"),
+        ):
+            with pytest.raises(PlanError, match=words):
+                call()
+
+
+def test_a_hook_is_not_called_where_the_update_was_left_out() -> None:
+    x, model, seen = torch.randn(4, 8), _layers(nn.ReLU), list[int]()
+    plan = pipec.compile(model, x, "2xcpu", loss=_square, schedule="1f1b", microbatches=2)
+    hooks = [lambda _: seen.append(1)]
+    with pipec.Pipeline(plan, optimizer=sgd, on_nan="skip", hooks=hooks) as pipeline:
+        assert pipeline.step(x * torch.nan).skipped
+        assert not seen
+        pipeline.step(x)
+    assert seen == [1]
