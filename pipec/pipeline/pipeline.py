@@ -250,8 +250,9 @@ class Pipeline:
         Raises:
             PlanError: The model cannot be traced again, or a batch does not fit.
         """
-        if loader is None or isinstance(loader, torch.Tensor | Mapping):
-            got = f"one {type(loader).__name__}"
+        given: object = loader
+        if given is None or isinstance(given, torch.Tensor | Mapping):
+            got = f"one {type(given).__name__}"
             raise PlanError("these are no batches", got=got, hint="a list of one: [batch]")
         total = weights = 0.0
         kept: dict[str, list[torch.Tensor]] = {}

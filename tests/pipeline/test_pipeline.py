@@ -387,8 +387,8 @@ def test_what_is_no_batch_and_no_directory_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pipec.Pipeline(plan, optimizer=sgd, model=model, loss=_square) as pipeline:
         for call, words in (
-            (lambda: pipeline.evaluate(x), r"\[batch\]"),  # type: ignore[arg-type]
-            (lambda: pipeline.evaluate({"input": x}), r"\[batch\]"),
+            (lambda: pipeline.evaluate(x), r"\[batch\]"),
+            (lambda: pipeline.evaluate({"input": x}), r"\[batch\]"),  # type: ignore[dict-item]
             (lambda: pipeline.step(x.double()), "float64"),
             (lambda: pipeline.step(x.to_sparse()), "sparse"),
             (lambda: pipeline.step(torch.tensor(1.0)), "no rows"),
