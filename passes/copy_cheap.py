@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from pipec.autodiff.recompute import is_random
+from pipec.autodiff.recompute import everything
 from pipec.compiler.backend import load_backend
 from pipec.compiler.complete import completed
 from pipec.compiler.costing import cost_table
@@ -116,7 +116,7 @@ def _chain(value: fx.Node, has: Collection[str], fixed: Mapping[str, int]) -> li
             if node.name not in fixed:
                 return []
             read += fixed[node.name]
-        elif is_random(node) or origin(node).index is not None:
+        elif not everything(node) or origin(node).index is not None:
             return []
         else:
             found.append(node.name)

@@ -18,6 +18,7 @@ from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, rounding_toleranc
 from pipec.errors import BackendError, PipecError
 from pipec.graph.arrays import ONNX_TYPES, Array
 from pipec.graph.axes import Axes, reason
+from pipec.graph.eager import EAGER
 from pipec.graph.ir import OutputKind, origin, tensors
 from pipec.graph.lower import lower
 from pipec.graph.rules import OWN_NAMESPACES
@@ -154,7 +155,8 @@ def _foreign(plan: Plan) -> Iterator[str]:
     for n in plan.graph.calls:
         if any(part in str(n.target) for part in _OTHERWISE):
             yield f"{n.name}: {origin(n)} in training mode; call model.eval() before it is exported"
-        if isinstance(n.target, OpOverload) and namespace_of(n.target) not in OWN_NAMESPACES:
+        foreign = isinstance(n.target, OpOverload) and namespace_of(n.target) not in OWN_NAMESPACES
+        if foreign or n.target is EAGER:
             yield f"{n.name}: {n.target} from {origin(n)}"
 
 

@@ -21,10 +21,11 @@ from pipec.compiler.stage_timing import sequential_timing
 from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, SAME_KERNELS, rounding_tolerance
 from pipec.errors import BackendError
 from pipec.graph.axes import Axes
+from pipec.graph.eager import eager_parts
 from pipec.graph.ir import InputKind, OutputKind, origin, tensor
 from pipec.graph.lower import lower
 from pipec.graph.quantised import QUANTISED
-from pipec.plan.model import Plan, StageTiming
+from pipec.plan.model import Plan, Stage, StageTiming
 from pipec.plan.weights import (
     WEIGHTS,
     StoredWeights,
@@ -84,13 +85,17 @@ class TorchBackend(Backend):
             )
         if plan.options.get("pt2") and not all_have_data(plan.graph.weights):
             raise BackendError("exported programs hold weights, and the model was built without")
+        if plan.options.get("pt2") and (parts := eager_parts(plan.graph)):
+            got = ", ".join(dict.fromkeys(parts.values()))
+            raise BackendError("an exported program holds no module that runs eagerly", got=got)
 
     def stage_seconds(self, plan: Plan) -> tuple[StageTiming, ...]:
         """Predict every stage on its device: node by node, by the plan's costs."""
-        timing = sequential_timing(plan)
-        if all_have_data(plan.graph.weights):
-            return timing
-        return tuple(dataclasses.replace(t, notes=(_NO_WEIGHTS,)) for t in timing)
+        empty = () if all_have_data(plan.graph.weights) else (_NO_WEIGHTS,)
+        return tuple(
+            dataclasses.replace(t, notes=(*empty, *_eager(s)))
+            for s, t in zip(plan.stages, sequential_timing(plan), strict=True)
+        )
 
     def emit(self, plan: Plan, directory: Path) -> None:
         """Write weights, and exported programs if ``plan.options`` has ``pt2``."""
@@ -186,3 +191,9 @@ def _tolerance(plan: Plan) -> float:
     """
     same = plan.graph.source.kind != "onnx" and REWRITTEN not in plan.options
     return rounding_tolerance(plan.graph, SAME_KERNELS if same else OTHER_KERNELS)
+
+
+def _eager(stage: Stage) -> tuple[str, ...]:
+    """A note of the parts of a stage that run as modules under autograd."""
+    parts = dict.fromkeys(eager_parts(stage.graph).values())
+    return (f"runs eagerly, as a module under autograd: {', '.join(parts)}",) if parts else ()

@@ -1,5 +1,6 @@
 """``train.py``: a short script beside the plan that a user reads, edits and runs."""
 
+from pipec.graph.eager import eager_parts
 from pipec.graph.ir import Graph, InputKind, tensor
 from pipec.graph.torch_private import OpOverload, defining_module, namespace_of
 from pipec.plan.model import Plan
@@ -12,7 +13,7 @@ import torch
 {imports}from safetensors.torch import save_file
 
 from pipec.compiler.endless import endless
-from pipec.plan.store import load_plan
+{reload}from pipec.plan.store import load_plan
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Settings
 from pipec.runtime.train import train
@@ -37,7 +38,7 @@ def optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 def main() -> None:
     """Run this rank's part of the schedule."""
     plan = load_plan(HERE{allowed})
-    with process_group() as rank:
+{modules}    with process_group() as rank:
         order = endless(plan)  # without a flush: go on from round to round without draining
         pipeline = DistributedPipeline(plan, batch, Settings(optimizer{scale}), schedule=order)
         train(pipeline, ROUNDS, [print] if rank == 0 else [])
@@ -55,6 +56,7 @@ def train_script(plan: Plan) -> str:
     """The script for a plan with a training schedule; ready to run on random data."""
     assert plan.schedule is not None
     half = plan.graph.source.options.get("autocast") == "float16"
+    eager = eager_parts(plan.graph)
     allowed = ", ".join(f'"{n}"' for n in sorted(plan.graph.namespaces))
     return _SCRIPT.format(
         devices=plan.schedule.devices,
@@ -64,6 +66,8 @@ def train_script(plan: Plan) -> str:
         scale=", loss_scale=65536.0" if half else "",
         imports=_imports(plan.graph),
         allowed=f", allowed=[{allowed}]" if allowed else "",
+        reload="from pipec.frontends.reload import bring_modules\n" if eager else "",
+        modules="    bring_modules(plan)  # of the parts that run eagerly\n" if eager else "",
     )
 
 

@@ -18,6 +18,7 @@ from pipec.compiler.endless import endless
 from pipec.compiler.job import Job
 from pipec.errors import PipecError
 from pipec.files import check_output
+from pipec.graph.eager import eager_parts
 from pipec.plan.model import Plan
 from pipec.runtime.agreement import agree
 from pipec.runtime.builders import optimizer_from_text, scheduler_from_text
@@ -32,6 +33,7 @@ from pipec.runtime.recording import collected, record, write_trace
 from pipec.runtime.rules import Correction
 from pipec.runtime.runner import Runner
 from pipec.runtime.train import train
+from pipec.schedule.schedule import Schedule
 
 _NO_FLUSH = "--schedule pipedream, for example, has none"
 _TRAINING = ("optimizer", "lr_schedule", "clip", "on_nan", "loss_scale", "save", "checkpoints")
@@ -115,6 +117,8 @@ class RunOptions(Options):
                     got=getattr(self, f.name),
                     hint="compile the model with a loss: --training",
                 )
+        if parts := eager_parts(plan.graph):
+            self._check_eager(plan.schedule, next(iter(parts.values())))
         if self.every != RunOptions.every and self.checkpoints is None:
             raise PipecError(
                 "--every is for --checkpoints",
@@ -127,6 +131,18 @@ class RunOptions(Options):
             if path is not None and path.exists() and not path.is_dir():
                 hint = "name a directory, it is made if it is not there"
                 raise PipecError("this is no directory", got=path, hint=hint)
+
+    def _check_eager(self, schedule: Schedule, part: str) -> None:
+        """Refuse what a part that runs eagerly cannot have."""
+        if self.compile:
+            what = "--compile does not reach into a part that runs eagerly"
+            raise PipecError(what, where=part, hint="torch.compile it in the model")
+        if self.checkpoints and not self.drain and not schedule.rule.flush:
+            raise PipecError(
+                "what autograd keeps of microbatches under way cannot be saved",
+                where=f"{part}, which runs eagerly",
+                hint="--drain",
+            )
 
 
 def run(plan: Plan, job: Job, options: RunOptions) -> None:

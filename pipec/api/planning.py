@@ -13,7 +13,7 @@ from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, check_devices, load_backend
 from pipec.errors import PipecError
 from pipec.explore.explore import Exploration
-from pipec.frontends.base import Loaded, LoadOptions
+from pipec.frontends.base import AUTO, Loaded, LoadOptions
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 
@@ -40,6 +40,7 @@ def compile(  # noqa: A001
     shapes: Mapping[str, Sequence[int]] | None = None,
     bind: Mapping[str, Sequence[float]] | None = None,
     autocast: str = "",
+    eager: bool | str | Sequence[str] = False,
     seed: int = 0,
     trust: bool = False,
     **settings: object,
@@ -73,6 +74,8 @@ def compile(  # noqa: A001
         autocast: ``bfloat16`` or ``float16``: as if model and loss were run under `torch.autocast`;
             weights and their updates stay in float32. Training in float16 wants ``loss_scale`` of
             the `Pipeline`.
+        eager: Parts of the model that run as plain modules under autograd, by name (``*`` for any
+            text); True for those that a graph cannot hold. The model's forward runs once for it.
         seed: Of a factory's weights.
         trust: Allow formats that run code when they are read (``.pt2``).
         settings: Options of the target, such as ``precision="int8"``.
@@ -102,6 +105,7 @@ def compile(  # noqa: A001
     told = LoadOptions(
         sizes, fixed, training=training, trust=trust, seed=seed, autocast=autocast,
         open=backend.leaves_open,
+        eager=((AUTO,) if eager else ()) if isinstance(eager, bool) else _listed(eager),
     )  # fmt: skip
     return request.plan(*_read(model, inputs, loss, told))
 

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from pipec.graph.arguments import given
+from pipec.graph.eager import EAGER
 from pipec.graph.torch_private import OpOverload, is_view
 
 Policy = Literal["views", "all"]
@@ -21,7 +22,9 @@ def views(node: fx.Node) -> bool:
 
 
 def everything(node: fx.Node) -> bool:
-    """Recompute all but random numbers: a second draw would give another mask."""
+    """Recompute all but tapes, and random numbers: a second draw would give another mask."""
+    if node.target is EAGER:
+        return False
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -43,7 +46,7 @@ def draws_of(node: fx.Node) -> int:
     if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
         return 0
     told = given(node)
-    if told.get("dropout_p") == 0.0 or not told.get("train", True):
+    if told.get("dropout_p") == 0.0 or not told.get("train", True) or told.get("draws") is False:
         return 0
     if "num_layers" in told:
         return int(told["num_layers"]) - 1 if told["dropout"] else 0

@@ -10,7 +10,7 @@ from pipec.cli.completion import complete_devices, complete_targets
 from pipec.cluster.cluster import Cluster, parse_cluster
 from pipec.cluster.file import load_cluster
 from pipec.errors import FrontendError
-from pipec.frontends.base import LoadOptions
+from pipec.frontends.base import AUTO, LoadOptions
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -38,6 +38,15 @@ def model_options(function: _F) -> _F:
             default="",
             metavar="DTYPE",
             help="bfloat16 or float16: as if model and loss were run under torch.autocast.",
+        ),
+        click.option(
+            "--eager",
+            is_flag=False,
+            flag_value=AUTO,
+            default="",
+            metavar="[PATTERN,...]",
+            help="Parts that run as modules under autograd, such as layers.*.mlp; without a value, "
+            "those that a graph cannot hold.",
         ),
         click.option(
             "--bind",
@@ -75,6 +84,7 @@ def load_options(given: Mapping[str, Any]) -> LoadOptions:
         seed=given["seed"],
         loss=given["loss"],
         autocast=given["autocast"],
+        eager=tuple(given["eager"].split(",")) if given["eager"] else (),
     )
 
 

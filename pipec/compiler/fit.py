@@ -26,6 +26,7 @@ from pipec.compiler.residency import StageWork, saved_in_order, stage_work
 from pipec.compiler.timeline import plan_timeline
 from pipec.compiler.working import WorkingBytes, together, values_of
 from pipec.errors import PassError, PipecError
+from pipec.graph.eager import eager_parts
 from pipec.plan.model import Plan
 from pipec.residency.apart import Apart, choose_apart
 from pipec.residency.choose import Choice, DoesNotFitError, choose
@@ -269,8 +270,10 @@ class Fit:
     def _bandwidth(self, stage: int) -> float:
         """Bytes per second of what is saved, to host memory or to the device of the backward.
 
-        Stages that share a device share its link.
+        Stages that share a device share its link. Of a stage that runs eagerly nothing leaves.
         """
+        if eager_parts(self.plan.stages[stage].graph):
+            return 0.0
         place, devices = self.schedule.placement, self.plan.cluster.devices
         ahead, behind = place.forward[stage][0], place.backward[stage][0]
         if place.separate:

@@ -13,6 +13,7 @@ from pipec.autodiff.recompute import everything
 from pipec.autodiff.rewrite import lineage
 from pipec.compiler.fit import Fates
 from pipec.errors import PassError
+from pipec.graph.eager import is_tape
 from pipec.graph.ir import origin
 from pipec.plan.model import Plan
 from pipec.schedule.in_flight import in_flight
@@ -40,7 +41,7 @@ def named_fates(
         assert stage.training is not None
         hits = {p: _matching(stage.training, p) for p in patterns}
         wanted = frozenset(name for names in hits.values() for name in names)
-        wanted = wanted if host else _recomputable(stage.training, wanted)
+        wanted = _movable(stage.training, wanted) if host else _recomputable(stage.training, wanted)
         used |= {p for p, names in hits.items() if not wanted.isdisjoint(names)}
         order = tuple(v.name for v in stage.training.saved if v.name in wanted)
         slots = ((min(2, max(0, turns.most - 2)), order),) if host and order else ()
@@ -61,6 +62,11 @@ def _matching(training: Training, pattern: str) -> list[str]:
         if fnmatchcase(n.name, pattern)
         or any(fnmatchcase(origin(n).name, p) for p in (pattern, f"{pattern}.*"))
     ]
+
+
+def _movable(training: Training, values: frozenset[str]) -> frozenset[str]:
+    """Those of some values that may leave the device: all but autograd's tapes."""
+    return frozenset(v for v in values if not is_tape(training.F.nodes[v]))
 
 
 def _recomputable(training: Training, values: frozenset[str]) -> frozenset[str]:

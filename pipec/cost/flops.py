@@ -79,7 +79,7 @@ class FlopCounter:
 
     def is_product(self, node: fx.Node) -> bool:
         """Whether the node multiplies matrices: its FLOPs are no count of elements."""
-        return _formula(node) in (_grouped, _integer_conv) or self.known(node) > 0
+        return _formula(node) in (_grouped, _integer_conv, _told) or self.known(node) > 0
 
     def known(self, node: fx.Node) -> int:
         """What `FlopCounterMode` counts for the node on meta tensors; 0 where it counts nothing."""
@@ -171,6 +171,12 @@ def _grouped(node: fx.Node) -> float:
     return 2.0 * tensors(node)[0].numel() * tensors(rows)[0].shape[-1]
 
 
+def _told(node: fx.Node) -> float:
+    """What was counted of a module that runs as it is."""
+    told: Any = node.args[4]
+    return float(told)
+
+
 def _integer_conv(node: fx.Node) -> float:
     """Weights are the second argument or, if every operand comes with a scale, the fourth."""
     weights: Any = node.args[1 if "integer" in str(node.target) else 3]
@@ -238,6 +244,7 @@ _FORMULAS: dict[str, Formula] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_grouped_mm": _grouped,
     "transformers.grouped_mm_fallback": _grouped,
+    "pipec.eager": _told,
     "pipec.quantize": _per_element(4),
     "pipec.dynamic_quantize": _per_element(6),
     "pipec.dequantize": _per_element(2),

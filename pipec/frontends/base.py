@@ -21,6 +21,8 @@ from pipec.graph.ir import Graph
 
 AUTOCAST = ("bfloat16", "float16")
 """What `torch.autocast` casts to."""
+AUTO = "auto"
+"""Stands for the parts that a graph cannot hold, instead of their names."""
 _OWN = str(Path(__file__).resolve().parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 _STANDARD = sysconfig.get_path("stdlib")
@@ -41,6 +43,8 @@ class LoadOptions:
         scored: Give the loss and the model's outputs, in training mode or not.
         autocast: ``bfloat16`` or ``float16``: run model and loss under `torch.autocast` of it.
         open: Keep what depends on dimensions that a file leaves open as nodes, not as constants.
+        eager: Parts that run as they are, each call one node of the graph; ``auto`` alone: those
+            that a graph cannot hold.
 
     Raises:
         FrontendError: Autocast knows no such dtype.
@@ -55,6 +59,7 @@ class LoadOptions:
     scored: bool = False
     autocast: str = ""
     open: bool = False
+    eager: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.autocast not in ("", *AUTOCAST):

@@ -10,11 +10,24 @@ self.steps += 1                       a number or tensor that is no buffer: refu
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor, nn
 
 from pipec.errors import FrontendError
+
+_settles: ContextVar[bool] = ContextVar("settles", default=False)
+
+
+@contextmanager
+def settling() -> Iterator[None]:
+    """Inside the block a model may change its attributes: it is run and not traced."""
+    token = _settles.set(True)
+    try:
+        yield
+    finally:
+        _settles.reset(token)
 
 
 @contextmanager
@@ -35,7 +48,7 @@ def kept_state(module: nn.Module) -> Iterator[None]:
             if new is not buffer:
                 _write(buffer, new, f"{path}.{name}".lstrip("."))
                 setattr(m, name, buffer)
-        if module.training:
+        if module.training and not _settles.get():
             _refuse_changes(path, state, _state(m))
 
 

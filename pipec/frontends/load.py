@@ -25,6 +25,9 @@ def load(spec: str, options: LoadOptions | None = None) -> Loaded:
             got=f"autocast {options.autocast}",
             hint="export the model under torch.autocast, or compile the module itself",
         )
+    if options and options.eager and not found.casts:
+        hint = "name a factory: path/file.py:function"
+        raise FrontendError("a file has no modules to run eagerly", where=spec, hint=hint)
     if options and options.seed and not found.casts:
         hint = "leave it out, or name a factory: path/file.py:function"
         raise FrontendError("a file brings its weights", where=spec, got="a seed", hint=hint)

@@ -5,7 +5,7 @@ the model's own, and hooks that change gradients on their way, leave no trace in
 go on with other gradients, and nothing would say so.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,22 +20,29 @@ _REFUSED = {
     Tensor.register_hook: ("a hook on a gradient", "write what it does into the forward"),
     Tensor.detach_: ("a tensor that is detached in place", "write x = x.detach()"),
 }
-_OUT_OF_GRADIENTS = "write y = g + (x - g).detach(): the value is x, the gradient that of g"
+_OUT_OF_GRADIENTS = (
+    "write y = g + (x - g).detach(): the value is x, the gradient that of g; or run that part as "
+    "it is: --eager"
+)
 
 
 @contextmanager
-def no_lost_gradients(module: nn.Module) -> Iterator[None]:
+def no_lost_gradients(module: nn.Module, eager: Collection[nn.Module] = ()) -> Iterator[None]:
     """Inside the block, refuse what a graph traced from ``module`` could not hold.
+
+    Args:
+        module: The model.
+        eager: Parts of it that run as they are.
 
     Raises:
         FrontendError: A `torch.autograd.Function` of the model's own (or reentrant checkpointing,
             which is one), a hook on gradients, a ``detach_``, or `torch.inference_mode`.
     """
-    if found := gradient_hooks(module):
+    if found := gradient_hooks(module, eager):
         raise FrontendError(
             "hooks on gradients would be lost",
             got=", ".join(found),
-            hint="write what they do into the forward, or remove them",
+            hint="write what they do into the forward, or run that part as it is: --eager",
         )
     function = torch.autograd.Function
     apply = vars(function)["apply"]
@@ -56,7 +63,7 @@ def _refusing(apply: Any) -> Any:
             raise FrontendError(
                 "reentrant checkpointing hides its part of the model from tracing",
                 got=cls.__name__,
-                hint="use_reentrant=False, or leave it to differentiate{recompute=all}",
+                hint="use_reentrant=False, or --recompute, or run that part as it is: --eager",
             )
         if cls.__module__.split(".")[0] != "torch":
             raise FrontendError(

@@ -9,6 +9,7 @@ from pathlib import PurePath
 import torch
 from torch import fx
 
+from pipec.graph.eager import call_of
 from pipec.graph.ir import Origin, op_name
 
 OriginOf = Callable[[fx.Node], Origin | None]
@@ -26,6 +27,9 @@ def module_origin(node: fx.Node, prefix: str = "") -> Origin:
         node: A node that ``torch.export`` made under ``preserve_node_meta``.
         prefix: Leading part of module paths to leave out.
     """
+    eager = call_of(node)
+    if eager is not None:
+        return Origin(eager.name, type(eager.module).__name__)
     stack = node.meta.get("nn_module_stack") or {}
     path, kind = next(reversed(stack.values()), ("", ""))
     path = _CALL_NUMBER.sub("", path)

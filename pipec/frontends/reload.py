@@ -8,7 +8,9 @@ from pipec.compiler.backend import load_backend
 from pipec.errors import FrontendError
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.load import load, reader
+from pipec.graph.eager import missing_calls
 from pipec.graph.ir import MEMORY, Source
+from pipec.plan.model import Plan
 from pipec.plan.trust import check_trusted
 
 
@@ -73,6 +75,30 @@ def reload(source: Source, *, spec: str | None = None, trust: bool = False) -> L
     return loaded
 
 
+def bring_modules(plan: Plan, spec: str | None = None, *, trust: bool = False) -> None:
+    """Read a plan's model again if parts of it run eagerly and are not in this process.
+
+    Args:
+        plan: The plan.
+        spec: Where the model is now, if not where it was.
+        trust: Allow formats that run code when they are read.
+
+    Raises:
+        FrontendError: It cannot be read, or is not the same model any more.
+    """
+    if not missing_calls(plan.graph):
+        return
+    source = plan.graph.source
+    reload(source, spec=spec, trust=trust)
+    if missing_calls(plan.graph):
+        raise FrontendError(
+            "a part that runs eagerly is not the one that was compiled",
+            where=spec or source.location,
+            got="another class, or other shapes",
+            hint="compile it again",
+        )
+
+
 def load_options(source: Source, *, trust: bool = False) -> LoadOptions:
     """What the front end was told when the plan was made.
 
@@ -90,6 +116,7 @@ def load_options(source: Source, *, trust: bool = False) -> LoadOptions:
             loss=str(told.get("loss", "")),
             autocast=str(told.get("autocast", "")),
             open=bool(told.get("open", False)),
+            eager=tuple(map(str, told.get("eager", ()))),
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise FrontendError("the plan's source options are malformed", got=told) from error

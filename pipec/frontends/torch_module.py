@@ -10,7 +10,8 @@ from torch.func import functional_call
 
 from pipec.autodiff.recompute import is_random
 from pipec.errors import FrontendError, NoLossError
-from pipec.frontends.base import Frontend, Loaded, LoadOptions, user_code
+from pipec.frontends.base import AUTO, Frontend, Loaded, LoadOptions, user_code
+from pipec.frontends.culprits import culprits
 from pipec.frontends.digest import weights_digest
 from pipec.frontends.examples import random_like, resized
 from pipec.frontends.factory import Made, as_loss, call_factory, call_loss, is_factory
@@ -90,13 +91,17 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
     args, kwargs = call.arguments(list(call.tensors.values()))
     if loss:
         loss = loss.with_inputs(resized(targets, options))
+    if options.eager and loss and not isinstance(loss.fn, nn.Module):
+        loss = replace(loss, fn=_Called(loss.fn))
     flat = Flat(module, call, loss, autocast=options.autocast)
+    eager = _eager(flat, options)
     told = {
         "seed": options.seed,
         "training": options.training,
         "shapes": {k: list(v) for k, v in options.shapes.items()},
         "loss": options.loss,
         **({"autocast": options.autocast} if options.autocast else {}),
+        **({"eager": eager} if eager else {}),
     }
     source = Source(kind, location, weights_digest(dict(flat.state_dict())), told)
     with mode(module, training=bool(options.training)):
@@ -108,6 +113,7 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
             source=source,
             differentiable=bool(options.training),
             autocast=options.autocast,
+            eager=[n for n in eager if n != AUTO],
         )
     known = bool(options.training) and not any(map(is_random, graph.calls))
     return Loaded(
@@ -116,6 +122,27 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
         _original(flat, training=bool(options.training)),
         _gradients(flat) if known else None,
     )
+
+
+class _Called(nn.Module):
+    """A function as a part of a model."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        """Call it."""
+        return self._function(*args, **kwargs)
+
+
+def _eager(flat: Flat, options: LoadOptions) -> list[str]:
+    """The parts that run as they are; where none must, that they are to be looked for again."""
+    if options.eager != (AUTO,):
+        return list(options.eager)
+    trained = bool(options.training)
+    with mode(flat.model, training=trained):
+        return culprits(flat, tracked=trained, autocast=options.autocast) or [AUTO]
 
 
 def _own_loss(outputs: object) -> object:

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,6 +22,7 @@ from torch.export import graph_signature as export
 from pipec.errors import FrontendError
 from pipec.frontends.base import quiet, user_code
 from pipec.frontends.composites import is_functional
+from pipec.frontends.eager import as_nodes, named_parts
 from pipec.frontends.hygiene import Naming, Traced, cleaned
 from pipec.frontends.kept_state import kept_state
 from pipec.frontends.leaves import Call, named_tensors
@@ -30,11 +30,15 @@ from pipec.frontends.lost_casts import device_types, no_lost_casts
 from pipec.frontends.lost_gradients import no_lost_gradients
 from pipec.frontends.nograd import MarkNoGrad, explicit_no_grad
 from pipec.frontends.origins import OriginOf
+from pipec.graph.eager import swapped
 from pipec.graph.ir import Graph, Source
 from pipec.graph.rules import verify
 from pipec.graph.torch_private import FakeTensorMode, without_stack_traces
 
-_HINT = "it must run alone, model(*inputs), and its values must not decide what it computes"
+_HINT = (
+    "it must run alone, model(*inputs), and its values must not decide what it computes; parts of "
+    "which that is not true can run as they are: --eager, eager=True"
+)
 MODEL = "model."
 """Where a `Flat` has the model's own weights."""
 
@@ -156,6 +160,7 @@ def trace(
     origin: OriginOf | None = None,
     differentiable: bool = True,
     autocast: str = "",
+    eager: Sequence[str] = (),
 ) -> Graph:
     """Trace ``module`` as it stands (its training mode included) and verify the graph.
 
@@ -173,6 +178,7 @@ def trace(
             path.
         differentiable: Keep what only matters to gradients (``detach``).
         autocast: A dtype, to run model and loss under `torch.autocast` of it.
+        eager: Parts that are run as they are, each call one node (`pipec.frontends.eager`).
 
     Raises:
         FrontendError: The model raises, or does something that cannot be traced.
@@ -180,11 +186,13 @@ def trace(
         GraphError: The result breaks a rule of the IR (a defect of pipec).
     """
     flat = Flat(module, Call(module, args, kwargs or {}), loss, autocast)
+    parts = named_parts(flat, eager, MODEL)
+    nodes = as_nodes(flat, [*flat.inputs.values()], parts, source, tracked=differentiable)
     watch = MarkNoGrad() if differentiable else nullcontext()
-    whole = no_lost_gradients(flat) if differentiable else nullcontext()
+    whole = no_lost_gradients(flat, parts.values()) if differentiable else nullcontext()
     casts = no_lost_casts([*flat.state_dict().values(), *flat.inputs.values()])
     told = without_stack_traces() if origin else nullcontext()
-    with fx.traceback.preserve_node_meta(), fake_weights(flat, flat.inputs) as tensors:
+    with nodes, fx.traceback.preserve_node_meta(), fake_weights(flat, flat.inputs) as tensors:
         with user_code("the model cannot be traced", _HINT), whole, casts, watch, quiet(), told:
             program = torch.export.export(flat, tensors, strict=False)
         decomposed = decompose(program, differentiable=differentiable)
@@ -286,12 +294,5 @@ def fake_weights(module: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[tu
                 seen[id(t)] = like
         return seen[id(t)]
 
-    held: list[dict[str, Any]] = [d for m in module.modules() for d in (m._parameters, m._buffers)]  # noqa: SLF001
-    saved = [dict(d) for d in held]
-    for weights in held:
-        weights.update({k: fake(t) for k, t in weights.items() if t is not None})
-    try:
+    with swapped(module, fake):
         yield tuple(fake(t) for t in inputs.values())
-    finally:
-        for weights, before in zip(held, saved, strict=True):
-            weights.update(before)

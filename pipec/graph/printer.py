@@ -19,13 +19,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipec.errors import GraphError
+from pipec.graph.eager import EAGER, EAGER_BACKWARD
 from pipec.graph.ir import Graph
 from pipec.graph.quantised import QUANTISED
 from pipec.graph.rules import OWN_NAMESPACES
 from pipec.graph.serialize import Json, graph_to_json
 from pipec.graph.whitelist import GETITEM
 
-_MODULES = {"opaque": {"pipec.onnx.default"}, "quantised": set(map(str, QUANTISED))}
+_MODULES = {
+    "eager": {str(EAGER), str(EAGER_BACKWARD)},
+    "opaque": {"pipec.onnx.default"},
+    "quantised": set(map(str, QUANTISED)),
+}
 _NO_RESULT = ("pipec.send.", "pipec.offload.")
 
 

@@ -1,7 +1,7 @@
 """Every name of torch that is not public API, in one place. Tested with torch 2.13."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -24,7 +24,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
     "FakeTensor",
@@ -35,24 +35,30 @@ __all__ = [
     "add_each",
     "add_each_",
     "argument_names_and_defaults",
+    "autograd_again",
     "below_autograd",
+    "changes",
     "defining_module",
     "fake_kernel",
     "fake_like",
     "grad_mode_region",
     "gradient_hooks",
+    "gradient_hooks_of",
     "graph_being_traced",
     "graph_module",
     "in_dispatcher",
     "is_composite",
     "is_mutable",
     "is_view",
+    "later_hooks",
     "must_decompose",
     "muted",
     "namespace_of",
     "set_grad_enabled",
     "storage_key",
+    "tree_flatten",
     "tree_leaves",
+    "tree_map",
     "tree_unflatten",
     "without_modes",
     "without_stack_traces",
@@ -175,11 +181,50 @@ def fake_like(meta: torch.Tensor, device: torch.device, mode: FakeTensorMode) ->
     return FakeTensor(mode, meta, device)
 
 
-def gradient_hooks(module: nn.Module) -> list[str]:
-    """Names of the parts and parameters of a model that have hooks on their gradients."""
+def gradient_hooks(module: nn.Module, beside: Collection[nn.Module] = ()) -> list[str]:
+    """Names of the parts and parameters of a model that have hooks on their gradients.
+
+    Args:
+        module: The model.
+        beside: Parts of it that are left out.
+    """
+    out = {id(x) for m in beside for x in (*m.modules(), *m.parameters())}
     kinds = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
     held = [*module.named_modules(), *module.named_parameters()]
-    return [name or "the model" for name, x in held if any(getattr(x, k, None) for k in kinds)]
+    found = [n for n, x in held if id(x) not in out and any(getattr(x, k, None) for k in kinds)]
+    return [name or "the model" for name in found]
+
+
+def later_hooks(module: nn.Module) -> list[str]:
+    """Names of the parameters with hooks that run once their gradient is accumulated."""
+    held = module.named_parameters()
+    return [n for n, p in held if getattr(p, "_post_accumulate_grad_hooks", None)]
+
+
+def gradient_hooks_of(parameter: torch.Tensor) -> list[Callable[..., Any]]:
+    """What `Tensor.register_hook` has put on a parameter."""
+    return list((parameter._backward_hooks or {}).values())  # noqa: SLF001
+
+
+def changes(tensor: torch.Tensor) -> int:
+    """How often the tensor has been written to."""
+    return int(tensor._version)  # noqa: SLF001
+
+
+@contextmanager
+def autograd_again() -> Iterator[None]:
+    """Let autograd watch what runs inside the kernel of an op, which is below it otherwise."""
+    native, excluded = torch._C, torch._C._dispatch_tls_local_exclude_set()  # noqa: SLF001
+    for key in (
+        "AutogradFunctionality",
+        "AutogradOther",
+        "AutogradNestedTensor",
+        "ADInplaceOrView",
+    ):
+        excluded = excluded.remove(getattr(native.DispatchKey, key))
+    included = native._dispatch_tls_local_include_set()  # noqa: SLF001
+    with native._ForceDispatchKeyGuard(included, excluded):  # noqa: SLF001
+        yield
 
 
 def storage_key(tensor: torch.Tensor) -> int:

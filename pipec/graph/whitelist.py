@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 import pipec.graph.comm
-import pipec.graph.quantised  # noqa: F401 - and so does this
+import pipec.graph.eager
+import pipec.graph.quantised  # noqa: F401 - these define ops
 from pipec.errors import GraphError
 from pipec.graph.arguments import table
 from pipec.graph.rules import OWN_NAMESPACES

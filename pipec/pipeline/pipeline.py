@@ -25,6 +25,8 @@ from torch import nn
 from pipec.arguments import checked
 from pipec.compiler.endless import endless
 from pipec.errors import PlanError
+from pipec.frontends.reload import bring_modules
+from pipec.graph.eager import eager_parts
 from pipec.pipeline.batches import Batch, Inputs, Shape, Splitter, shape_of
 from pipec.pipeline.shapes import Retraced, tracer
 from pipec.pipeline.valid import Count, count_of
@@ -170,6 +172,7 @@ class Pipeline:
             )
         if plan.trains and optimizer is None:
             raise PlanError("a training plan needs an optimizer", hint="optimizer=lambda p: ...")
+        bring_modules(plan)
         if "RANK" in os.environ and not dist.is_initialized():
             self._open.enter_context(process_group(timeout, device))
         held = stored(Path(weights)) if isinstance(weights, Path | str) else weights
@@ -306,9 +309,11 @@ class Pipeline:
 
         Weights, optimizer, learning-rate schedule and counts; any number of stages can go on,
         unless microbatches are under way, which are saved too. It drains before if one of these
-        has another shape than the plan's.
+        has another shape than the plan's, or if parts run eagerly.
         """
-        if any(any(s.shapes) for s in self._runner.executors[0].rounds.shares.values()):
+        if eager_parts(self.plan.graph) or any(
+            any(s.shapes) for s in self._runner.executors[0].rounds.shares.values()
+        ):
             self.drain()
         self._checkpoints(Path(directory)).save()
 

@@ -47,7 +47,7 @@ def tracer(plan: Plan, model: nn.Module | None, loss: Callable[..., object] | No
             FrontendError: It cannot be traced so.
         """
         recorded = load_options(source)
-        options = replace(options, autocast=recorded.autocast)
+        options = replace(options, autocast=recorded.autocast, eager=recorded.eager)
         if model is not None:
             if loss is None or "target" not in inputs:
                 return from_module(model, inputs, loss, options).graph

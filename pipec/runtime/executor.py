@@ -22,6 +22,7 @@ import torch
 
 from pipec.errors import ScheduleError
 from pipec.graph.autocast import refuse_autocast
+from pipec.graph.eager import is_absent
 from pipec.graph.ir import InputKind, OutputKind
 from pipec.runtime.coupling import check_uncoupled
 from pipec.runtime.device import Device
@@ -439,8 +440,9 @@ class Executor:
         if action.kind is not _K.I:
             replicas = len(self.program.schedule.placement.backward[action.stage])
             update = self.program.schedule.rule.update_of(m, replicas)
-            sums = outcome[OutputKind.WEIGHT_GRADIENT]
-            weights.accumulate(update, sums, runner.owned(kind))
+            sums = outcome[OutputKind.WEIGHT_GRADIENT].items()
+            known = {n: g for n, g in sums if not is_absent(g)}
+            weights.accumulate(update, known, runner.owned(kind))
 
     def _gradients(self, stage: StageProgram, microbatch: int) -> Tensors:
         """What B is given: the sum of what the readers of each value return; 1 for the loss."""

@@ -82,7 +82,7 @@ class Steps:
         at = Meeting(f"tied {name} {executor.round}", self._device, self._members[name])
         (total,) = yield from until(partial(executor.transport.reduce, at, [part]))
         for s in mine:
-            grads = executor.weights[s].gradients(_UPDATE)
+            grads = executor.weights[s].given(_UPDATE)
             executor.weights[s].replace_gradients(_UPDATE, {**grads, name: total})
 
     def _clipping(self, executor: "Executor", clip: float) -> Generator[bool, None, float]:

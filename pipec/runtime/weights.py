@@ -189,7 +189,8 @@ class StageWeights:
 
         Args:
             update: Which.
-            grads: By name of the parameter; the first ones are kept as they are.
+            grads: By name of the parameter; the first ones are kept as they are. Where values
+                decide what is computed, some parameters may have none.
             owned: Names of those that may be written to. A sum of others, which may be under way
                 to another device, is a new tensor.
         """
@@ -197,14 +198,18 @@ class StageWeights:
         if total is None:
             self._sums[update] = _Sum(dict(grads), owned)
             return
-        mine = [n for n in total.grads if n in total.owned]
-        others = [n for n in total.grads if n not in total.owned]
+        added = total.grads.keys() & grads.keys()
+        mine = [n for n in added if n in total.owned]
+        others = [n for n in added if n not in total.owned]
         if mine:
             add_each_([total.grads[n] for n in mine], [grads[n] for n in mine])
         if others:
             sums = add_each([total.grads[n] for n in others], [grads[n] for n in others])
             total.grads |= dict(zip(others, sums, strict=True))
-            total.owned = frozenset(total.grads)
+            total.owned |= frozenset(others)
+        first = grads.keys() - total.grads.keys()
+        total.grads |= {n: grads[n] for n in first}
+        total.owned |= owned & first
 
     def summed(self) -> list[Tensors]:
         """The sums of all updates that no step has used yet."""
@@ -217,6 +222,11 @@ class StageWeights:
         return {
             n: grads[n] if n in grads else torch.zeros_like(p) for n, p in self.parameters.items()
         }
+
+    def given(self, update: int) -> Tensors:
+        """The sums of an update, of those parameters alone for which some microbatch gave one."""
+        found = self._sums.get(update)
+        return dict(found.grads) if found else self.gradients(update)
 
     def replace_gradients(self, update: int, grads: Tensors) -> None:
         """Put other sums in the place of an update's, such as those over all replicas."""
@@ -239,11 +249,12 @@ class StageWeights:
                 or is at its end.
         """
         self._let_go(min(oldest, self.newest))
-        grads = self.gradients(update)
+        grads = self.given(update)
         for p in self.parameters.values() if not in_place else ():
             p.data = p.data.clone()
         for name, p in self.owned.items():
-            p.grad = (grads[name] * scale).to(p.dtype) if scale != 1.0 else grads[name]
+            if name in grads:
+                p.grad = (grads[name] * scale).to(p.dtype) if scale != 1.0 else grads[name]
         try:
             if self.optimizer is not None:
                 with self.resting.here() if self.resting else nullcontext():

@@ -49,7 +49,7 @@ def outcome(name: str, begin: str, edit: Edit) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("begin", ["traced", "bare", "cut", "hosted"])
+@pytest.mark.parametrize("begin", ["traced", "bare", "cut", "eager", "hosted"])
 def test_what_they_start_from_is_sound(begin: str) -> None:
     plan_rules.verify(start(begin))
 

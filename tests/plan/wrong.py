@@ -1,7 +1,8 @@
 """Edits that break a plan, each in one way; `tests.plan.wrong_passes` says which rule must see it.
 
 Starts: ``traced`` is a model with costs, ``bare`` is cut with its channels, ``cut`` is trained,
-scheduled and timed on four stages, ``hosted`` has saved values wait in host memory (PipeFB).
+scheduled and timed on four stages, ``hosted`` has saved values wait in host memory (PipeFB), in
+``eager`` a part runs as a module under autograd.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.complete import completed
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.comm import RECV, SEND
@@ -62,6 +64,7 @@ class Model(nn.Module):
 PLACED = {
     "bare": Placement(((0,), (1,), (2,), (3,))),
     "cut": Placement.together(((0,), (1,), (2,), (3,))),
+    "eager": Placement.together(((0,), (1,), (2,), (3,))),
     "hosted": Placement(((0,), (1,), (2,), (3,)), ((7,), (6,), (5,), (4,))),
 }
 
@@ -71,7 +74,9 @@ def start(name: str) -> Plan:
     """A sound plan, a block per stage; what edits in place gets one that nobody else has."""
     torch.manual_seed(0)
     loss = Loss(nn.functional.cross_entropy, torch.tensor([0, 1, 2, 0]))
-    graph = trace(Model(), (torch.randn(4, 8),), loss=loss, source=Source("memory", "wrong"))
+    told = {"loss": loss, "source": Source("memory", "wrong")}
+    eager = ["blocks.0.a"] if name == "eager" else []
+    graph = trace(Model(), (torch.randn(4, 8),), **told, eager=eager)  # type: ignore[arg-type]
     plan = Plan(graph, parse_cluster("8xh100" if name == "hosted" else "4xh100"))
     plan = run_passes(parse_pipeline("simplify,annotate-cost"), plan)
     if name == "traced":
@@ -84,9 +89,14 @@ def start(name: str) -> Plan:
         placement=PLACED[name],
         stages=tuple(Stage(k, part) for k, part in enumerate(parts)),
     )
-    kind = {"cut": "1f1b", "hosted": "pipefb"}.get(name)
+    kind = {"cut": "1f1b", "eager": "1f1b", "hosted": "pipefb"}.get(name)
     order = f",differentiate,time-stages,schedule{{generator={kind} microbatches=4}},simulate"
     return run_passes(parse_pipeline(f"insert-comm{order if kind else ''}"), plan)
+
+
+def pipemare(plan: Plan) -> Plan:
+    """Let the backward of an eager part use other weights than its forward."""
+    return plan.replace(schedule=completed(generate("pipemare", 4, 4), plan), timeline=None)
 
 
 def method(graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:

@@ -3,13 +3,18 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+import numpy.typing as npt
 from torch import fx
 
 from pipec.autodiff.recompute import is_random
 from pipec.graph.arguments import unchecked
+from pipec.graph.eager import eager_parts, is_tape
 from pipec.graph.finding import Finding
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes
 from pipec.plan.rules.parts import Parts, PlanRule, mismatch, value_of, values
+from pipec.schedule.action import ActionKind
+from pipec.schedule.schedule import Schedule
 
 _STAGE_INPUTS = tuple(k for k in InputKind if k not in (InputKind.SAVED, InputKind.GRADIENT))
 _GRADIENTS = (OutputKind.GRADIENT, OutputKind.WEIGHT_GRADIENT)
@@ -262,6 +267,32 @@ def _random_values_are_drawn_once(parts: Parts) -> Iterator[Finding]:
                 yield Finding(place, "draws random numbers again", "what F has drawn, saved")
 
 
+def _tapes_stay(parts: Parts) -> Iterator[Finding]:
+    """A stage with parts that run eagerly goes back on its device, on the weights of its F."""
+    plan, order = parts.plan, parts.plan.schedule
+    for stage, graphs in parts.trained:
+        F = graphs["F"].graph
+        tapes = {n.name for n in F.calls if is_tape(n)}
+        place = f"stage {stage.index}, where {', '.join(eager_parts(F).values())} runs eagerly"
+        for slot in plan.slots:
+            for value in [v for v in slot.values if slot.stage == stage.index and v in tapes]:
+                yield Finding(place, f"the tape {value} in host memory", "autograd's on its device")
+        if not tapes or order is None or not order.training:
+            continue
+        if order.placement.separate:
+            yield Finding(place, "its backward on another device", "a schedule such as 1f1b")
+        mine = order.stage == stage.index
+        ahead = {int(m): int(v) for m, v in _versions(order, mine & (order.kind == ActionKind.F))}
+        behind = _versions(order, mine & np.isin(order.kind, (ActionKind.B, ActionKind.I)))
+        if any(ahead[int(m)] != int(v) for m, v in behind):
+            got = f"{order.name}: a backward on other weights than its forward"
+            yield Finding(place, got, "a schedule such as 1f1b or pipedream")
+
+
+def _versions(order: Schedule, rows: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    return zip(order.microbatch[rows].tolist(), order.version[rows].tolist(), strict=True)
+
+
 RULES: dict[str, PlanRule] = {
     "all-are-differentiated": _all_are_differentiated,
     "forward-keeps-ends": _forward_keeps_ends,
@@ -275,4 +306,5 @@ RULES: dict[str, PlanRule] = {
     "slots-are-scheduled": _slots_are_scheduled,
     "numbers-are-checked": _numbers_are_checked,
     "random-values-are-drawn-once": _random_values_are_drawn_once,
+    "tapes-stay": _tapes_stay,
 }

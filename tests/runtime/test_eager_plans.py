@@ -1,0 +1,178 @@
+"""What goes with parts that run eagerly, what is refused, and plans of them on disk."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipec
+from pipec.errors import PipecError
+from pipec.graph.eager import is_tape
+from tests.runtime.eager_models import CASES, Branch, Watched, chain
+from tests.runtime.test_eager import batches, compiled, found_out, named, seeded, sgd
+
+FACTORY = """
+import torch
+from torch import nn
+
+from tests.runtime.eager_models import Branch, Signs, chain
+
+
+def make():
+    x = torch.randn(4, 8)
+    return chain(Signs(), Branch()), x, (nn.functional.mse_loss, torch.zeros(4, 8))
+
+
+def batch(number):
+    g = torch.Generator().manual_seed(number)
+    return {"input": torch.randn(4, 8, generator=g), "target": torch.randn(4, 8, generator=g)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("schedule", "what"),
+    [
+        ("pipemare", r"where 2.* runs eagerly.* other weights than its forward"),
+        ("pipefb", r"where 2.* runs eagerly.*its backward on another device"),
+    ],
+)
+def test_a_tape_stays_with_its_weights_and_device(schedule: str, what: str) -> None:
+    with pytest.raises(PipecError, match=what):
+        compiled(found_out("branch on values"), schedule)
+
+
+def test_a_tape_is_neither_computed_again_nor_moved() -> None:
+    loaded = found_out("straight-through sign")
+    with pytest.raises(PipecError, match="nothing of this name can be computed again"):
+        compiled(loaded, "1f1b", recompute="2")
+    plan = compiled(loaded, "1f1b", offload="2")
+    trained = [(s.index, s.training.F.calls) for s in plan.stages if s.training]
+    tapes = [(k, n.name) for k, calls in trained for n in calls if is_tape(n)]
+    assert len(tapes) == 2
+    assert set(tapes).isdisjoint((slot.stage, v) for slot in plan.slots for v in slot.values)
+
+
+@pytest.mark.parametrize("target", ["onnx", "fpga"])
+def test_other_targets_refuse_what_runs_eagerly(target: str) -> None:
+    model = chain(Branch()).eval()
+    devices = {"onnx": "2xcpu", "fpga": "2xvcu118"}[target]
+    with pytest.raises(PipecError, match=r"eager"):
+        pipec.compile(model, torch.zeros(4, 8), devices, target=target, eager="2")
+
+
+def test_names_that_are_wrong_are_told() -> None:
+    x = torch.zeros(4, 8)
+    with pytest.raises(PipecError, match="no part of this name"):
+        pipec.compile(chain(Branch()), x, "2xcpu", eager="3.inner")
+    with pytest.raises(PipecError, match="needs weights and inputs with data"):
+        pipec.compile(chain(Branch()).to("meta"), x, "2xcpu", eager="2")
+    part = Watched()
+    model = chain(part)
+    part.inner.weight.register_post_accumulate_grad_hook(print)
+    loss = nn.functional.mse_loss, torch.zeros(4, 8)
+    with pytest.raises(PipecError, match="hooks on accumulated gradients would be lost"):
+        pipec.compile(model, x, "2xcpu", loss=loss, eager="2")
+
+
+def test_in_place_on_an_input_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8))
+    loss = nn.functional.mse_loss, torch.zeros(4, 8)
+    with pytest.raises(PipecError, match="changes its input in place"):
+        pipec.compile(model, torch.zeros(4, 8), "2xcpu", loss=loss, eager="1")
+
+
+def test_a_checkpoint_over_batch_norm_is_refused_when_its_statistics_move_again() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            from torch.utils.checkpoint import checkpoint
+
+            return checkpoint(self.norm, x, use_reentrant=True)
+
+    loss = nn.functional.mse_loss, torch.zeros(4, 8)
+    plan = pipec.compile(
+        chain(Part()), torch.randn(4, 8), "2xcpu", loss=loss, eager="2", schedule="1f1b"
+    )
+    with pipec.Pipeline(plan, optimizer=sgd) as pipeline:
+        rows = torch.randn(8, 8)
+        with pytest.raises(PipecError, match="changes a buffer in its backward"):
+            pipeline.step({"input": rows, "target": rows})
+
+
+def test_evaluation_and_other_shapes_run_the_same_modules() -> None:
+    case = CASES["branch on values"]
+    model = seeded(case)
+    inputs, target = batches(case)[0][0]
+    plan = pipec.compile(
+        model, inputs, "2xcpu", loss=(case.loss, target), eager=True, schedule="1f1b"
+    )
+    few = {n: t[:3] for n, t in named(inputs, target).items()}
+    with pipec.Pipeline(plan, optimizer=sgd, model=model, loss=case.loss) as pipeline:
+        before = pipeline.evaluate([few], outputs=True)
+        loss = pipeline.step(few).loss
+    with torch.no_grad():
+        want = seeded(case)(few["input"])
+    assert torch.allclose(before.outputs["output"], want, atol=1e-6)
+    assert loss == pytest.approx(float(case.loss(want, few["target"])), abs=1e-6)
+
+
+def test_memory_that_autograd_keeps_is_in_the_plan_and_freed() -> None:
+    plan = compiled(found_out("straight-through sign"), "1f1b")
+    tapes = [v for s in plan.stages if s.training for v in s.training.saved if v.stride == (0,)]
+    # F keeps for each sign its argument, beside a weight: 4 x 8 floats, and what the linear read
+    assert [v.nbytes for v in tapes] == [2 * 4 * 8 * 4] * 2
+    with pipec.Pipeline(plan, optimizer=sgd) as pipeline:
+        pipeline.step([named(*m) for m in batches(CASES["straight-through sign"])[0]])
+        assert all(e.saved_bytes == 0 for e in pipeline._runner.executors)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    (tmp_path / "net.py").write_text(FACTORY)
+    command = ["compile", "net.py:make", "--devices", "2xcpu", "--schedule", "pipedream"]
+    told = run(tmp_path, *command, "--microbatches", "4", "--eager", "-o", "out")
+    assert "runs eagerly, as a module under autograd: 2" in told
+    return tmp_path
+
+
+def run(folder: Path, *args: str) -> str:
+    root = Path(__file__).parents[2]
+    path = f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "-m", "pipec", *args],
+        cwd=folder, env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_saved_plan_runs_on_ranks_that_read_its_factory_again(saved: Path) -> None:
+    run(saved, "run", "out", "--data", "net.py:batch", "--rounds", "2", "--drain",
+        "--optimizer", "sgd:lr=0.05,momentum=0.9", "--metrics", "m.json", "-q")  # fmt: skip
+    rows = [json.loads(line) for line in (saved / "m.json").read_text().splitlines()]
+    run(saved, "run", "out", "--data", "net.py:batch", "--rounds", "2", "--drain", "--local",
+        "--optimizer", "sgd:lr=0.05,momentum=0.9", "--metrics", "l.json", "-q")  # fmt: skip
+    local = [json.loads(line) for line in (saved / "l.json").read_text().splitlines()]
+    assert [r["loss"] for r in rows] == [r["loss"] for r in local]
+    assert "gradient" in run(saved, "verify", "out")
+
+
+def test_a_part_whose_code_has_changed_is_refused(saved: Path) -> None:
+    code = (saved / "net.py").read_text()
+    (saved / "net.py").write_text(
+        code.replace("def make", "class Other(Branch):\n    pass\n\n\ndef make").replace(
+            "Branch())", "Other())"
+        )
+    )
+    with pytest.raises(AssertionError, match="not the one that was compiled"):
+        run(saved, "run", "out", "--data", "net.py:batch", "--rounds", "1", "--local")
