@@ -45,13 +45,16 @@ def no_lost_gradients(module: nn.Module, eager: Collection[nn.Module] = ()) -> I
             hint="write what they do into the forward, or run that part as it is: --eager",
         )
     function = torch.autograd.Function
+    base: Any = function.__mro__[1]  # a name for F.apply from before calls what is inherited
     apply = vars(function)["apply"]
     function.apply = classmethod(_refusing(apply.__func__))  # type: ignore[assignment]
+    base.apply = classmethod(_refusing(lambda cls, *a, **k: super(base, cls).apply(*a, **k)))
     try:
         with _Watch():
             yield
     finally:
         function.apply = apply  # type: ignore[method-assign]
+        del base.apply
 
 
 def _refusing(apply: Any) -> Any:

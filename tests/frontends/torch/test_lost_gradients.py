@@ -43,6 +43,14 @@ def own_backward(_: Net, y: Tensor) -> Tensor:
     return result
 
 
+sign = Sign.apply  # bound before anything is traced
+
+
+def own_backward_by_another_name(_: Net, y: Tensor) -> Tensor:
+    found: Tensor = sign(y)  # type: ignore[no-untyped-call]
+    return found
+
+
 def halved(_: Net, y: Tensor) -> Tensor:
     y.register_hook(lambda g: g / 2)
     return y
@@ -82,6 +90,7 @@ def read(model: nn.Module) -> None:
     ("between", "said"),
     [
         (own_backward, "Sign"),
+        (own_backward_by_another_name, "test_lost_gradients.Sign"),
         (halved, "a hook on a gradient"),
         (lambda _, y: y.detach_(), "x = x.detach()"),
         (in_inference_mode, "torch.no_grad"),
@@ -112,6 +121,7 @@ def test_torch_is_left_as_it_was() -> None:
     with pytest.raises(FrontendError):
         read(Net(own_backward))
     assert vars(torch.autograd.Function)["apply"] is before
+    assert "apply" not in vars(torch.autograd.Function.__mro__[1])
     x = torch.ones(2, requires_grad=True)
     assert own_backward(Net(own_backward), x).requires_grad
 
