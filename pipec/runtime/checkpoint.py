@@ -187,9 +187,10 @@ class Checkpoints:
             if bad is None:
                 if reasons:
                     self._say(f"going on from {_PREFIX}{number}: {reasons[0]}")
-                for e in self._executors:
-                    restore(e, entries)
+                others = [restore(e, entries) for e in self._executors]
                 self._first(None)
+                if told := sorted({other for each in others for other in each}):
+                    self._say(f"the optimizer's settings are the checkpoint's: {'; '.join(told)}")
                 return number
             reasons.append(bad)
             self._passed.add(number)

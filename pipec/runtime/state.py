@@ -81,8 +81,11 @@ def wanted(executor: Executor, name: str) -> bool:
     return mine and any(weight in executor.stored(s) for s in executor.weights)
 
 
-def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
+def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str]:
     """Put entries back into a device, whatever stages they were saved from.
+
+    Returns:
+        Settings of the optimizer that are others than the checkpoint's, which count.
 
     Raises:
         PlanError: The checkpoint lacks a weight of this device.
@@ -96,6 +99,7 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
             want="the plan that it was made with, not drained between rounds",
             hint="resume with that plan, then pipeline.drain() and pipeline.save(...)",
         )
+    others = set[str]()
     executor.resume(int(run["round"]), int(run["microbatch"]))
     if executor.scaling.adapts and run["scale"][0] != 1:
         executor.scaling.scale, executor.scaling.good = run["scale"]
@@ -111,12 +115,13 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> None:
         rule.velocity = {n: v.to(held, copy=True) for n, v in saved.items() if v is not None}
         if weights.optimizer is not None:
             rule.updates = int(_facts(entries, weights.trained[0])["updates"])
-            _restore_optimizer(weights, entries)
+            others |= _restore_optimizer(weights, entries)
             if weights.resting is not None:
                 weights.resting.rest()
     if run.get(_UNDER_WAY):
         name = f"{_UNDER_WAY}/{executor.device}"
         executor.go_on(unpacked(name, entries, executor.compute.torch))
+    return sorted(others)
 
 
 def load_weights(executors: Sequence[Executor], weights: Mapping[str, torch.Tensor]) -> None:
@@ -147,7 +152,8 @@ def _optimizer_state(weights: StageWeights) -> Tensors:
     return found
 
 
-def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor]) -> None:
+def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor]) -> set[str]:
+    """Take over state and settings; the settings that were others here."""
     assert weights.optimizer is not None
     groups = weights.optimizer.param_groups
     counts_here = any(g.get("fused") or g.get("capturable") for g in groups)
@@ -169,12 +175,18 @@ def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor
         _place(entries, names[0]) if names else (first, min(k, len(first["groups"]) - 1))
         for k, names in enumerate(weights.groups)
     ]
+    others, varied = set[str](), {"lr", "initial_lr", "momentum"}
     for group, (facts, k) in zip(groups, places, strict=True):
         kept = {n: v for n, v in facts["groups"][k].items() if n != "params"}
-        group.update({n: tuple(v) if isinstance(v, list) else v for n, v in kept.items()})
+        kept = {n: tuple(v) if isinstance(v, list) else v for n, v in kept.items()}
+        scheduled = varied if weights.scheduler is not None or "scheduler" in first else set()
+        plain = {n for n, v in kept.items() if isinstance(v, int | float | None)} - scheduled
+        others |= {f"{n} {kept[n]}, not {group[n]}" for n in plain if group.get(n) != kept[n]}
+        group.update(kept)
     if weights.scheduler is not None and "scheduler" in first:
         _check_kind("learning-rate schedule", first["schedule_class"], weights.scheduler)
         weights.scheduler.load_state_dict(_schedule(places))
+    return others
 
 
 def _place(entries: Mapping[str, torch.Tensor], weight: str) -> tuple[Any, int]:

@@ -497,3 +497,24 @@ def test_a_checkpoint_without_digests_is_refused(
         (place / "sha256.json").write_text(seal)
     with pytest.raises(PipecError, match=r"has no digests"):
         Checkpoints(place.parent, run.executors).resume()
+
+
+def test_settings_of_the_optimizer_that_do_not_count_are_told(tmp_path: Path) -> None:
+    case, told = CASES["mlp"], list[str]()
+    plan = staged(case, seeded(case), 2)
+
+    def run(lr: float, *, cosine: bool = False) -> LocalPipeline:
+        order, batch = scheduled(plan, "1f1b", 8), batches(case, plan.graph)
+        rates = (lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 9)) if cosine else None
+        settings = Settings(lambda p: torch.optim.SGD(p, lr=lr), rates)
+        return LocalPipeline(plan, batch, settings, schedule=order)
+
+    said_so = "the optimizer's settings are the checkpoint's: lr 0.1, not 0.0"
+    for cosine, want in ((False, [said_so]), (True, [])):
+        first, folder = run(0.1, cosine=cosine), tmp_path / str(cosine)
+        train(first, 2, checkpoints=Checkpoints(folder, first.executors))
+        for lr, said in ((0.1, []), (0.0, want)):
+            told.clear()
+            again = run(lr, cosine=cosine)
+            Checkpoints(folder, again.executors, tell=told.append).resume()
+            assert told == said
