@@ -109,7 +109,8 @@ def partition(
     targets = workload.devices(devices)
     if not targets:
         raise PartitionError("no devices", want="devices=4, as the file does not say how many")
-    links = None if workload.priced else Link(bytes_per_second, 0.0)
+    link = Link(bytes_per_second, 0.0)
+    links = None if workload.priced else link
     return solve_contiguous(workload.graph, targets, links=links, time_limit=time_limit)
 
 

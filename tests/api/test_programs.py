@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 import pipec
+from pipec.frontends.torch_module import from_module
+from pipec.partition.costgraph import CostGraph, Value, cost_graph
 
 MODEL = """
 import torch
@@ -126,6 +128,10 @@ def _net_plan() -> pipec.Plan:
     )
 
 
+def _chain() -> CostGraph:
+    return cost_graph("ab", {"accelerator": [1, 2]}, [Value(0, [1])])
+
+
 def _pipeline(**wrong: Any) -> pipec.Pipeline:
     return pipec.Pipeline(_net_plan(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1), **wrong)
 
@@ -191,6 +197,8 @@ def test_arguments_of_another_type_are_refused(row: int) -> None:
         (lambda: pipec.schedule(lambda n, m: "no", 2, 2), "one row of actions"),
         (lambda: pipec.schedule(lambda n, m: 1 // 0, 2, 2), "ZeroDivisionError"),
         (lambda: pipec.partition("nothere.json"), "nothere.json"),
+        (lambda: pipec.partition(_chain(), 2, bytes_per_second=-1), "bandwidth"),
+        (lambda: pipec.compile(from_module(_net(), torch.zeros(1, 4)), loss=print), "got:   loss"),
         (lambda: pipec.compile(_net(), torch.zeros(1, 4), "2xcpu", pt2="false"), "pt2"),
         (lambda: pipec.compile(_net(), torch.zeros(1, 4), loss=3, training=False), "a loss is for"),
         (lambda: pipec.verify(pipec.compile(_net(), torch.zeros(1, 4)), loss=print), "not train"),
