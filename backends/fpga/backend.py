@@ -233,7 +233,12 @@ class FpgaBackend(Backend):
             for stage, folder in zip(plan.stages, _folders(plan, directory), strict=True)
             for kernel in _kernels_of(plan, folder)
         ]
-        rows = engines_of(records, simulated)
+        try:
+            rows = engines_of(records, simulated)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise BackendError(
+                "a stage.json is damaged", where=directory, got=repr(error)
+            ) from error
         if not lay_beside(rows, reports or directory) and reports is not None:
             wanted = ", ".join(f"{row['name']}_top_csynth.xml" for row in rows)
             raise BackendError("no report of Vitis HLS here", where=reports, want=wanted)
