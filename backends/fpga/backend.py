@@ -235,11 +235,11 @@ class FpgaBackend(Backend):
         ]
         try:
             rows = engines_of(records, simulated)
+            found = lay_beside(rows, reports or directory)
         except (LookupError, TypeError, AttributeError, ValueError) as error:
-            raise BackendError(
-                "a stage.json is damaged", where=directory, got=repr(error)
-            ) from error
-        if not lay_beside(rows, reports or directory) and reports is not None:
+            what = "a stage.json is damaged"
+            raise BackendError(what, where=directory, got=repr(error)) from error
+        if not found and reports is not None:
             wanted = ", ".join(f"{row['name']}_top_csynth.xml" for row in rows)
             raise BackendError("no report of Vitis HLS here", where=reports, want=wanted)
         return rows

@@ -84,10 +84,10 @@ def lay_beside(stages: Iterable[dict[str, Any]], directory: Path) -> int:
     Raises:
         BackendError: A file is not such a report.
     """
-    found = 0
+    found, reports = 0, sorted(directory.rglob("*_csynth.xml"))
     for stage in stages:
         top = f"{stage['name']}_top"
-        for file in sorted(directory.rglob(f"{top}_csynth.xml"))[:1]:
+        for file in [p for p in reports if p.name == f"{top}_csynth.xml"][:1]:
             found += 1
             modules = [read_module(p) for p in sorted(file.parent.glob("*_csynth.xml"))]
             runs = sorted(file.parent.parent.parent.glob(f"sim/report/{top}_cosim.rpt"))
