@@ -1,9 +1,9 @@
 """What arithmetic costs on the fabric, per element type: DSPs, LUTs, latencies.
 
-Figures for UltraScale+ at about 200 MHz, full-DSP operators. fp32: a multiplier takes 3 DSP48E2
-and an adder 2; int8: two products that share an operand pack into one 27x18 multiplier; fixed
-point up to 18x27 bits takes one. LUT counts of the iterative operators (divide, square root,
-exponential) are those of the vendor's floating-point core to about a factor 1.5.
+Figures for UltraScale+ at about 200 MHz, full-DSP operators. DSPs and LUTs of fp32 products, sums,
+exponentials and reciprocals are those of AMD's synthesis reports, and chains of them add up; other
+functions are good to about a factor 1.5. int8: two products that share an operand pack into one
+27x18 multiplier; fixed point up to 18x27 bits takes one.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ class Arithmetic:
 
 
 _TABLE = {
-    "float32": Arithmetic(DSP_PER_MAC["float32"], 3, 2, 500, 5, 3),
+    "float32": Arithmetic(DSP_PER_MAC["float32"], 3, 2, 276, 5, 3),
     "float16": Arithmetic(DSP_PER_MAC["float16"], 2, 2, 250, 4, 3),
     "bfloat16": Arithmetic(DSP_PER_MAC["bfloat16"], 1, 2, 200, 4, 2),
     "int8": Arithmetic(DSP_PER_MAC["int8"], 0.5, 0, 30, 1, 2, 280.0),
@@ -61,15 +61,15 @@ def arithmetic(dtype: str) -> Arithmetic:
 
 
 _STEPS = {
-    "exp": (7, 300, 12), "log": (9, 700, 15), "pow": (21, 1300, 32), "rpow": (21, 1300, 32),
-    "sqrt": (0, 500, 16), "rsqrt": (6, 600, 18), "div": (0, 800, 16), "rdiv": (0, 800, 16),
-    "reciprocal": (0, 800, 16), "erf": (18, 900, 30), "gelu": (24, 1000, 40),
-    "gelu_tanh": (26, 1500, 60), "sigmoid": (9, 1300, 35), "tanh": (11, 1400, 40),
-    "silu": (12, 1400, 38), "softplus": (18, 1100, 32), "sin": (12, 1500, 20),
-    "cos": (12, 1500, 20), "elu": (10, 600, 20), "mul": (3, 100, 3), "square": (3, 100, 3),
-    "sigmoid_grad": (8, 300, 11), "tanh_grad": (8, 300, 11), "silu_grad": (22, 1800, 55),
-    "gelu_grad": (43, 1600, 55), "gelu_tanh_grad": (43, 2100, 85),
-    "leaky_relu": (3, 150, 4), "add": (2, 200, 5), "sub": (2, 200, 5), "rsub": (2, 200, 5),
+    "exp": (7, 748, 12), "log": (9, 700, 15), "pow": (21, 1300, 32), "rpow": (21, 1300, 32),
+    "sqrt": (0, 500, 16), "rsqrt": (8, 615, 18), "div": (0, 800, 16), "rdiv": (0, 800, 16),
+    "reciprocal": (8, 115, 16), "erf": (18, 900, 30), "gelu": (29, 1332, 40),
+    "gelu_tanh": (33, 2264, 60), "sigmoid": (17, 1061, 35), "tanh": (11, 1400, 40),
+    "silu": (9, 1746, 38), "softplus": (18, 1646, 32), "sin": (12, 1500, 20),
+    "cos": (12, 1500, 20), "elu": (12, 1024, 20), "mul": (3, 78, 3), "square": (3, 78, 3),
+    "sigmoid_grad": (8, 354, 11), "tanh_grad": (8, 354, 11), "silu_grad": (30, 1691, 55),
+    "gelu_grad": (50, 2590, 55), "gelu_tanh_grad": (57, 3326, 85),
+    "leaky_relu": (3, 158, 4), "add": (2, 198, 5), "sub": (2, 198, 5), "rsub": (2, 198, 5),
 }  # fmt: skip
 """fp32 elementwise step to (DSP, LUT, latency) per lane; the others are comparators."""
 

@@ -23,32 +23,25 @@ BLENDS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 class FpgaCost(CostModel):
-    """Seconds of a node in a board's dataflow.
+    """Seconds of a node in a board's dataflow, computed in float32.
 
     Args:
-        precision: Element type of the data streams.
         boards: Boards that the graph will be cut over.
     """
 
     name = "fpga"
 
-    def __init__(self, precision: str = "float32", boards: int = 1) -> None:
-        self.precision, self.boards = precision, boards
+    def __init__(self, boards: int = 1) -> None:
+        self.boards = boards
         self._blends: dict[tuple[fx.Graph, str], float] = {}
 
     def seconds(self, node: fx.Node, cost: NodeCost, device: Device) -> float:
         """Share of the interval, in seconds, that ``node`` takes of a board to itself."""
         if device.fpga is None:
             return Roofline().seconds(node, cost, device)
-        compute = self._compute(cost.flops, device)
+        compute = cost.flops / device.flops("float32")
         stream = self._stream(cost.parameter_bytes, device)
-        if not stream:
-            return compute
-        return max(compute, stream * self._blend(node.graph, device))
-
-    def _compute(self, flops: float, device: Device) -> float:
-        dtype = "int16" if self.precision.startswith("ap_fixed") else self.precision
-        return flops / device.flops(dtype)
+        return max(compute, stream and stream * self._blend(node.graph, device))
 
     def _stream(self, parameter_bytes: float, device: Device) -> float:
         """Seconds of DDR traffic; 0 where the weights may stay on chip."""
@@ -63,7 +56,7 @@ class FpgaCost(CostModel):
             return self._blends[graph, device.kind]
         calls = [n for n in graph.nodes if n.op == "call_function"]
         counter = FlopCounter()
-        compute = [self._compute(counter.flops(n), device) for n in calls]
+        compute = [counter.flops(n) / device.flops("float32") for n in calls]
         stream = [
             self._stream(sum(nbytes(a) for a in n.all_input_nodes if a.op == "placeholder"), device)
             for n in calls

@@ -27,7 +27,7 @@ from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.fifo import deepened
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.memory import KINDS, Item, fifo_item, items_of, place, shift_registers
+from pipec.backends.fpga.memory import KINDS, Item, fifo_item, fifos_logic, items_of, place
 from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.resources import logic, too_much
 
@@ -409,7 +409,7 @@ class Demands:
             late[unit] |= busy_cycles(engine) > target
             option = plain.setdefault(unit, Option()) if name is None else chips[name]
             option.add(engine)
-            option.lut += shift_registers(design.streams[s] for s in engine.outputs).lut
+            option.lut += fifos_logic(design.streams[s] for s in engine.outputs).lut
             if engine.name in readers:
                 user = engines[design.streams[engine.outputs[0]].consumer or engine.name]
                 option.read(beats(engine, busy_cycles(user)))

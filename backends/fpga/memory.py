@@ -15,12 +15,10 @@ from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.parts import Memory, Resources, Weight, lut_ram
 from pipec.backends.fpga.numbers import bits_of
-from pipec.backends.fpga.resources import bram36, logic, stored, uram
+from pipec.backends.fpga.resources import SHIFT_REGISTER, bram36, fifo_logic, logic, stored, uram
 
 KINDS = (Memory.LUT, Memory.BRAM, Memory.URAM)
 Numbers = NDArray[np.float64]
-SHIFT_REGISTER = 32
-"""Depth up to which a FIFO is a shift register in LUTs."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +74,9 @@ def fifo_item(stream: Stream) -> Item | None:
     return Item(stream.name, "fifo", stream.token_bits, stream.depth)
 
 
-def shift_registers(streams: Iterable[Stream]) -> Resources:
-    """LUTs of the FIFOs that are shift registers, one per bit of a token."""
-    shallow = [s for s in streams if s.depth <= SHIFT_REGISTER]
-    return Resources(lut=sum(s.token_bits for s in shallow))
+def fifos_logic(streams: Iterable[Stream]) -> Resources:
+    """LUTs and flip-flops of FIFOs, their memories not counted."""
+    return sum((fifo_logic(s.token_bits, s.depth) for s in streams), Resources())
 
 
 def place(items: Sequence[Item], limit: Sequence[float] | Numbers) -> list[Memory]:
@@ -173,16 +170,9 @@ def placed(design: StageDesign, kinds: Sequence[Memory], items: Sequence[Item]) 
             for w in engine.weights
         )
         used = logic(engine) + owned[engine.name]
-        used = used + shift_registers(design.streams[s] for s in engine.outputs)
+        used = used + fifos_logic(design.streams[s] for s in engine.outputs)
         kind, work = where.get((engine.name, "buffer"), (Memory.LUT, Item("", "", 0, 0)))
-        engines.append(
-            dataclasses.replace(
-                engine,
-                weights=weights,
-                memory=kind,
-                buffer_bits=work.bits,
-                resources=used,
-            )
-        )
+        found = dataclasses.replace(engine, weights=weights, memory=kind, resources=used)
+        engines.append(dataclasses.replace(found, buffer_bits=work.bits))
     total = sum((e.resources for e in engines), owned[""])
     return dataclasses.replace(design, engines=tuple(engines), resources=total)

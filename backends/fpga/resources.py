@@ -1,7 +1,7 @@
 """What engines and memories take of a board: closed forms, to be read as estimates.
 
-No synthesis tool stands behind these numbers. DSP and RAM counts follow the primitives' shapes
-(BRAM36: 512x72 .. 4096x9 bits, URAM: 4096x72); LUT counts are good to about a factor of two.
+DSP and RAM counts follow the primitives' shapes (half a block RAM: 512x36 .. 16384x1 bits, URAM:
+4096x72). `benchmarks.vitis_resources` compares them with AMD's synthesis reports.
 """
 
 import math
@@ -11,8 +11,10 @@ from pipec.backends.fpga.engines.parts import Memory, Resources, lut_ram
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.cluster.device import Device, FpgaResources
 
-CONTROL_LUT = 300
+CONTROL = Resources(lut=200, ff=100)
 """Counters and handshakes of one engine."""
+SHIFT_REGISTER = 32
+"""Depth up to which a FIFO is a shift register in LUTs."""
 LINK_SHELL = Resources(lut=35_219, ff=86_269, bram36=91.5)
 """A 100G network core, once per board that has neighbours (FINN+ platform tables)."""
 DDR_SHELL = Resources(lut=33_256, ff=44_889, bram36=99.5)
@@ -21,15 +23,15 @@ LUT_MEMORY_LIMIT = 0.40
 """Share of the LUTs that may serve as memory."""
 
 
-def bram36(width: int, depth: int) -> int:
-    """Block RAMs for ``depth`` words of ``width`` bits.
+def bram36(width: int, depth: int) -> float:
+    """Block RAMs for ``depth`` words of ``width`` bits; halves are used one by one.
 
     Example:
-        >>> bram36(256, 512), bram36(64, 4608), bram36(36, 2048), bram36(256, 1152)
-        (4, 9, 2, 12)
+        >>> bram36(256, 512), bram36(64, 4608), bram36(36, 2048), bram36(32, 256)
+        (4.0, 9.0, 2.0, 0.5)
     """
-    shapes = ((72, 512), (36, 1024), (18, 2048), (9, 4096))
-    return min(ceil_div(width, w) * ceil_div(depth, d) for w, d in shapes)
+    shapes = ((36, 512), (18, 1024), (9, 2048), (4, 4096), (2, 8192), (1, 16384))
+    return min(ceil_div(width, w) * ceil_div(depth, d) for w, d in shapes) / 2
 
 
 def uram(width: int, depth: int) -> int:
@@ -83,5 +85,19 @@ def limits(device: Device, fabric: FpgaResources, core: Resources) -> Resources:
 
 def logic(engine: Engine) -> Resources:
     """DSPs, LUTs and flip-flops of an engine, its memories not counted."""
-    dsp, lut = engine.nest.logic(engine.dtype)
-    return Resources(dsp=dsp, lut=lut + CONTROL_LUT, ff=2 * (lut + CONTROL_LUT))
+    return with_control(*engine.nest.logic(engine.dtype))
+
+
+def with_control(dsp: float, lut: float) -> Resources:
+    """A pipelined loop with operators of so many DSPs and LUTs.
+
+    Operands and results are registered: two flip-flops for each LUT of an operator.
+    """
+    return Resources(dsp=dsp, lut=lut, ff=2 * lut) + CONTROL
+
+
+def fifo_logic(width: int, depth: int) -> Resources:
+    """A FIFO without its memory; a shallow one is a shift register, a LUT for each bit."""
+    if depth <= SHIFT_REGISTER:
+        return Resources(lut=width + 20, ff=10)
+    return Resources(lut=70, ff=width + 60)

@@ -23,7 +23,7 @@ from pipec.backends.fpga.engines.parts import Memory, Resources
 from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.fifo import deepened, timed
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.memory import Item, fifo_item, placed, shift_registers
+from pipec.backends.fpga.memory import Item, fifo_item, fifos_logic, placed
 from pipec.backends.fpga.regions import floorplan, overfull
 from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL, LUT_MEMORY_LIMIT, limits
 from pipec.cluster.device import Device, FpgaResources, ram_bits
@@ -279,7 +279,7 @@ def fitted(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageDes
     use = Option(items=list(fifos), ported=bool(banked.ddr))
     for engine in banked.engines:
         use.add(engine)
-    registers = shift_registers(banked.streams.values())
+    registers = fifos_logic(banked.streams.values())
     use.lut, use.ff = use.lut + registers.lut, use.ff + registers.ff
     kinds = fit([use], room_of(design.limits, board))
     if isinstance(kinds, Shortage):

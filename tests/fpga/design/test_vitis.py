@@ -1,4 +1,4 @@
-"""Rigid pipelines against cycles of AMD's RTL co-simulation."""
+"""Cycles against AMD's RTL co-simulation, resources against its synthesis reports."""
 
 import gzip
 import json
@@ -6,6 +6,9 @@ import json
 import pytest
 
 from benchmarks.vitis import FILE, Json, simulated
+from benchmarks.vitis_resources import FOLDER, Reports, rows_of
+from pipec.backends.fpga.arithmetic import arithmetic, steps_cost
+from pipec.backends.fpga.resources import bram36, fifo_logic, uram, with_control
 
 SMALL = 3_000
 
@@ -51,3 +54,46 @@ def test_small_designs_meet_co_simulation() -> None:
     for d in structures.values():
         want = d["cosim"]["latency_max"]
         assert abs(simulated(d) - want) <= 0.005 * want, d["design"]
+
+
+@pytest.mark.parametrize(
+    ("products", "sums", "others", "reported"),
+    [
+        (440, 440, (), (2_200, 126_783, 246_308)),  # a matrix product
+        (88, 44, (), (352, 16_577, 33_677)),
+        (0, 64, (), (128, 13_958, 24_737)),
+        (0, 2, ("exp", "reciprocal"), (19, 1_467)),  # a sigmoid; its flip-flops are fewer than ours
+    ],
+)
+def test_loops_take_what_amd_reports(
+    products: int, sums: int, others: tuple[str, ...], reported: tuple[int, ...]
+) -> None:
+    """Loops of Stream-HLS at an interval of 1: DSPs as reported, LUTs and flip-flops nearly."""
+    steps = [*["mul"] * products, *["add"] * sums, *others]
+    found = with_control(*steps_cost(steps, 1, "float32"))
+    assert found.dsp == reported[0]
+    assert found.values()[3 : 2 + len(reported)] == pytest.approx(reported[1:], rel=0.2)
+    both = steps_cost(["mul", "add"], 1, "float32")
+    assert (arithmetic("float32").mac_dsp, arithmetic("float32").mac_lut) == both
+
+
+@pytest.mark.parametrize(
+    ("words", "halves"), [(160, 1), (640, 2), (1_024, 2), (12_544, 25), (44_000, 86), (2_048, 4)]
+)
+def test_block_rams_of_words_of_32_bits_are_those_that_amd_reports(words: int, halves: int) -> None:
+    assert 2 * bram36(32, words) == halves
+
+
+def test_memories_and_fifos_are_those_that_amd_reports() -> None:
+    assert [uram(32, words) for words in (1_066, 3_584, 4_096)] == [1, 1, 1]
+    logic = [fifo_logic(32, depth).lut for depth in (25, 256, 1_000)]
+    assert logic == pytest.approx([51, 71, 78], abs=8)
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="the reports are not here")
+def test_a_kernel_is_in_one_half_in_all_its_versions() -> None:
+    reports = Reports.read(FOLDER)
+    halves = [{r.design for r in rows_of(reports, held_back=held)} for held in (False, True)]
+    kernels = [{d.rpartition("/")[2].removesuffix(".prj").lstrip("k") for d in h} for h in halves]
+    assert all(kernels)
+    assert not kernels[0] & kernels[1]
