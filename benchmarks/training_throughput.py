@@ -39,9 +39,8 @@ from pipec.compiler.facts import plan_facts
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.compiler.profile import Profiler
 from pipec.frontends.trace import Loss, trace
-from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, Source, origin
-from pipec.plan.model import Plan, Stage
+from pipec.plan.model import Partition, Plan, cut_stages
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Batch, Settings
 from pipec.schedule.registry import generate
@@ -101,11 +100,11 @@ def cut_at(graph: Graph, layers: Sequence[str], cluster: str) -> Plan:
     of = [origin(n).name for n in graph.calls]
     starts = [next(k for k, o in enumerate(of) if f"{o}.".startswith(f"{at}.")) for at in layers]
     edges = [0, *starts, len(names)]
-    parts = [names[a:b] for a, b in pairwise(edges)]
-    graphs = [extract(graph, set(part), f"Stage{k}") for k, part in enumerate(parts)]
-    stages = tuple(Stage(k, g) for k, g in enumerate(graphs))
-    plan = Plan(graph, parse_cluster(cluster), stages=stages)
-    return make_stages(plan)
+    rows = [names[a:b] for a, b in pairwise(edges)]
+    stage_of = {name: k for k, row in enumerate(rows) for name in row}
+    seconds, stages = (1.0,) * len(rows), cut_stages(graph, stage_of, len(rows))
+    partition = Partition(stage_of, seconds, 1.0, proven=False, answers="", method="by name")
+    return make_stages(Plan(graph, parse_cluster(cluster), partition=partition, stages=stages))
 
 
 def make_stages(plan: Plan) -> Plan:

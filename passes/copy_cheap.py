@@ -1,7 +1,7 @@
 """Pass ``copy-cheap``: what costs less to compute again than to receive is computed again."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import fx
@@ -9,11 +9,10 @@ from torch import fx
 from pipec.autodiff.recompute import everything
 from pipec.compiler.backend import load_backend
 from pipec.compiler.complete import completed
-from pipec.compiler.costing import cost_table
+from pipec.compiler.costing import check_unsent, recut
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.stage_timing import device_of
 from pipec.compiler.timeline import plan_timeline
-from pipec.errors import PassError
 from pipec.graph.copies import with_copies
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, origin
 from pipec.passes.insert_comm import InsertComm
@@ -53,22 +52,14 @@ class CopyCheap(Pass):
             PassError: The stages send and receive already.
         """
         assert plan.partition is not None
-        if plan.channels:
-            raise PassError(
-                f"pass {self.name} would change what is sent", hint="put it before insert-comm"
-            )
+        check_unsent(plan, self.name)
         again = {stage.index: set(_cheap(plan, stage)) for stage in plan.stages}
         if not any(again.values()):
             return plan
         graph, home = with_copies(plan.graph, plan.partition.stage_of, again)
         if len(set(home.values())) < len(plan.stages):
             return plan  # a stage made nothing else
-        copied = plan.replace(
-            graph=graph,
-            costs=cost_table(plan, graph),
-            partition=replace(plan.partition, stage_of=home),
-            stages=tuple(Stage.of(graph, home, stage.index) for stage in plan.stages),
-        )
+        copied = recut(plan, graph, home)
         return copied if _step(copied) < _step(plan) else plan
 
 

@@ -2,15 +2,12 @@
 
 import dataclasses
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import ClassVar, Literal
 
 from pipec.autodiff.differentiate import differentiate
 from pipec.autodiff.recompute import POLICIES, Policy
 from pipec.compiler.backend import load_backend
 from pipec.compiler.pass_base import Pass
-from pipec.errors import PassError
-from pipec.graph.ir import InputKind
 from pipec.graph.lower import lower
 from pipec.plan.model import Fact, Plan
 
@@ -24,10 +21,10 @@ class Differentiate(Pass):
     2. Stages of one structure are differentiated once and share their graphs.
     3. B computes views again instead of having them saved; with ``recompute=all`` everything but
        random numbers, so that F saves little more than what the stage received.
-    4. A model without a loss is left as it is.
+    4. A model without a loss is left as it is; parameters with ``requires_grad=False`` are not
+       trained.
 
     Attributes:
-        frozen: Glob pattern of parameters that are not trained, such as ``encoder.*``.
         recompute: What B computes again: ``views`` or ``all``.
         attention: ``kernel``, the fused one of the device that traces, or ``math``, matrix
             products that every device has: for a plan that is made on a CPU and runs on a GPU, and
@@ -37,7 +34,6 @@ class Differentiate(Pass):
     name: ClassVar[str] = "differentiate"
     requires: ClassVar[frozenset[Fact]] = frozenset({Fact.COMM})
     provides: ClassVar[frozenset[Fact]] = frozenset({Fact.SAVED})
-    frozen: str = ""
     recompute: Policy = "views"
     attention: Literal["kernel", "math"] = "kernel"
 
@@ -48,7 +44,6 @@ class Differentiate(Pass):
         found = differentiate(
             plan.graph,
             [lower(s.graph).graph for s in plan.stages],
-            frozen=self._frozen(plan),
             recompute=POLICIES[self.recompute],
             portable=self.attention == "math" or not load_backend(plan.target).fused_attention,
         )
@@ -57,17 +52,3 @@ class Differentiate(Pass):
             for stage, training in zip(plan.stages, found, strict=True)
         )
         return plan.replace(stages=stages)
-
-    def _frozen(self, plan: Plan) -> frozenset[str]:
-        if not self.frozen:
-            return frozenset()
-        names = [i.name for i in plan.graph.inputs_of(InputKind.PARAMETER)]
-        found = frozenset(n for n in names if fnmatchcase(n, self.frozen))
-        if not found:
-            raise PassError(
-                "no parameter matches",
-                where="differentiate{frozen=...}",
-                got=self.frozen,
-                want="a glob pattern, such as encoder.*",
-            )
-        return found

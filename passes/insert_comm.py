@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, Literal
-
-from torch import fx
 
 from pipec.compiler.backend import load_backend
 from pipec.compiler.pass_base import Pass
-from pipec.graph.ir import InputKind, OutputKind, nbytes, tensor
-from pipec.graph.lower import with_transfers
-from pipec.plan.model import Fact, Plan, Stage, ValueChannel
+from pipec.plan.model import Fact, Plan, ValueChannel, cut_stages
 
 
 @dataclass(frozen=True)
@@ -40,45 +37,18 @@ class InsertComm(Pass):
         route = self.route if self.route != "auto" else load_backend(plan.target).route
         nodes = plan.graph.nodes
         channels = [
-            _channel(nodes[value], src, dst, self.depth)
+            ValueChannel.of(nodes[value], src, dst, self.depth)
             for value, src, dst in _hops(plan, relay=route == "relay")
         ]
-        stages = tuple(_with_comm(stage, channels, nodes) for stage in plan.stages)
+        stages = cut_stages(plan.graph, plan.home, len(plan.stages), channels)
         return plan.replace(stages=stages, channels=tuple(channels))
 
 
 def _hops(plan: Plan, *, relay: bool) -> Iterator[tuple[str, int, int]]:
     """(value, sending stage, receiving stage) in the order of the model."""
-    home = {o.name: s.index for s in plan.stages for o in s.graph.outputs_of(OutputKind.VALUE)}
-    readers: dict[str, list[int]] = {}
-    for s in plan.stages:
-        for i in s.graph.inputs_of(InputKind.VALUE):
-            readers.setdefault(i.name, []).append(s.index)
-    for n in plan.graph.module.graph.nodes:
-        if n.name in readers:
-            src, stages = home[n.name], readers[n.name]
-            if relay:
-                yield from ((n.name, k, k + 1) for k in range(src, max(stages)))
-            else:
-                yield from ((n.name, src, dst) for dst in sorted(stages))
-
-
-def _channel(value: fx.Node, src: int, dst: int, depth: int) -> ValueChannel:
-    t = tensor(value)
-    return ValueChannel(
-        name=f"s{src}.s{dst}.{value.name}",
-        value=value.name,
-        src=src,
-        dst=dst,
-        nbytes=nbytes(value),
-        shape=tuple(t.shape),
-        dtype=str(t.dtype).removeprefix("torch."),
-        depth=depth,
-    )
-
-
-def _with_comm(stage: Stage, channels: list[ValueChannel], nodes: dict[str, fx.Node]) -> Stage:
-    receives = {c.value: c.name for c in channels if c.dst == stage.index}
-    sends = [(c.value, c.name, nodes[c.value]) for c in channels if c.src == stage.index]
-    graph = with_transfers(stage.graph, receives, sends)
-    return Stage(stage.index, graph)
+    home = plan.home
+    for n in plan.graph.calls:
+        src = home[n.name]
+        readers = sorted({home[u.name] for u in n.users if u.op == "call_function"} - {src})
+        hops = pairwise(range(src, readers[-1] + 1)) if relay and readers else ()
+        yield from ((n.name, a, b) for a, b in hops or ((src, dst) for dst in readers))

@@ -1,18 +1,18 @@
 """Pass ``pack-channels``: what stages send each other is cast or packed on its way."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import fx
 
-from pipec.compiler.costing import cost_table
+from pipec.compiler.costing import check_unsent, recut
 from pipec.compiler.pass_base import Pass
 from pipec.errors import PassError
 from pipec.graph.copies import PACK, with_packed
 from pipec.graph.ir import InputKind, origin, tensor, tensors
 from pipec.graph.tensor_type import dtype_text
-from pipec.plan.model import Fact, Plan, Stage
+from pipec.plan.model import Fact, Plan
 
 aten = torch.ops.aten
 
@@ -48,17 +48,16 @@ class PackChannels(Pass):
                 gradient.
         """
         assert plan.partition is not None
-        if plan.channels:
-            raise PassError(
-                f"pass {self.name} would change what is sent", hint="put it before insert-comm"
-            )
+        check_unsent(plan, self.name)
         graph, home = with_packed(
             plan.graph, plan.partition.stage_of, self.wanted, self.pack, self.unpack
         )
         if home.keys() == plan.partition.stage_of.keys():
             return plan
-        stages = tuple(Stage.of(graph, home, s.index) for s in plan.stages)
-        sent = [graph.node(i.node) for s in stages for i in s.graph.inputs_of(InputKind.VALUE)]
+        packed = recut(plan, graph, home)
+        sent = [
+            graph.node(i.node) for s in packed.stages for i in s.graph.inputs_of(InputKind.VALUE)
+        ]
         for n in sent:
             if plan.trains and origin(n).op == PACK and not tensor(n).is_floating_point():
                 raise PassError(
@@ -67,12 +66,7 @@ class PackChannels(Pass):
                     got=dtype_text(tensor(n).dtype),
                     want="floating point, since the plan trains",
                 )
-        return plan.replace(
-            graph=graph,
-            costs=cost_table(plan, graph),
-            partition=replace(plan.partition, stage_of=home),
-            stages=stages,
-        )
+        return packed
 
     def wanted(self, value: fx.Node) -> bool:
         """Whether a value that another stage reads is packed."""

@@ -1,7 +1,7 @@
 """Pass ``partition``: the cut whose slowest stage is fastest."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -30,7 +30,7 @@ from pipec.partition.costgraph import CostGraph, FloatArray, IntArray
 from pipec.partition.devices import Device
 from pipec.partition.result import CutResult, cut_result, stage_loads
 from pipec.partition.solve import solve_contiguous
-from pipec.plan.model import Fact, Partition, Plan, Stage
+from pipec.plan.model import Fact, Partition, Plan, cut_stages
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.registry import SYNCHRONOUS, generate, stages_on, without_parts
@@ -38,6 +38,8 @@ from pipec.schedule.schedule import Placement, Schedule
 
 HANDED_OVER = 1e18
 """Bytes per second between two stages of one device."""
+SECONDS = 5.0
+"""Processor time for the proof of optimality."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,8 @@ class PartitionPass(Pass):
             ``fastest``.
         microbatches: Of that schedule.
         order: Whether devices keep their ``fixed`` order.
-        overlap: Transfers hide behind compute: a stage takes the larger of the two.
         activations: Whether what a microbatch saves counts against the memory; not where a later
             pass moves or recomputes what does not fit.
-        time_limit: Seconds for the proof of optimality.
         layout: Layers of every stage as another runtime writes them (`pipec.compiler.layouts`),
             instead of the best cut; its bound is still that of the best cut.
     """
@@ -78,9 +78,7 @@ class PartitionPass(Pass):
     schedule: str = ""
     microbatches: int = 8
     order: Literal["fixed", "free"] = "fixed"
-    overlap: bool = False
     activations: bool = True
-    time_limit: float = 5.0
     layout: str = ""
 
     def run(self, plan: Plan) -> Plan:
@@ -93,7 +91,6 @@ class PartitionPass(Pass):
             return named.run(plan)
         place = self._placement(plan)
         names = [n.name for n in plan.graph.calls]
-        count = len(place.forward)
         found = self.fastest(plan)
         if found is not None:
             cluster, partition = found.cluster, _of_step(plan.graph, found.cut, found.compute)
@@ -101,12 +98,11 @@ class PartitionPass(Pass):
             cut = self._cut(plan, plan.costs, place)
             cluster = plan.cluster.reordered(cut.device_order)
             partition = _partition(cut, dict(zip(names, cut.stage.tolist(), strict=True)))
-        stage_of = dict(partition.stage_of)
         return plan.replace(
             partition=partition,
             cluster=cluster,
             placement=place,
-            stages=tuple(Stage.of(plan.graph, stage_of, k) for k in range(count)),
+            stages=cut_stages(plan.graph, partition.stage_of, len(place.forward)),
         )
 
     def _with_replicas(self, plan: Plan) -> "PartitionPass":
@@ -239,9 +235,9 @@ class PartitionPass(Pass):
             return [self._cut(plan.replace(cluster=free), costs, place).stage]
 
     def _cut(self, plan: Plan, costs: CostTable, place: Placement) -> CutResult:
-        count = len(place.forward)
+        count, free = len(place.forward), self.order == "free"
         if place.forward == tuple((k,) for k in range(count)):
-            backend, free = load_backend(plan.target), self.order == "free"
+            backend = load_backend(plan.target)
             own = backend.cut(plan, count, free_order=free) if isinstance(backend, Cuts) else None
             if own is not None and self.layout:
                 raise PartitionError("this target cuts by itself", got=f"layout={self.layout}")
@@ -253,15 +249,27 @@ class PartitionPass(Pass):
             problem = replace(problem, activation_bytes=nothing)
         kinds = [[cluster.devices[d] for d in stage] for stage in place.forward]
         problem, names = shared_work(problem, [[d.kind for d in stage] for stage in kinds])
+        links = [_link(cluster, a, b) for a, b in pairwise(place.forward)]
         memory = np.array([min(d.memory_bytes for d in stage) for stage in kinds])
+
+        def solved(memory: FloatArray) -> CutResult:
+            """The best cut, given the memory of every stage's device."""
+            return solve_contiguous(
+                problem,
+                _devices(names, memory),
+                free_order=free,
+                links=links,
+                time_limit=SECONDS,
+            )
+
         if self.layout:
-            return self._laid_out(plan, problem, names, place, memory)
-        cut = self._solved(plan, problem, names, place, memory)
+            return self._laid_out(plan, problem, _devices(names, memory), links, solved)
+        cut = solved(memory)
         if _holds(cluster, place, cut):
             return cut
         # the stages of one device add up: give each an equal part of it, where that can be done
         try:
-            return self._solved(plan, problem, names, place, memory / _beside(place))
+            return solved(memory / _beside(place))
         except PartitionError:
             return cut
 
@@ -269,44 +277,21 @@ class PartitionPass(Pass):
         self,
         plan: Plan,
         problem: CostGraph,
-        names: Sequence[str],
-        place: Placement,
-        memory: FloatArray,
+        devices: Sequence[Device],
+        links: Sequence[Link],
+        solved: Callable[[FloatArray], CutResult],
     ) -> CutResult:
         """The cut that the layout says, beside the bound of the best one."""
-        began = perf_counter()
-        layout = parse_layout(self.layout)
-        if len(layout.layers) != len(place.forward):
-            raise PartitionError(
-                "the layout has another number of stages",
-                got=f"{len(layout.layers)} in {layout}",
-                want=len(place.forward),
-            )
+        began, layout = perf_counter(), parse_layout(self.layout)
+        if len(layout.layers) != len(devices):
+            got = f"{len(layout.layers)} in {layout}"
+            what = "the layout has another number of stages"
+            raise PartitionError(what, got=got, want=len(devices))
         stage = place_layers(plan.graph, layout)
-        devices = _devices(names, memory)
-        loads = stage_loads(
-            problem, stage, devices, links=_links(plan.cluster, place), overlap=self.overlap
-        )
-        lower = self._solved(plan, problem, names, place, np.full(len(memory), inf)).lower_bound
+        loads = stage_loads(problem, stage, devices, links=links)
+        lower = solved(np.full(len(devices), inf)).lower_bound
         order = range(len(devices))
         return cut_result(problem, stage, order, loads, lower, f"layout {layout}", began)
-
-    def _solved(
-        self,
-        plan: Plan,
-        problem: CostGraph,
-        names: Sequence[str],
-        place: Placement,
-        memory: FloatArray,
-    ) -> CutResult:
-        return solve_contiguous(
-            problem,
-            _devices(names, memory),
-            free_order=self.order == "free",
-            links=_links(plan.cluster, place),
-            overlap=self.overlap,
-            time_limit=self.time_limit,
-        )
 
 
 @dataclass(frozen=True)
@@ -326,10 +311,6 @@ class Fastest:
 
 def _devices(names: Sequence[str], memory: FloatArray) -> list[Device]:
     return [Device(name, bytes_) for name, bytes_ in zip(names, memory.tolist(), strict=True)]
-
-
-def _links(cluster: Cluster, place: Placement) -> list[Link]:
-    return [_link(cluster, a, b) for a, b in pairwise(place.forward)]
 
 
 def _holds(cluster: Cluster, place: Placement, cut: CutResult) -> bool:

@@ -1,8 +1,9 @@
 """Stages of a model that was an ONNX file: its own nodes, under their own names."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from onnx import ModelProto
 from torch import Tensor
 
 from pipec.backends.onnx.files import Names, apart
@@ -13,12 +14,16 @@ from pipec.frontends.base import Loaded
 from pipec.frontends.onnx.axes import declared_axes, grow
 from pipec.frontends.onnx.files import evaluate_file
 from pipec.frontends.onnx.frontend import Original
-from pipec.frontends.onnx.submodel import Assembler, Part
+from pipec.frontends.onnx.submodel import Assembler
 from pipec.frontends.reload import load_options
+from pipec.graph.arrays import Array
 from pipec.graph.axes import Axis, most_open
 from pipec.graph.ir import Graph, InputKind, OutputKind, origin
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage
+
+Written = tuple[Stage, ModelProto, Mapping[str, Tensor | Array], Names]
+"""A stage as an ONNX model, its weights apart."""
 
 
 class Assembly:
@@ -56,7 +61,7 @@ class Assembly:
         self.axes = self.axes.all_fixed(why)
         self._growth = grow(self._evaluation, (), self._options)
 
-    def stages(self) -> Iterator[tuple[Stage, Part, Names]]:
+    def stages(self) -> Iterator[Written]:
         """Every stage as a model of its own, with its names.
 
         Raises:
@@ -80,7 +85,7 @@ class Assembly:
                 [n for n in outputs if n not in passed_on],
                 passed_on,
             )
-            yield stage, part, names
+            yield stage, part.proto, part.weights, names
 
     def check(self, runners: Sequence[StageRunner], tolerance: float) -> None:
         """Run the emitted stages and the file at other sizes of the open axes.

@@ -1,14 +1,11 @@
 """``--target onnx``: one model file per stage for onnxruntime or any other ONNX engine."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-import onnx
-from torch import Tensor
-
-from pipec.backends.onnx.assembled import Assembly
+from pipec.backends.onnx.assembled import Assembly, Written
 from pipec.backends.onnx.exported import StageExporter
 from pipec.backends.onnx.files import Names, check_file, check_shapes, write_model
 from pipec.backends.onnx.runner import onnx_runner
@@ -16,7 +13,7 @@ from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.stage_timing import sequential_timing
 from pipec.compiler.tolerance import OTHER_KERNELS, REWRITTEN, rounding_tolerance
 from pipec.errors import BackendError, PipecError
-from pipec.graph.arrays import ONNX_TYPES, Array
+from pipec.graph.arrays import ONNX_TYPES
 from pipec.graph.axes import Axes, reason
 from pipec.graph.eager import EAGER
 from pipec.graph.ir import OutputKind, origin, tensors
@@ -25,8 +22,6 @@ from pipec.graph.rules import OWN_NAMESPACES
 from pipec.graph.torch_private import OpOverload, namespace_of
 from pipec.plan.model import Plan, Stage, StageTiming
 from pipec.plan.weights import all_have_data, stage_folder
-
-Written = tuple[Stage, onnx.ModelProto, Mapping[str, Tensor | Array], Names]
 
 
 class OnnxBackend(Backend):
@@ -90,7 +85,8 @@ class OnnxBackend(Backend):
                 where=f"pass {plan.options[REWRITTEN]}",
             )
         if plan.graph.source.kind != "onnx":
-            _write(directory, _exported(plan))
+            export = StageExporter()
+            _write(directory, ((stage, *export(stage)) for stage in plan.stages))
             return
         assembly = Assembly(plan)
         try:
@@ -109,7 +105,7 @@ class OnnxBackend(Backend):
         Raises:
             PipecError: A stage is refused, or differs from the file at another size.
         """
-        _write(directory, _assembled(assembly))
+        _write(directory, assembly.stages())
         if assembly.axes.open:
             emitted = self.load(plan, directory)
             assembly.check(emitted.stages, emitted.tolerance)
@@ -158,18 +154,6 @@ def _foreign(plan: Plan) -> Iterator[str]:
         foreign = isinstance(n.target, OpOverload) and namespace_of(n.target) not in OWN_NAMESPACES
         if foreign or n.target is EAGER:
             yield f"{n.name}: {n.target} from {origin(n)}"
-
-
-def _exported(plan: Plan) -> Iterator[Written]:
-    export = StageExporter()
-    for stage in plan.stages:
-        proto, weights, names = export(stage)
-        yield stage, proto, weights, names
-
-
-def _assembled(assembly: Assembly) -> Iterator[Written]:
-    for stage, part, names in assembly.stages():
-        yield stage, part.proto, part.weights, names
 
 
 def _write(directory: Path, stages: Iterable[Written]) -> None:

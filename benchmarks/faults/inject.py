@@ -6,8 +6,9 @@ what the stages compute can give it away.
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,16 @@ from onnx import helper, numpy_helper
 from safetensors.numpy import load_file, save_file
 
 from benchmarks.faults.tables import Array, changes
+from pipec.errors import PipecError
+from pipec.graph.rules import OWN_NAMESPACES
+from pipec.graph.serialize import graph_from_json
+from pipec.graph.torch_private import FakeTensorMode
 from pipec.plan.manifest import PLAN, write_manifest
-from pipec.plan.weights import stage_folder
+from pipec.plan.model import cut_stages
+from pipec.plan.record import plan_from_record
 
 Json = dict[str, Any]
+MODEL = Path("model.json")
 
 
 @dataclass(frozen=True)
@@ -41,8 +48,15 @@ class Fault:
 
 
 def sealed(directory: Path) -> None:
-    """Compute all digests of a changed directory anew."""
+    """Compute all digests of a changed directory anew, and the keys of stages that can be cut."""
     record = json.loads((directory / PLAN).read_text(encoding="utf-8"))
+    with suppress(PipecError):
+        text = (directory / MODEL).read_text(encoding="utf-8")
+        graph = graph_from_json(json.loads(text), allowed=OWN_NAMESPACES, mode=FakeTensorMode())
+        plan, rows = plan_from_record(record, graph), record["stages"]
+        stages = cut_stages(graph, plan.home, len(rows), plan.channels)
+        for row, stage in zip(rows, stages, strict=True):
+            row["key"] = stage.key
     for key in ("format", "version", "files", "digest"):
         record.pop(key)
     (directory / PLAN).unlink()
@@ -59,26 +73,22 @@ def _torch(directory: Path) -> Iterator[Fault]:
     for path in sorted(directory.glob("stage*/weights.safetensors")):
         tables = {n: t for n, t in load_file(path).items() if t.dtype.itemsize <= 4}
         name = path.relative_to(directory)
-        for kind, where, wrong in changes(tables, rng, _readers(path)):
+        for kind, where, wrong in changes(tables, rng, _readers(directory)):
             yield Fault(kind, f"{path.parent.name} {where}", partial(_resave, name, wrong))
-    for path in sorted(directory.glob("graphs/*/F.json")):
-        yield from _of_graph(path.relative_to(directory), json.loads(path.read_text("utf-8")))
-    plan = json.loads((directory / PLAN).read_text("utf-8"))
-    for stage in plan["stages"]:
-        into = [k for k in stage["channels"] if k.startswith("in")]
-        if len(into) > 1:
-            where = f"stage {stage['index']}"
-            yield Fault("two channels of a link swapped", where, partial(_relink, stage["index"]))
+    yield from _of_graph(json.loads((directory / MODEL).read_text("utf-8")))
+    into = defaultdict[int, list[int]](list)
+    for k, channel in enumerate(json.loads((directory / PLAN).read_text("utf-8"))["channels"]):
+        into[channel["dst"]].append(k)
+    for stage, channels in into.items():
+        if len(channels) > 1:
+            swap = partial(_relink, *channels[:2])
+            yield Fault("two channels of a link swapped", f"stage {stage}", swap)
 
 
-def _readers(weights: Path) -> Counter[str]:
-    """How many nodes of its stage read a weight."""
-    plan = json.loads((weights.parents[1] / PLAN).read_text("utf-8"))
-    (stage,) = (s for s in plan["stages"] if stage_folder(s["index"]) == weights.parent.name)
-    path = weights.parents[1] / "graphs" / stage["key"] / "F.json"
-    graph = json.loads(path.read_text("utf-8"))
-    names = [name for _, name in stage["inputs"]]
-    called = {i["node"]: name for i, name in zip(graph["inputs"], names, strict=True)}
+def _readers(directory: Path) -> Counter[str]:
+    """How many nodes of the model read a weight."""
+    graph = json.loads((directory / MODEL).read_text("utf-8"))
+    called = {i["node"]: i["name"] for i in graph["inputs"]}
     reads = re.findall(r'"%(\w+)"', json.dumps([n["args"] for n in graph["nodes"]]))
     return Counter(called[r] for r in reads if r in called)
 
@@ -87,17 +97,13 @@ def _resave(name: Path, wrong: Mapping[str, Array], directory: Path) -> None:
     save_file({**load_file(directory / name), **wrong}, directory / name)
 
 
-def _of_graph(name: Path, graph: Json) -> Iterator[Fault]:
-    """Faults of the nodes of a stage's graph."""
+def _of_graph(graph: Json) -> Iterator[Fault]:
+    """Faults of the nodes of the model, from which the stages are cut when they run."""
     for k, node in enumerate(graph["nodes"]):
         for kind, args in _wrong_args(node["target"], node["args"]):
-            where = f"{name.parent.name} {node['name']}"
-            yield Fault(kind, where, partial(_rewrite, name, ("nodes", k, "args"), args))
-    if graph["outputs"]:
-        fewer = graph["outputs"][1:]
-        yield Fault(
-            "a dropped output", name.parent.name, partial(_rewrite, name, ("outputs",), fewer)
-        )
+            yield Fault(kind, node["name"], partial(_rewrite, MODEL, ("nodes", k, "args"), args))
+    fewer = graph["outputs"][1:]
+    yield Fault("a dropped output", "the model", partial(_rewrite, MODEL, ("outputs",), fewer))
 
 
 def _wrong_args(target: str, args: list[Any]) -> Iterator[tuple[str, list[Any]]]:
@@ -130,13 +136,12 @@ def _rewrite(name: Path, keys: tuple[Any, ...], value: object, directory: Path) 
     (directory / name).write_text(json.dumps(data), encoding="utf-8")
 
 
-def _relink(stage: int, directory: Path) -> None:
+def _relink(a: int, b: int, directory: Path) -> None:
     """A stage takes what arrives on one channel for what arrives on another."""
     path = directory / PLAN
     data = json.loads(path.read_text("utf-8"))
-    channels = data["stages"][stage]["channels"]
-    a, b = [k for k in channels if k.startswith("in")][:2]
-    channels[a], channels[b] = channels[b], channels[a]
+    one, other = (data["channels"][k] for k in (a, b))
+    one["value"], other["value"] = other["value"], one["value"]
     path.write_text(json.dumps(data), encoding="utf-8")
 
 

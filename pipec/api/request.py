@@ -30,20 +30,11 @@ class Request:
     Attributes:
         backend: The target.
         cluster: Devices and links.
-        schedule: A name with its options, ``fastest`` or ``auto``.
-        stages: Their number; as many as devices if not given.
-        microbatches: Of one step; 8 if not given, any with ``auto``.
-        batch: With ``auto``: samples of one step.
-        passes: Instead of the default ones; ``"default"`` stands for these.
-        costs: A file of measured costs, or ``silicon:a100``: kinds of devices whose nodes are timed
-            by tables of measured kernels.
         settings: Options of the target.
         cached: With ``auto``: whether an equal exploration of before is taken.
         schedules: With ``auto``: names instead of those of the devices' family.
-        asynchronous: With ``auto``: whether schedules without a flush are tried too.
-        recompute: Modules or values that the backward computes again: ``layers.*.mlp``.
-        offload: Modules or values that wait in host memory for the backward.
-        offload_optimizer: Whether the optimizer's state waits there too, between steps.
+
+    The others are the arguments of `pipec.compile`.
 
     Raises:
         PipecError: An option has no effect beside the others.

@@ -1,6 +1,6 @@
 """Differentiating all stages of a model: last stage first, each distinct stage once."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from pipec.autodiff.joint import Joint, trace_joint
@@ -18,7 +18,6 @@ def differentiate(
     model: Graph,
     stages: Sequence[Graph],
     *,
-    frozen: Collection[str] = (),
     recompute: Recompute = views,
     portable: bool = False,
 ) -> list[Training]:
@@ -31,7 +30,6 @@ def differentiate(
     Args:
         model: The whole model, loss included.
         stages: Its pure stage graphs (no communication), in pipeline order.
-        frozen: Names of parameters that are not trained.
         recompute: Which forward nodes B computes again.
         portable: Use no kernel that only the device that traces has.
 
@@ -47,13 +45,13 @@ def differentiate(
             where="differentiate",
             hint="read the model in training mode and name a loss",
         )
-    needs = needs_grad(model, frozen)
+    needs = needs_grad(model)
     done: dict[object, tuple[Graph, Training]] = {}
     demanded: set[str] = set()
     found: list[Training] = []
     trace = partial(trace_joint, portable=portable)
     for stage in reversed(stages):
-        training = _one(stage, needs, demanded, frozen, recompute, done, trace)
+        training = _one(stage, needs, demanded, recompute, done, trace)
         demanded |= set(training.gradients_out())
         found.insert(0, training)
     if not any(t.trained for t in found):
@@ -65,7 +63,6 @@ def _one(
     stage: Graph,
     needs: frozenset[str],
     demanded: set[str],
-    frozen: Collection[str],
     recompute: Recompute,
     done: dict[object, tuple[Graph, Training]],
     trace: Callable[[Graph, tuple[int, ...], tuple[int, ...]], Joint],
@@ -74,7 +71,7 @@ def _one(
         k
         for k, i in enumerate(stage.inputs)
         if (i.kind is InputKind.VALUE and i.name in needs)
-        or (i.kind is InputKind.PARAMETER and i.node in needs and i.name not in frozen)
+        or (i.kind is InputKind.PARAMETER and i.node in needs)
     )
     gradients = tuple(
         k

@@ -162,6 +162,7 @@ def shared(training: Training, original: Graph, twin: Graph) -> Training:
             outputs=outputs,
             weights={n: w for n, w in twin.weights.items() if n in read},
             tied={n: t for n, t in twin.tied.items() if n in read},
+            source=twin.source,
         )
 
     return Training(**{kind: renamed(graph) for kind, graph in training.graphs.items()})

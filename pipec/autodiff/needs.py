@@ -1,6 +1,5 @@
 """Which values of a model depend on a trained parameter, asked of autograd itself."""
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -11,16 +10,10 @@ from pipec.errors import GraphError
 from pipec.graph.ir import Graph, InputKind, origin
 
 
-def trainable(graph: Graph, frozen: Collection[str] = ()) -> frozenset[str]:
-    """Names of the parameters that are trained: real or complex, and not frozen.
-
-    Frozen is what the model says so of (``requires_grad=False``) and what is in ``frozen``.
-    """
-    return frozenset(
-        i.name
-        for i in graph.inputs_of(InputKind.PARAMETER)
-        if i.name not in frozen and _learns(graph.weights[i.name])
-    )
+def trainable(graph: Graph) -> frozenset[str]:
+    """Names of the parameters that are trained: real or complex, not ``requires_grad=False``."""
+    parameters = graph.inputs_of(InputKind.PARAMETER)
+    return frozenset(i.name for i in parameters if _learns(graph.weights[i.name]))
 
 
 def _learns(weight: Tensor) -> bool:
@@ -28,17 +21,16 @@ def _learns(weight: Tensor) -> bool:
     return said and (weight.is_floating_point() or weight.is_complex())
 
 
-def needs_grad(graph: Graph, frozen: Collection[str] = ()) -> frozenset[str]:
+def needs_grad(graph: Graph) -> frozenset[str]:
     """Nodes whose value needs a gradient, found by running the whole graph on fake tensors.
 
     Args:
         graph: The whole model; a part of it would not know what its received values depend on.
-        frozen: Parameters that are not trained.
 
     Returns:
         Names of parameters' placeholders and of call nodes; of a tuple, its items are listed.
     """
-    wanted = trainable(graph, frozen)
+    wanted = trainable(graph)
     with tracing() as mode, torch.enable_grad():
         inputs = [
             t.requires_grad_() if i.name in wanted and i.kind is InputKind.PARAMETER else t

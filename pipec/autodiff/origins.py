@@ -1,13 +1,11 @@
 """Which layer a backward node belongs to: the one whose forward made its autograd node."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import fx
 from torch.autograd.graph import Node as GradNode
 
-from pipec.graph.ir import Origin, origin
+from pipec.graph.ir import Origin, flat_tensors, origin
 from pipec.graph.torch_private import graph_being_traced
 
 
@@ -48,7 +46,7 @@ class OriginTracer:
 
     def watch(self, result: object, label: Origin) -> None:
         """Hook the autograd nodes that made ``result`` and were not seen before."""
-        stack = [t.grad_fn for t in _tensors(result) if t.grad_fn is not None]
+        stack = [t.grad_fn for t in flat_tensors(result) if t.grad_fn is not None]
         while stack:
             node = stack.pop()
             if node in self._known:
@@ -71,11 +69,3 @@ class _Labelling(fx.Interpreter):
         result = super().run_node(n)
         self._labels.watch(result, label)
         return result
-
-
-def _tensors(result: object) -> Iterator[torch.Tensor]:
-    if isinstance(result, torch.Tensor):
-        yield result
-    elif isinstance(result, list | tuple):
-        for item in result:
-            yield from _tensors(item)

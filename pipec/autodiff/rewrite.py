@@ -15,23 +15,13 @@ from functools import cached_property
 
 import torch
 from torch import fx
-from torch.fx.node import Argument
 
 from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import everything, views
 from pipec.errors import GraphError
 from pipec.graph.comm import FETCH, OFFLOAD
-from pipec.graph.ir import (
-    Graph,
-    GraphInput,
-    GraphOutput,
-    InputKind,
-    Origin,
-    OutputKind,
-    nbytes,
-    origin,
-    tensor,
-)
+from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind
+from pipec.graph.lower import transfer
 from pipec.graph.written import ancestors, written
 
 _WEIGHTS = (InputKind.PARAMETER, InputKind.CONSTANT)
@@ -255,21 +245,10 @@ def _copied(graph: Graph, outputs: list[GraphOutput]) -> Graph:
 
 def _with_offloads(forward: Graph, slot_of: Mapping[str, str]) -> Graph:
     """F with its last nodes copying values to their host slots instead of yielding them."""
-    copy = _copied(forward, list(forward.outputs))
-    graph, nodes = copy.module.graph, copy.nodes
-    with graph.inserting_before(graph.output_node()):
-        for name, slot in slot_of.items():
-            args: dict[str, Argument] = {"slot": slot, "nbytes": nbytes(nodes[name])}
-            node = graph.create_node(
-                "call_function", OFFLOAD, (nodes[name],), args, name=f"offload_{name}"
-            )
-            node.meta.update(val=None, origin=Origin(slot, "offload"))
-    outputs = tuple(
-        o for o in copy.outputs if o.kind is not OutputKind.SAVED or o.name not in slot_of
-    )
-    graph.output_node().args = (tuple(nodes[o.node] for o in outputs),)
-    copy.module.recompile()
-    return copy.replace(outputs=outputs)
+    whole, nodes = _copied(forward, list(forward.outputs)), forward.nodes
+    ends = [transfer(OFFLOAD, nodes[name], slot) for name, slot in slot_of.items()]
+    kept = [o for o in whole.outputs if o.kind is not OutputKind.SAVED or o.name not in slot_of]
+    return written(whole, whole.inputs, [*whole.calls, *ends], kept)
 
 
 def _with_fetches(
@@ -282,23 +261,9 @@ def _with_fetches(
 
     A value that B or I computes again although it was saved is taken from the host too.
     """
-    calls = [_fetch(n, slot_of[name]) for name, n in source.items() if name in slot_of]
+    calls = [transfer(FETCH, n, slot_of[name]) for name, n in source.items() if name in slot_of]
     calls += [n for n in graph.calls if n.name not in slot_of]
     yielded = {o.name for o in graph.outputs_of(OutputKind.SAVED)}
     more = [GraphOutput(n, OutputKind.SAVED, n) for n in source if n in passed and n not in yielded]
     inputs = [i for i in graph.inputs if i.node not in slot_of]
     return written(graph, inputs, calls, [*graph.outputs, *more])
-
-
-def _fetch(value: fx.Node, slot: str) -> fx.Node:
-    """A node to copy, of a graph of its own."""
-    t = tensor(value)
-    args: dict[str, Argument] = {
-        "slot": slot,
-        "size": list(t.shape),
-        "stride": list(t.stride()),
-        "dtype": t.dtype,
-    }
-    node = fx.Graph().create_node("call_function", FETCH, (), args, name=value.name)
-    node.meta.update(val=t, origin=origin(value))
-    return node

@@ -15,7 +15,7 @@ from pipec.schedule.action import COMPUTE
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.csv_form import from_csv, to_csv
 from pipec.schedule.lower import lower
-from pipec.schedule.registry import generate, generator, names, parsed, plain_name
+from pipec.schedule.registry import generate, generator, names
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.costs import generate_for, takes_costs
 from pipec.simulate.draw_svg import svg
@@ -34,7 +34,6 @@ DRAWN = 20_000
 @click.argument("name", required=False)
 @click.option("--stages", type=int, help="Pipeline stages, of all chunks together.")
 @click.option("--microbatches", type=int, help="Microbatches.")
-@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Of the schedule.")
 @click.option(
     "--times",
     default="F=1,B=2",
@@ -60,12 +59,12 @@ DRAWN = 20_000
 def command(**given: Any) -> None:
     """Generate the schedule NAME, check it, simulate it and show it.
 
-    Options may stand behind the name: 'interleaved{chunks=4}'.
+    Options stand behind the name: 'interleaved{chunks=4}'.
 
     Without NAME and --from-csv: list the schedules and their options.
     """
     if given["from_csv"] is not None:
-        refuse(("stages", "microbatches", "options"), "not with --from-csv, which says it")
+        refuse(("stages", "microbatches"), "not with --from-csv, which says it")
     elif given["name"] is None:
         refuse(given, "name a schedule")
         click.echo(_listing())
@@ -119,26 +118,12 @@ def _schedule(given: dict[str, Any]) -> Schedule:
     for key in ("stages", "microbatches"):
         if given[key] is None:
             raise click.UsageError(f"--{key} is missing")
-    name = given["name"]
-    options = parsed(name, _options(given["options"]))
-    stages, microbatches = given["stages"], given["microbatches"]
+    name, stages, microbatches = given["name"], given["stages"], given["microbatches"]
     if not takes_costs(name):
-        return generate(plain_name(name), stages, microbatches, **options)
+        return generate(name, stages, microbatches)
     like = generate("1f1b", stages, microbatches)
     times = _times(given["times"], like, given["comm"], 0.0)
-    return generate_for(plain_name(name), stages, microbatches, times, **options)
-
-
-def _options(texts: tuple[str, ...]) -> dict[str, str]:
-    """``chunks=2`` as its two sides."""
-    found: dict[str, str] = {}
-    for text in texts:
-        key, _, value = text.partition("=")
-        if not (key and value) or key in found:
-            want = "KEY=VALUE, every KEY once"
-            raise ScheduleError("--option cannot be read", got=text, want=want)
-        found[key] = value
-    return found
+    return generate_for(name, stages, microbatches, times)
 
 
 def _times(text: str, schedule: Schedule, comm: float, host: float) -> Times:

@@ -1,6 +1,7 @@
 """The cost table of a graph: what was known of its nodes stays, what is new is timed by a model."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from pipec.compiler.backend import load_backend
 from pipec.compiler.capabilities import model_of
@@ -9,8 +10,9 @@ from pipec.cost.model import CostModel
 from pipec.cost.silicon import product_size, silicon
 from pipec.cost.stage import MessageCost
 from pipec.cost.table import CostTable
+from pipec.errors import PassError
 from pipec.graph.ir import Graph
-from pipec.plan.model import Plan
+from pipec.plan.model import Plan, cut_stages
 
 Parts = Mapping[str, tuple[str, float]]
 """New node to the node of before that it is a part of, and its share of that node's seconds."""
@@ -68,6 +70,27 @@ def cost_table(plan: Plan, graph: Graph, parts: Parts | None = None) -> CostTabl
             backward[kind] = _joined(counted, again, row)
     stages = before.stages if before else {}
     return CostTable(counted, seconds, method, stages, messages, backward, tabled)
+
+
+def check_unsent(plan: Plan, name: str) -> None:
+    """Refuse a pass behind the one whose work it would change.
+
+    Raises:
+        PassError: The stages send and receive already.
+    """
+    if plan.channels:
+        raise PassError(f"pass {name} would change what is sent", hint="put it before insert-comm")
+
+
+def recut(plan: Plan, graph: Graph, home: Mapping[str, int]) -> Plan:
+    """The plan whose stages are cut from a graph that a pass has made of its own."""
+    assert plan.partition is not None
+    return plan.replace(
+        graph=graph,
+        costs=cost_table(plan, graph),
+        partition=replace(plan.partition, stage_of=home),
+        stages=cut_stages(graph, home, len(plan.stages)),
+    )
 
 
 def _joined(

@@ -78,15 +78,17 @@ def summed_bytes(plan: Plan) -> set[int]:
 
 def _forward(plan: Plan, stage: Stage) -> StageFacts:
     timing, whole = plan.timing[stage.index], measured_stage(plan, stage)
-    cost = whole or StageCost(timing.compute_seconds)
+    cost, weights = whole or StageCost(timing.compute_seconds), float(stage.graph.weight_bytes)
     if plan.trains:  # before it is differentiated: weights, and nothing that is guessed
-        return StageFacts(_kind(plan, stage), replace(cost, workspace={}), _weight_bytes(stage))
+        return StageFacts(
+            _kind(plan, stage), replace(cost, workspace={}), float(stage.graph.weight_bytes)
+        )
     room = whole.workspace.get("F", 0) if whole else timing.workspace_bytes
     streams = not timing.workspace_bytes  # weights are where the backend puts them
     return StageFacts(
         _kind(plan, stage),
         replace(cost, workspace={"F": room}),
-        weights=float(timing.memory_bytes) if streams else _weight_bytes(stage),
+        weights=float(timing.memory_bytes) if streams else weights,
         outputs=float(timing.output_bytes),
     )
 
@@ -98,7 +100,7 @@ def _trained(plan: Plan, stage: Stage) -> StageFacts:
     return StageFacts(
         _kind(plan, stage),
         measured_stage(plan, stage) or _estimated(plan, stage, OPTIMIZER_COPIES * trained),
-        weights=_weight_bytes(stage),
+        weights=float(stage.graph.weight_bytes),
         gradients=float(trained),
         parameters=tuple(map(float, _trained_sizes(stage))),
         saved=float(stage.training.saved_bytes),
@@ -126,12 +128,6 @@ def _estimated(plan: Plan, stage: Stage, optimizer_bytes: int) -> StageCost:
 
 def _kind(plan: Plan, stage: Stage) -> str:
     return device_of(plan, stage).kind
-
-
-def _weight_bytes(stage: Stage) -> float:
-    kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
-    nodes = stage.graph.nodes
-    return float(sum(nbytes(nodes[i.node]) for i in stage.graph.inputs_of(*kinds)))
 
 
 def read_by_w(training: Training) -> dict[str, int]:

@@ -48,14 +48,9 @@ def placement_problem(
     )
 
 
-def forward_work(graph: Graph, costs: CostTable, kind: str) -> FloatArray:
-    """Forward seconds of every call on a kind of device, [calls]."""
-    row = costs.of(kind)
-    return np.array([row[n.name] for n in graph.calls])
-
-
 def _work(graph: Graph, costs: CostTable, kind: str, *, training: bool) -> FloatArray:
-    forward = forward_work(graph, costs, kind)
+    row = costs.of(kind)
+    forward = np.array([row[n.name] for n in graph.calls])
     if not training:
         return forward
     backward = costs.backward_of(kind)

@@ -12,12 +12,13 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
+from msgspec import convert, to_builtins
 
 from pipec.compiler.backend import load_backend
 from pipec.compiler.chain import StageRunner, run_chain
@@ -245,12 +246,9 @@ class Profiler:
             )
             if messages is not None:
                 messages = replace(messages, slots=self._transport.slots)
-        parts = exchange({k: cost.to_json() for k, cost in mine.items()})
-        told = exchange(None if messages is None else messages.to_json())[0]
-        return Profile(
-            _merged([{k: StageCost.from_json(c) for k, c in part.items()} for part in parts]),
-            None if told is None else MessageCost.from_json(told),
-        )
+        told = exchange(to_builtins([mine, messages]))
+        parts, found = [convert(part, dict[str, StageCost]) for part, _ in told], told[0][1]
+        return Profile(_merged(parts), convert(found, MessageCost | None))
 
 
 def _larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
@@ -319,10 +317,6 @@ def _merged(parts: Sequence[Mapping[str, StageCost]]) -> dict[str, StageCost]:
 
 def _mean(costs: Sequence[StageCost]) -> StageCost:
     """Means of the times; bytes are the same."""
-    rows = [c.to_json() for c in costs]
-    times = {
-        name: statistics.fmean(row[name] for row in rows)
-        for name in rows[0]
-        if name not in ("optimizer_bytes", "workspace")
-    }
-    return StageCost.from_json({**rows[0], **times})
+    names = [f.name for f in fields(StageCost) if f.name not in ("optimizer_bytes", "workspace")]
+    times = {name: statistics.fmean(getattr(c, name) for c in costs) for name in names}
+    return StageCost(**{**asdict(costs[0]), **times})

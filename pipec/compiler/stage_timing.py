@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence
 from torch import fx
 
 from pipec.cluster.device import Device
-from pipec.compiler.problem import TRAINING_COPIES
 from pipec.cost.stage import StageCost
 from pipec.errors import PlanError
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes
@@ -68,7 +67,7 @@ def _stage(plan: Plan, stage: Stage) -> StageTiming:
         transfer_seconds=transfers,
         latency_seconds=compute + transfers,
         bottleneck=bottleneck,
-        memory_bytes=memory_bytes(graph, training=training),
+        memory_bytes=graph.weight_bytes,
         workspace_bytes=0 if training else _workspace_bytes(graph),
         output_bytes=0 if training else _output_bytes(graph),
         backward_seconds=sum(backward.get(n.name, 0.0) for n in graph.calls),
@@ -80,21 +79,6 @@ def _transfers(plan: Plan, stage: int) -> float:
     place = plan.placement.forward
     ends = [c for c in plan.channels if stage in (c.src, c.dst)]
     return sum(plan.cluster.link(place[c.src][0], place[c.dst][0]).seconds(c.nbytes) for c in ends)
-
-
-def memory_bytes(graph: Graph, *, training: bool) -> int:
-    """Bytes that one microbatch of a pure stage graph holds on its device.
-
-    Inference: weights, and the live values at the fullest point. Training: four copies of the
-    parameters, the other weights, and all values.
-    """
-    nodes = graph.nodes
-    weights = sum(
-        nbytes(nodes[i.node]) * (int(TRAINING_COPIES) if training and i.kind == "parameter" else 1)
-        for i in graph.inputs
-        if i.kind.is_weight
-    )
-    return weights + (sum(map(own_bytes, graph.calls)) if training else peak_live_bytes(graph))
 
 
 def _workspace_bytes(graph: Graph) -> int:
@@ -110,30 +94,23 @@ def _output_bytes(graph: Graph) -> int:
     return sum(nbytes(n) for n in kept if n.op == "call_function")
 
 
-def peak_live_bytes(graph: Graph, counted: Collection[str] | None = None) -> int:
-    """Bytes of all live values at the fullest point when nodes run in graph order."""
-    return peak_live(graph, counted)[0]
-
-
-def peak_live(graph: Graph, counted: Collection[str] | None = None) -> tuple[int, frozenset[str]]:
-    """Bytes and names of all live values at the fullest point when nodes run in graph order.
+def peak_live_bytes(graph: Graph, counted: Collection[str]) -> int:
+    """Bytes of live values at the fullest point when nodes run in graph order.
 
     A value lives from its node to its last reader, through views; outputs live to the end.
 
     Args:
         graph: The graph.
-        counted: Names of the nodes whose bytes count; all but weights if absent.
+        counted: Names of the nodes whose bytes count.
     """
     order = [n for n in graph.module.graph.nodes if n.op != "output"]
-    weights = {i.node for i in graph.inputs if i.kind.is_weight}
-    among = {n.name for n in order} - weights if counted is None else counted
-    return peak_of(order, [o.node for o in graph.outputs], among)
+    return peak_of(order, [o.node for o in graph.outputs], counted)[0]
 
 
 def peak_of(
     order: Sequence[fx.Node], results: Collection[str], counted: Collection[str]
 ) -> tuple[int, frozenset[str]]:
-    """As `peak_live`, of nodes that read each other by their names.
+    """As `peak_live_bytes`, of nodes that read each other by their names; and which are alive then.
 
     Args:
         order: The nodes as they run; what they read from elsewhere does not count.

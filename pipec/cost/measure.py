@@ -18,7 +18,7 @@ from pipec.cost.backward import needing_gradients
 from pipec.cost.count import count, moves_data
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
-from pipec.graph.ir import Graph, OutputKind, op_name, origin
+from pipec.graph.ir import Graph, OutputKind, flat_tensors, op_name, origin
 from pipec.graph.torch_private import FakeTensor
 
 Progress = Callable[[str], None]
@@ -161,10 +161,10 @@ def _backward(
     wanted = {n: _tracked(env[n]) for n in node.all_input_nodes if n in needing}
     with torch.enable_grad():
         result = _call(node, {**env, **wanted}, device)()
-    outputs = [t for t in _flat(result) if t.requires_grad]
+    outputs = [t for t in flat_tensors(result) if t.requires_grad]
     if not outputs:
         return None
-    leaves = [t for value in wanted.values() for t in _flat(value) if t.requires_grad]
+    leaves = [t for value in wanted.values() for t in flat_tensors(value) if t.requires_grad]
     given = [torch.ones_like(t) for t in outputs]
     return lambda: torch.autograd.grad(outputs, leaves, given, allow_unused=True)
 
@@ -184,12 +184,6 @@ def _tracked(value: Any) -> Any:
     if not (isinstance(value, Tensor) and value.is_floating_point()):
         return value
     return value.detach().requires_grad_()
-
-
-def _flat(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [t for part in value for t in _flat(part)] if isinstance(value, list | tuple) else []
 
 
 def _call(node: fx.Node, env: Mapping[fx.Node, Any], device: str) -> Callable[[], Any]:

@@ -6,15 +6,18 @@ allocator and the caches are in the figures. A message costs three things (LogGP
 the receiving processor, which these cannot compute in, and the time on the way between them.
 """
 
+import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from math import inf
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
-from msgspec import convert
+from msgspec import Meta
 
 from pipec.errors import CostError
+
+Figure = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+Size = Annotated[int, Meta(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -35,32 +38,15 @@ class StageCost:
             gradients of the update are there yet.
     """
 
-    F: float
-    B: float = 0.0
-    I: float = 0.0  # noqa: E741
-    W: float = 0.0
-    accumulate: float = 0.0
-    step: float = 0.0
-    step_copied: float = 0.0
-    optimizer_bytes: int = 0
-    workspace: Mapping[str, int] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote.
-
-        Raises:
-            CostError: A figure is negative or infinite.
-        """
-        found = convert(data, cls)
-        figures = [v for n, v in data.items() if n != "workspace"]
-        if not all(0 <= v < inf for v in (*figures, *found.workspace.values())):
-            raise CostError("a record of a stage's costs is malformed", got=dict(data))
-        return found
+    F: Figure
+    B: Figure = 0.0
+    I: Figure = 0.0  # noqa: E741
+    W: Figure = 0.0
+    accumulate: Figure = 0.0
+    step: Figure = 0.0
+    step_copied: Figure = 0.0
+    optimizer_bytes: Size = 0
+    workspace: Mapping[str, Size] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,6 +61,9 @@ class MessageCost:
         sums: Of the all-reduce of a tensor of this size between two devices; empty if that was
             not measured.
         slots: Receives of a channel that wait on the device, posted ahead; 0 if in host memory.
+
+    Raises:
+        CostError: The lists are empty or of unlike lengths.
     """
 
     nbytes: tuple[int, ...]
@@ -83,6 +72,11 @@ class MessageCost:
     receive: tuple[float, ...]
     sums: tuple[float, ...] = ()
     slots: int = 0
+
+    def __post_init__(self) -> None:
+        rows = (self.nbytes, self.one_way, self.send, self.receive, self.sums or self.nbytes)
+        if not self.nbytes or len({len(row) for row in rows}) != 1:
+            raise CostError("a record of message costs is malformed", got=self)
 
     def sending(self, nbytes: int) -> float:
         """Seconds of the sender's processor."""
@@ -123,22 +117,3 @@ class MessageCost:
             return float(np.interp(nbytes, self.nbytes, seconds))
         slope = (seconds[-1] - seconds[-2]) / (self.nbytes[-1] - self.nbytes[-2])
         return seconds[-1] + max(0.0, slope) * (nbytes - self.nbytes[-1])
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
-        lists = {n: list(v) for n, v in asdict(self).items() if isinstance(v, tuple)}
-        return {**lists, "slots": self.slots}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote.
-
-        Raises:
-            CostError: The lists are empty or of unlike lengths.
-        """
-        found = convert(data, cls)
-        rows = (found.one_way, found.send, found.receive, found.sums or found.nbytes)
-        lengths = {len(v) for v in (found.nbytes, *rows)}
-        if len(lengths) != 1 or 0 in lengths:
-            raise CostError("a record of message costs is malformed", got=dict(data))
-        return found

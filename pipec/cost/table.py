@@ -1,10 +1,10 @@
 """What every node costs, as a table that is saved, printed and cut by."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from msgspec import convert
+from msgspec import convert, to_builtins
 
 from pipec.cost.stage import MessageCost, StageCost
 from pipec.errors import CostError
@@ -83,18 +83,10 @@ class CostTable:
 
     def to_json(self) -> dict[str, object]:
         """The table as plain data; what was not measured is left out."""
-        stages = {k: {n: c.to_json() for n, c in row.items()} for k, row in self.stages.items()}
-        messages = {kind: cost.to_json() for kind, cost in self.messages.items()}
-        backward = {kind: dict(row) for kind, row in self.backward.items()}
-        return {
-            "nodes": {name: list(asdict(cost).values()) for name, cost in self.nodes.items()},
-            "seconds": {kind: dict(row) for kind, row in self.seconds.items()},
-            "method": dict(self.method),
-            **({"stages": stages} if stages else {}),
-            **({"messages": messages} if messages else {}),
-            **({"backward": backward} if backward else {}),
-            **({"tabled": {k: list(v) for k, v in self.tabled.items()}} if self.tabled else {}),
-        }
+        rows = {name: list(asdict(cost).values()) for name, cost in self.nodes.items()}
+        rest = to_builtins(replace(self, nodes={}))
+        told = {k: v for k, v in rest.items() if v or k in ("seconds", "method")}
+        return {"nodes": rows, **told}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "CostTable":
@@ -105,16 +97,7 @@ class CostTable:
         """
         try:
             rows = convert(data["nodes"], dict[str, tuple[float, int, int, int, int, float]])
-            nodes = {name: NodeCost(*row) for name, row in rows.items()}
-            stages = {
-                kind: {key: StageCost.from_json(cost) for key, cost in row.items()}
-                for kind, row in data.get("stages", {}).items()
-            }
-            messages = {k: MessageCost.from_json(c) for k, c in data.get("messages", {}).items()}
-            seconds = convert(data["seconds"], dict[str, dict[str, float]])
-            backward = convert(data.get("backward", {}), dict[str, dict[str, float]])
-            method = convert(data["method"], dict[str, str])
-            tabled = convert(data.get("tabled", {}), dict[str, list[str]])
-            return CostTable(nodes, seconds, method, stages, messages, backward, tabled)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            table = convert({**data, "nodes": {}}, CostTable)
+            return replace(table, nodes={name: NodeCost(*row) for name, row in rows.items()})
+        except (KeyError, TypeError, ValueError) as error:
             raise CostError("a cost record is malformed", got=repr(error)) from error

@@ -9,45 +9,22 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 import torch
-from onnx import TensorProto
+from onnx.helper import np_dtype_to_tensor_dtype
 from torch import Tensor
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-_VIEWED: dict[np.dtype[Any], torch.dtype] = {
-    np.dtype(ml_dtypes.bfloat16): torch.bfloat16,
-    np.dtype(ml_dtypes.float8_e4m3fn): torch.float8_e4m3fn,
-    np.dtype(ml_dtypes.float8_e4m3fnuz): torch.float8_e4m3fnuz,
-    np.dtype(ml_dtypes.float8_e5m2): torch.float8_e5m2,
-    np.dtype(ml_dtypes.float8_e5m2fnuz): torch.float8_e5m2fnuz,
-    np.dtype(ml_dtypes.float8_e8m0fnu): torch.float8_e8m0fnu,
-}
-
+_ADDED = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
+          "float8_e8m0fnu")  # fmt: skip
+_OWN = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
+        "uint32", "uint64", "bool", "complex64", "complex128")  # fmt: skip
+_VIEWED = {np.dtype(getattr(ml_dtypes, name)): getattr(torch, name) for name in _ADDED}
+_ARRAY_OF: dict[torch.dtype, np.dtype[Any]] = {dtype: array for array, dtype in _VIEWED.items()}
 ONNX_TYPES: dict[torch.dtype, int] = {
-    torch.float32: TensorProto.FLOAT,
-    torch.float64: TensorProto.DOUBLE,
-    torch.float16: TensorProto.FLOAT16,
-    torch.bfloat16: TensorProto.BFLOAT16,
-    torch.int8: TensorProto.INT8,
-    torch.int16: TensorProto.INT16,
-    torch.int32: TensorProto.INT32,
-    torch.int64: TensorProto.INT64,
-    torch.uint8: TensorProto.UINT8,
-    torch.uint16: TensorProto.UINT16,
-    torch.uint32: TensorProto.UINT32,
-    torch.uint64: TensorProto.UINT64,
-    torch.bool: TensorProto.BOOL,
-    torch.complex64: TensorProto.COMPLEX64,
-    torch.complex128: TensorProto.COMPLEX128,
-    torch.float8_e4m3fn: TensorProto.FLOAT8E4M3FN,
-    torch.float8_e4m3fnuz: TensorProto.FLOAT8E4M3FNUZ,
-    torch.float8_e5m2: TensorProto.FLOAT8E5M2,
-    torch.float8_e5m2fnuz: TensorProto.FLOAT8E5M2FNUZ,
-    torch.float8_e8m0fnu: TensorProto.FLOAT8E8M0,
+    getattr(torch, np.dtype(a).name): int(np_dtype_to_tensor_dtype(np.dtype(a)))
+    for a in (*_OWN, *_VIEWED)
 }
 """Torch dtype to ONNX element type (a `TensorProto.DataType` number)."""
-
-_ARRAY_OF = {dtype: array for array, dtype in _VIEWED.items()}
 
 
 def is_viewed(dtype: torch.dtype) -> bool:

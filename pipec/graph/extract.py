@@ -1,6 +1,7 @@
 """Cutting a graph: copy some of its nodes into a graph of their own, names kept."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from torch import fx
 
@@ -27,25 +28,50 @@ def extract(graph: Graph, names: Collection[str], title: str) -> Graph:
     Returns:
         A graph with its own copy of the nodes; `meta` dictionaries are copied, values shared.
     """
-    mine = [n for n in graph.calls if n.name in names]
-    inside = set(mine)
-    inputs = _inputs(graph, mine, inside)
-    outputs = _outputs(graph, mine, inside)
-    return written(graph, inputs, mine, outputs, title=title)
+    (part,) = parts_of(graph, [[n for n in graph.calls if n.name in names]])
+    return part.graph(title)
 
 
-def _inputs(graph: Graph, mine: list[fx.Node], inside: set[fx.Node]) -> list[GraphInput]:
-    known = {i.node: i for i in graph.inputs}
-    read = {r for n in mine for r in n.all_input_nodes if r not in inside}
-    rank = {n: k for k, n in enumerate(graph.module.graph.nodes)}
-    found = [
-        known.get(n.name, GraphInput(n.name, InputKind.VALUE, n.name))
-        for n in sorted(read, key=rank.__getitem__)
-    ]
-    return sorted(found, key=lambda i: _INPUT_ORDER.index(i.kind))
+@dataclass(frozen=True)
+class Part:
+    """Some calls of a graph, and what they make a graph of.
+
+    Attributes:
+        whole: The graph.
+        inputs: What the part reads.
+        calls: What it computes, in order.
+        outputs: What it yields.
+    """
+
+    whole: Graph
+    inputs: Sequence[GraphInput]
+    calls: Sequence[fx.Node]
+    outputs: Sequence[GraphOutput]
+
+    @property
+    def read(self) -> dict[str, fx.Node]:
+        """The nodes of what it reads, by name."""
+        return {n.name: n for call in self.calls for n in call.all_input_nodes}
+
+    def graph(self, title: str) -> Graph:
+        """A graph with its own copies of the calls."""
+        own = self.inputs, self.calls, self.outputs
+        return written(self.whole, *own, nodes=self.read, title=title)
 
 
-def _outputs(graph: Graph, mine: list[fx.Node], inside: set[fx.Node]) -> list[GraphOutput]:
+def parts_of(graph: Graph, rows: Iterable[Sequence[fx.Node]]) -> list[Part]:
+    """What `extract` makes graphs of, for several sets of calls, each in order."""
+    known, found = {i.node: i for i in graph.inputs}, []
+    for mine in rows:
+        inside = set(mine)
+        read = sorted({r for n in mine for r in n.all_input_nodes if r not in inside})
+        inputs = [known.get(n.name, GraphInput(n.name, InputKind.VALUE, n.name)) for n in read]
+        inputs.sort(key=lambda i: _INPUT_ORDER.index(i.kind))
+        found.append(Part(graph, inputs, mine, _outputs(graph, mine, inside)))
+    return found
+
+
+def _outputs(graph: Graph, mine: Sequence[fx.Node], inside: set[fx.Node]) -> list[GraphOutput]:
     computed = {n.name for n in mine}
     found = [o for o in graph.outputs if o.node in computed]
     found.extend(

@@ -98,7 +98,7 @@ class Inference:
         strided = self._strided and not any(part in str(node.target) for part in _CHOSEN)
         if same_type(found, annotated, strided=strided):
             return None
-        return found if isinstance(found, str) else _words(found)
+        return found if isinstance(found, str) else words(found)
 
     def _wrong_item(self, node: fx.Node) -> str | None:
         source, index = node.args
@@ -109,7 +109,7 @@ class Inference:
             return f"no item {index} of {len(values)}"
         found = type_of(values[index])
         same = same_type(found, self.annotated(node), strided=self._strided)
-        return None if same else _words(found)
+        return None if same else words(found)
 
     def _key(self, value: object) -> object:
         if isinstance(value, fx.Node):
@@ -171,12 +171,13 @@ def _without_strides(found: Type) -> Type:
     return tuple(map(_without_strides, found)) if isinstance(found, tuple) else found
 
 
-def _words(found: Type) -> str:
+def words(found: Type) -> str:
+    """A type for people, with strides and device."""
     if isinstance(found, tuple) and found and isinstance(found[0], torch.dtype):
         dtype, shape, stride, device = found
         sizes = ",".join(map(str, shape))
         strides = ",".join(map(str, stride))
         return f"{str(dtype).removeprefix('torch.')}[{sizes}] of strides {strides} on {device}"
     if isinstance(found, tuple):
-        return f"({', '.join(map(_words, found))})"
+        return f"({', '.join(map(words, found))})"
     return str(found)

@@ -175,6 +175,12 @@ class Graph:
         """The ``call_function`` nodes in topological order."""
         return [n for n in self.module.graph.nodes if n.op == "call_function"]
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of one version of all weights that it reads."""
+        nodes = self.nodes
+        return sum(nbytes(nodes[i.node]) for i in self.inputs if i.kind.is_weight)
+
     def node(self, name: str) -> fx.Node:
         """The node called ``name``.
 
@@ -219,15 +225,16 @@ class Graph:
 
 def tensors(node: fx.Node) -> list[torch.Tensor]:
     """The fake tensors that ``node`` yields: one, several (a tuple result), or none."""
-    return list(_flatten(node.meta.get("val")))
+    return list(flat_tensors(node.meta.get("val")))
 
 
-def _flatten(value: object) -> Iterator[torch.Tensor]:
+def flat_tensors(value: object) -> Iterator[torch.Tensor]:
+    """The tensors in a value: one, those in lists and tuples, or none."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _flatten(item)
+            yield from flat_tensors(item)
 
 
 def tensor(node: fx.Node) -> torch.Tensor:

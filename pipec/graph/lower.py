@@ -14,12 +14,15 @@ A value keeps one name everywhere: the node that computes it, the node that rece
 input and output entries of every stage are all called after the node of the whole model.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import fx
 
 from pipec.graph.comm import FETCH, OFFLOAD, RECV, SEND
+from pipec.graph.extract import Part
 from pipec.graph.ir import (
     Graph,
     GraphInput,
@@ -31,8 +34,11 @@ from pipec.graph.ir import (
     origin,
     tensor,
 )
-from pipec.graph.torch_private import graph_module
+from pipec.graph.torch_private import OpOverload
 from pipec.graph.written import written
+
+End = tuple[str, fx.Node]
+"""A channel, and the value that it moves: its name and type count."""
 
 
 @dataclass(frozen=True)
@@ -119,64 +125,45 @@ def lower(stage: Graph) -> Lowered:
     return Lowered(stage, tuple(calls), inputs, outputs, *transfers)
 
 
-def with_transfers(
-    compute: Graph, receives: dict[str, str], sends: list[tuple[str, str, fx.Node]]
-) -> Graph:
-    """Put communication nodes into a pure stage graph: receives first, sends last.
+def with_transfers(compute: Part, receives: Sequence[End], sends: Sequence[End]) -> Part:
+    """Put communication nodes into a part of a model: receives first, sends last.
 
     Args:
-        compute: A graph with inputs and outputs of kind ``VALUE``.
-        receives: Value to channel, for every ``VALUE`` input.
-        sends: (value, channel, node of the whole model) of everything that leaves; a value that
-            the stage neither computes nor reads is received and passed on.
-
-    Returns:
-        The stage graph without ``VALUE`` inputs and outputs.
+        compute: With inputs and outputs of kind ``VALUE``.
+        receives: What arrives, instead of such inputs; or only to be passed on.
+        sends: What leaves, instead of such outputs.
     """
-    copy, env = fx.Graph(), dict[str, fx.Node]()
-    old = compute.nodes
-    values = {i.node for i in compute.inputs_of(InputKind.VALUE)}
-    for i in compute.inputs:
-        if i.node not in values:
-            env[i.node] = copy.placeholder(i.node)
-            env[i.node].meta = dict(old[i.node].meta)
-    passed = {value: node for value, _, node in sends}
-    for value, channel in receives.items():
-        env[value] = _receive(copy, old.get(value) or passed[value], channel)
-    for n in compute.calls:
-        env[n.name] = copy.node_copy(n, lambda x: env[x.name])
-    for value, channel, _ in sends:
-        _send(copy, env[value], channel)
-    outputs = [o for o in compute.outputs if o.kind is not OutputKind.VALUE]
-    copy.output(tuple(env[o.node] for o in outputs))
-    return compute.replace(
-        module=graph_module(copy, type(compute.module).__name__),
-        inputs=tuple(i for i in compute.inputs if i.node not in values),
-        outputs=tuple(outputs),
+    brought, sent = {node.name for _, node in receives}, {node.name for _, node in sends}
+    first = [transfer(RECV, node, channel) for channel, node in receives]
+    last = [transfer(SEND, node, channel) for channel, node in sends]
+    return Part(
+        compute.whole,
+        [i for i in compute.inputs if i.kind is not InputKind.VALUE or i.name not in brought],
+        [*first, *compute.calls, *last],
+        [o for o in compute.outputs if o.kind is not OutputKind.VALUE or o.name not in sent],
     )
 
 
-def _receive(graph: fx.Graph, value: fx.Node, channel: str) -> fx.Node:
-    t = tensor(value)
-    node = graph.create_node(
-        "call_function",
-        RECV,
-        (),
-        {"channel": channel, "size": list(t.shape), "dtype": t.dtype},
-        name=value.name,
-    )
-    node.meta["val"] = t.contiguous()
-    node.meta["origin"] = origin(value)
+def transfer(op: OpOverload, value: fx.Node, end: str) -> fx.Node:
+    """A communication node of a value, to be copied into a graph that has the value.
+
+    Args:
+        op: `RECV`, `SEND`, `FETCH` or `OFFLOAD`.
+        value: What is moved: its type and name count.
+        end: The channel or slot.
+    """
+    t, graph, word = tensor(value), fx.Graph(), _ENDS[op].keyword
+    if op in (SEND, OFFLOAD):
+        sends = op is SEND
+        name = f"send_{end.replace('.', '_')}" if sends else f"offload_{value.name}"
+        args: tuple[fx.Node, ...] = (graph.placeholder(value.name),)
+        told: dict[str, Any] = {word: end, "nbytes": nbytes(value)}
+        val, source = None, Origin(end, "send" if sends else "offload")
+    else:
+        strides = {"stride": list(t.stride())} if op is FETCH else {}
+        name, args, told = value.name, (), {word: end, "size": list(t.shape), **strides}
+        told["dtype"] = t.dtype
+        val, source = t.contiguous() if op is RECV else t, origin(value)
+    node = graph.create_node("call_function", op, args, told, name)
+    node.meta.update(val=val, origin=source)
     return node
-
-
-def _send(graph: fx.Graph, value: fx.Node, channel: str) -> None:
-    node = graph.create_node(
-        "call_function",
-        SEND,
-        (value,),
-        {"channel": channel, "nbytes": nbytes(value)},
-        name=f"send_{channel.replace('.', '_')}",
-    )
-    node.meta["val"] = None
-    node.meta["origin"] = Origin(channel, "send")

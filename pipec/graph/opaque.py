@@ -6,14 +6,15 @@
 ```
 
 The payload is a model of one node; graph lines carry only its key (digest), and a graph is saved
-together with the payloads that it names (`opaque_keys`, `opaque_payload`, `register_payload`).
+together with the payloads that it names (`opaque_payload`, `register_payload`).
 Engine ``ort`` is onnxruntime, ``reference`` is `onnx.reference`. There is no gradient.
 """
 
+import ctypes
 import hashlib
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +26,6 @@ from torch import Tensor
 
 from pipec.errors import GraphError
 from pipec.graph.arrays import ONNX_TYPES, to_array, to_tensor
-from pipec.graph.ir import Graph
 
 ENGINES = ("ort", "reference")
 """What can run a payload."""
@@ -77,11 +77,6 @@ def opaque_payload(key: str) -> bytes:
     if key not in _payloads:
         raise GraphError("the payload of an opaque ONNX node is missing", got=key)
     return _payloads[key]
-
-
-def opaque_keys(graph: Graph) -> list[str]:
-    """Keys of all payloads that the graph's nodes name, sorted."""
-    return sorted({str(n.args[1]) for n in graph.calls if n.target is ONNX})
 
 
 def output_spec(types: Sequence[tuple[torch.dtype, Sequence[int]]]) -> str:
@@ -179,8 +174,13 @@ def check_engine(key: str, engine: str) -> None:
     _engine(key, engine)
 
 
-def ort_session(payload: bytes) -> Any:
-    """An onnxruntime session on a model in memory, on one thread.
+def ort_session(model: bytes | str, *, threads: int = 1, fused: bool = True) -> Any:
+    """An onnxruntime session on the CPU.
+
+    Args:
+        model: In memory, or the path of a file.
+        threads: Of one operation.
+        fused: Whether onnxruntime may rewrite it: that moves the roundings of quantised models.
 
     Raises:
         Exception: One of the types that `engine_errors` lists.
@@ -189,8 +189,45 @@ def ort_session(payload: bytes) -> Any:
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
+    options.intra_op_num_threads = threads
+    if not fused:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def run_session(
+    session: Any, fed: Mapping[str, Tensor], made: Mapping[str, torch.dtype]
+) -> dict[str, Tensor]:
+    """Run a session on tensors; it is bound to torch's memory, as numpy lacks some of the types.
+
+    Args:
+        session: Of onnxruntime.
+        fed: By the names of its inputs.
+        made: Names of the wanted outputs, with their dtypes.
+
+    Raises:
+        Exception: One of the types that `engine_errors` lists, `TypeError` for another dtype.
+    """
+    binding, found = session.io_binding(), dict[str, Tensor]()
+    held = {name: t.detach().contiguous() for name, t in fed.items()}
+    for name, t in held.items():
+        address = t.data_ptr() or _SOMEWHERE.data_ptr()  # nothing is read there
+        binding.bind_input(name, "cpu", 0, ONNX_TYPES[t.dtype], list(t.shape), address)
+    for name in made:
+        binding.bind_output(name, "cpu")
+    session.run_with_iobinding(binding)
+    for (name, dtype), value in zip(made.items(), binding.get_outputs(), strict=True):
+        if value.data_type() != ort_type(dtype):
+            raise TypeError(f"{name} is {value.data_type()}, not {ort_type(dtype)}")
+        found[name] = torch.empty(value.shape(), dtype=dtype)
+        if found[name].nbytes:
+            ctypes.memmove(found[name].data_ptr(), value.data_ptr(), found[name].nbytes)
+    return found
+
+
+def ort_type(dtype: torch.dtype) -> str:
+    """What onnxruntime calls tensors of a dtype."""
+    return f"tensor({onnx.TensorProto.DataType.Name(ONNX_TYPES[dtype]).lower()})"
 
 
 def _ort(payload: bytes) -> Engine:
@@ -199,27 +236,14 @@ def _ort(payload: bytes) -> Engine:
     outputs = [o.name for o in session.get_outputs()]
 
     def run(values: list[Tensor], types: Types) -> list[Tensor]:
-        # Bound to torch's memory: onnxruntime has no numpy array for bfloat16 and most of float8.
         """Run the model on tensors."""
-        binding = session.io_binding()
-        fed = [v.detach().contiguous() for v in values]
-        made = [torch.empty(shape, dtype=dtype) for dtype, shape in types]
-        for name, t in zip(inputs, fed, strict=True):
-            binding.bind_input(name, "cpu", 0, ONNX_TYPES[t.dtype], list(t.shape), _address(t))
-        for name, t in zip(outputs, made, strict=True):
-            binding.bind_output(name, "cpu", 0, ONNX_TYPES[t.dtype], list(t.shape), _address(t))
-        session.run_with_iobinding(binding)
-        return made
+        made = {name: dtype for name, (dtype, _) in zip(outputs, types, strict=True)}
+        return list(run_session(session, dict(zip(inputs, values, strict=True)), made).values())
 
     return run
 
 
 _SOMEWHERE = torch.zeros(1)
-
-
-def _address(t: Tensor) -> int:
-    """Where the tensor's data are; onnxruntime wants an address of empty tensors too."""
-    return t.data_ptr() or _SOMEWHERE.data_ptr()
 
 
 def _reference(payload: bytes) -> Engine:

@@ -36,13 +36,13 @@ def written(
     for call in calls:
         env[call.name] = new.node_copy(call, lambda n: env[n.name])
     new.output(tuple(env[o.node] for o in outputs))
-    read = {i.name for i in inputs if i.kind.is_weight}
+    read = [i.name for i in inputs if i.kind.is_weight]
     return like.replace(
         module=graph_module(new, title or type(like.module).__name__),
         inputs=inputs,
         outputs=outputs,
-        weights={name: like.weights[name] for name in like.weights if name in read},
-        tied={name: like.tied[name] for name in like.tied if name in read},
+        weights={name: like.weights[name] for name in read if name in like.weights},
+        tied={name: like.tied[name] for name in read if name in like.tied},
     )
 
 

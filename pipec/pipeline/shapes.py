@@ -20,7 +20,7 @@ from pipec.frontends.load import load
 from pipec.frontends.reload import load_options
 from pipec.frontends.torch_module import from_module
 from pipec.graph.ir import Graph, InputKind
-from pipec.plan.model import Partition, Plan, Stage
+from pipec.plan.model import Partition, Plan, cut_stages
 from pipec.runtime.program import Program
 from pipec.schedule.action import ActionKind
 from pipec.schedule.build import build
@@ -142,7 +142,7 @@ class Retraced:
         stage_of, place = _stage_of(graph, plan), plan.placement
         used = sorted(set(stage_of.values()))  # in evaluation a stage may have nothing to compute
         stage_of = {n: used.index(s) for n, s in stage_of.items()}
-        stages = tuple(Stage.of(graph, stage_of, k) for k in range(len(used)))
+        stages = cut_stages(graph, stage_of, len(used))
         assert plan.partition is not None
         assert place is not None
         phases = (place.forward, place.backward)

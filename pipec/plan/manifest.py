@@ -13,7 +13,7 @@ from pipec.graph.ir import Source
 PLAN = "plan.json"
 EDITABLE = ("train.py",)
 """Files that are for the user to change: they are not hashed."""
-FORMAT, VERSION = "pipec.plan", 1
+FORMAT, VERSION = "pipec.plan", 2
 Record = dict[str, Any]
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -14,10 +14,11 @@ from pipec.arguments import checked
 from pipec.autodiff.model import Training
 from pipec.cluster.cluster import Cluster
 from pipec.cost.table import CostTable
-from pipec.graph.extract import extract
-from pipec.graph.ir import Graph, InputKind, OutputKind
-from pipec.graph.lower import lower
+from pipec.graph.extract import Part, parts_of
+from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, tensor
+from pipec.graph.lower import lower, with_transfers
 from pipec.graph.structure import structural_key
+from pipec.graph.tensor_type import dtype_text
 from pipec.registry import view
 from pipec.schedule.schedule import Placement, Schedule
 from pipec.simulate.timeline import Timeline
@@ -112,6 +113,13 @@ class ValueChannel:
     dtype: str
     depth: int = 2
 
+    @classmethod
+    def of(cls, value: fx.Node, src: int, dst: int, depth: int) -> Self:
+        """The channel of a value of the model between two stages."""
+        t, name = tensor(value), f"s{src}.s{dst}.{value.name}"
+        shape, dtype = tuple(t.shape), dtype_text(t.dtype)
+        return cls(name, value.name, src, dst, nbytes(value), shape, dtype, depth)
+
 
 @dataclass(frozen=True)
 class HostSlot:
@@ -154,12 +162,6 @@ class Stage:
     graph: Graph
     training: Training | None = None
 
-    @classmethod
-    def of(cls, model: Graph, stage_of: Mapping[str, int], index: int) -> Self:
-        """The stage of the model's nodes that a cut puts there, with its own copy of them."""
-        mine = {name for name, stage in stage_of.items() if stage == index}
-        return cls(index, extract(model, mine, f"Stage{index}"))
-
     @property
     def key(self) -> str:
         """Structural key of the graph, computed anew: equal stages share it."""
@@ -180,6 +182,40 @@ class Stage:
         return f"Stage({self.index}: {len(self.graph.calls)} nodes, graph {self.key}{trained})"
 
 
+def stage_parts(
+    model: Graph, stage_of: Mapping[str, int], count: int, channels: Sequence[ValueChannel] = ()
+) -> list[Part]:
+    """What a cut and channels make of a model: the part of every stage.
+
+    Args:
+        model: The whole model.
+        stage_of: Call node to stage.
+        count: Number of stages.
+        channels: What stages send and receive, in nodes of their graphs; other values stay inputs
+            and outputs. Left out are channels of values that the sender does not have.
+    """
+    rows: list[list[fx.Node]] = [[] for _ in range(count)]
+    for n in model.calls:
+        if 0 <= (k := stage_of.get(n.name, -1)) < count:
+            rows[k].append(n)
+    parts, nodes = parts_of(model, rows), model.nodes if channels else {}
+    ends = [(c.src, c.dst, (c.name, nodes[c.value])) for c in channels if c.value in nodes]
+    for k, part in enumerate(parts if channels else ()):
+        receives = [end for _, dst, end in ends if dst == k]
+        here = {n.name for n in part.calls} | {n.name for _, n in receives}
+        sends = [end for src, _, end in ends if src == k and end[1].name in here]
+        parts[k] = with_transfers(part, receives, sends)
+    return parts
+
+
+def cut_stages(
+    model: Graph, stage_of: Mapping[str, int], count: int, channels: Sequence[ValueChannel] = ()
+) -> tuple[Stage, ...]:
+    """The stages of `stage_parts`, each with its own copies of nodes."""
+    parts = enumerate(stage_parts(model, stage_of, count, channels))
+    return tuple(Stage(k, part.graph(f"Stage{k}")) for k, part in parts)
+
+
 @dataclass(frozen=True)
 class StageTiming:
     """What a backend predicts for one stage on its device.
@@ -188,7 +224,8 @@ class StageTiming:
         interval_seconds: Between two results in steady state.
         latency_seconds: From the first input to the first whole result.
         bottleneck: What bounds the interval, in words.
-        memory_bytes: Bytes of device memory that the stage holds.
+        memory_bytes: Bytes of device memory that the stage holds; where values do not stream, its
+            weights alone, since the timeline follows the rest.
         transfer_seconds: The part of the interval in which the stage sends or receives and does not
             compute; 0 where transfers run beside compute.
         notes: What the user must know, such as weights that are streamed.
@@ -351,6 +388,11 @@ class Plan:
     def state_waits(self) -> bool:
         """Whether the optimizer's state waits in host memory between steps."""
         return self.options.get(STATE_WAITS) is True
+
+    @property
+    def home(self) -> Mapping[str, int]:
+        """The stage of every call, as cut; nothing before."""
+        return {} if self.partition is None else self.partition.stage_of
 
     @property
     def trains(self) -> bool:

@@ -4,9 +4,9 @@
 // passes: simplify,annotate-cost           told to who reads it: see `header_of`
 //--- plan.json                             the files of `pipec.plan.store`, one behind the other
 ...                                         (LLVM's split-file), without hashes of files, without
-//--- model.json                            data of weights, and without the Python for people
-...
-//--- graphs/1f0c.../F.json
+//--- model.json                            data of weights, and without what is for people: Python,
+...                                         and the graphs that stages are cut from the model as
+//--- graphs/1f0c.../B.json
 ```
 
 A text without separators is one graph, as `pipec.graph.serialize.dumps` writes it.
@@ -29,7 +29,7 @@ from pipec.graph.printer import graph_to_python
 from pipec.graph.serialize import dumps, graph_from_json, graph_to_json
 from pipec.plan.manifest import PLAN, read_manifest, record_text, write_manifest
 from pipec.plan.model import Plan
-from pipec.plan.store import load_plan, write_plan
+from pipec.plan.store import GRAPHS, load_plan, write_plan
 
 _SEPARATOR = re.compile(r"^//--- (.*)\n", re.MULTILINE)
 _HEADER = re.compile(r"// ?([\w-]+): (.*)")
@@ -66,8 +66,9 @@ def plan_to_text(plan: Plan) -> str:
         files = [Path(folder) / name for name in record.pop("files")]
         record["weights"]["stored"] = False
         parts = {PLAN: record_text(record)}
+        shown = {Path(folder) / GRAPHS / row["key"] / "F.json" for row in record["stages"]}
         for file in files:
-            if file.suffix != ".py":
+            if file.suffix != ".py" and file not in shown:
                 parts[file.relative_to(folder).as_posix()] = _written(file)
     return "".join(f"//--- {name}\n{text}" for name, text in parts.items())
 

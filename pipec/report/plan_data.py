@@ -9,7 +9,7 @@ from torch import fx
 from pipec.compiler.endless import drains, round_of
 from pipec.cost.flops import FlopCounter
 from pipec.errors import PipecError
-from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes, op_name, origin
+from pipec.graph.ir import InputKind, OutputKind, op_name, origin
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage
 from pipec.report.saved import saved_data
@@ -62,7 +62,7 @@ def stage_data(plan: Plan, stage: Stage) -> Data:
         "device": "+".join(plan.cluster.devices[d].kind for d in _devices(plan, stage.index)),
         "nodes": len(low.graph.calls),
         "weights": len([i for i in stage.graph.inputs if i.kind.is_weight]),
-        "weight_bytes": weight_bytes(stage.graph),
+        "weight_bytes": stage.graph.weight_bytes,
         "inputs": [i.name for i in stage.graph.inputs_of(InputKind.INPUT)],
         "outputs": [o.name for o in stage.graph.outputs if o.kind is not OutputKind.VALUE],
         "receives": [vars(t) for t in low.receives],
@@ -74,12 +74,6 @@ def stage_data(plan: Plan, stage: Stage) -> Data:
         timing = plan.timing[stage.index]
         data |= {**vars(timing), "notes": list(timing.notes)}
     return data
-
-
-def weight_bytes(graph: Graph) -> int:
-    """Bytes of all weights that a graph reads."""
-    nodes = graph.nodes
-    return sum(nbytes(nodes[i.node]) for i in graph.inputs if i.kind.is_weight)
 
 
 def balance_data(plan: Plan) -> Data | None:
@@ -196,24 +190,17 @@ def memory_data(plan: Plan) -> list[Data]:
     """
     held: dict[int, int] = {}
     if plan.timeline is not None and (plan.differentiated or not plan.trains):
-        peaks = enumerate(plan.timeline.peak_bytes)
-        return [_memory_of(plan, device, int(peak)) for device, peak in peaks]
-    for stage in plan.stages:
+        held = {device: int(peak) for device, peak in enumerate(plan.timeline.peak_bytes)}
+    for stage in plan.stages if not held else ():
         timed = stage.index < len(plan.timing)
-        need = plan.timing[stage.index].memory_bytes if timed else weight_bytes(stage.graph)
+        need = plan.timing[stage.index].memory_bytes if timed else stage.graph.weight_bytes
         for device in _devices(plan, stage.index):
             held[device] = held.get(device, 0) + need
-    return [_memory_of(plan, device, need) for device, need in sorted(held.items())]
-
-
-def _memory_of(plan: Plan, device: int, need: int) -> Data:
-    found = plan.cluster.devices[device]
-    return {
-        "device": device,
-        "kind": found.kind,
-        "needed_bytes": need,
-        "memory_bytes": found.memory_bytes,
-    }
+    there = [(device, need, plan.cluster.devices[device]) for device, need in sorted(held.items())]
+    return [
+        {"device": k, "kind": d.kind, "needed_bytes": need, "memory_bytes": d.memory_bytes}
+        for k, need, d in there
+    ]
 
 
 def _devices(plan: Plan, stage: int) -> tuple[int, ...]:

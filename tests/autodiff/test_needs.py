@@ -41,9 +41,11 @@ def test_every_gradient_that_is_wanted_is_yielded_by_a_later_stage() -> None:
 
 def test_frozen_parameters_get_no_gradient_and_their_stages_no_backward() -> None:
     case = CASES["mlp"]
-    graph = graph_of(case, seeded(case))
-    stages = cut(graph, 3)
-    training = differentiate(graph, stages, frozen=["0.weight", "0.bias"])
+    model = seeded(case)
+    for name in ("0.weight", "0.bias"):
+        model.get_parameter(name).requires_grad_(False)
+    graph = graph_of(case, model)
+    training = differentiate(graph, cut(graph, 3))
     assert not training[0].B.calls
     assert not training[1].gradients_out()
     assert [n for t in training for n in t.trained] == [

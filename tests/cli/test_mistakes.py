@@ -108,8 +108,8 @@ schedule 1f1b
 schedule 1f1b --stages 2
 schedule 1f1b --stages 0 --microbatches 2
 schedule 1f1b --stages 2 --microbatches 0
-schedule 1f1b --stages 2 --microbatches 2 --option chunks=2
-schedule 1f1b --stages 2 --microbatches 2 --option chunks
+schedule 1f1b{chunks=2} --stages 2 --microbatches 2
+schedule 1f1b{chunks} --stages 2 --microbatches 2
 schedule interleaved --stages 3 --microbatches 2
 schedule interleaved{chunks=2} --stages 4 --microbatches 4 --option chunks=4
 schedule 1f1b --stages 2 --microbatches 2 --csv net.py
@@ -299,7 +299,7 @@ schedule --stages 2
 schedule --from-csv s.csv --stages 2
 schedule 1f1b --stages 2 --microbatches 2 --sends
 schedule 1f1b --stages 2 --microbatches 2 --svg x.png
-schedule interleaved --option chunks=2 --option chunks=4 --stages 4 --microbatches 4
+schedule interleaved{chunks=2,chunks=4} --stages 4 --microbatches 4
 compile net.py:net --loss=
 compile net.py:net -o ''
 compile net.py:net --bind N=2
@@ -361,7 +361,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "raises.py": "number = 3\ndef net():\n    raise ValueError('no weights here')\n",
         "syntax.py": "def net(:\n",
         "full/own.txt": "mine",
-        "damaged/plan.json": '{"format": "pipec.plan", "version": 1}',
+        "damaged/plan.json": '{"format": "pipec.plan", "version": 2}',
         "net.py": FACTORIES,
         "verified.json": '{"boundaries": []}',
         "s.csv": "0F0,0B0",

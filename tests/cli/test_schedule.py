@@ -62,12 +62,8 @@ def test_unlike_stages_and_options(pipec: Pipec) -> None:
     data = json.loads(pipec("schedule", "1f1b", *size, "--times", "F=1:3:1,B=2:6:2", "--json").out)
     assert data["makespan"] == 183
     size = ("--stages", 2, "--microbatches", 4)
-    data = json.loads(
-        pipec("schedule", "pipedream", *size, "--option", "replicas=2,1", "--json").out
-    )
+    data = json.loads(pipec("schedule", "pipedream{replicas=2,1}", *size, "--json").out)
     assert data["ranks"] == 3
-    named = json.loads(pipec("schedule", "pipedream{replicas=2,1}", *size, "--json").out)
-    assert named == data
 
 
 def test_files(pipec: Pipec, tmp_path: Path) -> None:
@@ -112,8 +108,7 @@ def test_listing(pipec: Pipec) -> None:
         (["interleaved{chunks=x}", "--stages", "8", "--microbatches", "4"], "not a number"),
         (["pipedream{replicas=3,1}", "--stages", "2", "--microbatches", "4"], "a multiple of 3"),
         (["1f1b", "--stages", "4", "--microbatches", "8", "--depth", "0"], "meets 2RECV_B0"),
-        (["1f1b", "--stages", "4", "--microbatches", "8", "--option", "x"], "KEY=VALUE"),
-        (["1f1b", "--stages", "4", "--microbatches", "8", "--option", "x=1"], "no option 'x'"),
+        (["1f1b{x=1}", "--stages", "4", "--microbatches", "8"], "no option 'x'"),
         (
             ["1f1b", "--stages", "4", "--microbatches", "8", "--times", "F=1,B=1e308"],
             "beyond floating point",

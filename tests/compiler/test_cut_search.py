@@ -17,11 +17,11 @@ from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.problem import placement_problem
 from pipec.errors import PartitionError, PlanError
 from pipec.frontends.trace import Loss, trace
-from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, Source
-from pipec.plan.model import Plan, Stage
+from pipec.plan.model import Plan, cut_stages
 from pipec.plan.rules.verify import verify
 from pipec.schedule.registry import generate
+from tests.plans import by_hand
 from tests.toys import mlp
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "interleaved", "inference")
@@ -73,12 +73,9 @@ def planned(base: Plan, stage: tuple[int, ...], name: str, microbatches: int) ->
     """The plan of one cut, with all that ``pipec compile`` does behind the cut."""
     names = [n.name for n in base.graph.calls]
     schedule = generate(name, max(stage) + 1, microbatches)
-    stages = []
-    for s in range(max(stage) + 1):
-        part = extract(base.graph, {n for n, at in zip(names, stage, strict=True) if at == s}, "S")
-        stages.append(Stage(s, part))
-    place = schedule.placement
-    plan = base.replace(stages=tuple(stages), placement=place)
+    cut = by_hand(dict(zip(names, stage, strict=True)))
+    stages = cut_stages(base.graph, cut.stage_of, max(stage) + 1)
+    plan = base.replace(stages=stages, placement=schedule.placement, partition=cut)
     order = f"generator={name} microbatches={microbatches}"
     passes = f"insert-comm,differentiate,time-stages,schedule{{{order}}},simulate"
     return run_passes(parse_pipeline(passes), plan)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import fx
 
 from pipec.errors import GraphError, PipecError
-from pipec.graph.extract import extract
+from pipec.graph.extract import extract, parts_of
 from pipec.graph.ir import Graph, Origin
 from pipec.graph.lower import with_transfers
 from pipec.graph.printer import graph_to_python, json_to_python
@@ -96,9 +96,9 @@ def test_what_people_read() -> None:
     graph = mlp(layers=1)
     whole = graph.nodes
     part = extract(graph, {"relu0", "skip"}, "Stage1")
-    stage = with_transfers(
-        part, {"linear0": "s0.s1.linear0"}, [("skip", "s1.s2.skip", whole["skip"])]
-    )
+    (own,) = parts_of(part, [part.calls])
+    received, sent = [("s0.s1.linear0", whole["linear0"])], [("s1.s2.skip", whole["skip"])]
+    stage = with_transfers(own, received, sent).graph("Stage1")
     stage.node("skip").meta["origin"] = Origin("tail", "Add", 3, "model.py:9")
     assert (
         graph_to_python(stage)

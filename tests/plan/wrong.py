@@ -21,7 +21,7 @@ from pipec.graph.comm import RECV, SEND
 from pipec.graph.extract import extract, with_outputs
 from pipec.graph.ir import Graph, GraphInput, GraphOutput, InputKind, OutputKind, Source
 from pipec.graph.lower import lower
-from pipec.plan.model import Partition, Plan, Stage
+from pipec.plan.model import Partition, Plan, Stage, cut_stages
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Placement
 from tests.plan.edits import (
@@ -246,7 +246,7 @@ def order(*order: int) -> Edit:
 def empty_stage(plan: Plan) -> Plan:
     graph = Graph(fx.GraphModule({}, _nothing()), (), (), {}, source=plan.graph.source)
     stages = (*plan.stages, Stage(len(plan.stages), graph))
-    return plan.replace(stages=stages, partition=None, placement=None)
+    return plan.replace(stages=stages, placement=None)
 
 
 def _nothing() -> fx.Graph:
@@ -300,21 +300,8 @@ def reads_buffer(plan: Plan) -> Plan:
 
     buffer = next(i for i in plan.graph.inputs_of(InputKind.BUFFER) if "mean" in i.name)
     model = edited(plan.graph, edit)
-    stage = plan.stages[0].graph
-    node = model.nodes[buffer.node]
-
-    def read(graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
-        with graph.inserting_before(next(iter(graph.nodes))):
-            nodes[buffer.node] = graph.placeholder(buffer.node)
-        nodes[buffer.node].meta = dict(node.meta)
-        edit(graph, nodes)
-
-    found = edited(stage, read).replace(
-        inputs=(buffer, *stage.inputs),
-        weights={**stage.weights, buffer.name: plan.graph.weights[buffer.name]},
-    )
-    stages = (replace(plan.stages[0], graph=found), *plan.stages[1:])
-    return plan.replace(graph=model, stages=stages, costs=None)
+    stage, *_ = cut_stages(model, plan.home, len(plan.stages), plan.channels)
+    return plan.replace(graph=model, stages=(stage, *plan.stages[1:]), costs=None)
 
 
 def comm(op: object, **changes: Any) -> Callable[[fx.Graph, dict[str, fx.Node]], None]:

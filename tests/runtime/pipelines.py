@@ -15,11 +15,12 @@ from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, InputKind, Source
 from pipec.passes.differentiate import Differentiate
 from pipec.passes.insert_comm import InsertComm
-from pipec.plan.model import Plan, Stage
+from pipec.plan.model import Plan, cut_stages
 from pipec.runtime.executor import Batch
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
 from tests.autodiff.chain import Case, cut, flat
+from tests.plans import by_hand
 
 
 def staged(case: Case, module: nn.Module, stages: int, *, recompute: str = "views") -> Plan:
@@ -30,8 +31,9 @@ def staged(case: Case, module: nn.Module, stages: int, *, recompute: str = "view
 
 
 def staged_graph(graph: Graph, parts: list[Graph], *, recompute: str = "views") -> Plan:
-    stages = tuple(Stage(k, g) for k, g in enumerate(parts))
-    plan = Plan(graph, parse_cluster(f"{len(parts)}xh100"), stages=stages)
+    cut = by_hand({n.name: k for k, part in enumerate(parts) for n in part.calls})
+    stages = cut_stages(graph, cut.stage_of, len(parts))
+    plan = Plan(graph, parse_cluster(f"{len(parts)}xh100"), partition=cut, stages=stages)
     return Differentiate(recompute=recompute).run(InsertComm().run(plan))  # type: ignore[arg-type]
 
 

@@ -13,23 +13,6 @@ from pipec.schedule.schedule import Placement
 from pipec.simulate.verify import findings as broken
 
 
-def _partition_covers(parts: Parts) -> Iterator[Finding]:
-    """The partition maps every node of the model to the stage that computes it."""
-    plan = parts.plan
-    if plan.partition is None:
-        return
-    calls = [n.name for n in plan.graph.calls]
-    for name in plan.partition.stage_of.keys() - set(calls):
-        yield Finding(f"partition, {name}", "no node of the model", "its call nodes")
-    if not plan.stages:
-        return
-    home = {n.name: k for k, low in enumerate(parts.lowered) for n in low.calls}
-    for name in calls:
-        got = plan.partition.stage_of.get(name)
-        if name in home and got != home[name]:
-            yield Finding(f"partition, node {name}", f"stage {got}", f"stage {home[name]}")
-
-
 def _partition_is_timed(parts: Parts) -> Iterator[Finding]:
     plan, cut = parts.plan, parts.plan.partition
     if cut is None:
@@ -208,7 +191,6 @@ def _memory_is_kept(parts: Parts) -> Iterator[Finding]:
 
 
 RULES: dict[str, PlanRule] = {
-    "partition-covers": _partition_covers,
     "partition-is-timed": _partition_is_timed,
     "placement-fits": _placement_fits,
     "costs-cover": _costs_cover,

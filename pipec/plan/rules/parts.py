@@ -9,7 +9,7 @@ from torch import fx
 
 from pipec.graph.finding import Finding
 from pipec.graph.infer import type_of, type_words
-from pipec.graph.ir import Graph, GraphInput, InputKind
+from pipec.graph.ir import Graph, InputKind
 from pipec.graph.lower import Lowered, lower
 from pipec.plan.model import Plan, Stage
 from pipec.schedule.channels import Channel, ChannelKind
@@ -45,11 +45,6 @@ class Parts:
     def nodes(self) -> dict[str, fx.Node]:
         """The nodes of the model by name."""
         return self.plan.graph.nodes
-
-    @cached_property
-    def inputs(self) -> dict[str, GraphInput]:
-        """The inputs of the model by the name of the placeholder."""
-        return {i.node: i for i in self.plan.graph.inputs}
 
     @cached_property
     def copied(self) -> list[Channel]:

@@ -1,12 +1,14 @@
 """Stages against the model: each is a piece of it, node by node, with its types and weights."""
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import fx
 
+from pipec.graph.extract import Part
 from pipec.graph.finding import Finding
+from pipec.graph.infer import type_of, words
 from pipec.graph.ir import Graph, InputKind, OutputKind, op_name
+from pipec.plan.model import stage_parts
 from pipec.plan.rules.parts import Parts, PlanRule, mismatch, value_of
 
 
@@ -16,83 +18,56 @@ def _numbered(parts: Parts) -> Iterator[Finding]:
             yield Finding(f"stage at position {position}", f"index {stage.index}", position)
 
 
-def _every_node_once(parts: Parts) -> Iterator[Finding]:
-    if not parts.plan.stages:
+def _partition_covers(parts: Parts) -> Iterator[Finding]:
+    """Every node and output of the model is of one stage, and every stage has some."""
+    plan = parts.plan
+    if plan.partition is None:
+        if plan.stages:
+            yield Finding("partition", "none", "the stage of every node")
         return
-    where = Counter(n.name for low in parts.lowered for n in low.calls)
-    for n in parts.plan.graph.calls:
-        if where[n.name] != 1:
-            yield Finding(f"node {n.name}", f"in {where[n.name]} stages", "in exactly one")
+    calls = {n.name for n in plan.graph.calls}
+    for name in sorted(calls ^ plan.home.keys()):
+        got, want = ("no stage", "one") if name in calls else ("no node of the model", "its nodes")
+        yield Finding(f"partition, {name}", got, want)
+    numbers, filled = {*range(len(plan.stages))}, {*plan.home.values()}
+    for k in sorted(numbers ^ filled if plan.stages else ()):
+        got, want = ("no such stage", "stages") if k in filled else ("computes nothing", "a node")
+        yield Finding(f"partition, stage {k}", got, want)
+    for o in plan.graph.outputs:
+        if o.node not in calls:
+            yield Finding(f"{o.kind} {o.name}", f"{o.node}, which no stage computes", "a call node")
 
 
-def _stages_compute(parts: Parts) -> Iterator[Finding]:
-    for index, low in enumerate(parts.lowered):
-        if not low.calls:
-            yield Finding(f"stage {index}", "computes nothing", "at least one node of the model")
+def _follow_model(parts: Parts) -> Iterator[Finding]:
+    """A stage is what its part of the model and its channels make of it, and nothing else."""
+    plan = parts.plan
+    made = stage_parts(plan.graph, plan.home, len(plan.stages), plan.channels)
+    for stage, part in zip(plan.stages if plan.partition else (), made, strict=False):
+        own = stage.graph
+        got = _said(Part(own, own.inputs, own.calls, own.outputs), own.nodes)
+        want = _said(part, part.read)
+        for name in sorted(name for name in {**got, **want} if got.get(name) != want.get(name)):
+            place = f"stage {stage.index}, {name}"
+            yield Finding(place, got.get(name, "nothing"), want.get(name, "nothing of this name"))
+        if got == want and list(got) != list(want):
+            yield Finding(f"stage {stage.index}", list(got), f"the order {list(want)}")
 
 
-def _stages_follow_model(parts: Parts) -> Iterator[Finding]:
-    """A node of a stage is the model's node of its name: op, arguments and type."""
-    for index, low in enumerate(parts.lowered):
-        for n in low.calls:
-            place, twin = f"stage {index}, node {n.name}", parts.nodes.get(n.name)
-            if twin is None or twin.op != "call_function":
-                yield Finding(place, f"{op_name(n)}, which the model does not have", "its nodes")
-            elif _call(n) != _call(twin):
-                yield Finding(place, _call(n), f"as in the model: {_call(twin)}")
-            else:
-                yield from mismatch(place, value_of(n), value_of(twin), strided=True)
+def _said(part: Part, nodes: Mapping[str, fx.Node]) -> dict[str, str]:
+    """What a graph reads, computes and yields, by name, in order, with its types."""
+    read = [(i, nodes.get(i.node)) for i in part.inputs]
+    found = {f"input {i.node}": f"{i.kind} {i.name}: {_type(n)}" for i, n in read}
+    found |= {f"node {n.name}": f"{_call(n)}: {_type(n)}" for n in part.calls}
+    return found | {f"{o.kind} {o.name}": f"node {o.node}" for o in part.outputs}
 
 
 def _call(node: fx.Node) -> str:
-    named = "".join(f", {k}={node.kwargs[k]!r}" for k in sorted(node.kwargs))
-    return f"{op_name(node)}({', '.join(map(repr, node.args))}{named})"
+    named = [f"{k}={node.kwargs[k]!r}" for k in sorted(node.kwargs)]
+    return f"{op_name(node)}({', '.join([*map(repr, node.args), *named])})"
 
 
-def _stages_read_the_model(parts: Parts) -> Iterator[Finding]:
-    """What a stage reads is an input of the model, of its kind, name and type, or a value of it."""
-    for index, low in enumerate(parts.lowered):
-        nodes = low.stage.nodes
-        for i in low.inputs:
-            place = f"stage {index}, input {i.node}"
-            if i.kind is InputKind.VALUE:
-                yield from _read_value(parts, place, i.name, nodes[i.node])
-                continue
-            want = parts.inputs.get(i.node)
-            if want != i:
-                told = "no such input in the model" if want is None else f"{want.kind} {want.name}"
-                yield Finding(place, f"{i.kind} {i.name}", told)
-            else:
-                own = parts.nodes[i.node]
-                yield from mismatch(place, value_of(nodes[i.node]), value_of(own), strided=True)
-
-
-def _read_value(parts: Parts, place: str, name: str, node: fx.Node) -> Iterator[Finding]:
-    source = parts.nodes.get(name)
-    if source is None or source.op != "call_function" or name != node.name:
-        yield Finding(place, f"value {name}", "a value that the model computes, under its name")
-    else:
-        yield from mismatch(place, value_of(node), value_of(source))
-
-
-def _outputs_leave_once(parts: Parts) -> Iterator[Finding]:
-    """Every output of the model is yielded by one stage: by its name, in its order, of its node."""
-    model = {(o.kind, o.name): (k, o.node) for k, o in enumerate(parts.plan.graph.outputs)}
-    homes = Counter[tuple[OutputKind, str]]()
-    for stage in parts.plan.stages:
-        own = [o for o in stage.graph.outputs if o.kind is not OutputKind.VALUE]
-        homes.update((o.kind, o.name) for o in own)
-        places = [model[o.kind, o.name][0] for o in own if (o.kind, o.name) in model]
-        if places != sorted(places):
-            names = [o.name for o in own]
-            yield Finding(f"stage {stage.index}, outputs", names, "the order of the model")
-        for o in own:
-            want = model.get((o.kind, o.name), (0, "nothing of this name"))[1]
-            if want != o.node:
-                yield Finding(f"stage {stage.index}, {o.kind} {o.name}", f"node {o.node}", want)
-    for kind, name in model if parts.plan.stages else ():
-        if homes[kind, name] != 1:
-            yield Finding(f"{kind} {name}", f"yielded by {homes[kind, name]} stages", "exactly one")
+def _type(node: fx.Node | None) -> str:
+    return words(type_of(value_of(node)))
 
 
 def _buffers_have_one_home(parts: Parts) -> Iterator[Finding]:
@@ -152,11 +127,8 @@ def _graphs(parts: Parts) -> Iterator[tuple[str, Graph]]:
 
 RULES: dict[str, PlanRule] = {
     "stages-are-numbered": _numbered,
-    "every-node-once": _every_node_once,
-    "stages-compute": _stages_compute,
-    "stages-follow-model": _stages_follow_model,
-    "stages-read-the-model": _stages_read_the_model,
-    "outputs-leave-once": _outputs_leave_once,
+    "partition-covers": _partition_covers,
+    "stages-follow-model": _follow_model,
     "buffers-have-one-home": _buffers_have_one_home,
     "updates-fit-buffers": _updates_fit_buffers,
     "weights-are-the-models": _weights_are_the_models,
