@@ -1,18 +1,18 @@
 """Throughput of training against torch.distributed.pipelining and DeepSpeed, 2 processes on gloo.
 
-    python -m benchmarks.training_throughput                 all cells, about 12 minutes
+    python -m benchmarks.training_throughput                 all cells, about 15 minutes
     python -m benchmarks.training_throughput --cells cnn:1f1b,edsr:1f1b:ours --windows 4
 
-Same model, optimizer, threads and, unless a cell says ``ours``, the same cut. Both run in the same
-two processes and take turns, so that a busy machine slows both; a ratio is the median of those of
-neighbouring windows. The bound is the schedule's own: its makespan with the processor time of our
-stages, messages for free. In cells that say ``ours`` we cut by measured costs, torch by equal
-numbers of layers; the ideal ratio is that of the bounds of both cuts.
+Same model, optimizer, threads and, unless a cell says ``ours``, the same cut as torch. All run in
+the same two processes and take turns, so that a busy machine slows all; a ratio is the median of
+those of neighbouring windows, with its quartiles. The bound is the schedule's own: its makespan
+with the processor time of our stages, messages for free. In cells that say ``ours`` we cut by
+measured costs, torch by equal numbers of layers; the ideal ratio is that of the bounds of both
+cuts, profiled in the same minute: what a ratio has beyond it is not the cut's merit.
 
-DeepSpeed's PipelineModule runs the models of the other cells by itself, last, where it is installed
-(it wants no other torch, so keep it apart): ``pip install --target .bench/deepspeed --no-deps
-deepspeed hjson py-cpuinfo msgpack psutil pydantic pydantic-core annotated-types typing-inspection
-einops tqdm packaging``.
+DeepSpeed's PipelineModule takes part under 1F1B, which is its only schedule, with the models that
+are a chain of layers, once per way in which it cuts; the better way counts
+(`benchmarks/_deepspeed.py` says how to install it).
 """
 
 import argparse
@@ -23,12 +23,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks._deepspeed import deepspeed_speed
+from benchmarks._deepspeed import METHODS, deepspeed_step, find_deepspeed, layers_of
 from benchmarks._ranks import keep, launch, launched, pin, say
 from benchmarks._uneven import workload
 from benchmarks.prediction import PASSES, node_costs
@@ -109,7 +110,7 @@ def cut_at(graph: Graph, layers: Sequence[str], cluster: str) -> Plan:
 
 def make_stages(plan: Plan) -> Plan:
     """Costs, placement, channels and backward graphs of a plan that is cut."""
-    for each in parse_pipeline("annotate-cost,insert-comm,differentiate"):
+    for each in parse_pipeline("annotate-cost,insert-comm,differentiate,time-stages"):
         plan = each.run(plan)
     return plan
 
@@ -214,44 +215,58 @@ def timed(step: Step, repeats: int) -> tuple[float, float | None]:
     return (time.perf_counter() - begin) / repeats, loss
 
 
+def contenders(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Step]:
+    """The steps of the others, by name."""
+    found = {"torch": theirs(cell, copy.deepcopy(model), x, y)}
+    layers = layers_of(copy.deepcopy(model))
+    if cell.schedule == "1f1b" and layers is not None and find_deepspeed():
+        for method in METHODS:
+            found[f"DeepSpeed {method}"] = deepspeed_step(cell.model, layers, x, y, method, LR)
+            layers = layers_of(copy.deepcopy(model))
+            assert layers is not None
+    return found
+
+
 def compare(cell: Cell, windows: int, repeats: int) -> dict[str, object]:
-    """Medians of both, and of their ratio."""
+    """Medians of all, and of our ratios to the others."""
     model, x, y = workload(cell.model).seeded(MICROBATCHES)
     mine = ours(cell, copy.deepcopy(model), x, y)
-    steps = [mine.step, theirs(cell, copy.deepcopy(model), x, y)]
-    losses = [timed(step, 2)[1] for step in steps]
-    took: list[list[float]] = [[], []]
+    steps = {"pipec": mine.step, **contenders(cell, model, x, y)}
+    losses = {name: timed(step, 2)[1] for name, step in steps.items()}
+    took: dict[str, list[float]] = {name: [] for name in steps}
     for window in range(windows):
-        for k in (0, 1) if window % 2 == 0 else (1, 0):
-            took[k].append(timed(steps[k], repeats)[0])
-    ratio = statistics.median(b / a for a, b in zip(*took, strict=True))
-    told = [None] * dist.get_world_size()
+        for name in steps if window % 2 == 0 else reversed(steps):
+            took[name].append(timed(steps[name], repeats)[0])
+    told: list[dict[str, float | None]] = [{}] * dist.get_world_size()
     dist.all_gather_object(told, losses)
-    rows = len(x)
+    first = took["pipec"]
+    ratios = {
+        name: statistics.quantiles([b / a for a, b in zip(first, took[name], strict=True)], n=4)
+        for name in steps
+        if name != "pipec"
+    }
     return {
         "cell": f"{cell.model} {cell.schedule}{', our cut' if cell.ours else ''}",
-        "pipec": rows / statistics.median(took[0]),
-        "torch": rows / statistics.median(took[1]),
-        "best": [rows / min(t) for t in took],
-        "ratio": ratio,
-        "bound": mine.bound / statistics.median(took[0]),
+        "speed": {name: len(x) / statistics.median(t) for name, t in took.items()},
+        "ratios": ratios,
+        "bound": mine.bound / statistics.median(first),
         "ideal": mine.uniform / mine.bound if cell.ours else None,
         "losses": told[-1],
     }
 
 
-def show(r: dict[str, object]) -> None:
-    """One line."""
-    best, losses, ideal = r["best"], r["losses"], r["ideal"]
-    assert isinstance(best, list)
-    assert isinstance(losses, list)
+def show(r: dict[str, Any]) -> None:
+    """One line for us, and one for each of the others."""
+    ideal = f", ideal ratio of the cuts {r['ideal']:.3f}" if r["ideal"] else ""
     say(
-        f"{r['cell']:26} pipec {r['pipec']:7.1f}  torch {r['torch']:7.1f} samples/s  "
-        f"ratio {r['ratio']:.3f}{f' (ideal {ideal:.3f})' if ideal else ''}  "
-        f"best {best[0]:.1f} / {best[1]:.1f}  "
-        f"{r['bound']:4.0%} of the schedule's bound  "
-        f"loss {losses[0]:.5f} / {losses[1]:.5f}"
+        f"{r['cell']:26} pipec {r['speed']['pipec']:7.1f} samples/s, "
+        f"{r['bound']:.0%} of its bound{ideal}, loss {r['losses']['pipec']:.5f}"
     )
+    for name, (low, middle, high) in r["ratios"].items():
+        say(
+            f"  {name:24} {r['speed'][name]:13.1f} samples/s, ratio {middle:.3f} "
+            f"({low:.3f} to {high:.3f}), loss {r['losses'][name]:.5f}"
+        )
 
 
 def main() -> int:
@@ -262,11 +277,7 @@ def main() -> int:
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     if not launched():
-        failed = launch("benchmarks.training_throughput", 2, *sys.argv[1:])
-        cells = [Cell.parse(text) for text in options.cells.split(",")]
-        for model in dict.fromkeys(c.model for c in cells if not c.ours):
-            print(deepspeed_speed(model), flush=True)
-        return failed
+        return launch("benchmarks.training_throughput", 2, *sys.argv[1:])
     pin()
     rows = []
     with process_group(device="cpu"):

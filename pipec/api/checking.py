@@ -171,5 +171,12 @@ def _reference(
     source: Source, model: Model | None, inputs: object, loss: object, *, trust: bool
 ) -> Loaded:
     if model is None or isinstance(model, str | os.PathLike):
+        ignored = [n for n, given in (("inputs", inputs), ("loss", loss)) if given is not None]
+        if ignored:
+            raise PipecError(
+                f"{' and '.join(ignored)} would have no effect",
+                got=model or "the model of the plan, read from where it was",
+                want="a module beside them, since a path brings its own",
+            )
         return reload(source, spec=None if model is None else os.fspath(model), trust=trust)
     return read_model(model, inputs, loss, load_options(source, trust=trust))

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 
 class Command(click.Command):
-    """A command none of whose options takes an empty text or ``nan``."""
+    """A command whose options take no empty text, no ``nan`` and no contradiction."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line.
@@ -23,6 +23,11 @@ class Command(click.Command):
                 raise click.UsageError(f"{word.rstrip('=') or before} wants a value", ctx)
         left = super().parse_args(ctx, args)
         for option in self.get_params(ctx):
+            names = {*option.opts, *option.secondary_opts}
+            given = [w for word in args if (w := word.partition("=")[0]) in names]
+            once = isinstance(option, click.Option) and not (option.multiple or option.count)
+            if once and len(given) > 1:
+                raise click.UsageError(f"{' and '.join(given)}: one of them at most", ctx)
             value = ctx.params.get(str(option.name))
             if isinstance(value, float) and math.isnan(value):
                 raise click.BadParameter("nan is no number", ctx, option)

@@ -55,7 +55,7 @@ def _explored(backend: Backend) -> type[Options]:
 @costs_option
 @click.option(
     "--top",
-    type=click.IntRange(0),
+    type=click.IntRange(1),
     default=12,
     show_default=True,
     help="How many candidates to show.",

@@ -19,18 +19,21 @@ def check_same_model(plan: Plan, graph: Graph) -> None:
     """
     both = plan.graph.weights.keys() & graph.weights.keys()
 
-    def signature(g: Graph) -> tuple[object, ...]:
-        """Names and shapes of inputs, kinds and names of outputs."""
+    def signature(g: Graph) -> list[str]:
+        """Names and shapes of inputs and weights that both have, names and kinds of outputs."""
         nodes = g.nodes
         compared = [i for i in g.inputs if i.name in both or not i.kind.is_weight]
-        inputs = [(i.name, str(nodes[i.node].meta["val"].shape)) for i in compared]
-        return sorted(inputs), [(o.kind, o.name) for o in g.outputs]
+        inputs = [f"{i.name} {list(nodes[i.node].meta['val'].shape)}" for i in compared]
+        return [*sorted(inputs), *(f"{o.kind.name.lower()} {o.name}" for o in g.outputs)]
 
-    if signature(plan.graph) != signature(graph):
+    got, want = signature(graph), signature(plan.graph)
+    if got != want:
         raise PlanError(
             "the plan was made of another model",
-            got=f"inputs and outputs of {graph.source.location}",
-            want=f"those of {plan.graph.source.location}",
+            where=graph.source.location,
+            got=", ".join(x for x in got if x not in want) or "the same in another order",
+            want=f"{', '.join(x for x in want if x not in got) or 'no more than this'}, as in "
+            f"{plan.graph.source.location}",
         )
 
 

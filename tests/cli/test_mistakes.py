@@ -300,6 +300,10 @@ schedule --from-csv s.csv --stages 2
 schedule 1f1b --stages 2 --microbatches 2 --sends
 schedule 1f1b --stages 2 --microbatches 2 --svg x.png
 schedule interleaved{chunks=2,chunks=4} --stages 4 --microbatches 4
+compile net.py:net --training --inference
+compile net.py:net --stages 2 --stages=1
+compile net.py:net --target torch --target onnx
+explore net.py:lossy --devices 2xcpu --top 0
 compile net.py:net --loss=
 compile net.py:net -o ''
 compile net.py:net --bind N=2

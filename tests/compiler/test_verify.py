@@ -22,7 +22,7 @@ from pipec.compiler.tolerance import rounding_tolerance
 from pipec.compiler.verify import verify_artifacts, verify_stages
 from pipec.errors import FrontendError, PlanError
 from pipec.frontends.torch_module import from_module
-from pipec.graph.ir import Source
+from pipec.graph.ir import InputKind, Source
 from pipec.plan.store import load_plan
 from tests.frontends.onnx import models as onnx_models
 from tests.plans import chain, cut, loaded, tied
@@ -79,8 +79,11 @@ def test_a_wrong_stage_is_found(tmp_path: Path) -> None:
 
 def test_the_reference_must_be_the_same_model(tmp_path: Path) -> None:
     emit(cut(chain(), 4), tmp_path / "out")
-    with pytest.raises(PlanError, match="another model"):
+    with pytest.raises(PlanError, match="another model") as told:
         verify_artifacts(tmp_path / "out", loaded(tied()))
+    for each, shape in ((tied(), told.value.got), (chain(), told.value.want)):
+        value = each.nodes[each.inputs_of(InputKind.INPUT)[0].node].meta["val"]
+        assert f"{list(value.shape)}" in str(shape)
 
 
 def check(found: Tensor, want: Tensor, tolerance: float = 1e-3) -> tuple[float, float, bool]:
