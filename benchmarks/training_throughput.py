@@ -45,7 +45,7 @@ from pipec.plan.model import Partition, Plan, cut_stages
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Batch, Settings
 from pipec.schedule.registry import generate
-from pipec.schedule.schedule import Schedule
+from pipec.schedule.schedule import Placement, Schedule
 from pipec.simulate.simulate import simulate
 
 MICROBATCHES, LR = 8, 0.01
@@ -95,7 +95,7 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=LR)
 
 
-def cut_at(graph: Graph, layers: Sequence[str], cluster: str) -> Plan:
+def cut_at(graph: Graph, layers: Sequence[str], cluster: str, schedule: str) -> Plan:
     """A plan whose stages begin at the named layers."""
     names = [n.name for n in graph.calls]
     of = [origin(n).name for n in graph.calls]
@@ -105,7 +105,9 @@ def cut_at(graph: Graph, layers: Sequence[str], cluster: str) -> Plan:
     stage_of = {name: k for k, row in enumerate(rows) for name in row}
     seconds, stages = (1.0,) * len(rows), cut_stages(graph, stage_of, len(rows))
     partition = Partition(stage_of, seconds, 1.0, proven=False, answers="", method="by name")
-    return make_stages(Plan(graph, parse_cluster(cluster), partition=partition, stages=stages))
+    place = Placement.together(generate(schedule, len(rows), MICROBATCHES).placement.forward)
+    plan = Plan(graph, parse_cluster(cluster), partition=partition, stages=stages, placement=place)
+    return make_stages(plan)
 
 
 def make_stages(plan: Plan) -> Plan:
@@ -141,7 +143,7 @@ def ours(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> Ours:
         part = slice(k % MICROBATCHES * rows, (k % MICROBATCHES + 1) * rows)
         return dict(zip(names, (x[part], y[part]), strict=True))
 
-    plan = cut_at(graph, cell.cut(model), cluster)
+    plan = cut_at(graph, cell.cut(model), cluster, cell.schedule)
     order, bound = bound_of(cell, plan, batch)
     uniform = bound
     if cell.ours:
