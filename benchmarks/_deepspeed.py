@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 
 import torch
 from torch import Tensor, nn
@@ -55,16 +56,17 @@ def deepspeed_step(
     chosen = workload(name)
     # all-reduces through shared memory: built from C++ on first use, and no part of a pipeline
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
-    deepspeed.init_distributed("gloo", verbose=False)
-    net = PipelineModule(layers, num_stages=2, loss_fn=chosen.loss, partition_method=method)
     config = {
         "train_batch_size": len(x),
         "train_micro_batch_size_per_gpu": chosen.rows,
         "optimizer": {"type": "SGD", "params": {"lr": lr}},
         "steps_per_print": 10**9,
     }
-    parameters = [p for p in net.parameters() if p.requires_grad]
-    engine, *_ = deepspeed.initialize(model=net, model_parameters=parameters, config=config)
+    with redirect_stdout(sys.stderr):  # it prints how it cuts
+        deepspeed.init_distributed("gloo", verbose=False)
+        net = PipelineModule(layers, num_stages=2, loss_fn=chosen.loss, partition_method=method)
+        parameters = [p for p in net.parameters() if p.requires_grad]
+        engine, *_ = deepspeed.initialize(model=net, model_parameters=parameters, config=config)
 
     def data() -> Iterator[tuple[Tensor, Tensor]]:
         while True:

@@ -202,7 +202,7 @@ def test_arguments_of_another_type_are_refused(row: int) -> None:
         (lambda: pipec.compile(_net(), torch.zeros(1, 4), "2xcpu", pt2="false"), "pt2"),
         (lambda: pipec.compile(_net(), torch.zeros(1, 4), loss=3, training=False), "a loss is for"),
         (lambda: pipec.verify(pipec.compile(_net(), torch.zeros(1, 4)), loss=print), "not train"),
-        (lambda: pipec.verify(_net_plan(), inputs=torch.zeros(1, 4)), "inputs would have no effect"),
+        (lambda: pipec.verify(_net_plan(), inputs=torch.zeros(1, 4)), "no effect"),
         (lambda: pipec.load("nothere"), "nothere"),
         (lambda: pipec.draw(pipec.schedule("1f1b", 2, 2), "x.gif"), ".svg"),
         (lambda: pipec.register(3), "subclass of Pass"),
