@@ -6,7 +6,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,10 +37,10 @@ def pin() -> None:
         os.sched_setaffinity(0, {cores[rank]})
 
 
-def say(*text: Any, end: str = "\n") -> None:
-    """Print on rank 0."""
+def say(*text: Any, end: str = "\n", file: TextIO | None = None) -> None:
+    """Print on rank 0; progress goes to ``sys.stderr``."""
     if os.environ.get("RANK", "0") == "0":
-        print(*text, end=end, flush=True)
+        print(*text, end=end, file=file, flush=True)
 
 
 def keep(path: str | None, rows: Any) -> None:

@@ -232,7 +232,7 @@ def measured(name: str, seconds: float, rounds: int, *, processor: bool) -> list
     began = time.perf_counter()
     by_stages, batch = plans(WORKLOADS[name])
     made = cells(name, by_stages, batch, processor=processor)
-    say(f"{name}: compiled in {time.perf_counter() - began:.0f} s", end="")
+    say(f"{name}: compiled in {time.perf_counter() - began:.0f} s", end="", file=sys.stderr)
     clock = time.thread_time if processor else time.perf_counter
     profilers = {
         n: Profiler(p, batch, Settings(adam), keep=True, clock=clock) for n, p in by_stages.items()
@@ -246,8 +246,10 @@ def measured(name: str, seconds: float, rounds: int, *, processor: bool) -> list
                 if cell.stages == stages:
                     cell.predict(costs)
                     cell.run(rounds)
-        say(f", window {window + 1} in {time.perf_counter() - began:.0f} s", end="")
-    say()
+        say(
+            f", window {window + 1} in {time.perf_counter() - began:.0f} s", end="", file=sys.stderr
+        )
+    say(file=sys.stderr)
     return [cell.row() for cell in made]
 
 
