@@ -21,13 +21,15 @@ class Command(click.Command):
         for before, word in pairwise(["", *args]):
             if (word == "" and before.startswith("-")) or re.fullmatch("--[a-z0-9-]+=", word):
                 raise click.UsageError(f"{word.rstrip('=') or before} wants a value", ctx)
+        words = [word.partition("=")[0] for word in args]
         left = super().parse_args(ctx, args)
         for option in self.get_params(ctx):
             names = {*option.opts, *option.secondary_opts}
-            given = [w for word in args if (w := word.partition("=")[0]) in names]
+            given = [word for word in words if word in names]
             once = isinstance(option, click.Option) and not (option.multiple or option.count)
             if once and len(given) > 1:
-                raise click.UsageError(f"{' and '.join(given)}: one of them at most", ctx)
+                both = " and ".join(dict.fromkeys(given))
+                raise click.UsageError(f"{both}: given {len(given)} times, only one can count", ctx)
             value = ctx.params.get(str(option.name))
             if isinstance(value, float) and math.isnan(value):
                 raise click.BadParameter("nan is no number", ctx, option)

@@ -237,11 +237,11 @@ def test_a_data_file_imports_its_neighbours_and_says_what_is_wrong_with_it(
 
 
 def limited(
-    plans: Path, *more: object, most: int = resource.RLIM_INFINITY
+    plans: Path, *more: object, most: int = resource.RLIM_INFINITY, data: str = "net.py:batch"
 ) -> subprocess.CompletedProcess[str]:
     """A run that can write no file above ``most`` bytes, as on a disk that becomes full."""
     command = [sys.executable, "-m", "pipec", "run", plans / "train", "--local",
-               "--data", plans / "net.py:batch", *more]  # fmt: skip
+               "--data", plans / data, *more]  # fmt: skip
     return subprocess.run(
         list(map(str, command)), text=True, capture_output=True, check=False, timeout=300,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
@@ -278,7 +278,7 @@ def test_weights_that_cannot_be_saved_where_they_are_wanted_are_saved_elsewhere(
         f"import os, net\ndef batch(k):\n    os.makedirs({str(wanted)!r}, exist_ok=True)\n"
         "    return net.batch(k)\n"
     )
-    done = limited(plans, "--data", f"{plans}/taken.py:batch", "--rounds", 2, "--save", wanted)
+    done = limited(plans, "--rounds", 2, "--save", wanted, data="taken.py:batch")
     assert done.returncode == 1
     safe = done.stderr.partition("the trained weights are in ")[2].strip()
     assert all(torch.equal(w, load_file(safe)[n]) for n, w in load_file(whole).items())
