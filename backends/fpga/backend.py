@@ -310,7 +310,7 @@ def _bounds(plan: Plan) -> list[Bound]:
 
 def _emitted_errors(plan: Plan, folders: Sequence[Path]) -> tuple[float, dict[str, Allowed]]:
     """The tolerance that the stages themselves tell, and that of values in narrow numbers."""
-    if plan.trains or precision_of(plan) == "float32":
+    if plan.trains:
         return MINIMUM, {}
     records = [read_record(folder) for folder in folders]
     bounds = [Bound.of_json(k, b) for k, r in enumerate(records) for b in r.get("bounds", ())]

@@ -38,7 +38,8 @@ def to_tokens(tensor: torch.Tensor, port: Port, stream: Stream) -> NDArray[np.ge
         )
     rows = tensor.detach().permute(port.order).reshape(stream.rows, stream.channels)
     padding = stream.tokens_per_row * stream.lanes - stream.channels
-    found = np.pad(rows.cpu().numpy(), ((0, 0), (0, padding)))
+    known = rows.float() if rows.dtype == torch.bfloat16 else rows  # which numpy lacks
+    found = np.pad(known.cpu().numpy(), ((0, 0), (0, padding)))
     return np.ascontiguousarray(encoded(found, stream.dtype))
 
 

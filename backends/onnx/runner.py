@@ -11,7 +11,7 @@ from pipec.backends.onnx.files import Names
 from pipec.compiler.chain import StageRunner
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, tensor
-from pipec.graph.opaque import engine_errors, ort_session, ort_type, run_session
+from pipec.graph.opaque import engine_errors, lacks_kernel, ort_session, ort_type, run_session
 from pipec.graph.quantised import QUANTISED
 
 
@@ -31,7 +31,10 @@ def onnx_runner(path: Path, names: Names, graph: Graph) -> StageRunner:
         engine = ort_session(str(path), threads=torch.get_num_threads(), fused=fused)
     except engine_errors() as error:
         raise BackendError(
-            "onnxruntime refuses an emitted stage", where=path, got=_first_line(error)
+            "onnxruntime refuses an emitted stage",
+            where="/".join(path.parts[-2:]),
+            got=_first_line(error),
+            hint=_NO_KERNEL if lacks_kernel(error) else None,
         ) from error
     nodes = graph.nodes
     types = {o.name: tensor(nodes[o.node]).dtype for o in graph.outputs}
@@ -76,6 +79,12 @@ def _check_types(engine: Any, made_as: Mapping[str, torch.dtype], path: Path) ->
                 got=value.type,
                 want=want,
             )
+
+
+_NO_KERNEL = (
+    "on the CPU it does not take every type, such as bfloat16: --target torch, or save the model "
+    "in float32"
+)
 
 
 def _first_line(error: BaseException) -> str:

@@ -270,3 +270,8 @@ def engine_errors() -> tuple[type[Exception], ...]:
     own = [e for e in vars(state).values() if isinstance(e, type) and issubclass(e, Exception)]
     builtin = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError)
     return (*own, *builtin, NotImplementedError, TypeError, ValueError)
+
+
+def lacks_kernel(error: BaseException) -> bool:
+    """Whether onnxruntime has no kernel on the CPU for an op on its types, such as bfloat16."""
+    return "NOT_IMPLEMENTED" in str(error)

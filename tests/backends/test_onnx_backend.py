@@ -322,3 +322,25 @@ def test_attention_with_learnt_scores_is_exported(tmp_path: Path) -> None:
     model = from_module(Biased(), x)
     emit(cut(model.graph, 4, target="onnx"), tmp_path / "out")
     assert verify_artifacts(tmp_path / "out", model).ok
+
+
+def test_a_type_that_onnxruntime_has_no_kernel_for_is_told(tmp_path: Path) -> None:
+    info, bfloat16 = helper.make_tensor_value_info, TensorProto.BFLOAT16
+    w = helper.make_tensor("w", bfloat16, [4, 4], np.arange(16.0))
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["h"], "first"),
+        helper.make_node("Gemm", ["h", "w"], ["y"], "second"),
+    ]
+    ends = ([info("x", bfloat16, [2, 4])], [info("y", bfloat16, [2, 4])])
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", *ends, [w]),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=9,
+    )  # fmt: skip
+    onnx.save(model, tmp_path / "m.onnx")
+    read = load(str(tmp_path / "m.onnx"))
+    with pytest.raises(BackendError, match="bfloat16: --target torch") as caught:
+        emit(cut(read.graph, 1, target="onnx"), tmp_path / "onnx")
+    assert caught.value.where == "stage0/stage0.onnx"
+    emit(cut(read.graph, 1), tmp_path / "torch")
+    with pytest.raises(FrontendError, match="save the model in float32"):
+        verify_artifacts(tmp_path / "torch", read)

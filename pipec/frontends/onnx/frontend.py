@@ -27,7 +27,7 @@ from pipec.frontends.trace import Loss, trace
 from pipec.graph.arrays import Array, to_array, to_tensor
 from pipec.graph.axes import Axes
 from pipec.graph.ir import Graph, InputKind, Origin, OutputKind, Source, op_name, origin, tensor
-from pipec.graph.opaque import engine_errors
+from pipec.graph.opaque import engine_errors, lacks_kernel
 from pipec.graph.quantised import QUANTISED
 from pipec.graph.rules import verify
 
@@ -377,6 +377,12 @@ def session(model: ModelFile, outputs: Iterable[str] = ()) -> Any:
     return _guarded(model, lambda: ort.InferenceSession(where, options, providers=providers))
 
 
+_NO_KERNEL = (
+    "on the CPU it does not take every type, such as bfloat16, and there is nothing to compare "
+    "with: save the model in float32"
+)
+
+
 def _guarded(model: ModelFile, run: Callable[[], Any]) -> Any:
     try:
         return run()
@@ -385,4 +391,5 @@ def _guarded(model: ModelFile, run: Callable[[], Any]) -> Any:
             "onnxruntime cannot run the original model",
             where=model.where,
             got=str(error).split("\n")[0][:300],
+            hint=_NO_KERNEL if lacks_kernel(error) else None,
         ) from error

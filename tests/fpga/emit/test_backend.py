@@ -1,5 +1,6 @@
 """The FPGA backend from plan to running stages: chains, bytes, errors."""
 
+import dataclasses
 import filecmp
 import io
 import json
@@ -303,3 +304,27 @@ def test_boards_only(folder: Path) -> None:
     graph = load(spec("sdpa", folder)).graph
     with pytest.raises(BackendError, match="no FPGA"):
         make_plan(graph, parse_cluster("1xv100"), "fpga")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_model_of_16_bit_floats_is_right_to_its_own_roundings(dtype: str, folder: Path) -> None:
+    path = folder / f"{dtype}.py"
+    path.write_text(
+        "import torch\n"
+        "def factory():\n"
+        "    torch.manual_seed(0)\n"
+        "    layers = [torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4)]\n"
+        f"    model = torch.nn.Sequential(*layers).to(torch.{dtype})\n"
+        f"    return model, (torch.randn(3, 8).to(torch.{dtype}),)\n"
+    )
+    loaded = load(f"{path}:factory")
+    plan = make_plan(loaded.graph, parse_cluster("2xvcu118"), "fpga")
+    out = folder / dtype
+    emit(plan, out)
+    report = verify_artifacts(out, loaded)
+    assert report.ok
+    assert 1e-4 < report.tolerance < 0.04
+    emitted = FpgaBackend().load(plan, out)
+    first, last = emitted.stages
+    wrong = [first, lambda values: {name: y * 1.05 for name, y in last(values).items()}]
+    assert not verify_stages(plan, dataclasses.replace(emitted, stages=wrong), loaded).ok
