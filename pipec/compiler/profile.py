@@ -27,6 +27,7 @@ from pipec.compiler.facts import summed_bytes
 from pipec.cost.stage import MessageCost, StageCost
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
+from pipec.graph.lower import lower
 from pipec.plan.model import Plan
 from pipec.runtime.agreement import exchange
 from pipec.runtime.device import Device
@@ -64,15 +65,26 @@ class Profile:
         """
         if plan.costs is None:
             raise CostError("the plan has no costs of its nodes", want="the pass annotate-cost")
-        timed = plan.replace(costs=self.added(plan.costs, kind))
+        timed = plan.replace(costs=self.added(plan.costs, plan, kind))
         return timed.replace(timing=load_backend(plan.target).stage_seconds(timed))
 
-    def added(self, costs: CostTable, kind: str) -> CostTable:
-        """A table with these costs too, those of devices of one kind."""
+    def added(self, costs: CostTable, plan: Plan, kind: str) -> CostTable:
+        """A table with these costs too, those of devices of one kind.
+
+        Of an inference each node's seconds are scaled, so that those of a stage add up to what the
+        stage took: the target may run a node in another way than the machine that timed it alone.
+        """
         messages = {kind: self.messages} if self.messages else {}
         stages = {**costs.stages.get(kind, {}), **self.stages}
+        seconds = dict(costs.seconds.get(kind, {}))
+        for stage in () if plan.trains else plan.stages:
+            names = [n.name for n in lower(stage.graph).graph.calls if n.name in seconds]
+            alone, whole = sum(seconds[n] for n in names), self.stages.get(stage.cost_key)
+            if alone and whole:
+                seconds |= {n: seconds[n] * whole.F / alone for n in names}
         return replace(
             costs,
+            seconds={**costs.seconds, **({kind: seconds} if seconds else {})},
             stages={**costs.stages, kind: stages},
             messages={**costs.messages, **messages},
         )

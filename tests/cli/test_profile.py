@@ -4,7 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.driver import make_plan
+from pipec.compiler.profile import Profile
+from pipec.cost.count import count
+from pipec.cost.stage import StageCost
+from pipec.cost.table import CostTable
+from pipec.frontends.torch_module import from_module
+from pipec.graph.lower import lower
 from pipec.plan.store import load_plan
 from tests.cli.running import Pipec
 
@@ -58,3 +68,22 @@ def test_devices_of_two_kinds_need_one_named(
     assert done.code == 1
     assert "several kinds" in done.err
     assert "--kind" in done.err
+
+
+def test_a_stage_of_an_inference_that_takes_longer_than_its_nodes_is_cut_shorter() -> None:
+    layers = [nn.Linear(64, 64) for _ in range(8)]
+    graph = from_module(nn.Sequential(*layers), (torch.randn(4, 64),)).graph
+    table = CostTable(count(graph), {"cpu": dict.fromkeys((n.name for n in graph.calls), 1.0)}, {})
+    plans = []
+    for _ in range(3):
+        plan = make_plan(graph, parse_cluster("2xcpu"), "onnx", costs=table)
+        plans.append([len(lower(s.graph).graph.calls) for s in plan.stages])
+        # The first two layers take five times as long there.
+        took = [5 * 2 + plans[-1][0] - 2, plans[-1][1]]
+        stages = {s.cost_key: StageCost(float(t)) for s, t in zip(plan.stages, took, strict=True)}
+        table = Profile(stages).added(table, plan, "cpu")
+        for stage, seconds in zip(plan.stages, took, strict=True):
+            row = table.of("cpu")
+            nodes = lower(stage.graph).graph.calls
+            assert sum(row[n.name] for n in nodes) == pytest.approx(seconds)
+    assert plans == [[4, 4], [3, 5], [2, 6]]
