@@ -36,7 +36,8 @@ from pipec.runtime.train import train
 from pipec.schedule.schedule import Schedule
 
 _NO_FLUSH = "--schedule pipedream, for example, has none"
-_TRAINING = ("optimizer", "lr_schedule", "clip", "on_nan", "loss_scale", "save", "checkpoints")
+_TRAINING = ("optimizer", "lr_schedule", "clip", "on_nan", "spike", "loss_scale", "save",
+             "checkpoints")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class RunOptions(Options):
     on_nan: OnNan = option(
         "stop", "If gradients are not finite: no update and an error, no update, or nothing."
     )
+    spike: float | None = option(
+        None, "Judge a gradient norm over so many times the median of the last 64 as not finite."
+    )
     loss_scale: float | None = option(
         None, "For float16: first scale on the loss, such as 65536; it adapts as torch's does."
     )
@@ -58,7 +62,11 @@ class RunOptions(Options):
     seed: int = option(0, "Of dropout.")
     local: bool = option(False, "All devices in this process, taking turns.")
     device: str = option("auto", "cpu, cuda, or auto.")
-    timeout: float = option(300.0, "Seconds to wait for a rank.", least=0.001)
+    timeout: float = option(
+        300.0,
+        "Seconds in which a rank that does not answer is named, and the run ends.",
+        least=0.001,
+    )
     save: Path | None = option(
         None, "Write trained weights: .safetensors, .npz, or .pth for torch.load."
     )
@@ -83,6 +91,7 @@ class RunOptions(Options):
             scheduler_from_text(self.lr_schedule) if self.lr_schedule else None,
             clip=self.clip,
             on_nan=self.on_nan,
+            spike=self.spike,
             loss_scale=self.loss_scale,
             seed=self.seed,
             correction=Correction(self.t1, self.t2),

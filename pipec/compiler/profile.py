@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import timedelta
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -187,8 +186,7 @@ class Profiler:
         self._rows: dict[tuple[int, str], Row] | None = {} if keep else None
         self._workspace: dict[int, dict[str, int]] = {}
         if self._world > 1:
-            timeout = timedelta(minutes=5)
-            self._transport = ProcessGroupTransport(self._device.torch, [(0, 1)], timeout)
+            self._transport = ProcessGroupTransport(self._device.torch, [(0, 1)])
 
     def measure(self, budget: float = 1.0) -> Profile:
         """Measure stages and messages now; all ranks must call. Bytes are counted once.

@@ -61,7 +61,8 @@ _INPUT_KINDS = {
     export.InputKind.CONSTANT_TENSOR: InputKind.CONSTANT,
     export.InputKind.USER_INPUT: InputKind.INPUT,
 }
-_PREFIX = {InputKind.PARAMETER: "p_", InputKind.BUFFER: "b_", InputKind.CONSTANT: "c_"}
+_PREFIX = {InputKind.PARAMETER: "p_", InputKind.BUFFER: "b_", InputKind.STATE: "b_",
+           InputKind.CONSTANT: "c_"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -182,8 +183,8 @@ class _Copy:
             if spec.kind not in _INPUT_KINDS or not isinstance(n.meta.get("val"), Tensor):
                 raise FrontendError("an input is not a tensor", where=n.name, got=spec.kind.name)
             kind = _INPUT_KINDS[spec.kind]
-            if spec.persistent is False and spec.target not in written:
-                kind = InputKind.CONSTANT  # in no state dict, and never changes
+            if spec.persistent is False:  # in no state dict
+                kind = InputKind.STATE if spec.target in written else InputKind.CONSTANT
             name = next(user) if kind is InputKind.INPUT else self._weight(str(spec.target))
             if kind.is_weight and name in holders:
                 self.env[n] = holders[name]  # a tied weight has one placeholder

@@ -278,6 +278,12 @@ def eager(
             got=f"{len(others)} more",
             hint="compile with example inputs for which it changes all of them",
         )
+    if not tape and any(t.requires_grad for t in run.results):
+        raise GraphError(
+            "a module passes gradients on, which it did not when it was read",
+            where=call.name,
+            hint="compile with example inputs on which its results depend on its weights",
+        )
     if tape:
         found.append(inputs[0].new_empty(1, dtype=torch.uint8).expand(tape))
         setattr(found[-1], _TAPE, run)

@@ -37,6 +37,7 @@ class InputKind(StrEnum):
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
+    STATE = "state"  # a buffer that the model changes and that no state dict has
     CONSTANT = "constant"
     INPUT = "input"
     VALUE = "value"
@@ -46,7 +47,12 @@ class InputKind(StrEnum):
     @property
     def is_weight(self) -> bool:
         """Whether the tensor belongs to the model (and not to one run of it)."""
-        return self in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
+        return self is InputKind.CONSTANT or self.changes
+
+    @property
+    def changes(self) -> bool:
+        """Whether it is a weight that training may change."""
+        return self in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.STATE)
 
 
 class OutputKind(StrEnum):

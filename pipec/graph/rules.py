@@ -63,7 +63,7 @@ class Ends:
 
 
 _i, _o = InputKind, OutputKind
-_WEIGHTS = frozenset({_i.PARAMETER, _i.BUFFER, _i.CONSTANT})
+_WEIGHTS = frozenset(kind for kind in _i if kind.is_weight)
 _RESULTS = frozenset({_o.OUTPUT, _o.LOSS, _o.BUFFER_UPDATE})
 _KEPT = _WEIGHTS | {_i.SAVED}
 ENDS = {

@@ -49,7 +49,7 @@ def placement_units(graph: Graph) -> dict[str, int]:
 
 def _updates(graph: Graph) -> dict[str, list[str]]:
     """Placeholder of a buffer to the node that computes its next value, where it is updated."""
-    holders = {i.name: i.node for i in graph.inputs_of(InputKind.BUFFER)}
+    holders = {i.name: i.node for i in graph.inputs_of(InputKind.BUFFER, InputKind.STATE)}
     calls = {n.name for n in graph.calls}
     return {
         holders[o.name]: [o.node]

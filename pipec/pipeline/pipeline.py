@@ -43,6 +43,7 @@ from pipec.runtime.runner import Runner
 from pipec.runtime.shares import Shares
 from pipec.runtime.state import load_weights
 from pipec.runtime.stored import stored
+from pipec.runtime.waiting import PATIENCE
 from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
 
 Tensors = dict[str, torch.Tensor]
@@ -59,7 +60,7 @@ class StepResult:
     Attributes:
         loss: Mean over the valid targets (or samples) of the whole batch.
         gradient_norm: Of all gradients together, before clipping; None without a flush.
-        skipped: Whether no update was made, because the gradients were not finite.
+        skipped: Whether no update was made: the gradients were not finite, or a spike.
         outputs: On rank 0, if the model was compiled with its outputs: ``[rows, ...]`` by name.
     """
 
@@ -103,6 +104,8 @@ class Pipeline:
             cross entropy, or the rows of the microbatch.
         on_nan: What to do if gradients are not finite: ``stop`` with an error before the update,
             ``skip`` the update on all ranks, which needs a flush, or ``continue``.
+        spike: Treat as not finite a gradient norm above so many times the median of the last 64,
+            once there are 16; without a flush, a loss. None for no such bound.
         loss_scale: First scale on the loss, for a model under float16 autocast: as
             `torch.amp.GradScaler` it leaves out updates that overflow and adapts. Needs a flush.
         drain: Finish every round's microbatches before the next begins. By default a schedule
@@ -111,7 +114,7 @@ class Pipeline:
         seed: Of dropout: one stream per microbatch and place in the model.
         correction: PipeMare's T1 and T2.
         device: ``cpu``, ``cuda``, or ``auto``.
-        timeout: How long to wait for another rank.
+        timeout: In which a rank that does not answer is named, and the others end.
 
     Raises:
         PlanError: The plan has no schedule, or weights that do not fit.
@@ -141,13 +144,14 @@ class Pipeline:
         weights: Mapping[str, torch.Tensor] | Path | str | None = None,
         weight: Count | None = None,
         on_nan: OnNan = "stop",
+        spike: float | None = None,
         loss_scale: float | None = None,
         drain: bool = False,
         hooks: Iterable[Hook] = (),
         seed: int = 0,
         correction: Correction | None = None,
         device: str = "auto",
-        timeout: timedelta = timedelta(minutes=5),
+        timeout: timedelta = PATIENCE,
     ) -> None:
         self._open, self._hooks = ExitStack(), list(hooks)
         self._timeout = timeout
@@ -160,10 +164,11 @@ class Pipeline:
             seed=seed,
             correction=correction or Correction(),
             on_nan=on_nan,
+            spike=spike,
             loss_scale=loss_scale,
         )
         given = {"optimizer": optimizer, "scheduler": scheduler, "clip": clip,
-                 "loss_scale": loss_scale, "correction": correction}  # fmt: skip
+                 "spike": spike, "loss_scale": loss_scale, "correction": correction}  # fmt: skip
         if vain := [name for name, value in given.items() if value is not None and not plan.trains]:
             raise PlanError(
                 "the plan does not train, so this has no effect",
@@ -235,7 +240,7 @@ class Pipeline:
         result = self._runner.round(shares)
         mine = self._runner.executors[0]
         found = figures(result, shares, mine.round - 1)
-        if error := verdict(found, mine.settings.on_nan, mine.round - 1):
+        if error := verdict(found, mine, mine.round - 1):
             self._finish_saving()
             raise error
         for hook in () if found.skipped else self._hooks:

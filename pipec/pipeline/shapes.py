@@ -19,7 +19,7 @@ from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load
 from pipec.frontends.reload import load_options
 from pipec.frontends.torch_module import from_module
-from pipec.graph.ir import Graph, InputKind
+from pipec.graph.ir import Graph
 from pipec.plan.model import Partition, Plan, cut_stages
 from pipec.runtime.program import Program
 from pipec.schedule.action import ActionKind
@@ -166,7 +166,7 @@ def _stage_of(graph: Graph, plan: Plan) -> dict[str, int]:
     holders: dict[str, list[int]] = {}
     for s in plan.stages:
         for i in s.graph.inputs:
-            if i.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            if i.kind.changes:
                 holders.setdefault(i.name, []).append(s.index)
     weights = {i.node: i.name for i in graph.inputs if i.name in holders}
     found: dict[str, int] = {}

@@ -37,7 +37,7 @@ from pipec.runtime.metrics import tell
 from pipec.runtime.process_group import new_group
 from pipec.runtime.seal import Sealed, check_file, read_seal, write_seal
 from pipec.runtime.state import first_unsound, restore, state_of, wanted
-from pipec.runtime.waiting import located
+from pipec.runtime.waiting import PATIENCE, located, within
 
 _PREFIX, _PART = "round-", ".part"
 
@@ -63,12 +63,12 @@ class Checkpoints:
         directory: Path,
         executors: list[Executor],
         keep: int = 2,
-        timeout: timedelta = timedelta(minutes=5),
+        timeout: timedelta = PATIENCE,
         tell: Callable[[str], None] = tell,
     ) -> None:
         self._directory, self._executors, self._keep = directory, executors, keep
         self._distributed = dist.is_available() and dist.is_initialized()
-        self._group = new_group(None, timeout) if self._distributed else None
+        self._group = new_group(None, within(timeout)) if self._distributed else None
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: tuple[Future[dict[str, Sealed]], Path, int] | None = None
         self._model = model_of(executors[0].program.plan.graph)

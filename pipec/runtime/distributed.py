@@ -2,9 +2,10 @@
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Unpack
 
 import torch
 import torch.distributed as dist
@@ -23,19 +24,18 @@ from pipec.runtime.placing import links
 from pipec.runtime.process_group import ProcessGroupTransport
 from pipec.runtime.program import Program
 from pipec.runtime.rendezvous import join
-from pipec.runtime.runner import Runner
-from pipec.runtime.waiting import Watch, answered, finished, located
+from pipec.runtime.runner import Runner, Told
+from pipec.runtime.waiting import PATIENCE, Watch, answered, finished, located, within
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.dependencies import waits_for
-from pipec.schedule.schedule import Schedule
 
 
 @contextmanager
-def process_group(timeout: timedelta = timedelta(minutes=5), device: str = "auto") -> Iterator[int]:
+def process_group(timeout: timedelta = PATIENCE, device: str = "auto") -> Iterator[int]:
     """Join the group that ``torchrun`` has prepared; yields the rank, and leaves at the end.
 
     Args:
-        timeout: How long any rank waits for another.
+        timeout: In which a rank that does not answer is named, and this one ends.
         device: ``cpu``, ``cuda``, or ``auto`` for ``cuda`` where there is one. GPUs are connected
             by NCCL where every rank has its own (`pipec.runtime.device`). On the CPU the process
             keeps the memory that it frees (`pipec.runtime.host_memory`).
@@ -65,7 +65,7 @@ def process_group(timeout: timedelta = timedelta(minutes=5), device: str = "auto
             )
         fresh, rank, world = found
         dist.init_process_group(
-            backend_for(mine), store=fresh, rank=rank, world_size=world, timeout=timeout
+            backend_for(mine), store=fresh, rank=rank, world_size=world, timeout=within(timeout)
         )
     try:
         with Watch(fresh, rank, world, timeout), located(lambda: "outside the rounds"):
@@ -97,27 +97,17 @@ class DistributedPipeline(Runner):
         plan: A plan with a schedule for as many devices as there are ranks.
         batch: Inputs of a microbatch by its number, the same on every rank.
         settings: Optimizer and so on, the same on every rank.
-        schedule: Another schedule for the same stages.
-        weights: Initial weights by name; those of the plan if absent.
-        timeout: How long to wait for another rank.
-        device: ``cpu``, ``cuda``, or ``auto`` for ``cuda`` where there is one.
+        told: What else there is.
 
     Raises:
         BackendError: The number of ranks does not fit, or they were told different things.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        batch: Batch,
-        settings: Settings | None = None,
-        *,
-        schedule: Schedule | None = None,
-        weights: Mapping[str, torch.Tensor] | None = None,
-        timeout: timedelta = timedelta(minutes=5),
-        device: str = "auto",
+        self, plan: Plan, batch: Batch, settings: Settings | None = None, **told: Unpack[Told]
     ) -> None:
-        program, settings = Program.of(plan, schedule), settings or Settings()
+        program, settings = Program.of(plan, told.get("schedule")), settings or Settings()
+        weights = told.get("weights")
         agree(identity(program, settings) | given_of(weights))
         world = dist.get_world_size()
         if world != program.schedule.devices:
@@ -127,8 +117,9 @@ class DistributedPipeline(Runner):
                 want=f"{program.schedule.devices} (one per row of the schedule)",
                 hint=f"torchrun --nproc-per-node {program.schedule.devices} ...",
             )
-        compute = device_of(local_device(device))
+        compute = device_of(local_device(told.get("device", "auto")))
         self._nccl = compute.torch.type != "cpu" and "nccl" in dist.get_backend_config()
+        timeout = within(told.get("timeout", PATIENCE))
         self._transport = ProcessGroupTransport(compute.torch, (), timeout=timeout)
         super().__init__(
             program, [dist.get_rank()], self._transport, batch, settings, weights, compute
@@ -150,12 +141,13 @@ class DistributedPipeline(Runner):
     def _place(self) -> str:
         """The next action, and those of other ranks that it waits for."""
         (mine,), schedule = self.executors, self.program.schedule
-        if mine.next_action is None:
+        turn = mine.turn
+        if turn is None:
             return "the end"
-        index = int(schedule.device_ptr[mine.device]) + mine.position
+        index = int(schedule.device_ptr[mine.device]) + turn.place
         sends = {kind.send for kind in ChannelKind}
         awaited = [str(a) for a in waits_for(schedule, index) if a.kind in sends]
-        return ", after ".join([str(mine.next_action), *awaited])
+        return ", after ".join([str(turn.action), *awaited])
 
     def collected(self, mine: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]] | None:
         """Tensors of every rank, on rank 0; None elsewhere. All ranks must call."""
@@ -163,20 +155,9 @@ class DistributedPipeline(Runner):
 
 
 def pipeline_of(
-    plan: Plan,
-    batch: Batch,
-    settings: Settings | None = None,
-    *,
-    schedule: Schedule | None = None,
-    weights: Mapping[str, torch.Tensor] | None = None,
-    timeout: timedelta = timedelta(minutes=5),
-    device: str = "auto",
+    plan: Plan, batch: Batch, settings: Settings | None = None, **told: Unpack[Told]
 ) -> Runner:
     """This rank's part of a plan where there is a group of processes, else all of the plan."""
-    if not dist.is_initialized():
-        return LocalPipeline(
-            plan, batch, settings, schedule=schedule, weights=weights, device=device
-        )
-    return DistributedPipeline(
-        plan, batch, settings, schedule=schedule, weights=weights, timeout=timeout, device=device
-    )
+    if dist.is_initialized():
+        return DistributedPipeline(plan, batch, settings, **told)
+    return LocalPipeline(plan, batch, settings, **told)

@@ -34,6 +34,7 @@ from pipec.runtime.rules import DelayRule, delays
 from pipec.runtime.scaling import LossScale
 from pipec.runtime.settings import OnNan, Settings
 from pipec.runtime.shares import Shares
+from pipec.runtime.spikes import Spikes
 from pipec.runtime.stage import Outcome, StageRunner
 from pipec.runtime.steps import Steps
 from pipec.runtime.tensors import TensorType
@@ -70,7 +71,7 @@ class Result:
         versions: Every action with the updates that were in the weights it really used, or made.
         busy: Seconds spent computing, over all devices that this result is of.
         norm: Of all gradients together, before clipping; None where nobody asked for it.
-        skipped: Whether the update was left out, its gradients not being finite.
+        skipped: Whether the update was left out, its gradients not being finite, or a spike.
         rescaled: Whether that made the scale of the loss smaller, which may help.
     """
 
@@ -155,6 +156,7 @@ class Executor:
         self.rounds: Rounds
         first = settings.loss_scale
         self.scaling = LossScale() if first is None else LossScale(first, adapts=True)
+        self.spikes = Spikes(settings.spike)
         self.load(program)
         self._place(weights)
 
@@ -309,14 +311,16 @@ class Executor:
         return held + self.moves.coming_bytes
 
     @property
-    def position(self) -> int:
-        """Its place in the device's row of the schedule."""
-        return self._row[self._at].place
+    def turn(self) -> Turn | None:
+        """What the device is at; any thread may ask."""
+        row, at = self._row, self._at
+        return row[at] if at < len(row) else None
 
     @property
     def next_action(self) -> Action | None:
-        """What the device is at."""
-        return self._row[self._at].action if self._at < len(self._row) else None
+        """The action that the device is at."""
+        turn = self.turn
+        return turn and turn.action
 
     def advance(self) -> bool:
         """Go on with the row; False if it must wait for another device or nothing is left."""
@@ -337,7 +341,8 @@ class Executor:
             if self.compute.torch.type == "cuda":
                 torch.cuda.synchronize(self.compute.torch)
             end = time.perf_counter()
-            self.recorded.rows.append((self.position, begin, end, self.saved_bytes))
+            place = self._row[self._at].place
+            self.recorded.rows.append((place, begin, end, self.saved_bytes))
         self._at += 1
         return True
 
@@ -386,9 +391,14 @@ class Executor:
         return made
 
     def stored(self, stage: int) -> Tensors:
-        """The newest parameters and buffers of a stage, by name: the tensors themselves."""
-        kinds, weights = (InputKind.PARAMETER, InputKind.BUFFER), self.weights[stage]
-        names = {i.name for i in self.program.plan.graph.inputs_of(*kinds)}
+        """What a state dict has of a stage, the newest, by name: the tensors themselves."""
+        names = {i.name for i in self.program.plan.graph.inputs_of(InputKind.STATE)}
+        return {n: w for n, w in self.changing(stage).items() if n not in names}
+
+    def changing(self, stage: int) -> Tensors:
+        """As `stored`, with the buffers that no state dict has."""
+        names = {i.name for i in self.program.plan.graph.inputs if i.kind.changes}
+        weights = self.weights[stage]
         return {n: w for n, w in weights.at(weights.newest).tensors.items() if n in names}
 
     def inputs(self, microbatch: int) -> Mapping[str, torch.Tensor]:
@@ -469,11 +479,19 @@ class Executor:
     def _reduce(self, action: Action) -> Waits:
         weights = self.weights[action.stage]
         members = self.program.schedule.placement.backward[action.stage]
-        grads = weights.gradients(action.version)
+        grads, given = weights.gradients(action.version), weights.given(action.version)
+        if not grads:
+            return
         at = Meeting(f"grad {action.stage} {action.version} {self.round}", self.device, members)
-        owners, mine = [members[weights.owners[n]] for n in grads], [*grads.values()]
-        total = yield from until(partial(self.transport.scatter, at, mine, owners))
-        weights.replace_gradients(action.version, dict(zip(weights.owned, total, strict=True)))
+        owners = {n: members[weights.owners[n]] for n in grads}
+        like = next(iter(grads.values()))
+        there = [
+            like.new_tensor([n in given for n, o in owners.items() if o == m]) for m in members
+        ]
+        mine, whose = [*grads.values(), *there], [*owners.values(), *members]
+        *sums, counts = yield from until(partial(self.transport.scatter, at, mine, whose))
+        summed = zip(weights.owned, sums, counts.tolist(), strict=True)
+        weights.replace_gradients(action.version, {n: g for n, g, count in summed if count})
 
     def _step(self, action: Action) -> Waits:
         return self._steps.do(self, action, self._row[self._at].oldest)

@@ -1,4 +1,4 @@
-"""What all ranks together found in a round, and what is done if it is not finite."""
+"""What all ranks together found in a round, and what is done if it is not finite, or a spike."""
 
 import math
 from dataclasses import dataclass
@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 
 from pipec.errors import PlanError
-from pipec.runtime.executor import Result
-from pipec.runtime.settings import OnNan
+from pipec.runtime.executor import Executor, Result
 from pipec.runtime.shares import Shares
 from pipec.runtime.waiting import answered, located
 
@@ -20,7 +19,7 @@ class Figures:
     Attributes:
         loss: Mean over all that its microbatches count; None without a loss.
         norm: Of all gradients together, before clipping; None where nobody asked for it.
-        skipped: Whether the update was left out, its gradients not being finite.
+        skipped: Whether the update was left out, its gradients not being finite, or a spike.
         rescaled: Whether that made the scale of the loss smaller, which may help.
         busy: Seconds spent computing, of all ranks.
         seconds: Wall time, the mean of all ranks.
@@ -66,7 +65,7 @@ def figures(result: Result, shares: Shares, number: int, seconds: float = 0.0) -
     )
 
 
-def verdict(found: Figures, on_nan: OnNan, number: int) -> PlanError | None:
+def verdict(found: Figures, executor: Executor, number: int) -> PlanError | None:
     """The error with which a run stops that is to stop; None where it goes on.
 
     With a flush, gradients are judged by their norm, and all devices leave out the same update:
@@ -74,17 +73,23 @@ def verdict(found: Figures, on_nan: OnNan, number: int) -> PlanError | None:
 
     Args:
         found: The figures of a round.
-        on_nan: What to do.
+        executor: One of this process, whose settings say what to do.
         number: Of the round.
     """
     odd = found.loss is not None and not math.isfinite(found.loss)
-    if on_nan != "stop" or not (odd or (found.skipped and not found.rescaled)):
+    spikes, far = executor.spikes, False
+    if found.loss is not None and not executor.program.flush:
+        far = spikes.judge(found.loss)
+    left_out = found.skipped and not found.rescaled
+    if executor.settings.on_nan != "stop" or not (odd or far or left_out):
         return None
+    spike = far or (left_out and found.norm is not None and math.isfinite(found.norm))
+    what = "the loss or its gradient" if found.skipped else "the loss"
+    end = "; the weights were not updated" if found.skipped else ""
     return PlanError(
-        "the loss or its gradient is not finite; the weights were not updated"
-        if found.skipped
-        else "the loss is not finite",
+        f"{what} is {'a spike' if spike else 'not finite'}{end}",
         where=f"round {number}",
         got=f"loss {found.loss}, gradient norm {found.norm}",
+        want=f"at most {spikes.limit:.4g}, {spikes.bound:g} times the last ones" if spike else None,
         hint="a smaller learning rate, clipping, or skipping of such updates (on_nan, --on-nan)",
     )

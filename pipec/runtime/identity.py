@@ -46,6 +46,7 @@ def identity(program: Program, settings: Settings) -> dict[str, str | None]:
         "the clipping norm": str(settings.clip),
         "the loss scale": str(settings.loss_scale),
         "what to do about gradients that are not finite": settings.on_nan,
+        "what is a spike": str(settings.spike),
         "the seed": str(settings.seed),
         "the correction": str(settings.correction),
         "the optimizer": _function(settings.optimizer),

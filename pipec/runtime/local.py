@@ -1,6 +1,6 @@
 """All devices of a plan in one process: for tests, for debugging, and for exactness."""
 
-from collections.abc import Mapping
+from typing import Unpack
 
 import torch
 
@@ -8,9 +8,8 @@ from pipec.plan.model import Plan
 from pipec.runtime.device import device_of
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.program import Program
-from pipec.runtime.runner import Runner
+from pipec.runtime.runner import Runner, Told
 from pipec.runtime.transport import Loopback
-from pipec.schedule.schedule import Schedule
 
 
 class LocalPipeline(Runner):
@@ -20,28 +19,19 @@ class LocalPipeline(Runner):
         plan: A plan with a schedule.
         batch: Inputs of a microbatch by its number.
         settings: Optimizer and so on.
-        schedule: Another schedule for the same stages.
-        weights: Initial weights by name; those of the plan if absent.
-        device: Where all of it runs, as torch calls it: several stages on one GPU, say.
+        told: What else there is; it computes on the CPU if that does not say.
 
     Example:
         ``LocalPipeline(plan, batch, Settings(lambda p: SGD(p, lr=0.1))).run(rounds=10)``
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        batch: Batch,
-        settings: Settings | None = None,
-        *,
-        schedule: Schedule | None = None,
-        weights: Mapping[str, torch.Tensor] | None = None,
-        device: str = "cpu",
+        self, plan: Plan, batch: Batch, settings: Settings | None = None, **told: Unpack[Told]
     ) -> None:
-        program = Program.of(plan, schedule)
+        program = Program.of(plan, told.get("schedule"))
         super().__init__(
             program, range(program.schedule.devices), Loopback(), batch, settings or Settings(),
-            weights, device_of(device),
+            told.get("weights"), device_of(told.get("device", "cpu")),
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from pipec.runtime.transport import Coming, Meeting, Message, Parts, Tensors, Transport
-from pipec.runtime.waiting import answered
+from pipec.runtime.waiting import PATIENCE, answered
 from pipec.simulate.memory import SLOTS
 
 _TAGS = 1 << 20
@@ -44,7 +44,7 @@ class ProcessGroupTransport(Transport):
         self,
         device: torch.device,
         groups: Iterable[tuple[int, ...]],
-        timeout: timedelta = timedelta(minutes=5),
+        timeout: timedelta = PATIENCE,
         links: Iterable[Link] = (),
     ) -> None:
         self._device, self._timeout = device, timeout

@@ -23,13 +23,13 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from pipec.errors import PipecError
+from pipec.runtime.waiting import CONSEQUENCE, STANDS_STILL
 from pipec.signals import unwound_by
 
 _GRACE_SECONDS = 10.0
 """How long ranks may take to end by themselves once another one has failed."""
 _POLL_SECONDS = 0.05
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
-_CONSEQUENCE = "another rank did not answer"
 
 
 def start_ranks(devices: int) -> None:
@@ -54,7 +54,7 @@ def start_ranks(devices: int) -> None:
             rank.kill()
         del store
     if failed:
-        cause = next((r for r in failed if _CONSEQUENCE not in r.said()), failed[0])
+        cause = next((r for r in failed if CONSEQUENCE not in r.said()), failed[0])
         raise SystemExit(_report(cause, failed))
     sys.stderr.write(ranks[0].said())
 
@@ -87,6 +87,11 @@ class _Rank:
         """The exit status, negative for a signal; None while it runs."""
         return self.process.poll()
 
+    @property
+    def names_another(self) -> bool:
+        """Whether it has said which rank stands still, and is about to end."""
+        return STANDS_STILL in self.said()
+
     def said(self) -> str:
         """All of its standard error."""
         self._error.seek(0)
@@ -99,13 +104,17 @@ class _Rank:
 
 
 def _wait(ranks: Sequence[_Rank]) -> list[_Rank]:
-    """Those that failed, the first one first; the others are given time to notice."""
+    """Those that failed, the first one first; the others are given time to notice.
+
+    No time once one of them has said which rank will not end by itself.
+    """
     failed: list[_Rank] = []
     deadline = float("inf")
     while any(r.status is None for r in ranks) and time.monotonic() < deadline:
-        new = [r for r in ranks if r.status and r not in failed]
-        if new and not failed:
-            deadline = time.monotonic() + _GRACE_SECONDS
+        new = [r for r in ranks if r not in failed and (r.status or r.names_another)]
+        if new:
+            grace = 0.0 if any(r.names_another for r in new) else _GRACE_SECONDS
+            deadline = min(deadline, time.monotonic() + grace)
         failed += new
         time.sleep(_POLL_SECONDS)
     return failed + [r for r in ranks if r.status and r not in failed]
@@ -113,7 +122,7 @@ def _wait(ranks: Sequence[_Rank]) -> list[_Rank]:
 
 def _report(cause: _Rank, failed: Sequence[_Rank]) -> int:
     """Print what the failing rank said, once; the exit status of the whole."""
-    status = cause.status or 1
+    status = 1 if cause.names_another else cause.status or 1
     said = cause.said().strip()
     if not said:
         name = signal.Signals(-status).name if status < 0 else f"exit status {status}"

@@ -26,6 +26,7 @@ from pathlib import Path
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipec.errors import BackendError
+from pipec.runtime.waiting import CONSEQUENCE
 
 VARIABLE = "PIPEC_SECRET"
 """Environment variable: a secret that all ranks share, or ``@`` and the file that holds it."""
@@ -59,7 +60,7 @@ def join(store: Store, rank: int, world: int, timeout: timedelta) -> Store:
         if time.monotonic() > deadline:
             mine.check_signed()
             raise BackendError(
-                "another rank did not answer",
+                CONSEQUENCE,
                 where=f"rank {rank}",
                 got=f"waiting for {mine.missing()} to start",
                 hint="start all ranks, within --timeout of each other",

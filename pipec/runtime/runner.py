@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from typing import Self
+from datetime import timedelta
+from typing import Self, TypedDict
 
 import torch
 
@@ -17,6 +18,23 @@ from pipec.runtime.shares import Shares
 from pipec.runtime.stored import named
 from pipec.runtime.transport import Transport
 from pipec.schedule.schedule import Schedule
+
+
+class Told(TypedDict, total=False):
+    """What a runner may be told besides plan, data and settings.
+
+    Attributes:
+        schedule: Another schedule for the same stages.
+        weights: Initial weights by name; those of the plan if absent.
+        device: Where it computes, as torch calls it: several stages on one GPU, say. Of ranks
+            ``cpu``, ``cuda``, or ``auto`` for ``cuda`` where there is one.
+        timeout: In which a rank that does not answer is named.
+    """
+
+    schedule: Schedule | None
+    weights: Mapping[str, torch.Tensor] | None
+    device: str
+    timeout: timedelta
 
 
 class Runner:

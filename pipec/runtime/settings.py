@@ -24,11 +24,14 @@ class Settings:
         seed: Of the random numbers of every forward: one stream per microbatch and random op.
         correction: PipeMare's T1 and T2.
         compiled: Makes a graph fast, such as ``torch.compile``.
-        on_nan: What to do if gradients are not finite (`pipec.runtime.figures.verdict`).
+        on_nan: What to do if gradients are not finite, or a spike
+            (`pipec.runtime.figures.verdict`).
+        spike: How many times the median of the last norms makes one a spike
+            (`pipec.runtime.spikes`); without a flush, of the losses. None for no spikes.
         loss_scale: First scale on the loss (`pipec.runtime.scaling`), for float16; None for none.
 
     Raises:
-        PlanError: No norm is that small, or no scale.
+        PlanError: No norm is that small, no scale, or no spike, or one that is to be ignored.
     """
 
     optimizer: OptimizerFactory | None = None
@@ -38,6 +41,7 @@ class Settings:
     correction: Correction = field(default_factory=Correction)
     compiled: Compile | None = None
     on_nan: OnNan = "continue"
+    spike: float | None = None
     loss_scale: float | None = None
 
     @property
@@ -71,3 +75,10 @@ class Settings:
             )
         if self.loss_scale is not None and not 0 < self.loss_scale < inf:
             raise PlanError("no such loss scale", got=self.loss_scale, want="such as 65536")
+        if self.spike is not None and not 1 < self.spike < inf:
+            raise PlanError("no such spike", got=self.spike, want="a factor above 1, such as 10")
+        if self.spike is not None and self.on_nan == "continue":
+            hint = "on_nan: stop or skip (--on-nan)"
+            raise PlanError(
+                "a spike has no effect where training goes on", got=self.spike, hint=hint
+            )

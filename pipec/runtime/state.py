@@ -7,7 +7,7 @@ optimizer/<name>/<key>      the optimizer's state of a parameter
 velocity/<name>             PipeMare's estimate of a weight's velocity
 stage/<k>                   optimizer, learning-rate schedule and counts of a stage, and which
                             weights it trains (`pipec.runtime.entries`)
-run                         round and number of the next microbatch, scale of the loss
+run                         round and number of the next microbatch, scale of the loss, last norms
 under way/<device>          what an endless schedule has under way between two rounds
 ```
 
@@ -38,7 +38,8 @@ _KEPT = (int, float, bool, str, type(None), tuple, list, torch.Tensor)
 def state_of(executor: Executor) -> Tensors:
     """The entries of one device, between rounds."""
     scale = [executor.scaling.scale, executor.scaling.good]
-    counts = {"round": executor.round, "microbatch": executor.microbatch, "scale": scale}
+    counts = {"round": executor.round, "microbatch": executor.microbatch, "scale": scale,
+              "seen": [*executor.spikes.seen]}  # fmt: skip
     busy = not executor.rounds.empty
     found = packed("run", {**counts, _UNDER_WAY: busy and cut_of(executor.program)})
     if busy:
@@ -47,7 +48,7 @@ def state_of(executor: Executor) -> Tensors:
     for stage, weights in executor.weights.items():
         rule = executor.rules[stage]
         first = executor.device == place.forward[stage][0]
-        for name, w in executor.stored(stage).items():
+        for name, w in executor.changing(stage).items():
             found[f"weights/{name}" if first else f"weights#{executor.device}/{name}"] = w
         found |= {f"velocity/{n}": v for n, v in rule.velocity.items()}
         if weights.optimizer is not None:
@@ -78,7 +79,7 @@ def wanted(executor: Executor, name: str) -> bool:
         weight = weight.rpartition("/")[0]
         return any(weight in w.owned for w in executor.weights.values())
     mine = kind in ("weights", f"weights#{executor.device}", "velocity")
-    return mine and any(weight in executor.stored(s) for s in executor.weights)
+    return mine and any(weight in executor.changing(s) for s in executor.weights)
 
 
 def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str]:
@@ -101,11 +102,13 @@ def restore(executor: Executor, entries: Mapping[str, torch.Tensor]) -> list[str
         )
     others = set[str]()
     executor.resume(int(run["round"]), int(run["microbatch"]))
+    executor.spikes.seen.clear()
+    executor.spikes.seen.extend(run.get("seen", ()))
     if executor.scaling.adapts and run["scale"][0] != 1:
         executor.scaling.scale, executor.scaling.good = run["scale"]
     for stage, weights in executor.weights.items():
         rule = executor.rules[stage]
-        for name, w in executor.stored(stage).items():
+        for name, w in executor.changing(stage).items():
             found = entries.get(f"weights#{executor.device}/{name}", entries.get(f"weights/{name}"))
             if found is None or found.shape != w.shape:
                 raise PlanError("the checkpoint lacks a weight of this plan", got=name)

@@ -71,22 +71,20 @@ class Steps:
         if self.norm is not None:
             executor.scaling.follow(self.norm)
 
-    def _stages(self, executor: "Executor", name: str) -> list[int]:
-        return [s for s in self._program.tied[name] if s in executor.weights]
-
     def _sum_shared(self, executor: "Executor", name: str) -> Waits:
-        mine = self._stages(executor, name)
+        held = [executor.weights[s] for s in self._program.tied[name] if s in executor.weights]
         # of replicas, the one that steps it has the sum, and others have zeros
-        parts = [executor.weights[s].gradients(_UPDATE)[name] for s in mine]
+        parts = [weights.gradients(_UPDATE)[name] for weights in held]
         part = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+        count = part.new_tensor([sum(name in weights.given(_UPDATE) for weights in held)])
         at = Meeting(f"tied {name} {executor.round}", self._device, self._members[name])
-        (total,) = yield from until(partial(executor.transport.reduce, at, [part]))
-        for s in mine:
-            grads = executor.weights[s].given(_UPDATE)
-            executor.weights[s].replace_gradients(_UPDATE, {**grads, name: total})
+        total, count = yield from until(partial(executor.transport.reduce, at, [part, count]))
+        for weights in held if count else ():
+            grads = weights.given(_UPDATE)
+            weights.replace_gradients(_UPDATE, {**grads, name: total})
 
     def _clipping(self, executor: "Executor", clip: float) -> Generator[bool, None, float]:
-        """Find the norm of all gradients; the factor on them, NaN if it is not finite."""
+        """Find the norm of all gradients; the factor on them, NaN if their update is left out."""
         names = sorted({n for s in self._program.stages for n in self._program.trained(s.index)})
         place = {n: k for k, n in enumerate(names)}
         squares = torch.zeros(len(names), dtype=torch.float64)
@@ -97,7 +95,9 @@ class Steps:
         at = Meeting(f"norm {executor.round}", self._device, self._program.steppers)
         (total,) = yield from until(partial(executor.transport.reduce, at, [squares]))
         self.norm = float(total.sum().sqrt())
-        return min(clip / (self.norm + 1e-6), 1.0) / scale if isfinite(self.norm) else nan
+        if executor.spikes.judge(self.norm) or not isfinite(self.norm):
+            return nan
+        return min(clip / (self.norm + 1e-6), 1.0) / scale
 
     def _own_gradients(self, executor: "Executor") -> Iterator[tuple[str, torch.Tensor, float]]:
         """(name, gradient, weight of its microbatches) of all that no earlier stage counts.
@@ -120,7 +120,8 @@ class Steps:
         if not count or (not isfinite(factor) and executor.settings.skips):
             weights.skip(action.version, oldest)
             executor.result.skipped |= bool(count)
-            executor.result.rescaled |= bool(count) and executor.scaling.recovers
+            overflown = self.norm is None or not isfinite(self.norm)
+            executor.result.rescaled |= bool(count) and overflown and executor.scaling.recovers
             return
         held = weights.at(weights.newest).tensors
         before = {n: held[n] for n in weights.trained} if rule.corrects else {}

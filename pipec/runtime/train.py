@@ -87,7 +87,7 @@ def train(
     numbers = range(checkpoints.resume() if checkpoints else 0, rounds)
     for number, (_, found) in zip(numbers, rounds_of(pipeline, numbers, observers), strict=True):
         losses.append(math.nan if found.loss is None else found.loss)
-        if error := verdict(found, pipeline.executors[0].settings.on_nan, number):
+        if error := verdict(found, pipeline.executors[0], number):
             if checkpoints:
                 checkpoints.wait()
             raise error

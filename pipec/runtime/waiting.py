@@ -2,12 +2,12 @@
 
 In a pipeline one rank that stands still lets all others wait, most of them for ranks that wait
 themselves. So whoever waits for long writes into the store where it is and for what; when a wait
-was in vain, those that have written nothing are those that stand still.
+was in vain, those that have written nothing, or do not write again, are those that stand still.
 
 ```text
-waits/0    round 3, at 0RECV_B2:x.grad, after 1SEND_B2:x.grad: waiting for x.grad, ... from rank 1
-waits/1    round 3, at 1RECV_B2:y.grad, after 2SEND_B2:y.grad: waiting for y.grad, ... from rank 2
-                                                                        rank 2 has been stopped
+waits/0    4 round 3, at 0RECV_B2:x.grad, after 1SEND_B2:x.grad: waiting for x.grad, ... from rank 1
+waits/1    5 round 3, at 1RECV_B2:y.grad, after 2SEND_B2:y.grad: waiting for y.grad, ... from rank 2
+           how often it was written                                       rank 2 has been stopped
 ```
 """
 
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Self, TypeVar
 
 import torch.distributed as dist
@@ -24,10 +25,17 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipec.errors import BackendError
 
+PATIENCE = timedelta(minutes=5)
+"""How long a rank waits for another where nobody says."""
 _LONG_SECONDS = 2.0
 """A wait after which a rank tells the others of it."""
+_RESERVE_SECONDS = 3.0
+"""What is left of a timeout to name who stands still, and to end."""
 _STORE_SECONDS = 2.0
 """How long the store may take to tell what others wait for: it may be what stands still."""
+_LAST = "-"
+STANDS_STILL = "no sign of life"
+CONSEQUENCE = "another rank did not answer"
 _T = TypeVar("_T")
 
 
@@ -53,11 +61,12 @@ class Watch:
     def __init__(self, store: Store, rank: int, world: int, timeout: timedelta) -> None:
         self._store, self._rank, self._world = PrefixStore("waits", store), rank, world
         self._long = min(_LONG_SECONDS, timeout.total_seconds() / 4)
-        self._ended, self._told = threading.Event(), False
+        self._ended, self._told = threading.Event(), 0
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def __enter__(self) -> Self:
         _Now.watch = self
-        threading.Thread(target=self._run, name="watch", daemon=True).start()
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -65,36 +74,53 @@ class Watch:
         self._ended.set()
 
     def _run(self) -> None:
-        while not self._ended.wait(self._long / 4):
-            waits = _Now.what is not None and time.monotonic() - _Now.since > self._long
+        while not self._ended.wait(self._long / 8):
+            what, where = _Now.what, _Now.where
+            waits = what is not None and time.monotonic() - _Now.since > self._long
             try:
-                if waits and not self._told:
-                    where = _Now.where
-                    self.tell(
-                        f"{where() if where else 'outside the rounds'}: waiting for {_Now.what}"
-                    )
-                elif self._told and not waits:
+                if waits:
+                    place = where() if where else "outside the rounds"
+                    text = f"{self._told} {place}: waiting for {what}"
+                    self._store.set(str(self._rank), text)
+                elif self._told:
                     self._store.delete_key(str(self._rank))
-                self._told = waits
+                self._told = self._told + 1 if waits else 0
             except RuntimeError:
                 return  # the store is gone, and the group with it
 
-    def tell(self, text: str) -> None:
-        """Say where this rank is and what it waits for."""
-        self._store.set(str(self._rank), text)
+    def stand_still(self, mine: str) -> str | None:
+        """The ranks that do not say that they wait, and who waits for them; None if all do.
 
-    def stand_still(self) -> str | None:
-        """The ranks that do not say that they wait, and who waits for them; None if all do."""
-        others = [k for k in range(self._world) if k != self._rank]
-        said = {k: self._store.get(str(k)).decode() for k in others if self._store.check([str(k)])}
-        silent = [k for k in others if k not in said]
+        Args:
+            mine: What this one waited for: its last word.
+        """
+        self._ended.set()
+        self._thread.join()
+        self._store.set(str(self._rank), f"{_LAST} {mine}")
+        before = self._said()
+        time.sleep(self._long / 4)
+        said = {
+            k: text.partition(" ")[2]
+            for k, text in self._said().items()
+            if text != before.get(k) or text.startswith(_LAST)
+        }
+        silent = [k for k in range(self._world) if k not in said and k != self._rank]
         if not silent:
             return None
         named = re.compile(rf"\brank ({'|'.join(map(str, silent))})\b")
         waiting = [f"rank {k} is in {text}" for k, text in said.items() if named.search(text)]
         waiting = waiting or [f"rank {k} is in {text}" for k, text in list(said.items())[:1]]
         ranks = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
-        return "; ".join([f"{ranks}: no sign of life", *waiting])
+        return "; ".join([f"{ranks}: {STANDS_STILL}", *waiting])
+
+    def _said(self) -> dict[int, str]:
+        others = [k for k in range(self._world) if k != self._rank]
+        return {k: self._store.get(str(k)).decode() for k in others if self._store.check([str(k)])}
+
+
+def within(timeout: timedelta) -> timedelta:
+    """How long one wait may be for a rank that stands still to be named within the timeout."""
+    return timeout - min(timedelta(seconds=_RESERVE_SECONDS), timeout / 4)
 
 
 @contextmanager
@@ -109,7 +135,7 @@ def answered(what: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         got = f"waiting for {what}: {_reason(str(error))}"
-        raise BackendError("another rank did not answer", got=got) from error
+        raise BackendError(CONSEQUENCE, got=got) from error
     finally:
         _Now.what = None
 
@@ -132,7 +158,8 @@ def located(where: Callable[[], str]) -> Iterator[None]:
             raise
         place, hint = f"rank {dist.get_rank()}, {where()}", None
         if _Now.watch is not None and "imed out" in str(error.got):
-            hint = finished(_Now.watch.stand_still, _STORE_SECONDS)
+            mine = f"{where()}: {error.got}"
+            hint = finished(partial(_Now.watch.stand_still, mine), _STORE_SECONDS)
         raise BackendError(error.what, where=place, got=error.got, hint=hint) from error
     finally:
         _Now.where = before

@@ -226,7 +226,7 @@ class StageWeights:
     def given(self, update: int) -> Tensors:
         """The sums of an update, of those parameters alone for which some microbatch gave one."""
         found = self._sums.get(update)
-        return dict(found.grads) if found else self.gradients(update)
+        return dict(found.grads) if found else {}
 
     def replace_gradients(self, update: int, grads: Tensors) -> None:
         """Put other sums in the place of an update's, such as those over all replicas."""

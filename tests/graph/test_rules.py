@@ -78,7 +78,7 @@ def test_all_findings_come_at_once() -> None:
 
 
 def test_kinds_of_inputs() -> None:
-    assert [k for k in InputKind if k.is_weight] == ["parameter", "buffer", "constant"]
+    assert [k for k in InputKind if k.is_weight] == ["parameter", "buffer", "state", "constant"]
 
 
 def test_an_output_may_not_have_another_nodes_name() -> None:

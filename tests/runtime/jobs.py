@@ -22,6 +22,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+import pipec
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.compiler.endless import endless
@@ -32,19 +33,23 @@ from pipec.graph.ir import Graph, InputKind, OutputKind, Source
 from pipec.pipeline.pipeline import Pipeline
 from pipec.plan.store import load_plan
 from pipec.runtime.distributed import DistributedPipeline, process_group
-from pipec.runtime.executor import Executor, Settings
+from pipec.runtime.executor import Batch, Executor, Settings
 from pipec.runtime.infer import infer
 from pipec.runtime.local import LocalPipeline
+from pipec.runtime.metrics import Step
 from pipec.runtime.module import StageModule
 from pipec.runtime.placing import links
 from pipec.runtime.process_group import ProcessGroupTransport
 from pipec.runtime.program import Program
 from pipec.runtime.stored import stored
+from pipec.runtime.train import train
+from pipec.runtime.weights import OptimizerFactory
 from pipec.schedule.csv_form import to_csv
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
+from tests.runtime.eager_models import Sometimes
 from tests.runtime.pipelines import accumulated, batches, scheduled, staged, staged_graph
 from tests.runtime.ranks import PATIENCE
 
@@ -98,6 +103,56 @@ def compared(world: int, directory: Path) -> dict[str, float]:
                 alone.run(2)
                 found[f"{name} {schedule}"] = worst(weights, alone.state_dict())
     return found
+
+
+def judged(
+    directory: Path, batch: Batch, settings: Settings, rounds: int
+) -> tuple[list[int], dict[str, torch.Tensor] | None]:
+    """Rounds whose update this rank has left out; the weights on rank 0."""
+    steps: list[Step] = []
+    with process_group(PATIENCE):
+        pipeline = DistributedPipeline(load_plan(directory), batch, settings)
+        train(pipeline, rounds, [steps.append])
+        weights = pipeline.state_dict()
+    return [s.step for s in steps if s.skipped], weights
+
+
+SPARSE = Case(lambda: nn.Sequential(Sometimes(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 5)),
+              nn.functional.cross_entropy, floats(4, 8, classes=5))  # fmt: skip
+
+
+def sparse_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Four microbatches; only in the first step one of them reaches the first layer's weights."""
+    parts = [SPARSE.batch(4 * step + k) for k in range(4)]
+    x = torch.cat([inputs[0] for inputs, _ in parts])
+    x[:, 0] = -x[:, 0].abs()
+    x[4, 0] *= -1 if step == 0 else 1
+    return x, torch.cat([target for _, target in parts])  # type: ignore[misc]
+
+
+def sparse_alone(optimizer: OptimizerFactory, steps: int) -> dict[str, torch.Tensor]:
+    """What a plain loop makes of it."""
+    model = seeded(SPARSE)
+    update = optimizer(list(model.named_parameters()))
+    for step in range(steps):
+        update.zero_grad()
+        for x, target in zip(*(t.split(4) for t in sparse_batch(step)), strict=True):
+            (SPARSE.loss(model(x), target) / 4).backward()
+        update.step()
+    return {n: w.detach() for n, w in model.state_dict().items()}
+
+
+def sparse(optimizer: OptimizerFactory, stages: int) -> dict[str, torch.Tensor] | None:
+    """The same in two replicas; on rank 0 in a group."""
+    x, target = sparse_batch(0)
+    plan = pipec.compile(
+        seeded(SPARSE), x[4:8], f"{2 * stages}xcpu", loss=(SPARSE.loss, target[4:8]), eager=True,
+        stages=stages, schedule="1f1b{replicas=2}", microbatches=4,
+    )  # fmt: skip
+    with Pipeline(plan, optimizer=optimizer, timeout=PATIENCE) as pipeline:
+        for step in range(3):
+            pipeline.step(sparse_batch(step))
+        return pipeline.state_dict()
 
 
 def deep(device: str) -> nn.Sequential:

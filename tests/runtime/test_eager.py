@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pipec
@@ -13,7 +14,7 @@ from pipec.errors import PipecError
 from pipec.frontends.base import Loaded, LoadOptions
 from pipec.frontends.torch_module import from_module
 from pipec.graph.eager import eager_parts
-from tests.runtime.eager_models import CASES, PUBLISHED, Case
+from tests.runtime.eager_models import CASES, PUBLISHED, Case, Sometimes
 
 MICROBATCHES, STEPS = 4, 3
 SCHEDULES = ["1f1b", "interleaved", "pipedream"]
@@ -129,6 +130,19 @@ def test_eager_parts_train_as_one_process(name: str, schedule: str) -> None:
     plan = compiled(found_out(name), schedule)
     want = expected(case, stashing(plan) if schedule == "pipedream" else None)
     assert worst(trained(case, plan), want) < 1e-5
+
+
+def test_weights_that_the_example_does_not_reach_are_not_left_untrained() -> None:
+    model, x = nn.Sequential(Sometimes(), nn.Linear(8, 8)), torch.randn(8, 8)
+    x[:4, 0], x[4:, 0] = -1, 1
+    plan = pipec.compile(
+        model, x[:4], "1xcpu", loss=(F.mse_loss, x[:4]), eager=True, microbatches=2
+    )
+    with (
+        pytest.raises(PipecError, match="passes gradients on, which it did not"),
+        pipec.Pipeline(plan, optimizer=sgd) as pipeline,
+    ):
+        pipeline.step((x, x))
 
 
 @cache

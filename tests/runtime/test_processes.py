@@ -168,25 +168,51 @@ def test_ranks_with_other_options_are_named(
         assert f"; rank 1: {odd}" in said
 
 
+def _launched(place: Path, log: Path, *options: str) -> tuple[subprocess.Popen[str], list[str]]:
+    """A launcher that has come to its first step, and the processes that it has started."""
+    words = [f"{place}/out", "--data", f"{place}/data.py:batch", "--rounds", "1000000", *options]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "pipec", "run", *words, "-q", "--metrics", str(log)],
+        env=ENVIRONMENT, cwd=ROOT, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 240
+    while not log.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert log.exists()
+    return run, Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+
+
+@pytest.mark.usefixtures("plan")
+def test_a_rank_that_is_stopped_is_named_by_the_launcher_within_the_timeout(
+    place: Path, tmp_path: Path
+) -> None:
+    timeout, busy, victim = 12, 6, 1  # the seconds that a busy machine may need beyond
+    run, ranks = _launched(place, tmp_path / "log", "--timeout", str(timeout))
+    os.kill(int(ranks[victim]), signal.SIGSTOP)
+    begin = time.monotonic()
+    _, said = run.communicate(timeout=240)
+    assert time.monotonic() - begin < timeout + busy  # ranks alone were waited for 10 s more
+    assert run.returncode == 1
+    assert f"where: rank {1 - victim}, round " in said
+    assert "got:   waiting for " in said
+    assert f"hint:  rank {victim}: no sign of life" in said
+    assert not any(map(_lives, ranks))
+
+
+@pytest.mark.usefixtures("plan")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_launcher_that_is_ended_leaves_no_ranks(
-    number: signal.Signals, place: Path, plan: Plan, tmp_path: Path
+    number: signal.Signals, place: Path, tmp_path: Path
 ) -> None:
-    log = tmp_path / "log"
-    words = [f"{place}/out", "--data", f"{place}/data.py:batch", "--rounds", "1000000"]
-    command = [sys.executable, "-m", "pipec", "run", *words, "-q", "--metrics", str(log)]
-    with subprocess.Popen(command, env=ENVIRONMENT, cwd=ROOT, stderr=subprocess.DEVNULL) as run:
-        deadline = time.monotonic() + 240
-        while not log.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-        run.send_signal(number)
+    run, children = _launched(place, tmp_path / "log")
+    run.send_signal(number)
+    run.communicate(timeout=240)
+    deadline = time.monotonic() + 240
     while any(map(_lives, children)) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = [pid for pid in children if _lives(pid)]
     for pid in left:
         os.kill(int(pid), signal.SIGKILL)
-    assert log.exists()
     assert len(children) == 2
     assert not left
 

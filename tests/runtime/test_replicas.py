@@ -23,7 +23,9 @@ from pipec.simulate.simulate import simulate
 from pipec.simulate.times import Times
 from tests.autodiff.chain import worst
 from tests.autodiff.zoo import CASES, seeded
+from tests.runtime import jobs
 from tests.runtime.pipelines import accumulated, batches, scheduled, staged
+from tests.runtime.processes import elastic
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -36,6 +38,10 @@ def adamw(named: Named) -> torch.optim.Optimizer:
 
 def momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def decayed(named: Named) -> torch.optim.Optimizer:
+    return torch.optim.SGD(named, lr=0.1, momentum=0.9, weight_decay=0.1)
 
 
 def rates(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
@@ -117,6 +123,20 @@ def test_checkpoints_are_read_on_any_number_of_replicas_and_stages(
         id(p) for e in again.executors for w in e.weights.values() if w.optimizer
         for p in w.optimizer.state
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", [adamw, decayed])
+def test_replicas_leave_alone_what_no_microbatch_has_reached(optimizer: OptimizerFactory) -> None:
+    want, first = jobs.sparse_alone(optimizer, 3), jobs.sparse_alone(optimizer, 1)
+    assert torch.equal(want["0.inner.weight"], first["0.inner.weight"])  # neither decay nor moment
+    found = jobs.sparse(optimizer, 2)
+    assert found is not None
+    assert worst(found, want) < 1e-6
+
+
+def test_so_do_replicas_in_processes() -> None:
+    found = elastic(jobs.sparse, adamw, 1, ranks=2)[0]
+    assert worst(found, jobs.sparse_alone(adamw, 3)) < 1e-6
 
 
 def test_the_prediction_counts_a_share_of_the_optimizers_state() -> None:

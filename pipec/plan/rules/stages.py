@@ -11,6 +11,8 @@ from pipec.graph.ir import Graph, InputKind, OutputKind, op_name
 from pipec.plan.model import stage_parts
 from pipec.plan.rules.parts import Parts, PlanRule, mismatch, value_of
 
+_BUFFERS = (InputKind.BUFFER, InputKind.STATE)
+
 
 def _numbered(parts: Parts) -> Iterator[Finding]:
     for position, stage in enumerate(parts.plan.stages):
@@ -78,7 +80,7 @@ def _buffers_have_one_home(parts: Parts) -> Iterator[Finding]:
         for o in stage.graph.outputs_of(OutputKind.BUFFER_UPDATE)
     }
     for stage in parts.plan.stages:
-        for i in stage.graph.inputs_of(InputKind.BUFFER):
+        for i in stage.graph.inputs_of(*_BUFFERS):
             home = updated.get(i.name, stage.index)
             if home != stage.index:
                 place = f"stage {stage.index} reads buffer {i.name}"
@@ -88,7 +90,7 @@ def _buffers_have_one_home(parts: Parts) -> Iterator[Finding]:
 def _updates_fit_buffers(parts: Parts) -> Iterator[Finding]:
     """The next value of a buffer is of the buffer's type."""
     graph = parts.plan.graph
-    buffers = {i.name: parts.nodes[i.node] for i in graph.inputs_of(InputKind.BUFFER)}
+    buffers = {i.name: parts.nodes[i.node] for i in graph.inputs_of(*_BUFFERS)}
     for o in graph.outputs_of(OutputKind.BUFFER_UPDATE):
         place, node = f"update of buffer {o.name}", parts.nodes[o.node]
         if o.name not in buffers:
