@@ -60,12 +60,10 @@ _COMPARE: dict[str, Callable[..., Tensor]] = {
     "Less": torch.lt,
     "LessOrEqual": torch.le,
 }
-_LOGIC: dict[str, Callable[..., Tensor]] = {
+_CONNECTIVES: dict[str, Callable[..., Tensor]] = {
     "And": torch.logical_and,
     "Or": torch.logical_or,
     "Xor": torch.logical_xor,
-}
-_BITS: dict[str, Callable[..., Tensor]] = {
     "BitwiseAnd": torch.bitwise_and,
     "BitwiseOr": torch.bitwise_or,
     "BitwiseXor": torch.bitwise_xor,
@@ -167,18 +165,12 @@ def compare(ctx: Context, a: Value, b: Value) -> Result:
     return _COMPARE[ctx.node.op_type](x, y)
 
 
-@lowering(*_LOGIC)
-def logic(ctx: Context, a: Tensor, b: Tensor) -> Result:
-    """A logical connective."""
+@lowering(*_CONNECTIVES)
+def connective(ctx: Context, a: Tensor, b: Tensor) -> Result:
+    """A logical or bitwise connective."""
     if ctx.version < 7 and ctx.has("axis"):
         b = _aligned(ctx, a.dim(), b, ctx.attr("axis"))
-    return _LOGIC[ctx.node.op_type](a, b)
-
-
-@lowering(*_BITS)
-def bits(ctx: Context, a: Tensor, b: Tensor) -> Result:
-    """A bitwise connective."""
-    return narrowed(_BITS[ctx.node.op_type](widened(a), widened(b)), a)
+    return narrowed(_CONNECTIVES[ctx.node.op_type](widened(a), widened(b)), a)
 
 
 @lowering("BitwiseNot")
@@ -258,22 +250,20 @@ def _limit(ctx: Context, value: Value) -> Tensor | float | None:
     return ctx.tensor(value) if number is None else number
 
 
-@lowering("LeakyRelu")
-def leaky_relu(ctx: Context, x: Tensor) -> Result:
-    """Slope ``alpha`` below zero."""
-    return fn.leaky_relu(x, ctx.attr("alpha", 0.01))
+_OF_ALPHA: dict[str, tuple[Unary, float]] = {
+    "Celu": (fn.celu, 1.0),
+    "Elu": (fn.elu, 1.0),
+    "LeakyRelu": (fn.leaky_relu, 0.01),
+    "ThresholdedRelu": (lambda x, alpha: fn.threshold(x, alpha, 0.0), 1.0),
+}
+"""Functions of one tensor and the attribute ``alpha``, with its default."""
 
 
-@lowering("Elu")
-def elu(ctx: Context, x: Tensor) -> Result:
-    """Exponential below zero."""
-    return fn.elu(x, ctx.attr("alpha", 1.0))
-
-
-@lowering("Celu")
-def celu(ctx: Context, x: Tensor) -> Result:
-    """Continuously differentiable exponential below zero."""
-    return fn.celu(x, ctx.attr("alpha", 1.0))
+@lowering(*_OF_ALPHA)
+def of_alpha(ctx: Context, x: Tensor) -> Result:
+    """Another slope, curve or threshold for small numbers."""
+    function, alpha = _OF_ALPHA[ctx.node.op_type]
+    return function(x, ctx.attr("alpha", alpha))
 
 
 _SELU = (1.67326319217681884765625, 1.05070102214813232421875)
@@ -294,12 +284,6 @@ def hard_sigmoid(ctx: Context, x: Tensor) -> Result:
     """A straight line between 0 and 1."""
     alpha, beta = ctx.attr("alpha", 0.2), ctx.attr("beta", 0.5)
     return torch.clamp(x * alpha + beta, 0, 1)
-
-
-@lowering("ThresholdedRelu")
-def thresholded_relu(ctx: Context, x: Tensor) -> Result:
-    """Zero up to ``alpha``, the identity above."""
-    return fn.threshold(x, ctx.attr("alpha", 1.0), 0.0)
 
 
 @lowering("Shrink")

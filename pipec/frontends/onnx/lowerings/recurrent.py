@@ -1,5 +1,6 @@
 """Recurrent layers: one ATen op each, gates reordered; where that cannot be, unrolled in time."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -101,8 +102,8 @@ def _backwards(ctx: Context) -> bool:
     return bool(ctx.attr("direction", "forward") == "reverse")
 
 
-@lowering("LSTM", raw=(3, 4, 5, 6, 7))
-def lstm(
+@lowering("LSTM", "GRU", "RNN", raw=(3, 4, 5, 6, 7))
+def recurrent(
     ctx: Context,
     x: Tensor,
     w: Tensor,
@@ -113,42 +114,24 @@ def lstm(
     c: Value = None,
     peepholes: Value = None,
 ) -> Result:
-    """A long short-term memory layer."""
+    """A recurrent layer; a GRU with the reset gate before the product is unrolled."""
+    op = ctx.node.op_type
     _check(ctx, lengths)
     if peepholes is not None:
         raise Refused("peepholes")
-    layer = _layer(ctx, x, w, r, b, [h, c])
-    source = layer.x.flip(0) if _backwards(ctx) else layer.x
-    both = len(layer.w) == 2
-    y, last_h, last_c = torch.lstm(
-        source, layer.states, layer.weights, bool(layer.b), 1, 0.0, False, both, False
-    )
-    return _results(ctx, y.flip(0) if _backwards(ctx) else y, (last_h, last_c), len(layer.w))
-
-
-@lowering("GRU", raw=(3, 4, 5))
-def gru(
-    ctx: Context,
-    x: Tensor,
-    w: Tensor,
-    r: Tensor,
-    b: Value = None,
-    lengths: Value = None,
-    h: Value = None,
-) -> Result:
-    """A gated recurrent layer; with the reset gate before the product it is unrolled."""
-    _check(ctx, lengths)
-    layer = _layer(ctx, x, w, r, b, [h])
-    if not ctx.attr("linear_before_reset", 0):
+    layer = _layer(ctx, x, w, r, b, [h, c] if op == "LSTM" else [h])
+    if op == "GRU" and not ctx.attr("linear_before_reset", 0):
         return _unrolled_gru(ctx, layer)
+    relu = ctx.attr("activations", ["Tanh"])[0].capitalize() == "Relu"
+    function = _FUNCTIONS.get(op, torch.rnn_relu if relu else torch.rnn_tanh)
     source = layer.x.flip(0) if _backwards(ctx) else layer.x
+    states = layer.states if op == "LSTM" else layer.states[0]
     both = len(layer.w) == 2
-    y, last = torch.gru(
-        source, layer.states[0], layer.weights, bool(layer.b), 1, 0.0, False, both, False
-    )
-    return _results(ctx, y.flip(0) if _backwards(ctx) else y, (last,), len(layer.w))
+    y, *last = function(source, states, layer.weights, bool(layer.b), 1, 0.0, False, both, False)
+    return _results(ctx, y.flip(0) if _backwards(ctx) else y, tuple(last), len(layer.w))
 
 
+_FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {"LSTM": torch.lstm, "GRU": torch.gru}
 _LONGEST_UNROLLED = 256
 
 
@@ -174,26 +157,3 @@ def _unrolled_gru(ctx: Context, layer: Layer) -> Result:
         outputs.append(torch.stack(row[::-1] if back else row))
         lasts.append(h)
     return _results(ctx, torch.cat(outputs, -1), (torch.stack(lasts),), len(layer.w))
-
-
-@lowering("RNN", raw=(3, 4, 5))
-def rnn(
-    ctx: Context,
-    x: Tensor,
-    w: Tensor,
-    r: Tensor,
-    b: Value = None,
-    lengths: Value = None,
-    h: Value = None,
-) -> Result:
-    """A plain recurrent layer."""
-    _check(ctx, lengths)
-    layer = _layer(ctx, x, w, r, b, [h])
-    source = layer.x.flip(0) if _backwards(ctx) else layer.x
-    relu = ctx.attr("activations", ["Tanh"])[0].capitalize() == "Relu"
-    function = torch.rnn_relu if relu else torch.rnn_tanh
-    both = len(layer.w) == 2
-    y, last = function(
-        source, layer.states[0], layer.weights, bool(layer.b), 1, 0.0, False, both, False
-    )
-    return _results(ctx, y.flip(0) if _backwards(ctx) else y, (last,), len(layer.w))
