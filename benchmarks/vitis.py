@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.cycles import simulate
 from pipec.backends.fpga.runs import Run
+from pipec.backends.fpga.simulator.native import simulate
 from pipec.backends.fpga.simulator.process import Process, Style
 from pipec.errors import BackendError
 

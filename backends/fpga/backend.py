@@ -16,7 +16,6 @@ from pipec.backends.fpga.csim.accuracy import told
 from pipec.backends.fpga.csim.chain import stream
 from pipec.backends.fpga.csim.run import CSimulation, load_stages
 from pipec.backends.fpga.csim.timed import check_timing
-from pipec.backends.fpga.csim.verify import verify_stream
 from pipec.backends.fpga.cutting.joint import joint_cut
 from pipec.backends.fpga.cycles import cycles_of, engines_of
 from pipec.backends.fpga.designs import designs_of, device_of, lowered, networks, precision_of
@@ -37,13 +36,14 @@ from pipec.backends.fpga.vitis import lay_beside
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.chain import StageRunner
-from pipec.compiler.comparison import Allowed, Comparison
+from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.cycles import StageCycles, TimedCheck
 from pipec.compiler.declared import Options, option
-from pipec.compiler.inputs import draw
+from pipec.compiler.inputs import KINDS, draw
+from pipec.compiler.same_model import check_same_model
 from pipec.compiler.verify import Progress, Reference, VerifyReport
 from pipec.cost.model import CostModel
-from pipec.errors import BackendError
+from pipec.errors import BackendError, PlanError
 from pipec.graph.ir import OutputKind
 from pipec.partition.result import CutResult
 from pipec.plan.model import Plan, StageTiming
@@ -180,25 +180,40 @@ class FpgaBackend(Backend):
     ) -> VerifyReport:
         """Stream frames through the C simulations of all stages, joined by named pipes.
 
+        Stages are processes of their own; what leaves the last ones is compared.
+
         Raises:
             BackendError: The plan trains, or a stage does not compile, or fails.
+            PlanError: The plan was made of another model.
         """
         if plan.trains:
             raise BackendError(
                 "kernels of training are not joined by pipes", hint="pipec verify without --chain"
             )
-        emitted = self._simulated(plan, directory)
+        check_same_model(plan, reference.graph)
+        emitted, graph = self._simulated(plan, directory), reference.graph
+        bounds = emitted.bounds if tolerance is None else {}
+        error = emitted.tolerance if tolerance is None else tolerance
+        seeds = range(seed, seed + frames)
+        inputs = [
+            emitted.inputs(k) or draw(graph, reference.example_inputs, k, KINDS[k % len(KINDS)])
+            for k in seeds
+        ]
+        progress(f"streaming {frames} frames through {len(plan.stages)} stages")
         stages = [s for s in emitted.stages if isinstance(s, CSimulation)]
-        return verify_stream(
-            plan,
-            emitted,
-            lambda inputs: stream(stages, plan.channels, inputs),
-            reference,
-            frames,
-            seed=seed,
-            tolerance=tolerance,
-            progress=progress,
-        )
+        found, outputs = stream(stages, plan.channels, inputs), list[Comparison]()
+        homes = {o.name: (o.kind, s.index) for s in plan.stages for o in s.graph.outputs
+                 if o.kind is not OutputKind.VALUE}  # fmt: skip
+        for k, (values, got) in enumerate(zip(inputs, found, strict=True), 1):
+            progress(f"running the original model on frame {k} of {frames}")
+            torch.manual_seed(seed)
+            for name, want in reference.original(values).items():
+                if name not in got or name not in homes:
+                    raise PlanError("no stage yields an output of the model", got=name)
+                (kind, stage), by = homes[name], bounds.get(name, error)
+                title = f"{name} of frame {k}"
+                outputs.append(compare(got[name], want, by, name=title, kind=kind, stage=stage))
+        return VerifyReport(error, seed, tuple(outputs))
 
     def cycles(
         self, plan: Plan, directory: Path, *, together: bool = False
@@ -297,7 +312,7 @@ class FpgaBackend(Backend):
 
     def cost_model(self, cluster: Cluster) -> CostModel:
         """A node's share of the interval of a board to itself."""
-        return FpgaCost(boards=cluster.size)
+        return FpgaCost()
 
 
 def _bounds(plan: Plan) -> list[Bound]:

@@ -24,15 +24,6 @@ from pipec.backends.fpga.simulator.process import (
 from pipec.compiler.cycles import EngineCycles, StageCycles
 from pipec.errors import BackendError
 
-__all__ = [
-    "Process",
-    "Trace",
-    "network_of",
-    "simulate",
-    "simulated",
-    "steady_state",
-]
-
 Simulated = tuple[list[Process], dict[str, int], dict[str, int]]
 """Processes, depths of streams, and tokens in them at reset."""
 _OF_ENGINE = ("name", "kind", "dsp", "busy_cycles", "ii", "depth", "resources")

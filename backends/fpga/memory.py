@@ -1,7 +1,6 @@
 """Where tables, buffers and FIFOs lie: LUT, block RAM or UltraRAM, within the board's limits."""
 
 import dataclasses
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,11 +12,12 @@ from scipy.sparse import coo_array
 
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.engines.base import Engine
-from pipec.backends.fpga.engines.parts import Memory, Resources, Weight, lut_ram
+from pipec.backends.fpga.engines.parts import Memory, Resources, lut_ram
 from pipec.backends.fpga.numbers import bits_of
-from pipec.backends.fpga.resources import SHIFT_REGISTER, bram36, fifo_logic, logic, stored, uram
+from pipec.backends.fpga.resources import SHIFT_REGISTER, bram36, fifo_logic, logic, uram
 
 KINDS = (Memory.LUT, Memory.BRAM, Memory.URAM)
+_TAKES = {Memory.LUT: "lut", Memory.BRAM: "bram36", Memory.URAM: "uram"}
 Numbers = NDArray[np.float64]
 
 
@@ -51,16 +51,13 @@ class Item:
         )
 
 
-def weight_item(engine: Engine, weight: Weight) -> Item:
-    """A table: its word is what one firing reads."""
-    per_word = 2 if weight.role == "weight" else 1
-    depth = math.prod(weight.shape[:-per_word]) if len(weight.shape) > 1 else weight.shape[0]
-    return Item(engine.name, weight.role, max(weight.bits // max(depth, 1), 1), depth)
-
-
 def items_of(engine: Engine) -> list[Item]:
     """The memories of an engine; what lies in DDR needs no place."""
-    found = [weight_item(engine, w) for w in engine.weights if w.memory is not Memory.DDR]
+    found = [
+        Item(engine.name, w.role, max(w.bits // max(w.words, 1), 1), w.words)
+        for w in engine.weights
+        if w.memory is not Memory.DDR
+    ]
     width, depth = engine.nest.buffer(bits_of(engine.dtype))
     if width * depth:
         found.append(Item(engine.name, "buffer", width, depth))
@@ -160,7 +157,7 @@ def placed(design: StageDesign, kinds: Sequence[Memory], items: Sequence[Item]) 
     owned: dict[str, Resources] = defaultdict(Resources)
     for kind, item in where.values():
         owner = design.streams[item.owner].producer if item.role == "fifo" else item.owner
-        owned[owner or ""] += stored(kind, item.width, item.depth)
+        owned[owner or ""] += Resources(**{_TAKES[kind]: item.costs[KINDS.index(kind)]})
     engines = []
     for engine in design.engines:
         weights = tuple(

@@ -7,7 +7,7 @@ DSP and RAM counts follow the primitives' shapes (half a block RAM: 512x36 .. 16
 import math
 
 from pipec.backends.fpga.engines.base import Engine
-from pipec.backends.fpga.engines.parts import Memory, Resources, lut_ram
+from pipec.backends.fpga.engines.parts import Resources
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.cluster.device import Device, FpgaResources
 
@@ -44,17 +44,6 @@ def uram(width: int, depth: int) -> int:
     if width <= 36:
         return ceil_div(depth, 4096 * (72 // width))
     return ceil_div(width, 72) * ceil_div(depth, 4096)
-
-
-def stored(memory: Memory, width: int, depth: int) -> Resources:
-    """What a memory takes where it lies."""
-    if memory is Memory.BRAM:
-        return Resources(bram36=bram36(width, depth))
-    if memory is Memory.URAM:
-        return Resources(uram=uram(width, depth))
-    if memory is Memory.LUT:
-        return Resources(lut=lut_ram(width, depth))
-    return Resources()
 
 
 def too_much(name: str, used: float, limit: float) -> list[str]:

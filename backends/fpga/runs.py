@@ -13,7 +13,6 @@ a stream of depth N has N + D slots (tokens in flight own theirs); the first fir
 cycles of a table, ``sum(count * delta)``, are the engine's busy cycles per frame.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -44,17 +43,6 @@ class Loop:
 
 Runs = tuple[Run | Loop, ...]
 """What one frame is made of, in order."""
-
-
-def flat(table: Runs) -> Iterator[Run]:
-    """The runs in order, loops unrolled."""
-    for item in table:
-        if isinstance(item, Run):
-            yield item
-        else:
-            body = tuple(flat(item.body))
-            for _ in range(item.times):
-                yield from body
 
 
 def cycles(table: Runs) -> int:

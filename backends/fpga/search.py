@@ -83,8 +83,13 @@ class Board:
         return Resources() if self.fabric.hard_memory else DDR_SHELL
 
     @property
+    def products(self) -> float:
+        """Multiply-accumulates per cycle of all usable DSPs."""
+        return self.limits.dsp / arithmetic(self.precision).mac_dsp
+
+    @property
     def room(self) -> Room:
-        """The same as numbers."""
+        """Its limits as numbers."""
         return room_of(self.limits, self)
 
 
@@ -111,8 +116,7 @@ def macs(layer: Layer) -> int:
 
 def bound(network: Network, board: Board) -> int:
     """Interval that no folding beats: all multiply-accumulates on all usable DSPs."""
-    units = board.limits.dsp / arithmetic(board.precision).mac_dsp
-    return max(1, int(sum(macs(layer) for layer in network.layers) / units))
+    return max(1, int(sum(map(macs, network.layers)) / board.products))
 
 
 @dataclass

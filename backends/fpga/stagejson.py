@@ -69,18 +69,12 @@ def _rounded(resources: Resources) -> Json:
 
 def _regions(plan: Floorplan) -> Json:
     """The super logic regions, if the chip has several: what is used of each, what crosses."""
-    kinds = ["dsp", "lut", "bram36", "uram"]
-    pairs = zip(plan.used, plan.limits, strict=True)
-    regions = [[_rounded(side) for side in pair] for pair in pairs]
-    names = ("estimate", "limit")
-    return {
-        "slr": [
-            {name: {k: side[k] for k in kinds} for name, side in zip(names, pair, strict=True)}
-            for pair in regions
-        ],
-        "wires": list(plan.wires),
-        "wire_limit": plan.wire_limit,
-    }
+    sides = [
+        [{k: _rounded(each)[k] for k in ("dsp", "lut", "bram36", "uram")} for each in side]
+        for side in (plan.used, plan.limits)
+    ]
+    slr = [{"estimate": used, "limit": limit} for used, limit in zip(*sides, strict=True)]
+    return {"slr": slr, **_fields(plan, "wires wire_limit")}
 
 
 def _port(port: Port, design: StageDesign) -> Json:

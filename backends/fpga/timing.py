@@ -1,9 +1,8 @@
 """What a design promises: interval, latency, what bounds them, and what links allow."""
 
 import math
-from dataclasses import dataclass
 
-from pipec.backends.fpga.design import Port, StageDesign
+from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.parts import Memory
@@ -14,32 +13,9 @@ from pipec.cluster.device import Device
 from pipec.plan.model import StageTiming
 
 
-@dataclass(frozen=True)
-class LinkTiming:
-    """A value on its way to the next board: a process with II = token bits / payload per cycle.
-
-    Attributes:
-        value: What is sent.
-        bytes_per_frame: Its tokens, padding included.
-        cycles: Cycles per frame at the sender's clock.
-    """
-
-    value: str
-    bytes_per_frame: int
-    cycles: int
-
-
-def link_timing(design: StageDesign, port: Port, bytes_per_second: float) -> LinkTiming:
-    """What an output of a stage needs of a link.
-
-    Args:
-        design: The sender.
-        port: One of its outputs.
-        bytes_per_second: Payload rate of the link.
-    """
-    nbytes = design.streams[port.stream].nbytes
-    per_cycle = bytes_per_second / (design.clock_mhz * 1e6)
-    return LinkTiming(port.value, nbytes, math.ceil(nbytes / per_cycle))
+def link_cycles(design: StageDesign, stream: Stream, bytes_per_second: float) -> int:
+    """Cycles of a stage's clock in which a frame of a stream crosses a link of that payload."""
+    return math.ceil(stream.nbytes / (bytes_per_second / (design.clock_mhz * 1e6)))
 
 
 def stage_timing(
@@ -55,11 +31,11 @@ def stage_timing(
     """
     rate = bytes_per_second or device.link_bandwidth
     clock = design.clock_mhz * 1e6
-    links = [link_timing(design, p, rate) for p in design.outputs]
-    sent, (cycles, engine) = sum(v.cycles for v in links), busiest(design)
+    sending = [design.streams[p.stream] for p in design.outputs]
+    sent, (cycles, engine) = sum(link_cycles(design, s, rate) for s in sending), busiest(design)
     bottleneck = f"engine {engine}, {cycles:,} cycles"
     if sent > cycles:
-        bottleneck = f"link, {sent:,} cycles for {sum(v.bytes_per_frame for v in links):,} bytes"
+        bottleneck = f"link, {sent:,} cycles for {sum(s.nbytes for s in sending):,} bytes"
     tables = [t for e in design.engines for t in e.weights]
     notes = []
     streamed = [p for p in design.ddr if p.carries is None]

@@ -128,7 +128,8 @@ def compare(bench: Bench, observed: Observed) -> Comparison:
         for name, cycles in trace.handshakes.items()
         for a, b in zip_longest(cycles, observed.visible.get(name, [])[: len(cycles)])
     ]
-    stalls = trace.stalls if not isinstance(bench.subject, Tile) else {}
+    flows = {} if isinstance(bench.subject, Tile) else trace.flows
+    stalls = {name: flow.empty + flow.full for name, flow in flows.items()}
     return Comparison(
         bench,
         simulated,

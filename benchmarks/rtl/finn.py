@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.rtl.nets import Net
-from pipec.backends.fpga.cycles import network_of, simulate
+from pipec.backends.fpga.cycles import network_of
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.swg import Swg
+from pipec.backends.fpga.simulator.native import simulate
 
 
 @dataclass(frozen=True)

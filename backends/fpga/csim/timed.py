@@ -8,7 +8,8 @@ from pathlib import Path
 from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.csim.build import TIMED, build
 from pipec.backends.fpga.csim.run import failed
-from pipec.backends.fpga.cycles import network_of, simulate
+from pipec.backends.fpga.cycles import network_of
+from pipec.backends.fpga.simulator.native import simulate
 from pipec.backends.fpga.simulator.process import Trace
 from pipec.backends.fpga.stagejson import read_design
 from pipec.compiler.cycles import TimedCheck

@@ -9,7 +9,6 @@ import numpy as np
 from networkx.utils import UnionFind
 from torch import fx
 
-from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.banks import memory_ports
 from pipec.backends.fpga.cutting.chain import Chain, Cut, Order
 from pipec.backends.fpga.demand import Demands, Numbers
@@ -32,18 +31,14 @@ ORDERS = 8
 """Linear orders that are tried."""
 
 
-def rate(boards: Sequence[Board]) -> float:
-    """Multiply-accumulates per second of all usable DSPs of all boards."""
-    return sum(b.limits.dsp / arithmetic(b.precision).mac_dsp * b.fabric.clock_hz for b in boards)
-
-
 def interval_bound(network: Network, boards: Sequence[Board]) -> float:
     """Seconds per frame that no cut and no folding beats: all products on all usable DSPs.
 
     Raises:
         BackendError: A device is no FPGA.
     """
-    return max(sum(map(macs, network.layers)) / rate(boards), 1e-9)
+    rate = sum(board.products * board.fabric.clock_hz for board in boards)
+    return max(sum(map(macs, network.layers)) / rate, 1e-9)
 
 
 def joint_cut(

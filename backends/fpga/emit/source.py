@@ -196,7 +196,7 @@ def stage_top_cpp(design: StageDesign) -> str:
 
 def _arrays(tables: Sequence[OnChip]) -> list[str]:
     return [
-        f"static vec<{t.element}, {t.lanes}> {t.name}[{t.words}];"
+        f"static vec<{t.element}, {t.lanes}> {t.name}[{t.weight.words}];"
         f"  // {comment(', '.join(t.weight.sources) or 'constant')}"
         for t in tables
     ]

@@ -10,11 +10,8 @@ from pipec.backends.fpga.cpp import cpp_type
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.engines import table_name
 from pipec.backends.fpga.engines.base import Engine
-from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.parts import Memory, Weight
-from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.tiles import ceil_div
-from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.numbers import encoded
 
 BEAT_BYTES = 64
@@ -32,14 +29,11 @@ class OnChip:
     Attributes:
         name: C++ name in namespace ``table`` and name of its ``.bin`` file.
         weight: The table.
-        lanes: Elements of a word; ``words`` words.
         first_beat: Where it starts in the memory image of its element type.
     """
 
     name: str
     weight: Weight
-    lanes: int
-    words: int
     first_beat: int
 
     @property
@@ -55,30 +49,18 @@ class OnChip:
     @property
     def word_bits(self) -> int:
         """Bits of a word."""
-        return self.weight.bits // self.words
+        return self.weight.bits // self.weight.words
+
+    @property
+    def lanes(self) -> int:
+        """Elements of a word."""
+        return math.prod(self.weight.shape) // self.weight.words
 
     @property
     def storage(self) -> str:
         """What ``BIND_STORAGE`` says of it."""
         names = {Memory.LUT: "lutram", Memory.BRAM: "bram", Memory.URAM: "uram"}
         return names[self.weight.memory]
-
-
-def word_lanes(engine: Engine, weight: Weight) -> int:
-    """Elements that the engine reads in one firing.
-
-    Args:
-        engine: The engine.
-        weight: One of its tables.
-    """
-    nest = engine.nest
-    if isinstance(nest, Mvu) and weight.role == "weight":
-        return nest.simd * nest.pe
-    if isinstance(nest, Vvu) and weight.role == "weight":
-        return nest.kp * nest.lanes
-    if isinstance(nest, Reduce):
-        return 1
-    return weight.shape[-1]
 
 
 def on_chip(design: StageDesign) -> list[OnChip]:
@@ -89,9 +71,8 @@ def on_chip(design: StageDesign) -> list[OnChip]:
         for weight in engine.weights:
             if weight.memory is Memory.DDR:
                 continue
-            lanes, size = word_lanes(engine, weight), math.prod(weight.shape)
             first = beats.get(weight.dtype, 0)
-            table = OnChip(table_name(engine, weight.role), weight, lanes, size // lanes, first)
+            table = OnChip(table_name(engine, weight.role), weight, first)
             found.append(table)
             beats[weight.dtype] = first + table.beats
     return found

@@ -66,6 +66,12 @@ class Weight:
         """Bits of the whole table."""
         return math.prod(self.shape) * bits_of(self.dtype)
 
+    @property
+    def words(self) -> int:
+        """How many there are of what one firing reads: rows of the last axis, or of a matrix."""
+        inside = 2 if self.role == "weight" else 1
+        return math.prod(self.shape[:-inside]) if len(self.shape) > 1 else self.shape[0]
+
 
 @dataclass(frozen=True)
 class Resources:

@@ -9,11 +9,12 @@ from pipec.backends.fpga.arithmetic import arithmetic, step_cost
 from pipec.backends.fpga.engines.base import Folded, Layer, Nest
 from pipec.backends.fpga.engines.mvu import mvu_depth
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
+from pipec.backends.fpga.engines.window import Window
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
 
 @dataclass(frozen=True)
-class ArgMax(Nest):
+class ArgMax(Window, Nest):
     """Where the first maximum of each window lies, as ``iy*w + ix``; behind an SWG, ``kp`` 1.
 
     ```text
@@ -23,36 +24,21 @@ class ArgMax(Nest):
     ```
     """
 
-    batch: int
-    w: int
-    cf: int
-    lanes: int
-    kh: int
-    kw: int
-    sh: int
-    sw: int
-    dh: int
-    dw: int
-    pt: int
-    pl: int
-    oh: int
-    ow: int
+    constants = "BATCH W CF LANES KH KW SH SW DH DW PT PL OH OW"
 
     @property
     def outside(self) -> float:
         return -math.inf
 
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
-        assert layer.window is not None
-        w = layer.window
-        rows = max(w.batch * w.oh * w.ow * w.taps, w.batch * w.h * w.w)
+        rows = self.batch * max(self.oh * self.ow * self.taps, self.h * self.w)
         lanes = lanes_for(layer.channels, rows, target)
         nest = dataclasses.replace(self, cf=ceil_div(self.cf, lanes), lanes=lanes)
         return Folded(nest, nest.lanes, 4, dtype="int32")
 
     def runs(self, ii: int, inputs: int) -> Runs:
         results = self.batch * self.oh * self.ow * self.cf
-        return (Loop(results, (Run(self.kh * self.kw - 1, ii, 1), Run(1, ii, 1, 1))),)
+        return (Loop(results, (Run(self.taps - 1, ii, 1), Run(1, ii, 1, 1))),)
 
     def logic(self, dtype: str) -> tuple[float, float]:
         return (0.0, 120.0 * self.lanes)

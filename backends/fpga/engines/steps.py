@@ -75,21 +75,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class MapStep:
-    """One elementwise step; a table is ``[period rows][channels]``. See `Step`."""
+class MapStep(Step):
+    """A step before it is folded: with its table, ``[period rows][channels]``."""
 
-    op: str
-    operand: str = "none"
-    value: float = 0.0
-    table: Table | None = None
     period: int = 1
+    table: Table | None = None
 
 
-AnyStep = MapStep | Step
-"""What elementwise chains are made of, before and after folding."""
-
-
-def clamp_of(steps: Sequence[AnyStep]) -> tuple[float, float] | None:
+def clamp_of(steps: Sequence[Step]) -> tuple[float, float] | None:
     """The limits that steps put on a number; None if they do anything else.
 
     Example:
@@ -109,7 +102,7 @@ def clamp_of(steps: Sequence[AnyStep]) -> tuple[float, float] | None:
     return low, high
 
 
-def affine_steps(steps: Sequence[AnyStep]) -> int:
+def affine_steps(steps: Sequence[Step]) -> int:
     """How many steps at the front are ``* table``, ``+ table`` or one after the other."""
     ops = [s.op if s.operand == "table" else "" for s in steps[:2]]
     if ops == ["mul", "add"]:
@@ -117,7 +110,7 @@ def affine_steps(steps: Sequence[AnyStep]) -> int:
     return 1 if ops[:1] in (["mul"], ["add"]) else 0
 
 
-def mode_of(steps: Sequence[AnyStep]) -> Mode:
+def mode_of(steps: Sequence[Step]) -> Mode:
     """How 8-bit integers run a chain."""
     if not steps:
         return Mode.COPY
@@ -133,7 +126,7 @@ def mode_of(steps: Sequence[AnyStep]) -> Mode:
     return Mode.AFFINE if front and clamp_of(steps[front:]) is not None else Mode.REAL
 
 
-def may_join(before: Sequence[AnyStep], joined: Sequence[AnyStep]) -> bool:
+def may_join(before: Sequence[Step], joined: Sequence[Step]) -> bool:
     """Whether a chain may be lengthened to ``joined`` without leaving the integers for it."""
     return mode_of(before) is Mode.REAL or mode_of(joined) is not Mode.REAL
 
@@ -171,7 +164,7 @@ def results(steps: tuple[Step, ...], of: Int8, into: Int8) -> NDArray[np.int8]:
     return into.raw(np.nan_to_num(x.numpy(), nan=0.0, posinf=np.inf, neginf=-np.inf))
 
 
-def function(step: AnyStep) -> Callable[[Tensor], Tensor]:
+def function(step: Step) -> Callable[[Tensor], Tensor]:
     """A step of one operand as a function of tensors."""
     unary = _UNARY.get(step.op)
     return unary if unary is not None else lambda x: _BINARY[step.op](x, step.value)

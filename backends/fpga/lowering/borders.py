@@ -67,7 +67,7 @@ def around(b: Builder, node: fx.Node, value: Value) -> Value:
     found = put_maps(b, node, copy, maps, shape, suffix="_border", window=window)
     if padding.value:
         found = _numbered(b, node, found, padding, pixels)
-    return dataclasses.replace(found, view=found.view.reshape((*lead, *out)))
+    return found.reshape((*lead, *out))
 
 
 def _numbered(

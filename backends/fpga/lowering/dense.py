@@ -176,7 +176,8 @@ def _dense_conv(
     if groups == 1 and _reads_slowly(b, maps, window):
         layer = paired(layer)
     shape = (window.batch, dims[0], window.oh, window.ow)
-    return _as_node(node, maps_value(b.add(layer), maps, shape, keep_order=False))
+    found = maps_value(b.add(layer), maps, shape, keep_order=False)
+    return found.reshape(shape_of(node))
 
 
 def _tables(weight: Table, bias: Table | None) -> dict[str, Table]:
@@ -228,7 +229,8 @@ def _depthwise(b: Builder, node: fx.Node, maps: Maps, window: Swg, weight: fx.No
     taps = window.kh * window.kw
     table = b.constants.table(weight, (maps.channels, taps), (0, 1))
     bias = bias_of(b, argument(node, 2, "bias"), (maps.channels,))
-    return _as_node(node, _depthwise_layer(b, node, maps, window, (table, bias)))
+    found = _depthwise_layer(b, node, maps, window, (table, bias))
+    return found.reshape(shape_of(node))
 
 
 def _depthwise_layer(
@@ -239,11 +241,6 @@ def _depthwise_layer(
     nest = Vvu(math.prod(shape) // maps.channels, maps.channels, window.taps)
     ordered = {role: by_channel(table, maps.channel_order) for role, table in tables.items()}
     return put_maps(b, node, nest, maps, shape, window=window, tables=ordered)
-
-
-def _as_node(node: fx.Node, value: Value) -> Value:
-    """The value under the node's own shape (maps of one row are rank 3 in the model)."""
-    return dataclasses.replace(value, view=value.view.reshape(shape_of(node)))
 
 
 @lowers("aten.linear.default")

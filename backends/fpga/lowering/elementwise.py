@@ -172,22 +172,18 @@ def affine(b: Builder, node: fx.Node, x: object, scale: Table | None, shift: Tab
         lead = _outputs(before.nest)
         if before.clamp == UNCLAMPED and math.prod(lead) == value.channels:
             b.layers[before.name] = _folded(before, lead, scale, shift)
-            return _like(value, node)
+            return value.reshape(shape_of(node))
     elif isinstance(before, Elementwise) and before.channels == value.channels:
         steps = composed(before.steps, scale, shift)
         if b.precision != "int8" or may_join(before.steps, steps):
             b.layers[before.name] = dataclasses.replace(before, steps=steps)
-            return _like(value, node)
+            return value.reshape(shape_of(node))
     return chain(b, node, x, list(composed((), scale, shift)))
 
 
 def _outputs(nest: Mvu | Vvu) -> tuple[int, ...]:
     """Channels of a pixel: groups and those of each, or all."""
     return (nest.groups, nest.rows) if isinstance(nest, Mvu) else (nest.channels,)
-
-
-def _like(value: Value, node: fx.Node) -> Value:
-    return dataclasses.replace(value, view=value.view.reshape(shape_of(node)))
 
 
 def _combined(first: Table | None, fn: Callable[[Array, Array], Array], then: Table) -> Table:
@@ -249,14 +245,14 @@ def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
         joined = (*before.steps, *steps)
         if b.precision != "int8" or may_join(before.steps, joined):
             b.layers[before.name] = dataclasses.replace(before, steps=joined)
-            return _like(value, node)
+            return value.reshape(shape_of(node))
     elif b.precision == "int8" and (products := _products(b, before)):
         limits = clamp_of(steps)
         if limits is not None:
             for one in products:
                 low, high = (min(max(v, limits[0]), limits[1]) for v in one.clamp)
                 b.layers[one.name] = dataclasses.replace(one, clamp=(low, high))
-            return _like(value, node)
+            return value.reshape(shape_of(node))
     return chain_value(b, node, value, steps)
 
 
@@ -273,7 +269,7 @@ def _products(b: Builder, layer: Layer | None) -> list[Layer]:
 
 def chain_value(b: Builder, node: fx.Node, value: Value, steps: list[MapStep]) -> Value:
     """The same for a value that is no node's: a MAP of its own."""
-    return _like(b.put_map(node, value, steps), node)
+    return b.put_map(node, value, steps).reshape(shape_of(node))
 
 
 def two_streams(b: Builder, node: fx.Node, op: str, x: fx.Node, y: fx.Node) -> Value:
@@ -284,7 +280,7 @@ def two_streams(b: Builder, node: fx.Node, op: str, x: fx.Node, y: fx.Node) -> V
         first, second, op = second, first, _SWAPPED.get(op, op)
     if first.view.numel != math.prod(shape):
         raise UnsupportedError("both operands broadcast")
-    first = dataclasses.replace(first, view=first.view.reshape(shape))
+    first = first.reshape(shape)
     second = aligned(b, node, first, second)
     return b.put_map(node, first, [MapStep(op, "stream")], second.use(first.channels))
 
@@ -293,7 +289,7 @@ def aligned(b: Builder, node: fx.Node, first: Value, second: Value) -> Value:
     """``second`` in the shape and order of ``first``, broadcast if it is smaller."""
     if second.view.numel != first.view.numel:
         second = broadcast(b, node, first, second)
-    second = dataclasses.replace(second, view=second.view.reshape(first.view.shape))
+    second = second.reshape(first.view.shape)
     return b.reorder(node, second, first.view, first.channels)
 
 

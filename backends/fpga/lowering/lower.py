@@ -51,6 +51,7 @@ def lower(
     orders: Mapping[str, tuple[int, ...]] | None = None,
     pace: int = 0,
     memory: MemoryPorts | None = None,
+    prefix: str = "",
 ) -> Network:
     """The network of layers that computes a stage.
 
@@ -61,12 +62,13 @@ def lower(
             last) where nothing is said. Pass the `NetPort.order` of the producer's outputs.
         pace: Cycles per frame that are aimed at, if known; see `Builder.pace`.
         memory: Memory ports of the board; one of any size if not given.
+        prefix: What the names of all layers, edges and ports begin with.
 
     Raises:
         BackendError: Ops that no engine computes; all of them are listed.
     """
     graph = decomposed(gathered(graph))
-    builder = Builder(graph, precision, pace, memory or MemoryPorts())
+    builder = Builder(graph, precision, pace, memory or MemoryPorts(), prefix)
     inputs = [
         _input(builder, i.name, builder.graph.node(i.node), orders or {})
         for i in graph.inputs
@@ -93,10 +95,10 @@ def lower(
 def _input(b: Builder, name: str, node: fx.Node, orders: Mapping[str, tuple[int, ...]]) -> NetPort:
     shape = shape_of(node)
     order = orders.get(name, standard_order(shape))
-    edge = f"in_{node.name}"
+    edge = f"{b.prefix}in_{node.name}"
     value = shapes.input_value(edge, shape, order, b.stream_type(node))
     b.values[node] = value
-    return NetPort(name, node.name, value.use(), shape, order, _dtype(node))
+    return NetPort(name, b.prefix + node.name, value.use(), shape, order, _dtype(node))
 
 
 def _widened(port: NetPort, layers: Sequence[Layer]) -> NetPort:
@@ -200,6 +202,6 @@ def _outputs(b: Builder) -> tuple[list[NetPort], list[str]]:
         except UnsupportedError as error:
             problems.append(f"{op_name(node)} {node.name}, {origin(node)}: {error}")
             continue
-        port = NetPort(output.name, node.name, value.use(), shape_of(node), order, _dtype(node))
-        found.append(port)
+        name, shape = b.prefix + node.name, shape_of(node)
+        found.append(NetPort(output.name, name, value.use(), shape, order, _dtype(node)))
     return found, problems

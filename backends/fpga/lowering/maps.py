@@ -67,7 +67,7 @@ def as_maps(
     """
     value = b.padded_value(arg)
     if spatial is not None and len(value.view.shape) == spatial + 1:
-        value = dataclasses.replace(value, view=value.view.reshape((1, *value.view.shape)))
+        value = value.reshape((1, *value.view.shape))
     return as_maps_value(b, node, value, groups)
 
 
@@ -77,8 +77,7 @@ def as_maps_value(b: Builder, node: fx.Node, value: Value, groups: int = 1) -> M
     value = dataclasses.replace(value, view=_rank4(value.view), padding=None)
     order = _channel_order(value.view)
     if order is None or not _grouped(order, groups):
-        want = View.of(value.view.shape, NHWC)
-        value = b.reorder(node, value, want, value.view.shape[1])
+        value = b.in_order(node, value, NHWC)
         order = np.arange(value.view.shape[1])
     return Maps(value, order, padding)
 

@@ -82,6 +82,10 @@ class Value:
         c = channels or self.channels
         return Use(self.edge, self.rows * self.channels // c, c, self.dtype)
 
+    def reshape(self, shape: Sequence[int]) -> "Value":
+        """The same elements under another logical shape; always free."""
+        return dataclasses.replace(self, view=self.view.reshape(shape))
+
 
 @dataclass(frozen=True)
 class NetPort:
@@ -128,6 +132,7 @@ class Builder:
         pace: Cycles per frame that are aimed at; 0 if not known. An input of more pixels is read
             by two at a time, a matrix of more beats of memory by several ports.
         memory: Memory ports of the board.
+        prefix: What the names of all layers, edges and ports begin with.
         named: Edge to the format that the model itself names for it.
     """
 
@@ -135,6 +140,7 @@ class Builder:
     precision: str = "float32"
     pace: int = 0
     memory: MemoryPorts = MemoryPorts()
+    prefix: str = ""
     layers: dict[str, Layer] = field(default_factory=dict)
     values: dict[fx.Node, Value] = field(default_factory=dict)
     named: dict[str, Int8] = field(default_factory=dict)
@@ -178,7 +184,8 @@ class Builder:
 
     def facts(self, node: fx.Node, suffix: str = "") -> dict[str, Any]:
         """The name, node and origin of a layer made for ``node``."""
-        return {"name": node.name + suffix, "node": node.name, "origin": str(origin(node))}
+        name = f"{self.prefix}{node.name}{suffix}"
+        return {"name": name, "node": node.name, "origin": str(origin(node))}
 
     def put(
         self,
@@ -231,7 +238,7 @@ class Builder:
             return value
         shape = value.view.shape
         order = (*(d for d in range(len(shape)) if d not in axes), *axes)
-        return self.reorder(node, value, View.of(shape, order), shape[order[-1]])
+        return self.in_order(node, value, order)
 
     def alone(self, node: object) -> Layer | None:
         """The layer that yields ``node`` if nothing else reads its edge (so it may be extended)."""
@@ -284,17 +291,19 @@ class Builder:
         nest = Perm(math.prod(sizes[:same]), sizes[same:], order, value.channels, 1, channels, 1)
         return self.put(nest, node, (value.use(),), want, channels, suffix="_perm")
 
+    def in_order(self, node: fx.Node, value: Value, order: Sequence[int]) -> Value:
+        """``value`` in this order of its axes, in rows of the last one."""
+        shape = value.view.shape
+        return self.reorder(node, value, View.of(shape, order), row_channels(shape, order))
+
     def standard(self, node: fx.Node, value: Value) -> Value:
         """``value`` with channels last (maps) or row-major (everything else)."""
-        want = View.of(value.view.shape, standard_order(value.view.shape))
-        return self.reorder(node, value, want, row_channels(value.view.shape))
+        return self.in_order(node, value, standard_order(value.view.shape))
 
 
-def row_channels(shape: Sequence[int]) -> int:
-    """Channels of a row in standard order: axis 1 of maps, else the last axis."""
-    if len(shape) == 4:
-        return shape[1]
-    return shape[-1] if shape else 1
+def row_channels(shape: Sequence[int], order: Sequence[int]) -> int:
+    """Channels of a row of a tensor in this order of its axes: all of the last one."""
+    return shape[order[-1]] if shape else 1
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def pool(
     nest = Reduce(math.prod(shape), window.taps, 1, op=op, scale=scale)
     tables = {"scale": scales}
     found = put_maps(b, node, nest, maps, shape, window=window, tables=tables)
-    return dataclasses.replace(found, view=found.view.reshape(shape_of(node)))
+    return found.reshape(shape_of(node))
 
 
 @lowers("aten.avg_pool2d.default")
@@ -118,7 +118,7 @@ def reduce_axes(b: Builder, node: fx.Node) -> Value:
     if axes is None or axes == []:
         if op == "sum":
             whole = reduce_all(b, node)
-            return dataclasses.replace(whole, view=whole.view.reshape(shape_of(node)))
+            return whole.reshape(shape_of(node))
         axes = list(range(rank))
     found = {int(a) % rank for a in cast("list[int]", axes if isinstance(axes, list) else [axes])}
     mean = "mean" in str(node.target)
@@ -131,7 +131,7 @@ def reduce_axes(b: Builder, node: fx.Node) -> Value:
         channels = value.channels if rank != 4 else shape[1]
         return _reduced(b, node, value, View.of((channels,), (0,)), channels, op, mean=mean)
     if rank == 3 and found == {1}:
-        value = b.reorder(node, value, View.of(shape, (0, 1, 2)), shape[2])
+        value = b.in_order(node, value, (0, 1, 2))
         view = View.of((shape[0], shape[2]), (0, 1))
         return _reduced(b, node, value, view, shape[2], op, mean=mean)
     kept = [axis for axis in range(rank) if axis not in found]

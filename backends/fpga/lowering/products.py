@@ -14,7 +14,7 @@ from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import dense
-from pipec.backends.fpga.lowering.elementwise import broadcast, operand
+from pipec.backends.fpga.lowering.elementwise import aligned, operand
 from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, argument, lowers
 from pipec.backends.fpga.lowering.norms import rows_through
 from pipec.backends.fpga.lowering.view import View, merged, strides_of
@@ -89,11 +89,7 @@ def _masked_by(b: Builder, node: fx.Node, scores: Value, mask: Value) -> Value:
             f"an attention mask of {mask.dtype} that is computed at run time",
             "give the model what is added to the scores: 0 where they are kept, else -inf",
         )
-    if mask.view.numel != scores.view.numel:
-        mask = broadcast(b, node, scores, mask)
-    mask = dataclasses.replace(mask, view=mask.view.reshape(scores.view.shape))
-    mask = b.reorder(node, mask, scores.view, scores.channels)
-    use = mask.use(scores.channels)
+    use = aligned(b, node, scores, mask).use(scores.channels)
     return b.put_map(node, scores, [MapStep("add", "stream")], use, suffix="_mask")
 
 
@@ -128,8 +124,7 @@ def product(
         raise UnsupportedError("a product that broadcasts over its batch axes")
     plan = _planned(x, y)
     if plan is None:
-        x = _row_major(b, node, x)
-        y = _row_major(b, node, y)
+        x, y = (b.in_order(node, v, range(len(v.view.shape))) for v in (x, y))
         plan = _planned(x, y)
         if plan is None:
             raise UnsupportedError("a product of operands in mixed element order")
@@ -141,11 +136,6 @@ def product(
     nest = Matmul(rows=out, taps=k // cin, channels=cin, scale=scale, **plan)
     uses, view = (x.use(cin), y.use(nest.b_sizes[-1])), View(shape, merged([*atoms, (out, 1)]))
     return b.put(nest, node, uses, view, out, suffix=suffix)
-
-
-def _row_major(b: Builder, node: fx.Node, value: Value) -> Value:
-    shape = value.view.shape
-    return b.reorder(node, value, View.of(shape, range(len(shape))), shape[-1])
 
 
 def _planned(x: Value, y: Value) -> dict[str, Any] | None:

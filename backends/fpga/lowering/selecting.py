@@ -1,6 +1,5 @@
 """Choices by a comparison, ``where(a > b, x, y)``, as one layer each."""
 
-import dataclasses
 import math
 from functools import partial
 
@@ -58,7 +57,7 @@ def _lower(node: fx.Node, test: fx.Node, b: Builder) -> Value:
         raise UnsupportedError("all operands broadcast")
     if len({v.dtype for v in streams.values()}) > 1:
         raise UnsupportedError("operands of several types")
-    first = dataclasses.replace(whole[0], view=whole[0].view.reshape(shape))
+    first = whole[0].reshape(shape)
     uses = [aligned(b, node, first, v).use(first.channels) for v in streams.values()]
     rows, op = first.view.numel // first.channels, _TESTS[op_name(test)]
     values = (numbers.get(role, 0.0) for role in "abxy")

@@ -52,13 +52,13 @@ def renamed(b: Builder, node: fx.Node) -> Value:
     value = b.padded_value(node.args[0])
     if value.padding is not None and _maps_stay(node):
         shape = (*shape_of(node)[:-2], *value.view.shape[-2:])
-        return dataclasses.replace(value, view=value.view.reshape(shape))
+        return value.reshape(shape)
     value = made(b, cast("fx.Node", node.args[0]))
     if node.kwargs.get("memory_format") is torch.channels_last:
         value = b.standard(node, value)
     if b.stream_type(node) != value.dtype:
         raise UnsupportedError(f"a conversion from {value.dtype} to {b.stream_type(node)}")
-    return dataclasses.replace(value, view=value.view.reshape(shape_of(node)))
+    return value.reshape(shape_of(node))
 
 
 @lowers("aten.expand.default")
@@ -66,10 +66,8 @@ def expanded(b: Builder, node: fx.Node) -> Value:
     """Repeated along axes of size 1."""
     value, shape = b.value(node.args[0]), shape_of(node)
     if value.view.numel == math.prod(shape):
-        return dataclasses.replace(value, view=value.view.reshape(shape))
-    channels = row_channels(shape)
-    like = View.of(shape, standard_order(shape))
-    return broadcast(b, node, Value("", like.numel // channels, channels, like), value)
+        return value.reshape(shape)
+    return broadcast(b, node, input_value("", shape, standard_order(shape), ""), value)
 
 
 def _maps_stay(node: fx.Node) -> bool:
@@ -142,7 +140,7 @@ def cat(b: Builder, node: fx.Node) -> Value:
 def joined(b: Builder, node: fx.Node, values: Sequence[Value], axis: int) -> Value:
     """Streams joined along one axis."""
     order = values[0].view.axis_order() or standard_order(values[0].view.shape)
-    return _joined(b, node, [_in_order(b, node, v, order) for v in values], axis, order)
+    return _joined(b, node, [b.in_order(node, v, order) for v in values], axis, order)
 
 
 def _joined(
@@ -164,14 +162,14 @@ def _joined(
 def _ordered(b: Builder, node: fx.Node, arg: fx.Node, order: tuple[int, ...]) -> Value:
     """An argument of a concatenation in the given axis order; constants become streams."""
     if b.is_stream(arg):
-        return _in_order(b, node, b.value(arg), order)
+        return b.in_order(node, b.value(arg), order)
     return constant_stream(b, arg, order)
 
 
 def constant_stream(b: Builder, arg: fx.Node, order: tuple[int, ...]) -> Value:
     """A constant node as a stream in the given axis order."""
     shape = shape_of(arg)
-    channels = shape[order[-1]] if shape else 1
+    channels = row_channels(shape, order)
     table = b.constants.table(arg, shape, order)
     rows = math.prod(shape) // channels
     flat = Table(lambda: np.asarray(table.values()).reshape(rows, channels), table.sources)
@@ -179,11 +177,6 @@ def constant_stream(b: Builder, arg: fx.Node, order: tuple[int, ...]) -> Value:
         Const(rows, channels), arg, (), View.of(shape, order), channels, suffix="_const",
         dtype=b.stream_type(arg), tables={"table": flat},
     )  # fmt: skip
-
-
-def _in_order(b: Builder, node: fx.Node, value: Value, order: tuple[int, ...]) -> Value:
-    want = View.of(value.view.shape, order)
-    return b.reorder(node, value, want, value.view.shape[order[-1]])
 
 
 def axis_alone(
@@ -238,7 +231,7 @@ def select(b: Builder, node: fx.Node) -> Value:
     axis = cast("int", node.args[1]) % len(value.view.shape)
     index = cast("int", node.args[2]) % value.view.shape[axis]
     found = cut(b, node, value, axis, range(index, index + 1))
-    return dataclasses.replace(found, view=found.view.reshape(shape_of(node)))
+    return found.reshape(shape_of(node))
 
 
 @lowers(
@@ -262,7 +255,7 @@ def split(b: Builder, node: fx.Node) -> tuple[Value | None, ...]:
         part = range(start, start + size)
         found = cut(b, node, value, axis, part, f"_{k}") if k in users else None
         shape = tuple(int(d) for d in item.shape)
-        parts.append(found and dataclasses.replace(found, view=found.view.reshape(shape)))
+        parts.append(found and found.reshape(shape))
         start += size
     return tuple(parts)
 
@@ -285,8 +278,7 @@ def embedding(b: Builder, node: fx.Node) -> Value:
 
 def input_value(edge: str, shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -> Value:
     """The value of a stage input that arrives in the given axis order."""
-    channels = shape[order[-1]] if shape else 1
-    view = View.of(shape, order)
+    channels, view = row_channels(shape, order), View.of(shape, order)
     return Value(edge, view.numel // channels, channels, view, dtype)
 
 

@@ -102,11 +102,6 @@ class Trace:
         """Cycles from the first firing to the end of the first frame."""
         return self.ends[0]
 
-    @property
-    def stalls(self) -> dict[str, int]:
-        """Stream name to cycles lost waiting for its tokens or its slots, all frames."""
-        return {name: flow.empty + flow.full for name, flow in self.flows.items()}
-
 
 @dataclass(frozen=True)
 class Wait:

@@ -9,7 +9,6 @@ the interval like an engine.
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +16,10 @@ from dataclasses import dataclass, field
 from pipec.backends.fpga.banks import with_slots
 from pipec.backends.fpga.demand import Shortage
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.engines.base import Layer, Use
 from pipec.backends.fpga.engines.parts import Resources
-from pipec.backends.fpga.fifo import MIN_DEPTH, busiest, deepened
-from pipec.backends.fpga.flow import schedule
+from pipec.backends.fpga.fifo import MIN_DEPTH, busiest, deepened, timed
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.lowering.network import NetPort, Network
+from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.resources import logic
 from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted, laid_out
@@ -37,7 +34,7 @@ from pipec.backends.fpga.training.movers import (
 )
 from pipec.backends.fpga.training.phases import Phases, gradient_name
 from pipec.backends.fpga.training.saved import Feature, placed_features, saved_kernel
-from pipec.graph.ir import Graph, OutputKind
+from pipec.graph.ir import Graph
 
 PREFIX = {"F": "f_", "B": "b_"}
 """What the names of a phase's engines begin with."""
@@ -77,42 +74,17 @@ def networks_of(
     Raises:
         BackendError: Ops that no engine computes.
     """
-    sent: dict[str, tuple[int, ...]] = {}
-    forward = []
-    for p in phases:
-        forward.append(lower(p.F, precision, sent))
-        sent |= _orders(forward[-1], p.F, OutputKind.VALUE)
-    found = []
-    for p, f in zip(reversed(phases), reversed(forward), strict=True):
-        arriving = {port.value: port.order for port in (*f.inputs, *f.outputs)}
-        b = lower(p.B, precision, {**sent, **arriving})
-        sent |= _orders(b, p.B, OutputKind.GRADIENT)
-        found.append((prefixed(f, PREFIX["F"]), prefixed(b, PREFIX["B"])))
-    return tuple(reversed(found))
+    orders: dict[str, tuple[int, ...]] = {}
 
+    def network(graph: Graph, phase: str) -> Network:
+        """One phase; where its outputs arrive they have its order."""
+        found = lower(graph, precision, orders, prefix=PREFIX[phase])
+        orders.update({port.value: port.order for port in found.outputs})
+        return found
 
-def _orders(network: Network, graph: Graph, kind: OutputKind) -> dict[str, tuple[int, ...]]:
-    names = {o.name for o in graph.outputs_of(kind)}
-    return {port.value: port.order for port in network.outputs if port.value in names}
-
-
-def prefixed(network: Network, prefix: str) -> Network:
-    """The network with a prefix to the names of all layers and edges."""
-
-    def use(u: Use) -> Use:
-        return dataclasses.replace(u, edge=prefix + u.edge)
-
-    def layer(y: Layer) -> Layer:
-        return dataclasses.replace(y, name=prefix + y.name, inputs=tuple(map(use, y.inputs)))
-
-    def port(p: NetPort) -> NetPort:
-        return dataclasses.replace(p, node=prefix + p.node, use=use(p.use))
-
-    return Network(
-        tuple(map(layer, network.layers)),
-        tuple(map(port, network.inputs)),
-        tuple(map(port, network.outputs)),
-    )
+    forward = [network(p.F, "F") for p in phases]
+    backward = [network(p.B, "B") for p in reversed(phases)]
+    return tuple(zip(forward, reversed(backward), strict=True))
 
 
 _SHARES = (1.0, 0.0)
@@ -136,10 +108,8 @@ def kernels_on(
     Raises:
         BackendError: They do not fit.
     """
-    layers, inputs, outputs = (
-        tuple(x for n in networks for x in getattr(n, field)) for field in _FIELDS
-    )
-    both = Network(layers, inputs, outputs)
+    f, b = networks
+    both = Network(f.layers + b.layers, f.inputs + b.inputs, f.outputs + b.outputs)
     search = _Search(both, board, name, movable=may_wait, waiting=phases.saved)
     search.sets = sets
     search.sums = {gradient_name(n): gradient_sum(n) for n in phases.trained}
@@ -248,7 +218,6 @@ def without(board: Board, used: Resources) -> Board:
 
 _OUTPUT = re.compile(r"^out_[0-9]+_")
 """What stands before the prefix in the name of a width converter at an output."""
-_FIELDS = ("layers", "inputs", "outputs")
 
 
 def _part(whole: StageDesign, name: str, prefix: str) -> StageDesign:
@@ -270,6 +239,4 @@ def _part(whole: StageDesign, name: str, prefix: str) -> StageDesign:
         ),
         resources=sum((e.resources for e in engines), Resources()),
     )
-    interval, _ = busiest(found)
-    latency = math.ceil(schedule(found, None).end)
-    return dataclasses.replace(found, interval=interval, latency=latency)
+    return timed(dataclasses.replace(found, interval=busiest(found)[0]))

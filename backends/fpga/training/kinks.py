@@ -10,6 +10,7 @@ difference is what the kernels' sides explain, to the element, and nothing else.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -61,38 +62,22 @@ def other_sides(
         tolerance: Largest error of such an element, and largest difference of the two elements of a
             window, relative to their tensor's largest magnitude; where it is larger, torch's stays.
     """
-    relus, maxima, gradients = 0, 0, Tensors()
-    for microbatch, inputs in enumerate(batches):
-        theirs = [saved[stage.index, microbatch] for stage in stages]
-        one = _of_one(stages, weights, inputs, seed, theirs, tolerance)
-        relus, maxima = relus + one.relus, maxima + one.maxima
-        add(gradients, one.gradients)
-    return Sides(relus, maxima, gradients)
+    counts, gradients = [0, 0], Tensors()
 
-
-def _of_one(
-    stages: Sequence[StageProgram],
-    weights: Mapping[str, Tensor],
-    inputs: Mapping[str, Tensor],
-    seed: int,
-    saved: Sequence[Mapping[str, Tensor]],
-    tolerance: float,
-) -> Sides:
-    """`other_sides` of one microbatch, what was saved by stage."""
-    relus = maxima = 0
-
-    def turned(stage: int, own: Tensors) -> Tensors:
+    def turned(microbatch: int, stage: int, own: Tensors) -> Tensors:
         """What a stage's B reads; counts what was put on the other side."""
-        nonlocal relus, maxima
-        found, *counts = on_their_side(stages[stage], own, saved[stage], tolerance)
-        relus, maxima = relus + counts[0], maxima + counts[1]
+        theirs = saved[stages[stage].index, microbatch]
+        found, *more = on_their_side(stages[stage], own, theirs, tolerance)
+        counts[:] = [a + b for a, b in zip(counts, more, strict=True)]
         return found
 
-    there, _ = chained(stages, weights, inputs, seed, turned)
-    if not relus + maxima:
-        return Sides(0, 0, {})
-    here, _ = chained(stages, weights, inputs, seed)
-    return Sides(relus, maxima, {n: there[n] - here[n] for n in here})
+    for microbatch, inputs in enumerate(batches):
+        before = list(counts)
+        there, _ = chained(stages, weights, inputs, seed, partial(turned, microbatch))
+        if counts != before:
+            here, _ = chained(stages, weights, inputs, seed)
+            add(gradients, {n: there[n] - here[n] for n in here})
+    return Sides(counts[0], counts[1], gradients)
 
 
 def on_their_side(

@@ -131,8 +131,7 @@ def _maps(b: Builder, node: fx.Node, arg: object) -> Maps:
     maps = as_maps(b, node, arg)
     if (maps.channel_order == range(maps.channels)).all():
         return maps
-    want = View.of(maps.value.view.shape, NHWC)
-    return as_maps_value(b, node, b.reorder(node, maps.value, want, maps.channels))
+    return as_maps_value(b, node, b.in_order(node, maps.value, NHWC))
 
 
 def _outer(
@@ -186,9 +185,7 @@ def max_pool_with_indices(b: Builder, node: fx.Node) -> Results:
     maps, window = pooled(b, node)
     if maps.padding.value != 0:
         raise UnsupportedError("places of maxima in padded maps")
-    names = ("batch", "w", "cf", "lanes", "kh", "kw", "sh", "sw", "dh", "dw", "pt", "pl",
-             "oh", "ow")  # fmt: skip
-    nest = ArgMax(**{name: getattr(window, name) for name in names})
+    nest = ArgMax(**dataclasses.asdict(window))
     places = b.put(
         nest, node, (maps.value.use(maps.channels),), found.view, found.channels,
         suffix="_index", dtype="int32", window=window,

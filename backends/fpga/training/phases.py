@@ -74,12 +74,12 @@ def phases_of(training: Training, draws: Draws | None = None) -> Phases:
     """
     low = training.lowered()
     rules = {**RULES, **dropout.RULES, **_layer_norm_rules(low.F)}
-    backward = _pruned(floating_masks(low.B, rewritten(_seeded(low), rules)))
+    backward = _pruned(floating_masks(low.B, rewritten(low.B, rules)))
     read = {i.name for i in backward.inputs_of(InputKind.SAVED)}
     masks = masks_of(low.F, draws)
     forward = with_masks(rewritten(_forward(_stateful(low.F), read), rules), masks)
     forward = _pruned(forward)
-    named = _named(backward)
+    named = _named(backward, {o.name for o in low.F.outputs_of(OutputKind.LOSS)})
     saved = tuple(i.name for i in named.inputs_of(InputKind.SAVED))
     nodes, updated = low.F.nodes, low.F.outputs_of(OutputKind.BUFFER_UPDATE)
     counters = tuple(o.name for o in updated if not _floating(nodes[o.node]))
@@ -125,20 +125,6 @@ def _floating(node: fx.Node) -> bool:
     return tensor(node).dtype.is_floating_point
 
 
-def _seeded(training: Training) -> Graph:
-    """B with the number 1 for the gradient of the loss."""
-    losses = {o.name for o in training.F.outputs_of(OutputKind.LOSS)}
-    graph, inputs, weights = training.B, list[GraphInput](), dict(training.B.weights)
-    for i in graph.inputs:
-        name = gradient_name(i.name)
-        if i.kind is InputKind.GRADIENT and i.name in losses:
-            inputs.append(GraphInput(i.node, InputKind.CONSTANT, name))
-            weights[name] = torch.ones(())
-        else:
-            inputs.append(i)
-    return graph.replace(inputs=tuple(inputs), weights=weights)
-
-
 def _pruned(graph: Graph) -> Graph:
     """The graph without nodes that no output needs, and without inputs that nobody reads."""
     nodes = graph.nodes
@@ -147,11 +133,14 @@ def _pruned(graph: Graph) -> Graph:
     return written(graph, inputs, [n for n in graph.calls if n in needed], graph.outputs)
 
 
-def _named(graph: Graph) -> Graph:
-    """B with its gradients and what F saved under names of their own."""
+def _named(graph: Graph, losses: set[str]) -> Graph:
+    """B with its gradients and what F saved under names of their own; a loss's gradient is 1."""
     renamed = {InputKind.GRADIENT: gradient_name, InputKind.SAVED: saved_name}
-    inputs = tuple(
-        GraphInput(i.node, i.kind, renamed.get(i.kind, str)(i.name)) for i in graph.inputs
-    )
+    inputs, weights = list[GraphInput](), dict(graph.weights)
+    for i in graph.inputs:
+        kind, name = i.kind, renamed.get(i.kind, str)(i.name)
+        if kind is InputKind.GRADIENT and i.name in losses:
+            kind, weights[name] = InputKind.CONSTANT, torch.ones(())
+        inputs.append(GraphInput(i.node, kind, name))
     outputs = tuple(GraphOutput(o.node, o.kind, gradient_name(o.name)) for o in graph.outputs)
-    return graph.replace(inputs=inputs, outputs=outputs)
+    return graph.replace(inputs=tuple(inputs), outputs=outputs, weights=weights)

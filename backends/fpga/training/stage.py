@@ -9,13 +9,13 @@ from pipec.backends.fpga.designs import board_of, device_of, precision_of, remem
 from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import items_of, placed
-from pipec.backends.fpga.search import Board
+from pipec.backends.fpga.search import Board, on
 from pipec.backends.fpga.timing import stage_timing
 from pipec.backends.fpga.training.kernels import Kernels, kernels_on, networks_of, without
 from pipec.backends.fpga.training.movers import SUMS, with_movers
 from pipec.backends.fpga.training.phases import Phases, phases_of
 from pipec.backends.fpga.training.saved import in_flight
-from pipec.backends.fpga.training.update import ROW, UPDATED, Sgd, Slice, layout, update_kernel
+from pipec.backends.fpga.training.update import ROW, UPDATED, Slice, layout, update_kernel
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
 from pipec.graph.ir import Graph, OutputKind
@@ -91,8 +91,8 @@ def trained_stage(
         kernels = kernels_on(networks, board, name, phases, sets)
         return TrainedStage(phases, kernels, None, (), sets)
     count, clock = ROW * (parameters[-1].first + parameters[-1].rows), board.fabric.clock_hz
-    made = update_kernel(count, board.limits.ddr / clock, Sgd(), f"{name}_update")
-    update = on_board(with_movers(made, UPDATED), board)
+    made = with_movers(update_kernel(count, board.limits.ddr / clock), UPDATED)
+    update = shallow(on(made, board, f"{name}_update"))
     kernels = kernels_on(networks, without(board, update.resources), name, phases, sets)
     banks = {p.group: p.bank for p in kernels.B.ddr if p.group == SUMS}
     slotted = with_slots(update, board.device, banks)
@@ -101,22 +101,10 @@ def trained_stage(
     return TrainedStage(phases, kernels, slotted, parameters, sets)
 
 
-def on_board(design: StageDesign, board: Board) -> StageDesign:
-    """A small kernel placed on a board: device, clock, resources; its memories are shallow.
-
-    Raises:
-        BackendError: It does not fit.
-    """
-    fabric = board.fabric
-    named = dataclasses.replace(
-        design,
-        device=board.device.kind,
-        part=fabric.part,
-        clock_mhz=fabric.clock_hz / 1e6,
-        limits=board.limits,
-    )
-    items = [item for e in named.engines for item in items_of(e)]
-    return placed(named, [Memory.LUT] * len(items), items)
+def shallow(design: StageDesign) -> StageDesign:
+    """A small kernel with all its memories in LUTs, and what it takes."""
+    items = [item for e in design.engines for item in items_of(e)]
+    return placed(design, [Memory.LUT] * len(items), items)
 
 
 def training_timing(plan: Plan) -> tuple[StageTiming, ...]:

@@ -23,7 +23,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.engines.base import Use
+from pipec.backends.fpga.engines.base import Engine, Use
 from pipec.backends.fpga.engines.map import Elementwise, Map
 from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.engines.steps import MapStep
@@ -102,73 +102,59 @@ UPDATED = {
 """Ports of the update to the buffers in memory; the new values may overwrite the old ones."""
 
 
-def update_network(parameters: int, sgd: Sgd) -> Network:
-    """The network that updates so many parameters.
+_LAYERS = (
+    ("decayed", ("in_w",), "decay", 1.0),
+    ("total", ("in_gradient", "decayed"), "scale", 1.0),
+    ("new_m", ("in_m", "total"), "momentum", 1.0),
+    ("new_w", ("new_m", "in_w"), "rate", -1.0),
+)
+"""Layer, what it reads, which setting the first of it is multiplied by, with which sign; the second
+is added."""
+
+
+def update_network(parameters: int) -> Network:
+    """The network that updates so many parameters, with the default settings.
 
     Inputs ``w``, ``gradient``, ``m``, outputs ``new_w``, ``new_m``, all ``[rows, 16]``; what is
     behind the last parameter is updated too, and means nothing.
     """
-    rows = ceil_div(parameters, ROW)
+    rows, add = ceil_div(parameters, ROW), MapStep("add", "stream")
 
-    def times(factor: float) -> MapStep:
-        table = Table(lambda: np.full((1, ROW), factor))
-        return MapStep("mul", "table", table=table)
+    def use(edge: str) -> Use:
+        return Use(edge, rows, ROW, "float32")
 
-    def layer(name: str, inputs: tuple[str, ...], *steps: MapStep) -> Elementwise:
-        uses = tuple(Use(edge, rows, ROW, "float32") for edge in inputs)
-        nest = Map(rows, ROW)
-        return Elementwise(name, "update", "SGD", uses, rows, ROW, nest, steps=steps)
-
-    add = MapStep("add", "stream")
-    layers = (
-        layer("decayed", ("in_w",), times(sgd.decay)),
-        layer("total", ("in_gradient", "decayed"), times(sgd.scale), add),
-        layer("new_m", ("in_m", "total"), times(sgd.momentum), add),
-        layer("new_w", ("new_m", "in_w"), times(-sgd.rate), add),
+    layers = []
+    for name, edges, setting, sign in _LAYERS:
+        factor = Table(partial(np.full, (1, ROW), sign * getattr(Sgd(), setting)))
+        steps = (MapStep("mul", "table", table=factor), add)[: len(edges)]
+        uses, nest = tuple(map(use, edges)), Map(rows, ROW)
+        layers.append(Elementwise(name, "update", "SGD", uses, rows, ROW, nest, steps=steps))
+    inputs, outputs = (
+        tuple(NetPort(n, n, use(way + n), (rows, ROW), (0, 1), "float32") for n in names)
+        for way, names in (("in_", ("w", "gradient", "m")), ("", ("new_w", "new_m")))
     )
-    inputs = tuple(_port(name, f"in_{name}", rows) for name in ("w", "gradient", "m"))
-    outputs = tuple(_port(name, name, rows) for name in ("new_w", "new_m"))
-    return Network(layers, inputs, outputs)
+    return Network(tuple(layers), inputs, outputs)
 
 
-def _port(name: str, edge: str, rows: int) -> NetPort:
-    use = Use(edge, rows, ROW, "float32")
-    return NetPort(name, name, use, (rows, ROW), (0, 1), "float32")
-
-
-def update_kernel(
-    parameters: int, bytes_per_cycle: float, sgd: Sgd, name: str = "stage0_update"
-) -> StageDesign:
+def update_kernel(parameters: int, bytes_per_cycle: float) -> StageDesign:
     """The update as a kernel whose engines are no slower than memory.
 
     Args:
         parameters: Of the stage.
         bytes_per_cycle: That the board's memory moves.
-        sgd: Settings.
-        name: Of the kernel.
     """
     per_row = max(int(4 * WORDS_MOVED * ROW / bytes_per_cycle), 1)
-    target = ceil_div(parameters, ROW) * per_row
-    return sized(design_at(update_network(parameters, sgd), target, name=name))
-
-
-RATES = {
-    "rate": ("new_w_map", -1.0),
-    "momentum": ("new_m_map", 1.0),
-    "decay": ("decayed_map", 1.0),
-    "scale": ("total_map", 1.0),
-}
-"""Setting to the engine that multiplies by it, and the sign."""
+    return sized(design_at(update_network(parameters), ceil_div(parameters, ROW) * per_row))
 
 
 def rated(kernel: StageDesign, sgd: Sgd) -> StageDesign:
     """The update with other settings: the same engines with other tables."""
-    engines = {e.name: e for e in kernel.engines}
-    for setting, (name, sign) in RATES.items():
-        engine, value = engines[name], sign * getattr(sgd, setting)
+    factors = {f"{name}_map": sign * getattr(sgd, of) for name, _, of, sign in _LAYERS}
+
+    def with_factor(engine: Engine) -> Engine:
         (table,) = engine.weights
-        values = partial(np.full, table.shape, value)
-        engines[name] = dataclasses.replace(
-            engine, weights=(dataclasses.replace(table, values=values),)
-        )
-    return dataclasses.replace(kernel, engines=tuple(engines.values()))
+        values = partial(np.full, table.shape, factors[engine.name])
+        return dataclasses.replace(engine, weights=(dataclasses.replace(table, values=values),))
+
+    engines = (with_factor(e) if e.name in factors else e for e in kernel.engines)
+    return dataclasses.replace(kernel, engines=tuple(engines))

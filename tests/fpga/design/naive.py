@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from pipec.backends.fpga.cycles import Process
-from pipec.backends.fpga.runs import Run, flat
-from pipec.backends.fpga.simulator.process import Style
+from pipec.backends.fpga.runs import Run
+from pipec.backends.fpga.simulator.process import Process, Style
+from tests.fpga.design.plain import flat
 
 
 def naive(

@@ -10,7 +10,7 @@ of waits closes into the deadlock that is reported.
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pipec.backends.fpga.runs import Run, flat
+from pipec.backends.fpga.runs import Run, Runs
 from pipec.backends.fpga.simulator.process import (
     Flow,
     Process,
@@ -22,6 +22,17 @@ from pipec.backends.fpga.simulator.process import (
 )
 
 FNV_OFFSET, FNV_PRIME, WORD = 0xCBF29CE484222325, 0x100000001B3, (1 << 64) - 1
+
+
+def flat(table: Runs) -> Iterator[Run]:
+    """The runs in order, loops unrolled."""
+    for item in table:
+        if isinstance(item, Run):
+            yield item
+        else:
+            body = tuple(flat(item.body))
+            for _ in range(item.times):
+                yield from body
 
 
 def digest(cycles: Iterable[int], start: int = FNV_OFFSET) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from pipec.backends.fpga.runs import Run, flat
+from pipec.backends.fpga.runs import Run
 from pipec.backends.fpga.simulator.process import (
     Process,
     Style,
@@ -34,6 +34,7 @@ from pipec.backends.fpga.simulator.process import (
     links,
     written,
 )
+from tests.fpga.design.plain import flat
 
 NEVER = 1 << 62
 

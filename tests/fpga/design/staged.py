@@ -1,7 +1,9 @@
 """A stage, simulated for some frames."""
 
-from pipec.backends.fpga.cycles import Trace, network_of, simulate
+from pipec.backends.fpga.cycles import network_of
 from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.simulator.native import simulate
+from pipec.backends.fpga.simulator.process import Trace
 
 
 def simulate_stage(design: StageDesign, frames: int = 3, *, record: bool = False) -> Trace:

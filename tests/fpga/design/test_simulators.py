@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipec.backends.fpga.cycles import Process, network_of, steady_state
+from pipec.backends.fpga.cycles import network_of, steady_state
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.runs import Loop, Run, Runs
 from pipec.backends.fpga.simulator import native
-from pipec.backends.fpga.simulator.process import Style, Trace
+from pipec.backends.fpga.simulator.process import Process, Style, Trace
 from pipec.errors import BackendError
 from tests.fpga.design import plain, rigid
 from tests.fpga.design.models import graph_of, made

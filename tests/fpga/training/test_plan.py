@@ -312,7 +312,7 @@ def test_every_engine_belongs_to_one_kernel() -> None:
 
 
 def test_update_kernel_is_as_wide_as_memory_feeds() -> None:
-    narrow, wide = (update_kernel(1000, b, Sgd()) for b in (20.0, 320.0))
+    narrow, wide = (update_kernel(1000, b) for b in (20.0, 320.0))
     assert narrow.interval == 16 * wide.interval
 
 
