@@ -36,7 +36,7 @@ from pipec.backends.fpga.engines.base import Layer as Folded
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.tiles import divisors
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.search import Board, best_design
+from pipec.backends.fpga.search import Board, Search
 from pipec.backends.fpga.timing import mac_units
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
@@ -166,7 +166,7 @@ def chain(graph: Graph, devices: str, precision: str) -> tuple[list[StageDesign]
         pace = int(cut.max_load * CLOCK)
         network = lower(extract(plan.graph, mine, f"Stage{k}"), precision, orders, pace)
         orders |= {p.value: p.order for p in network.outputs}
-        designs.append(best_design(network, boards[at], f"stage{k}", pace))
+        designs.append(Search(network, boards[at], f"stage{k}").best(pace))
     return designs, cut.lower_bound * CLOCK, time.process_time() - began
 
 

@@ -22,9 +22,15 @@ from pipec.backends.fpga.designs import designs_of, device_of, lowered, networks
 from pipec.backends.fpga.emit.stage import stage_directory
 from pipec.backends.fpga.inference import accuracy_of, emit_inference
 from pipec.backends.fpga.numbers import MINIMUM
-from pipec.backends.fpga.quantise.bound import Bound
-from pipec.backends.fpga.quantise.plan import error_bounds, tolerance_of
-from pipec.backends.fpga.quantise.samples import RANDOM, input_ranges, kept_frame, source_of
+from pipec.backends.fpga.quantise.bound import Bound, bounds_of
+from pipec.backends.fpga.quantise.plan import stages_of, tolerance_of
+from pipec.backends.fpga.quantise.samples import (
+    RANDOM,
+    held_out,
+    input_ranges,
+    kept_frame,
+    source_of,
+)
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stagejson import read_design, read_record
 from pipec.backends.fpga.timing import stage_timing
@@ -320,7 +326,8 @@ def _bounds(plan: Plan) -> list[Bound]:
     precision = precision_of(plan)
     if plan.trains or precision == "float32":
         return []
-    return error_bounds(plan, lowered(plan), networks(plan), precision)
+    exact = lowered(plan)
+    return bounds_of(stages_of(exact, networks(plan), precision), held_out(plan, exact))
 
 
 def _emitted_errors(plan: Plan, folders: Sequence[Path]) -> tuple[float, dict[str, Allowed]]:

@@ -13,7 +13,7 @@ from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.quantise.plan import calibrated
-from pipec.backends.fpga.search import Board, best_design, deep_fifos, laid_out
+from pipec.backends.fpga.search import Board, Search, deep_fifos, laid_out
 from pipec.backends.fpga.shrink import shrunk
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
@@ -162,7 +162,7 @@ def _counted(plan: Plan, stage: int, design: StageDesign) -> StageDesign | None:
 def _design(plan: Plan, stage: int, network: Network, reserved: Sequence[Item] = ()) -> StageDesign:
     """The design of one stage, no faster than the interval that the plan was cut for."""
     board = board_of(plan, stage)
-    return best_design(network, board, f"stage{stage}", _pace(plan, stage), reserved=reserved)
+    return Search(network, board, f"stage{stage}", reserved).best(_pace(plan, stage))
 
 
 def _pace(plan: Plan, stage: int, *, bound: bool = False) -> int:

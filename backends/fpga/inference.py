@@ -7,13 +7,12 @@ from pathlib import Path
 from torch import Tensor
 
 from pipec.backends.fpga import audit
-from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.csim.accuracy import Accuracy, measure
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import designs_of, device_of, lowered, precision_of
 from pipec.backends.fpga.emit.golden import Golden, golden_chain, random_inputs
-from pipec.backends.fpga.emit.scripts import Site
+from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage
 from pipec.backends.fpga.int8 import int8_format
 from pipec.backends.fpga.numbers import cut, held
@@ -47,16 +46,12 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
     golden = golden_chain(graphs, frames[0])
     folders = []
     for k, (design, frame) in enumerate(zip(designs, golden, strict=True)):
-        fabric = device_of(plan, k).fpga
         known = [b for b in bounds if b.stage == k]
         # A model of 16-bit floats rounds, where boards compute in float32.
         tolerance = max(tolerance_of(known), rounding_tolerance(plan.graph, SAME_KERNELS))
         folder = directory / stage_directory(design.name, design.part)
-        site = Site(
-            platform=bool(fabric and fabric.has_platform),
-            crossing=_crossing(plan.stages[k].graph),
-            banks=banks_of(fabric) if fabric else ("DDR[0]",),
-            hosted=True,
+        site = Site.on(
+            device_of(plan, k).fpga, crossing=_crossing(plan.stages[k].graph), hosted=True
         )
         accepted = of_golden(design, frame, tolerance)
         steps = _steps(design, graphs[k])

@@ -8,7 +8,6 @@ memory ports and the engines then find their places.
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -130,6 +129,7 @@ class Search:
         reserved: FIFOs that are known to become at least so deep; room is kept for them.
         movable: Whether a FIFO may lie in DDR (``Stream.memory`` says which do); none if not given.
         waiting: Inputs that wait elsewhere until they are read (`pipec.backends.fpga.flow`).
+        lay_out: What becomes of a folded design with these FIFOs; `laid_out` if not given.
     """
 
     network: Network
@@ -138,6 +138,7 @@ class Search:
     reserved: Sequence[Item] = ()
     movable: Callable[[Stream], bool] | None = None
     waiting: Collection[str] | None = None
+    lay_out: Callable[[StageDesign, Sequence[Item]], StageDesign | Shortage] | None = None
 
     def __post_init__(self) -> None:
         nodes = {layer.node: 0 for layer in self.network.layers}
@@ -170,13 +171,13 @@ class Search:
 
     def _placed(self, design: StageDesign, fifos: Sequence[Item]) -> StageDesign | Shortage:
         """A design with sized FIFOs on the board."""
-        return laid_out(design, self.board, fifos)
+        return self.lay_out(design, fifos) if self.lay_out else laid_out(design, self.board, fifos)
 
     def best(self, start: int = 0) -> StageDesign:
-        """The design of least interval, its latency not worked out.
+        """The design of least interval that fits the board and its regions, FIFOs sized.
 
         Args:
-            start: An interval below which the search need not look.
+            start: An interval that is short enough: what other stages take.
 
         Raises:
             BackendError: Not even the slowest design fits.
@@ -195,7 +196,7 @@ class Search:
                 low = middle
             else:
                 high, found = middle, better
-        return found
+        return timed(found)
 
     def _too_large(self, lacks: Shortage) -> BackendError:
         """The error for a stage that fits neither on chip nor streamed."""
@@ -210,28 +211,6 @@ class Search:
             want="no more than the board's share that a design may use",
             hint="use more boards, larger ones, or a narrower precision",
         )
-
-
-def best_design(
-    network: Network,
-    board: Board,
-    name: str = "stage0",
-    start: int = 0,
-    **fields: Any,
-) -> StageDesign:
-    """The design of least interval that fits a board and its regions, FIFOs sized and counted.
-
-    Args:
-        network: What is computed.
-        board: Where.
-        name: Stage name.
-        start: An interval that is short enough: what other stages take.
-        fields: Others of `Search`.
-
-    Raises:
-        BackendError: It does not fit.
-    """
-    return timed(Search(network, board, name, **fields).best(start))
 
 
 def on(design: StageDesign, board: Board, name: str) -> StageDesign:

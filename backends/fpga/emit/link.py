@@ -7,12 +7,15 @@ does the board in software (``hls/sim/board.h``).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.cpp import comment, identifier
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.mover import GMEM, Mover, movers
 from pipec.backends.fpga.emit.share import FLIT_BYTES, Shared, shared
 from pipec.backends.fpga.emit.source import bundle, memories, port_names, top_name
+from pipec.cluster.device import FpgaResources
 
 AURORA_BYTES = 32
 """Bytes of a beat of an Aurora core of four lanes."""
@@ -46,6 +49,38 @@ def memory_port(bundle: str) -> str:
 def stream_connect(source: str, sink: str) -> str:
     """The line that leads a stream from pin to pin."""
     return f"stream_connect={source}:{sink}"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a stage is to run, as far as its design does not say.
+
+    Attributes:
+        platform: Whether the board has a Vitis platform; an IP is exported where it has none.
+        crossing: Values that come from or go to another board.
+        banks: Names of the board's memory ports.
+        hosted: Whether it gets a host program, where the board has a Vitis platform.
+        alone: Whether no other kernel of ours stands on its board; one file beside the folders of
+            several says what joins them.
+    """
+
+    platform: bool = False
+    crossing: Sequence[str] = ()
+    banks: Sequence[str] = ("DDR[0]",)
+    hosted: bool = False
+    alone: bool = True
+
+    @classmethod
+    def on(cls, fabric: FpgaResources | None, **facts: Any) -> "Site":
+        """On a board, with further facts; without one, memory is one DDR port, and no platform."""
+        if fabric is None:
+            return cls(**facts)
+        return cls(platform=fabric.has_platform, banks=banks_of(fabric), **facts)
+
+    @property
+    def has_host(self) -> bool:
+        """Whether it gets a host program."""
+        return self.hosted and self.platform
 
 
 @dataclass(frozen=True)
@@ -109,34 +144,21 @@ def _whole(stream: Stream) -> bool:
     return fits and stream.tokens * width % AURORA_BYTES == 0
 
 
-def around(
-    design: StageDesign,
-    crossing: Sequence[str],
-    banks: Sequence[str] = ("DDR[0]",),
-    *,
-    hosted: bool = False,
-) -> Around:
-    """The connections of a stage.
-
-    Args:
-        design: The stage.
-        crossing: Names of the values that come from or go to another board.
-        banks: Names of the board's memory ports.
-        hosted: Whether a mover stands between the host and each stream that it feeds or reads.
-    """
+def around(design: StageDesign, site: Site) -> Around:
+    """The connections of a stage; with a host program a mover for each stream that it plays."""
     known = {identifier(port.name): port.bank for port in design.ddr if port.bank}
     found: dict[str, str] = {}
     for name in memories(design):
-        found.setdefault(bundle(name), known.get(name, banks[0]))
+        found.setdefault(bundle(name), known.get(name, site.banks[0]))
     ports = port_names(design)
-    links = [name for name, port in ports.items() if port.value in set(crossing)]
+    links = [name for name, port in ports.items() if port.value in set(site.crossing)]
     host = tuple(n for n in ports if n not in links)
     return Around(
         found,
         tuple(n for n in links if n.startswith("in_")),
         tuple(n for n in links if n.startswith("out_")),
         host,
-        movers(design, host, banks) if hosted else (),
+        movers(design, host, site.banks) if site.has_host else (),
     )
 
 

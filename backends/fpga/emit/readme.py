@@ -5,33 +5,25 @@ from functools import partial
 from pipec.backends.fpga.cpp import comment, identifier
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import filled
+from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.source import moved_tokens, moved_type, moving, port_names, top_name
 from pipec.backends.fpga.emit.tables import off_chip, on_chip
 
 _section = partial(filled, "README.md")
 
 
-def readme(
-    design: StageDesign,
-    tolerance: float,
-    *,
-    platform: bool,
-    shares: bool = False,
-    hosted: bool = False,
-    alone: bool = True,
-) -> str:
+def readme(design: StageDesign, tolerance: float, site: Site, *, shares: bool) -> str:
     """The text of ``README.md``.
 
     Args:
         design: The stage.
         tolerance: What its test bench accepts.
-        platform: Whether the board has a Vitis platform.
+        site: Where it is to run.
         shares: Whether kernels in ``link/`` lead values over its links.
-        hosted: Whether it has a host program.
-        alone: Whether no other kernel of ours stands on its board.
     """
+    platform = site.platform
     around = _section("platform") if platform else _section("block_design", top=top_name(design))
-    if not alone:
+    if not site.alone:
         suffix, what = ("cfg", "links all") if platform else ("tcl", "is a block design of all")
         around = _section("among", suffix=suffix, what=what)
     return _section(
@@ -51,7 +43,7 @@ def readme(
         packets=_section("packets") if shares else "",
         regions=_section("regions") if design.floorplan.regions else "",
         tables=_section("tables" if on_chip(design) else "no_tables"),
-        host=_section("host", stage=design.name) if hosted else "",
+        host=_section("host", stage=design.name) if site.has_host else "",
         buffers=_section("buffers", rows=_buffers(design)) if moving(design) else "",
     )
 

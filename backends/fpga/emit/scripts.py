@@ -1,7 +1,6 @@
 """What surrounds the sources: vendor scripts, Makefile, README."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pipec.backends.fpga.cpp import comment
 from pipec.backends.fpga.csim.build import (
@@ -18,7 +17,7 @@ from pipec.backends.fpga.emit.block import block_design
 from pipec.backends.fpga.emit.floorplan import FLOORPLAN, floorplan_xdc
 from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.host import host_files
-from pipec.backends.fpga.emit.link import Around, around, link_cfg, link_udp_cfg, sides
+from pipec.backends.fpga.emit.link import Around, Site, around, link_cfg, link_udp_cfg, sides
 from pipec.backends.fpga.emit.mover import mover_files
 from pipec.backends.fpga.emit.readme import readme
 from pipec.backends.fpga.emit.share import Shared, link_files, period_ns, product_of
@@ -27,26 +26,6 @@ from pipec.backends.fpga.emit.source import top_name
 PIPELINE_STYLE = "frp"
 """Free-running pipelines, which all cycles are for (`Style.FREE`); without a word the tool chooses,
 by version and pipeline. It does not make one of a pipeline on m_axi, and says so (UG1448)."""
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where a stage is to run, as far as its design does not say.
-
-    Attributes:
-        platform: Whether the board has a Vitis platform; an IP is exported where it has none.
-        crossing: Values that come from or go to another board.
-        banks: Names of the board's memory ports.
-        hosted: Whether it gets a host program, where the board has a Vitis platform.
-        alone: Whether no other kernel of ours stands on its board; one file beside the folders of
-            several says what joins them.
-    """
-
-    platform: bool = False
-    crossing: Sequence[str] = ()
-    banks: Sequence[str] = ("DDR[0]",)
-    hosted: bool = False
-    alone: bool = True
 
 
 def scripts(
@@ -60,8 +39,8 @@ def scripts(
         own: Values of outputs to what is accepted of them, where that is less.
         site: Where it is to run.
     """
-    platform, hosted = site.platform, site.hosted and site.platform
-    found = around(design, site.crossing, site.banks, hosted=hosted)
+    platform, hosted = site.platform, site.has_host
+    found = around(design, site)
     used = sides(design, found)
     muxes = [side.packets for side in used if platform or side.mux is not None]
     texts = _board(design, found, site)
@@ -76,11 +55,8 @@ def scripts(
         **texts,
         **link_files(design, muxes, platform=platform),
         **mover_files(design, found.movers),
-        "README.md": readme(
-            design, tolerance, platform=platform, shares=bool(muxes), hosted=hosted,
-            alone=site.alone,
-        ),
-    }  # fmt: skip
+        "README.md": readme(design, tolerance, site, shares=bool(muxes)),
+    }
 
 
 def _board(design: StageDesign, found: Around, site: Site) -> dict[str, str]:

@@ -22,7 +22,8 @@ from pipec.backends.fpga.emit.bench import tb_stage_cpp
 from pipec.backends.fpga.emit.engines import table_name
 from pipec.backends.fpga.emit.golden import Golden
 from pipec.backends.fpga.emit.headers import STAND_INS, own_header
-from pipec.backends.fpga.emit.scripts import Site, scripts
+from pipec.backends.fpga.emit.link import Site
+from pipec.backends.fpga.emit.scripts import scripts
 from pipec.backends.fpga.emit.source import headers, stage_top_cpp, stage_top_h, types_h
 from pipec.backends.fpga.emit.tables import off_chip, on_chip, stored
 from pipec.backends.fpga.stagejson import Json, stage_record, write_record

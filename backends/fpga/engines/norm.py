@@ -1,10 +1,8 @@
 """Row units: softmax, normalisations, local response; they need a whole row before they write."""
 
 import dataclasses
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from pipec.backends.fpga.arithmetic import steps_cost
 from pipec.backends.fpga.cpp import literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import real_type
-from pipec.backends.fpga.engines.parts import Table, in_tokens, weight
+from pipec.backends.fpga.engines.parts import in_tokens, weight
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
 from pipec.backends.fpga.int8 import kind_of
 from pipec.backends.fpga.runs import Loop, Run, Runs
@@ -62,7 +60,7 @@ class RowUnit(Nest):
         gap = gap_of(dtype)
         left = max(target - self.rows * (self.passes - 1) * gap, 1)
         lanes = lanes_for(self.channels, self.rows * self.taps, left, self.passes)
-        nest = dataclasses.replace(self, lanes=lanes, gap=gap).given(layer.tables)
+        nest = dataclasses.replace(self, lanes=lanes, gap=gap)
         row = (nest.taps, nest.channels)
         shape, kind = (nest.cf, lanes), real_type(dtype)
         tables = tuple(
@@ -76,10 +74,6 @@ class RowUnit(Nest):
         read = Run(self.cf, ii, (1 << inputs) - 1)
         body = (read, Run(1, self.gap + silent, 0, 1), Run(self.cf - 1, ii, 0, 1))
         return (Loop(self.rows, body),)
-
-    @abstractmethod
-    def given(self, tables: Mapping[str, Table]) -> Self:
-        """The same with these tables."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +96,6 @@ class Norm(RowUnit):
     k: float = 0.0
     scale: bool = False
     shift: bool = False
-
-    def given(self, tables: Mapping[str, Table]) -> Self:
-        return dataclasses.replace(self, scale="scale" in tables, shift="shift" in tables)
 
     def buffer(self, bits: int) -> tuple[int, int]:
         return (self.lanes * bits, self.cf)

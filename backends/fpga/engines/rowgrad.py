@@ -1,15 +1,11 @@
 """Gradients of softmax, log-softmax and layer normalisation, row by row."""
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
 
 from pipec.backends.fpga.arithmetic import steps_cost
 from pipec.backends.fpga.cpp import literal
 from pipec.backends.fpga.engines.base import Engine, Unit
 from pipec.backends.fpga.engines.norm import RowUnit
-from pipec.backends.fpga.engines.parts import Table
 
 
 @dataclass(frozen=True)
@@ -28,9 +24,6 @@ class RowGradient(RowUnit):
 
     passes: int = 2
     scale: bool = False
-
-    def given(self, tables: Mapping[str, Table]) -> Self:
-        return dataclasses.replace(self, scale="scale" in tables)
 
     def buffer(self, bits: int) -> tuple[int, int]:
         return (2 * self.lanes * bits, self.cf)

@@ -125,7 +125,8 @@ def rows_through(
     """A NORM layer over rows made of ``axes``, which are innermost in the stream."""
     row, cin = row_of(value, axes)
     rows = value.view.numel // row
-    nest = Norm(rows, cin, row // cin, op=op, passes=_PASSES[op], **fields)
+    given = {role: table is not None for role, table in (tables or {}).items()}
+    nest = Norm(rows, cin, row // cin, op=op, passes=_PASSES[op], **given, **fields)
     return b.put(nest, node, (value.use(cin),), value.view, cin, tables=tables)
 
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.numbers import MINIMUM
-from pipec.backends.fpga.quantise.bound import Bound, Stages, bounds_of
+from pipec.backends.fpga.quantise.bound import Bound, Stages
 from pipec.backends.fpga.quantise.calibrate import observed
 from pipec.backends.fpga.quantise.execute import stored, types_of
 from pipec.backends.fpga.quantise.formats import formats_of
 from pipec.backends.fpga.quantise.layers import quantised
-from pipec.backends.fpga.quantise.samples import calibration_samples, held_out
+from pipec.backends.fpga.quantise.samples import calibration_samples
 from pipec.plan.model import Plan
 
 
@@ -27,25 +27,14 @@ def calibrated(plan: Plan, networks: Sequence[Network]) -> tuple[Network, ...]:
     return tuple(quantised(n, f) for n, f in zip(networks, formats, strict=True))
 
 
-def error_bounds(
-    plan: Plan, exact: Sequence[Network], ready: Sequence[Network], precision: str
-) -> list[Bound]:
-    """How far the values that leave the stages may be off, on the frames that are held out.
+def stages_of(exact: Sequence[Network], ready: Sequence[Network], precision: str) -> Stages:
+    """All stages in narrow numbers.
 
     Args:
-        plan: Its graph has weights.
         exact: One per stage, as lowered for the precision, in real numbers.
         ready: The same with formats and whole numbers, if it is ``int8``.
         precision: Element type of the streams.
-
-    Raises:
-        BackendError: The samples don't fit.
     """
-    return bounds_of(stages_of(exact, ready, precision), held_out(plan, exact))
-
-
-def stages_of(exact: Sequence[Network], ready: Sequence[Network], precision: str) -> Stages:
-    """All stages in narrow numbers; see `error_bounds`."""
     types = [
         {edge: t if precision == "int8" else precision for edge, t in types_of(n).items()}
         for n in ready

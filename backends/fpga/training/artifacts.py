@@ -23,11 +23,10 @@ import torch
 from msgspec import to_builtins
 
 from pipec.backends.fpga import audit
-from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import device_of
 from pipec.backends.fpga.emit.golden import Golden, golden_chain, random_inputs
-from pipec.backends.fpga.emit.scripts import Site
+from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage, write_tables
 from pipec.backends.fpga.stagejson import Json
 from pipec.backends.fpga.training.connections import connections, ways
@@ -87,7 +86,9 @@ def emit_stage(
     frames = dict(zip(KERNELS, (*golden, _update_frame(stage, settings), waiting), strict=True))
     designs = _designs(stage, settings)
     for name, design in designs.items():
-        _write(design, folder / name, frames[name], fabric)
+        site = Site.on(fabric, alone=False)
+        write_stage(design, folder / name, frames[name], site=site)
+        audit.check(folder / name)
     _write_state(stage, folder, weights)
     counters = {n: int(weights[n]) for n in stage.phases.counters}
     record = {
@@ -146,15 +147,6 @@ def _designs(stage: TrainedStage, settings: Sgd) -> dict[str, StageDesign]:
     if stage.kernels.saved is not None:
         found["saved"] = stage.kernels.saved
     return found
-
-
-def _write(
-    design: StageDesign, folder: Path, frame: Golden | None, fabric: FpgaResources | None
-) -> None:
-    platform = fabric is not None and fabric.has_platform
-    banks = banks_of(fabric) if fabric else ("DDR[0]",)
-    write_stage(design, folder, frame, site=Site(platform=platform, banks=banks, alone=False))
-    audit.check(folder)
 
 
 def _write_state(stage: TrainedStage, folder: Path, weights: Tensors) -> None:

@@ -12,12 +12,12 @@ and left to the user: values go down the pipeline and gradients up it, over one 
 import dataclasses
 from collections.abc import Mapping
 
-from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.block import board_design, joined
 from pipec.backends.fpga.emit.link import (
     Around,
+    Site,
     around,
     connectivity,
     instance,
@@ -95,8 +95,7 @@ def _around(
     graphs = (stage.phases.F, stage.phases.B)
     arriving = {i.name for graph in graphs for i in graph.inputs if i.kind in CROSSING}
     leaving = {o.name for graph in graphs for o in graph.outputs if o.kind in CROSSING}
-    crossing = arriving | leaving
-    found = around(design, sorted(crossing), banks_of(fabric) if fabric else ("DDR[0]",))
+    found = around(design, Site.on(fabric, crossing=sorted(arriving | leaving)))
     return dataclasses.replace(found, host=tuple(p for p in found.host if p not in inside))
 
 

@@ -11,7 +11,7 @@ the interval like an engine.
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pipec.backends.fpga.banks import with_slots
 from pipec.backends.fpga.demand import Shortage
@@ -110,50 +110,26 @@ def kernels_on(
     """
     f, b = networks
     both = Network(f.layers + b.layers, f.inputs + b.inputs, f.outputs + b.outputs)
-    search = _Search(both, board, name, movable=may_wait, waiting=phases.saved)
-    search.sets = sets
-    search.sums = {gradient_name(n): gradient_sum(n) for n in phases.trained}
-    search.best()
-    found, features = min(search.kept, key=lambda each: each[0].interval)
-    forward, backward = (
-        _part(found, f"{name}_{suffix}", PREFIX[phase])
-        for phase, suffix in (("F", "forward"), ("B", "backward"))
-    )
-    between = saved_kernel(forward, features, f"{name}_saved")
-    return Kernels(forward, backward, found.interval, features, between)
+    sums = {gradient_name(n): gradient_sum(n) for n in phases.trained}
+    kept = list[tuple[StageDesign, tuple[Feature, ...]]]()
 
-
-@dataclass
-class _Search(Search):
-    """The search for F and B at once, what moves their values through memory included.
-
-    Attributes:
-        sets: Microbatches in flight.
-        sums: Outputs that are added up in memory.
-        kept: Designs that fit, and where saved values lie in each.
-    """
-
-    sets: int = 1
-    sums: Mapping[str, Place] = field(default_factory=dict)
-    kept: list[tuple[StageDesign, tuple[Feature, ...]]] = field(default_factory=list)
-
-    def _placed(self, design: StageDesign, fifos: Sequence[Item]) -> StageDesign | Shortage:
+    def lay_out(design: StageDesign, fifos: Sequence[Item]) -> StageDesign | Shortage:
         """The design with its movers, saved values on chip as far as there is room.
 
         Where memory is slower than engines, slower engines leave it less to move.
         """
-        whole = fitted(design, self.board, fifos)
+        whole = fitted(design, board, fifos)
         if isinstance(whole, Shortage):
             return whole
         found: StageDesign | Shortage
+        leaving = {p.value: whole.streams[p.stream] for p in whole.outputs}
         for share in _SHARES:
-            leaving = {p.value: whole.streams[p.stream] for p in whole.outputs}
-            values = {v: leaving[v] for v in self.waiting or ()}
-            features = placed_features(values, self.sets, _room(whole, self.board, share))
-            rings = {f.value: ring(f.value, self.sets) for f in features if not f.on_chip}
-            found = _complete(_unsized(whole), {**self.sums, **rings}, features, self.board)
+            values = {v: leaving[v] for v in phases.saved}
+            features = placed_features(values, sets, _room(whole, board, share))
+            rings = {f.value: ring(f.value, sets) for f in features if not f.on_chip}
+            found = _complete(_unsized(whole), {**sums, **rings}, features, board)
             if isinstance(found, StageDesign):
-                self.kept.append((found, features))
+                kept.append((found, features))
                 if found.interval > _NEAR * whole.interval:
                     told = f"{found.interval:,} cycles of memory, engines {whole.interval:,}"
                     found = Shortage((told,), least=int(found.interval / _NEAR))
@@ -161,6 +137,15 @@ class _Search(Search):
             if not found.of_memory:
                 break
         return found
+
+    Search(both, board, name, movable=may_wait, waiting=phases.saved, lay_out=lay_out).best()
+    found, features = min(kept, key=lambda each: each[0].interval)
+    forward, backward = (
+        _part(found, f"{name}_{suffix}", PREFIX[phase])
+        for phase, suffix in (("F", "forward"), ("B", "backward"))
+    )
+    between = saved_kernel(forward, features, f"{name}_saved")
+    return Kernels(forward, backward, found.interval, features, between)
 
 
 def _room(whole: StageDesign, board: Board, share: float) -> Resources:

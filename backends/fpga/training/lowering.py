@@ -252,6 +252,9 @@ def _row_derivative(
     dy = b.reorder(node, b.value(node.args[0]), y.view, y.channels)
     row, cin = row_of(y, axes)
     passes = 4 if op == "layer_norm" else 2
-    nest = RowGradient(y.view.numel // row, cin, row // cin, op=op, passes=passes, eps=eps)
-    tables = {"scale": element_table(b, node, y, axes, scale)}
-    return b.put(nest, node, (dy.use(cin), y.use(cin)), y.view, cin, tables=tables)
+    table = element_table(b, node, y, axes, scale)
+    nest = RowGradient(
+        y.view.numel // row, cin, row // cin, op=op, passes=passes, eps=eps, scale=table is not None
+    )
+    uses = (dy.use(cin), y.use(cin))
+    return b.put(nest, node, uses, y.view, cin, tables={"scale": table})

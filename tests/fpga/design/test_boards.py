@@ -17,7 +17,7 @@ from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import designs_of, networks
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.runs import cycles, tokens
-from pipec.backends.fpga.search import Board, best_design, deep_fifos, fitted
+from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted
 from pipec.backends.fpga.stagejson import design_of, stage_record
 from pipec.cluster.cluster import Cluster, Link, parse_cluster
 from pipec.cluster.presets import preset
@@ -118,7 +118,7 @@ def test_deeper_fifos_are_counted_and_given_room() -> None:
         assert design.resources.fits(design.limits)
     held = max(deep_fifos(designs[1]), key=lambda item: item.bits)
     assert held.owner == "add_in0"
-    alone = best_design(networks(plan)[1], board)
+    alone = Search(networks(plan)[1], board).best()
     depth = alone.streams[held.owner].depth
     assert depth < held.depth
     deeper = replace(alone, streams={**alone.streams, held.owner: designs[1].streams[held.owner]})

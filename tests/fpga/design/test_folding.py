@@ -23,7 +23,7 @@ from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.memory import KINDS, Item, place
 from pipec.backends.fpga.runs import cycles
-from pipec.backends.fpga.search import Board, best_design, bound
+from pipec.backends.fpga.search import Board, Search, bound
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.timing import link_cycles, stage_timing
 from pipec.cluster.device import Region
@@ -124,7 +124,7 @@ def test_designs_fit_small_boards(name: str, precision: str) -> None:
     network = lower(graph_of(model, x), precision)
     need = arithmetic(precision).mac_dsp
     small = board(precision, dsp=round(300 * max(need, 1)), clock_hz=100e6)
-    design = best_design(network, small)
+    design = Search(network, small).best()
     assert design.resources.fits(design.limits)
     assert design.interval >= bound(network, small)
     assert simulate_stage(design, 4).interval == design.interval
@@ -133,7 +133,7 @@ def test_designs_fit_small_boards(name: str, precision: str) -> None:
 def test_more_dsps_give_a_shorter_interval() -> None:
     model, x = made("resnet")
     network = lower(graph_of(model, x))
-    intervals = [best_design(network, board(dsp=d)).interval for d in (400, 800, 1600, 3200)]
+    intervals = [Search(network, board(dsp=d)).best().interval for d in (400, 800, 1600, 3200)]
     assert intervals == sorted(intervals, reverse=True)
     assert intervals[0] > 2 * intervals[-1]
 
@@ -144,7 +144,7 @@ def big_linear() -> nn.Module:
 
 def test_weights_that_do_not_fit_are_streamed() -> None:
     network = lower(graph_of(big_linear(), torch.randn(1, 8192)))
-    design = best_design(network, Board(VCU118))
+    design = Search(network, Board(VCU118)).best()
     (port,) = design.ddr
     assert port.bytes_per_frame >= 8192 * 4096 * 4
     assert port.bytes_per_second <= VCU118.memory_bandwidth
@@ -175,7 +175,7 @@ def test_a_refusal_names_the_limits_that_are_exceeded(
     """And no other, each with by how much."""
     model, x = made("resnet")
     with pytest.raises(BackendError) as caught:
-        best_design(lower(graph_of(model, x)), board("float32", **fabric))
+        Search(lower(graph_of(model, x)), board("float32", **fabric)).best()
     text = str(caught.value)
     assert "does not fit the board" in text
     found = re.findall(r"([\d,]+) ([A-Z]\w+) of ([\d,]+) \(([\d,]+) too many\)", text)
@@ -188,7 +188,7 @@ def test_a_refusal_is_about_weights_in_memory_where_these_fit_no_chip() -> None:
     """Block RAMs would do then; what lacks are LUTs, for the memory controller too."""
     network = lower(graph_of(big_linear(), torch.randn(1, 8192)))
     with pytest.raises(BackendError) as caught:
-        best_design(network, board(bram36=400, uram=0, lut=90_000))
+        Search(network, board(bram36=400, uram=0, lut=90_000)).best()
     got = str(caught.value)
     assert "LUT of" in got
     assert "BRAM36" not in got
@@ -201,9 +201,9 @@ def test_a_refusal_names_the_region_that_is_too_full() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), *(nn.Conv2d(8, 8, 1) for _ in range(6)))
     network = lower(graph_of(model, torch.randn(1, 3, 12, 12)))
     small: dict[str, Any] = {"bram36": 140, "uram": 0, "lut": 72_000, "dsp": 90, "crossings": 10}
-    assert best_design(network, board(**small, regions=())).resources.lut > 0
+    assert Search(network, board(**small, regions=())).best().resources.lut > 0
     with pytest.raises(BackendError) as caught:
-        best_design(network, board(**small, regions=uneven))
+        Search(network, board(**small, regions=uneven)).best()
     found = re.findall(r"([\d,]+) (.+?) of ([\d,]+) \(([\d,]+) too many\)", str(caught.value))
     assert found
     for used, name, limit, over in found:
@@ -219,7 +219,7 @@ def test_a_gpu_is_no_board() -> None:
     model, x = made("resnet")
     gpu = Board(PRESETS["h100"])
     with pytest.raises(BackendError, match="no FPGA"):
-        best_design(lower(graph_of(model, x)), gpu)
+        Search(lower(graph_of(model, x)), gpu).best()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -10,7 +10,7 @@ from pipec.backends.fpga.cutting.chain import Chain, weightings
 from pipec.backends.fpga.cutting.joint import METHOD, crossing, interval_bound, joint_cut
 from pipec.backends.fpga.demand import Demands
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.search import Board, best_design
+from pipec.backends.fpga.search import Board, Search
 from pipec.cluster.cluster import Cluster
 from pipec.cluster.device import Device
 from pipec.cluster.presets import PRESETS
@@ -57,7 +57,7 @@ def slowest(graph: Graph, stage: "np.ndarray[tuple[int], np.dtype[np.int64]]", p
         mine = {n for n, s in zip(names, stage.tolist(), strict=True) if s == k}
         network = lower(extract(graph, mine, f"S{k}"), orders=orders)
         orders |= {p.value: p.order for p in network.outputs}
-        worst = max(worst, best_design(network, Board(board)).interval)
+        worst = max(worst, Search(network, Board(board)).best().interval)
     return worst
 
 
@@ -83,7 +83,7 @@ def test_a_stage_that_fits_is_excluded_by_no_weighting() -> None:
     model, x = made("resnet")
     network = lower(graph_of(model, x))
     board = Board(device("small", 500))
-    design = best_design(network, board)
+    design = Search(network, board).best()
     demands = Demands(network, "float32", {layer.node: 0 for layer in network.layers})
     demand = demands.at(design.interval)
     assert not demand.late.any()

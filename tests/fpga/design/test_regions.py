@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from pipec.backends.fpga import regions
 from pipec.backends.fpga.design import DdrPort, StageDesign, Stream
 from pipec.backends.fpga.emit.floorplan import floorplan_xdc
-from pipec.backends.fpga.emit.scripts import Site, scripts
+from pipec.backends.fpga.emit.link import Site
+from pipec.backends.fpga.emit.scripts import scripts
 from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.parts import Resources
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.regions import HANDSHAKE_WIRES, SLACK, floorplan
 from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL
-from pipec.backends.fpga.search import Board, best_design
+from pipec.backends.fpga.search import Board, Search
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.timing import stage_timing
 from pipec.cluster.cluster import parse_cluster
@@ -162,7 +163,7 @@ def test_a_full_board_is_within_every_region() -> None:
     """A design that uses all DSPs that it may: budgets kept, said in record, report and scripts."""
     model, x = made("resnet")
     device: Device = PRESETS["vcu118"]
-    design = best_design(lower(graph_of(model, x)), Board(device))
+    design = Search(lower(graph_of(model, x)), Board(device)).best()
     plan = design.floorplan
     assert set(plan.regions) == {e.name for e in design.engines}
     assert sum(u.dsp for u in plan.used) == pytest.approx(
@@ -185,9 +186,9 @@ def test_a_full_board_is_within_every_region() -> None:
 def test_a_board_too_full_for_its_regions_is_folded_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = made("resnet")
     network, device = lower(graph_of(model, x)), Board(PRESETS["vcu118"])
-    free = best_design(network, device)
+    free = Search(network, device).best()
     monkeypatch.setattr(regions, "SLACK", -0.22)
-    tight = best_design(network, device)
+    tight = Search(network, device).best()
     assert tight.interval > free.interval
     assert all(u.fits(n) for u, n in zip(tight.floorplan.used, tight.floorplan.limits, strict=True))
 

@@ -11,7 +11,7 @@ from pipec.backends.fpga.demand import Demands, bits_beside
 from pipec.backends.fpga.fifo import deepened
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.search import Board, best_design, bound, deep_fifos
+from pipec.backends.fpga.search import Board, Search, bound, deep_fifos
 from pipec.cluster.presets import PRESETS
 from tests.fpga.design.models import graph_of
 
@@ -83,7 +83,7 @@ def test_what_waits_is_about_what_fifos_hold(vectors: int) -> None:
 def test_memory_for_what_waits_follows_the_choice(block_rams: int) -> None:
     """Where FIFOs of the first choice do not fit, one with smaller blocks does at that pace."""
     network, board = bottlenecks(), small_board(block_rams)
-    design = best_design(network, board)
+    design = Search(network, board).best()
     assert design.ddr
     assert design.resources.fits(design.limits)
     assert design.interval <= 1.105 * bound(network, board)

@@ -8,8 +8,8 @@ import pytest
 from pipec.backends.fpga.banks import ddr_ports, with_banks
 from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.emit.block import block_design
-from pipec.backends.fpga.emit.link import Around, around, link_cfg, link_udp_cfg
-from pipec.backends.fpga.emit.scripts import Site, scripts
+from pipec.backends.fpga.emit.link import Around, Site, around, link_cfg, link_udp_cfg
+from pipec.backends.fpga.emit.scripts import scripts
 from pipec.backends.fpga.emit.source import bundle, memories, port_names
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
@@ -36,7 +36,7 @@ def design() -> StageDesign:
 def test_link_cfg_leads_every_port_somewhere(design: StageDesign) -> None:
     inputs, outputs = ([n for n in port_names(design) if n.startswith(p)] for p in ("in_", "out_"))
     crossing = [port_names(design)[outputs[0]].value]
-    text = link_cfg(design, around(design, crossing, BANKS))
+    text = link_cfg(design, around(design, Site(crossing=crossing, banks=BANKS)))
     packets = "stage0_link_tx_1"  # a row of four numbers is half a beat
     assert f"stream_connect=stage0_top_1.{outputs[0]}:{packets}.{outputs[0]}\n" in text
     assert f"stream_connect={packets}.out:krnl_aurora_1.tx_axis\n" in text
@@ -49,7 +49,7 @@ def test_link_cfg_leads_every_port_somewhere(design: StageDesign) -> None:
 
 
 def test_every_stream_of_the_host_has_a_mover_in_a_bank_of_its_own(design: StageDesign) -> None:
-    text = link_cfg(design, around(design, [], BANKS, hosted=True))
+    text = link_cfg(design, around(design, Site(platform=True, banks=BANKS, hosted=True)))
     banks = dict(re.findall(r"^sp=(\w+\.\w+):(\S+)$", text, re.MULTILINE))
     moved = {pin: bank for pin, bank in banks.items() if "_move_" in pin}
     own = {bank for pin, bank in banks.items() if pin not in moved}
@@ -65,7 +65,7 @@ def test_every_stream_of_the_host_has_a_mover_in_a_bank_of_its_own(design: Stage
 def test_cores_on_both_sides_of_a_board_are_one_kernel(several: StageDesign) -> None:
     ports = {**port_names(several)}
     values = [port.value for port in ports.values()]
-    text = link_cfg(several, around(several, values))
+    text = link_cfg(several, around(several, Site(crossing=values)))
     assert "nk=krnl_aurora:2:krnl_aurora_0,krnl_aurora_1\n" in text
 
 
@@ -88,7 +88,7 @@ def sending(text: str, found: Around) -> dict[str, str]:
 
 def test_several_values_share_a_link(several: StageDesign) -> None:
     values = [port.value for port in several.outputs]
-    found = around(several, values)
+    found = around(several, Site(crossing=values))
     text = link_cfg(several, found)
     streams = sending(text, found)
     assert streams["stage0_link_tx_1.out"] == "krnl_aurora_1.tx_axis"
@@ -104,7 +104,7 @@ def test_several_values_share_a_link(several: StageDesign) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_udp_takes_every_value_in_packets(several: StageDesign, count: int) -> None:
     values = [port.value for port in several.outputs][:count]
-    found = around(several, values)
+    found = around(several, Site(crossing=values))
     text = link_udp_cfg(several, found)
     streams = sending(text, found)
     assert streams["stage0_link_tx_1.out"] == "networklayer_1.S_AXIS_sk2nl"
@@ -124,12 +124,13 @@ def test_udp_takes_every_value_in_packets(several: StageDesign, count: int) -> N
 
 def test_a_block_design_has_both_directions_of_a_shared_link(several: StageDesign) -> None:
     values = [port.value for port in several.outputs]
-    text = block_design(several, around(several, values))
+    found = around(several, Site(crossing=values))
+    text = block_design(several, found)
     for end in ("USER_DATA_M_AXIS_RX", "USER_DATA_S_AXIS_TX", "GT_SERIAL_RX", "GT_SERIAL_TX"):
         assert text.count(f"aurora_1/{end}]") == 1
     pins = re.findall(r"link_tx/(\w+)", text)
     assert sorted(pins) == sorted(
-        [*around(several, values).sends, "ap_clk", "ap_rst_n", "s_axi_control", "out", "back"]
+        [*found.sends, "ap_clk", "ap_rst_n", "s_axi_control", "out", "back"]
     )
 
 
@@ -144,12 +145,12 @@ def test_widths_of_a_link_fit(lanes: int, tokens: int, way: str) -> None:
     port = Port("v", "v", "v", (tokens, lanes), (0, 1), "float32")
     inputs, outputs = ((port,), ()) if way == "rx" else ((), (port,))
     stage = StageDesign("stage0", (), {"v": stream}, inputs, outputs, part="p")
-    text = block_design(stage, around(stage, ["v"]))
+    text = block_design(stage, around(stage, Site(crossing=["v"])))
     width = 4 * lanes
     beats = -(-tokens * width // 32)  # of the link, the last one filled up
     direct = 32 * beats == tokens * width and 32 % min(width, 32) == 0 == max(width, 32) % 32
     assert (f"link_{way}" not in text) == direct
-    link = re.findall(rf"link_{way}", link_cfg(stage, around(stage, ["v"])))
+    link = re.findall(rf"link_{way}", link_cfg(stage, around(stage, Site(crossing=["v"]))))
     assert (not link) == direct
     takes = re.findall(r"S_TDATA_NUM_BYTES (\d+) CONFIG.M_TDATA_NUM_BYTES (\d+)", text)
     if not direct:
@@ -162,7 +163,7 @@ def test_widths_of_a_link_fit(lanes: int, tokens: int, way: str) -> None:
 
 def test_block_design_connects_every_port_once(design: StageDesign) -> None:
     crossing = [port_names(design)[n].value for n in port_names(design)]
-    text = block_design(design, around(design, crossing))
+    text = block_design(design, around(design, Site(crossing=crossing)))
     assert text.count("[") == text.count("]")
     kernel = re.findall(r"kernel/(\w+)", text)
     wanted = {f"m_axi_{bundle(n)}" for n in memories(design)} | set(port_names(design))
@@ -178,7 +179,7 @@ def test_block_design_connects_every_port_once(design: StageDesign) -> None:
 def test_memory_ports_reach_their_controller_through_interconnects_of_sixteen(
     design: StageDesign, count: int
 ) -> None:
-    found = replace(around(design, []), banks={f"b{k}": "DDR[0]" for k in range(count)})
+    found = replace(around(design, Site()), banks={f"b{k}": "DDR[0]" for k in range(count)})
     text = block_design(design, found)
     sizes = dict(re.findall(r"NUM_SI (\d+) \[get_bd_cells (ddr4_0_\w+)\]", text))
     assert max(map(int, sizes)) <= 16

@@ -13,7 +13,7 @@ from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import busy_cycles
 from pipec.backends.fpga.engines.mover import Refill, Spill
 from pipec.backends.fpga.engines.parts import Memory
-from pipec.backends.fpga.search import Board, best_design, deep_fifos
+from pipec.backends.fpga.search import Board, Search, deep_fifos
 from pipec.backends.fpga.training import kernels, movers
 from pipec.backends.fpga.training.compare import compare_emitted
 from pipec.backends.fpga.training.kernels import networks_of
@@ -98,7 +98,7 @@ def test_fifos_leave_the_chip_only_where_they_do_not_fit(monkeypatch: pytest.Mon
     network, _ = networks_of([phases_of(training)])[0]
     board = Board(parse_cluster("1xvcu118").devices[0])
     monkeypatch.setattr(movers, "_LEAST_BITS", 1024)
-    roomy = best_design(network, board, movable=may_wait, waiting=())
+    roomy = Search(network, board, movable=may_wait, waiting=()).best()
     assert all(s.memory is None for s in roomy.streams.values())
     deep = {item.owner for item in deep_fifos(roomy) if may_wait(roomy.streams[item.owner])}
     assert deep
@@ -110,7 +110,7 @@ def test_fifos_leave_the_chip_only_where_they_do_not_fit(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(on_board, "laid_out", refused_once)
     monkeypatch.setattr(on_board, "_ON_CHIP", 0.0)
-    tight = best_design(network, board, movable=may_wait, waiting=())
+    tight = Search(network, board, movable=may_wait, waiting=()).best()
     assert {s.name for s in tight.streams.values() if s.memory is Memory.DDR} == deep
 
 
