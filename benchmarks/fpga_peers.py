@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from benchmarks._fpga_site import Unavailable, ask
 from benchmarks._peers_digits import HEAD, digits
 from examples.resnet import resnet18, resnet50
-from pipec.backends.fpga.build import fold
 from pipec.backends.fpga.cutting.joint import joint_cut
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import Layer as Folded
@@ -94,7 +93,7 @@ def our_units(layers: Sequence[Folded], target: int, precision: str = "int8") ->
     """Units of pipec's factors for a target; None if a layer cannot reach it."""
     total = 0
     for layer in layers:
-        nest = fold(layer, target, precision).nest
+        nest = layer.nest.folded(layer, target, precision).nest
         assert isinstance(nest, Mvu)
         if nest.n * nest.nf * nest.sf > target:
             return None

@@ -33,7 +33,7 @@ import click
 
 from benchmarks._imagenet import NETWORKS, training_graph
 from pipec.autodiff.differentiate import differentiate
-from pipec.backends.fpga.build import build, fold
+from pipec.backends.fpga.build import build
 from pipec.backends.fpga.engines.base import Layer, busy_cycles
 from pipec.backends.fpga.memory import items_of
 from pipec.backends.fpga.numbers import bits_of
@@ -158,7 +158,8 @@ class Model:
 
     def taken(self, layer: Layer, target: int) -> tuple[float, float, int]:
         """DSPs, bits and busy cycles of a layer folded for an interval."""
-        engines = build(layer, fold(layer, target, self.precision), self.precision).engines
+        made = layer.nest.folded(layer, target, self.precision)
+        engines = build(layer, made, self.precision).engines
         bits = sum(i.width * i.depth for e in engines for i in items_of(e))
         return sum(logic(e).dsp for e in engines), float(bits), max(map(busy_cycles, engines))
 

@@ -30,7 +30,8 @@ from pathlib import Path
 
 from pipec.backends.fpga.arithmetic import step_cost
 from pipec.backends.fpga.engines.parts import Memory, Resources
-from pipec.backends.fpga.resources import fifo_logic, stored, with_control
+from pipec.backends.fpga.memory import Item
+from pipec.backends.fpga.resources import fifo_logic, with_control
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "data" / "vitis"
 STEPS = {
@@ -130,7 +131,8 @@ def memory(line: Line, copies: int) -> Resources:
     """What the estimate says of a memory, where the report says that it lies."""
     place = Memory.BRAM if float(line["BRAM_18K"] or 0) else Memory.LUT
     place = Memory.URAM if float(line["URAM"] or 0) else place
-    return stored(place, int(line["bits"]) * int(line["banks"]), copies * int(line["words"]))
+    width, depth = int(line["bits"]) * int(line["banks"]), copies * int(line["words"])
+    return Item("", "", width, depth).taken(place)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from pipec.backends.fpga.designs import designs_of, device_of, lowered, networks
 from pipec.backends.fpga.emit.stage import stage_directory
 from pipec.backends.fpga.inference import accuracy_of, emit_inference
 from pipec.backends.fpga.numbers import MINIMUM
-from pipec.backends.fpga.quantise.bound import Bound, bounds_of
-from pipec.backends.fpga.quantise.plan import stages_of, tolerance_of
+from pipec.backends.fpga.quantise.bound import Bound, Stages, bounds_of, tolerance_of
 from pipec.backends.fpga.quantise.samples import (
     RANDOM,
     held_out,
@@ -327,7 +326,7 @@ def _bounds(plan: Plan) -> list[Bound]:
     if plan.trains or precision == "float32":
         return []
     exact = lowered(plan)
-    return bounds_of(stages_of(exact, networks(plan), precision), held_out(plan, exact))
+    return bounds_of(Stages.of(exact, networks(plan), precision), held_out(plan, exact))
 
 
 def _emitted_errors(plan: Plan, folders: Sequence[Path]) -> tuple[float, dict[str, Allowed]]:

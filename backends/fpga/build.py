@@ -31,16 +31,11 @@ class Built:
     reads: tuple[int, ...]
 
 
-def fold(layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
-    """The cheapest form in which ``layer`` takes at most ``target`` cycles; see `Nest.folded`."""
-    return layer.nest.folded(layer, target, dtype, block)
-
-
 def built_at(
     layer: Layer, target: int, dtype: str, block: int, known: dict[tuple[str, Folded], Built]
 ) -> Built:
     """The engines of a layer folded for a target; those of a form seen before are ``known``."""
-    made = fold(layer, target, dtype, block)
+    made = layer.nest.folded(layer, target, dtype, block)
     if (layer.name, made) not in known:
         known[layer.name, made] = build(layer, made, dtype)
     return known[layer.name, made]

@@ -12,7 +12,10 @@ from pipec.backends.fpga.fifo import joined
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item
-from pipec.backends.fpga.quantise.plan import calibrated
+from pipec.backends.fpga.quantise.calibrate import observed
+from pipec.backends.fpga.quantise.formats import formats_of
+from pipec.backends.fpga.quantise.layers import quantised
+from pipec.backends.fpga.quantise.samples import calibration_samples
 from pipec.backends.fpga.search import Board, Search, deep_fifos, laid_out
 from pipec.backends.fpga.shrink import shrunk
 from pipec.cluster.device import Device
@@ -81,7 +84,8 @@ def networks(plan: Plan) -> tuple[Network, ...]:
 def _networks(plan: Plan) -> tuple[Network, ...]:
     found = lowered(plan)
     if precision_of(plan) == "int8" and all_have_data(plan.graph.weights):
-        return calibrated(plan, found)
+        formats = formats_of(found, observed(found, calibration_samples(plan, found)))
+        return tuple(map(quantised, found, formats))
     return found
 
 
@@ -138,12 +142,12 @@ def _together(plan: Plan) -> tuple[StageDesign, ...]:
     for _ in range(_ROUNDS):
         deep = joined([shrunk(design) if simulate else design for design in designs])
         counted = [
-            design if design is designs[k] else _counted(plan, k, design)
-            for k, design in enumerate(deep)
+            d if d is designs[k] else laid_out(d, board_of(plan, k), deep_fifos(d))
+            for k, d in enumerate(deep)
         ]
-        late = [k for k, design in enumerate(counted) if design is None]
+        late = [k for k, d in enumerate(counted) if isinstance(d, Shortage)]
         if not late:
-            return tuple(design for design in counted if design is not None)
+            return tuple(d for d in counted if not isinstance(d, Shortage))
         for k in late:
             designs[k] = _design(plan, k, nets[k], deep_fifos(deep[k]))
     raise BackendError(
@@ -151,12 +155,6 @@ def _together(plan: Plan) -> tuple[StageDesign, ...]:
         got=", ".join(designs[k].name for k in late),
         hint="use larger boards, or another number of stages",
     )
-
-
-def _counted(plan: Plan, stage: int, design: StageDesign) -> StageDesign | None:
-    """The design counted again, FIFOs as deep as they are; None if it doesn't fit any more."""
-    found = laid_out(design, board_of(plan, stage), deep_fifos(design))
-    return None if isinstance(found, Shortage) else found
 
 
 def _design(plan: Plan, stage: int, network: Network, reserved: Sequence[Item] = ()) -> StageDesign:

@@ -68,20 +68,18 @@ def _fed(design: StageDesign, fed: Schedule, interval: int) -> StageDesign:
     return dataclasses.replace(design, streams={**design.streams, **streams}) if streams else design
 
 
-def sized(design: StageDesign, waiting: Collection[str] | None = None) -> StageDesign:
-    """The design with FIFO depths that let it reach its busiest engine's interval.
+def sized(design: StageDesign) -> StageDesign:
+    """The design `deepened`, and its latency, which takes as long again to work out."""
+    return timed(deepened(design))
 
-    Interval and latency are filled in.
+
+def deepened(design: StageDesign, waiting: Collection[str] | None = None) -> StageDesign:
+    """The design with its interval, and FIFO depths that let it reach its busiest engine's.
 
     Args:
         design: A stage.
         waiting: Inputs that wait elsewhere until they are read (`pipec.backends.fpga.flow`).
     """
-    return timed(deepened(design, waiting))
-
-
-def deepened(design: StageDesign, waiting: Collection[str] | None = None) -> StageDesign:
-    """The same but for the latency, which takes as long again to work out."""
     interval, _ = busiest(design)
     needed = _needed(design, schedule(design, float(interval), waiting=waiting), interval)
     streams = {

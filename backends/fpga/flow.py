@@ -70,17 +70,6 @@ class Chunks:
         return self.points[:, 1 + self.inputs + port]
 
 
-def chunked(table: Runs, inputs: int, outputs: int, limit: int = CHUNKS) -> Chunks:
-    """Divide a run table into about ``limit`` chunks.
-
-    Example:
-        >>> chunked((Run(3, 2, 1, 1),), 1, 1, limit=8).points.tolist()
-        [[2.0, 1.0, 1.0], [4.0, 2.0, 2.0], [6.0, 3.0, 3.0]]
-    """
-    points, _ = _points(table, inputs, outputs, limit)
-    return Chunks(points, inputs)
-
-
 def chunks_of(engine: Engine) -> Chunks:
     """The chunks of an engine, all ports counted."""
     return _chunks(engine.nest, engine.ii, len(engine.inputs), len(engine.outputs))
@@ -90,7 +79,7 @@ def chunks_of(engine: Engine) -> Chunks:
 def _chunks(nest: Nest, ii: int, inputs: int, outputs: int) -> Chunks:
     if isinstance(nest, Swg):
         return Chunks(_window_points(nest, ii), inputs)
-    return chunked(nest_table(nest, ii, inputs), inputs, outputs)
+    return Chunks(_points(nest_table(nest, ii, inputs), inputs, outputs, CHUNKS)[0], inputs)
 
 
 def _window_points(nest: Swg, ii: int) -> Numbers:
@@ -125,7 +114,12 @@ def _ends(count: int, limit: int) -> NDArray[np.int64]:
 
 
 def _points(table: Runs, inputs: int, outputs: int, limit: int) -> tuple[Numbers, Numbers]:
-    """Chunk ends of a table, and its totals."""
+    """Ends of about ``limit`` chunks of a table, and its totals.
+
+    Example:
+        >>> _points((Run(3, 2, 1, 1),), 1, 1, 8)[0].tolist()
+        [[2.0, 1.0, 1.0], [4.0, 2.0, 2.0], [6.0, 3.0, 3.0]]
+    """
     share = max(limit // max(len(table), 1), 4)
     parts, total = [], np.zeros(1 + inputs + outputs)
     for item in table:

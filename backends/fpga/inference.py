@@ -16,8 +16,7 @@ from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage
 from pipec.backends.fpga.int8 import int8_format
 from pipec.backends.fpga.numbers import cut, held
-from pipec.backends.fpga.quantise.bound import Bound
-from pipec.backends.fpga.quantise.plan import tolerance_of
+from pipec.backends.fpga.quantise.bound import Bound, tolerance_of
 from pipec.backends.fpga.quantise.samples import held_out, keep
 from pipec.backends.fpga.stagejson import Json, read_record, write_record
 from pipec.backends.fpga.toolchain import has_compiler

@@ -50,6 +50,10 @@ class Item:
             uram(self.width, self.depth),
         )
 
+    def taken(self, kind: Memory) -> Resources:
+        """What it takes where it lies."""
+        return Resources(**{_TAKES[kind]: self.costs[KINDS.index(kind)]})
+
 
 def items_of(engine: Engine) -> list[Item]:
     """The memories of an engine; what lies in DDR needs no place."""
@@ -157,7 +161,7 @@ def placed(design: StageDesign, kinds: Sequence[Memory], items: Sequence[Item]) 
     owned: dict[str, Resources] = defaultdict(Resources)
     for kind, item in where.values():
         owner = design.streams[item.owner].producer if item.role == "fifo" else item.owner
-        owned[owner or ""] += Resources(**{_TAKES[kind]: item.costs[KINDS.index(kind)]})
+        owned[owner or ""] += item.taken(kind)
     engines = []
     for engine in design.engines:
         weights = tuple(

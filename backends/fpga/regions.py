@@ -48,25 +48,28 @@ _ALMOST = 1.001
 Numbers = NDArray[np.float64]
 
 
-def floorplan(design: StageDesign, fabric: FpgaResources, shell: Resources) -> Floorplan | None:
-    """A region for every engine of a design whose memories are placed; None if they don't fit.
+def floorplan(
+    design: StageDesign, fabric: FpgaResources, shell: Resources
+) -> Floorplan | list[str]:
+    """A region for every engine of a design whose memories are placed.
 
     Args:
         design: Engines with resources; memory ports with banks, if those are known.
         fabric: The board's; without regions everything lies in one.
         shell: What links and memory controllers take, spread over the regions.
+
+    Returns:
+        What the nearest to a floorplan exceeds where there is none: regions, or wires.
     """
     if len(fabric.regions) < 2:
         return Floorplan()
-    found = (_solved(design, fabric, shell, grain) for grain in _GRAINS)
-    return next((plan for plan in found if not _exceeded(plan)), None)
-
-
-def overfull(design: StageDesign, fabric: FpgaResources, shell: Resources) -> tuple[str, ...]:
-    """What the nearest to a floorplan exceeds, where there is none: regions, or wires."""
-    found = [_exceeded(_solved(design, fabric, shell, grain)) for grain in _GRAINS]
-    fewest = min(found, key=len)
-    return tuple(fewest)
+    lacks = list[list[str]]()
+    for grain in _GRAINS:
+        found = _solved(design, fabric, shell, grain)
+        lacks.append(_exceeded(found))
+        if not lacks[-1]:
+            return found
+    return min(lacks, key=len)
 
 
 def _exceeded(plan: Floorplan) -> list[str]:

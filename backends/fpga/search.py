@@ -23,7 +23,7 @@ from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.fifo import deepened, timed
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item, fifo_item, fifos_logic, placed
-from pipec.backends.fpga.regions import floorplan, overfull
+from pipec.backends.fpga.regions import floorplan
 from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL, LUT_MEMORY_LIMIT, limits
 from pipec.cluster.device import Device, FpgaResources, ram_bits
 from pipec.errors import BackendError
@@ -247,8 +247,8 @@ def laid_out(design: StageDesign, board: Board, fifos: Sequence[Item]) -> StageD
         return found
     shell = board.links + (board.controllers if found.ddr else Resources())
     plan = floorplan(found, board.fabric, shell)
-    if plan is None:
-        return Shortage(overfull(found, board.fabric, shell), of_memory=True, of_regions=True)
+    if isinstance(plan, list):
+        return Shortage(tuple(plan), of_memory=True, of_regions=True)
     return dataclasses.replace(found, floorplan=plan)
 
 

@@ -100,18 +100,9 @@ def shrunk(design: StageDesign, budget: int = BUDGET) -> StageDesign:
         if trials.best[name] > FREE_DEPTH:
             others = dict(trials.best)
             trials.least(FREE_DEPTH, others[name], partial(_with_depth, others, name))
-    return with_cycles(design, trials.best)
+    streams = {n: dataclasses.replace(s, depth=trials.best[n]) for n, s in design.streams.items()}
+    return simulated(dataclasses.replace(design, streams=streams))
 
 
 def _with_depth(depths: Mapping[str, int], stream: str, depth: int) -> dict[str, int]:
     return {**depths, stream: depth}
-
-
-def with_cycles(design: StageDesign, depths: Mapping[str, int]) -> StageDesign:
-    """The design with these FIFO depths, and the interval and latency that they give.
-
-    Raises:
-        BackendError: It deadlocks.
-    """
-    streams = {n: dataclasses.replace(s, depth=depths[n]) for n, s in design.streams.items()}
-    return simulated(dataclasses.replace(design, streams=streams))

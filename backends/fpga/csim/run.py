@@ -142,18 +142,14 @@ def complaints(said: str) -> str:
     return "\n".join(x for x in lines if not x.endswith(": ok") and "frames are out" not in x)[:500]
 
 
-def load_stages(stages: Sequence[Path], jobs: int = 2) -> list[CSimulation]:
-    """Compile the stages, several at a time.
-
-    Args:
-        stages: Directories of emitted stages.
-        jobs: Compilers at a time.
+def load_stages(stages: Sequence[Path]) -> list[CSimulation]:
+    """Compile emitted stages, two at a time.
 
     Raises:
         BackendError: No compiler, damaged files, or code that does not compile.
     """
     wires = [wires_of(read_design(stage)) for stage in stages]
-    with ThreadPoolExecutor(max_workers=jobs) as pool:
+    with ThreadPoolExecutor(max_workers=2) as pool:
         binaries = list(pool.map(build, stages))
     return [
         CSimulation(

@@ -1,12 +1,13 @@
 """The kernel itself: ``types.h`` (configurations), ``stage_top.h``, ``stage_top.cpp``."""
 
 import math
+import re
 from collections.abc import Sequence
 
 from pipec.backends.fpga.cpp import comment, cpp_type, identifier, struct
 from pipec.backends.fpga.design import DdrPort, Port, StageDesign, Stream
 from pipec.backends.fpga.emit.engines import call_of, struct_of, word_type
-from pipec.backends.fpga.emit.headers import filled
+from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.tables import (
     BEAT_BYTES,
     BURST,
@@ -18,36 +19,19 @@ from pipec.backends.fpga.emit.tables import (
 from pipec.backends.fpga.engines.mover import Accumulate, Mover
 from pipec.backends.fpga.engines.tiles import ceil_div
 
-HEADERS_OF = {
-    "vvu.h": ("mvu.h",),
-    "mvu.h": ("dot.h",),
-    "matmul.h": ("dot.h",),
-    "norm.h": ("dot.h", "ops.h"),
-    "reduce.h": ("ops.h",),
-    "map.h": ("ops.h",),
-    "memory.h": ("gear.h",),
-    "outer.h": ("dot.h",),
-    "rowgrad.h": ("norm.h",),
-}
-"""Header to the headers that it, or what configures it, includes."""
-
-
+_INCLUDED = re.compile(r'^#include "(?!hls_|ap_)(\w+\.h)"', re.MULTILINE)
+"""Names of headers that a header includes, the vendor's left out."""
 _LONGEST = 80
 """Characters of a port's name: files of data are called by it."""
 
 
 def headers(design: StageDesign) -> list[str]:
     """The engine headers that a stage needs, those that they include too."""
-    wanted = {
-        "base.h",
-        "number.h",
-        "axis.h",
-        "memory.h",
-        *(e.nest.header() for e in design.engines),
-    }
-    while more := {h for w in wanted for h in HEADERS_OF.get(w, ())} - wanted:
-        wanted |= more
-    return sorted(wanted)
+    wanted = {"axis.h", "memory.h", *(e.nest.header() for e in design.engines)}
+    texts = {name: own_header(f"engines/{name}") for name in wanted}
+    while more := {h for t in texts.values() for h in _INCLUDED.findall(t)} - texts.keys():
+        texts |= {name: own_header(f"engines/{name}") for name in more}
+    return sorted(texts)
 
 
 def top_name(design: StageDesign) -> str:

@@ -31,6 +31,7 @@ from pipec.backends.fpga.engines.parts import (
     Table,
     Weight,
 )
+from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
 from pipec.backends.fpga.engines.window import Window
 from pipec.backends.fpga.runs import Runs, cleaned, cycles
@@ -225,6 +226,7 @@ class Layer:
             ``rescale`` where every result has a multiplier of its own.
         used: Share of the weights that are not zero by construction.
         overlaps: Whether neighbouring windows may add to one pixel (`Scatter`).
+        steps: Of a `Map`: its chain, on one or two edges.
     """
 
     name: str
@@ -241,6 +243,7 @@ class Layer:
     rescale: Narrowing | None = None
     used: float = 1.0
     overlaps: bool = False
+    steps: tuple[MapStep, ...] = ()
 
     def row_lanes(self, target: int) -> int:
         """Fewest lanes with which it takes at most ``target`` cycles, going row by row."""

@@ -17,7 +17,6 @@ from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Rows, Tables
 from pipec.backends.fpga.engines.integer import limits, multiplier, narrowed, real_type, rescaling
 from pipec.backends.fpga.engines.parts import Table, in_tokens, weight
 from pipec.backends.fpga.engines.steps import (
-    MapStep,
     Mode,
     Step,
     affine_steps,
@@ -41,7 +40,6 @@ class Map(Rows):
     steps: tuple[Step, ...] = ()
 
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
-        assert isinstance(layer, Elementwise)
         lanes = layer.row_lanes(target)
         cf = ceil_div(layer.channels, lanes)
         if dtype == "int8" and mode_of(layer.steps) is Mode.AFFINE:
@@ -121,7 +119,6 @@ class Map(Rows):
         return Unit("map2", constants, functions)
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
-        assert isinstance(layer, Elementwise)
         shape = (layer.rows, layer.channels)
         x = reads[0].reshape(shape)
         for step in layer.steps:
@@ -142,14 +139,7 @@ _INTEGER_MAPS = {Mode.COPY: 0.0, Mode.LOOKUP: 40.0, Mode.SUM: 240.0, Mode.PRODUC
 _AFFINE_LUT = 170.0
 
 
-@dataclass(frozen=True)
-class Elementwise(Layer):
-    """A chain of elementwise steps, on one or two edges; its nest has no steps yet."""
-
-    steps: tuple[MapStep, ...] = ()
-
-
-def _affine(layer: Elementwise, lanes: int) -> Folded:
+def _affine(layer: Layer, lanes: int) -> Folded:
     """``x * table + table`` and clamps on 8-bit integers: one table for both."""
     count = affine_steps(layer.steps)
     period = math.lcm(*(s.period for s in layer.steps[:count]))

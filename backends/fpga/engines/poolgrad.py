@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from pipec.backends.fpga.arithmetic import arithmetic, step_cost
 from pipec.backends.fpga.engines.base import Folded, Layer, Nest
@@ -95,13 +95,8 @@ class Scatter(Nest):
     def runs(self, ii: int, inputs: int) -> Runs:
         reads = Run(self.ow * self.cf, ii, 3)
         rows = [(reads, Run(end * self.w * self.cf, ii, 0, 1)) for end in self.ends()]
-        body: list[Run | Loop] = []
-        for row in rows:
-            if body and isinstance(body[-1], Loop) and body[-1].body == row:
-                body[-1] = Loop(body[-1].times + 1, row)
-            else:
-                body.append(Loop(1, row))
-        return (Loop(self.batch, tuple(body)),)
+        body = tuple(Loop(len(list(same)), row) for row, same in groupby(rows))
+        return (Loop(self.batch, body),)
 
     def buffer(self, bits: int) -> tuple[int, int]:
         return (self.lanes * bits, self.ring * self.w * self.cf)

@@ -19,11 +19,11 @@ from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.lowering.borders import made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.maps import (
+    NHWC,
     Maps,
     as_maps,
     as_maps_value,
     by_channel,
-    maps_value,
     put_maps,
     window_of,
 )
@@ -175,8 +175,8 @@ def _dense_conv(
     )  # fmt: skip
     if groups == 1 and _reads_slowly(b, maps, window):
         layer = paired(layer)
-    shape = (window.batch, dims[0], window.oh, window.ow)
-    found = maps_value(b.add(layer), maps, shape, keep_order=False)
+    view = View.of((window.batch, dims[0], window.oh, window.ow), NHWC)
+    found = Value(b.add(layer), pixels, dims[0], view, maps.value.dtype)
     return found.reshape(shape_of(node))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch import fx
 
 from pipec.backends.fpga.engines.base import Layer
-from pipec.backends.fpga.engines.map import Elementwise
+from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.parts import UNCLAMPED, Array, Table
 from pipec.backends.fpga.engines.route import Concat, Repeat
@@ -173,7 +173,7 @@ def affine(b: Builder, node: fx.Node, x: object, scale: Table | None, shift: Tab
         if before.clamp == UNCLAMPED and math.prod(lead) == value.channels:
             b.layers[before.name] = _folded(before, lead, scale, shift)
             return value.reshape(shape_of(node))
-    elif isinstance(before, Elementwise) and before.channels == value.channels:
+    elif before is not None and _extends(before, value):
         steps = composed(before.steps, scale, shift)
         if b.precision != "int8" or may_join(before.steps, steps):
             b.layers[before.name] = dataclasses.replace(before, steps=steps)
@@ -235,13 +235,18 @@ def _row_table(step: MapStep, op: str) -> bool:
     return step.op == op and step.operand == "table" and step.period == 1
 
 
+def _extends(before: Layer, value: Value) -> bool:
+    """Whether steps on a value may join the layer that writes it."""
+    return isinstance(before.nest, Map) and before.channels == value.channels
+
+
 def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
     """Apply steps to a stream; they join the MAP before if nothing else reads that.
 
     8-bit integers: only where they stay integers; clamps join a product before.
     """
     value, before = b.value(x), b.alone(x)
-    if isinstance(before, Elementwise) and before.channels == value.channels:
+    if before is not None and _extends(before, value):
         joined = (*before.steps, *steps)
         if b.precision != "int8" or may_join(before.steps, joined):
             b.layers[before.name] = dataclasses.replace(before, steps=joined)

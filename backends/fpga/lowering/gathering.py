@@ -13,6 +13,7 @@ often: a slice, and a repetition of whole rows, per run; several runs are joined
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, cast
 
 import torch
@@ -45,14 +46,8 @@ def runs_of(positions: Sequence[int]) -> list[Picked]:
         >>> runs_of([1, 3, 5, 0])
         [Picked(part=range(1, 6, 2), times=1), Picked(part=range(0, 1), times=1)]
     """
-    counted: list[list[int]] = []
-    for position in positions:
-        if counted and counted[-1][0] == position:
-            counted[-1][1] += 1
-        else:
-            counted.append([position, 1])
     found: list[Picked] = []
-    for position, times in counted:
+    for position, times in ((p, len(list(same))) for p, same in groupby(positions)):
         longer = _longer(found[-1], position, times) if found else None
         if longer is None:
             found.append(Picked(range(position, position + 1), times))

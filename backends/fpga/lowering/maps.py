@@ -109,19 +109,15 @@ def _grouped(order: NDArray[np.int64], groups: int) -> bool:
     return bool((each == each[0]).all() and (np.sort(each[0]) == np.arange(each.shape[1])).all())
 
 
-def maps_value(edge: str, like: Maps, shape: tuple[int, ...], *, keep_order: bool) -> Value:
-    """The value of a layer that yields maps: channels in order, or ordered as those of ``like``."""
-    n, c, h, w = shape
-    view = View.of(shape, NHWC)
-    if keep_order:
-        found = like.value.view.split([1])
-        assert found is not None
-        old = like.h * like.w
-        channels = [(size, stride // old * (h * w)) for size, stride in found[1]]
-        strides = strides_of(shape)
-        pixels = [(n, strides[0]), (h, strides[2]), (w, strides[3])]
-        view = View(shape, merged([*pixels, *channels]))
-    return Value(edge, n * h * w, c, view, like.value.dtype)
+def like_maps(maps: Maps, shape: tuple[int, ...]) -> View:
+    """The view of maps of ``shape`` whose channels are ordered as those of others."""
+    found = maps.value.view.split([1])
+    assert found is not None
+    n, _, h, w = shape
+    old, strides = maps.h * maps.w, strides_of(shape)
+    channels = [(size, stride // old * (h * w)) for size, stride in found[1]]
+    pixels = [(n, strides[0]), (h, strides[2]), (w, strides[3])]
+    return View(shape, merged([*pixels, *channels]))
 
 
 def put_maps(
@@ -129,8 +125,7 @@ def put_maps(
     *, suffix: str = "", **fields: Any,
 ) -> Value:  # fmt: skip
     """Append a layer from maps to maps of ``shape``, whose channels stay in their order."""
-    view = maps_value("", maps, shape, keep_order=True).view
-    inputs = (maps.value.use(maps.channels),)
+    inputs, view = (maps.value.use(maps.channels),), like_maps(maps, shape)
     return b.put(nest, node, inputs, view, shape[1], suffix=suffix, **fields)
 
 
@@ -152,23 +147,10 @@ def window_of(
         padding: Top and left.
         out: Output rows and columns.
     """
-    return Swg(
-        batch=maps.batch,
-        h=maps.h,
-        w=maps.w,
-        cf=maps.channels,
-        lanes=1,
-        kh=kernel[0],
-        kw=kernel[1],
-        sh=stride[0],
-        sw=stride[1],
-        dh=dilation[0],
-        dw=dilation[1],
-        pt=padding[0] + maps.padding.top,
-        pl=padding[1] + maps.padding.left,
-        oh=out[0],
-        ow=out[1],
-    )
+    top, left = padding[0] + maps.padding.top, padding[1] + maps.padding.left
+    n, c, h, w = maps.value.view.shape
+    (kh, kw), (sh, sw), (dh, dw), (oh, ow) = kernel, stride, dilation, out
+    return Swg(n, h, w, c, 1, kh, kw, sh, sw, dh, dw, top, left, oh, ow)
 
 
 def by_channel(table: Table, order: NDArray[np.int64]) -> Table:

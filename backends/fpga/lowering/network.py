@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from pipec.backends.fpga.engines.base import Layer, Nest, Use
-from pipec.backends.fpga.engines.map import Elementwise, Map
+from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.steps import MapStep
@@ -225,12 +225,9 @@ class Builder:
         self, node: fx.Node, value: Value, steps: Sequence[MapStep], *others: Use, suffix: str = ""
     ) -> Value:
         """Append a chain of steps on a value, and perhaps on a second stream; what comes out."""
-        rows, channels = value.view.numel // value.channels, value.channels
-        layer = Elementwise(
-            **self.facts(node, suffix), inputs=(value.use(), *others), rows=rows,
-            channels=channels, nest=Map(rows, channels), steps=tuple(steps),
-        )  # fmt: skip
-        return Value(self.add(layer), rows, channels, value.view, value.dtype)
+        channels, uses = value.channels, (value.use(), *others)
+        nest = Map(value.view.numel // channels, channels)
+        return self.put(nest, node, uses, value.view, channels, suffix=suffix, steps=tuple(steps))
 
     def innermost(self, node: fx.Node, value: Value, axes: Sequence[int]) -> Value:
         """``value`` with ``axes`` innermost in the stream; reordered if they are not."""

@@ -12,7 +12,7 @@ from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.lowering.borders import made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.maps import Maps, as_maps, maps_value, put_maps, window_of
+from pipec.backends.fpga.lowering.maps import Maps, as_maps, like_maps, put_maps, window_of
 from pipec.backends.fpga.lowering.network import (
     Builder,
     UnsupportedError,
@@ -156,8 +156,7 @@ def _global(b: Builder, node: fx.Node, op: str, *, mean: bool = True) -> Value:
     """Over the pixels of maps."""
     maps = as_maps(b, node, node.args[0], spatial=2)
     shape = (maps.batch, maps.channels, 1, 1)
-    view = maps_value("", maps, shape, keep_order=True).view
-    return _reduced(b, node, maps.value, view, maps.channels, op, mean=mean)
+    return _reduced(b, node, maps.value, like_maps(maps, shape), maps.channels, op, mean=mean)
 
 
 def _reduced(

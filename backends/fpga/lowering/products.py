@@ -3,7 +3,8 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -188,10 +189,5 @@ def _row_major_roles(pieces: Sequence[Piece], roles: dict[int, str], shape: Sequ
 
 def _joined(named: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     """Neighbouring axes of one role become one."""
-    out: list[tuple[str, int]] = []
-    for role, size in named:
-        if out and out[-1][0] == role:
-            out[-1] = (role, out[-1][1] * size)
-        else:
-            out.append((role, size))
-    return out
+    runs = groupby(named, key=itemgetter(0))
+    return [(role, math.prod(size for _, size in run)) for role, run in runs]

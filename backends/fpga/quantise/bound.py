@@ -33,8 +33,8 @@ from torch import Tensor
 
 from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.lowering.network import Network
-from pipec.backends.fpga.numbers import cut, held, unit
-from pipec.backends.fpga.quantise.execute import Chain
+from pipec.backends.fpga.numbers import MINIMUM, cut, held, unit
+from pipec.backends.fpga.quantise.execute import Chain, stored
 from pipec.backends.fpga.quantise.formats import moves
 
 DEVIATIONS = 6.0
@@ -101,6 +101,26 @@ class Stages:
     exact: Sequence[Network]
     stored: Sequence[Network]
     types: Sequence[Mapping[str, str]]
+
+    @classmethod
+    def of(cls, exact: Sequence[Network], ready: Sequence[Network], precision: str) -> "Stages":
+        """The stages of a plan.
+
+        Args:
+            exact: One per stage, as lowered for the precision, in real numbers.
+            ready: The same with formats and whole numbers, if it is ``int8``.
+            precision: Element type of the streams.
+        """
+        types = []
+        for n in ready:
+            own = {p.use.edge: p.use.dtype for p in n.inputs} | {y.name: y.dtype for y in n.layers}
+            types.append(own if precision == "int8" else dict.fromkeys(own, precision))
+        return cls(exact, [stored(n, precision) for n in ready], types)
+
+
+def tolerance_of(bounds: Sequence[Bound]) -> float:
+    """The largest relative error that the bounds explain: that of float32 at least, 1 at most."""
+    return min(1.0, max([MINIMUM, *(b.relative for b in bounds)]))
 
 
 def bounds_of(stages: Stages, frames: Sequence[Mapping[str, Tensor]]) -> list[Bound]:

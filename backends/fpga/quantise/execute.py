@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from pipec.backends.fpga.engines.base import Layer
-from pipec.backends.fpga.engines.map import Elementwise
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.parts import UNCLAMPED, Table
 from pipec.backends.fpga.engines.vvu import Vvu
@@ -105,12 +104,6 @@ def stored(network: Network, precision: str) -> Network:
     return dataclasses.replace(network, layers=tuple(convert(y) for y in network.layers))
 
 
-def types_of(network: Network) -> dict[str, str]:
-    """The element type of every edge of a network that has formats."""
-    found = {port.use.edge: port.use.dtype for port in network.inputs}
-    return found | {layer.name: layer.dtype for layer in network.layers}
-
-
 def _held(layer: Layer, precision: str) -> Layer:
     """A layer whose tables hold numbers of a type."""
 
@@ -118,13 +111,9 @@ def _held(layer: Layer, precision: str) -> Layer:
         """The table after rounding."""
         return Table(lambda: decoded(encoded(np.asarray(of.values()), precision), precision))
 
-    if isinstance(layer, Elementwise):
-        steps = tuple(
-            s if s.table is None else dataclasses.replace(s, table=table(s.table))
-            for s in layer.steps
-        )
-        return dataclasses.replace(layer, steps=steps)
-    return layer.with_tables(**{role: table(found) for role, found in layer.tables.items()})
+    steps = (dataclasses.replace(s, table=s.table and table(s.table)) for s in layer.steps)
+    tables = {role: table(found) for role, found in layer.tables.items()}
+    return dataclasses.replace(layer, steps=tuple(steps), tables=tables)
 
 
 def _integer(layer: Layer) -> Layer:

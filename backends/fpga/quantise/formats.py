@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from networkx.utils import UnionFind
 
 from pipec.backends.fpga.engines.base import Layer
-from pipec.backends.fpga.engines.map import Elementwise
+from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.norm import Norm
 from pipec.backends.fpga.engines.perm import Perm
@@ -89,7 +89,7 @@ def _limits(layer: Layer) -> tuple[float, float]:
     """What the results of a layer can't exceed."""
     if isinstance(layer.nest, Norm) and layer.nest.op == "softmax":
         return 0.0, 1.0
-    if isinstance(layer, Elementwise):
+    if layer.steps:
         last = layer.steps[-1]
         if last.op == "min" and last.operand == "scalar":
             return -math.inf, last.value
@@ -101,7 +101,7 @@ def moves(layer: Layer) -> bool:
     """Whether a layer writes numbers that it reads."""
     if isinstance(layer.nest, Reduce):
         return layer.nest.op != "sum"
-    if isinstance(layer, Elementwise):
+    if isinstance(layer.nest, Map):
         return not layer.steps
     return isinstance(layer.nest, Concat | Slice | Perm | Repeat)
 

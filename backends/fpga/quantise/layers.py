@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.engines.base import Layer, Nest
-from pipec.backends.fpga.engines.map import Elementwise, Map, sum_multipliers
+from pipec.backends.fpga.engines.map import Map, sum_multipliers
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.parts import Array, Narrowing, Table
@@ -184,7 +184,6 @@ def _reduce(nest: Reduce, layer: Layer) -> Layer:
 
 @integer.register
 def _elementwise(nest: Map, layer: Layer) -> Layer:
-    assert isinstance(layer, Elementwise)
     reads, writes = _formats(layer)
     mode = mode_of(layer.steps)
     if mode is Mode.AFFINE:
@@ -211,13 +210,13 @@ def _refuse_infinity(layer: Layer, table: NDArray[np.float64]) -> None:
         )
 
 
-def _limits(layer: Elementwise, first: int) -> tuple[float, float]:
+def _limits(layer: Layer, first: int) -> tuple[float, float]:
     found = clamp_of(layer.steps[first:])
     assert found is not None
     return found
 
 
-def _affine(layer: Elementwise, reads: Int8, writes: Int8) -> Layer:
+def _affine(layer: Layer, reads: Int8, writes: Int8) -> Layer:
     """``q_y = z_y + ((q_x - z_x) * multiplier + bias >> shift)`` per element of the tables."""
     count = affine_steps(layer.steps)
     period = math.lcm(*(s.period for s in layer.steps[:count]))

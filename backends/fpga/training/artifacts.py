@@ -38,7 +38,7 @@ from pipec.cluster.device import FpgaResources
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, OutputKind
 from pipec.plan.model import Plan
-from pipec.schedule.action import ActionKind
+from pipec.schedule.in_flight import in_flight
 
 KERNELS = ("forward", "backward", "update", "saved")
 """Folders of kernels; the last two only where something is trained, or waits on chip."""
@@ -125,16 +125,12 @@ def _check_in_flight(plan: Plan, k: int, stage: TrainedStage) -> None:
     Raises:
         BackendError: They are not.
     """
-    schedule = plan.schedule
-    if schedule is None:
-        return
-    mine = schedule.kind[schedule.stage == k]
-    held = np.cumsum((mine == ActionKind.F).astype(int) - (mine == ActionKind.B).astype(int))
-    if len(held) and held.max() > stage.sets:
+    held = in_flight(plan.schedule)[k].most if plan.schedule is not None else 0
+    if held > stage.sets:
         raise BackendError(
             "the schedule keeps more microbatches in flight than a stage has room for",
             where=f"stage{k}",
-            got=int(held.max()),
+            got=held,
             want=f"at most {stage.sets}",
             hint="--schedule 1f1b-as or fbp-as",
         )

@@ -23,8 +23,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.engines.base import Engine, Use
-from pipec.backends.fpga.engines.map import Elementwise, Map
+from pipec.backends.fpga.engines.base import Engine, Layer, Use
+from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.tiles import ceil_div
@@ -128,7 +128,7 @@ def update_network(parameters: int) -> Network:
         factor = Table(partial(np.full, (1, ROW), sign * getattr(Sgd(), setting)))
         steps = (MapStep("mul", "table", table=factor), add)[: len(edges)]
         uses, nest = tuple(map(use, edges)), Map(rows, ROW)
-        layers.append(Elementwise(name, "update", "SGD", uses, rows, ROW, nest, steps=steps))
+        layers.append(Layer(name, "update", "SGD", uses, rows, ROW, nest, steps=steps))
     inputs, outputs = (
         tuple(NetPort(n, n, use(way + n), (rows, ROW), (0, 1), "float32") for n in names)
         for way, names in (("in_", ("w", "gradient", "m")), ("", ("new_w", "new_m")))

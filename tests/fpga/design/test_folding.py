@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pipec.backends.fpga.arithmetic import arithmetic
-from pipec.backends.fpga.build import fold
 from pipec.backends.fpga.cost import FpgaCost
 from pipec.backends.fpga.engines.base import Layer, Use, nest_table
 from pipec.backends.fpga.engines.mvu import Mvu, dense_cycles
@@ -60,7 +59,8 @@ def test_factors_are_the_cheapest_that_reach_the_target(
     size: tuple[int, int, int, int], target: int
 ) -> None:
     n, out, taps, cin = size
-    found = fold(dense(n, out, taps, cin), target, "int8").nest
+    layer = dense(n, out, taps, cin)
+    found = layer.nest.folded(layer, target, "int8").nest
     assert isinstance(found, Mvu)
 
     def busy(pe: int, simd: int) -> int:

@@ -28,7 +28,6 @@ from pipec.backends.fpga.quantise.calibrate import observed
 from pipec.backends.fpga.quantise.execute import Chain
 from pipec.backends.fpga.quantise.formats import formats_of
 from pipec.backends.fpga.quantise.layers import quantised
-from pipec.backends.fpga.quantise.plan import stages_of
 from pipec.graph.ir import Graph
 from tests.fpga.design.models import MODELS, graph_of, made
 
@@ -68,7 +67,7 @@ def narrow(graph: Graph, precision: str, x: Tensor) -> tuple[Network, Stages]:
     if precision == "int8":
         frames = drawn(exact.inputs[0].value, x, 1, 16)
         ready = quantised(exact, formats_of([exact], observed([exact], frames))[0])
-    return ready, stages_of([exact], [ready], precision)
+    return ready, Stages.of([exact], [ready], precision)
 
 
 def simulated(

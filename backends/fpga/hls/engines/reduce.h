@@ -10,6 +10,7 @@
 #define PIPEC_REDUCE_H
 
 #include "base.h"
+#include "ops.h"
 
 namespace engine {
 
