@@ -79,9 +79,9 @@ def _torch(directory: Path) -> Iterator[Fault]:
     into = defaultdict[int, list[int]](list)
     for k, channel in enumerate(json.loads((directory / PLAN).read_text("utf-8"))["channels"]):
         into[channel["dst"]].append(k)
-    for stage, channels in into.items():
-        if len(channels) > 1:
-            swap = partial(_relink, *channels[:2])
+    for stage, (first, *others) in into.items():
+        if others:
+            swap = partial(_relink, first, others[0])
             yield Fault("two channels of a link swapped", f"stage {stage}", swap)
 
 
