@@ -39,8 +39,9 @@ class Matmul(Nest):
 
     Vectors of A come in the order ``outer, groups, inner`` (one of outer, inner is usually 1); a
     vector has ``taps`` positions of ``channels``. B arrives row-major over the axes ``b_sizes``
-    (the last is split into tokens of ``b_lanes``); axis k of B is an axis of the group, of the
-    output (``rows``) or of the reduction, as ``b_roles[k]`` (``g``, ``n``, ``k``) says, axes of
+    (the last is split into tokens of ``b_lanes``, each in one word of the RAM: a divisor of ``pe``
+    where that axis is one of the output, else of ``simd``); axis k of B is an axis of the group, of
+    the output (``rows``) or of the reduction, as ``b_roles[k]`` (``g``, ``n``, ``k``) says, axes of
     one role being row-major among themselves.
     """
 
@@ -84,19 +85,20 @@ class Matmul(Nest):
         vectors, latency = self.vectors, arithmetic(dtype).add_latency
         *outer, channels = self.b_sizes
         rows = math.prod(outer)
-        best: tuple[int, ...] | None = None
+        found = list[tuple[int, ...]]()
         for simd in ceil_tiles(self.channels):
             sf = self.taps * ceil_div(self.channels, simd)
+            in_word = math.gcd(channels, self.channels, simd)
+            allowed = {"n": channels, "k": in_word, "g": 1}[self.b_roles[-1]]
             for share in LOAD_SHARES:
-                lanes = divisor_for(channels, channels, rows, target // self.blocks // share)
+                lanes = divisor_for(allowed, channels, rows, target // self.blocks // share)
                 load = rows * ceil_div(channels, lanes)
                 left = max(target // self.blocks - load, 1)
                 pe = lanes_for(self.rows, vectors * sf, left)
+                pe = ceil_div(pe, lanes) * lanes if self.b_roles[-1] == "n" else pe
                 cycles = self.blocks * (load + vectors * sf * ceil_div(self.rows, pe))
-                score = (max(cycles - target, 0), pe * simd, lanes, pe + simd, simd, pe)
-                best = score if best is None else min(best, score)
-        assert best is not None
-        *_, lanes, _, simd, pe = best
+                found.append((max(cycles - target, 0), pe * simd, lanes, pe + simd, simd, pe))
+        *_, lanes, _, simd, pe = min(found)
         nest = dataclasses.replace(self, b_lanes=lanes, pe=pe, simd=simd, partial=latency)
         return Folded(nest, pe, mvu_depth(simd, latency, dtype), reads=(simd, lanes))
 
@@ -112,7 +114,7 @@ class Matmul(Nest):
 
     def unit(self, engine: Engine) -> Unit:
         names = "BLOCKS OUTER GROUPS INNER NF TAPS C=channels SF PE SIMD PARTIAL LOAD B_LANES"
-        constants = self.named(names) | {"B_C": self.b_sizes[-1]}
+        ends = {"B_C": self.b_sizes[-1], "BY_ROW": int(self.b_roles[-1] == "n")}
         place = [
             *digits("i", self.b_sizes),
             *(f"const int {role} = {_number(self, role)};" for role in ("g", "n", "k")),
@@ -124,7 +126,7 @@ class Matmul(Nest):
             scaled = f"return real_t<T>(sum) * {literal(self.scale, engine.dtype)};"
             functions = {"real_t<T> finish(sum_t<T> sum)": [scaled]}
         functions["engine::b_place place(int i)"] = place
-        return Unit("matmul", constants | limits(engine), functions)
+        return Unit("matmul", self.named(names) | ends | limits(engine), functions)
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         reduction = self.taps * self.channels

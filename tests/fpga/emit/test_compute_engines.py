@@ -331,11 +331,11 @@ def test_products_of_activations(tmp_path: Path) -> None:
         ),
         matmul_case(
             "pv", "cgn", "bogitc", **qk, b_sizes=(5, 2, 4), b_roles=("k", "g", "n"),
-            b_lanes=4, pe=2, simd=5,
+            b_lanes=2, pe=4, simd=5,
         ),
         matmul_case(
             "taps", "gtcn", "bogitc", **(qk | {"taps": 3, "inner": 2, "outer": 1}),
-            b_sizes=(2, 3, 5, 4), b_roles=("g", "k", "k", "n"), b_lanes=3, pe=4, simd=2,
+            b_sizes=(2, 3, 5, 4), b_roles=("g", "k", "k", "n"), b_lanes=4, pe=4, simd=2,
         ),
     ]  # fmt: skip
     check(cases, tmp_path / "stage")

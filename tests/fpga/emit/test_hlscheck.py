@@ -166,6 +166,44 @@ def test_names_are_read_from_mangled_ones() -> None:
     assert (last_name(mangled), last_name("acc")) == ("sum", "acc")
 
 
+PRODUCT = """
+#include "engines/matmul.h"
+namespace cfg {{
+struct unit {{
+  using T = float;
+  static constexpr int BLOCKS = 2, OUTER = 8, GROUPS = 2, INNER = 1, NF = 4, TAPS = 1, C = 32;
+  static constexpr int SF = 4, PE = 8, SIMD = 8, PARTIAL = 5, LOAD = 512, B_LANES = 4, B_C = 32;
+  static constexpr int BY_ROW = {by_row}, II = 1, DEPTH = 20;
+  static float finish(float sum) {{ return sum; }}
+  static engine::b_place place(int i) {{
+    const int c = i % 32, j = i / 32 % 32, g = i / 1024;
+    return {{g, {by_row} ? c : j, {by_row} ? j : c}};
+  }}
+}};
+}}
+void stage_top(int frames, hls::stream<vec<float, 8>> &a, hls::stream<vec<float, 4>> &b,
+               hls::stream<vec<float, 8>> &y) {{
+  engine::matmul<cfg::unit>(frames, a, b, y);
+}}
+"""
+
+
+@needs_clang
+@pytest.mark.parametrize("by_row", [0, 1])
+def test_a_token_of_the_operand_that_is_held_is_one_write(tmp_path: Path, by_row: int) -> None:
+    """Elements of several words would be several writes."""
+    shutil.copytree(ENGINES, tmp_path / "engines")
+    (tmp_path / "stage_top.cpp").write_text(PRODUCT.format(by_row=by_row))
+    assert [i.least for i in loops_in(tmp_path, 200.0)] == [1, 1]
+    header = tmp_path / "engines" / "matmul.h"
+    at_once = "matmul_store<G>(b, G::place(first), token, "
+    apart = "for (int p = 0; p < G::B_LANES; ++p) {\n#pragma HLS UNROLL\n"
+    apart += "matmul_store<G>(b, G::place(first + 32 * p), token, 1); }  (void)("
+    assert at_once in header.read_text()
+    header.write_text(header.read_text().replace(at_once, apart))
+    assert max(i.ports for i in loops_in(tmp_path, 200.0)) > 1
+
+
 WINDOWS = """
 #include "engines/swg.h"
 namespace cfg {{

@@ -17,6 +17,7 @@ OTHER_NAMES: dict[str, Callable[[Any], int]] = {
     "c_in": lambda n: n.channels_in,
     "c_out": lambda n: n.channels_out,
     "b_c": lambda n: n.b_sizes[-1],
+    "by_row": lambda n: int(n.b_roles[-1] == "n"),
     "ports": lambda n: len(n.sizes),
     "before": lambda n: (n.size - 1) // 2,
     "after": lambda n: n.size // 2,

@@ -4,8 +4,8 @@
 //              for outer, group, inner: for f: for s: one firing of PE x SIMD
 //
 // Config: T, BLOCKS, OUTER, GROUPS, INNER, ROWS, NF, TAPS, C (channels per position of A), SF, PE,
-// SIMD, PARTIAL, II, DEPTH, `static real_t<T> scale()`; for B: LOAD (tokens), B_LANES, B_C (its last axis),
-// and `static b_place place(int element)`: where element i of B in stream order belongs.
+// SIMD, PARTIAL, II, DEPTH, `static real_t<T> scale()`; for B: LOAD (tokens), B_LANES, B_C (its last axis,
+// of rows if BY_ROW), and `static b_place place(int element)`: where element i of B in stream order belongs.
 #ifndef PIPEC_MATMUL_H
 #define PIPEC_MATMUL_H
 
@@ -18,15 +18,30 @@ struct b_place {
   int group, row, k;
 };
 
-// Operand B as [group][f][s] words of lanes [simd][pe]; overhanging lanes stay zero.
+// A token of operand B into [group][f][s] words of lanes [simd][pe]; overhanging lanes stay zero.
+//
+// All its elements lie in one word, in rows (BY_ROW) or channels that follow one another from a
+// multiple of B_LANES on: one write, to lanes that are known but for their tile.
 template <typename G, typename B>
-inline void matmul_store(vec<B, G::SIMD * G::PE> *b, const b_place &at, B value) {
+inline void matmul_store(vec<B, G::SIMD * G::PE> *b, const b_place &at,
+                         const vec<B, G::B_LANES> &token, int count) {
 #pragma HLS INLINE
-  constexpr int PER_TAP = G::SF / G::TAPS;
+  constexpr int P = G::B_LANES, PER_TAP = G::SF / G::TAPS;
+  static_assert((G::BY_ROW ? G::PE : G::SIMD) % P == 0, "a token lies in one word");
+  static_assert(G::B_C % P == 0 || (!G::BY_ROW && G::B_C == G::C), "tokens begin at multiples");
+  static_assert(G::BY_ROW || G::C % P == 0 || G::B_C == G::C, "a token lies in one position");
   const int tap = at.k / G::C, channel = at.k % G::C;
-  const int s = tap * PER_TAP + channel / G::SIMD;
-  const int word = (at.group * G::NF + at.row / G::PE) * G::SF + s;
-  b[word].lane[channel % G::SIMD * G::PE + at.row % G::PE] = value;
+  const int word = (at.group * G::NF + at.row / G::PE) * G::SF + tap * PER_TAP + channel / G::SIMD;
+  const int row = at.row % G::PE, column = channel % G::SIMD;
+  for (int s = 0; s < G::SIMD; ++s) {
+#pragma HLS UNROLL
+    for (int pe = 0; pe < G::PE; ++pe) {
+#pragma HLS UNROLL
+      const int p = (G::BY_ROW ? pe : s) % P;
+      const bool here = G::BY_ROW ? s == column && pe - p == row : pe == row && s - p == column;
+      if (here && p < count) b[word].lane[s * G::PE + pe] = token.lane[p];
+    }
+  }
 }
 
 template <typename G, typename B, typename Y>
@@ -46,12 +61,7 @@ void matmul(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in0,
       FIRE(G::II, G::DEPTH);
       const vec<B, G::B_LANES> token = in1.read();
       const int first = i / PER_ROW * G::B_C + i % PER_ROW * G::B_LANES;
-      for (int p = 0; p < G::B_LANES; ++p) {
-#pragma HLS UNROLL
-        if (p < lanes_of(i % PER_ROW, G::B_C, G::B_LANES)) {
-          matmul_store<G>(b, G::place(first + p), token.lane[p]);
-        }
-      }
+      matmul_store<G>(b, G::place(first), token, lanes_of(i % PER_ROW, G::B_C, G::B_LANES));
     }
     for (int v = 0; v < G::OUTER * G::GROUPS * G::INNER; ++v) {
       const int group = v / G::INNER % G::GROUPS;
