@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 from statistics import median
 
-WINDOW, FIRST = 64, 16
+_WINDOW, _FIRST = 64, 16
 """Values that the median is of, at most and at least."""
 
 
@@ -29,14 +29,14 @@ class Spikes:
     """
 
     bound: float | None
-    seen: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    seen: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     limit: float = inf
 
     def judge(self, value: float) -> bool:
         """Note a value; whether it is a spike. What is not finite is none, and not noted."""
         if self.bound is None or not isfinite(value):
             return False
-        usual = median(self.seen) if len(self.seen) >= FIRST else 0.0
+        usual = median(self.seen) if len(self.seen) >= _FIRST else 0.0
         self.limit = usual + (self.bound - 1) * abs(usual) if usual else inf
         self.seen.append(value)
         return value > self.limit
