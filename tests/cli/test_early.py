@@ -1,4 +1,4 @@
-"""Answers that need no torch: help, a path that is not there."""
+"""Answers that need no torch: help, the list of passes, a path that is not there."""
 
 import subprocess
 import sys
@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pipec.cli import passes
 from pipec.cli.early import check_first
+from pipec.cli.listing import described
+from pipec.compiler.pass_manager import known_passes
 from pipec.errors import PipecError
 
 CODE = """
@@ -25,6 +28,7 @@ sys.exit(3 if "torch" in sys.modules else 0)
     "words",
     [
         ["--help"],
+        ["passes"],
         ["compile", "no.onnx"],
         ["compile", "--target", "onnx", "-o", "out.onnx", "no.onnx", "--force"],
         ["explore", "--training", "no.py:make"],
@@ -35,6 +39,18 @@ sys.exit(3 if "torch" in sys.modules else 0)
 def test_no_torch_is_imported(words: list[str]) -> None:
     run = subprocess.run([sys.executable, "-c", CODE, *words], capture_output=True, check=False)
     assert run.returncode == 0, run.stderr
+
+
+def test_passes_are_read_off_their_source() -> None:
+    for name in known_passes():
+        read, imported = described(name), passes._imported(name)
+        if name.startswith("plugin"):
+            continue
+        assert read is not None, name
+        for key in ("name", "summary", "requires", "provides"):
+            assert read[key] == imported[key], (name, key)
+        options = [(o["name"], o["default"]) for o in read["options"]]
+        assert options == [(o["name"], o["default"]) for o in imported["options"]]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
