@@ -42,7 +42,7 @@ def parse_one(text: str, failure: Failure, *, where: str = "") -> tuple[str, dic
     """``b{x=1 y=2}`` as ``("b", {"x": "1", "y": "2"})``; see `parse_list`."""
     name, brace, rest = text.strip().partition("{")
     if not name.strip():
-        raise failure("a name is missing", where=where or text)
+        raise failure("a name is missing", where=where or text, want="name, or name{key=value}")
     if brace and not rest.endswith("}"):
         raise failure("a brace is not closed", where=where or text, hint="write name{key=value}")
     options: dict[str, str] = {}

@@ -4,13 +4,17 @@ import math
 import re
 from collections.abc import Iterable
 from itertools import pairwise
+from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
+_BITS = 63
+"""What a number in a graph, a file or a random generator may have, beside its sign."""
+
 
 class Command(click.Command):
-    """A command whose options take no empty text, no ``nan`` and no contradiction."""
+    """A command whose options take no empty text, no infinite number and no contradiction."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line.
@@ -31,9 +35,24 @@ class Command(click.Command):
                 both = " and ".join(dict.fromkeys(given))
                 raise click.UsageError(f"{both}: given {len(given)} times, only one can count", ctx)
             value = ctx.params.get(str(option.name))
-            if isinstance(value, float) and math.isnan(value):
-                raise click.BadParameter("nan is no number", ctx, option)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise click.BadParameter(f"{value} is no number that can be meant", ctx, option)
+            if isinstance(value, int) and value.bit_length() > _BITS:
+                raise click.BadParameter(f"more than {_BITS} bits", ctx, option)
+        self._check_files(ctx)
         return left
+
+    def _check_files(self, ctx: click.Context) -> None:
+        """No two options may mean one file: the later one would replace what the earlier wrote."""
+        named: dict[Path, str] = {}
+        for option in self.get_params(ctx):
+            value = ctx.params.get(str(option.name))
+            if not isinstance(value, Path) or not isinstance(option, click.Option):
+                continue
+            other = named.setdefault(value.resolve(), option.opts[-1])
+            if other != option.opts[-1] and str(value) != "-":
+                both = f"{other} and {option.opts[-1]}"
+                raise click.UsageError(f"{both} name one file, {value}: give each its own", ctx)
 
 
 def refuse(options: Iterable[str], why: str, *, unless: bool = False) -> None:

@@ -46,6 +46,8 @@ def command(directory: Path, **given: Any) -> None:
     """Show stages, balance, cuts, heaviest nodes and memory of the plan in DIRECTORY."""
     shown = given["with_graph"] or given["stage"] is not None
     refuse(["together"], "only with --cycles", unless=given["cycles"])
+    lists = given["stage"] is None or given["cycles"]
+    refuse(["heaviest"], "not beside --stage, which lists no nodes", unless=lists)
     refuse(["phase"], "only with --graph or --stage", unless=shown)
     stage, heaviest, as_json = given["stage"], given["heaviest"], given["as_json"]
     allowed = import_namespaces(given["allow_namespace"])

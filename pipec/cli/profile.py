@@ -62,6 +62,8 @@ def command(model: str, **given: Any) -> None:
     """
     check_output(given["output"], ".json")
     device = given["device"]
+    if device == "cuda" and not torch.cuda.is_available():
+        raise CostError("this machine has no usable GPU", got=device, hint="use --device cpu")
     how = Measuring(device, given["warmup"], given["repeats"])
     if Path(model).is_dir():
         refuse(_OF_A_MODEL, "not for a directory, whose plan says it")

@@ -51,8 +51,6 @@ def profile_stages(directory: Path, given: Mapping[str, Any], how: Measuring, ma
             where=directory,
             hint="pipec inspect shows what is predicted",
         )
-    if given["device"] == "cuda" and not torch.cuda.is_available():
-        raise CostError("this machine has no usable GPU", got="cuda", hint="use --device cpu")
     kind = given["kind"] or _only_kind(plan)
     world = 1 if plan.placement is None else plan.placement.devices
     if given["local"] or world == 1 or not isinstance(target, Profiles):

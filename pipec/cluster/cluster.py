@@ -97,6 +97,13 @@ class Cluster:
     def __post_init__(self) -> None:
         first: dict[str, Device] = {}
         for device in self.devices:
+            if not isinstance(device, Device):
+                raise ClusterError(
+                    "a cluster is made of devices",
+                    got=repr(self.devices),
+                    want="a tuple of Device",
+                    hint="where devices are asked for, a text such as '4xh100' does",
+                )
             if first.setdefault(device.kind, device) != device:
                 raise ClusterError(
                     "two devices of one kind have different figures",

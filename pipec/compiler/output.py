@@ -70,7 +70,7 @@ def check_target(path: Path, *, force: bool = False) -> None:
             hint=f"mkdir -p {path.parent}",
         )
     if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise PipecError("the output exists and is no directory", got=path)
+        raise PipecError("the output exists and is no directory", got=path, hint="name another one")
     if not path.exists():
         return
     if not force:

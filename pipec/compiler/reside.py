@@ -35,7 +35,10 @@ def planned(plan: Plan, generator: str, microbatches: int) -> Schedule:
         PassError: The model has no loss.
     """
     if not plan.trains:
-        raise PassError("the model has no loss, so nothing is saved for a backward")
+        raise PassError(
+            "the model has no loss, so nothing is saved for a backward",
+            hint="give it a loss: loss=..., or --loss path/file.py:function",
+        )
     if plan.schedule is not None:
         return plan.schedule
     name = with_replicas(generator, plan)

@@ -49,7 +49,9 @@ def load_costs(path: Path, graph: Graph) -> CostTable:
     try:
         data: Any = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CostError("the cost file cannot be read", where=path, got=error) from error
+        raise CostError(
+            "the cost file cannot be read", where=path, got=error, hint="`pipec profile` writes one"
+        ) from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise CostError("this is no cost file", where=path, want="what `pipec profile -o` writes")
     if data.get("version") != VERSION:

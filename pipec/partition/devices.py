@@ -27,7 +27,9 @@ class Device:
 
     def __post_init__(self) -> None:
         if not self.memory_bytes >= 0:
-            raise PartitionError("a memory limit must be >= 0 bytes", got=self.memory_bytes)
+            raise PartitionError(
+                "no such memory limit", got=self.memory_bytes, want="bytes, 0 or more"
+            )
 
 
 def boundary_seconds(cut: FloatArray, link: Link | None, *, at_once: bool) -> FloatArray:

@@ -206,6 +206,7 @@ def test_arguments_of_another_type_are_refused(row: int) -> None:
         (lambda: pipec.load("nothere"), "nothere"),
         (lambda: pipec.draw(pipec.schedule("1f1b", 2, 2), "x.gif"), ".svg"),
         (lambda: pipec.register(3), "subclass of Pass"),
+        (lambda: pipec.Cluster("2xcpu"), "a tuple of Device"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_mistakes_are_told(call: object, words: str) -> None:

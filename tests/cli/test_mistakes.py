@@ -338,6 +338,28 @@ opt infer --passes simplify --force
 partition infer --latency -1
 partition infer --latency inf
 report train --trace trace.json
+verify infer --tolerance inf
+verify infer --seed 99999999999999999999999
+run train --local --timeout inf
+run train --local --rounds 1 --trace both.json --metrics both.json
+schedule 1f1b --stages 2 --microbatches 2 --svg same.svg --trace ./same.svg
+profile infer --local --device cuda -o c.json
+inspect infer --stage 0 --heaviest 3
+compile net.py:net --seed 99999999999999999999999
+compile net.py:net --microbatches 99999999999999999999999
+compile net.py:net --passes ,
+compile net.py:net --passes default,default
+compile net.py:net --offload-optimizer
+compile net.py:net --costs no.json
+compile net.py:net --force -o text.txt
+compile net.py:net --eager nothing.*
+compile net.py:net -o net.py/out
+compile net.py:net:more
+compile mlp.onnx --devices 1xh100,1xvcu118
+compile mlp.onnx --target fpga --precision 'ap_fixed<8,9>'
+partition infer --memory -1
+run train --local --rounds 1 --optimizer sgd:lr
+run onnx --data net.py:tensor
 """.strip().splitlines()
 NEW = [*CODE, *(f"compile mlp.onnx --cluster {n}.toml" for n in CLUSTERS), *HARMED, *RUNS, *OTHERS]
 ALL = [*PATHS, *PLANS, *TYPOS, *NEW]
