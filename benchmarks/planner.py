@@ -77,7 +77,7 @@ def memory() -> None:
                 made += 1
                 try:
                     plan = make_plan(base.graph, devices, passes=passes)
-                except PlanError:  # of zb-h1, what I leaves for W is known of a plan alone
+                except PlanError:
                     late += 1
                 else:
                     over += _most(plan.timeline) > limit * SAME

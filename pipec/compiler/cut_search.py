@@ -2,7 +2,8 @@
 
 1. Where the contiguous cuts can be counted (a chain of units, or few ideals) all are bounded at
    once (`pipec.compiler.cut_bounds`) and predicted in the order of their bounds, until no bound is
-   below the best prediction: this one is optimal, and that is a proof.
+   below the best prediction: this one is optimal, and that is a proof. If none of many fits, those
+   with the most room are predicted too.
 2. Else the cut with the least largest load is improved: boundaries move along its order while the
    bound falls, and the best of what was met is predicted.
 """
@@ -20,9 +21,10 @@ from pipec.compiler.cut_bounds import Bound, Crossing, stage_sums
 from pipec.compiler.outline import Edges, Outline
 from pipec.compiler.timeline import timeline_of
 from pipec.errors import PartitionError, ScheduleError
-from pipec.partition.costgraph import BoolArray, CostGraph, FloatArray, IntArray, topological_order
+from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, topological_order
 from pipec.partition.solve import too_many_stages
 from pipec.partition.units import Units, make_units
+from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.in_flight import in_flight
 from pipec.schedule.registry import generate
@@ -40,6 +42,8 @@ LONG = 6_000
 STEPS = (1, 2, 4, 8, 16)
 """How far a boundary is moved at a time, in units."""
 _BELOW = 1 - 1e-12
+_OVER = 1e30
+"""Above any bound: a cut that does not fit is better the less is missing."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +94,16 @@ class CutSearch:
             raise too_many_stages(self._stages, self.units, self.problem)
         every = None if self._shortened else self._every()
         cuts = self._near(seeds()) if every is None else every
-        bounds, fits = self._bounds(cuts), self._may_fit(cuts)
+        bounds, full = self._bounds(cuts), self._fullness(cuts)
+        fits = full <= 1
         order = np.flatnonzero(fits)[np.argsort(bounds[fits], kind="stable")]
         best: tuple[IntArray, Timeline] | None = None
         most, closest, done = (PREDICTED if every is not None else NEAR), inf, False
         loose = float(bounds[~fits].min(initial=inf))
-        for k in self._ranked(cuts, order[:most].tolist()):
+        roomy = order[most:][np.argsort(full[order[most:]], kind="stable")][:most].tolist()
+        for number, k in enumerate(chain(self._ranked(cuts, order[:most].tolist()), roomy)):
+            if best is not None and number >= most:
+                break
             done = best is not None and (self._shortened or bounds[k] >= best[1].seconds * _BELOW)
             if done:
                 break
@@ -163,7 +171,7 @@ class CutSearch:
 
     def predict(self, stage: IntArray) -> Timeline:
         """The timeline of one cut, given the stage of every call."""
-        facts = self.outline.facts(stage, self._place)
+        facts = self.outline.facts(stage, self._place, split=self._split)
         channels = self.outline.channels(stage)
         if not self.compute.training:
             channels = [c for c in channels if c.kind is ChannelKind.F]
@@ -183,6 +191,11 @@ class CutSearch:
     @property
     def _stages(self) -> int:
         return len(self._place.forward)
+
+    @cached_property
+    def _split(self) -> bool:
+        """Whether gradients of weights are computed by actions of their own."""
+        return bool((self.compute.kind == ActionKind.W).any())
 
     @cached_property
     def _bare(self) -> Schedule:
@@ -214,7 +227,8 @@ class CutSearch:
             value = inf
             while True:
                 cuts = _along(order, [here, *_moves(here, len(order))])
-                bounds = np.where(self._may_fit(cuts), self._bounds(cuts), inf)
+                full = self._fullness(cuts)
+                bounds = np.where(full <= 1, self._bounds(cuts), _OVER * full)
                 met.append(cuts[np.argsort(bounds, kind="stable")[:16]])
                 k = int(np.argmin(bounds))
                 if not bounds[k] < value * _BELOW:
@@ -293,8 +307,8 @@ class CutSearch:
         ways = [[link.seconds(size) for size in sizes.tolist()] for link in links]
         return np.asarray(np.array(ways).min(axis=0), np.float64)
 
-    def _may_fit(self, cuts: IntArray) -> BoolArray:
-        """Whether a cut's least bytes are below the limits, [cuts]."""
+    def _fullness(self, cuts: IntArray) -> FloatArray:
+        """A cut's least bytes over what its fullest device has, [cuts]; above 1 it cannot fit."""
         held = np.zeros((len(cuts), len(self.limits)))
         static, saved = self._bytes
         rows = np.ones((self._stages, 1))
@@ -306,7 +320,8 @@ class CutSearch:
             for d in devices:
                 held[:, d] += weights[:, s]
                 full[:, d] = np.maximum(full[:, d], kept[:, s])
-        return np.asarray((held + full <= np.array(self.limits) * (1 + 1e-9)).all(axis=1))
+        limits = np.maximum(np.array(self.limits) * (1 + 1e-9), 1e-9)
+        return np.asarray(((held + full) / limits).max(axis=1), np.float64)
 
     @cached_property
     def _bytes(self) -> tuple[FloatArray, FloatArray]:
@@ -323,8 +338,8 @@ class CutSearch:
 
     @cached_property
     def _flight(self) -> list[int]:
-        """Most microbatches of each stage between F and the end of the backward on a device."""
-        return [turns.most for turns in in_flight(self.compute)]
+        """Most microbatches of each stage between F and its B or I on a device."""
+        return [turns.most for turns in in_flight(self.compute, whole=True)]
 
     def _fullest(self, timeline: Timeline) -> float:
         peaks = zip(timeline.peak_bytes, self.limits, strict=False)

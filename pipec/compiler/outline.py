@@ -7,19 +7,20 @@ values as when the stage is differentiated by itself.
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from torch import fx
 
 from pipec.autodiff.joint import trace_joint
 from pipec.autodiff.needs import needs_grad
 from pipec.autodiff.recompute import views
-from pipec.autodiff.tidy import results
+from pipec.autodiff.tidy import results, separate_convolutions
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.facts import OPTIMIZER_COPIES
 from pipec.compiler.stage_timing import holder, peak_of
@@ -33,6 +34,7 @@ from pipec.plan.facts import Facts, SharedWeight, StageFacts
 from pipec.schedule.channels import Channel, value
 from pipec.schedule.schedule import Placement
 
+_SUM = torch.ops.aten.add.Tensor
 PER_CALL = 8
 """More values of a call's own size than its backward reads."""
 
@@ -82,12 +84,13 @@ class Outline:
         """Whether the model has a loss."""
         return bool(self.graph.outputs_of(OutputKind.LOSS))
 
-    def facts(self, stage: IntArray, place: Placement) -> Facts:
+    def facts(self, stage: IntArray, place: Placement, *, split: bool = False) -> Facts:
         """What is known of the stages of a cut.
 
         Args:
             stage: Of every call of the graph, [calls].
             place: Devices of the stages.
+            split: Whether gradients of weights are computed apart, from what I leaves for W.
         """
         of = dict(zip(self._names, stage.tolist(), strict=True))
         rows: list[list[str]] = [[] for _ in place.forward]
@@ -97,7 +100,7 @@ class Outline:
         weights, trained, shared = self._weights(of, len(rows))
         if self.trains:
             found = [
-                self._trained(row, kind, w, t)
+                self._trained(row, kind, w, t, split=split)
                 for row, kind, w, t in zip(rows, kinds, weights, trained, strict=True)
             ]
         else:
@@ -157,7 +160,7 @@ class Outline:
                 while node.op == "call_function" and views(node):
                     node = node.all_input_nodes[0]
                     size = min(size, nbytes(node))
-                if node not in seen and node not in self._free:
+                if node not in seen and node not in self._backward.free:
                     seen.add(node)
                     yield float(size), name
 
@@ -167,20 +170,32 @@ class Outline:
         return not self._needs.isdisjoint([reader.name, *items])
 
     def _trained(
-        self, row: Sequence[str], kind: str, weights: float, trained: Sequence[float]
+        self,
+        row: Sequence[str],
+        kind: str,
+        weights: float,
+        trained: Sequence[float],
+        *,
+        split: bool,
     ) -> StageFacts:
         seconds, backward = self.costs.of(kind), self.costs.backward_of(kind)
-        back = sum(backward.get(n, 0.0) for n in row)
+        took = sum(backward.get(n, 0.0) for n in row)
         cost = StageCost(
             sum(seconds.get(n, 0.0) for n in row),
-            B=back,
-            I=back / 2,
-            W=back / 2,
+            B=took,
+            I=took / 2,
+            W=took / 2,
             optimizer_bytes=int(OPTIMIZER_COPIES * sum(trained)),
         )
-        saved = self._saved(frozenset(row)) if self._counted else 0.0
+        names, counted = frozenset(row), self._counted
         return StageFacts(
-            kind, cost, weights, gradients=sum(trained), parameters=tuple(trained), saved=saved
+            kind,
+            cost,
+            weights,
+            gradients=sum(trained),
+            parameters=tuple(trained),
+            saved=self._saved(names) if counted else 0.0,
+            saved_for_w=self._left_for_w(names) if counted and split else None,
         )
 
     def _forward(
@@ -248,11 +263,30 @@ class Outline:
 
     def _saved(self, row: frozenset[str]) -> float:
         """Bytes of what the backward of these calls reads of their forward."""
-        stack = [r for name in row for r in self._reads.get(name, ())]
-        seen, size = set[fx.Node](), 0
+        return self._kept(row, (r for name in row for r in self._reads.get(name, ())))
+
+    def _left_for_w(self, row: frozenset[str]) -> float:
+        """Bytes of what W of these calls reads: of their forward, of I, of gradients received.
+
+        I computes whatever a backward of another stage reads, and all that this needs; gradients of
+        weights that come with it are handed over by W. What comes back as the gradient of two
+        values, of a sum's operands, counts once.
+        """
+        calls, passed = self._backward.calls, self._backward.passed
+        mine = {n for name in row for n in calls.get(name, ())}
+        leads = {n for n in mine if any(u in passed and u not in mine for u in n.users)}
+        early = ancestors(leads) & mine
+        early |= {u for n in early for u in n.users if u.target is operator.getitem}
+        late = (mine & passed) - early
+        read = {r for n in late for r in n.all_input_nodes if r not in late}
+        return self._kept(row, read | {n for n in early if not passed.issuperset(n.users)})
+
+    def _kept(self, row: frozenset[str], read: Iterable[fx.Node]) -> float:
+        """Bytes of what is read; a view of these calls' own is made again of what it views."""
+        stack, seen, size = list(read), set[fx.Node](), 0
         while stack:
             node = stack.pop()
-            if node in seen or node in self._free:
+            if node in seen or node in self._backward.free:
                 continue
             seen.add(node)
             if node.op == "call_function" and views(node) and origin(node).name in row:
@@ -260,10 +294,6 @@ class Outline:
             else:
                 size += nbytes(node)
         return float(size)
-
-    @property
-    def _free(self) -> frozenset[fx.Node]:
-        return self._backward.free
 
     @property
     def _reads(self) -> dict[str, list[fx.Node]]:
@@ -296,10 +326,14 @@ class _Backward:
 
     Attributes:
         reads: Call of the model to what its backward reads of the forward.
+        calls: Call of the model to the calls of its backward.
+        passed: Calls of the backward that more follows than sums of one weight's gradients.
         free: Weights of the joint graph: they are there anyway.
     """
 
     reads: dict[str, list[fx.Node]]
+    calls: dict[str, list[fx.Node]]
+    passed: frozenset[fx.Node]
     free: frozenset[fx.Node]
 
 
@@ -309,19 +343,24 @@ _known: WeakKeyDictionary[fx.GraphModule, _Backward] = WeakKeyDictionary()
 
 def _trace(model: Graph, needs: frozenset[str]) -> _Backward:
     graph = _joint(model, needs)
+    separate_convolutions(graph)
     ends = results(graph)[: len(model.outputs)]
     forward = ancestors(n for n in ends if isinstance(n, fx.Node))
     forward |= {u for n in forward for u in n.users if u.target is operator.getitem}
     given = {n for n in graph.nodes if n.op == "placeholder" and n.name.startswith("grad_")}
-    found = defaultdict[str, list[fx.Node]](list)
-    for n in graph.nodes:
-        if n.op == "call_function" and n not in forward:
-            mine = [r for r in n.all_input_nodes if r not in given]
-            found[origin(n).name] += [r for r in mine if r in forward or r.op == "placeholder"]
+    back = [n for n in graph.nodes if n.op == "call_function" and n not in forward]
+    reads, calls = (defaultdict[str, list[fx.Node]](list) for _ in range(2))
+    passed = set[fx.Node]()
+    for n in reversed(back):
+        calls[origin(n).name].append(n)
+        mine = [r for r in n.all_input_nodes if r not in given]
+        reads[origin(n).name] += [r for r in mine if r in forward or r.op == "placeholder"]
+        if n.target is not _SUM or not passed.isdisjoint(n.users):
+            passed.add(n)
     kinds = (InputKind.PARAMETER, InputKind.CONSTANT)
     names = {i.node for i in model.inputs_of(*kinds)}
     free = {n for n in graph.nodes if n.op == "placeholder" and n.name in names}
-    return _Backward(found, frozenset(free))
+    return _Backward(reads, calls, frozenset(passed), frozenset(free))
 
 
 def _joint(model: Graph, needs: frozenset[str]) -> fx.Graph:

@@ -1,6 +1,6 @@
 """Time the candidates that may be the fastest, keep what fits, and say why each other one lost."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
@@ -16,8 +16,8 @@ from pipec.schedule.registry import SYNTHESIZED, plain_name
 
 BASELINES = ("data parallel", "gpipe", "1f1b")
 NOT_TIMED = "not timed"
-TIMED, OF_BASELINE = 48, 6
-"""Most candidates that are timed once something fits: of all; more of each baseline."""
+OF_ALIKE, OF_BASELINE = 24, 6
+"""Most candidates that are timed once something fits: on alike devices; more of each baseline."""
 MADE, MADE_AT_ALL = 8, 96
 """Most plans that are made to time their candidates: once something fits, and before that."""
 
@@ -148,7 +148,7 @@ def explore(
     """
     search = _Search(Predictor(maker), progress or (lambda done, of: None))
     search.bound(candidates)
-    search.time(list(search.found), TIMED)
+    search.time_all()
     for name in BASELINES:
         mine = [c for c in search.found if _kind(c) == name]
         search.time(mine, OF_BASELINE)
@@ -166,6 +166,7 @@ def explore(
             why = f"no plan: {' '.join(str(error).split())[:160]}"
             search.found[best.candidate] = replace(best, seconds=inf, problem=why)
             search.time(eased(best.candidate), OF_BASELINE)
+            search.time_all()
             continue
         return found, search.predictor.make(best.candidate).replace(explored=found.tried())
 
@@ -199,25 +200,44 @@ class _Search:
                 continue
             self._wait(c, bound, guess)
 
-    def time(self, candidates: Iterable[Candidate], most: int) -> None:
+    def time_all(self) -> None:
+        """Time candidates of every choice of devices, as many of each whatever others there are.
+
+        So what is found on some devices is found where there are more of them, too. Those that only
+        their plans time are few, and come in one order.
+        """
+        alike = dict[tuple[object, ...], list[Candidate]]()
+        for c in sorted(self.waiting, key=lambda c: (self.waiting[c], c)):
+            key = () if self._planned(c) else self.predictor.devices(c)
+            alike.setdefault(key, []).append(c)
+        for mine in alike.values():
+            self.time(mine, OF_ALIKE, beside=self.found)
+        if not any(p.possible for p in self.found.values()):
+            self.time(self.found, 0)
+
+    def time(
+        self, candidates: Iterable[Candidate], most: int, beside: Collection[Candidate] = ()
+    ) -> None:
         """Time some candidates, in the order of their bounds until none can be the fastest of them.
 
         What memory holds back is tried eased too, as nothing less can make it faster.
 
         Args:
             candidates: Bounded before; what is timed already is only compared with.
-            most: How many are timed at most, once one is possible.
+            most: How many are timed at most; if they are all that there is, once one is possible.
+            beside: What they are compared with, too.
         """
         mine = set(candidates)
         heap: list[tuple[float, Candidate]] = []
         for c in mine & self.waiting.keys():
             heappush(heap, (self.waiting[c], c))
-        best = min((self.found[c].seconds for c in mine if c in self.found), default=inf)
+        known = mine.union(beside) & self.found.keys()
+        best = min((self.found[c].seconds for c in known), default=inf)
         done = 0
-        while heap and (done < most or best == inf):
+        while heap and (done < most or (best == inf and not beside)):
             _, c = heappop(heap)
             bound = self.found[c].bound
-            planned = c.eased or c.asynchronous or not bound  # is timed by its plan alone
+            planned = self._planned(c)
             if bound >= best or (planned and self.made >= (MADE if best < inf else MADE_AT_ALL)):
                 continue
             p = self.predictor.predict(c, bound)
@@ -232,6 +252,10 @@ class _Search:
                 if other not in self.found:
                     self._wait(other, least, max(least, self.predictor.guess(c)))
                     heappush(heap, (self.waiting[other], other))
+
+    def _planned(self, c: Candidate) -> bool:
+        """Whether it is timed by its plan alone."""
+        return c.eased or c.asynchronous or not self.found[c].bound
 
     def split(self) -> None:
         """Time the fastest pipeline with a boundary layer split."""

@@ -4,7 +4,7 @@ Candidates are cut by the pass `partition` and timed by `pipec.compiler.timeline
 that ``pipec compile`` makes: figures of a candidate are those of its plan.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
@@ -66,9 +66,11 @@ class Predictor:
 
     maker: Maker
     plans: dict[Candidate, Plan] = field(default_factory=dict)
-    _work: dict[tuple[int, tuple[str, ...]], tuple[float, float, float]] = field(
-        default_factory=dict
-    )
+    _work: dict[tuple[int, tuple[str, ...]], "_Work"] = field(default_factory=dict)
+
+    def devices(self, c: Candidate) -> tuple[object, ...]:
+        """What runs a candidate: the kinds of its devices in their order, and its shape."""
+        return c.depth, c.replicas, *self._kinds(c)
 
     def guess(self, c: Candidate) -> float:
         """Seconds by the work alone, dealt out as well as can be.
@@ -77,20 +79,24 @@ class Predictor:
         them; with m microbatches, w seconds of work each, and a share r of the work that the
         devices in front do before device k begins (and behind it, where a backward is in one
         piece), ``T >= r (w1 + ... + w[k-1]) + m w[k]``, which is least where all are equal:
-        ``T = r w / (1 - (1 - r / m) ** n)``.
+        ``T = r w / (1 - (1 - r / m) ** n)``. Where devices are unlike, and one is nowhere faster
+        than 1 / s of what is best for each node, it counts as 1 / s of a device.
 
         Raises:
             PipecError: The model cannot be traced at the microbatch.
         """
-        kinds = sorted({d.kind for d in c.on(self.maker.cluster).devices[: c.depth * c.replicas]})
-        work, heaviest, share = self._sums(c.microbatch, tuple(kinds))
-        m = c.microbatches
-        found = max(m * work / c.depth, m * heaviest)
+        kinds = self._kinds(c)
+        known = self._sums(c.microbatch, tuple(sorted(set(kinds))))
+        m, speed = c.microbatches, sum(known.speeds[kind] for kind in kinds)
+        found = max(m * known.work * c.replicas / speed, m * known.heaviest)
         if c.chunks == 1 and not c.asynchronous:  # the others begin with an empty pipeline
-            r = share if _traits(c.schedule, c.depth)[0] else 1.0
+            r = known.share if _traits(c.schedule, c.depth)[0] else 1.0
             if r > 0:
-                found = max(found, r * work / (1 - (1 - r / m) ** c.depth))
+                found = max(found, r * known.work / (1 - (1 - r / m) ** c.depth))
         return found
+
+    def _kinds(self, c: Candidate) -> tuple[str, ...]:
+        return tuple(d.kind for d in c.on(self.maker.cluster).devices[: c.depth * c.replicas])
 
     def bound(self, c: Candidate) -> float:
         """A time that no step of the candidate is faster than.
@@ -154,25 +160,44 @@ class Predictor:
             return self.planned(c)
         return replace(_figures(c, found.cut.timeline), loose_seconds=found.cut.loose)
 
-    def _sums(self, samples: int, kinds: tuple[str, ...]) -> tuple[float, float, float]:
-        """Seconds of one microbatch, each node on the device that is best for it.
-
-        Returns:
-            Of all nodes; of the heaviest one; the least share of any node's that is forward.
-        """
+    def _sums(self, samples: int, kinds: tuple[str, ...]) -> "_Work":
+        """Of one microbatch, each node on the device that is best for it."""
         if (samples, kinds) not in self._work:
             plan = self.maker.costed(samples)
             assert plan.costs is not None
-            least, shares = dict[str, float](), [1.0]
+            whole, shares = dict[str, dict[str, float]](), [1.0]
             for kind in kinds:
                 back = plan.costs.backward_of(kind) if self.maker.trains else {}
-                for name, seconds in plan.costs.of(kind).items():
-                    whole = seconds + back.get(name, 0.0)
-                    least[name] = min(whole, least.get(name, inf))
-                    shares += [seconds / whole] if whole else []
-            every = list(least.values())
-            self._work[samples, kinds] = sum(every), max(every, default=0.0), min(shares)
+                seconds = plan.costs.of(kind)
+                whole[kind] = {n: s + back.get(n, 0.0) for n, s in seconds.items()}
+                shares += [s / whole[kind][n] for n, s in seconds.items() if whole[kind][n]]
+            least = {n: min(of[n] for of in whole.values()) for n in whole[kinds[0]]}
+            speeds = {
+                kind: max((least[n] / s for n, s in of.items() if s), default=1.0)
+                for kind, of in whole.items()
+            }
+            every = least.values()
+            self._work[samples, kinds] = _Work(
+                sum(every), max(every, default=0.0), min(shares), speeds
+            )
         return self._work[samples, kinds]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a microbatch takes, each node on the device that is best for it.
+
+    Attributes:
+        work: Seconds of all nodes.
+        heaviest: Of the heaviest one.
+        share: The least share of any node's that is forward.
+        speeds: Kind of device to how fast it is at most beside the best one, over all nodes.
+    """
+
+    work: float
+    heaviest: float
+    share: float
+    speeds: Mapping[str, float]
 
 
 @lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ from pipec.schedule.action import ActionKind
 from pipec.schedule.schedule import Schedule
 
 _ENDS = (ActionKind.B, ActionKind.W)
+_READ = (ActionKind.B, ActionKind.I)
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,18 @@ class Turns:
     alternates: bool
 
 
-def in_flight(schedule: Schedule) -> list[Turns]:
-    """How many microbatches of each stage are in flight on its fullest device; 0 in inference."""
+def in_flight(schedule: Schedule, *, whole: bool = False) -> list[Turns]:
+    """How many microbatches of each stage are in flight on its fullest device; 0 in inference.
+
+    Args:
+        schedule: The rows.
+        whole: Only those of which all that was saved is there: not once I has read it.
+    """
     found = [Turns(0, alternates=False)] * schedule.stages
     if not schedule.training:
         return found
     forward = schedule.kind == ActionKind.F
-    change = forward.astype(np.int64) - np.isin(schedule.kind, _ENDS)
+    change = forward.astype(np.int64) - np.isin(schedule.kind, _READ if whole else _ENDS)
     place = schedule.stage.astype(np.int64) * schedule.devices + schedule.device
     order = np.argsort(place, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(place[order])) + 1):
