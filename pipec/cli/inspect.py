@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from pipec.api.drawing import draw
 from pipec.cli.command import Command, refuse
 from pipec.cli.console import output
 from pipec.cli.namespaces import allow_namespace_option, import_namespaces
@@ -15,6 +16,7 @@ from pipec.compiler.backend import lacking, load_backend
 from pipec.compiler.capabilities import Cycles
 from pipec.errors import PlanError
 from pipec.escape import terminal
+from pipec.files import check_output
 from pipec.graph.axes import Axes
 from pipec.graph.ir import Graph
 from pipec.graph.printer import graph_to_python
@@ -41,6 +43,9 @@ from pipec.report.plan_data import plan_data, stage_data
     "--cycles", is_flag=True, help="Simulate the stages cycle by cycle, if they have cycles."
 )
 @click.option("--together", is_flag=True, help="With --cycles: also all stages and their links.")
+@click.option("--svg", type=click.Path(path_type=Path), help="Draw the predicted timeline.")
+@click.option("--trace", type=click.Path(path_type=Path),
+              help="Write the predicted timeline for Perfetto.")  # fmt: skip
 @allow_namespace_option
 def command(directory: Path, **given: Any) -> None:
     """Show stages, balance, cuts, heaviest nodes and memory of the plan in DIRECTORY."""
@@ -50,8 +55,11 @@ def command(directory: Path, **given: Any) -> None:
     refuse(["heaviest"], "not beside --stage, which lists no nodes", unless=lists)
     refuse(["phase"], "only with --graph or --stage", unless=shown)
     stage, heaviest, as_json = given["stage"], given["heaviest"], given["as_json"]
+    check_output(given["svg"], ".svg")
+    check_output(given["trace"], ".json")
     allowed = import_namespaces(given["allow_namespace"])
     plan = load_plan(directory, allowed=allowed, check_weights=False)
+    _draw(plan, given["svg"], given["trace"])
     chosen = plan.stages if stage is None else (_stage(plan, stage),)
     if given["cycles"]:
         target = load_backend(plan.target)
@@ -80,6 +88,11 @@ def command(directory: Path, **given: Any) -> None:
             click.echo(terminal(line))
     for text in graphs.values():
         click.echo(terminal(text))
+
+
+def _draw(plan: Plan, *paths: Path | None) -> None:
+    for path in filter(None, paths):
+        click.echo(f"wrote {draw(plan, path)}", err=True)
 
 
 def _confirmed(plan: Plan, directory: Path) -> Iterator[str]:

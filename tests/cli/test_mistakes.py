@@ -345,6 +345,8 @@ run train --local --rounds 1 --trace both.json --metrics both.json
 schedule 1f1b --stages 2 --microbatches 2 --svg same.svg --trace ./same.svg
 profile infer --local --device cuda -o c.json
 inspect infer --stage 0 --heaviest 3
+inspect infer --svg plan.png
+inspect infer --trace nofolder/x.json
 compile net.py:net --seed 99999999999999999999999
 compile net.py:net --microbatches 99999999999999999999999
 compile net.py:net --passes ,
@@ -455,6 +457,20 @@ def test_an_odd_number_of_columns_hides_nothing(
     done = pipec("inspect", "infer")
     assert done.code == 0
     assert "stages" in done.out
+
+
+def test_inspect_draws_the_timeline_of_the_plan(
+    folder: Path, pipec: Pipec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(folder)
+    picture, trace = tmp_path / "plan.svg", tmp_path / "plan.json"
+    done = pipec("inspect", "train", "--json", "--svg", picture, "--trace", trace)
+    assert done.code == 0
+    assert len(json.loads(done.out)["stages"]) == 2
+    assert picture.read_text().startswith("<svg")
+    drawn = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") == "F"]
+    assert {e["args"]["stage"] for e in drawn} == {0, 1}
+    assert len(drawn) == 2 * 8  # every stage, every microbatch
 
 
 def test_nine_of_ten_name_a_next_step() -> None:
