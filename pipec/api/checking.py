@@ -1,5 +1,6 @@
 """`schedule`, `partition` and `verify`: parts of the compiler on their own."""
 
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -149,8 +150,8 @@ def verify(
         >>> pipec.verify(plan, model, x).ok
         True
     """
-    if tolerance is not None and tolerance < 0:
-        raise PipecError("a tolerance below 0", got=tolerance)
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise PipecError("no such tolerance", got=tolerance, want="0 or more, and finite")
     if isinstance(plan, Plan):
         if loss is not None and not plan.trains:
             raise PipecError("the plan does not train", got="a loss")

@@ -11,7 +11,7 @@ from pipec.arguments import checked
 from pipec.compiler.backend import load_backend
 from pipec.compiler.capabilities import Draws
 from pipec.errors import PipecError, PlanError
-from pipec.files import replacing
+from pipec.files import check_output, replacing
 from pipec.graph.ir import Graph
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan, Stage
@@ -53,6 +53,7 @@ def draw(thing: Plan | Timeline | Stage, path: str | os.PathLike[str]) -> Path:
     known = [*(_STAGE if isinstance(thing, Stage) else _TIMELINE), *targets]
     if path.suffix not in known:
         raise PipecError("no such kind of picture", got=path.name, want=" ".join(known))
+    check_output(path)
     with replacing(path) as place:
         if not isinstance(thing, Stage):
             place.write_text(_timeline(thing, path.suffix), encoding="utf-8")

@@ -55,7 +55,11 @@ def differentiate(
         demanded |= set(training.gradients_out())
         found.insert(0, training)
     if not any(t.trained for t in found):
-        raise GraphError("the loss depends on no parameter", where="differentiate")
+        raise GraphError(
+            "the loss depends on no parameter",
+            where="differentiate",
+            hint="look for detach(), no_grad() and requires_grad=False",
+        )
     return found
 
 

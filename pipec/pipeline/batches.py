@@ -97,7 +97,12 @@ class Splitter:
                     hint="leave it out of the batch",
                 )
             if not isinstance(value, torch.Tensor):
-                raise PlanError("an input is no tensor", where=name, got=type(value).__name__)
+                raise PlanError(
+                    "an input is no tensor",
+                    where=name,
+                    got=type(value).__name__,
+                    want="a torch.Tensor",
+                )
             if (value.dtype, value.layout) != (self._dtypes[name], torch.strided):
                 got, want = f"{value.dtype}, {value.layout}", f"{self._dtypes[name]}, dense"
                 raise PlanError("an input has another type", where=name, got=got, want=want)

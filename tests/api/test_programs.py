@@ -203,6 +203,8 @@ def test_arguments_of_another_type_are_refused(row: int) -> None:
         (lambda: pipec.compile(_net(), torch.zeros(1, 4), loss=3, training=False), "a loss is for"),
         (lambda: pipec.verify(pipec.compile(_net(), torch.zeros(1, 4)), loss=print), "not train"),
         (lambda: pipec.verify(_net_plan(), inputs=torch.zeros(1, 4)), "no effect"),
+        (lambda: pipec.verify(_net_plan(), _net(), tolerance=math.inf), "no such tolerance"),
+        (lambda: pipec.draw(_net_plan(), "nofolder/x.svg"), "mkdir -p nofolder"),
         (lambda: pipec.load("nothere"), "nothere"),
         (lambda: pipec.draw(pipec.schedule("1f1b", 2, 2), "x.gif"), ".svg"),
         (lambda: pipec.register(3), "subclass of Pass"),
