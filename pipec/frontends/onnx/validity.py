@@ -19,6 +19,9 @@ from pipec.graph.opaque import engine_errors, ort_session
 LARGEST_SEEN = 4096
 """Bytes of a tensor up to which its values are given to inference: shapes, axes, counts."""
 
+_RECURRENT = frozenset({"RNN", "GRU", "LSTM"})
+"""Ops that engines run only with a ``hidden_size``, which their schemas leave open."""
+
 _MOST = 2**40
 """Elements that a tensor of a file may declare; more is an overflow or an attack."""
 
@@ -60,6 +63,8 @@ def _faults(graph: GraphProto, *, outermost: bool) -> Iterator[str]:
         names = [a.name for a in node.attribute]
         if len(set(names)) < len(names):
             yield f"{node.op_type} {node.name} has an attribute twice"
+        if node.op_type in _RECURRENT and not node.domain and "hidden_size" not in names:
+            yield f"{node.op_type} {node.name} has no hidden_size"
         for a in node.attribute:
             yield from _of_attribute(a, node)
 
@@ -74,6 +79,8 @@ def _of_attribute(a: AttributeProto, node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _of_tensor(tensor: TensorProto, *, external: bool) -> Iterator[str]:
+    if tensor.data_type == TensorProto.UNDEFINED and tensor.ByteSize():
+        yield f"tensor {tensor.name} has no element type"
     if any(d < 0 for d in tensor.dims) or math.prod(tensor.dims) > _MOST:
         yield f"tensor {tensor.name} has the shape {list(tensor.dims)}"
     if tensor.data_location == TensorProto.EXTERNAL and not external:
@@ -82,6 +89,8 @@ def _of_tensor(tensor: TensorProto, *, external: bool) -> Iterator[str]:
 
 def _by_onnx(proto: ModelProto) -> str | None:
     """What the checker, or inference in strict mode, finds; None if nothing."""
+    if proto.ir_version < 1:
+        return "no version of the file format (ir_version)"
     if proto.ir_version > onnx.IR_VERSION:
         return f"file format {proto.ir_version}; the installed onnx knows up to {onnx.IR_VERSION}"
     try:

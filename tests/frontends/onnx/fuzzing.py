@@ -178,8 +178,8 @@ def mutant(data: bytes, rng: random.Random) -> bytes:
 def _bytes(data: bytearray, rng: random.Random) -> bytes:
     if rng.random() < 0.3:
         del data[rng.randrange(len(data)) :]
-    for _ in range(rng.choice((1, 3, 20))):
-        data[rng.randrange(max(1, len(data)))] = rng.randrange(256)
+    for _ in range(rng.choice((1, 3, 20)) if data else 0):
+        data[rng.randrange(len(data))] = rng.randrange(256)
     return bytes(data)
 
 

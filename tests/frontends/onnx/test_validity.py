@@ -66,9 +66,27 @@ def external_constant(p: onnx.ModelProto) -> None:
     p.graph.node.append(helper.make_node("Constant", [], ["c"], value=tensor))
 
 
+def no_version(p: onnx.ModelProto) -> None:
+    p.ClearField("ir_version")
+
+
+def no_element_type(p: onnx.ModelProto) -> None:
+    p.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "unused"))
+    p.graph.initializer[-1].data_type = TensorProto.UNDEFINED
+
+
+def no_hidden_size(p: onnx.ModelProto) -> None:
+    shapes = {"wide": (1, 9, 3), "again": (1, 9, 3), "three": (2, 1, 3)}
+    for name, shape in shapes.items():
+        p.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    p.graph.node.append(helper.make_node("GRU", ["three", "wide", "again"], ["", "last"]))
+    p.graph.output.append(helper.make_tensor_value_info("last", TensorProto.FLOAT, [1, 1, 3]))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
+        no_version, no_element_type, no_hidden_size,
         unknown_attribute, attribute_twice, two_types, wrong_output_type, inner_dimensions_differ,
         negative_dimension, overflowing_dimension, one_name_twice, external_constant,
     ],
@@ -79,7 +97,7 @@ def test_what_breaks_a_rule_is_refused(
     load(sound(), tmp_path)
     proto = sound()
     damage(proto)
-    with pytest.raises(FrontendError):
+    with pytest.raises(FrontendError, match="not a valid ONNX model"):
         load(proto, tmp_path)
 
 
