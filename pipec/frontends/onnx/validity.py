@@ -7,7 +7,9 @@ out, for engines take a wrong one there with a warning; declared element types a
 """
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
@@ -21,6 +23,9 @@ LARGEST_SEEN = 4096
 
 _RECURRENT = frozenset({"RNN", "GRU", "LSTM"})
 """Ops that engines run only with a ``hidden_size``, which their schemas leave open."""
+
+_EQUATION = re.compile(rb"[A-Za-z.,\s]*(->[A-Za-z.\s]*)?")
+"""Other letters send ONNX's inference into an endless loop."""
 
 _MOST = 2**40
 """Elements that a tensor of a file may declare; more is an overflow or an attack."""
@@ -36,7 +41,8 @@ def check_validity(proto: ModelProto, where: str) -> None:
     Raises:
         FrontendError: It breaks a rule; the message says which.
     """
-    found = next(_faults(proto.graph, outermost=True), None)
+    functions = (fault for f in proto.functions for fault in _of_nodes(f.node))
+    found = next(chain(_faults(proto.graph, outermost=True), functions), None)
     if found is None:
         found = _by_onnx(proto)
     if found is not None:
@@ -59,7 +65,11 @@ def _faults(graph: GraphProto, *, outermost: bool) -> Iterator[str]:
         yield "two initialisers of one name"
     for tensor in graph.initializer:
         yield from _of_tensor(tensor, external=outermost)
-    for node in graph.node:
+    yield from _of_nodes(graph.node)
+
+
+def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    for node in nodes:
         names = [a.name for a in node.attribute]
         if len(set(names)) < len(names):
             yield f"{node.op_type} {node.name} has an attribute twice"
@@ -70,6 +80,8 @@ def _faults(graph: GraphProto, *, outermost: bool) -> Iterator[str]:
 
 
 def _of_attribute(a: AttributeProto, node: onnx.NodeProto) -> Iterator[str]:
+    if (node.op_type, a.name) == ("Einsum", "equation") and not _EQUATION.fullmatch(a.s):
+        yield f"Einsum {node.name} has the equation {a.s!r}"
     for tensor in (a.t, *a.tensors):
         yield from _of_tensor(tensor, external=False)
     for inner in (a.g, *a.graphs):

@@ -83,10 +83,16 @@ def no_hidden_size(p: onnx.ModelProto) -> None:
     p.graph.output.append(helper.make_tensor_value_info("last", TensorProto.FLOAT, [1, 1, 3]))
 
 
+def endless_equation(p: onnx.ModelProto) -> None:
+    """ONNX's own inference does not come back from this one."""
+    equation = b"b\303 \217m\272-\177#C\007"
+    p.graph.node.append(helper.make_node("Einsum", ["h", "w"], ["e"], equation=equation))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
-        no_version, no_element_type, no_hidden_size,
+        endless_equation, no_version, no_element_type, no_hidden_size,
         unknown_attribute, attribute_twice, two_types, wrong_output_type, inner_dimensions_differ,
         negative_dimension, overflowing_dimension, one_name_twice, external_constant,
     ],
