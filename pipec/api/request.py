@@ -22,6 +22,9 @@ from pipec.schedule.registry import ASYNCHRONOUS
 
 Passes = str | Sequence[str | Pass] | None
 
+MOST_MICROBATCHES = 1_000_000
+"""Of one plan, which holds the times of all of them."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -66,6 +69,10 @@ class Request:
                 "passes say everything themselves",
                 got=f"passes beside {', '.join(n for n, given in beside.items() if given)}",
                 hint="write it as an option: partition{stages=4}, schedule{generator=1f1b}",
+            )
+        if (self.microbatches or 0) > MOST_MICROBATCHES:
+            raise PipecError(
+                "too many microbatches", got=self.microbatches, want=f"at most {MOST_MICROBATCHES}"
             )
         if self.schedules and self.asynchronous:
             raise PipecError(

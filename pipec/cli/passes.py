@@ -6,7 +6,7 @@ import typing
 
 import click
 
-from pipec.cli.command import Command
+from pipec.cli.command import Command, hung
 from pipec.cli.listing import described
 from pipec.registry import entries
 
@@ -20,13 +20,15 @@ def command(*, as_json: bool) -> None:
         click.echo(json.dumps(listed, indent=2))
         return
     for p in listed:
-        click.secho(str(p["name"]), bold=True, nl=False)
-        click.echo(f"  {p['summary']}")
+        name = str(p["name"])
+        summary = hung(f"{name}  {p['summary']}", 2)
+        click.echo(click.style(name, bold=True) + summary.removeprefix(name))
         for key in ("requires", "provides"):
             if p[key]:
-                click.echo(f"    {key}: {', '.join(typing.cast('list[str]', p[key]))}")
+                click.echo(hung(f"    {key}: {', '.join(typing.cast('list[str]', p[key]))}", 6))
         for option in typing.cast("list[dict[str, str]]", p["options"]):
-            click.echo(f"    {option['name']}: {option['type']} = {option['default']}")
+            text = f"    {option['name']}: {option['type']} = {option['default']}"
+            click.echo(hung(text, 6))
 
 
 def _imported(name: str) -> dict[str, object]:

@@ -210,6 +210,10 @@ def _link_record(record: Mapping[str, Any]) -> Link:
     return Link(record["bytes_per_second"], record["latency_seconds"])
 
 
+MOST_DEVICES = 65_536
+"""Of one cluster."""
+
+
 def parse_cluster(text: str) -> Cluster:
     """A cluster from ``4xvcu118`` or ``2xvcu129,2xvcu118``, in pipeline order.
 
@@ -227,5 +231,8 @@ def parse_cluster(text: str) -> Cluster:
             raise ClusterError(
                 "--devices cannot be read", got=repr(part), want="COUNTxKIND, such as 4xvcu118"
             )
-        devices += [preset(match[2], "--devices")] * int(match[1] or 1)
+        count = int(match[1] or 1)
+        if count + len(devices) > MOST_DEVICES:
+            raise ClusterError("too many devices", got=text, want=f"at most {MOST_DEVICES}")
+        devices += [preset(match[2], "--devices")] * count
     return Cluster(tuple(devices))

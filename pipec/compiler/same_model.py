@@ -3,8 +3,12 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from pipec.compiler.tolerance import REWRITTEN
 from pipec.errors import PlanError
-from pipec.graph.ir import Graph, OutputKind
+from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.plan.model import Plan
 
 DECLARED = (OutputKind.OUTPUT, OutputKind.LOSS)
@@ -34,6 +38,28 @@ def check_same_model(plan: Plan, graph: Graph) -> None:
             got=", ".join(x for x in got if x not in want) or "the same in another order",
             want=f"{', '.join(x for x in want if x not in got) or 'no more than this'}, as in "
             f"{plan.graph.source.location}",
+        )
+
+
+def check_parameters(plan: Plan, model: nn.Module) -> None:
+    """See that a module has the parameters of a plan, in their shapes; a loss may have its own.
+
+    Raises:
+        PlanError: One is missing, or of another shape.
+    """
+    if REWRITTEN in plan.options:
+        return
+    named = model.named_parameters(remove_duplicate=False)
+    have = {n: list(p.shape) for n, p in named if not is_lazy(p)}
+    inputs = plan.graph.inputs_of(InputKind.PARAMETER)
+    want = {i.name: list(plan.graph.nodes[i.node].meta["val"].shape) for i in inputs}
+    lost = {n: s for n, s in want.items() if n not in have and not n.startswith("loss.")}
+    if other := lost | {n: s for n, s in want.items() if have.get(n, s) != s}:
+        raise PlanError(
+            "the plan was made of another model",
+            where=type(model).__name__,
+            got=", ".join(f"{n} {have.get(n, 'is missing')}" for n in other),
+            want=", ".join(f"{n} {s}" for n, s in other.items()),
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
-from pipec.compiler.same_model import check_same_model
+from pipec.compiler.same_model import check_parameters, check_same_model
 from pipec.compiler.tolerance import REWRITTEN
 from pipec.errors import PlanError
 from pipec.frontends.base import LoadOptions
@@ -36,8 +36,13 @@ def tracer(plan: Plan, model: nn.Module | None, loss: Callable[..., object] | No
         plan: The plan.
         model: Its module, if it was made of one in memory.
         loss: Its loss, if the module does not compute it: of the outputs and the target.
+
+    Raises:
+        PlanError: The module has not the parameters of the plan.
     """
     source = plan.graph.source
+    if model is not None:
+        check_parameters(plan, model)
 
     def trace(inputs: Mapping[str, torch.Tensor], options: LoadOptions) -> Graph:
         """The graph on these inputs, targets among them.

@@ -193,6 +193,8 @@ def test_arguments_of_another_type_are_refused(row: int) -> None:
         (lambda: pipec.schedule("1f1b", 2, 2, times={"Q": 1}), "F, B, I, W"),
         (lambda: pipec.draw(None, "x.svg"), "Timeline"),  # type: ignore[arg-type]
         (lambda: _pipeline(on_nan="ignore"), "stop, skip, continue"),
+        (lambda: _pipeline(model=nn.Sequential(nn.Linear(4, 4))), "1.weight is missing"),
+        (lambda: _pipeline(model=nn.Sequential(*[nn.Linear(4, 5), nn.Linear(5, 4)])), r"\[5, 4\]"),
         (lambda: _net_plan().report("x.pdf"), ".html"),
         (lambda: pipec.schedule(lambda n, m: "no", 2, 2), "one row of actions"),
         (lambda: pipec.schedule(lambda n, m: 1 // 0, 2, 2), "ZeroDivisionError"),

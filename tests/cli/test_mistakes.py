@@ -301,6 +301,8 @@ schedule 1f1b --stages 2 --microbatches 2 --sends
 schedule 1f1b --stages 2 --microbatches 2 --svg x.png
 schedule interleaved{chunks=2,chunks=4} --stages 4 --microbatches 4
 compile net.py:net --training --inference
+compile net.py:net --microbatches 100000000
+compile net.py:net --devices 9999999xcpu
 compile net.py:net --stages 2 --stages=1
 compile net.py:net --target torch --target onnx
 explore net.py:lossy --devices 2xcpu --top 0
@@ -446,6 +448,17 @@ def test_a_mistake_is_told_in_one_message(
 
 
 WITHOUT: list[str] = []
+
+
+@pytest.mark.parametrize("line", ["passes", "schedule", "examples", "devices", "inspect infer"])
+def test_eighty_columns_are_enough(
+    line: str, folder: Path, pipec: Pipec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = pipec(*line.split()).out.splitlines()
+    assert lines
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("columns", ["0", "-5", "many", "10"])
