@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from torch import nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedParameter
 
 from pipec.compiler.tolerance import REWRITTEN
 from pipec.errors import PlanError
@@ -50,7 +50,7 @@ def check_parameters(plan: Plan, model: nn.Module) -> None:
     if REWRITTEN in plan.options:
         return
     named = model.named_parameters(remove_duplicate=False)
-    have = {n: list(p.shape) for n, p in named if not is_lazy(p)}
+    have = {n: list(p.shape) for n, p in named if not isinstance(p, UninitializedParameter)}
     inputs = plan.graph.inputs_of(InputKind.PARAMETER)
     want = {i.name: list(plan.graph.nodes[i.node].meta["val"].shape) for i in inputs}
     lost = {n: s for n, s in want.items() if n not in have and not n.startswith("loss.")}
