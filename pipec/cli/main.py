@@ -6,7 +6,8 @@ import importlib
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -37,6 +38,19 @@ _COMMANDS = {
 }
 
 
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
+    """Say on a terminal what is waited for: torch takes seconds to import."""
+    shown = sys.stderr is not None and sys.stderr.isatty() and not {"-q", "--quiet"} & {*sys.argv}
+    if shown:
+        click.echo(f"loading pipec {name}", err=True, nl=False)
+    try:
+        yield
+    finally:
+        if shown:
+            click.echo("\r\033[2K", err=True, nl=False)
+
+
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -65,7 +79,8 @@ class _LazyGroup(click.Group):
         del ctx
         if name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"pipec.cli.{name}").command
+        with _loading(name):
+            command: click.Command = importlib.import_module(f"pipec.cli.{name}").command
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -1,5 +1,10 @@
 """`-q` and `-v`: how much commands say of what they do, on standard error."""
 
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +30,22 @@ def test_quiet_says_nothing_and_verbose_each_step(
     assert "compiling: partition done" in steps
     assert steps[-1].startswith("writing ")
     assert told[len(steps)].startswith("wrote ")
+
+
+@pytest.mark.parametrize("words", [["compile", "--help"], ["compile", "--help", "-q"]])
+def test_a_terminal_is_told_within_a_second_that_something_is_loaded(words: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "pipec", *words]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        said = b""
+        with suppress(OSError):  # Linux says that the other end is closed in this way
+            while more := os.read(ours, 65536):
+                said += more
+    os.close(ours)
+    assert b"Usage: " in said
+    assert said.startswith(b"loading pipec compile\r") == ("-q" not in words)
+    assert b"loading" not in said.partition(b"\033[2K")[2]
 
 
 @pytest.mark.parametrize("command", ["explore", "verify", "profile"])
