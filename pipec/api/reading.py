@@ -46,6 +46,9 @@ def read_model(model: Model, inputs: object, loss: object, options: LoadOptions)
                 want="a tensor, a tuple or a dict of them",
                 hint="pipec.compile(model, torch.zeros(8, 64), ...)",
             )
+        if options.seed != LoadOptions().seed:
+            what = "a module has its weights, so a seed has no effect"
+            raise FrontendError(what, got=options.seed, want="a path to a factory beside it")
         return from_module(model, inputs, loss, options)
     if not isinstance(model, str | os.PathLike):
         raise FrontendError(

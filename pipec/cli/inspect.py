@@ -59,12 +59,13 @@ def command(directory: Path, **given: Any) -> None:
     check_output(given["trace"], ".json")
     allowed = import_namespaces(given["allow_namespace"])
     plan = load_plan(directory, allowed=allowed, check_weights=False)
-    _draw(plan, given["svg"], given["trace"])
     chosen = plan.stages if stage is None else (_stage(plan, stage),)
+    target = load_backend(plan.target)
+    if given["cycles"] and not isinstance(target, Cycles):
+        raise lacking(target, Cycles, "--cycles")
+    _draw(plan, given["svg"], given["trace"])
     if given["cycles"]:
-        target = load_backend(plan.target)
-        if not isinstance(target, Cycles):
-            raise lacking(target, Cycles, "--cycles")
+        assert isinstance(target, Cycles)
         found = target.cycles(plan, directory, together=given["together"])
         some = found if stage is None else [found[stage]]
         if as_json:

@@ -207,6 +207,7 @@ def test_arguments_of_another_type_are_refused(row: int) -> None:
         (lambda: pipec.verify(_net_plan(), inputs=torch.zeros(1, 4)), "no effect"),
         (lambda: pipec.verify(_net_plan(), _net(), tolerance=math.inf), "no such tolerance"),
         (lambda: pipec.draw(_net_plan(), "nofolder/x.svg"), "mkdir -p nofolder"),
+        (lambda: pipec.compile(_net(), torch.zeros(1, 4), seed=3), "seed has no effect"),
         (lambda: pipec.load("nothere"), "nothere"),
         (lambda: pipec.draw(pipec.schedule("1f1b", 2, 2), "x.gif"), ".svg"),
         (lambda: pipec.register(3), "subclass of Pass"),

@@ -472,6 +472,12 @@ def test_an_odd_number_of_columns_hides_nothing(
     assert "stages" in done.out
 
 
+def test_inspect_draws_nothing_where_it_refuses(folder: Path, pipec: Pipec, tmp_path: Path) -> None:
+    done = pipec("inspect", folder / "infer", "--cycles", "--svg", tmp_path / "plan.svg")
+    assert done.code == 1
+    assert not (tmp_path / "plan.svg").exists()
+
+
 def test_inspect_draws_the_timeline_of_the_plan(
     folder: Path, pipec: Pipec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
