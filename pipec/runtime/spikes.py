@@ -24,7 +24,7 @@ class Spikes:
 
     Example:
         >>> spikes = Spikes(10.0)
-        >>> [spikes.judge(norm) for norm in [1.0, 2.0] * 8 + [14.0, 16.0]][-2:]
+        >>> [spikes.judge(norm) for norm in [1.0, 2.0] * 8 + [14.0, 30.0]][-2:]
         [False, True]
     """
 
