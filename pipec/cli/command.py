@@ -1,12 +1,7 @@
-"""What every command refuses: an option without a value, a number that is none, no effect.
-
-And how wide it prints.
-"""
+"""What every command refuses: an option without a value, a number that is none, no effect."""
 
 import math
 import re
-import shutil
-import textwrap
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -58,15 +53,6 @@ class Command(click.Command):
             if other != option.opts[-1] and str(value) != "-":
                 both = f"{other} and {option.opts[-1]}"
                 raise click.UsageError(f"{both} name one file, {value}: give each its own", ctx)
-
-
-def hung(text: str, indent: int) -> str:
-    """A paragraph as wide as the terminal, or wide in a file; later lines are indented."""
-    columns = shutil.get_terminal_size((160, 24)).columns
-    return textwrap.fill(
-        text, columns, subsequent_indent=" " * indent,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
 
 
 def refuse(options: Iterable[str], why: str, *, unless: bool = False) -> None:

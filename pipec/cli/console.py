@@ -1,6 +1,7 @@
 """Where commands print: tables to standard output, what they are doing to standard error."""
 
 import os
+import textwrap
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -33,6 +34,14 @@ def output() -> Console:
         console = Console(emoji=False, width=_WIDE)
     console.push_render_hook(_Escaping())
     return console
+
+
+def hung(text: str, indent: int) -> str:
+    """A paragraph as wide as `output`; its later lines are indented."""
+    return textwrap.fill(
+        text, output().width, subsequent_indent=" " * indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def has_width(console: Console) -> bool:

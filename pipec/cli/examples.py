@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from pipec.cli.command import Command, hung
+from pipec.cli.command import Command
+from pipec.cli.console import hung
 from pipec.errors import PipecError
 from pipec.files import write_file
 

@@ -6,7 +6,8 @@ import typing
 
 import click
 
-from pipec.cli.command import Command, hung
+from pipec.cli.command import Command
+from pipec.cli.console import hung
 from pipec.cli.listing import described
 from pipec.registry import entries
 

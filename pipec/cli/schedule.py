@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from pipec.cli.command import Command, hung, refuse
-from pipec.cli.console import has_width, output
+from pipec.cli.command import Command, refuse
+from pipec.cli.console import has_width, hung, output
 from pipec.errors import ScheduleError
 from pipec.files import check_output, write_file
 from pipec.schedule.action import COMPUTE

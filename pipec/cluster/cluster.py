@@ -211,7 +211,20 @@ def _link_record(record: Mapping[str, Any]) -> Link:
 
 
 MOST_DEVICES = 65_536
-"""Of one cluster."""
+"""Of one kind, in one place of a cluster."""
+
+
+def copies(device: Device, count: int, where: str) -> list[Device]:
+    """A device so many times.
+
+    Raises:
+        ClusterError: There are too many; ``where`` says so.
+    """
+    if count > MOST_DEVICES:
+        raise ClusterError(
+            "too many devices", where=where, got=count, want=f"at most {MOST_DEVICES}"
+        )
+    return [device] * count
 
 
 def parse_cluster(text: str) -> Cluster:
@@ -231,8 +244,5 @@ def parse_cluster(text: str) -> Cluster:
             raise ClusterError(
                 "--devices cannot be read", got=repr(part), want="COUNTxKIND, such as 4xvcu118"
             )
-        count = int(match[1] or 1)
-        if count + len(devices) > MOST_DEVICES:
-            raise ClusterError("too many devices", got=text, want=f"at most {MOST_DEVICES}")
-        devices += [preset(match[2], "--devices")] * count
+        devices += copies(preset(match[2], "--devices"), int(match[1] or 1), part)
     return Cluster(tuple(devices))

@@ -37,7 +37,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipec.cluster.cluster import Cluster, Level, Link
+from pipec.cluster.cluster import Cluster, Level, Link, copies
 from pipec.cluster.device import Device
 from pipec.cluster.presets import preset
 from pipec.cluster.units import BANDWIDTH, BYTES, FREQUENCY, RATE, TIME, parse
@@ -122,7 +122,7 @@ def _devices(table: Mapping[str, Any], where: str) -> list[Device]:
         kind = str(table.get("name", device.kind)).lower()
         source = f"{device.source}{'; changed by ' if device.source else ''}{Path(where).name}"
         device = dataclasses.replace(device, kind=kind, source=source)
-    return [device] * _count(table.get("count", 1), f"{where}.count")
+    return copies(device, _count(table.get("count", 1), f"{where}.count"), f"{where}.count")
 
 
 def _blank(table: Mapping[str, Any], where: str) -> Device:

@@ -211,6 +211,7 @@ CODE = [f"compile net.py:{name}" for name in (
 )]  # fmt: skip
 CLUSTERS = {
     "count": 'count = "2"',
+    "many": "count = 1000000000000",
     "negative": 'memory = "-8 GB"',
     "nothing": 'memory = "0 GB"',
     "nan": "memory = nan",
