@@ -28,10 +28,8 @@ from pipec.graph.quantised import QUANTISED
 from pipec.plan.model import Plan, Stage, StageTiming
 from pipec.plan.weights import (
     WEIGHTS,
-    StoredWeights,
     all_have_data,
     owners,
-    stage_files,
     stage_folder,
     write_weights,
 )
@@ -117,7 +115,7 @@ class TorchBackend(Backend):
                 write_exported(_open_stage(plan, axes, stage.index), folder / f"{folder.name}.pt2")
 
     def load(self, plan: Plan, directory: Path) -> Emitted:
-        """The graphs of a loaded plan with the weights in ``directory``.
+        """The graphs of a plan that was loaded from ``directory``, with its weights.
 
         Raises:
             BackendError: There are no weights.
@@ -127,9 +125,7 @@ class TorchBackend(Backend):
                 "nothing can run: the model was compiled without its weights", where=directory
             )
         axes = read_axes(plan, directory)
-        weights = StoredWeights(stage_files(plan, directory), plan.graph)
-        stages = self._stages(plan.replace(graph=plan.graph.replace(weights=weights)), axes)
-        return Emitted(stages, _tolerance(plan), traced=True, axes=axes)
+        return Emitted(self._stages(plan, axes), _tolerance(plan), traced=True, axes=axes)
 
     def _tried(self, plan: Plan, axes: Axes) -> list[StageRunner]:
         """Every stage for any size of some axes, once exported if it is to be.

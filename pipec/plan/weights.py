@@ -38,11 +38,6 @@ def owners(plan: Plan) -> dict[str, int]:
     return {i.name: first.get(i.name, 0) for i in plan.graph.inputs if i.kind.is_weight}
 
 
-def stage_files(plan: Plan, directory: Path) -> dict[str, Path]:
-    """Weight name to the safetensors file that holds it."""
-    return {name: directory / stage_folder(k) / WEIGHTS for name, k in owners(plan).items()}
-
-
 def all_have_data(weights: Mapping[str, torch.Tensor]) -> bool:
     """Whether every weight has numbers: neither a fake tensor nor one on ``meta``."""
     return all(map(has_data, weights.values()))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ from pipec.compiler.tolerance import rounding_tolerance
 from pipec.compiler.verify import verify_artifacts, verify_stages
 from pipec.errors import FrontendError, PlanError
 from pipec.frontends.torch_module import from_module
-from pipec.graph.ir import InputKind, Source
+from pipec.graph.ir import Graph, InputKind, Source
+from pipec.plan import store
 from pipec.plan.store import load_plan
 from tests.frontends.onnx import models as onnx_models
 from tests.plans import chain, cut, loaded, tied
@@ -75,6 +77,21 @@ def test_a_wrong_stage_is_found(tmp_path: Path) -> None:
     runners[1] = spoiled
     report = verify_stages(plan, Emitted(runners, 1e-5), loaded(graph))
     assert [b.ok for b in report.boundaries] == [True, False, False]
+
+
+def test_what_is_verified_are_the_weights_that_a_run_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, with_weights = chain(), store._with_weights
+    emit(cut(graph, 2), tmp_path / "out")
+    assert verify_artifacts(tmp_path / "out", loaded(graph)).ok
+
+    def halved(*args: Any) -> Graph:
+        read = with_weights(*args)
+        return read.replace(weights={n: w / 2 for n, w in read.weights.items()})
+
+    monkeypatch.setattr(store, "_with_weights", halved)
+    assert not verify_artifacts(tmp_path / "out", loaded(graph)).ok
 
 
 def test_the_reference_must_be_the_same_model(tmp_path: Path) -> None:
