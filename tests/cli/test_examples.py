@@ -11,7 +11,10 @@ from tests.cli.running import Pipec
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_all_examples_are_listed_with_a_summary(pipec: Pipec) -> None:
+def test_all_examples_are_listed_with_a_summary(
+    pipec: Pipec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # one line each
     lines = pipec("examples").out.splitlines()
     assert [line.split()[0] for line in lines] == sorted(p.stem for p in EXAMPLES.glob("*.py"))
     assert all(len(line.split()) > 3 for line in lines)
