@@ -35,7 +35,7 @@ from pipec.runtime.agreement import check_same, exchange
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.distributed import pipeline_of, process_group
 from pipec.runtime.executor import OnNan, Result, Settings
-from pipec.runtime.figures import figures, verdict
+from pipec.runtime.figures import conclude, figures
 from pipec.runtime.identity import digest_of, mark
 from pipec.runtime.program import Program
 from pipec.runtime.rules import Correction
@@ -240,7 +240,7 @@ class Pipeline:
         result = self._runner.round(shares)
         mine = self._runner.executors[0]
         found = figures(result, shares, mine.round - 1)
-        if error := verdict(found, mine, mine.round - 1):
+        if error := conclude(found, self._runner.executors, mine.round - 1):
             self._finish_saving()
             raise error
         for hook in () if found.skipped else self._hooks:

@@ -286,6 +286,8 @@ class Executor:
             self.compute.torch.type, "a plan runs", "compile it with autocast='{dtype}'"
         )
         self._at, self._doing, self.finished, self.result = 0, None, False, Result()
+        for weights in self.weights.values() if self.settings.skips else ():
+            weights.remember_buffers()
         if draining:
             self.rounds.drain()
         else:

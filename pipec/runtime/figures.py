@@ -1,6 +1,7 @@
 """What all ranks together found in a round, and what is done if it is not finite, or a spike."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,17 +66,22 @@ def figures(result: Result, shares: Shares, number: int, seconds: float = 0.0) -
     )
 
 
-def verdict(found: Figures, executor: Executor, number: int) -> PlanError | None:
+def conclude(found: Figures, executors: Sequence[Executor], number: int) -> PlanError | None:
     """The error with which a run stops that is to stop; None where it goes on.
+
+    Running statistics that a left out round made not finite are those of before it.
 
     With a flush, gradients are judged by their norm, and all devices leave out the same update:
     before ``stop``, or at ``skip``. Without, a loss is judged once it is known.
 
     Args:
         found: The figures of a round.
-        executor: One of this process, whose settings say what to do.
+        executors: Those of this process; their settings say what to do.
         number: Of the round.
     """
+    for weights in (w for e in executors for w in e.weights.values() if found.skipped):
+        weights.mend_buffers()
+    executor = executors[0]
     odd = found.loss is not None and not math.isfinite(found.loss)
     spikes, far = executor.spikes, False
     if found.loss is not None and not executor.program.flush:

@@ -25,7 +25,7 @@ class Settings:
         correction: PipeMare's T1 and T2.
         compiled: Makes a graph fast, such as ``torch.compile``.
         on_nan: What to do if gradients are not finite, or a spike
-            (`pipec.runtime.figures.verdict`).
+            (`pipec.runtime.figures.conclude`).
         spike: How many times the median of the last norms makes one a spike
             (`pipec.runtime.spikes`); without a flush, of the losses. None for no spikes.
         loss_scale: First scale on the loss (`pipec.runtime.scaling`), for float16; None for none.

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pipec.graph.ir import InputKind, tensor
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.executor import Result
-from pipec.runtime.figures import Figures, figures, verdict
+from pipec.runtime.figures import Figures, conclude, figures
 from pipec.runtime.metrics import Observer, Step
 from pipec.runtime.program import Program
 from pipec.runtime.runner import Runner
@@ -87,7 +87,7 @@ def train(
     numbers = range(checkpoints.resume() if checkpoints else 0, rounds)
     for number, (_, found) in zip(numbers, rounds_of(pipeline, numbers, observers), strict=True):
         losses.append(math.nan if found.loss is None else found.loss)
-        if error := verdict(found, pipeline.executors[0], number):
+        if error := conclude(found, pipeline.executors, number):
             if checkpoints:
                 checkpoints.wait()
             raise error

@@ -88,6 +88,7 @@ class StageWeights:
         current |= {n: p.data for n, p in self.parameters.items()}
         self._versions = {0: Version(current)}
         self._sums: dict[int, _Sum] = {}
+        self._before: Tensors = {}
         held = list(self.parameters.items())
         self.optimizer: torch.optim.Optimizer | None = None
         if optimizer and held:
@@ -183,6 +184,17 @@ class StageWeights:
         """Let every held version see new buffers: running statistics are not versioned."""
         for held in self._versions.values():
             held.tensors.update(updates)
+
+    def remember_buffers(self) -> None:
+        """Keep the buffers as they are now, for `mend_buffers`."""
+        held = self._versions[self.newest].tensors
+        self._before = {n: t for n, t in held.items() if n not in self.parameters}
+
+    def mend_buffers(self) -> None:
+        """Put back buffers that have become not finite since `remember_buffers`."""
+        now, before = self._versions[self.newest].tensors, self._before
+        spoilt = [n for n, t in before.items() if t is not now[n] and not now[n].isfinite().all()]
+        self.update_buffers({n: before[n] for n in spoilt})
 
     def accumulate(self, update: int, grads: Tensors, owned: frozenset[str] = frozenset()) -> None:
         """Add the gradients of one microbatch to those of an update.

@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from pipec.errors import PipecError, PlanError
 from pipec.frontends.torch_module import from_module
 from pipec.pipeline.pipeline import Pipeline
 from pipec.plan.model import Plan
+from pipec.runtime.settings import OnNan
 
 LOSS = nn.functional.cross_entropy
 Batch = dict[str, Tensor] | list[dict[str, Tensor]]
@@ -320,7 +322,7 @@ def _square(y: torch.Tensor) -> torch.Tensor:
     return y.square().mean()
 
 
-def _layers(*kinds: type[nn.Module]) -> nn.Sequential:
+def _layers(*kinds: Callable[[], nn.Module]) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 8), *[kind() for kind in kinds], nn.Linear(8, 8))
 
@@ -408,3 +410,24 @@ def test_a_hook_is_not_called_where_the_update_was_left_out() -> None:
         assert not seen
         pipeline.step(x)
     assert seen == [1]
+
+
+@pytest.mark.parametrize("on_nan", ["skip", "stop"])
+def test_statistics_that_a_left_out_round_spoilt_are_those_of_before_it(on_nan: OnNan) -> None:
+    x, model = torch.randn(4, 8), _layers(partial(nn.BatchNorm1d, 8))
+    plan = pipec.compile(model, x, "2xcpu", loss=_square, schedule="1f1b", microbatches=2)
+    odd = x.clone()
+    odd[2] = torch.nan  # in the second microbatch alone
+    left = []
+    for rounds in ([x, odd, x], [x, x]):
+        with pipec.Pipeline(plan, optimizer=sgd, on_nan=on_nan) as pipeline:
+            for batch in rounds:
+                with suppress(PlanError):
+                    pipeline.step(batch)
+            weights = pipeline.state_dict()
+            assert weights is not None
+            left.append({n: w.clone() for n, w in weights.items()})
+    assert any(n.endswith("running_var") for n in left[0])
+    for name, weight in left[0].items():
+        if weight.is_floating_point():  # batches are counted, whatever is in them
+            assert torch.equal(weight, left[1][name]), name
