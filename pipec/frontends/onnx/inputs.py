@@ -252,5 +252,5 @@ def _table_sizes(model: ModelFile) -> dict[str, int]:
             if table is not None and table.dims:
                 axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
                 name, rows = source[node.input[1]], table.dims[axis]
-                sizes[name] = min(rows, sizes.get(name, rows))
+                sizes[name] = max(1, min(rows, sizes.get(name, rows)))
     return sizes

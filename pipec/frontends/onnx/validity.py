@@ -56,6 +56,9 @@ def check_validity(proto: ModelProto, where: str) -> None:
 
 def _faults(graph: GraphProto, *, outermost: bool) -> Iterator[str]:
     """What ONNX's checker lets pass."""
+    for info in (*graph.input, *graph.output):
+        if info.type.HasField("tensor_type") and not info.type.tensor_type.elem_type:
+            yield f"{info.name} has a type without elements"
     for info in graph.input:
         for dim in info.type.tensor_type.shape.dim:
             if dim.HasField("dim_value") and dim.dim_value < -1:
@@ -73,8 +76,10 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
         names = [a.name for a in node.attribute]
         if len(set(names)) < len(names):
             yield f"{node.op_type} {node.name} has an attribute twice"
-        if node.op_type in _RECURRENT and not node.domain and "hidden_size" not in names:
-            yield f"{node.op_type} {node.name} has no hidden_size"
+        if node.op_type in _RECURRENT and not node.domain:
+            hidden = next((a.i for a in node.attribute if a.name == "hidden_size"), 0)
+            if hidden < 1:
+                yield f"{node.op_type} {node.name} has the hidden_size {hidden}"
         for a in node.attribute:
             yield from _of_attribute(a, node)
 

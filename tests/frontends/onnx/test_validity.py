@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -75,12 +76,21 @@ def no_element_type(p: onnx.ModelProto) -> None:
     p.graph.initializer[-1].data_type = TensorProto.UNDEFINED
 
 
-def no_hidden_size(p: onnx.ModelProto) -> None:
+def no_output_type(p: onnx.ModelProto) -> None:
+    p.graph.output[0].type.tensor_type.elem_type = TensorProto.UNDEFINED
+
+
+def no_hidden_size(p: onnx.ModelProto, **size: Any) -> None:
     shapes = {"wide": (1, 9, 3), "again": (1, 9, 3), "three": (2, 1, 3)}
     for name, shape in shapes.items():
         p.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
-    p.graph.node.append(helper.make_node("GRU", ["three", "wide", "again"], ["", "last"]))
+    node = helper.make_node("GRU", ["three", "wide", "again"], ["", "last"], **size)
+    p.graph.node.append(node)
     p.graph.output.append(helper.make_tensor_value_info("last", TensorProto.FLOAT, [1, 1, 3]))
+
+
+def negative_hidden_size(p: onnx.ModelProto) -> None:
+    no_hidden_size(p, hidden_size=-1)
 
 
 def endless_equation(p: onnx.ModelProto) -> None:
@@ -92,7 +102,8 @@ def endless_equation(p: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        endless_equation, no_version, no_element_type, no_hidden_size,
+        endless_equation, no_version, no_element_type, no_output_type,
+        no_hidden_size, negative_hidden_size,
         unknown_attribute, attribute_twice, two_types, wrong_output_type, inner_dimensions_differ,
         negative_dimension, overflowing_dimension, one_name_twice, external_constant,
     ],
@@ -120,6 +131,37 @@ def test_an_attribute_without_its_value_has_the_default(tmp_path: Path) -> None:
     (attribute,) = read(tmp_path / "model.onnx").proto.graph.node[0].attribute
     assert attribute.HasField("i")  # the checker refuses a stage without
     assert attribute.i == 0
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "held", "said"),
+    [("Tile", [1, 2, 3], {"n": np.ones(3, np.int64)}, "3 repeats for 2 dimensions"),
+     ("LSTM", [1, 5, 2, 6, 2],
+      {"w": np.ones((1, 16, 6), np.float32), "r": np.ones((1, 16, 4), np.float32)},
+      "an input of 4 dimensions")],
+)  # fmt: skip
+def test_what_torch_would_take_and_onnx_does_not_is_refused(
+    op: str, shape: list[int], held: dict[str, np.ndarray[Any, Any]], said: str, tmp_path: Path
+) -> None:
+    """Inference does not see it: the axis that is dropped is computed."""
+    options: dict[str, Any] = {"hidden_size": 4} if op == "LSTM" else {}
+    nodes = [
+        helper.make_node("Abs", ["first"], ["axes"]),
+        helper.make_node("Squeeze", ["a", "axes"], ["h"]),
+        helper.make_node(op, ["h", *held], ["y"], **options),
+    ]
+    held = {**held, "first": np.zeros(1, np.int64)}
+    with pytest.raises(FrontendError, match=said):
+        load(model(nodes, {"a": (TensorProto.FLOAT, shape)}, ["y"], held), tmp_path)
+
+
+def test_a_table_without_rows_is_a_file_that_engines_take(tmp_path: Path) -> None:
+    node = helper.make_node("Gather", ["table", "ids"], ["y"])
+    table = {"table": np.ones((0, 4), np.float32)}
+    loaded = load(model([node], {"ids": (TensorProto.INT64, [2])}, ["y"], table), tmp_path)
+    assert loaded.example_inputs["ids"].tolist() == [0, 0]
+    with pytest.raises(FrontendError, match="onnxruntime cannot run"):
+        loaded.original(loaded.example_inputs)
 
 
 def test_mutants_are_judged_as_onnxruntime_judges_them(tmp_path: Path) -> None:

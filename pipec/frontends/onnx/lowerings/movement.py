@@ -85,6 +85,8 @@ def tile(ctx: Context, x: Tensor, repeats: Array, axis: Array | None = None) -> 
     counts = ints(repeats)
     if ctx.version < 6 and axis is not None:
         counts = [counts[0] if k == int(scalar(axis)) else 1 for k in range(x.dim())]
+    if len(counts) != x.dim():
+        raise Refused(f"{len(counts)} repeats for {x.dim()} dimensions", final=True)
     return x.repeat(counts)
 
 

@@ -117,6 +117,8 @@ def recurrent(
     """A recurrent layer; a GRU with the reset gate before the product is unrolled."""
     op = ctx.node.op_type
     _check(ctx, lengths)
+    if x.dim() != 3:
+        raise Refused(f"an input of {x.dim()} dimensions", final=True)
     if peepholes is not None:
         raise Refused("peepholes")
     layer = _layer(ctx, x, w, r, b, [h, c] if op == "LSTM" else [h])
