@@ -27,6 +27,7 @@ VIEWS = {
     "plan.report": "pipec.report.page:write_report",
     "plan.save": "pipec.compiler.driver:emit",
     "plan.text": "pipec.report.plan:plan_text",
+    "stage.html": "pipec.report.plan:stage_html",
     "timeline.svg": "pipec.simulate.draw_svg:svg",
     "timeline.text": "pipec.simulate.draw_text:grid",
 }

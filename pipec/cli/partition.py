@@ -60,7 +60,7 @@ def command(file: Path, **given: Any) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if given["chunks"] < 1 or not given["time_limit"] >= 0:
         raise PartitionError(
-            "--chunks must be at least 1 and --time-limit at least 0",
+            "--chunks must be at least 1, and --time-limit at least 0",
             got=f"--chunks {given['chunks']}, --time-limit {given['time_limit']:g}",
         )
     if not 0 <= given["latency"] < math.inf:

@@ -28,6 +28,7 @@ from pipec.simulate.verify import check
 
 DRAWN = 20_000
 """Most compute actions that are drawn as a grid of text."""
+_TIMES = "F=1,B=2"
 
 
 @click.command(cls=Command)
@@ -36,7 +37,7 @@ DRAWN = 20_000
 @click.option("--microbatches", type=int, help="Microbatches.")
 @click.option(
     "--times",
-    default="F=1,B=2",
+    default=_TIMES,
     show_default=True,
     metavar="F=T,B=T[,I=T,W=T]",
     help="Time of each action on a stage; T1:T2:... for unlike stages. B takes I + W, or twice F; "
@@ -78,6 +79,7 @@ def command(**given: Any) -> None:
     plain = _schedule(given)
     check(plain)
     times = _times(given["times"], plain, given["comm"], given["host"])
+    _check_used(plain, given["times"], given["host"])
     policy = given["lanes"] or ("one" if given["depth"] == 0 else "links")
     full = lower(plain, depth=given["depth"], comm=policy)
     check(full)
@@ -158,6 +160,23 @@ def _times(text: str, schedule: Schedule, comm: float, host: float) -> Times:
         return times
     copies = {n: host for n, c in enumerate(schedule.channels) if c.kind is ChannelKind.H}
     return Times(times.compute, comm, copies)
+
+
+def _check_used(schedule: Schedule, times: str, host: float) -> None:
+    """Refuse times of actions that the schedule has not, and of copies to host memory."""
+    given = [] if times == _TIMES else [part.partition("=")[0] for part in times.split(",")]
+    there = {k.name for k in COMPUTE if bool((schedule.kind == k).any())}
+    split = {"B"} if "I" in there else set()  # B is what I and W take together
+    known = there | split
+    idle = [f"--times {k}" for k in given if k not in known and there <= {"F", *given}]
+    if host and not any(c.kind is ChannelKind.H for c in schedule.channels):
+        idle.append("--host")
+    if idle:
+        raise ScheduleError(
+            f"{schedule.name} has no such actions",
+            got=", ".join(idle),
+            want=f"times of {', '.join(sorted(there))}",
+        )
 
 
 def _write_files(

@@ -150,4 +150,5 @@ def _cannot_write(path: Path, error: OSError) -> PipecError:
         return PipecError(
             "the disk is full; nothing was written", where=path, got=error.strerror or error
         )
-    return PipecError("the output cannot be written", where=error.filename or path, got=error)
+    what, hint = "the output cannot be written", "name one in a folder where files may be written"
+    return PipecError(what, where=path, got=error.strerror or error, hint=hint)

@@ -181,6 +181,9 @@ class Stage:
         trained = ", differentiated" if self.training else ""
         return f"Stage({self.index}: {len(self.graph.calls)} nodes, graph {self.key}{trained})"
 
+    def _repr_html_(self) -> str:
+        return str(view("stage.html")(self))
+
 
 def stage_parts(
     model: Graph, stage_of: Mapping[str, int], count: int, channels: Sequence[ValueChannel] = ()

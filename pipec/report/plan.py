@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipec.cluster.units import show
-from pipec.plan.model import STATE_WAITS, Plan
+from pipec.graph.printer import graph_to_python
+from pipec.plan.model import STATE_WAITS, Plan, Stage
 from pipec.report.plan_data import Data, plan_data
 from pipec.report.saved import saved_table
 from pipec.report.table import Table
@@ -25,6 +26,11 @@ def plan_text(plan: Plan, width: int = 100) -> str:
 def plan_html(plan: Plan) -> str:
     """The tables of `print_plan` for a notebook: text in one block, escaped."""
     return f"<pre>{html.escape(plan_text(plan, 120))}</pre>"
+
+
+def stage_html(stage: Stage) -> str:
+    """A stage's graph for a notebook: as Python, each node with its origin, escaped."""
+    return f"<pre>{html.escape(graph_to_python(stage.graph))}</pre>"
 
 
 def print_plan(plan: Plan, console: Console, heaviest: int = 10) -> None:

@@ -248,5 +248,6 @@ def test_what_is_shown_stays_small() -> None:
     shown += [plan.stages[0].training, plan.timing, plan.placement]
     assert all(len(repr(part)) < 2000 for part in shown), [len(repr(p)) for p in shown]
     assert "<script" not in plan._repr_html_()
+    assert "aten.linear.default" in plan.stages[0]._repr_html_()
     assert plan.timeline is not None
     assert plan.timeline._repr_svg_().startswith("<svg")

@@ -119,6 +119,9 @@ schedule 1f1b --stages 2 --microbatches 2 --times Q=1
 schedule 1f1b --stages 2 --microbatches 2 --times F=1:2:3
 schedule 1f1b --stages 2 --microbatches 2 --comm x
 schedule 1f1b --stages 2 --microbatches 2 --host -1
+schedule 1f1b --stages 2 --microbatches 2 --host 1
+schedule 1f1b --stages 2 --microbatches 2 --times F=1,B=2,W=1
+partition .
 schedule 1f1b --stages 2 --microbatches 2 --depth -1
 schedule 1f1b --stages 2 --microbatches 2 --lanes two
 schedule 1f1b --stages 2 --microbatches 2 --svg nofolder/x.svg

@@ -52,7 +52,10 @@ def read_workload(path: Path) -> Workload:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PartitionError("cannot read the cost graph", where=path, got=error) from error
+        hint = "name a directory that pipec compile wrote, a workload (JSON), or a graph.txt"
+        raise PartitionError(
+            "cannot read the cost graph", where=path, got=error, hint=hint
+        ) from error
     if not text.strip():
         raise PartitionError("the cost graph is empty", where=path)
     parse = parse_dnn_json if text.lstrip()[0] in "{[" else parse_profile
