@@ -24,6 +24,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null \
 	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; } \
 	  || echo "chromium cannot be installed: the report's tests in a browser will be skipped"
+	@command -v dot >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends graphviz; } \
+	  || echo "graphviz cannot be installed: the test of its pictures will be skipped"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt "torch" "setuptools>=77" wheel
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'

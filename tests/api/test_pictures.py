@@ -1,6 +1,8 @@
 """A stage's graph for other tools: networkx, GraphML, Graphviz."""
 
+import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import networkx as nx
 import pytest
@@ -62,3 +64,14 @@ def test_dot_names_inputs_ops_and_readers(stage: pipec.Stage, tmp_path: Path) ->
     assert 'label="aten.relu.default\\n' in text
     assert text.count(" -> ") == 7
     assert text.count("shape=ellipse") == 2
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="needs Graphviz")
+def test_graphviz_draws_every_node_and_edge(stage: pipec.Stage, tmp_path: Path) -> None:
+    drawn = ElementTree.parse(pipec.draw(stage, tmp_path / "stage.svg"))
+    kinds = [part.get("class") for part in drawn.iter() if part.get("class")]
+    view = stage.graph.networkx()
+    assert kinds.count("node") == view.number_of_nodes()
+    assert kinds.count("edge") == view.number_of_edges()
+    titles = {t.text for t in drawn.iter("{http://www.w3.org/2000/svg}title")}
+    assert set(view.nodes) <= titles

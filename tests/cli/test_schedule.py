@@ -98,7 +98,7 @@ def test_listing(pipec: Pipec) -> None:
         (["1f1b", "--stages", "4", "--microbatches", "4", "--times", "X=1"], "X=1"),
         (["1f1b", "--stages", "4", "--microbatches", "4", "--times", "F=a"], "F=a"),
         (["1f1b", "--stages", "4", "--microbatches", "4", "--times", "F=-1"], "F of stage 0"),
-        (["1f1b", "--stages", "4", "--microbatches", "4", "--times", "B=2,I=3"], "W of stage 0"),
+        (["zb-h1", "--stages", "4", "--microbatches", "4", "--times", "B=2,I=3"], "W of stage 0"),
         (["1f1b", "--stages", "4", "--microbatches", "99999999999"], "at most 300,000,000"),
         (["1f1b", "--stages", "40000", "--microbatches", "4"], "at most 32,767"),
         (["1f1b", "--stages", "4", "--microbatches", "4", "--comm", "-1"], "negative"),
