@@ -1,13 +1,16 @@
 """``--target onnx``: one model file per stage for onnxruntime or any other ONNX engine."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
+
+from torch import Tensor
 
 from pipec.backends.onnx.assembled import Assembly, Written
 from pipec.backends.onnx.exported import StageExporter
 from pipec.backends.onnx.files import Names, check_file, check_shapes, write_model
+from pipec.backends.onnx.profiled import profiled
 from pipec.backends.onnx.runner import onnx_runner
 from pipec.compiler.backend import Backend, Emitted
 from pipec.compiler.stage_timing import sequential_timing
@@ -16,8 +19,9 @@ from pipec.errors import BackendError, PipecError
 from pipec.graph.arrays import ONNX_TYPES
 from pipec.graph.axes import Axes, reason
 from pipec.graph.eager import EAGER
-from pipec.graph.ir import OutputKind, origin, tensors
+from pipec.graph.ir import Graph, OutputKind, origin, tensors
 from pipec.graph.lower import lower
+from pipec.graph.quantised import QUANTISED
 from pipec.graph.rules import OWN_NAMESPACES
 from pipec.graph.torch_private import OpOverload, namespace_of
 from pipec.plan.model import Plan, Stage, StageTiming
@@ -71,6 +75,13 @@ class OnnxBackend(Backend):
     def stage_seconds(self, plan: Plan) -> tuple[StageTiming, ...]:
         """Predict every stage on its device: node by node, by the plan's costs."""
         return sequential_timing(plan)
+
+    def node_seconds(
+        self, graph: Graph, inputs: Mapping[str, Tensor], runs: int
+    ) -> dict[str, float]:
+        """Seconds of the calls of a quantised file: onnxruntime has kernels of its own for them."""
+        quantised = any(n.target in QUANTISED for n in graph.calls)
+        return profiled(graph, inputs, runs) if quantised and graph.source.kind == "onnx" else {}
 
     def emit(self, plan: Plan, directory: Path) -> None:
         """Write one model per stage, each of which passes the checker and loads.

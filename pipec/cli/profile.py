@@ -17,8 +17,9 @@ from pipec.cli.profile_stages import profile_stages
 from pipec.cluster.presets import PRESETS
 from pipec.cluster.units import show
 from pipec.compiler.backend import load_backend
+from pipec.compiler.profile import node_costs
 from pipec.cost.file import save_costs
-from pipec.cost.measure import Measuring, measured_costs
+from pipec.cost.measure import Measuring
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
 from pipec.files import check_output
@@ -55,8 +56,9 @@ _OF_A_DIRECTORY = ("costs", "optimizer", "local", "seconds")
 def command(model: str, **given: Any) -> None:
     """Run every node of MODEL on this machine and write a cost file for --costs.
 
-    Nodes with the same op on the same types share a median. A file with open dimensions has other
-    nodes where the --target leaves them open. Where MODEL is a DIRECTORY that
+    Nodes with the same op on the same types share a median; those of a quantised file are timed by
+    onnxruntime with --target onnx. A file with open dimensions has other nodes where the --target
+    leaves them open. Where MODEL is a DIRECTORY that
     `pipec compile` wrote, its stages' graphs, optimizer steps and messages are measured too, one
     process per device: compile again with the cost file, and the predictions are of this machine.
     """
@@ -73,9 +75,9 @@ def command(model: str, **given: Any) -> None:
     kind = str(given["kind"] or this_kind(device)).lower()
     console = progress(given["told"])
     with console.status(f"reading {model}"):
-        leaves_open = load_backend(given["target"]).leaves_open
-        loaded = load(model, replace(load_options(given), open=leaves_open))
-    table = _measured(loaded, kind, how, console)
+        target = load_backend(given["target"])
+        loaded = load(model, replace(load_options(given), open=target.leaves_open))
+    table = _measured(target, loaded, kind, how, console)
     save_costs(given["output"], table, loaded.graph, _machine(device))
     _summary(loaded, table, kind, given["heaviest"])
     console.print(f"wrote {given['output']}, times for devices of kind {kind}")
@@ -107,10 +109,13 @@ def this_kind(device: str) -> str:
     return found
 
 
-def _measured(loaded: Loaded, kind: str, how: Measuring, console: Console) -> CostTable:
+def _measured(
+    target: object, loaded: Loaded, kind: str, how: Measuring, console: Console
+) -> CostTable:
     done, total = count(1), len(loaded.graph.calls)
     with console.status("measuring") as status:
-        return measured_costs(
+        return node_costs(
+            target,
             loaded.graph,
             loaded.example_inputs,
             kind,

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from pipec.cluster.units import show
 from pipec.compiler.backend import load_backend
-from pipec.compiler.profile import Profile, Profiles, profile_emitted
+from pipec.compiler.profile import Profile, Profiles, node_costs, profile_emitted
 from pipec.cost.file import load_costs, save_costs
-from pipec.cost.measure import Measuring, measured_costs
+from pipec.cost.measure import Measuring
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
 from pipec.frontends.base import Loaded
@@ -85,10 +85,10 @@ def _measure(
     check_runnable(directory, plan.graph.source, plan.target, None, trust=given["trust"])
     loaded = reload(plan.graph.source, trust=given["trust"])
     first = not dist.is_initialized() or dist.get_rank() == 0
-    nodes = _nodes(given["costs"], loaded, kind, how) if first else None
+    target = load_backend(plan.target)
+    nodes = _nodes(target, given["costs"], loaded, kind, how) if first else None
     inputs: Mapping[str, torch.Tensor] = loaded.example_inputs
     settings = Settings(optimizer_from_text(given["optimizer"]))
-    target = load_backend(plan.target)
     if isinstance(target, Profiles):
         compute = device_of(local_device(given["device"]))
         found = target.profile(
@@ -103,10 +103,12 @@ def _measure(
         click.echo(f"wrote {given['output']}, times for devices of kind {kind}")
 
 
-def _nodes(costs: Path | None, loaded: Loaded, kind: str, how: Measuring) -> CostTable:
+def _nodes(
+    target: object, costs: Path | None, loaded: Loaded, kind: str, how: Measuring
+) -> CostTable:
     if costs is not None:
         return load_costs(costs, loaded.graph)
-    return measured_costs(loaded.graph, loaded.example_inputs, kind, how)
+    return node_costs(target, loaded.graph, loaded.example_inputs, kind, how)
 
 
 def _tell(plan: Plan, found: Profile) -> None:

@@ -9,6 +9,7 @@ import torch
 from pipec.cluster.cluster import Cluster
 from pipec.compiler.cycles import StageCycles, TimedCheck
 from pipec.cost.model import CostModel, Roofline
+from pipec.graph.ir import Graph
 from pipec.partition.result import CutResult
 from pipec.plan.model import Plan, Stage
 
@@ -30,6 +31,17 @@ class Costs(Protocol):
 
     def cost_model(self, cluster: Cluster) -> CostModel:
         """How it times a node on a device."""
+        ...
+
+
+@runtime_checkable
+class TimesNodes(Protocol):
+    """Its engine tells what each node of a model takes, where torch's kernels are others."""
+
+    def node_seconds(
+        self, graph: Graph, inputs: Mapping[str, torch.Tensor], runs: int
+    ) -> dict[str, float]:
+        """Seconds of every call on this machine's processor; nothing where torch may time it."""
         ...
 
 

@@ -20,12 +20,16 @@ import torch.distributed as dist
 from msgspec import convert, to_builtins
 
 from pipec.compiler.backend import load_backend
+from pipec.compiler.capabilities import TimesNodes
 from pipec.compiler.chain import StageRunner, run_chain
 from pipec.compiler.complete import completed
 from pipec.compiler.facts import summed_bytes
+from pipec.cost.count import count
+from pipec.cost.measure import Measuring, Progress, measured_costs
 from pipec.cost.stage import MessageCost, StageCost
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
+from pipec.graph.ir import Graph
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan
 from pipec.runtime.agreement import exchange
@@ -106,8 +110,28 @@ class Profiles(Protocol):
         ...
 
 
+def node_costs(
+    target: object,
+    graph: Graph,
+    inputs: Mapping[str, torch.Tensor],
+    kind: str,
+    how: Measuring,
+    progress: Progress = lambda _: None,
+) -> CostTable:
+    """As `measured_costs`, by the target's own engine where it tells."""
+    if how.device == "cpu" and isinstance(target, TimesNodes):
+        seconds = target.node_seconds(graph, inputs, how.warmup + how.repeats)
+        if seconds:
+            return CostTable(count(graph), {kind: seconds}, {kind: "measured"})
+    return measured_costs(graph, inputs, kind, how, progress)
+
+
 def profile_emitted(
-    plan: Plan, stages: Sequence[StageRunner], inputs: Mapping[str, torch.Tensor], budget: float
+    plan: Plan,
+    stages: Sequence[StageRunner],
+    inputs: Mapping[str, torch.Tensor],
+    budget: float,
+    clock: Clock = time.perf_counter,
 ) -> Profile:
     """Measure emitted stages in this process, on the values that they give each other.
 
@@ -116,6 +140,7 @@ def profile_emitted(
         stages: What its backend loaded.
         inputs: The model's inputs by name.
         budget: Seconds for each stage.
+        clock: As `Profiler` takes it.
     """
     seconds: dict[int, list[float]] = {s.index: [] for s in plan.stages}
 
@@ -124,19 +149,19 @@ def profile_emitted(
 
         def call(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             """Run the stage once."""
-            begin = time.perf_counter()
+            begin = clock()
             found = run(values)
-            seconds[index].append(time.perf_counter() - begin)
+            seconds[index].append(clock() - begin)
             return found
 
         return call
 
     watched = [timed(s.index, run) for s, run in zip(plan.stages, stages, strict=True)]
     deque(run_chain(plan, watched, inputs), maxlen=0)  # not counted: caches are cold
-    until = time.perf_counter() + budget * len(plan.stages)
+    until = clock() + budget * len(plan.stages)
     for found in seconds.values():
         found.clear()
-    while not seconds[0] or time.perf_counter() < until:
+    while not seconds[0] or clock() < until:
         deque(run_chain(plan, watched, inputs), maxlen=0)
     return Profile(
         _merged([{s.cost_key: StageCost(statistics.median(seconds[s.index]))} for s in plan.stages])

@@ -344,3 +344,34 @@ def test_a_type_that_onnxruntime_has_no_kernel_for_is_told(tmp_path: Path) -> No
     emit(cut(read.graph, 1), tmp_path / "torch")
     with pytest.raises(FrontendError, match="save the model in float32"):
         verify_artifacts(tmp_path / "torch", read)
+
+
+def test_nodes_of_a_quantised_file_are_timed_by_the_engine_that_runs_them(tmp_path: Path) -> None:
+    node, info = helper.make_node, helper.make_tensor_value_info
+    rng = np.random.default_rng(0)
+    held = {
+        "s": np.float32(0.1), "z": np.uint8(9),
+        "w": rng.integers(0, 99, (512, 1024)).astype(np.uint8),
+        "v": rng.integers(0, 99, (1024, 8)).astype(np.uint8),
+    }  # fmt: skip
+    scales = ["s", "z"]
+    nodes = [
+        node("QuantizeLinear", ["x", *scales], ["a"]),
+        node("QLinearMatMul", ["a", *scales, "w", *scales, *scales], ["b"]),
+        node("QLinearMatMul", ["b", *scales, "v", *scales, *scales], ["c"]),
+        node("DequantizeLinear", ["c", *scales], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [info("x", 1, [512, 512])], [info("y", 1, [512, 8])],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in held.items()],
+    )  # fmt: skip
+    path = tmp_path / "q.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    read = load(str(path))
+    found = OnnxBackend().node_seconds(read.graph, read.example_inputs, 3)
+    assert found.keys() == {n.name for n in read.graph.calls}
+    assert all(found.values())
+    slowest = max(found, key=lambda n: found[n])
+    assert origin(read.graph.node(slowest)).index == 1
+    plain = load(str(traps(tmp_path / "plain.onnx")))
+    assert not OnnxBackend().node_seconds(plain.graph, plain.example_inputs, 3)

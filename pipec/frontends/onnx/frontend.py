@@ -343,12 +343,13 @@ def _told_apart(graph: Graph, evaluation: Evaluation) -> dict[str, str]:
     return found
 
 
-def session(model: ModelFile, outputs: Iterable[str] = ()) -> Any:
+def session(model: ModelFile, outputs: Iterable[str] = (), *, profile: Path | None = None) -> Any:
     """An onnxruntime session on a model, whatever its size; a quantised one runs node by node.
 
     Args:
         model: The model.
         outputs: Names of inner values that can be asked for too.
+        profile: Where to write what each node takes, under the name #INDEX.
 
     Raises:
         FrontendError: onnxruntime refuses it.
@@ -363,9 +364,13 @@ def session(model: ModelFile, outputs: Iterable[str] = ()) -> Any:
     where: str | bytes = str(model.path)
     own = {o.name for o in model.proto.graph.output}
     more = [onnx.ValueInfoProto(name=n) for n in outputs if n not in own]
-    if model.proto.ir_version > LARGEST_IR_VERSION or model.path is None or more:
+    if model.proto.ir_version > LARGEST_IR_VERSION or model.path is None or more or profile:
         copy = onnx.ModelProto()
         copy.CopyFrom(model.proto)
+        if profile:
+            options.enable_profiling, options.profile_file_prefix = True, str(profile)
+            for k, node in enumerate(copy.graph.node):
+                node.name = f"#{k}"
         copy.graph.output.extend(more)
         copy.ir_version = min(copy.ir_version, LARGEST_IR_VERSION)
         where = copy.SerializeToString()
