@@ -16,7 +16,8 @@ from pipec.frontends.onnx.mini import first_line
 from pipec.frontends.onnx.reader import ModelFile
 from pipec.frontends.onnx.recorder import Recorder
 from pipec.frontends.onnx.refusals import Demand, Refused
-from pipec.frontends.onnx.slots import names_read, pinned_by_slot, statistics
+from pipec.frontends.onnx.slots import pinned_by_slot, statistics
+from pipec.frontends.onnx.subgraphs import reads
 from pipec.frontends.onnx.values import TORCH_OF_ONNX, Type, Value, type_of
 from pipec.frontends.onnx.ways import ALL_WAYS, Way, worst
 from pipec.frontends.onnx.weights import Weights
@@ -150,7 +151,9 @@ class _Run:
         return self.result
 
     def _enter(self, frame: Frame) -> None:
-        stats, read = statistics(self.model.proto.graph), names_read(self.model.proto.graph)
+        graph = self.model.proto.graph
+        stats, read = statistics(graph), {o.name for o in graph.output}
+        read.update(name for node in graph.node for name in reads(node))
         for name in self.model.initializers:
             if name not in read:
                 continue

@@ -25,7 +25,6 @@ from pipec.frontends.onnx.lowerings import LOADED
 from pipec.frontends.onnx.opaque import run_opaque
 from pipec.frontends.onnx.recorder import Recorder
 from pipec.frontends.onnx.refusals import Demand, NeedKnown, Refused
-from pipec.frontends.onnx.schemas import check_inputs
 from pipec.frontends.onnx.slots import promoted
 from pipec.frontends.onnx.structural import STRUCTURAL
 from pipec.frontends.onnx.values import Value, ints, known, leaves, torch_dtype, type_of
@@ -112,7 +111,6 @@ class Interpreter:
         self._steps += 1
         if self._steps > MOST_STEPS:
             raise Refused(f"more than {MOST_STEPS} nodes after unrolling")
-        check_inputs(node, frame)
         if not frame.path:
             self.recorder.index = int(path)
             if not self.sized.isdisjoint(node.output):

@@ -287,7 +287,6 @@ def read(path: Path) -> ModelFile:
     for holder in (proto.graph, *proto.functions):
         _say_defaults(holder.node)
     model = ModelFile(proto, path)
-    check(model)
     check_validity(proto, model.where)
     if stat.st_size >= _LARGE:
         _held[key] = model
@@ -317,31 +316,3 @@ def _say_defaults(nodes: Iterable[onnx.NodeProto]) -> None:
 
 
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
-
-
-def check(model: ModelFile) -> None:
-    """Check what the interpreter relies on: opsets, nodes, outputs, unique names.
-
-    Raises:
-        FrontendError: The model is malformed, or newer than the installed ``onnx``.
-    """
-    graph, newest = model.proto.graph, onnx.defs.onnx_opset_version()
-    found = None
-    if not model.opsets or not graph.output:
-        found = "no opset import or no output"
-    elif not 1 <= model.opsets.get("", 1) <= newest:
-        found = f"opset {model.opsets['']}; the installed onnx knows 1 to {newest}"
-    else:
-        yielded = [name for node in graph.node for name in node.output if name]
-        known = {i.name for i in graph.input} | set(model.initializers)
-        if len(set(yielded)) != len(yielded) or known & set(yielded):
-            found = "a value that two nodes yield"
-        elif any(not i.name for i in graph.input):
-            found = "an input without a name"
-    if found:
-        raise FrontendError(
-            "the file is not a valid ONNX model",
-            where=model.where,
-            got=found,
-            hint="it may be truncated, or of another format",
-        )

@@ -96,14 +96,3 @@ def pinned_by_slot(graph: onnx.GraphProto) -> frozenset[str]:
         for k, name in enumerate(node.input)
         if k in entry.known and name
     )
-
-
-def names_read(graph: onnx.GraphProto) -> frozenset[str]:
-    """Every name that a node of the graph, one of its subgraphs, or the graph's outputs read."""
-    names = {o.name for o in graph.output}
-    for node in graph.node:
-        names.update(node.input)
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                names.update(names_read(inner))
-    return frozenset(names)

@@ -15,6 +15,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
 
 from pipec.errors import FrontendError
+from pipec.frontends.onnx.frame import standard
 from pipec.frontends.onnx.mini import ENGINE_ERRORS, LARGEST_IR_VERSION, first_line
 from pipec.graph.opaque import engine_errors, ort_session
 
@@ -42,7 +43,7 @@ def check_validity(proto: ModelProto, where: str) -> None:
         FrontendError: It breaks a rule; the message says which.
     """
     functions = (fault for f in proto.functions for fault in _of_nodes(f.node))
-    found = next(chain(_faults(proto.graph, outermost=True), functions), None)
+    found = next(chain(_versions(proto), _faults(proto.graph, outermost=True), functions), None)
     if found is None:
         found = _by_onnx(proto)
     if found is not None:
@@ -52,6 +53,19 @@ def check_validity(proto: ModelProto, where: str) -> None:
             got=found,
             hint="it may be damaged, or written by a tool with a fault",
         )
+
+
+def _versions(proto: ModelProto) -> Iterator[str]:
+    newest = onnx.defs.onnx_opset_version()
+    if proto.ir_version < 1:
+        yield "no version of the file format (ir_version)"
+    if proto.ir_version > onnx.IR_VERSION:
+        yield f"file format {proto.ir_version}; the installed onnx knows up to {onnx.IR_VERSION}"
+    if not proto.graph.output:
+        yield "no output"
+    for opset in proto.opset_import:
+        if not standard(opset.domain) and not 1 <= opset.version <= newest:
+            yield f"opset {opset.version}; the installed onnx knows 1 to {newest}"
 
 
 def _faults(graph: GraphProto, *, outermost: bool) -> Iterator[str]:
@@ -106,10 +120,6 @@ def _of_tensor(tensor: TensorProto, *, external: bool) -> Iterator[str]:
 
 def _by_onnx(proto: ModelProto) -> str | None:
     """What the checker, or inference in strict mode, finds; None if nothing."""
-    if proto.ir_version < 1:
-        return "no version of the file format (ir_version)"
-    if proto.ir_version > onnx.IR_VERSION:
-        return f"file format {proto.ir_version}; the installed onnx knows up to {onnx.IR_VERSION}"
     try:
         lean = _lean(proto)
         shaped = ModelProto()

@@ -155,6 +155,15 @@ def test_what_torch_would_take_and_onnx_does_not_is_refused(
         load(model(nodes, {"a": (TensorProto.FLOAT, shape)}, ["y"], held), tmp_path)
 
 
+def test_rows_without_end_are_refused_before_they_are_made(tmp_path: Path) -> None:
+    held = {"depth": np.int64(2**40), "values": np.arange(2, dtype=np.float32)}
+    node = helper.make_node("OneHot", ["ids", "depth", "values"], ["y"])
+    inputs = {"ids": (TensorProto.INT64, [2])}
+    proto = model([node], inputs, ["y"], {n: np.asarray(a) for n, a in held.items()})
+    with pytest.raises(FrontendError, match="1099511627776 entries"):
+        load(proto, tmp_path)
+
+
 def test_a_table_without_rows_is_a_file_that_engines_take(tmp_path: Path) -> None:
     node = helper.make_node("Gather", ["table", "ids"], ["y"])
     table = {"table": np.ones((0, 4), np.float32)}

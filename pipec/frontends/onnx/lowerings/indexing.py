@@ -102,6 +102,8 @@ def tensor_scatter(ctx: Context, cache: Tensor, new: Tensor, start: Tensor | Non
 def one_hot(ctx: Context, index: Tensor, depth: Array, values: Tensor) -> Result:
     """A row with one special entry per position; none where the position is out of range."""
     size, axis = int(scalar(depth)), ctx.attr("axis", -1)
+    if size > MOST_ELEMENTS:
+        raise Refused(f"a row of {size} entries per position", final=True)
     index = index.to(torch.int64)
     index = torch.where(index < 0, index + size, index)
     axis += index.dim() + 1 if axis < 0 else 0
