@@ -155,6 +155,15 @@ def test_what_torch_would_take_and_onnx_does_not_is_refused(
         load(model(nodes, {"a": (TensorProto.FLOAT, shape)}, ["y"], held), tmp_path)
 
 
+def test_a_mode_that_no_engine_has_is_refused(tmp_path: Path) -> None:
+    """ONNX's reference would run it in some other mode."""
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="")
+    held = {"scales": np.array([1, 1, 2, 2], np.float32)}
+    proto = model([node], {"x": (TensorProto.FLOAT, [1, 2, 3, 4])}, ["y"], held)
+    with pytest.raises(FrontendError, match="mode ''"):
+        load(proto, tmp_path)
+
+
 def test_rows_without_end_are_refused_before_they_are_made(tmp_path: Path) -> None:
     held = {"depth": np.int64(2**40), "values": np.arange(2, dtype=np.float32)}
     node = helper.make_node("OneHot", ["ids", "depth", "values"], ["y"])

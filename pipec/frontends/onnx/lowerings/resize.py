@@ -86,7 +86,7 @@ def _resized(
     if is_wide_unsigned(x):
         raise Refused("resizing unsigned numbers")
     if mode not in ("nearest", "linear", "cubic"):
-        raise Refused(f"mode {mode!r}")
+        raise Refused(f"mode {mode!r}", final=True)
     y = x if mode == "nearest" or x.is_floating_point() else x.to(torch.float32)
     for axis, scale in enumerate(scales):
         size = math.floor(x.shape[axis] * scale) if sizes is None else sizes[axis]
