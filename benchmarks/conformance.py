@@ -16,13 +16,12 @@ from pathlib import Path
 import onnx
 import torch
 
-from pipec.frontends.onnx.ways import NATIVE_WAYS
 from tests.frontends.onnx.cases import MATCHED, OUTCOMES, Outcome, cases, run_case
 
 DOCS = Path(__file__).resolve().parents[1] / "docs/onnx_conformance.md"
 
 
-def markdown(outcomes: list[Outcome], native_only: list[Outcome] | None) -> str:
+def markdown(outcomes: list[Outcome]) -> str:
     """The table that is kept in ``docs/``."""
     counts = Counter(o.kind for o in outcomes)
     matched = sum(counts[k] for k in MATCHED)
@@ -43,13 +42,6 @@ def markdown(outcomes: list[Outcome], native_only: list[Outcome] | None) -> str:
         *(f"| {kind} | {counts[kind]} | {_MEANING[kind]} |" for kind in (*MATCHED, *_REST)),
         "",
     ]
-    if native_only is not None:
-        alone = Counter(o.kind for o in native_only)
-        lines += [
-            f"With native lowerings alone {alone['native'] + alone['folded']} match and "
-            f"{alone['refused']} are refused.",
-            "",
-        ]
     lines += ["## Refused", "", "| op | cases | reason |", "|---|---|---|", *_refused(outcomes), ""]
     lines += ["## By op", "", *_by_op(outcomes), ""]
     return "\n".join(lines)
@@ -107,8 +99,7 @@ def main() -> None:
     if options.write:
         options.write.write_text("".join(f"{o.name} {o.kind}\n" for o in outcomes))
     if not options.only and not options.export:
-        native = [run_case(c, NATIVE_WAYS) for c in chosen]
-        DOCS.write_text(markdown(outcomes, native))
+        DOCS.write_text(markdown(outcomes))
         print(f"wrote {DOCS}")
     raise SystemExit(1 if counts["wrong"] + counts["crash"] else 0)
 

@@ -11,13 +11,28 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from pipec.frontends.onnx.frontend import graph_for_training
-from pipec.frontends.trace import Loss
+from pipec.frontends.base import LoadOptions
+from pipec.frontends.load import load
 from pipec.graph.ir import Graph, InputKind, OutputKind
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from tests.autodiff.chain import backward, chained, cut, forward, worst
 from tests.runtime.pipelines import scheduled, staged_graph
+
+LOSS = """
+import torch
+
+def loss():
+    return torch.nn.functional.cross_entropy, torch.tensor([0, 2])
+"""
+
+
+def with_loss(path: Path) -> Graph:
+    """The file with a cross entropy of two targets behind it."""
+    path.with_name("target.py").write_text(LOSS)
+    return load(
+        str(path), LoadOptions(training=True, loss=f"{path.with_name('target.py')}:loss")
+    ).graph
 
 
 def attention_file(path: Path) -> nn.Module:
@@ -91,7 +106,7 @@ def test_gradients_of_a_file_are_those_of_the_same_module(
     target = torch.tensor([0, 2])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph: Graph = graph_for_training(path, Loss(F.cross_entropy, target))
+        graph = with_loss(path)
     shape = graph.node(graph.inputs_of(InputKind.INPUT)[0].node).meta["val"].shape
     x = torch.randn(shape)
     chain = chained(graph, 3)
@@ -114,7 +129,7 @@ def test_a_file_is_trained_like_the_same_module(tmp_path: Path) -> None:
     xs, targets = torch.randn(8, 2, 3, 8, 8), torch.randint(0, 3, (8, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = graph_for_training(tmp_path / "model.onnx", Loss(F.cross_entropy, targets[0]))
+        graph = with_loss(tmp_path / "model.onnx")
     plan = staged_graph(graph, cut(graph, 3))
     pipeline = LocalPipeline(
         plan, lambda k: {"x": xs[k], "target": targets[k]},

@@ -19,7 +19,7 @@ from pipec.frontends.onnx.refusals import Demand, Refused
 from pipec.frontends.onnx.slots import pinned_by_slot, statistics
 from pipec.frontends.onnx.subgraphs import reads
 from pipec.frontends.onnx.values import TORCH_OF_ONNX, Type, Value, type_of
-from pipec.frontends.onnx.ways import ALL_WAYS, Way, worst
+from pipec.frontends.onnx.ways import Way, worst
 from pipec.frontends.onnx.weights import Weights
 from pipec.graph.arrays import Array, has_torch_type
 from pipec.graph.ir import InputKind
@@ -73,7 +73,6 @@ def evaluate(
     inputs: Mapping[str, Value],
     *,
     candidates: Mapping[str, Value] | None = None,
-    allowed: frozenset[Way] = ALL_WAYS,
     sized: frozenset[str] = frozenset(),
 ) -> Evaluation:
     """Run a model on fake tensors.
@@ -82,7 +81,6 @@ def evaluate(
         model: The model.
         inputs: Value per graph input: tensors are traced, arrays are known.
         candidates: Values of inputs that may become known when a node needs them.
-        allowed: Ways to run nodes that may be taken.
         sized: Known values that depend on open sizes: what reads them as tensors reads nodes.
 
     Raises:
@@ -91,7 +89,7 @@ def evaluate(
     values, pinned = dict(inputs), pinned_by_slot(model.proto.graph)
     wanted = frozenset[str]()
     for _ in range(len(values) + len(model.initializers) + 1):
-        run = _Run(model, values, pinned, wanted, allowed, sized)
+        run = _Run(model, values, pinned, wanted, sized)
         try:
             return run()
         except Demand as demand:
@@ -114,7 +112,6 @@ class _Run:
         inputs: dict[str, Value],
         pinned: frozenset[str],
         wanted: frozenset[str],
-        allowed: frozenset[Way],
         sized: frozenset[str],
     ) -> None:
         self.model, self.inputs, self.wanted = model, inputs, wanted
@@ -128,7 +125,6 @@ class _Run:
         self.interpreter = Interpreter(
             weights,
             recorder,
-            allowed=allowed,
             pinned=pinned,
             bindable=frozenset((small | trainable) - wanted),
             sized=sized,

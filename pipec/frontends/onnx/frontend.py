@@ -95,22 +95,6 @@ def source_of(model: ModelFile, options: LoadOptions) -> Source:
     return Source("onnx", str(model.path or ""), model.digest(), told)
 
 
-def graph_for_training(path: Path, loss: Loss, options: LoadOptions | None = None) -> Graph:
-    """The graph of a model file that ends in a loss.
-
-    Args:
-        path: The model; its normalisations keep their statistics, for a file has no other mode.
-        loss: Called with the model's outputs in order, then the target's tensors.
-        options: Shapes and bound inputs.
-
-    Raises:
-        FrontendError: See `OnnxFrontend.load`.
-    """
-    options = options or LoadOptions()
-    evaluation, flat = _read(path, options, loss)
-    return graph_of(evaluation, source_of(evaluation.model, options), flat)
-
-
 class _OfAll(nn.Module):
     """A loss of the tuple of a file's outputs; a module, so that the loss may have weights."""
 

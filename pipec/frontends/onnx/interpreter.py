@@ -28,7 +28,7 @@ from pipec.frontends.onnx.refusals import Demand, NeedKnown, Refused
 from pipec.frontends.onnx.slots import promoted
 from pipec.frontends.onnx.structural import STRUCTURAL
 from pipec.frontends.onnx.values import Value, ints, known, leaves, torch_dtype, type_of
-from pipec.frontends.onnx.ways import ALL_WAYS, Way
+from pipec.frontends.onnx.ways import Way
 from pipec.frontends.onnx.weights import Weights
 from pipec.graph.arrays import Array
 
@@ -48,7 +48,6 @@ class Interpreter:
     Args:
         weights: Where tensors of the model are registered and looked up.
         recorder: Writes down what is run.
-        allowed: Ways that may be taken.
         pinned: Names that must stay known, though they look like weights.
         bindable: Graph inputs whose values could be had at compile time.
         sized: Known values of the model's graph that depend on open sizes.
@@ -59,12 +58,11 @@ class Interpreter:
         weights: Weights,
         recorder: Recorder,
         *,
-        allowed: frozenset[Way] = ALL_WAYS,
         pinned: frozenset[str] = frozenset(),
         bindable: frozenset[str] = frozenset(),
         sized: frozenset[str] = frozenset(),
     ) -> None:
-        self.weights, self.recorder, self.allowed = weights, recorder, allowed
+        self.weights, self.recorder = weights, recorder
         self.pinned, self.bindable, self.sized = pinned, bindable, sized
         self._makers: dict[str, Context] = {}
         self._lifted: dict[str, Tensor | None] = {}
@@ -211,16 +209,15 @@ class Interpreter:
                 if isinstance(refusal, NeedKnown):
                     self._demand(refusal, values)
                 reasons.append(f"{way}: {refusal.reason}")
-        raise Refused("; ".join(reasons) or "no way to run it is allowed")
+        raise Refused("; ".join(reasons))
 
     def _candidates(self, ctx: Context, values: list[Value]) -> list[Way]:
-        opaque = [Way.ORT] if self.allowed & {Way.ORT, Way.REFERENCE} else []
         if standard(ctx.node.domain) == "" and ctx.node.op_type in STRUCTURAL:
-            return [Way.STRUCTURAL, *opaque] if ctx.node.op_type in UNITS else [Way.STRUCTURAL]
+            return [Way.STRUCTURAL, *([Way.ORT] if ctx.node.op_type in UNITS else [])]
         ways = [Way.NATIVE, Way.FUNCTION]
         if all(map(known, values)) and deterministic(ctx.node):
             ways.insert(_is_table(ctx.node, values), Way.FOLDED)
-        return [*(w for w in ways if w in self.allowed), *opaque]
+        return [*ways, Way.ORT]
 
     def _follow(self, way: Way, ctx: Context, values: list[Value]) -> tuple[Value, ...]:
         if way is Way.STRUCTURAL:
@@ -233,7 +230,7 @@ class Interpreter:
         elif way is Way.FUNCTION:
             outputs = self._body(ctx, values)
         else:
-            outputs, way = run_opaque(ctx, values, self.allowed)
+            outputs, way = run_opaque(ctx, values)
         self.used.add(way)
         return outputs
 

@@ -28,9 +28,7 @@ def _inputs(ctx: Context, values: Sequence[Value]) -> dict[str, Value]:
     return inputs
 
 
-def run_opaque(
-    ctx: Context, values: Sequence[Value], ways: frozenset[Way]
-) -> tuple[tuple[Value, ...], Way]:
+def run_opaque(ctx: Context, values: Sequence[Value]) -> tuple[tuple[Value, ...], Way]:
     """Wrap a node for the best engine that can run it.
 
     Returns:
@@ -53,18 +51,18 @@ def run_opaque(
     if ctx.node.op_type == "Loop" and not standard(ctx.node.domain):
         types = _loop_types(ctx, model, values[2:])
     else:
-        types = _types(ctx, model, ways)
+        types = _types(ctx, model)
     spec = output_spec([(torch_dtype(t.dtype), t.shape) for t in types])
     for info, found in zip(model.graph.output, types, strict=True):
         info.type.CopyFrom(onnx.helper.make_tensor_type_proto(found.dtype, found.shape))
     model.graph.name = f"{ctx.node.op_type} {ctx.label}"
     key = register_payload(model.SerializeToString(deterministic=True))
-    way = _engine(key, ways)
+    way = _engine(key)
     found = iter(torch.ops.pipec.onnx([inputs[n] for n in traced], key, way.value, spec))
     return tuple(next(found) if name else None for name in ctx.node.output), way
 
 
-def _types(ctx: Context, model: onnx.ModelProto, ways: frozenset[Way]) -> list[Type]:
+def _types(ctx: Context, model: onnx.ModelProto) -> list[Type]:
     """Types of the node's outputs: by ONNX shape inference where the op has one.
 
     Most of ``ai.onnx.ml`` has a schema without one; what its ops yield never depends on data.
@@ -76,10 +74,8 @@ def _types(ctx: Context, model: onnx.ModelProto, ways: frozenset[Way]) -> list[T
         try:
             return [t for t in output_types(ctx.node, model) if t is not None]
         except Refused:
-            if ctx.node.domain != "ai.onnx.ml" or Way.ORT not in ways:
+            if ctx.node.domain != "ai.onnx.ml":
                 raise
-    if Way.ORT not in ways:
-        raise Refused("ONNX has no such op")
     return types_by_running(model)
 
 
@@ -123,15 +119,13 @@ def _has_schema(ctx: Context) -> bool:
     return onnx.defs.has(node.op_type, frame.version(node.domain), standard(node.domain))
 
 
-def _engine(key: str, ways: frozenset[Way]) -> Way:
+def _engine(key: str) -> Way:
     reasons = []
     for way in (Way.ORT, Way.REFERENCE):
-        if way not in ways:
-            continue
         try:
             check_engine(key, way.value)
         except engine_errors() as error:
             reasons.append(f"{way.value}: {first_line(error)}")
         else:
             return way
-    raise Refused("no engine runs it: " + ("; ".join(reasons) or "none is allowed"))
+    raise Refused("no engine runs it: " + "; ".join(reasons))

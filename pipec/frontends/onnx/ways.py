@@ -14,13 +14,6 @@ class Way(StrEnum):
     REFERENCE = "reference"
 
 
-ALL_WAYS = frozenset(Way)
-"""Everything is allowed."""
-
-NATIVE_WAYS = frozenset({Way.STRUCTURAL, Way.FOLDED, Way.NATIVE})
-"""Only what becomes ATen ops one by one."""
-
-
 def worst(ways: set[Way]) -> Way:
     """The last of the ways in the order above; `Way.STRUCTURAL` of none.
 

@@ -25,7 +25,7 @@ from pipec.frontends.onnx.frontend import graph_of
 from pipec.frontends.onnx.module import OnnxModule
 from pipec.frontends.onnx.reader import ModelFile
 from pipec.frontends.onnx.values import Value
-from pipec.frontends.onnx.ways import ALL_WAYS, Way
+from pipec.frontends.onnx.ways import Way
 from pipec.graph.arrays import Array, has_torch_type, to_array, to_tensor
 from pipec.graph.ir import Source
 
@@ -60,11 +60,11 @@ def cases() -> list[Any]:
         return [c for c in collect_testcases(None) if c.model is not None]
 
 
-def run_case(case: Any, allowed: frozenset[Way] = ALL_WAYS, *, export: bool = False) -> Outcome:
+def run_case(case: Any, *, export: bool = False) -> Outcome:
     """Evaluate, trace, run and compare one case."""
     ops = tuple(sorted({n.op_type for n in case.model.graph.node}))
     try:
-        evaluation, mistakes = _compared(case, allowed, export=export)
+        evaluation, mistakes = _compared(case, export=export)
     except PipecError as error:
         return Outcome(case.name, ops, "refused", str(error))
     except Exception as error:
@@ -75,14 +75,14 @@ def run_case(case: Any, allowed: frozenset[Way] = ALL_WAYS, *, export: bool = Fa
     return Outcome(case.name, ops, kind)
 
 
-def _compared(case: Any, allowed: frozenset[Way], *, export: bool) -> tuple[Evaluation, str]:
+def _compared(case: Any, *, export: bool) -> tuple[Evaluation, str]:
     inputs, expected = case.data_sets[0]
     model = ModelFile(case.model)
     names = [i.name for i in case.model.graph.input]
     values = {n: _plain(v) for n, v in zip(names, inputs, strict=True)}
     traced = {n: _traced(v) for n, v in values.items()}
     small = {n: v for n, v in values.items() if isinstance(v, np.ndarray) and _is_small(v)}
-    evaluation = evaluate(model, traced, candidates=small, allowed=allowed)
+    evaluation = evaluate(model, traced, candidates=small)
     found = _exported(evaluation) if export else _run(evaluation)
     wanted = [_plain(v) for v in expected]
     mistakes = [
