@@ -13,6 +13,7 @@ from pipec.errors import PlanError
 from pipec.frontends.base import Loaded
 from pipec.frontends.load import load
 from pipec.graph import opaque
+from pipec.graph.ir import origin
 from pipec.plan.manifest import read_manifest
 from pipec.plan.store import load_plan
 from tests.plans import cut
@@ -69,3 +70,31 @@ def test_a_foreign_payload_is_refused(model: Loaded, tmp_path: Path) -> None:
     payload.write_bytes(b"something else")
     with pytest.raises(PlanError, match="payloads/"):
         load_plan(tmp_path / "out")
+
+
+def test_outputs_of_one_type_are_told_apart_where_they_cross_a_cut(tmp_path: Path) -> None:
+    """Two of the three outputs of an LSTM with lengths, which no ATen op takes."""
+    rng = np.random.default_rng(0)
+    shapes = {"w": (1, 16, 6), "r": (1, 16, 4)}
+    held = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
+    held["lengths"] = np.array([5, 3], np.int32)
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], "before"),
+        helper.make_node("LSTM", ["a", "w", "r", "", "lengths"], ["o", "h", "c"], hidden_size=4),
+        helper.make_node("Sub", ["h", "c"], ["y"], "after"),
+        helper.make_node("Neg", ["o"], ["z"], "last"),
+    ]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "lstm", [info("x", TensorProto.FLOAT, [5, 2, 6])],
+        [info("y", TensorProto.FLOAT, [1, 2, 4]), info("z", TensorProto.FLOAT, [5, 1, 2, 4])],
+        [numpy_helper.from_array(a, n) for n, a in held.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "m.onnx")
+    read = load(str(tmp_path / "m.onnx"))
+    bound = next(k for k, n in enumerate(read.graph.calls) if origin(n).op == "Sub")
+    plan = cut(read.graph, bound, target="onnx")
+    assert len(plan.channels) == 3
+    emit(plan, tmp_path / "out")
+    assert verify_artifacts(tmp_path / "out", read).ok

@@ -141,18 +141,14 @@ def ints(value: Value) -> list[int]:
     return [int(i) for i in array_of(value).reshape(-1)]
 
 
-def proto_array(proto: onnx.TensorProto, base: str = "") -> Array:
-    """The contents of a tensor proto.
-
-    Args:
-        proto: The tensor; data inline or in an external file.
-        base: The folder of external files.
+def proto_array(proto: onnx.TensorProto) -> Array:
+    """The contents of a tensor proto, data inline.
 
     Raises:
         Refused: The data do not fit the tensor's type and shape.
     """
     try:
-        array: Array = np.asarray(onnx.numpy_helper.to_array(proto, base))
+        array: Array = np.asarray(onnx.numpy_helper.to_array(proto))
     except (ValueError, TypeError, KeyError, OverflowError, OSError) as error:
         raise Refused(f"tensor {proto.name!r} cannot be read: {error}") from error
     return array
