@@ -72,15 +72,20 @@ def test_a_foreign_payload_is_refused(model: Loaded, tmp_path: Path) -> None:
         load_plan(tmp_path / "out")
 
 
-def test_outputs_of_one_type_are_told_apart_where_they_cross_a_cut(tmp_path: Path) -> None:
-    """Two of the three outputs of an LSTM with lengths, which no ATen op takes."""
+@pytest.mark.parametrize("lengths", [True, False])
+def test_outputs_of_one_type_are_told_apart_where_they_cross_a_cut(
+    tmp_path: Path, lengths: bool
+) -> None:
+    """Two of the three outputs of an LSTM: with lengths, which no ATen op takes, and without."""
     rng = np.random.default_rng(0)
     shapes = {"w": (1, 16, 6), "r": (1, 16, 4)}
     held = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
     held["lengths"] = np.array([5, 3], np.int32)
     nodes = [
         helper.make_node("Relu", ["x"], ["a"], "before"),
-        helper.make_node("LSTM", ["a", "w", "r", "", "lengths"], ["o", "h", "c"], hidden_size=4),
+        helper.make_node(
+            "LSTM", ["a", "w", "r", *["", "lengths"][: 2 * lengths]], ["o", "h", "c"], hidden_size=4
+        ),
         helper.make_node("Sub", ["h", "c"], ["y"], "after"),
         helper.make_node("Neg", ["o"], ["z"], "last"),
     ]

@@ -52,6 +52,7 @@ class Evaluation:
         recorder: The ops that were run on fake tensors.
         known: Value name to array, for every known value of the model's graph.
         types: Value name to type, for every traced value of the model's graph.
+        made: Value name to the name of the recorded op that yields it, for the same.
         ways: Index of a node to how it is run.
         outputs: Value of every graph output (fake where traced).
         yielded: Outputs that are tensors of the graph, known ones as constants.
@@ -63,6 +64,7 @@ class Evaluation:
     recorder: Recorder
     known: dict[str, Array] = field(default_factory=dict)
     types: dict[str, Type] = field(default_factory=dict)
+    made: dict[str, str] = field(default_factory=dict)
     ways: dict[int, Way] = field(default_factory=dict)
     outputs: dict[str, Value] = field(default_factory=dict)
     yielded: dict[str, Tensor] = field(default_factory=dict)
@@ -222,6 +224,7 @@ class _Run:
                 self.result.known[name] = value
             elif isinstance(value, Tensor):
                 self.result.types[name] = type_of(value)
+                self.result.made[name] = self.result.recorder.node_of(value).name
         for output in self.model.proto.graph.output:
             value = frame.env[output.name]
             self.result.outputs[output.name] = value

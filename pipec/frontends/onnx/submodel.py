@@ -35,7 +35,6 @@ from pipec.frontends.onnx.subgraphs import reads
 from pipec.frontends.onnx.values import Type, type_of
 from pipec.graph.arrays import Array
 from pipec.graph.ir import origin, tensor
-from pipec.graph.opaque import ONNX, opaque_payload
 
 SMALLEST_IR_VERSION = 4
 """Before it every initialiser had to be listed as an input too."""
@@ -87,14 +86,11 @@ class Assembler:
         index = origin(node).index
         if index is None:
             raise FrontendError("a node of the graph has no ONNX node", where=node.name)
-        names = [name for name in self._nodes[index].output if name in self._evaluation.types]
-        picked, own = _picked(node), _own_name(node)
-        names = [own] if own in names else names
-        if len(names) > 1:
-            kind = type_of(tensor(node))
-            alike = [name for name in names if self._evaluation.types[name] == kind]
-            same = len(alike) == len(names) == _width(node) and picked is not None
-            names = [names[picked]] if same and picked is not None else alike
+        evaluation, kind = self._evaluation, type_of(tensor(node))
+        names = [name for name in self._nodes[index].output if name in evaluation.types]
+        exact = [name for name in names if evaluation.made[name] == node.name]
+        if exact or len(names) > 1:
+            names = exact[:1] or [name for name in names if evaluation.types[name] == kind]
         if len(names) != 1:
             raise FrontendError(
                 "it is not clear which output of an ONNX node crosses the cut",
@@ -216,26 +212,3 @@ class Assembler:
             part.weights[name] = self._model.array(name)
         else:
             part.proto.graph.initializer.append(proto)
-
-
-def _picked(node: fx.Node) -> int | None:
-    """The item that a ``getitem`` takes from the tuple of its ONNX node."""
-    if getattr(node.target, "__name__", "") != "getitem" or not isinstance(node.args[1], int):
-        return None
-    return node.args[1]
-
-
-def _own_name(node: fx.Node) -> str | None:
-    """What an item of an opaque node is called in its payload."""
-    picked = _picked(node)
-    if picked is None or node.all_input_nodes[0].target is not ONNX:
-        return None
-    payload = onnx.load_from_string(opaque_payload(str(node.all_input_nodes[0].args[1])))
-    return str(payload.graph.output[picked].name)
-
-
-def _width(node: fx.Node) -> int:
-    """How many items the tuple has that a ``getitem`` takes one from."""
-    source = node.all_input_nodes[0] if node.all_input_nodes else node
-    value = source.meta.get("val")
-    return len(value) if isinstance(value, list | tuple) else 0
