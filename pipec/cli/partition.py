@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     type=float,
     default=20.0,
     show_default=True,
-    help="Seconds of processor time for the proof.",
+    help="Seconds for the proof, by the clock.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 def command(file: Path, **given: Any) -> None:
