@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ON_REQUEST = ("gpu", "zoo", "fuzz_onnx", "slow_link", "kills", "soak", "ap_types")
+ON_REQUEST = ("gpu", "zoo", "fuzz_onnx", "slow_link", "kills", "soak", "ap_types", "quantised")
 """What needs a machine of its own kind, the network, root, or hours."""
 NAMES = sorted(p.stem for p in HERE.glob("*.py") if not p.stem.startswith("_"))
 

@@ -5,10 +5,12 @@
 Weights are random and seeded. Each function below whose name is in `EXPORTS` writes one file.
 """
 
+import logging
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -208,41 +210,62 @@ for _name in ("bert", "vit", "gpt2", "t5", "llama", "whisper", "mixtral", "resne
     _transformers(_name)
 
 
-def _calibrated(source: Callable[[Path], None], path: Path, form: str, **options: Any) -> None:
-    """A file of `source` quantised statically by onnxruntime."""
+def quantised(
+    export: Callable[[Path], None],
+    path: Path,
+    form: str,
+    frames: Sequence[Mapping[str, Any]],
+    **options: Any,
+) -> None:
+    """Write a file quantised statically by onnxruntime.
+
+    Args:
+        export: Writes the file in floats.
+        path: The new file.
+        form: Of its nodes, ``QDQ`` or ``QOperator``.
+        frames: Inputs by name, to calibrate with.
+        options: More of ``quantize_static``.
+    """
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    folder = Path(tempfile.mkdtemp())
-    source(folder / "f.onnx")
-    quant_pre_process(str(folder / "f.onnx"), str(folder / "p.onnx"), skip_symbolic_shape=True)
-    (name,) = [i.name for i in ort.InferenceSession(str(folder / "p.onnx")).get_inputs()]
-
     class Frames(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            rng = np.random.default_rng(0)
-            self.frames = iter(rng.normal(size=(8, *IMAGE[0].shape)).astype(np.float32))
+            self.frames = iter(frames)
 
-        def get_next(self) -> dict[str, Any] | None:
+        def get_next(self) -> Mapping[str, Any] | None:
             """The next frame, None at the end."""
-            frame = next(self.frames, None)
-            return None if frame is None else {name: frame}
+            return next(self.frames, None)
 
-    quantize_static(
-        str(folder / "p.onnx"), str(path), Frames(), quant_format=QuantFormat[form], **options
-    )
+    logging.disable(logging.WARNING)  # it advises to do what was done
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        export(folder / "f.onnx")
+        quant_pre_process(str(folder / "f.onnx"), str(folder / "p.onnx"), skip_symbolic_shape=True)
+        quantize_static(
+            str(folder / "p.onnx"), str(path), Frames(), quant_format=QuantFormat[form], **options
+        )
+    logging.disable(logging.NOTSET)
+
+
+def _calibrated(path: Path, form: str, **options: Any) -> None:
+    """The convolutional network, quantised on normal frames."""
+    rng = np.random.default_rng(0)
+    frames = rng.normal(size=(8, *IMAGE[0].shape)).astype(np.float32)
+    export = partial(write, cnn(), IMAGE, dynamo=False, opset_version=13, input_names=["x"])
+    quantised(export, path, form, [{"x": f} for f in frames], **options)
 
 
 @entry
 def cnn_qdq(path: Path) -> None:
     """Static quantization, QDQ form, one scale per channel."""
-    _calibrated(cnn_legacy, path, "QDQ", per_channel=True)
+    _calibrated(path, "QDQ", per_channel=True)
 
 
 @entry
 def cnn_qoperator(path: Path) -> None:
     """Static quantization, QOperator form: QLinearConv, QLinearAdd, QGemm."""
-    _calibrated(cnn_legacy, path, "QOperator")
+    _calibrated(path, "QOperator")
 
 
 @entry
