@@ -133,7 +133,7 @@ def _heaviest(data: Data) -> Table:
             n["origin"],
             n["op"],
             str(n["stage"]),
-            show(n["seconds"], "s"),
+            "" if n["seconds"] is None else show(n["seconds"], "s"),
             f"{n['share']:.1%}",
         )
     return table

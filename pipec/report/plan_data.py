@@ -79,16 +79,19 @@ def stage_data(plan: Plan, stage: Stage) -> Data:
 def balance_data(plan: Plan) -> Data | None:
     """How good the cut is: slowest stage, lower bound, gap, and mean over slowest.
 
+    The mean is that of the stages as the backend emits them, or in training as they were cut.
     ``emitted_seconds`` is the slowest interval of the stages as the backend emits them.
     """
     cut = plan.partition
     if cut is None:
         return None
-    emitted = max((timing.interval_seconds for timing in plan.timing), default=None)
+    intervals = [timing.interval_seconds for timing in plan.timing]
+    loads = cut.seconds if plan.trains or not intervals else intervals
+    slowest = max(loads)
     return {
         "slowest_seconds": cut.max_load,
-        "mean_over_slowest": sum(cut.seconds) / len(cut.seconds) / cut.max_load
-        if cut.max_load
+        "mean_over_slowest": sum(loads) / len(loads) / slowest
+        if slowest
         else 1.0,  # views alone: no stage takes any time
         "step_seconds": cut.step_seconds or None,
         "lower_bound_seconds": cut.lower_bound,
@@ -96,7 +99,7 @@ def balance_data(plan: Plan) -> Data | None:
         "proven": cut.proven,
         "answers": cut.answers,
         "method": cut.method,
-        "emitted_seconds": emitted,
+        "emitted_seconds": max(intervals, default=None),
     }
 
 
@@ -120,11 +123,15 @@ def cut_data(plan: Plan, after: int) -> Data:
 
 
 def heaviest_nodes(plan: Plan, count: int) -> list[Data]:
-    """The nodes that take longest on the device of their stage, longest first."""
+    """The nodes that take longest on the device of their stage, longest first.
+
+    Where all nodes run at once, each on engines of its own, a node has a share alone, no seconds.
+    """
     if plan.costs is None or plan.partition is None:
         return []
     times = node_times(plan)
     total = sum(seconds for _, seconds in times.values()) or 1.0
+    streams = {d.kind for d in plan.cluster.devices if d.streams}
     ranked = sorted(times.items(), key=lambda item: -item[1][1])[:count]
     return [
         {
@@ -132,7 +139,7 @@ def heaviest_nodes(plan: Plan, count: int) -> list[Data]:
             "op": op_name(n),
             "origin": str(origin(n)),
             "stage": plan.partition.stage_of[n.name],
-            "seconds": seconds,
+            "seconds": None if kind in streams else seconds,
             "share": seconds / total,
             "flops": plan.costs.nodes[n.name].flops,
             "from_table": n.name in plan.costs.tabled.get(kind, ()),

@@ -270,3 +270,16 @@ def test_memory_in_the_table_is_that_of_the_timeline(target: str, devices: str) 
     assert table == [int(curve.peak) for curve in plan.timeline.memory_curves]
     weights = 2 * 4 * (64 * 64 + 64)
     assert (table[0] < weights) == (target == "fpga")  # on a board these weights are on the chip
+
+
+def test_boards_are_as_balanced_as_their_stages_and_nodes_have_shares_alone() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    plan = pipec.compile(
+        nn.Sequential(*model, nn.Linear(8, 5)).eval(), torch.zeros(1, 3, 8, 8), "2xvcu118",
+        target="fpga",
+    )  # fmt: skip
+    one, other = (stage.interval_seconds for stage in plan.timing)
+    data = plan_data(plan)
+    assert data["balance"]["mean_over_slowest"] == (one + other) / 2 / max(one, other) < 0.9
+    assert all(row["seconds"] is None for row in data["heaviest"])
+    assert sum(row["share"] for row in data["heaviest"]) == pytest.approx(1)
