@@ -20,14 +20,13 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.banks import BEAT_BITS, banks_of
 from pipec.backends.fpga.design import Floorplan, StageDesign
-from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.parts import Resources
 from pipec.backends.fpga.resources import too_much
 from pipec.cluster.device import FpgaResources
@@ -46,6 +45,8 @@ _ALMOST = 1.001
 """A limit is kept if it is exceeded by no more than this."""
 
 Numbers = NDArray[np.float64]
+Where = NDArray[np.int64]
+"""Region of every part, [parts]."""
 
 
 def floorplan(
@@ -65,7 +66,7 @@ def floorplan(
         return Floorplan()
     lacks = list[list[str]]()
     for grain in _GRAINS:
-        found = _solved(design, fabric, shell, grain)
+        found = _layout(design, fabric, shell, grain).solved()
         lacks.append(_exceeded(found))
         if not lacks[-1]:
             return found
@@ -87,23 +88,6 @@ def _exceeded(plan: Floorplan) -> list[str]:
             for told in too_much(name, used, limit)]  # fmt: skip
 
 
-def _solved(
-    design: StageDesign, fabric: FpgaResources, shell: Resources, grain: float
-) -> Floorplan:
-    wires = fabric.crossings * fabric.logic_limit
-    layout = _Layout(_limits(fabric, shell), wires, grain)
-    for engine in design.engines:
-        layout.add(engine)
-    for stream in design.streams.values():
-        if stream.producer is not None and stream.consumer is not None:
-            layout.join(stream.producer, stream.consumer, stream.token_bits + HANDSHAKE_WIRES)
-    banks = dict(zip(banks_of(fabric), fabric.memory_regions, strict=False))
-    for port in design.ddr:
-        if port.bank in banks:
-            layout.tie(port.engine, banks[port.bank], BEAT_BITS + ADDRESS_WIRES)
-    return layout.solved()
-
-
 def _limits(fabric: FpgaResources, shell: Resources) -> Numbers:
     """What engines may use, [regions, kinds]: each region's share, its part of the shell gone."""
     logic, memory = fabric.logic_limit + SLACK, fabric.memory_limit + SLACK
@@ -121,182 +105,146 @@ def _limits(fabric: FpgaResources, shell: Resources) -> Numbers:
     return np.array(rows)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Layout:
-    """Parts of engines in regions, and the wires between them.
+    """Parts of engines, and the wires between them.
 
     Attributes:
         limits: Of every region, [regions, kinds].
         wire_limit: Of every boundary.
-        grain: Share of a region above which an engine is taken apart.
-        parts: Engine of every part; ``uses`` what it takes of each region, as shares
-            ``[regions, kinds]``.
-        wires: Part to the parts that it is joined to, with the number of wires.
-        ties: Part to a region that it is wired to.
-        where: Region of every part.
+        parts: Engine of every part; ``takes`` what it takes, [parts, kinds].
+        joints: What is joined, parts or, counted on behind them, regions, [joints, 2].
+        wires: Of every joint, [joints].
     """
 
     limits: Numbers
     wire_limit: float
-    grain: float
-    parts: list[str] = field(default_factory=list)
-    uses: list[Numbers] = field(default_factory=list)
-    wires: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    ties: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    where: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._parts_of: dict[str, list[int]] = {}
-        self._raw: list[Numbers] = []
-
-    @property
-    def regions(self) -> int:
-        """How many there are."""
-        return len(self.limits)
-
-    def add(self, engine: Engine) -> None:
-        """Add an engine, in as many equal parts as it needs to fit regions."""
-        use = np.array([getattr(engine.resources, k) for k in _KINDS])
-        room = np.maximum(self.limits.min(axis=0), 1e-9)
-        count = max(1, min(math.ceil((use / room).max() / self.grain), _PARTS))
-        first = len(self.parts)
-        self._parts_of[engine.name] = list(range(first, first + count))
-        for _ in range(count):
-            self.parts.append(engine.name)
-            self._raw.append(use / count)
-            self.uses.append(use / count / np.maximum(self.limits, 1e-9))
-
-    def join(self, producer: str, consumer: str, wires: int) -> None:
-        """Lead a stream from the last part of an engine to the first one of another."""
-        self._wire(self._parts_of[producer][-1], self._parts_of[consumer][0], wires)
-        for name in (producer, consumer):  # what an engine of several parts hands on inside
-            for a, b in itertools.pairwise(self._parts_of[name]):
-                self._wire(a, b, wires)
-
-    def _wire(self, a: int, b: int, wires: int) -> None:
-        self.wires[a].append((b, wires))
-        self.wires[b].append((a, wires))
-
-    def tie(self, engine: str, region: int, wires: int) -> None:
-        """Lead wires from an engine to something that has a fixed region, such as a memory port."""
-        self.ties[self._parts_of[engine][0]].append((region, wires))
+    parts: Sequence[str]
+    takes: Numbers
+    joints: NDArray[np.int64]
+    wires: NDArray[np.int64]
 
     def solved(self) -> Floorplan:
         """One region if all fits into it, else the best of filling from the bottom or the top."""
-        for region in range(self.regions):
-            self._place([region] * len(self.parts))
-            if self._cost(self._used, np.zeros(self.regions - 1)) < _TOO_MUCH and not self.ties:
-                return self._floorplan()
-        found = []
-        for start in (self._in_order(), [self.regions - 1 - r for r in self._in_order()]):
-            self._place(start)
-            self._improve()
-            found.append((self._cost(self._used, self._crossed), list(self.where)))
-        self._place(min(found)[1])
-        return self._floorplan()
+        regions, tied = len(self.limits), (self.joints >= len(self.parts)).any()
+        for region in range(regions):
+            alone = np.full(len(self.parts), region)
+            if not tied and self._cost(alone) < _TOO_MUCH:
+                return self._floorplan(alone)
+        starts = (self._in_order(), regions - 1 - self._in_order())
+        found = [self._improved(start) for start in starts]
+        return self._floorplan(min(found, key=lambda w: (self._cost(w), w.tolist())))
 
-    def _in_order(self) -> list[int]:
-        """Parts in the order of the dataflow, every region filled alike."""
-        total = np.array([use.mean() for use in self.uses])
+    def _in_order(self) -> Where:
+        """Regions of the parts in the order of the dataflow, every region filled alike."""
+        total = (self.takes[:, None] / np.maximum(self.limits, 1e-9)).mean(axis=(1, 2))
         middle = (np.cumsum(total) - total / 2) / max(total.sum(), 1e-12)
-        return [min(int(m * self.regions), self.regions - 1) for m in middle]
+        return np.minimum(middle * len(self.limits), len(self.limits) - 1).astype(np.int64)
 
-    def _place(self, where: Sequence[int]) -> None:
-        self.where = list(where)
-        self._used = np.zeros_like(self.limits)
-        for use, region in zip(self.uses, where, strict=True):
-            self._used[region] += use[region]
-        self._crossed = np.zeros(self.regions - 1)
-        for a in range(len(self.parts)):
-            self._crossed += self._crossings(a, self.where[a], above=a)
-
-    def _crossings(self, part: int, region: int, above: int = -1) -> Numbers:
-        """Wires of a part over every boundary if it lay in a region; each pair counts once."""
-        found = np.zeros(self.regions - 1)
-        for other, wires in self.wires.get(part, ()):
-            if other > above:
-                _cross(found, region, self.where[other], wires)
-        for other, wires in self.ties.get(part, ()):
-            _cross(found, region, other, wires)
+    def _used(self, where: Where) -> Numbers:
+        """What is used of every region, [regions, kinds]."""
+        found = np.zeros_like(self.limits)
+        np.add.at(found, where, self.takes)
         return found
 
-    def _cost(self, used: Numbers, crossed: Numbers) -> float:
-        full = np.maximum(used - 1.0, 0.0).sum()
+    def _crossed(self, where: Where) -> Numbers:
+        """Wires over every boundary."""
+        regions = np.arange(len(self.limits))
+        ends = np.append(where, regions)[self.joints]
+        low, high = ends.min(axis=1, keepdims=True), ends.max(axis=1, keepdims=True)
+        return np.asarray(self.wires @ ((low <= regions[:-1]) & (regions[:-1] < high)), dtype=float)
+
+    def _cost(self, where: Where, most: float = math.inf) -> float:
+        """Wires that cross, and far more where limits are exceeded; infinite from ``most`` on."""
+        crossed = self._crossed(where)
+        if crossed.sum() >= most:
+            return math.inf
+        full = np.maximum(self._used(where) / np.maximum(self.limits, 1e-9) - 1.0, 0.0).sum()
         wires = np.maximum(crossed / max(self.wire_limit, 1.0) - 1.0, 0.0).sum()
         return float(_TOO_MUCH * 1e3 * (full + wires) + crossed.sum())
 
-    def _move(self, part: int, region: int) -> None:
-        before = self.where[part]
-        self._crossed += self._crossings(part, region) - self._crossings(part, before)
-        self._used[before] -= self.uses[part][before]
-        self._used[region] += self.uses[part][region]
-        self.where[part] = region
-
-    def _improve(self) -> None:
+    def _improved(self, where: Where) -> Where:
+        """Parts moved and swapped as long as that helps."""
+        cost = self._cost(where)
         for _ in range(_PASSES):
-            before = cost = self._cost(self._used, self._crossed)
-            for moves in self._moves(swaps=before >= _TOO_MUCH):
-                cost = self._tried(moves, cost)
+            before = cost
+            for moves in self._moves(where, swaps=before >= _TOO_MUCH):
+                back = where[moves[0]]
+                where[moves[0]] = moves[1]
+                found = self._cost(where, cost)
+                if found < cost - 1e-9:
+                    cost = found
+                else:
+                    where[moves[0]] = back
             if cost >= before - 1e-9:
-                return
+                break
+        return where
 
-    def _moves(self, *, swaps: bool) -> Iterator[tuple[tuple[int, int], ...]]:
+    def _moves(self, where: Where, *, swaps: bool) -> Iterator[tuple[list[int], list[int]]]:
         """Every part to every other region; then pairs, if regions are too full."""
         for part in range(len(self.parts)):
-            for region in range(self.regions):
-                if region != self.where[part]:
-                    yield ((part, region),)
+            for region in range(len(self.limits)):
+                if region != where[part]:
+                    yield [part], [region]
         if not swaps:
             return
-        large = sorted(range(len(self.parts)), key=lambda p: -float(self.uses[p].max()))
-        for a, b in itertools.combinations(large[:_SWAPPED], 2):
-            if self.where[a] != self.where[b]:
-                yield ((a, self.where[b]), (b, self.where[a]))
+        largest = (self.takes[:, None] / np.maximum(self.limits, 1e-9)).max(axis=(1, 2))
+        for a, b in itertools.combinations(np.argsort(-largest, kind="stable")[:_SWAPPED], 2):
+            if where[a] != where[b]:
+                yield [a, b], [where[b], where[a]]
 
-    def _tried(self, moves: tuple[tuple[int, int], ...], cost: float) -> float:
-        """Make the moves; take them back if they do not help."""
-        if len(moves) == 1 and cost < _TOO_MUCH and not self._saves_wires(*moves[0]):
-            return cost
-        back = [(part, self.where[part]) for part, _ in moves]
-        used, crossed = self._used.copy(), self._crossed.copy()
-        for part, region in moves:
-            self._move(part, region)
-        found = self._cost(self._used, self._crossed)
-        if found < cost - 1e-9:
-            return found
-        for part, region in back:
-            self.where[part] = region
-        self._used, self._crossed = used, crossed
-        return cost
-
-    def _saves_wires(self, part: int, region: int) -> bool:
-        """Whether fewer wires cross with a part elsewhere."""
-        at = self.where[part]
-        ends = [(self.where[other], n) for other, n in self.wires.get(part, ())]
-        ends += self.ties.get(part, ())
-        return sum(n * (abs(region - end) - abs(at - end)) for end, n in ends) < 0
-
-    def _floorplan(self) -> Floorplan:
-        used = np.zeros_like(self.limits)
-        for use, region in zip(self._raw, self.where, strict=True):
-            used[region] += use
+    def _floorplan(self, where: Where) -> Floorplan:
+        engines: dict[str, set[int]] = defaultdict(set)
+        for engine, region in zip(self.parts, where.tolist(), strict=True):
+            engines[engine].add(region)
         return Floorplan(
-            {e: tuple(sorted({self.where[p] for p in at})) for e, at in self._parts_of.items()},
-            tuple(map(_resources, used)),
+            {engine: tuple(sorted(regions)) for engine, regions in engines.items()},
+            tuple(map(_resources, self._used(where))),
             tuple(map(_resources, self.limits)),
-            tuple(int(n) for n in self._crossed),
+            tuple(int(n) for n in self._crossed(where)),
             int(self.wire_limit),
         )
+
+
+def _layout(design: StageDesign, fabric: FpgaResources, shell: Resources, grain: float) -> _Layout:
+    """The engines of a design, each in as many equal parts as it needs to fit regions.
+
+    A stream leads from the last part of an engine to the first one of another, and through all
+    parts of both. ``grain`` is the share of a region above which an engine is taken apart.
+    """
+    limits = _limits(fabric, shell)
+    room = np.maximum(limits.min(axis=0), 1e-9)
+    parts, takes, own = list[str](), list[Numbers](), dict[str, range]()
+    for engine in design.engines:
+        use = np.array([getattr(engine.resources, k) for k in _KINDS])
+        count = max(1, min(math.ceil((use / room).max() / grain), _PARTS))
+        own[engine.name] = range(len(parts), len(parts) + count)
+        parts += [engine.name] * count
+        takes += [use / count] * count
+    joints = list[tuple[int, int, int]]()
+    for stream in design.streams.values():
+        if stream.producer is not None and stream.consumer is not None:
+            ends, wires = (own[stream.producer], own[stream.consumer]), stream.token_bits
+            pairs = [
+                (ends[0][-1], ends[1][0]),
+                *(p for end in ends for p in itertools.pairwise(end)),
+            ]
+            joints += [(a, b, wires + HANDSHAKE_WIRES) for a, b in pairs]
+    banks = dict(zip(banks_of(fabric), fabric.memory_regions, strict=False))
+    joints += [
+        (own[port.engine][0], len(parts) + banks[port.bank], BEAT_BITS + ADDRESS_WIRES)
+        for port in design.ddr
+        if port.bank in banks
+    ]
+    table = np.array(joints, dtype=np.int64).reshape(-1, 3)
+    wire_limit = fabric.crossings * fabric.logic_limit
+    return _Layout(limits, wire_limit, parts, np.array(takes), table[:, :2], table[:, 2])
 
 
 _TOO_MUCH = 1e6
 """Cost of a thousandth of a region too much: more than all wires that may cross."""
 _SWAPPED = 60
 """Largest parts that are swapped in pairs."""
-
-
-def _cross(found: Numbers, a: int, b: int, wires: int) -> None:
-    found[min(a, b) : max(a, b)] += wires
 
 
 def _resources(row: Numbers) -> Resources:
