@@ -139,7 +139,8 @@ class _Layout:
         """Regions of the parts in the order of the dataflow, every region filled alike."""
         total = (self.takes[:, None] / np.maximum(self.limits, 1e-9)).mean(axis=(1, 2))
         middle = (np.cumsum(total) - total / 2) / max(total.sum(), 1e-12)
-        return np.minimum(middle * len(self.limits), len(self.limits) - 1).astype(np.int64)
+        place = np.minimum(middle * len(self.limits), len(self.limits) - 1)
+        return np.asarray(place, dtype=np.int64)
 
     def _used(self, where: Where) -> Numbers:
         """What is used of every region, [regions, kinds]."""
@@ -238,7 +239,8 @@ def _layout(design: StageDesign, fabric: FpgaResources, shell: Resources, grain:
     ]
     table = np.array(joints, dtype=np.int64).reshape(-1, 3)
     wire_limit = fabric.crossings * fabric.logic_limit
-    return _Layout(limits, wire_limit, parts, np.array(takes), table[:, :2], table[:, 2])
+    uses = np.array(takes).reshape(-1, len(_KINDS))
+    return _Layout(limits, wire_limit, parts, uses, table[:, :2], table[:, 2])
 
 
 _TOO_MUCH = 1e6
