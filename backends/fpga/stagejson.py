@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from msgspec import convert
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.design import DdrPort, Floorplan, Port, StageDesign, Stream
+from pipec.backends.fpga.design import DdrPort, Floorplan, StageDesign, Stream
 from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.engines.base import Engine, Nest, busy_cycles, run_table
 from pipec.backends.fpga.engines.parts import Resources, Weight
@@ -19,9 +20,6 @@ from pipec.errors import BackendError
 from pipec.files import read_data
 
 T = TypeVar("T", Engine, Weight, Stream, Floorplan, StageDesign)
-_TYPES: dict[type, dict[str, Any]] = {
-    kind: get_type_hints(kind) for kind in (Engine, Weight, Stream, Floorplan, StageDesign)
-}
 SCHEMA = 1
 """Version of the format; a reader refuses a larger one."""
 
@@ -33,100 +31,81 @@ DAMAGE = (
 )  # fmt: skip
 """What formulas raise on figures that no design has."""
 
+_LAYOUT: dict[type, str] = {
+    StageDesign: """
+        stage=name device part clock_mhz precision
+        cycles.interval cycles.latency cycles.simulated cycles.bottleneck
+        resources.estimate=resources resources.limit=limits
+        regions=floorplan inputs outputs ports engines fifos ddr""",
+    Floorplan: "slr wires wire_limit",
+    Engine: """
+        name kind node origin nest inputs outputs
+        numbers.dtype numbers.second numbers.result numbers.narrowing
+        ii depth busy_cycles runs dsp resources buffer.bits=buffer_bits buffer.memory weights""",
+    Weight: "role shape dtype memory bits sources",
+    Stream: """
+        name from=producer to=consumer rows channels lanes dtype width_bits=token_bits tokens
+        depth initial memory?""",
+    DdrPort: """
+        name engine word_bits bytes_per_frame bytes_per_second bank slots period carries? group?""",
+}
+"""Where everything is written: ``path=attribute``, or just the path if it ends as the attribute is
+called; ``?`` where it is left out if it is empty."""
+
+_TYPES: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in _LAYOUT}
+
+
+def _words(kind: type) -> Iterator[tuple[list[str], str, bool]]:
+    """Path, attribute, and whether it may be missing."""
+    for word in _LAYOUT[kind].split():
+        path, _, attribute = word.removesuffix("?").partition("=")
+        yield path.split("."), attribute or path.rpartition(".")[2], word.endswith("?")
+
 
 def stage_record(design: StageDesign) -> Json:
     """The whole design as JSON data: stable keys, no machine-dependent values."""
-    cycles, engine = busiest(design)
-    return {
-        "schema": SCHEMA,
-        "stage": design.name,
-        **_fields(design, "device part clock_mhz precision"),
-        "cycles": {
-            **_fields(design, "interval latency simulated"),
-            "bottleneck": {"engine": engine, "cycles": cycles},
-        },
-        "resources": {"estimate": _rounded(design.resources), "limit": _rounded(design.limits)},
-        "regions": _regions(design.floorplan),
-        "inputs": [_port(p, design) for p in design.inputs],
-        "outputs": [_port(p, design) for p in design.outputs],
-        "ports": {name: port.stream for name, port in port_names(design).items()},
-        "engines": [
-            {**_engine(e), "regions": list(design.floorplan.regions.get(e.name, ()))}
-            for e in design.engines
-        ],
-        "fifos": [_fifo(s) for s in design.streams.values()],
-        "ddr": [_ddr(p) for p in design.ddr],
-    }
-
-
-def _fields(of: object, names: str) -> Json:
-    return {name: getattr(of, name) for name in names.split()}
-
-
-def _rounded(resources: Resources) -> Json:
-    return {k: round(v, 1) for k, v in dataclasses.asdict(resources).items()}
-
-
-def _regions(plan: Floorplan) -> Json:
-    """The super logic regions, if the chip has several: what is used of each, what crosses."""
-    sides = [
-        [{k: _rounded(each)[k] for k in ("dsp", "lut", "bram36", "uram")} for each in side]
-        for side in (plan.used, plan.limits)
-    ]
-    slr = [{"estimate": used, "limit": limit} for used, limit in zip(*sides, strict=True)]
-    return {"slr": slr, **_fields(plan, "wires wire_limit")}
-
-
-def _port(port: Port, design: StageDesign) -> Json:
-    found = dataclasses.asdict(port)
-    if port.stream:
-        found["bytes_per_frame"] = design.streams[port.stream].nbytes
+    found = {"schema": SCHEMA, **_record(design)}
+    for port in (*found["inputs"], *found["outputs"]):
+        if port["stream"]:
+            port["bytes_per_frame"] = design.streams[port["stream"]].nbytes
+    for engine in found["engines"]:
+        engine["regions"] = list(design.floorplan.regions.get(engine["name"], ()))
     return found
 
 
-def _fifo(stream: Stream) -> Json:
-    return {
-        "name": stream.name,
-        "from": stream.producer,
-        "to": stream.consumer,
-        **_fields(stream, "rows channels lanes dtype"),
-        "width_bits": stream.token_bits,
-        **_fields(stream, "tokens depth initial"),
-        **({} if stream.memory is None else {"memory": stream.memory.value}),
-    }
-
-
-def _ddr(port: DdrPort) -> Json:
-    found = dataclasses.asdict(port)
-    found["bytes_per_second"] = round(port.bytes_per_second)
-    return {k: v for k, v in found.items() if v or k not in ("carries", "group")}
-
-
-def _engine(engine: Engine) -> Json:
-    nest = {k: _plain(v) for k, v in dataclasses.asdict(engine.nest).items()}
-    return {
-        **_fields(engine, "name kind node origin"),
-        "nest": nest,
-        **_fields(engine, "inputs outputs"),
-        "numbers": {
-            **_fields(engine, "dtype second result"),
-            "narrowing": engine.narrowing and dataclasses.asdict(engine.narrowing),
-        },
-        **_fields(engine, "ii depth"),
-        "busy_cycles": busy_cycles(engine),
-        "runs": firing_rule(engine),
-        "dsp": round(engine.resources.dsp, 1),
-        "resources": _rounded(engine.resources),
-        "buffer": {"bits": engine.buffer_bits, "memory": engine.memory.value},
-        "weights": [_fields(w, "role shape dtype memory bits sources") for w in engine.weights],
-    }
+def _record(of: object) -> Json:
+    kind, found = type(of), Json()
+    for (*outer, last), attribute, optional in _words(kind):
+        inside = found
+        for key in outer:
+            inside = inside.setdefault(key, {})
+        made = _MADE.get((kind, attribute))
+        value = getattr(of, attribute) if made is None else made(of)
+        if value or not optional:
+            inside[last] = _plain(value)
+    return found
 
 
 def _plain(value: object) -> object:
-    """A nest's field as JSON: infinities by name."""
-    if value in (float("inf"), float("-inf")):
-        return str(value)
-    return value
+    """Anything as JSON: infinities by name."""
+    if type(value) in _LAYOUT:
+        return _record(value)
+    if isinstance(value, Resources):
+        return {k: round(v, 1) for k, v in dataclasses.asdict(value).items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return str(value) if value in (float("inf"), float("-inf")) else value
+
+
+def _regions(plan: Floorplan) -> list[Json]:
+    """The super logic regions, if the chip has several: what is used of each."""
+    sides = [
+        [{k: round(getattr(each, k), 1) for k in ("dsp", "lut", "bram36", "uram")} for each in side]
+        for side in (plan.used, plan.limits)
+    ]
+    return [{"estimate": used, "limit": limit} for used, limit in zip(*sides, strict=True)]
 
 
 def firing_rule(engine: Engine) -> object:
@@ -146,6 +125,21 @@ def _table(table: Runs) -> list[object]:
         else {"times": item.times, "body": _table(item.body)}
         for item in table
     ]
+
+
+_MADE: dict[tuple[type, str], Callable[[Any], object]] = {
+    (StageDesign, "bottleneck"): lambda design: dict(
+        zip(("engine", "cycles"), reversed(busiest(design)), strict=True)
+    ),
+    (StageDesign, "ports"): lambda d: {name: port.stream for name, port in port_names(d).items()},
+    (StageDesign, "fifos"): lambda d: list(d.streams.values()),
+    (Floorplan, "slr"): _regions,
+    (Engine, "busy_cycles"): busy_cycles,
+    (Engine, "runs"): firing_rule,
+    (Engine, "dsp"): lambda engine: round(engine.resources.dsp, 1),
+    (DdrPort, "bytes_per_second"): lambda port: round(port.bytes_per_second),
+}
+"""What is no attribute, or is written otherwise."""
 
 
 def write_record(record: Json, stage: Path) -> None:
@@ -192,41 +186,39 @@ def read_design(stage: Path) -> StageDesign:
 
 def _design(record: Json) -> StageDesign:
     resources, regions = record["resources"], record["regions"]
+    sides = ("used", "estimate"), ("limits", "limit")
     return _made(
         StageDesign,
-        {**record, **record["cycles"]},
-        name=record["stage"],
+        record,
         engines=tuple(map(_read_engine, record["engines"])),
-        streams={s["name"]: _read_stream(s) for s in record["fifos"]},
+        streams={s["name"]: _made(Stream, s) for s in record["fifos"]},
         resources=convert(resources["estimate"], Resources),
         limits=convert(resources["limit"], Resources),
         floorplan=_made(
             Floorplan,
-            {
-                **regions,
-                "regions": {e["name"]: e["regions"] for e in record["engines"]},
-                "used": [slr["estimate"] for slr in regions["slr"]],
-                "limits": [slr["limit"] for slr in regions["slr"]],
-            },
+            regions,
+            regions={e["name"]: tuple(e["regions"]) for e in record["engines"]},
+            **{k: tuple(convert(r[of], Resources) for r in regions["slr"]) for k, of in sides},
         ),
     )
 
 
 def _read_engine(record: Json) -> Engine:
-    buffer = record["buffer"]
-    return _made(
-        Engine,
-        {**record, **record["numbers"], "memory": buffer["memory"], "buffer_bits": buffer["bits"]},
-        nest=nest_of(record),
-        weights=tuple(map(_read_weight, record["weights"])),
-    )
+    weights = tuple(map(_read_weight, record["weights"]))
+    return _made(Engine, record, nest=nest_of(record), weights=weights)
 
 
 def _made(kind: type[T], record: Json, **known: Any) -> T:
-    """An object of the keys of a record that are called as its fields, each of the field's type."""
-    types = _TYPES[kind]
-    names = types.keys() & record.keys() - known.keys()
-    return kind(**{name: convert(record[name], types[name]) for name in names}, **known)
+    """An object of what its layout reads in a record, each of its attribute's type."""
+    types, found = _TYPES[kind], dict(known)
+    for path, attribute, optional in _words(kind):
+        if attribute not in types or attribute in known:
+            continue
+        value: Any = record
+        for key in path:
+            value = value.get(key) if optional else value[key]
+        found[attribute] = convert(value, types[attribute])
+    return kind(**found)
 
 
 def nest_of(record: Json) -> Nest:
@@ -242,7 +234,3 @@ def _read_weight(record: Json) -> Weight:
         raise BackendError("stage.json has no tables", where=record["role"])
 
     return _made(Weight, record, values=values)
-
-
-def _read_stream(record: Json) -> Stream:
-    return _made(Stream, record, producer=record["from"], consumer=record["to"])
