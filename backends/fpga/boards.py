@@ -7,7 +7,7 @@ bytes, each paced evenly over the frame.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pipec.backends.fpga.cycles import measured, network_of
 from pipec.backends.fpga.design import StageDesign
@@ -39,56 +39,6 @@ def paced(beats: int, cycles: int, reads: int = 1, writes: int = 1) -> Runs:
     return (Loop(late, body), *([Run(rest, base, reads, writes)] * (rest > 0)))
 
 
-class _Boards:
-    """The network under construction."""
-
-    def __init__(self, designs: Sequence[StageDesign]) -> None:
-        self.designs = designs
-        self.processes: dict[str, Process] = {}
-        self.depths: dict[str, int] = {}
-        self.initial: dict[str, int] = {}
-        for design in designs:
-            self._add(design)
-
-    def _add(self, design: StageDesign) -> None:
-        def own(names: Sequence[str]) -> tuple[str, ...]:
-            return tuple(f"{design.name}.{name}" for name in names)
-
-        processes, depths, initial = network_of(design)
-        for p in processes:
-            (name,) = own([p.name])
-            self.processes[name] = Process(name, p.table, own(p.inputs), own(p.outputs), p.depth)
-        self.depths |= {f"{design.name}.{s}": depth for s, depth in depths.items()}
-        self.initial |= {f"{design.name}.{s}": n for s, n in initial.items()}
-
-    def join(self, k: int, link: Link) -> None:
-        """Lead the outputs of stage k that stage k + 1 reads through a link."""
-        here, there = self.designs[k], self.designs[k + 1]
-        wanted = {port.value: port.stream for port in there.inputs if port.stream}
-        shared = {port.value: port.stream for port in here.outputs if port.value in wanted}
-        clock = here.clock_mhz * 1e6
-        nbytes = sum(here.streams[stream].nbytes for stream in shared.values())
-        total = math.ceil(nbytes * clock / link.bytes_per_second)
-        flight = math.ceil(link.latency_seconds * clock - 1e-6) + 1
-        for value, stream in shared.items():
-            beats, name = here.streams[stream].tokens, f"link{k}.{value}"
-            ends = (f"{name}.out",), (f"{name}.in",)
-            self._open(here, stream, *ends[0], writes=True)
-            self._open(there, wanted[value], *ends[1], writes=False)
-            self.processes[name] = Process(name, paced(beats, total), *ends, flight)
-            self.depths[f"{name}.out"] = SLACK
-            self.depths[f"{name}.in"] = SLACK + beats * flight // max(total, beats)
-
-    def _open(self, design: StageDesign, stream: str, outside: str, *, writes: bool) -> None:
-        """A stage's port reads from or writes to a stream outside too."""
-        port = next(n for n, p in port_names(design).items() if p.stream == stream)
-        name = f"{design.name}.{port}"
-        old = self.processes[name]
-        table = (Run(design.streams[stream].tokens, 1, 1, 1),)
-        ins, outs = (old.inputs, (outside,)) if writes else ((outside,), old.outputs)
-        self.processes[name] = Process(name, table, ins, outs, old.depth)
-
-
 def cycles_of_boards(designs: Sequence[StageDesign], links: Sequence[Link]) -> StageCycles:
     """Simulate all stages and the links between them at once.
 
@@ -102,8 +52,38 @@ def cycles_of_boards(designs: Sequence[StageDesign], links: Sequence[Link]) -> S
     clocks = {design.clock_mhz for design in designs}
     if len(clocks) != 1:
         raise BackendError("boards of unlike clocks are not simulated together", got=clocks)
-    boards = _Boards(designs)
+    ways, depths, initial = list[Process](), dict[str, int](), dict[str, int]()
+    joined: dict[tuple[str, str], str] = {}
     for k, link in enumerate(links):
-        boards.join(k, link)
-    processes = list(boards.processes.values())
-    return measured("all boards", clocks.pop(), processes, boards.depths, boards.initial)
+        for process, slots, ends in _led(designs[k], designs[k + 1], link, k):
+            ways.append(process)
+            depths |= dict(zip((*process.inputs, *process.outputs), slots, strict=True))
+            joined |= dict(zip(ends, (*process.inputs, *process.outputs), strict=True))
+    stages = list[Process]()
+    for stage, found, deep, held in ((d.name, *network_of(d)) for d in designs):
+        for p in found:
+            ends = [
+                [joined.get((stage, s), f"{stage}.{s}") for s in e] for e in (p.inputs, p.outputs)
+            ]
+            stages.append(Process(f"{stage}.{p.name}", p.table, *map(tuple, ends), p.depth))
+        depths |= {f"{stage}.{s}": depth for s, depth in deep.items()}
+        initial |= {f"{stage}.{s}": tokens for s, tokens in held.items()}
+    return measured("all boards", clocks.pop(), [*stages, *ways], depths, initial)
+
+
+def _led(
+    here: StageDesign, there: StageDesign, link: Link, k: int
+) -> Iterator[tuple[Process, tuple[int, int], tuple[tuple[str, str], tuple[str, str]]]]:
+    """What leads each value from stage k to the next: process, slots and ports at its ends."""
+    wanted = {p.value: name for name, p in port_names(there).items() if name.startswith("in_")}
+    leaving = {p.value: name for name, p in port_names(here).items() if name.startswith("out_")}
+    shared = {p.value: here.streams[p.stream] for p in here.outputs if p.value in wanted}
+    clock = here.clock_mhz * 1e6
+    total = math.ceil(sum(s.nbytes for s in shared.values()) * clock / link.bytes_per_second)
+    flight = math.ceil(link.latency_seconds * clock - 1e-6) + 1
+    for value, stream in shared.items():
+        beats, name = stream.tokens, f"link{k}.{value}"
+        table = paced(beats, total)
+        process = Process(name, table, (f"{name}.out",), (f"{name}.in",), flight)
+        slots = SLACK, SLACK + beats * flight // max(total, beats)
+        yield process, slots, ((here.name, leaving[value]), (there.name, wanted[value]))

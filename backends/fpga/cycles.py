@@ -11,14 +11,13 @@ from typing import Any
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.source import port_names
 from pipec.backends.fpga.engines.base import run_table
-from pipec.backends.fpga.runs import cycles
+from pipec.backends.fpga.runs import Run, cycles
 from pipec.backends.fpga.simulator.native import simulate
 from pipec.backends.fpga.simulator.process import (
     Flow,
     Process,
     Style,
     Trace,
-    port_process,
     written,
 )
 from pipec.compiler.cycles import EngineCycles, StageCycles
@@ -81,13 +80,15 @@ def steady_state(
 def network_of(design: StageDesign) -> Simulated:
     """A stage as a simulator sees it: engines, and one process per port, a beat per cycle.
 
+    Outside of the stage, a port's stream is called as the port.
+
     Returns:
         Processes, the declared FIFO depth of every stream, and the tokens that it holds at reset.
     """
     found = [Process(e.name, run_table(e), e.inputs, e.outputs, e.depth) for e in design.engines]
     for name, port in port_names(design).items():
-        beats, is_input = design.streams[port.stream].tokens, name.startswith("in_")
-        found.append(port_process(name, port.stream, beats, is_input=is_input))
+        ends = ((name,), (port.stream,)) if name.startswith("in_") else ((port.stream,), (name,))
+        found.append(Process(name, (Run(design.streams[port.stream].tokens, 1, 1, 1),), *ends))
     streams = design.streams.items()
     return found, {n: s.depth for n, s in streams}, {n: s.initial for n, s in streams}
 

@@ -12,7 +12,7 @@ from pipec.backends.fpga.engines.base import nest_table
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.runs import Loop, Run, Runs
 from pipec.backends.fpga.simulator.native import simulate
-from pipec.backends.fpga.simulator.process import Process, Style, Trace, port_process
+from pipec.backends.fpga.simulator.process import Process, Style, Trace
 from pipec.backends.fpga.stagejson import SCHEMA
 from pipec.errors import BackendError
 from tests.fpga.design import rigid
@@ -177,10 +177,9 @@ def network(record: Json) -> tuple[list[Process], dict[str, int], dict[str, int]
     try:
         streams = {s["name"]: s for s in record["fifos"]}
         processes = [_process(e) for e in record["engines"]]
-        processes += [
-            port_process(name, stream, streams[stream]["tokens"], is_input=name.startswith("in_"))
-            for name, stream in record["ports"].items()
-        ]
+        for name, stream in record["ports"].items():
+            ends = ((name,), (stream,)) if name.startswith("in_") else ((stream,), (name,))
+            processes.append(Process(name, (Run(streams[stream]["tokens"], 1, 1, 1),), *ends))
         depths = {name: int(s["depth"]) for name, s in streams.items()}
         return processes, depths, {name: int(s["initial"]) for name, s in streams.items()}
     except (KeyError, TypeError, ValueError) as error:

@@ -45,13 +45,6 @@ class Process:
     depth: int = 1
 
 
-def port_process(name: str, stream: str, beats: int, *, is_input: bool) -> Process:
-    """An AXI4-Stream port of a stage: a beat per cycle, ``beats`` per frame."""
-    if is_input:
-        return Process(name, (Run(beats, 1, 0, 1),), (), (stream,))
-    return Process(name, (Run(beats, 1, 1, 0),), (stream,), ())
-
-
 @dataclass(frozen=True)
 class Flow:
     """What one stream saw.
