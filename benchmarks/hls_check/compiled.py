@@ -17,7 +17,9 @@ from pipec.errors import BackendError
 CLANG = ("clang-14", "clang-15", "clang-16")
 """Compilers whose IR has typed pointers, or can be told to."""
 _UNROLL = re.compile(r"^(\s*for \(.*\{)\n(#pragma HLS UNROLL\b.*)$", re.MULTILINE)
-_PRAGMA = re.compile(r"^#pragma HLS (\w+)\s+(.*)$", re.MULTILINE)
+MOST_PORTS = 1 << 30
+"""Reads of a memory with as many ports as it is read by (UG1399, ``rom_np``)."""
+_PRAGMA = re.compile(r"^ *#pragma HLS (\w+)\s+(.*)$", re.MULTILINE)
 _HEAD = re.compile(r"^(?:inline )?[\w:<>,&* ]+?(\w+)\([^;]*?$", re.MULTILINE)
 _GLOBAL = re.compile(
     r"^(@(?:\"[^\"]+\"|[-\w.$]+)) = .*?(?:global|constant) ((?:\[\d+ x )+)", re.MULTILINE
@@ -138,6 +140,8 @@ def _collect(arrays: dict[tuple[str, str], Array], text: str, headers: str) -> N
             arrays[name] = Array(True, old.ports, old.distance)
         elif kind == "BIND_STORAGE" and words.get("type") in {"ram_2p", "ram_s2p"}:
             arrays[name] = Array(old.partitioned, (1, 1), old.distance)
+        elif kind == "BIND_STORAGE" and words.get("type") == "rom_np":
+            arrays[name] = Array(old.partitioned, (MOST_PORTS, 1), old.distance)
         elif kind == "DEPENDENCE" and words.get("distance", "").isdigit():
             arrays[name] = Array(old.partitioned, old.ports, int(words["distance"]))
 

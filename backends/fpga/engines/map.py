@@ -168,10 +168,12 @@ def sum_multipliers(op: str, reads: tuple[Int8, Int8], writes: Int8) -> tuple[tu
 
 
 def _lookup(values: NDArray[np.int8], y: str) -> list[str]:
+    """A table that every lane reads in each cycle: a memory with as many ports."""
     rows = [", ".join(map(str, row)) for row in values.reshape(16, 16)]
     return [
         "static const int8_t result[256] = {",
         *(f"    {row}," for row in rows),
         "};",
+        "#pragma HLS BIND_STORAGE variable = result type = rom_np",
         f"return {y}::of(result[x.raw + 128]);",
     ]

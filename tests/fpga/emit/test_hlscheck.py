@@ -92,6 +92,11 @@ def test_mutations_are_seen(tmp_path: Path) -> None:
     assert least(tmp_path / "p", 300.0, read, line + bind).ports == 2
     assert least(tmp_path / "q", 300.0, "out.write(line[k]); line[(k + 9) & 63] = in.read();",
                  line + bind).ports == 1  # fmt: skip
+    rom = "static const float line[8] = {3, 1, 4, 1, 5, 9, 2, 6};\n"
+    thrice = "out.write(line[k & 7] + line[k >> 3] + line[(k + i) & 7]);"
+    for kind, ii in (("rom_2p", 2), ("rom_np", 1)):
+        bind = f"#pragma HLS BIND_STORAGE variable = line type = {kind}\n"
+        assert least(tmp_path / kind, 300.0, thrice, rom + bind).ports == ii
     far = "sum[at & 63] += in.read(); at += 5; out.write(0);"
     said = "#pragma HLS DEPENDENCE variable = sum type = inter direction = RAW distance = {} true\n"
     ram = "static float sum[64]; int at = 0;\n"
