@@ -62,10 +62,11 @@ def cycles_of_boards(designs: Sequence[StageDesign], links: Sequence[Link]) -> S
     stages = list[Process]()
     for stage, found, deep, held in ((d.name, *network_of(d)) for d in designs):
         for p in found:
-            ends = [
-                [joined.get((stage, s), f"{stage}.{s}") for s in e] for e in (p.inputs, p.outputs)
-            ]
-            stages.append(Process(f"{stage}.{p.name}", p.table, *map(tuple, ends), p.depth))
+            reads, writes = (
+                tuple(joined.get((stage, s), f"{stage}.{s}") for s in ends)
+                for ends in (p.inputs, p.outputs)
+            )
+            stages.append(Process(f"{stage}.{p.name}", p.table, reads, writes, p.depth))
         depths |= {f"{stage}.{s}": depth for s, depth in deep.items()}
         initial |= {f"{stage}.{s}": tokens for s, tokens in held.items()}
     return measured("all boards", clocks.pop(), [*stages, *ways], depths, initial)
