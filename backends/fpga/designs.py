@@ -1,7 +1,8 @@
 """The designs of all stages of a plan: lowered in order, each folded onto its own board."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from functools import wraps
+from typing import TypeVar
 
 from pipec.backends.fpga.banks import memory_ports
 from pipec.backends.fpga.cpp import cpp_type, no_such_type
@@ -25,22 +26,27 @@ from pipec.plan.model import Plan, Stage
 from pipec.plan.weights import all_have_data
 
 T = TypeVar("T")
-_last: dict[str, tuple[tuple[Stage, ...], object, Any]] = {}
-"""The last answers: a plan goes through check, timing and emission with the same stages."""
 _OF_ENGINES_ALONE = ("int32", "rescale")
 """Element types of indices and of tables, in which no whole model is computed."""
 _ROUNDS = 6
 """Times that stages may be folded anew because their FIFOs became deeper."""
 
 
-def remembered(what: str, plan: Plan, make: Callable[[Plan], T]) -> T:
-    """What was made of the stages of a plan, unless it or what it depends on is another one now."""
-    facts = (plan.placement, plan.cluster, plan.options)
-    last = _last.get(what)
-    if last is None or last[0] is not plan.stages or last[1] != facts:
-        last = _last[what] = (plan.stages, facts, make(plan))
-    found: T = last[2]
-    return found
+def remembered(make: Callable[[Plan], T]) -> Callable[[Plan], T]:
+    """A function of a plan's stages that gives its last answer while these and their boards stay.
+
+    A plan goes through check, timing and emission with the same stages.
+    """
+    last: list[tuple[tuple[Stage, ...], object, T]] = []
+
+    @wraps(make)
+    def known(plan: Plan) -> T:
+        facts = (plan.placement, plan.cluster, plan.options)
+        if not last or last[0][0] is not plan.stages or last[0][1] != facts:
+            last[:] = [(plan.stages, facts, make(plan))]
+        return last[0][2]
+
+    return known
 
 
 def precision_of(plan: Plan) -> str:
@@ -72,16 +78,13 @@ def board_of(plan: Plan, stage: int) -> Board:
     return Board(device_of(plan, stage), precision_of(plan), linked=len(plan.stages) > 1)
 
 
+@remembered
 def networks(plan: Plan) -> tuple[Network, ...]:
     """The networks of all stages, of 8-bit integers calibrated if the weights have data.
 
     Raises:
         BackendError: As `lowered` does; or a layer can't compute in 8-bit integers.
     """
-    return remembered("networks", plan, _networks)
-
-
-def _networks(plan: Plan) -> tuple[Network, ...]:
     found = lowered(plan)
     if precision_of(plan) == "int8" and all_have_data(plan.graph.weights):
         formats = formats_of(found, observed(found, calibration_samples(plan, found)))
@@ -119,23 +122,15 @@ def lowered(plan: Plan) -> tuple[Network, ...]:
     return tuple(found)
 
 
+@remembered
 def designs_of(plan: Plan) -> tuple[StageDesign, ...]:
-    """The design of every stage on its board.
-
-    Raises:
-        BackendError: An op has no engine, a device is no FPGA, or a stage does not fit.
-    """
-    return remembered("designs", plan, _together)
-
-
-def _together(plan: Plan) -> tuple[StageDesign, ...]:
-    """The designs with FIFOs deep enough to run behind one another, memories counted again.
+    """The design of every stage on its board, FIFOs deep enough to run behind one another.
 
     Where the deeper FIFOs of a stage do not fit its board, the stage is folded anew with room
     reserved for them.
 
     Raises:
-        BackendError: A stage does not fit.
+        BackendError: An op has no engine, a device is no FPGA, or a stage does not fit.
     """
     nets, simulate, late = networks(plan), bool(plan.options.get("simulate", False)), list[int]()
     designs = [_design(plan, k, network) for k, network in enumerate(nets)]

@@ -26,6 +26,16 @@ class Table:
     values: Callable[[], Array] = field(compare=False, repr=False)
     sources: tuple[str, ...] = ()
 
+    def through(self, function: Callable[..., Array], *others: "Table") -> "Table":
+        """What a function makes of its values and those of others."""
+        tables = (self, *others)
+        sources = dict.fromkeys(name for table in tables for name in table.sources)
+
+        def values() -> Array:
+            return np.asarray(function(*(np.asarray(table.values()) for table in tables)))
+
+        return Table(values, tuple(sources))
+
 
 UNCLAMPED = (-math.inf, math.inf)
 

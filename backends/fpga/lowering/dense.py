@@ -23,7 +23,6 @@ from pipec.backends.fpga.lowering.maps import (
     Maps,
     as_maps,
     as_maps_value,
-    by_channel,
     put_maps,
     window_of,
 )
@@ -207,9 +206,8 @@ def paired(layer: Layer) -> Layer:
     kw = left + (window.kw - 1 - window.pl) // 2 + 1
     first = 2 * left - window.pl  # columns of zeros on the left
 
-    def values() -> Array:
+    def widened(w: Array) -> Array:
         """The weights for tokens of two pixels, zeros where the window has none."""
-        w = np.asarray(weight.values())
         w = w.reshape(1, nest.rows, window.kh, window.kw, nest.channels)
         wide = np.zeros((1, nest.rows, window.kh, 2 * kw, nest.channels), dtype=w.dtype)
         wide[..., first : first + window.kw, :] = w
@@ -222,7 +220,7 @@ def paired(layer: Layer) -> Layer:
         nest=dataclasses.replace(nest, taps=window.kh * kw, channels=2 * nest.channels),
         window=dataclasses.replace(window, w=window.w // 2, cf=2 * window.cf, kw=kw, sw=1, pl=left),
         used=window.kw / (2 * kw),
-    ).with_tables(weight=Table(values, weight.sources))
+    ).with_tables(weight=weight.through(widened))
 
 
 def _depthwise(b: Builder, node: fx.Node, maps: Maps, window: Swg, weight: fx.Node) -> Value:
@@ -239,7 +237,7 @@ def _depthwise_layer(
     shape = (window.batch, maps.channels, window.oh, window.ow)
     tables = _tables(*found)
     nest = Vvu(math.prod(shape) // maps.channels, maps.channels, window.taps)
-    ordered = {role: by_channel(table, maps.channel_order) for role, table in tables.items()}
+    ordered = {role: t.through(lambda w: w[maps.channel_order]) for role, t in tables.items()}
     return put_maps(b, node, nest, maps, shape, window=window, tables=ordered)
 
 
@@ -321,7 +319,7 @@ def _outputs(layer: Layer, values: Callable[[slice], Array], cut: slice, number:
     size, tables = cut.stop - cut.start, layer.tables
     weight = Table(lambda: values(cut), tables["weight"].sources)
     bias = tables.get("bias")
-    part = bias and Table(lambda: np.asarray(bias.values())[:, cut], bias.sources)
+    part = bias and bias.through(lambda h: h[:, cut])
     return dataclasses.replace(
         layer, name=f"{layer.name}_part{number}", channels=size,
         nest=dataclasses.replace(cast("Mvu", layer.nest), rows=size), tables=_tables(weight, part),

@@ -112,15 +112,11 @@ def _with_constant(b: Builder, node: fx.Node, x: object, op: str, y: fx.Node) ->
     return chain(b, node, x, [MapStep(op, "table", table=table, period=period)])
 
 
-def _through(table: Table, fn: Callable[[Array], Array]) -> Table:
-    return Table(lambda: fn(np.asarray(table.values())), table.sources)
-
-
 _AFFINE: dict[str, Callable[[Table], tuple[Table | None, Table | None]]] = {
     "mul": lambda t: (t, None),
-    "div": lambda t: (_through(t, lambda y: np.asarray(1.0 / y)), None),
+    "div": lambda t: (t.through(lambda y: 1.0 / y), None),
     "add": lambda t: (None, t),
-    "sub": lambda t: (None, _through(t, lambda y: np.asarray(-y))),
+    "sub": lambda t: (None, t.through(np.negative)),
 }
 
 
@@ -186,27 +182,18 @@ def _outputs(nest: Mvu | Vvu) -> tuple[int, ...]:
     return (nest.groups, nest.rows) if isinstance(nest, Mvu) else (nest.channels,)
 
 
-def _combined(first: Table | None, fn: Callable[[Array, Array], Array], then: Table) -> Table:
-    """``fn(first, then)``; just ``then`` if there is no first."""
-    if first is None:
-        return then
-    sources = tuple(dict.fromkeys((*first.sources, *then.sources)))
-    return Table(lambda: fn(np.asarray(first.values()), np.asarray(then.values())), sources)
-
-
 def _folded(layer: Layer, lead: tuple[int, ...], scale: Table | None, shift: Table | None) -> Layer:
     weight, bias = layer.tables["weight"], layer.tables.get("bias")
     if scale is not None:
 
         def scaled(w: Array, s: Array) -> Array:
-            factor = s.reshape(lead)
-            return np.asarray(w * factor.reshape(lead + (1,) * (w.ndim - len(lead))))
+            return np.asarray(w * s.reshape(lead + (1,) * (w.ndim - len(lead))))
 
-        weight = _combined(weight, scaled, scale)
-        bias = bias and _combined(bias, lambda h, s: np.asarray(h * s.reshape(lead)), scale)
+        weight = weight.through(scaled, scale)
+        bias = bias and bias.through(scaled, scale)
     if shift is not None:
-        flat = _through(shift, lambda h: h.reshape(lead))
-        bias = _combined(bias, lambda h, s: np.asarray(h + s), flat)
+        flat = shift.through(lambda h: h.reshape(lead))
+        bias = flat if bias is None else bias.through(np.add, flat)
     return layer.with_tables(weight=weight, **({} if bias is None else {"bias": bias}))
 
 
@@ -220,10 +207,10 @@ def composed(
     if rest and _row_table(rest[-1], "mul"):
         factor = rest.pop().table
     if scale is not None:
-        factor = _combined(factor, lambda a, c: np.asarray(a * c), scale)
-        offset = offset and _combined(offset, lambda a, c: np.asarray(a * c), scale)
+        factor = scale if factor is None else factor.through(np.multiply, scale)
+        offset = offset and offset.through(np.multiply, scale)
     if shift is not None:
-        offset = _combined(offset, lambda a, c: np.asarray(a + c), shift)
+        offset = shift if offset is None else offset.through(np.add, shift)
     if factor is not None:
         rest.append(MapStep("mul", "table", table=factor))
     if offset is not None:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import fx
 
 from pipec.backends.fpga.engines.base import Nest
-from pipec.backends.fpga.engines.parts import Array, Table
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.lowering.network import Builder, Padding, UnsupportedError, Value
 from pipec.backends.fpga.lowering.view import View, indices, merged, strides_of
@@ -151,12 +150,3 @@ def window_of(
     n, c, h, w = maps.value.view.shape
     (kh, kw), (sh, sw), (dh, dw), (oh, ow) = kernel, stride, dilation, out
     return Swg(n, h, w, c, 1, kh, kw, sh, sw, dh, dw, top, left, oh, ow)
-
-
-def by_channel(table: Table, order: NDArray[np.int64]) -> Table:
-    """A per-channel table in the stream's channel order (a gather on its first axis)."""
-
-    def values() -> Array:
-        return np.asarray(table.values())[order]
-
-    return Table(values, table.sources)

@@ -13,7 +13,7 @@ from pipec.backends.fpga.engines.parts import Array, Table
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import constant, last_axis
 from pipec.backends.fpga.lowering.elementwise import affine, chain_value, composed
-from pipec.backends.fpga.lowering.maps import as_maps, by_channel
+from pipec.backends.fpga.lowering.maps import as_maps
 from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, argument, lowers
 from pipec.backends.fpga.lowering.view import View, indices
 
@@ -48,18 +48,13 @@ def batch_norm(b: Builder, node: fx.Node) -> Value:
         assert parts[2] is not None
         return np.asarray(beta - b.constants.value(parts[2]) * scale())
 
-    tables = [by_channel(Table(fn, sources), order) for fn in (scale, shift)]
-    rows = (_row(tables[0]), _row(tables[1]))
+    rows = [Table(fn, sources).through(lambda v: v[None, order]) for fn in (scale, shift)]
     if value.edge == b.value(x).edge and value.channels == len(order):
         found = affine(b, node, x, *rows)
     else:
         pixels = replace(value, rows=value.view.numel // len(order), channels=len(order))
         found = chain_value(b, node, pixels, list(composed((), *rows)))
     return replace(found, view=View(shape_of(node), found.view.atoms))
-
-
-def _row(table: Table) -> Table:
-    return Table(lambda: np.asarray(table.values())[None, :], table.sources)
 
 
 _OVER_AXIS = {
@@ -105,7 +100,7 @@ def element_table(
     found, split = constant(b, arg, "scale"), value.view.split(axes)
     assert split is not None
     order = indices(split[1])
-    return by_channel(b.constants.table(found, (len(order),), (0,)), order)
+    return b.constants.table(found, (len(order),), (0,)).through(lambda w: w[order])
 
 
 _PASSES = {"softmax": 3, "log_softmax": 3, "layer_norm": 3, "rms_norm": 2, "lrn": 2}

@@ -78,7 +78,7 @@ def _masked(b: Builder, node: fx.Node, scores: Value) -> Value:
         found = cast("fx.Node", mask)
         table, period = operand(b, scores.view, scores, found)
         if "bool" in str(found.meta["val"].dtype):
-            table = _added(table)
+            table = table.through(lambda keep: np.where(keep != 0, 0.0, -np.inf))
     step = MapStep("add", "table", table=table, period=period)
     return b.put_map(node, scores, [step], suffix="_mask")
 
@@ -92,10 +92,6 @@ def _masked_by(b: Builder, node: fx.Node, scores: Value, mask: Value) -> Value:
         )
     use = aligned(b, node, scores, mask).use(scores.channels)
     return b.put_map(node, scores, [MapStep("add", "stream")], use, suffix="_mask")
-
-
-def _added(keep: Table) -> Table:
-    return Table(lambda: np.where(np.asarray(keep.values()) != 0, 0.0, -np.inf), keep.sources)
 
 
 def _causal(scores: Value) -> tuple[Table, int]:

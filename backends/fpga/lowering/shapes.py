@@ -6,12 +6,10 @@ import operator
 from collections.abc import Sequence
 from typing import cast
 
-import numpy as np
 import torch
 from torch import fx
 
 from pipec.backends.fpga.engines.memory import Gather
-from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.engines.route import Concat, Const, Slice
 from pipec.backends.fpga.lowering.borders import around, made, made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
@@ -172,7 +170,7 @@ def constant_stream(b: Builder, arg: fx.Node, order: tuple[int, ...]) -> Value:
     channels = row_channels(shape, order)
     table = b.constants.table(arg, shape, order)
     rows = math.prod(shape) // channels
-    flat = Table(lambda: np.asarray(table.values()).reshape(rows, channels), table.sources)
+    flat = table.through(lambda w: w.reshape(rows, channels))
     return b.put(
         Const(rows, channels), arg, (), View.of(shape, order), channels, suffix="_const",
         dtype=b.stream_type(arg), tables={"table": flat},

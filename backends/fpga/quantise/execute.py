@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.engines.mvu import Mvu
-from pipec.backends.fpga.engines.parts import UNCLAMPED, Table
+from pipec.backends.fpga.engines.parts import UNCLAMPED, Array, Table
 from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.int8 import Int8, int8_format, unpacked
 from pipec.backends.fpga.lowering.network import Network
@@ -107,12 +107,13 @@ def stored(network: Network, precision: str) -> Network:
 def _held(layer: Layer, precision: str) -> Layer:
     """A layer whose tables hold numbers of a type."""
 
-    def table(of: Table) -> Table:
-        """The table after rounding."""
-        return Table(lambda: decoded(encoded(np.asarray(of.values()), precision), precision))
+    def rounded(w: Array) -> Array:
+        return decoded(encoded(w, precision), precision)
 
-    steps = (dataclasses.replace(s, table=s.table and table(s.table)) for s in layer.steps)
-    tables = {role: table(found) for role, found in layer.tables.items()}
+    steps = (
+        dataclasses.replace(s, table=s.table and s.table.through(rounded)) for s in layer.steps
+    )
+    tables = {role: table.through(rounded) for role, table in layer.tables.items()}
     return dataclasses.replace(layer, steps=tuple(steps), tables=tables)
 
 

@@ -47,6 +47,7 @@ class TrainedStage:
         return self.kernels.interval / (self.kernels.F.clock_mhz * 1e6)
 
 
+@remembered
 def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
     """The stages of a differentiated plan on their boards.
 
@@ -54,10 +55,6 @@ def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
         BackendError: An op has no engine, or a stage does not fit its board.
         PlanError: The stages are not differentiated.
     """
-    return remembered("training", plan, _trained_stages)
-
-
-def _trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
     phases, draws = [], numbered(plan.graph, [s.graph for s in plan.stages])
     for stage, numbers in zip(plan.stages, draws, strict=True):
         if stage.training is None:
