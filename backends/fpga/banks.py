@@ -106,7 +106,10 @@ def with_banks(design: StageDesign, device: Device) -> StageDesign | None:
         return design
     rounds, engines = period(device), {e.name: e for e in design.engines}
     slots = {p.engine: slots_for(_rate(p, engines, design), rounds) for p in design.ddr}
-    sizes = {name: _table_bytes(engines[name]) for name in slots}
+    sizes = {
+        name: sum(w.bits // 8 for w in engines[name].weights if w.memory is Memory.DDR)
+        for name in slots
+    }
     free = dict.fromkeys(banks_of(device.fpga), SLOTS)
     where = assigned(slots, free, sizes, memory_ports(device).room)
     return None if where is None else _slotted(design, slots, where, rounds)
@@ -192,11 +195,6 @@ def _rate(port: DdrPort, engines: Mapping[str, Engine], design: StageDesign) -> 
     engine = engines[port.engine]
     user = design.streams[engine.outputs[0]].consumer
     return beats(engine, busy_cycles(engines[user or engine.name]))
-
-
-def _table_bytes(engine: Engine) -> int:
-    """Bytes of the tables that an engine reads from memory."""
-    return sum(w.bits // 8 for w in engine.weights if w.memory is Memory.DDR)
 
 
 def assigned(

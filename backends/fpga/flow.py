@@ -309,11 +309,6 @@ def _may_be_late(engine: Engine, design: StageDesign, repeats: bool) -> bool:
     """
     if isinstance(engine.nest, Fetch | Refill) or (repeats and isinstance(engine.nest, Repeat)):
         return True
-    return _makes_windows(engine, design)
-
-
-def _makes_windows(engine: Engine, design: StageDesign) -> bool:
-    """Whether an engine turns maps into more bits of windows, or converts their width."""
     if isinstance(engine.nest, Swg):
         source, windows = design.streams[engine.inputs[0]], design.streams[engine.outputs[0]]
         return windows.tokens * windows.token_bits > source.tokens * source.token_bits

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from pipec.backends.fpga.build import Built, built_at
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.engines.base import Engine, Folded, Layer
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest
 from pipec.backends.fpga.engines.gear import Dwc
 from pipec.backends.fpga.engines.route import Fork
 from pipec.backends.fpga.lowering.network import NetPort, Network
@@ -75,17 +75,7 @@ class _Assembly:
                 dataclasses.replace(source, name=f"{fork}_{k}", producer=fork)
                 for k in range(len(readers))
             ]
-            self.wire(dataclasses.replace(source, consumer=fork))
-            self.engines[fork] = Engine(
-                fork,
-                Fork(source.tokens, len(readers)),
-                (source.name,),
-                tuple(s.name for s in branches),
-                depth=1,
-                dtype=source.dtype,
-                node=facts[0],
-                origin=facts[1],
-            )
+            self._put(fork, Fork(source.tokens, len(readers)), source, branches, 1, facts)
         for branch, reader in zip(branches, readers, strict=True):
             typed = dataclasses.replace(reader, dtype=branch.dtype, producer=branch.producer)
             self._lead(branch, typed, facts)
@@ -95,18 +85,19 @@ class _Assembly:
             self._renamed(stream.name, final)
             return
         name = f"{final.name}_dwc"
-        self.wire(dataclasses.replace(stream, consumer=name))
+        self._put(name, converter(stream, final), stream, [final], 2, facts)
         self.wire(dataclasses.replace(final, producer=name))
+
+    def _put(
+        self, name: str, nest: Nest, stream: Stream, outputs: list[Stream], depth: int,
+        facts: tuple[str, str],
+    ) -> None:  # fmt: skip
+        """Add an engine behind a stream."""
+        self.wire(dataclasses.replace(stream, consumer=name))
         self.engines[name] = Engine(
-            name,
-            converter(stream, final),
-            (stream.name,),
-            (final.name,),
-            depth=2,
-            dtype=stream.dtype,
-            node=facts[0],
-            origin=facts[1],
-        )
+            name, nest, (stream.name,), tuple(s.name for s in outputs), depth=depth,
+            dtype=stream.dtype, node=facts[0], origin=facts[1],
+        )  # fmt: skip
 
     def _renamed(self, old: str, final: Stream) -> None:
         """A producer's output takes the name under which its reader knows it."""

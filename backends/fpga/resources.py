@@ -9,7 +9,6 @@ import math
 from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.parts import Resources
 from pipec.backends.fpga.engines.tiles import ceil_div
-from pipec.cluster.device import Device, FpgaResources
 
 CONTROL = Resources(lut=200, ff=100)
 """Counters and handshakes of one engine."""
@@ -57,19 +56,6 @@ def too_much(name: str, used: float, limit: float) -> list[str]:
         return []
     taken, most = math.ceil(used - min(limit, 0.0)), math.floor(max(limit, 0.0))
     return [f"{taken:,} {name} of {most:,} ({taken - most:,} too many)"]
-
-
-def limits(device: Device, fabric: FpgaResources, core: Resources) -> Resources:
-    """What may be used of a board (its limits applied), its network core taken off."""
-    logic, memory = fabric.logic_limit, fabric.memory_limit
-    return Resources(
-        dsp=fabric.dsp * logic,
-        bram36=fabric.bram36 * memory - core.bram36,
-        uram=fabric.uram * memory,
-        lut=fabric.lut * logic - core.lut,
-        ff=fabric.ff * logic - core.ff,
-        ddr=device.memory_bandwidth * memory,
-    )
 
 
 def logic(engine: Engine) -> Resources:

@@ -24,7 +24,7 @@ from pipec.backends.fpga.fifo import deepened, timed
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item, fifo_item, fifos_logic, placed
 from pipec.backends.fpga.regions import floorplan
-from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL, LUT_MEMORY_LIMIT, limits
+from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL, LUT_MEMORY_LIMIT
 from pipec.cluster.device import Device, FpgaResources, ram_bits
 from pipec.errors import BackendError
 
@@ -68,8 +68,17 @@ class Board:
 
     @property
     def limits(self) -> Resources:
-        """What a design may use."""
-        return limits(self.device, self.fabric, self.links)
+        """What a design may use: the board with its limits applied, its network core taken off."""
+        fabric, core = self.fabric, self.links
+        logic, memory = fabric.logic_limit, fabric.memory_limit
+        return Resources(
+            dsp=fabric.dsp * logic,
+            bram36=fabric.bram36 * memory - core.bram36,
+            uram=fabric.uram * memory,
+            lut=fabric.lut * logic - core.lut,
+            ff=fabric.ff * logic - core.ff,
+            ddr=self.device.memory_bandwidth * memory,
+        )
 
     @property
     def links(self) -> Resources:

@@ -53,7 +53,10 @@ def read_module(path: Path) -> Module:
         loops = root.iterfind("PerformanceEstimates/SummaryOfLoopLatency//PipelineII/..")
         return Module(
             root.findtext("UserAssignments/TopModelName") or path.name.removesuffix("_csynth.xml"),
-            tuple((int(loop.findtext("PipelineII", "")), _depth(loop)) for loop in loops),
+            tuple(
+                (int(loop.findtext("PipelineII", "")), int(loop.findtext("PipelineDepth") or 0))
+                for loop in loops
+            ),
             _count(root.findtext(".//SummaryOfOverallLatency/Worst-caseLatency")),
             {ours: area.get(theirs, 0.0) for theirs, ours in _PARTS.items()},
             float(root.findtext(".//SummaryOfTimingAnalysis/EstimatedClockPeriod") or 0),
@@ -123,10 +126,6 @@ def _confirmation(own: Module, modules: Iterable[Module]) -> dict[str, Any]:
         "depth": max((depth for _, depth in loops), default=None),
         "resources": dict(own.resources),
     }
-
-
-def _depth(loop: ElementTree.Element) -> int:
-    return int(loop.findtext("PipelineDepth") or 0)
 
 
 def _count(text: str | None) -> int | None:

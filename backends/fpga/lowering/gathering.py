@@ -23,7 +23,6 @@ from pipec.backends.fpga.engines.route import Repeat
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, argument, lowers
 from pipec.backends.fpga.lowering.shapes import axis_alone, cut, joined, padded
-from pipec.backends.fpga.lowering.view import View, merged, strides_of
 
 _MOST_RUNS = 64
 """Each is an engine that reads the whole value."""
@@ -90,14 +89,10 @@ def _repeated(b: Builder, node: fx.Node, value: Value, axis: int, times: int, su
     """Every position of an axis ``times`` times; whole rows if rows lie within the axis."""
     if times == 1:
         return value
-    value, pieces, place = axis_alone(b, node, value, axis)
-    inner = math.prod(size for _, size, _ in pieces[place + 1 :])
+    size = value.view.shape[axis]
+    value, outer, inner, view = axis_alone(b, node, value, axis, size * times)
     channels = math.gcd(inner, value.channels)
-    shape = tuple(n * times if d == axis else n for d, n in enumerate(value.view.shape))
-    strides = strides_of(shape)
-    atoms = [(shape[axis] if a == axis else n, step * strides[a]) for a, n, step in pieces]
-    nest = Repeat(math.prod(size for _, size, _ in pieces[: place + 1]), inner, times)
-    view, inputs = View(shape, merged(atoms)), (value.use(channels),)
+    nest, inputs = Repeat(outer * size, inner, times), (value.use(channels),)
     return b.put(nest, node, inputs, view, channels, suffix=f"{suffix}_repeat")
 
 

@@ -27,17 +27,22 @@ from pipec.backends.fpga.lowering.view import View
 @lowers("aten.max_pool2d.default")
 def max_pool_value(b: Builder, node: fx.Node) -> Value:
     """The maxima of ``max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)``."""
-    return pool(b, node, *pooled(b, node), "max")
+    return pool(b, node, *max_pooled(b, node), "max")
 
 
-def pooled(b: Builder, node: fx.Node) -> tuple[Maps, Swg]:
+def max_pooled(b: Builder, node: fx.Node) -> tuple[Maps, Swg]:
     """What a max pooling slides over, and its window."""
-    made_for_windows(b, cast("fx.Node", node.args[0]), -math.inf)
+    return _pooled(b, node, -math.inf, integers(argument(node, 4, "dilation", 1), 2))
+
+
+def _pooled(
+    b: Builder, node: fx.Node, border: float, dilation: tuple[int, ...]
+) -> tuple[Maps, Swg]:
+    made_for_windows(b, cast("fx.Node", node.args[0]), border)
     maps = as_maps(b, node, node.args[0], spatial=2)
     kernel = integers(node.args[1], 2)
     stride = integers(argument(node, 2, "stride") or kernel, 2)
     padding = integers(argument(node, 3, "padding", 0), 2)
-    dilation = integers(argument(node, 4, "dilation", 1), 2)
     return maps, window_of(maps, kernel, stride, dilation, padding, shape_of(node)[-2:])
 
 
@@ -61,15 +66,8 @@ def pool(
 @lowers("aten.avg_pool2d.default")
 def avg_pool(b: Builder, node: fx.Node) -> Value:
     """``avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)``."""
-    made_for_windows(b, cast("fx.Node", node.args[0]), 0.0)
-    maps = as_maps(b, node, node.args[0], spatial=2)
-    kernel = integers(node.args[1], 2)
-    stride = integers(argument(node, 2, "stride") or kernel, 2)
-    padding = integers(argument(node, 3, "padding", 0), 2)
-    window = window_of(maps, kernel, stride, (1, 1), padding, shape_of(node)[-2:])
-    counts = _counts(
-        maps, window, padding, include=bool(argument(node, 5, "count_include_pad", True))
-    )
+    maps, window = _pooled(b, node, 0.0, (1, 1))
+    counts = _counts(maps, window, include=bool(argument(node, 5, "count_include_pad", True)))
     divisor = cast("int | None", argument(node, 6, "divisor_override"))
     if divisor is not None:
         counts = np.full_like(counts, divisor)
@@ -78,20 +76,20 @@ def avg_pool(b: Builder, node: fx.Node) -> Value:
     return pool(b, node, maps, window, "sum", 1.0, Table(lambda: np.asarray(1.0 / counts)))
 
 
-def _counts(maps: Maps, window: Swg, padding: tuple[int, ...], *, include: bool) -> Array:
+def _counts(maps: Maps, window: Swg, *, include: bool) -> Array:
     """Elements that each window averages over: ``[oh*ow]``.
 
     With ``include`` the op's own padding counts, but not what ``ceil_mode`` adds behind it.
     """
     around = maps.padding
     counts = []
-    for size, extra, pad, k, step, out in (
-        (maps.h, (around.top, around.bottom), padding[0], window.kh, window.sh, window.oh),
-        (maps.w, (around.left, around.right), padding[1], window.kw, window.sw, window.ow),
+    for size, extra, before, k, step, out in (
+        (maps.h, (around.top, around.bottom), window.pt, window.kh, window.sh, window.oh),
+        (maps.w, (around.left, around.right), window.pl, window.kw, window.sw, window.ow),
     ):
-        low = -extra[0] - (pad if include else 0)
-        high = size + extra[1] + (pad if include else 0)
-        start = np.arange(out) * step - pad - extra[0]
+        own = before - extra[0] if include else 0
+        low, high = -extra[0] - own, size + extra[1] + own
+        start = np.arange(out) * step - before
         counts.append(np.minimum(start + k, high) - np.maximum(start, low))
     return np.asarray(np.outer(*counts).reshape(-1))
 

@@ -178,9 +178,13 @@ def constant_stream(b: Builder, arg: fx.Node, order: tuple[int, ...]) -> Value:
 
 
 def axis_alone(
-    b: Builder, node: fx.Node, value: Value, axis: int
-) -> tuple[Value, list[tuple[int, int, int]], int]:
-    """The value with ``axis`` in one piece, reordered if it is not; its pieces, and which it is."""
+    b: Builder, node: fx.Node, value: Value, axis: int, count: int
+) -> tuple[Value, int, int, View]:
+    """The value with ``axis`` in one piece, reordered if it is not.
+
+    Also how many elements there are outside of the axis and inside, and the view of as many values
+    with ``count`` positions on it.
+    """
     pieces = value.view.by_axis()
     if pieces is None or [a for a, _, _ in pieces].count(axis) != 1:
         value = b.standard(node, value)
@@ -190,25 +194,25 @@ def axis_alone(
         order = standard_order(value.view.shape)
         before = order[: order.index(axis)]
         pieces.insert(sum(a in before for a, _, _ in pieces), (axis, 1, 1))
-    return value, pieces, [a for a, _, _ in pieces].index(axis)
+    place = [a for a, _, _ in pieces].index(axis)
+    outer, inner = (math.prod(n for _, n, _ in p) for p in (pieces[:place], pieces[place + 1 :]))
+    shape = tuple(count if d == axis else n for d, n in enumerate(value.view.shape))
+    strides = strides_of(shape)
+    atoms = [(count if a == axis else n, step * strides[a]) for a, n, step in pieces]
+    return value, outer, inner, View(shape, merged(atoms))
 
 
 def cut(b: Builder, node: fx.Node, value: Value, axis: int, part: range, suffix: str = "") -> Value:
     """Positions ``part`` of one axis."""
-    shape = value.view.shape
-    if len(part) == shape[axis]:
+    size = value.view.shape[axis]
+    if len(part) == size:
         return value
-    value, pieces, place = axis_alone(b, node, value, axis)
-    inner = math.prod(size for _, size, _ in pieces[place + 1 :])
-    small = tuple(len(part) if d == axis else n for d, n in enumerate(shape))
-    strides = strides_of(small)
-    atoms = [(small[axis] if a == axis else n, step * strides[a]) for a, n, step in pieces]
+    value, outer, inner, view = axis_alone(b, node, value, axis, len(part))
     rows_stay = inner % value.channels == 0
     channels = value.channels if rows_stay else len(part) * inner
-    inputs = (value.use(None if rows_stay else shape[axis] * inner),)
-    outer = math.prod(size for _, size, _ in pieces[:place])
-    nest = Slice(outer, shape[axis], part.start, part.stop, part.step, inner)
-    return b.put(nest, node, inputs, View(small, merged(atoms)), channels, suffix=suffix)
+    inputs = (value.use(None if rows_stay else size * inner),)
+    nest = Slice(outer, size, part.start, part.stop, part.step, inner)
+    return b.put(nest, node, inputs, view, channels, suffix=suffix)
 
 
 @lowers("aten.slice.Tensor")

@@ -56,20 +56,18 @@ def formats_of(
     found: list[dict[str, Int8]] = [{} for _ in networks]
     for root, edges in members.items():
         named = [f for k, e in edges if (f := networks[k].named.get(e)) is not None]
-        if named:
-            coarsest = max(named, key=lambda f: f.scale)
-            for stage, name in edges:
-                found[stage][name] = coarsest
-            continue
         known = [_widened(networks[k], e, seen[k][e]) for k, e in edges if e in seen[k]]
-        if not known:
+        if not (named or known):
             raise BackendError(
                 "the range of a value is not known, so it can't become 8-bit integers",
                 where=f"{edges[0][1]} of stage {edges[0][0]}",
                 hint="choose another --precision",
             )
-        low, high = min(low for low, _ in known), max(high for _, high in known)
-        chosen = covering(low, high, symmetric=root in centred)
+        if named:
+            chosen = max(named, key=lambda f: f.scale)
+        else:
+            low, high = min(low for low, _ in known), max(high for _, high in known)
+            chosen = covering(low, high, symmetric=root in centred)
         for stage, name in edges:
             found[stage][name] = chosen
     return found

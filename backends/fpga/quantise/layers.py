@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.engines.base import Layer, Nest
+from pipec.backends.fpga.engines.base import Layer, Nest, Use
 from pipec.backends.fpga.engines.map import Map, sum_multipliers
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.mvu import Mvu
@@ -49,21 +49,19 @@ def quantised(network: Network, formats: Mapping[str, Int8]) -> Network:
     """
     types = {edge: found.dtype for edge, found in formats.items()}
     layers = tuple(_layer(layer, types) for layer in network.layers)
-    ports = (
-        tuple(
-            dataclasses.replace(
-                p, use=dataclasses.replace(p.use, dtype=types.get(p.use.edge, p.use.dtype))
-            )
-            for p in side
-        )
+    inputs, outputs = (
+        tuple(dataclasses.replace(p, use=_typed(p.use, types)) for p in side)
         for side in (network.inputs, network.outputs)
     )
-    inputs, outputs = ports
     return dataclasses.replace(network, layers=layers, inputs=inputs, outputs=outputs)
 
 
+def _typed(use: Use, types: Mapping[str, str]) -> Use:
+    return dataclasses.replace(use, dtype=types.get(use.edge, use.dtype))
+
+
 def _layer(layer: Layer, types: Mapping[str, str]) -> Layer:
-    inputs = tuple(dataclasses.replace(u, dtype=types.get(u.edge, u.dtype)) for u in layer.inputs)
+    inputs = tuple(_typed(use, types) for use in layer.inputs)
     plain = inputs[0].dtype if inputs else "int32"  # nobody reads it as a real number
     typed = dataclasses.replace(layer, inputs=inputs, dtype=types.get(layer.name, plain))
     if int8_format(typed.dtype) is None or any(u.dtype == "int32" for u in typed.inputs):

@@ -109,10 +109,8 @@ def simulate(
 
 
 def _flow(row: list[str]) -> Flow:
-    _, written, empty, full, last_empty, last_full, digest = row
-    counts = (int(n) for n in (written, empty, full, last_empty, last_full))
-    tokens, all_empty, all_full, frame_empty, frame_full = counts
-    return Flow(tokens, all_empty, all_full, frame_empty, frame_full, int(digest, 16))
+    _, *counts, digest = row
+    return Flow(*(int(n) for n in counts), digest=int(digest, 16))
 
 
 def _logs(flows: Mapping[str, Flow], path: Path) -> dict[str, tuple[int, ...]]:

@@ -31,7 +31,7 @@ from pipec.backends.fpga.lowering.network import (
     lowers,
 )
 from pipec.backends.fpga.lowering.norms import element_table, row_of
-from pipec.backends.fpga.lowering.pooling import max_pool_value, pooled
+from pipec.backends.fpga.lowering.pooling import max_pool_value, max_pooled
 from pipec.backends.fpga.lowering.view import View
 
 Results = tuple[Value | None, ...]
@@ -182,7 +182,7 @@ def max_pool_with_indices(b: Builder, node: fx.Node) -> Results:
     found = max_pool_value(b, node)
     if not any(u.args[1] == 1 for u in node.users):
         return (found, None)
-    maps, window = pooled(b, node)
+    maps, window = max_pooled(b, node)
     if maps.padding.value != 0:
         raise UnsupportedError("places of maxima in padded maps")
     nest = ArgMax(**dataclasses.asdict(window))
