@@ -110,7 +110,8 @@ def simulate(
 
 def _flow(row: list[str]) -> Flow:
     _, *counts, digest = row
-    return Flow(*(int(n) for n in counts), digest=int(digest, 16))
+    numbers = [*map(int, counts), int(digest, 16)]
+    return Flow(*numbers)
 
 
 def _logs(flows: Mapping[str, Flow], path: Path) -> dict[str, tuple[int, ...]]:
