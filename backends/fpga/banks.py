@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 from pipec.backends.fpga.design import DdrPort, StageDesign
 from pipec.backends.fpga.engines.base import Engine, busy_cycles
-from pipec.backends.fpga.engines.memory import Gather, Load
+from pipec.backends.fpga.engines.memory import Load
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.parts import PORT_BITS, Memory
 from pipec.backends.fpga.engines.tiles import divisors
@@ -75,7 +75,7 @@ def beats(engine: Engine, cycles: int) -> float:
 
     Times the `period` and rounded up these are the fewest slots at which it keeps up.
     """
-    assert isinstance(engine.nest, Load | Gather)
+    assert isinstance(engine.nest, Load)
     firings = busy_cycles(engine) // engine.ii
     word = engine.nest.lanes * bits_of(engine.dtype) / BEAT_BITS
     return word / (max(cycles, busy_cycles(engine)) // firings)
@@ -269,15 +269,10 @@ def ddr_ports(design: StageDesign) -> tuple[DdrPort, ...]:
     clock = design.clock_mhz * 1e6
     engines = {e.name: e for e in design.engines}
     for engine in design.engines:
-        nest, bits = engine.nest, bits_of(engine.dtype)
-        if isinstance(nest, Load):
-            words = nest.words * nest.repeat
+        if isinstance(nest := engine.nest, Load):
+            bits = nest.lanes * bits_of(engine.dtype)
+            nbytes = nest.words * nest.repeat * bits // 8
             user = engines[design.streams[engine.outputs[0]].consumer or engine.name]
-        elif isinstance(nest, Gather) and any(w.memory == Memory.DDR for w in engine.weights):
-            words, user = nest.n * nest.cf, engine
-        else:
-            continue
-        nbytes = words * nest.lanes * bits // 8
-        rate = nbytes * clock / busy_cycles(user)
-        ports.append(DdrPort(f"gmem{len(ports)}", engine.name, nest.lanes * bits, nbytes, rate))
+            rate = nbytes * clock / busy_cycles(user)
+            ports.append(DdrPort(f"gmem{len(ports)}", engine.name, bits, nbytes, rate))
     return tuple(ports)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import csr_array, vstack
 
-from pipec.backends.fpga.banks import SLOTS, beats, blocks_of, ddr_ports, slots_for
+from pipec.backends.fpga.banks import SLOTS, beats, blocks_of, slots_for
 from pipec.backends.fpga.build import Built, built_at
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import Engine, Folded, busy_cycles
@@ -399,7 +399,6 @@ class Demands:
     def _demand(self, target: int) -> Demand:
         design = deepened(self.design(target))
         engines = {e.name: e for e in design.engines}
-        readers = {p.engine for p in ddr_ports(design)}
         late = np.zeros(self.units, dtype=bool)
         plain: dict[int, Option] = {}
         chips = {name: Option() for name in self._blocks}
@@ -410,9 +409,6 @@ class Demands:
             option = plain.setdefault(unit, Option()) if name is None else chips[name]
             option.add(engine)
             option.lut += fifos_logic(design.streams[s] for s in engine.outputs).lut
-            if engine.name in readers:
-                user = engines[design.streams[engine.outputs[0]].consumer or engine.name]
-                option.read(beats(engine, busy_cycles(user)))
         for stream in design.streams.values():
             item, owner = fifo_item(stream), stream.producer or stream.consumer
             if item is not None and owner is not None:

@@ -4,13 +4,11 @@ from collections.abc import Mapping
 
 from pipec.backends.fpga.cpp import cpp_type, identifier
 from pipec.backends.fpga.design import DdrPort, StageDesign
-from pipec.backends.fpga.emit.engines import padded_lanes
 from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.source import (
     arguments,
     crosses,
     memories,
-    memory_words,
     moved_tokens,
     moved_type,
     moving,
@@ -19,7 +17,7 @@ from pipec.backends.fpga.emit.source import (
     stream_type,
     top_name,
 )
-from pipec.backends.fpga.emit.tables import off_chip, on_chip
+from pipec.backends.fpga.emit.tables import beats_of, off_chip, on_chip
 from pipec.backends.fpga.engines.mover import Fetch, Spill
 
 
@@ -67,12 +65,8 @@ def table_images(design: StageDesign) -> list[str]:
     words = memories(design)
     for port, engine, weight in off_chip(design):
         name = identifier(port)
-        count = memory_words(engine.kind, weight.bits, weight.shape)
         path = f'weights + "{identifier(engine.name)}_{weight.role}.bin"'
-        read = f"tb::read_file<{words[name]}>({path}, {count})"
-        if engine.kind == "gather":
-            token = f"vec<{cpp_type(weight.dtype)}, {weight.shape[-1]}>"
-            read = f"tb::padded<{padded_lanes(weight)}>(tb::read_file<{token}>({path}, {count}))"
+        read = f"tb::read_file<{words[name]}>({path}, {beats_of(weight)})"
         lines.append(f"const std::vector<{words[name]}> {name} =\n      {read};")
     return lines
 

@@ -2,8 +2,6 @@
 
 from pipec.backends.fpga.cpp import comment, cpp_type, identifier, struct
 from pipec.backends.fpga.engines.base import Engine
-from pipec.backends.fpga.engines.parts import Weight
-from pipec.backends.fpga.numbers import bits_of
 from pipec.errors import BackendError
 
 
@@ -18,22 +16,6 @@ def struct_of(engine: Engine) -> str:
 def table_name(engine: Engine, role: str) -> str:
     """The C++ name of a table, without its namespace."""
     return identifier(engine.name) + "_" + role
-
-
-def word_type(engine: Engine, weight: Weight) -> str:
-    """C++ type of one word of a table that stays in memory, as its port is read.
-
-    Words of an AXI port have a power of two of bytes, four at least; HLS pads others to it.
-    """
-    element = cpp_type(weight.dtype)
-    if engine.kind == "gather":
-        return f"vec<{element}, {padded_lanes(weight)}>"
-    return f"engine::beat<{element}>"
-
-
-def padded_lanes(weight: Weight) -> int:
-    """Lanes of a table's token where it is a word of memory."""
-    return max(32 // bits_of(weight.dtype), 1 << (weight.shape[-1] - 1).bit_length())
 
 
 def call_of(engine: Engine, memory: str | None = None) -> str:

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 
 from pipec.backends.fpga.cpp import comment, cpp_type, identifier, struct
 from pipec.backends.fpga.design import DdrPort, Port, StageDesign, Stream
-from pipec.backends.fpga.emit.engines import call_of, struct_of, word_type
+from pipec.backends.fpga.emit.engines import call_of, struct_of
 from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.tables import (
-    BEAT_BYTES,
     BURST,
     WIDEST_WORD_BITS,
     OnChip,
+    beats_of,
     off_chip,
     on_chip,
 )
 from pipec.backends.fpga.engines.mover import Accumulate, Mover
-from pipec.backends.fpga.engines.tiles import ceil_div
 
 _INCLUDED = re.compile(r'^#include "(?!hls_|ap_)(\w+\.h)"', re.MULTILINE)
 """Names of headers that a header includes, the vendor's left out."""
@@ -120,8 +119,8 @@ def memories(design: StageDesign) -> dict[str, str]:
         f"tables_{identifier(dtype)}": f"engine::beat<{cpp_type(dtype)}>"
         for dtype in dict.fromkeys(t.weight.dtype for t in on_chip(design))
     }
-    for port, engine, weight in off_chip(design):
-        found[identifier(port)] = word_type(engine, weight)
+    for port, _, weight in off_chip(design):
+        found[identifier(port)] = f"engine::beat<{cpp_type(weight.dtype)}>"
     for moved in moving(design):
         found[identifier(moved.name)] = moved_type(design, moved)
     return found
@@ -240,19 +239,14 @@ def bundle(memory: str) -> str:
 
 def _beats(design: StageDesign, memory: str) -> int:
     """Words behind a memory pointer (for co-simulation)."""
-    for port, engine, weight in off_chip(design):
+    for port, _, weight in off_chip(design):
         if identifier(port) == memory:
-            return memory_words(engine.kind, weight.bits, weight.shape)
+            return beats_of(weight)
     for moved in moving(design):
         if identifier(moved.name) == memory:
             return math.prod(moved_tokens(design, moved))
     last = [t for t in on_chip(design) if f"tables_{identifier(t.weight.dtype)}" == memory][-1]
     return last.first_beat + last.beats
-
-
-def memory_words(kind: str, bits: int, shape: Sequence[int]) -> int:
-    """Words of a table in memory: beats, or tokens where an engine looks rows up."""
-    return math.prod(shape[:-1]) if kind == "gather" else ceil_div(bits // 8, BEAT_BYTES)
 
 
 def _storage(t: OnChip) -> list[str]:

@@ -44,7 +44,7 @@ class OnChip:
     @property
     def beats(self) -> int:
         """Beats that it takes in memory."""
-        return ceil_div(self.weight.bits // 8, BEAT_BYTES)
+        return beats_of(self.weight)
 
     @property
     def word_bits(self) -> int:
@@ -61,6 +61,11 @@ class OnChip:
         """What ``BIND_STORAGE`` says of it."""
         names = {Memory.LUT: "lutram", Memory.BRAM: "bram", Memory.URAM: "uram"}
         return names[self.weight.memory]
+
+
+def beats_of(weight: Weight) -> int:
+    """Beats that a table takes in memory."""
+    return ceil_div(weight.bits // 8, BEAT_BYTES)
 
 
 def on_chip(design: StageDesign) -> list[OnChip]:

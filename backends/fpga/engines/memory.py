@@ -18,7 +18,7 @@ class Gather(Nest):
     """Row lookup (embedding): ``for v in n: i = read in0; for c in cf: write table[i][c]``.
 
     The index token has one lane of an integer type. Table: role ``table``
-    ``[entries][cf][lanes]``, on chip or in DDR (the engine then has a DDR port of its own).
+    ``[entries][cf][lanes]``.
     """
 
     constants = "N CF LANES ENTRIES"

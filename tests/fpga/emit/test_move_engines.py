@@ -3,13 +3,10 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from pipec.backends.fpga.emit.engines import padded_lanes
-from pipec.backends.fpga.emit.source import memory_words
 from pipec.backends.fpga.engines.gear import Dwc
 from pipec.backends.fpga.engines.memory import Gather, Load
-from pipec.backends.fpga.engines.parts import Memory, Weight
+from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.route import Concat, Const, Fork, Repeat, Slice
 from pipec.backends.fpga.engines.tiles import ceil_div
@@ -104,25 +101,12 @@ def test_constants_and_lookups(tmp_path: Path) -> None:
     cases = [
         Case("const", Const(3, 5, 2), [], [(constant, 2)], words),
         Case("embed", Gather(5, 9, 10, 4), [(index, 1)], rows, entries),
-        Case("embed_ddr", Gather(5, 9, 10, 4), [(index, 1)], rows, entries, Memory.DDR),
         Case(
             "embed_three", Gather(5, 9, 10, 3), [(index, 1)],
-            [(table[index[:, 0]], 3)], {"table": padded(table, 3)}, Memory.DDR,
+            [(table[index[:, 0]], 3)], {"table": padded(table, 3)},
         ),
     ]  # fmt: skip
     check(cases, tmp_path / "stage")
-    kernel = (tmp_path / "stage/src/stage_top.h").read_text()
-    assert "const vec<float, 4> *gmem_embed_three" in kernel  # words of a port: powers of two
-
-
-@pytest.mark.parametrize(
-    ("dtype", "lanes", "want"),
-    [("float32", 3, 4), ("float32", 1, 1), ("bfloat16", 1, 2), ("bfloat16", 5, 8)],
-)
-def test_words_of_memory_have_a_power_of_two_of_bytes(dtype: str, lanes: int, want: int) -> None:
-    weight = Weight("table", (9, 2, lanes), dtype, Memory.DDR, (), lambda: np.zeros((9, 2, lanes)))
-    assert padded_lanes(weight) == want
-    assert memory_words("gather", weight.bits, weight.shape) == 18
 
 
 def test_loads_from_memory(tmp_path: Path) -> None:

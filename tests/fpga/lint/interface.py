@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from pipec.backends.fpga.cpp import identifier
-from pipec.backends.fpga.emit.source import bundle, memory_words
+from pipec.backends.fpga.emit.source import bundle
 from pipec.backends.fpga.emit.tables import BEAT_BYTES, BURST
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.stagejson import Json
@@ -65,11 +65,11 @@ def _words_behind(record: Json) -> dict[str, int]:
             each = nest.get("chunk", nest["tokens"])
             found[name] = math.prod((each, nest.get("slots", 1)))
         for weight in engine["weights"]:
+            beats = ceil_div(weight["bits"] // 8, BEAT_BYTES)
             if weight["memory"] == "ddr":
-                found[name] = memory_words(engine["kind"], weight["bits"], weight["shape"])
+                found[name] = beats
             else:
                 image = f"tables_{identifier(weight['dtype'])}"
-                beats = ceil_div(weight["bits"] // 8, BEAT_BYTES)
                 found[image] = found.get(image, 0) + beats
     return found
 

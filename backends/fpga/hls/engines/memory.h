@@ -57,20 +57,7 @@ void load(int frames, hls::stream<vec<typename G::T, G::LANES>> &out,
   }
 }
 
-// The first P lanes of a word.
-template <int P, typename T, int Q>
-vec<T, P> first(const vec<T, Q> &word) {
-#pragma HLS INLINE
-  vec<T, P> token;
-  for (int p = 0; p < P; ++p) {
-#pragma HLS UNROLL
-    token.lane[p] = word.lane[p];
-  }
-  return token;
-}
-
-// GATHER: CF tokens of a table per index. The table is an array, or memory behind a pointer, where
-// a word has a power of two of lanes, as the words of an AXI port do.
+// GATHER: CF tokens of a table per index.
 // Config: T, N, CF, LANES, ENTRIES, II, DEPTH. An index outside the table is taken to its edge.
 template <typename G, typename I, typename Table>
 void gather(int frames, hls::stream<vec<I, 1>> &in,
@@ -81,7 +68,7 @@ void gather(int frames, hls::stream<vec<I, 1>> &in,
 #pragma HLS PIPELINE II = G::II
       FIRE(G::II, G::DEPTH);
       if (c == 0) row = smaller(larger(int(in.read().lane[0]), 0), G::ENTRIES - 1);
-      out.write(first<G::LANES>(table[row * G::CF + c]));
+      out.write(table[row * G::CF + c]);
     }
   }
 }

@@ -47,16 +47,6 @@ std::vector<V> read_file(const std::string &path, std::size_t count) {
   return items;
 }
 
-// Tokens as words of memory that are Q lanes wide.
-template <int Q, typename T, int P>
-std::vector<vec<T, Q>> padded(const std::vector<vec<T, P>> &tokens) {
-  std::vector<vec<T, Q>> words(tokens.size());
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    for (int q = 0; q < Q; ++q) words[i].lane[q] = q < P ? tokens[i].lane[q < P ? q : 0] : T(0);
-  }
-  return words;
-}
-
 // Frames of a binary file; where it holds fewer than asked for, they are played over again.
 template <typename V>
 std::vector<V> read_frames(const std::string &path, std::size_t frames, std::size_t per_frame) {
