@@ -1,60 +1,22 @@
-"""Normalisations: batch norm as an affine step, rows through the NORM engine."""
+"""Normalisations: rows through the NORM engine."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
-import numpy as np
 from torch import fx
 
 from pipec.backends.fpga.engines.norm import Norm
-from pipec.backends.fpga.engines.parts import Array, Table
-from pipec.backends.fpga.lowering.constants import shape_of
-from pipec.backends.fpga.lowering.dense import constant, last_axis
-from pipec.backends.fpga.lowering.elementwise import affine, chain_value, composed
-from pipec.backends.fpga.lowering.maps import as_maps
+from pipec.backends.fpga.engines.parts import Table
+from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, argument, lowers
-from pipec.backends.fpga.lowering.view import View, indices
+from pipec.backends.fpga.lowering.view import indices
 
 
-@lowers("aten._native_batch_norm_legit_no_training.default", "aten.batch_norm.default")
+@lowers("aten.batch_norm.default")
 def batch_norm(b: Builder, node: fx.Node) -> Value:
-    """``(x, weight, bias, mean, var[, training], momentum, eps)``, inference only."""
-    native = "native" in str(node.target)
-    if not native and node.args[5]:
-        raise UnsupportedError(
-            "batch normalisation in training mode", "export the model in eval mode"
-        )
-    eps = float(cast("float", node.args[6 if native else 7]))
-    x = cast("fx.Node", node.args[0])
-    if len(shape_of(x)) in (3, 4):
-        maps = as_maps(b, node, x)
-        value, order = maps.value, maps.channel_order
-    elif len(shape_of(x)) == 2:
-        value, order = last_axis(b, node, b.value(x))
-    else:
-        raise UnsupportedError(f"batch normalisation of a rank {len(shape_of(x))} tensor")
-    parts = [None if a is None else constant(b, a, "statistics") for a in node.args[1:5]]
-    sources = tuple(s for p in parts if p is not None for s in b.constants.sources(p))
-
-    def scale() -> Array:
-        gamma = 1.0 if parts[0] is None else b.constants.value(parts[0])
-        assert parts[3] is not None
-        return np.asarray(gamma / np.sqrt(b.constants.value(parts[3]) + eps))
-
-    def shift() -> Array:
-        beta = 0.0 if parts[1] is None else b.constants.value(parts[1])
-        assert parts[2] is not None
-        return np.asarray(beta - b.constants.value(parts[2]) * scale())
-
-    rows = [Table(fn, sources).through(lambda v: v[None, order]) for fn in (scale, shift)]
-    if value.edge == b.value(x).edge and value.channels == len(order):
-        found = affine(b, node, x, *rows)
-    else:
-        pixels = replace(value, rows=value.view.numel // len(order), channels=len(order))
-        found = chain_value(b, node, pixels, list(composed((), *rows)))
-    return replace(found, view=View(shape_of(node), found.view.atoms))
+    """In inference it is written as numbers for each channel (`written.batch_norm`)."""
+    raise UnsupportedError("batch normalisation in training mode", "export the model in eval mode")
 
 
 _OVER_AXIS = {

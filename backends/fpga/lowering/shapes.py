@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import operator
 from collections.abc import Sequence
 from typing import cast
 
@@ -234,32 +233,6 @@ def select(b: Builder, node: fx.Node) -> Value:
     index = cast("int", node.args[2]) % value.view.shape[axis]
     found = cut(b, node, value, axis, range(index, index + 1))
     return found.reshape(shape_of(node))
-
-
-@lowers(
-    "aten.split.Tensor",
-    "aten.split_with_sizes.default",
-    "aten.chunk.default",
-    "aten.unsafe_chunk.default",
-    "aten.tensor_split.sections",
-    "aten.tensor_split.indices",
-    "aten.unbind.int",
-)
-def split(b: Builder, node: fx.Node) -> tuple[Value | None, ...]:
-    """Parts of one axis, as a tuple."""
-    value = b.value(node.args[0])
-    unbind = "unbind" in str(node.target)
-    axis = cast("int", argument(node, 1 if unbind else 2, "dim", 0)) % len(value.view.shape)
-    parts, start = [], 0
-    users = {u.args[1] for u in node.users if u.target is operator.getitem}
-    for k, item in enumerate(node.meta["val"]):
-        size = 1 if unbind else int(item.shape[axis])
-        part = range(start, start + size)
-        found = cut(b, node, value, axis, part, f"_{k}") if k in users else None
-        shape = tuple(int(d) for d in item.shape)
-        parts.append(found and found.reshape(shape))
-        start += size
-    return tuple(parts)
 
 
 @lowers("aten.embedding.default")

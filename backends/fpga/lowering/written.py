@@ -4,6 +4,8 @@
 (x - mean) / sqrt(mean((x - mean)^2) + eps)      layer_norm over one axis
 x * rsqrt(mean(x^2) + eps)                       rms_norm over one axis
 group_norm, instance_norm                        layer_norm over the maps of a group
+batch_norm(x, w, b, mean, var)                   x scale + shift, which vanish into weights
+split, chunk, unbind                             slices
 prelu(x, w)                                      max(x, 0) + w min(x, 0)
 upsample_bilinear2d, upsample_bicubic2d          per axis, a sum of positions times fixed weights
 conv_transpose2d(x, w)                           the input gradient of conv2d: stride^2 convolutions
@@ -15,6 +17,7 @@ are constant, so that each term is what `pipec.backends.fpga.lowering.gathering`
 the op makes of an identity matrix.
 """
 
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -138,6 +141,42 @@ def _instance_norm(
     return _group_norm(emit, x, x.shape[1], weight, bias, eps) if own else NotImplemented
 
 
+def batch_norm(
+    emit: Emit, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor,
+    *more: Any,
+) -> Any:  # fmt: skip
+    """``x scale + shift`` in inference, with numbers for each channel in full precision."""
+    native = op_name(emit.old) != "aten.batch_norm.default"
+    training, eps = (False, more[1]) if native else (more[0], more[2])
+    if training:
+        return NotImplemented
+    gamma, beta = (t if t is None else t.double() for t in (weight, bias))
+    mean, var = mean.double(), var.double()
+    scale = (var + eps).rsqrt()
+    scale = scale if gamma is None else scale * gamma
+    shift = -mean * scale if beta is None else beta - mean * scale
+    per_channel = [-1, *[1] * (x.ndim - 2)]
+    y = x * emit.reshaped(scale, *per_channel) + emit.reshaped(shift, *per_channel)
+    y = emit.named(y.to(x.dtype))
+    return (y, None, None) if native else y
+
+
+def _parts(emit: Emit, x: Tensor, *_: Any) -> Any:
+    """Parts of one axis, each a slice."""
+    unbind = op_name(emit.old) == "aten.unbind.int"
+    axis = int(str(argument(emit.old, 1 if unbind else 2, "dim", 0))) % x.ndim
+    sizes = [1 if unbind else part.shape[axis] for part in emit.old.meta["val"]]
+    ends = accumulate(sizes)
+    parts = [aten.slice.Tensor(x, axis, e - n, e) for n, e in zip(sizes, ends, strict=True)]
+    return tuple(part.squeeze(axis) if unbind else part for part in parts)
+
+
+_PARTS = (
+    "split.Tensor", "split_with_sizes.default", "chunk.default", "unsafe_chunk.default",
+    "tensor_split.sections", "tensor_split.indices", "unbind.int",
+)  # fmt: skip
+
+
 def _prelu(emit: Emit, x: Tensor, weight: Tensor) -> Tensor:
     """``max(x, 0) + weight min(x, 0)``."""
     slope = emit.reshaped(weight, -1, *[1] * (x.ndim - 2)) if x.ndim > 1 else weight
@@ -197,6 +236,9 @@ def _weighted(emit: Emit, x: Tensor, axis: int, kernel: Tensor, taps: int) -> Te
 
 
 _ALWAYS: dict[str, Rule] = {
+    "aten.batch_norm.default": batch_norm,
+    "aten._native_batch_norm_legit_no_training.default": batch_norm,
+    **{f"aten.{op}": _parts for op in _PARTS},
     "aten.group_norm.default": _group_norm,
     "aten.instance_norm.default": _instance_norm,
     "aten.prelu.default": _prelu,
