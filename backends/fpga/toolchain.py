@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import subprocess
 import tempfile
 import threading
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -32,6 +34,19 @@ def compiler() -> str:
             hint="install g++ (Debian: apt install g++), or set CXX",
         )
     return _wanted()
+
+
+def compile_cpp(arguments: Sequence[str | Path], what: str, where: Path | None = None) -> None:
+    """Run the compiler, in the folder where the sources are if it is given.
+
+    Raises:
+        BackendError: It is not installed, or refuses what it is given.
+    """
+    command = [compiler(), *arguments]
+    done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = "\n" + "\n".join(done.stderr.splitlines()[:20])
+        raise BackendError(f"{what} does not compile", where=where, got=said)
 
 
 _one_at_a_time = threading.Lock()

@@ -1,12 +1,11 @@
 """Compiling an emitted stage with plain g++, once per content."""
 
 import hashlib
-import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipec.backends.fpga.toolchain import compiler, workspace
+from pipec.backends.fpga.toolchain import compile_cpp, compiler, workspace
 from pipec.errors import BackendError
 
 STANDARD = ("-std=c++17", "-O1", "-ftree-vectorize")
@@ -22,20 +21,19 @@ SOURCES = ("src/stage_top.cpp", "tb/tb_stage.cpp")
 INCLUDES = ("-Isrc", "-Isrc/engines", "-Itb", "-Icsim")
 
 
-def command(compiler: str, target: str, extra: Sequence[str] = ()) -> list[str]:
-    """The compiler's command line, to be run in the stage directory.
+def arguments(target: str, extra: Sequence[str] = ()) -> list[str]:
+    """What the compiler is told in the stage directory.
 
     Args:
-        compiler: Its name.
         target: Binary to write.
         extra: `BOUNDED`, `TIMED`, `SANITIZED`, or nothing.
     """
-    return [compiler, *STANDARD, *FLAGS, *extra, *INCLUDES, *SOURCES, "-o", target]
+    return [*STANDARD, *FLAGS, *extra, *INCLUDES, *SOURCES, "-o", target]
 
 
 def digest(stage: Path, extra: Sequence[str] = ()) -> str:
     """Digest of everything that the binary is made of; weights are read when it runs."""
-    found = hashlib.sha256(" ".join(command(compiler(), "tb", extra)).encode())
+    found = hashlib.sha256(" ".join([compiler(), *arguments("tb", extra)]).encode())
     for folder in ("src", "tb", "csim"):
         for path in sorted((stage / folder).rglob("*")):
             if path.suffix in (".h", ".cpp"):
@@ -48,7 +46,7 @@ def build(stage: Path, extra: Sequence[str] = ()) -> Path:
 
     Args:
         stage: Directory of an emitted stage.
-        extra: Further flags, as of `command`.
+        extra: Further flags, as of `arguments`.
 
     Returns:
         The binary.
@@ -63,18 +61,6 @@ def build(stage: Path, extra: Sequence[str] = ()) -> Path:
     if binary.exists():
         return binary
     half = binary.with_suffix(f".{threading.get_ident()}")  # equal stages may meet here
-    done = subprocess.run(
-        command(compiler(), str(half), extra),
-        cwd=stage,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise BackendError(
-            "the emitted C++ does not compile",
-            where=stage,
-            got="\n" + "\n".join(done.stderr.splitlines()[:20]),
-        )
+    compile_cpp(arguments(str(half), extra), "the emitted C++", stage)
     half.replace(binary)
     return binary

@@ -16,8 +16,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pipec.autodiff.fakes import fake_like, tracing
 from pipec.autodiff.tidy import views_to_reshape
+from pipec.backends.fpga.lowering.constants import Constants
 from pipec.backends.fpga.lowering.network import HANDLERS
 from pipec.backends.fpga.lowering.rewrite import Emit, rewritten
+from pipec.backends.fpga.lowering.written import gathered
 from pipec.graph.ir import Graph, op_name
 from pipec.graph.torch_private import OpOverload
 
@@ -37,12 +39,14 @@ def _is_composite(node: fx.Node) -> bool:
 
 
 def decomposed(graph: Graph) -> Graph:
-    """The graph with composite ops without a handler replaced; itself if there are none.
+    """The graph with what models write out, and composite ops without a handler, replaced.
 
     Args:
         graph: A stage's compute graph; node names, inputs and outputs stay what they are.
     """
-    found = {op_name(n): _apart for n in graph.calls if _is_composite(n)}
+    graph = gathered(graph)
+    constants = Constants(graph)
+    found = {op_name(n): _apart for n in graph.calls if n not in constants and _is_composite(n)}
     return decomposed(rewritten(graph, found)) if found else graph
 
 

@@ -33,7 +33,6 @@ from pipec.backends.fpga.lowering.network import (
     Value,
 )
 from pipec.backends.fpga.lowering.view import standard_order
-from pipec.backends.fpga.lowering.written import gathered
 from pipec.backends.fpga.training import lowering
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor, tensors
@@ -67,7 +66,7 @@ def lower(
     Raises:
         BackendError: Ops that no engine computes; all of them are listed.
     """
-    graph = decomposed(gathered(graph))
+    graph = decomposed(graph)
     builder = Builder(graph, precision, pace, memory or MemoryPorts(), prefix)
     inputs = [
         _input(builder, i.name, builder.graph.node(i.node), orders or {})

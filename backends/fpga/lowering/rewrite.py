@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from pipec.autodiff.fakes import fake_like, tracing
+from pipec.backends.fpga.lowering.constants import Constants
 from pipec.errors import GraphError
 from pipec.graph.ir import Graph, GraphOutput, op_name
 from pipec.graph.torch_private import FakeTensorMode, TorchDispatchMode, graph_module
@@ -119,15 +120,18 @@ class Emit(TorchDispatchMode):
 def rewritten(graph: Graph, rules: Mapping[str, Rule]) -> Graph:
     """The graph with rules applied; node names of inputs and of what is copied stay.
 
+    What depends on weights alone stays too: it is computed, not lowered.
+
     Args:
         graph: A pure graph.
         rules: By op name.
     """
+    constants = Constants(graph)
     with tracing() as mode:
         emit = Emit(fx.Graph(), mode)
         for old in graph.module.graph.nodes:
             if old.op != "output":
-                emit.env[old] = _replaced(emit, old, rules)
+                emit.env[old] = _replaced(emit, old, {} if old in constants else rules)
     return _with_outputs(graph, emit.graph, emit.env)
 
 

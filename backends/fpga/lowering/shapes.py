@@ -225,16 +225,6 @@ def slice_(b: Builder, node: fx.Node) -> Value:
     return cut(b, node, value, axis, range(*bounds.indices(value.view.shape[axis])))
 
 
-@lowers("aten.select.int")
-def select(b: Builder, node: fx.Node) -> Value:
-    """One position of one axis."""
-    value = b.value(node.args[0])
-    axis = cast("int", node.args[1]) % len(value.view.shape)
-    index = cast("int", node.args[2]) % value.view.shape[axis]
-    found = cut(b, node, value, axis, range(index, index + 1))
-    return found.reshape(shape_of(node))
-
-
 @lowers("aten.embedding.default")
 def embedding(b: Builder, node: fx.Node) -> Value:
     """``embedding(weight, indices)``."""

@@ -5,7 +5,7 @@
 x * rsqrt(mean(x^2) + eps)                       rms_norm over one axis
 group_norm, instance_norm                        layer_norm over the maps of a group
 batch_norm(x, w, b, mean, var)                   x scale + shift, which vanish into weights
-split, chunk, unbind                             slices
+split, chunk, unbind, select                     slices
 prelu(x, w)                                      max(x, 0) + w min(x, 0)
 upsample_bilinear2d, upsample_bicubic2d          per axis, a sum of positions times fixed weights
 conv_transpose2d(x, w)                           the input gradient of conv2d: stride^2 convolutions
@@ -171,6 +171,12 @@ def _parts(emit: Emit, x: Tensor, *_: Any) -> Any:
     return tuple(part.squeeze(axis) if unbind else part for part in parts)
 
 
+def _select(emit: Emit, x: Tensor, axis: int, index: int) -> Tensor:
+    """One position of an axis."""
+    first = index % x.shape[axis]
+    return emit.named(aten.slice.Tensor(x, axis, first, first + 1).squeeze(axis))
+
+
 _PARTS = (
     "split.Tensor", "split_with_sizes.default", "chunk.default", "unsafe_chunk.default",
     "tensor_split.sections", "tensor_split.indices", "unbind.int",
@@ -239,6 +245,7 @@ _ALWAYS: dict[str, Rule] = {
     "aten.batch_norm.default": batch_norm,
     "aten._native_batch_norm_legit_no_training.default": batch_norm,
     **{f"aten.{op}": _parts for op in _PARTS},
+    "aten.select.int": _select,
     "aten.group_norm.default": _group_norm,
     "aten.instance_norm.default": _instance_norm,
     "aten.prelu.default": _prelu,

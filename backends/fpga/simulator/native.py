@@ -29,7 +29,7 @@ from pipec.backends.fpga.simulator.process import (
     inside,
     links,
 )
-from pipec.backends.fpga.toolchain import compiler, workspace
+from pipec.backends.fpga.toolchain import compile_cpp, workspace
 from pipec.errors import BackendError
 
 SOURCE = files("pipec.backends.fpga") / "simulator" / "simulate.cpp"
@@ -45,10 +45,7 @@ def binary() -> Path:
     target = workspace() / "simulate"
     source = workspace() / "simulate.cpp"
     source.write_text(SOURCE.read_text(encoding="utf-8"), encoding="utf-8")
-    command = [compiler(), "-std=c++17", "-O2", str(source), "-o", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise BackendError("the simulator does not compile", got=done.stderr[:2000])
+    compile_cpp(["-std=c++17", "-O2", source, "-o", target], "the simulator")
     return target
 
 

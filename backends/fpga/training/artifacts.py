@@ -23,7 +23,6 @@ import torch
 from msgspec import to_builtins
 
 from pipec.backends.fpga import audit
-from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.designs import device_of
 from pipec.backends.fpga.emit.golden import Golden, golden_chain, random_inputs
 from pipec.backends.fpga.emit.link import Site
@@ -84,7 +83,9 @@ def emit_stage(
     """
     waiting = Golden(golden[0].outputs, golden[0].outputs)
     frames = dict(zip(KERNELS, (*golden, _update_frame(stage, settings), waiting), strict=True))
-    designs = _designs(stage, settings)
+    designs = stage.designs
+    if stage.update is not None:
+        designs["update"] = rated(stage.update, settings)
     for name, design in designs.items():
         site = Site.on(fabric, alone=False)
         write_stage(design, folder / name, frames[name], site=site)
@@ -134,15 +135,6 @@ def _check_in_flight(plan: Plan, k: int, stage: TrainedStage) -> None:
             want=f"at most {stage.sets}",
             hint="--schedule 1f1b-as or fbp-as",
         )
-
-
-def _designs(stage: TrainedStage, settings: Sgd) -> dict[str, StageDesign]:
-    found = {"forward": stage.kernels.F, "backward": stage.kernels.B}
-    if stage.update is not None:
-        found["update"] = rated(stage.update, settings)
-    if stage.kernels.saved is not None:
-        found["saved"] = stage.kernels.saved
-    return found
 
 
 def _write_state(stage: TrainedStage, folder: Path, weights: Tensors) -> None:

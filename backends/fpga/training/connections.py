@@ -38,15 +38,12 @@ _WAY = (("forward", "out"), ("saved", "in"), ("saved", "out"), ("backward", "in"
 
 def ways(stage: TrainedStage) -> dict[str, dict[tuple[str, str], str]]:
     """Value on chip to its port at every side: of ``forward``, ``saved`` twice, ``backward``."""
-    kernels = stage.kernels
-    found: dict[str, dict[tuple[str, str], str]] = {}
-    if kernels.saved is not None:
-        designs = {"forward": kernels.F, "saved": kernels.saved, "backward": kernels.B}
-        values = {p.value for p in kernels.saved.outputs}
-        for kernel, way in _WAY:
-            for name, port in port_names(designs[kernel]).items():
-                if port.value in values and name.startswith(f"{way}_"):
-                    found.setdefault(port.value, {})[kernel, way] = name
+    designs, found = stage.designs, dict[str, dict[tuple[str, str], str]]()
+    values = {p.value for p in designs["saved"].outputs} if "saved" in designs else set()
+    for kernel, way in _WAY if values else ():
+        for name, port in port_names(designs[kernel]).items():
+            if port.value in values and name.startswith(f"{way}_"):
+                found.setdefault(port.value, {})[kernel, way] = name
     return found
 
 

@@ -40,35 +40,23 @@ SMALL_MATRIX = 1 << 16
 """Elements up to which a weight gradient is summed on chip in any case."""
 
 _GRADIENTS = {
+    "aten.gelu_backward.default": "gelu_grad",
     "aten.sigmoid_backward.default": "sigmoid_grad",
-    "aten.tanh_backward.default": "tanh_grad",
     "aten.silu_backward.default": "silu_grad",
+    "aten.tanh_backward.default": "tanh_grad",
+    "aten.threshold_backward.default": "relu_grad",
 }
 
 
 @lowers(*_GRADIENTS)
 def gradient(b: Builder, node: fx.Node) -> Value:
-    """``(dy, y)`` elementwise; y is the operand for SiLU."""
-    return two_streams(b, node, _GRADIENTS[str(node.target)], *_pair(node))
-
-
-@lowers("aten.threshold_backward.default")
-def threshold_backward(b: Builder, node: fx.Node) -> Value:
-    """``(dy, y, threshold)``: ReLU."""
-    if node.args[2] != 0:
+    """``(dy, y)`` elementwise; y is the operand for GELU, exact or by tanh, and for SiLU."""
+    op, (dy, y) = _GRADIENTS[str(node.target)], cast("list[fx.Node]", node.args[:2])
+    if op == "relu_grad" and node.args[2] != 0:
         raise UnsupportedError(f"the gradient of a threshold at {node.args[2]}")
-    return two_streams(b, node, "relu_grad", *_pair(node))
-
-
-@lowers("aten.gelu_backward.default")
-def gelu_backward(b: Builder, node: fx.Node) -> Value:
-    """``(dy, x)``, exact or by tanh."""
-    tanh = argument(node, 2, "approximate", "none") == "tanh"
-    return two_streams(b, node, "gelu_tanh_grad" if tanh else "gelu_grad", *_pair(node))
-
-
-def _pair(node: fx.Node) -> tuple[fx.Node, fx.Node]:
-    return cast("fx.Node", node.args[0]), cast("fx.Node", node.args[1])
+    if op == "gelu_grad" and argument(node, 2, "approximate", "none") == "tanh":
+        op = "gelu_tanh_grad"
+    return two_streams(b, node, op, dy, y)
 
 
 @lowers("aten.convolution_backward.default")

@@ -42,6 +42,13 @@ class TrainedStage:
     sets: int
 
     @property
+    def designs(self) -> dict[str, StageDesign]:
+        """Its kernels by folder: update and saved only where something is trained, or waits."""
+        k = self.kernels
+        found = {"forward": k.F, "backward": k.B, "update": self.update, "saved": k.saved}
+        return {name: design for name, design in found.items() if design is not None}
+
+    @property
     def slot_seconds(self) -> float:
         """Of one microbatch when F and B run at the same time, memory traffic included."""
         return self.kernels.interval / (self.kernels.F.clock_mhz * 1e6)
@@ -162,9 +169,4 @@ def _notes(stage: TrainedStage, device: Device) -> tuple[str, ...]:
 
 def training_designs(plan: Plan) -> tuple[StageDesign, ...]:
     """All kernels of all stages."""
-    return tuple(
-        design
-        for stage in trained_stages(plan)
-        for design in (stage.kernels.F, stage.kernels.B, stage.update, stage.kernels.saved)
-        if design is not None
-    )
+    return tuple(d for stage in trained_stages(plan) for d in stage.designs.values())
