@@ -35,7 +35,7 @@ INSIDE = "hls4ml/templates/vivado/ap_types/"
 STANDARD = ("-std=c++14", "-O1", "-ffp-contract=off")
 MODELS = ("mlp", "gru_cell", "encoder", "mobilenet")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "ap_fixed<16,6>")
-FORMATS = ((16, 6), (16, 1), (8, 4), (8, 8))
+FORMATS = ((16, 6), (16, 1), (8, 4), (8, 8), (5, 2), (12, 5), (18, 8), (24, 1), (24, 12))
 STREAM = """#pragma once
 #include <cstddef>
 #include <cstring>

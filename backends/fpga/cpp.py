@@ -33,8 +33,8 @@ TYPES = {
 }
 """Element type of a stream to its C++ type; see `fixed_point` for the others."""
 
-_FIXED_WIDTHS = (8, 16)
-"""Widths of fixed-point numbers that are emitted: those that lie in memory without gaps."""
+_WIDEST = 24
+"""Bits of the widest fixed-point number: float32 holds it, 63 bits any sum of its products."""
 
 
 def cpp_type(dtype: str) -> str:
@@ -44,7 +44,7 @@ def cpp_type(dtype: str) -> str:
         BackendError: No C++ is emitted for it.
     """
     found = fixed_point(dtype)
-    if found is not None and found[0] in _FIXED_WIDTHS and 0 < found[1] <= found[0]:
+    if found is not None and 0 < found[1] <= found[0] <= _WIDEST:
         return f"fixed<{found[0]}, {found[1]}>"
     scaled = int8_format(dtype)
     if scaled is not None:
@@ -59,7 +59,7 @@ def no_such_type(dtype: str) -> BackendError:
     return BackendError(
         "no C++ type for elements of this kind",
         got=dtype,
-        want="float32, bfloat16, float16, int8, ap_fixed<16,I>, ap_fixed<8,I>",
+        want=f"float32, bfloat16, float16, int8, ap_fixed<W,I> with 0 < I <= W <= {_WIDEST}",
         hint="choose another --precision",
     )
 

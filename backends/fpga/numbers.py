@@ -36,7 +36,7 @@ def file_type(dtype: str) -> np.dtype[Any]:
     """How one number lies in a ``.bin`` file: itself, or the integer that stands for it."""
     fixed = fixed_point(dtype)
     if fixed is not None:
-        return np.dtype("<i1" if fixed[0] <= 8 else "<i2")
+        return np.dtype("<i1" if fixed[0] <= 8 else "<i2" if fixed[0] <= 16 else "<i4")
     return _PLAIN[kind_of(dtype)]
 
 
@@ -89,14 +89,13 @@ def roundoff(dtype: str) -> float:
 
 
 def bits_of(dtype: str) -> int:
-    """Bits of one element.
+    """Bits that one element takes in streams and memories: whole bytes.
 
     Example:
-        >>> bits_of("float32"), bits_of("ap_fixed<16,6>")
+        >>> bits_of("float32"), bits_of("ap_fixed<12,6>")
         (32, 16)
     """
-    fixed = fixed_point(dtype)
-    return fixed[0] if fixed is not None else 8 * file_type(dtype).itemsize
+    return 8 * file_type(dtype).itemsize
 
 
 def range_of(dtype: str) -> tuple[float, float]:

@@ -28,6 +28,10 @@ NARROW = {
     "ap_fixed<16,6>": "fixed<16, 6>",
     "ap_fixed<8,4>": "fixed<8, 4>",
     "ap_fixed<8,8>": "fixed<8, 8>",
+    "ap_fixed<7,3>": "fixed<7, 3>",
+    "ap_fixed<12,5>": "fixed<12, 5>",
+    "ap_fixed<18,8>": "fixed<18, 8>",
+    "ap_fixed<24,6>": "fixed<24, 6>",
 }
 PROGRAM = """
 #include <cstdio>
@@ -129,7 +133,10 @@ def test_parts_of_a_product_are_bounded_as_the_whole_is() -> None:
     assert 1e-3 < tolerance_of(bounds) < 0.1
 
 
-@pytest.mark.parametrize("precision", ["ap_fixed<12,6>", "ap_fixed<a,b>", "int4", "int32"])
+@pytest.mark.parametrize(
+    "precision",
+    ["ap_fixed<25,6>", "ap_fixed<12,13>", "ap_fixed<8,0>", "ap_fixed<a,b>", "int4", "int32"],
+)
 def test_odd_widths_are_refused(precision: str) -> None:
     model, x = made("mobile")
     options = {"precision": precision}

@@ -71,14 +71,17 @@ inline int64_t shifted_right(int64_t x) {
   return SHIFT == 0 ? x : (x + half - 1 + odd) >> SHIFT;
 }
 
-template <int W>
-struct fixed_store;
+// W bits, at most 24, in whole bytes.
+template <int BYTES>
+struct fixed_store {
+  using type = int32_t;
+};
 template <>
-struct fixed_store<8> {
+struct fixed_store<1> {
   using type = int8_t;
 };
 template <>
-struct fixed_store<16> {
+struct fixed_store<2> {
   using type = int16_t;
 };
 
@@ -103,17 +106,18 @@ template <int W, int I>
 struct fixed {
   static constexpr int F = W - I;
   static constexpr int64_t TOP = (int64_t(1) << (W - 1)) - 1;
-  typename fixed_store<W>::type raw;
+  using store = typename fixed_store<(W + 7) / 8>::type;
+  store raw;
 
   fixed() = default;
   fixed(float x) {
     const double scaled = std::rint(double(x) * double(int64_t(1) << F));
     const double kept = scaled > double(TOP) ? double(TOP) : scaled;
-    raw = typename fixed_store<W>::type(kept > double(-TOP - 1) ? kept : double(-TOP - 1));
+    raw = store(kept > double(-TOP - 1) ? kept : double(-TOP - 1));
   }
   fixed(const fixed_sum<W, I> &sum) {
     const int64_t x = shifted_right<F>(sum.raw);
-    raw = typename fixed_store<W>::type(x > TOP ? TOP : (x < -TOP - 1 ? -TOP - 1 : x));
+    raw = store(x > TOP ? TOP : (x < -TOP - 1 ? -TOP - 1 : x));
   }
   operator float() const { return float(raw) / float(int64_t(1) << F); }
 };
