@@ -27,9 +27,10 @@ from pipec.compiler.endless import endless
 from pipec.errors import PlanError
 from pipec.frontends.reload import bring_modules
 from pipec.graph.eager import eager_parts
+from pipec.graph.ir import Graph
 from pipec.pipeline.batches import Batch, Inputs, Shape, Splitter, shape_of
 from pipec.pipeline.shapes import Retraced, tracer
-from pipec.pipeline.valid import Count, count_of
+from pipec.pipeline.valid import Count, counts_of, weights_of
 from pipec.plan.model import Plan
 from pipec.runtime.agreement import check_same, exchange
 from pipec.runtime.checkpoint import Checkpoints
@@ -101,7 +102,7 @@ class Pipeline:
         weights: Initial weights by name, or the path of safetensors, of which every rank reads
             only what it holds; those of the plan if absent.
         weight: How much a microbatch counts, from its inputs. By default the valid targets of a
-            cross entropy, or the rows of the microbatch.
+            cross entropy, what the loss divides a sum by, or the rows of the microbatch.
         on_nan: What to do if gradients are not finite: ``stop`` with an error before the update,
             ``skip`` the update on all ranks, which needs a flush, or ``continue``.
         spike: Treat as not finite a gradient norm above so many times the median of the last 64,
@@ -192,7 +193,7 @@ class Pipeline:
         self._splitter = Splitter(plan.graph, plan.schedule.microbatches)
         self._retraced = Retraced(plan, tracer(plan, model, loss))
         self._weight = weight
-        self._shapes: dict[Shape, tuple[int, Count | None]] = {}
+        self._shapes: dict[Shape, tuple[int, list[Count]]] = {}
         self._evaluations: dict[Shape, Program] = {}
         self._saved: dict[Path, Checkpoints] = {}
         self._compared = model is None
@@ -351,7 +352,7 @@ class Pipeline:
         return self._batch[place if place < len(self._batch) else self._stand_in]
 
     def _take(
-        self, batch: Batch | None, compiled: Callable[[Shape], tuple[int, Count | None]]
+        self, batch: Batch | None, compiled: Callable[[Shape], tuple[int, list[Count]]]
     ) -> Shares:
         """Split a batch and find out, on all ranks, how much each microbatch counts."""
         self._batch = [] if batch is None else self._splitter.split(batch)
@@ -363,10 +364,11 @@ class Pipeline:
         check_same("the batch", [t and _told(t) for t in told], _SAME_DATA)
         shapes = [tuple((n, tuple(s)) for n, s in shape) for shape, _ in known[0]]
         compiled_for = [compiled(shape) for shape in shapes]
-        counts = [self._counted(m, c) for m, (_, c) in zip(self._batch, compiled_for, strict=False)]
+        pairs = zip(self._batch, compiled_for, strict=False)
+        counts = [[float(count(m)) for count in counters] for m, (_, counters) in pairs]
         everywhere = exchange(counts or None)
         check_same("how much microbatches count", [c and str(c) for c in everywhere], _SAME_DATA)
-        counted = next(c for c in everywhere if c is not None)
+        counted = weights_of(next(c for c in everywhere if c is not None))
         if not any(counted):
             raise PlanError("no microbatch of the batch has a valid target")
         return self._shares(counted, [number for number, _ in compiled_for])
@@ -384,20 +386,18 @@ class Pipeline:
         left = self.plan.schedule.microbatches - len(used)
         return Shares((*counted, *[0.0] * left), (*used, *[stand_in] * left))
 
-    def _counted(self, inputs: Inputs, count: Count | None) -> float:
-        if self._weight is not None or count is not None:
-            return float((self._weight or count)(inputs))  # type: ignore[misc]
-        return float(self._splitter.rows_of(inputs))
+    def _counts_of(self, graph: Graph) -> list[Count]:
+        return [self._weight] if self._weight else counts_of(graph, self._splitter.rows_of)
 
-    def _training_shape(self, shape: Shape) -> tuple[int, Count | None]:
+    def _training_shape(self, shape: Shape) -> tuple[int, list[Count]]:
         """The number of a shape, compiled now if it is new; and what counts its targets."""
         if not self._shapes:
-            self._shapes[self._splitter.compiled] = 0, count_of(self.plan.graph)
+            self._shapes[self._splitter.compiled] = 0, self._counts_of(self.plan.graph)
         if shape not in self._shapes:
             self._check_model()
             program = self._retraced.training(self._splitter.zeros(shape))
             numbers = [e.add_shape(program) for e in self._runner.executors]
-            self._shapes[shape] = numbers[0], count_of(program.plan.graph)
+            self._shapes[shape] = numbers[0], self._counts_of(program.plan.graph)
         return self._shapes[shape]
 
     def _check_model(self) -> None:
@@ -406,7 +406,7 @@ class Pipeline:
             self._retraced.check_model(self._splitter.zeros(self._splitter.compiled))
             self._compared = True
 
-    def _evaluation_shape(self, shape: Shape) -> tuple[int, Count | None]:
+    def _evaluation_shape(self, shape: Shape) -> tuple[int, list[Count]]:
         """The number of a shape among those for evaluation, and what counts its targets."""
         assert self.plan.schedule is not None
         if shape not in self._evaluations:
@@ -414,7 +414,7 @@ class Pipeline:
             inputs, microbatches = self._splitter.zeros(shape), self.plan.schedule.microbatches
             self._evaluations[shape] = self._retraced.evaluation(inputs, microbatches)
         program = self._evaluations[shape]
-        return list(self._evaluations).index(shape), count_of(program.plan.graph)
+        return list(self._evaluations).index(shape), self._counts_of(program.plan.graph)
 
     def _outputs(self, runner: Runner, result: Result, shares: Shares) -> Tensors:
         """The rows of every output on rank 0."""

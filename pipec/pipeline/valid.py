@@ -1,20 +1,21 @@
 """How much a microbatch counts: the targets that its mean loss is a mean over.
 
 A mean over microbatches of means over valid tokens is not the mean over all valid tokens, where
-their numbers differ. The denominator of torch's cross entropy is known from the graph: the sum
-over targets t that are not ``ignore_index`` of the class weight of t, or of 1.
+their numbers differ. The graph tells the denominator: of torch's cross entropy the sum over
+targets t that are not ``ignore_index`` of the class weight of t, or 1; of a quotient its divisor.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import fx
 
+from pipec.errors import PlanError
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind, op_name
 
 Count = Callable[[Mapping[str, torch.Tensor]], float]
-_MEAN = 1  # torch's number of reduction="mean"
+_MEAN, _SUM = 1, 2  # torch's numbers of reduction="mean" and "sum"
 _LOSSES = {
     "aten.cross_entropy_loss.default": (3, 4),
     "aten.nll_loss_nd.default": (3, 4),
@@ -25,21 +26,78 @@ _LOSSES = {
 }
 """Ops of (scores, target, class weights, reduction, ignored index): places of the last two."""
 _PASSED = ("aten._to_copy", "aten.alias", "aten.clone", "aten.detach", "getitem")
+_LINEAR = ("aten.mul.", "aten.div.", "aten.add.", "aten.sub.", "aten.neg.")
+_BOUNDED = ("aten.clamp", "aten.maximum.")
 
 
-def count_of(graph: Graph) -> Count | None:
-    """What counts the valid targets of a microbatch; None where the loss is no such mean.
+def counts_of(graph: Graph, rows: Count) -> list[Count]:
+    """What each mean that the loss is made of is a mean over.
+
+    These are the valid targets of a cross entropy, or what a sum is divided by, such as the sum of
+    a mask; of other parts that depend on the inputs, the rows.
 
     Args:
         graph: The model with its loss.
+        rows: Counts the rows of a microbatch.
     """
-    node = _loss(graph)
-    if node is None:
-        return None
+    todo = [graph.node(o.node) for o in graph.outputs_of(OutputKind.LOSS)[:1]]
+    inputs = {i.node for i in graph.inputs_of(InputKind.INPUT)}
+    found: dict[str, Count] = {}
+    while todo:
+        node = todo.pop()
+        name = op_name(node) if node.op == "call_function" else ""
+        count = None
+        if name in _LOSSES:
+            count = _cross_entropy(graph, node)
+        elif name == "aten.div.Tensor" and _is_sum(node.args[0]):
+            count = _divisor(graph, node.args[1])
+        if count is not None:
+            found[node.name] = count
+        elif name.startswith(_LINEAR) or any(p in name for p in _PASSED):
+            todo.extend(node.all_input_nodes)
+        elif name and not inputs.isdisjoint(_ancestors(node)):
+            found["rows"] = rows
+    return list(found.values()) or [rows]
+
+
+def _ancestors(node: fx.Node) -> set[str]:
+    seen, todo = set[str](), [node]
+    while todo:
+        new = [n for n in todo.pop().all_input_nodes if n.name not in seen]
+        seen.update(n.name for n in new)
+        todo.extend(new)
+    return seen
+
+
+def weights_of(counts: Sequence[Sequence[float]]) -> list[float]:
+    """How much each microbatch counts, from what was counted in it for every mean of the loss.
+
+    Raises:
+        PlanError: The means do not share one weight.
+    """
+    columns = [list(column) for column in zip(*counts, strict=True)]
+    for column in columns[1:]:
+        first, other = sum(columns[0]), sum(column)
+        pairs = zip(columns[0], column, strict=True)
+        if any(abs(a * other - b * first) > 1e-6 * first * other for a, b in pairs):
+            raise PlanError(
+                "the loss adds up means over different targets, and no one weight fits them all",
+                got="; ".join(f"{sum(c):g} targets: {', '.join(f'{n:g}' for n in c)}"
+                              for c in columns),
+                want="the same share of both in each microbatch",
+                hint="give weight=, such as weight=lambda batch: len(batch['input'])",
+            )  # fmt: skip
+    return columns[0]
+
+
+def _cross_entropy(graph: Graph, node: fx.Node) -> Count | None:
+    target = node.args[1]
     reduction, ignored = (_argument(node, k) for k in _LOSSES[op_name(node)])
     if (1 if reduction is None else reduction) != _MEAN:
         return None
-    targets = _computed(graph, node.args[1])
+    if not isinstance(target, fx.Node) or target.meta["val"].is_floating_point():
+        return None
+    targets = _computed(graph, target)
     if targets is None:
         return None
     weight, scale = _argument(node, 2), None
@@ -59,19 +117,31 @@ def count_of(graph: Graph) -> Count | None:
     return count
 
 
-def _loss(graph: Graph) -> fx.Node | None:
-    """The op that is the loss and nothing else."""
-    outputs = graph.outputs_of(OutputKind.LOSS)
-    node = graph.node(outputs[0].node) if outputs else None
-    while node is not None and any(p in op_name(node) for p in _PASSED):
-        first = node.args[0]
-        node = first if isinstance(first, fx.Node) else None
-    if node is None or node.op != "call_function" or op_name(node) not in _LOSSES:
+def _is_sum(node: object) -> bool:
+    """Whether a value adds up over all that it is computed from."""
+    while isinstance(node, fx.Node) and node.op == "call_function":
+        name = op_name(node)
+        if name in _LOSSES:
+            reduction = _argument(node, _LOSSES[name][0])
+            return not isinstance(reduction, fx.Node) and reduction == _SUM
+        if name.startswith("aten.sum."):
+            return bool(node.meta["val"].dim() == 0)
+        if not any(p in name for p in _PASSED):
+            return False
+        node = node.args[0]
+    return False
+
+
+def _divisor(graph: Graph, node: object) -> Count | None:
+    """What a sum is divided by, without the bound that keeps it from zero."""
+    while isinstance(node, fx.Node) and node.op == "call_function":
+        if not any(p in op_name(node) for p in (*_BOUNDED, *_PASSED)):
+            break
+        node = node.args[0]
+    if not isinstance(node, fx.Node) or node.op == "placeholder" or node.meta["val"].dim():
         return None
-    target = node.args[1]
-    if not isinstance(target, fx.Node) or target.meta["val"].is_floating_point():
-        return None
-    return node
+    value = _computed(graph, node)
+    return None if value is None else lambda inputs: float(value(inputs))
 
 
 def _argument(node: fx.Node, place: int) -> fx.Node | int | None:
@@ -80,20 +150,22 @@ def _argument(node: fx.Node, place: int) -> fx.Node | int | None:
 
 
 def _computed(
-    graph: Graph, target: object
+    graph: Graph, target: fx.Node
 ) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None:
     """A function from inputs to a value that depends on inputs alone."""
-    assert isinstance(target, fx.Node)
     inputs = {i.node: i.name for i in graph.inputs_of(InputKind.INPUT)}
-    calls, todo = dict[str, None](), [target]
+    calls, read, todo = dict[str, None](), set[str](), [target]
     while todo:
         node = todo.pop()
         if node.op == "placeholder":
             if node.name not in inputs:
                 return None
+            read.add(node.name)
         elif node.name not in calls:
             calls[node.name] = None
             todo.extend(node.all_input_nodes)
+    if not read:
+        return None
     if not calls:
         return lambda given: given[inputs[target.name]]
     part = extract(graph, calls, "Targets")

@@ -182,9 +182,9 @@ def _restore_optimizer(weights: StageWeights, entries: Mapping[str, torch.Tensor
     for group, (facts, k) in zip(groups, places, strict=True):
         kept = {n: v for n, v in facts["groups"][k].items() if n != "params"}
         kept = {n: tuple(v) if isinstance(v, list) else v for n, v in kept.items()}
-        scheduled = varied if weights.scheduler is not None or "scheduler" in first else set()
+        scheduled = varied if weights.scheduler is not None and "scheduler" in first else set()
         plain = {n for n, v in kept.items() if isinstance(v, int | float | None)} - scheduled
-        others |= {f"{n} {kept[n]}, not {group[n]}" for n in plain if group.get(n) != kept[n]}
+        others |= {f"{n} {kept[n]}, not {group.get(n)}" for n in plain if group.get(n) != kept[n]}
         group.update(kept)
     if weights.scheduler is not None and "scheduler" in first:
         _check_kind("learning-rate schedule", first["schedule_class"], weights.scheduler)

@@ -188,21 +188,62 @@ def masked(output: Tensor, target: Tensor) -> Tensor:
     return (LOSS(output, target.clamp(0), reduction="none") * valid).sum() / valid.sum()
 
 
-def test_a_loss_that_is_a_mean_over_something_else_says_what_counts() -> None:
+def bounded(output: Tensor, target: Tensor) -> Tensor:
+    """A sum over valid targets, divided by their number, which is at least one."""
+    count = (target != -100).float().sum().clamp(min=1)
+    return LOSS(output, target, reduction="sum") / count
+
+
+def halves(output: Tensor, target: Tensor) -> Tensor:
+    """Two means over the same targets."""
+    return LOSS(output, target) / 2 + 0.5 * masked(output, target)
+
+
+def divided(output: Tensor, target: Tensor) -> Tensor:
+    """A mean over all targets, written in a way of its own."""
+    return LOSS(output, target.clamp(0), reduction="sum") / target.numel()
+
+
+@pytest.mark.parametrize("loss", [masked, bounded, halves, divided])
+def test_a_mean_that_is_no_op_of_torchs_counts_its_targets(
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """Also where a whole microbatch has none."""
     model, plain = Tagger(), Tagger()
-    plan, batch = plan_of(model, "1f1b", masked), batches()[1]
+    batch = {n: t.clone() for n, t in batches()[1].items()}
+    if loss is not divided:
+        batch["target"][4:8] = -100
     steps = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
-    mean_loss(plain, batch).backward()
+    want = loss(plain(batch["tokens"]), batch["target"])
+    want.backward()
     steps.step()
+    with Pipeline(plan_of(model, "1f1b", loss), optimizer=sgd, model=model, loss=loss) as pipeline:
+        assert pipeline.step(batch).loss == pytest.approx(want.item(), rel=1e-6)
+        weights = pipeline.state_dict()
+    assert weights is not None
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-6, atol=1e-6)
+
+
+def uneven(output: Tensor, target: Tensor) -> Tensor:
+    """Means over two sets of targets: the valid ones, and all."""
+    return LOSS(output, target) + 0.1 * output.logsumexp(1).square().mean()
+
+
+def test_means_over_different_targets_are_refused_where_no_weight_fits() -> None:
+    model, batch = Tagger(), batches()[1]
+    plan = plan_of(model, "1f1b", uneven)
+    with Pipeline(plan, optimizer=sgd, model=model, loss=uneven) as pipeline:
+        even = {"tokens": batch["tokens"], "target": batch["tokens"]}
+        want = uneven(Tagger()(even["tokens"]), even["target"]).item()
+        assert pipeline.step(even).loss == pytest.approx(want, rel=1e-6)
+        with pytest.raises(PlanError, match="means over different targets"):
+            pipeline.step(batch)
     with Pipeline(
-        plan, optimizer=sgd, model=model, loss=masked,
+        plan, optimizer=sgd, model=model, loss=uneven,
         weight=lambda inputs: float((inputs["target"] != -100).sum()),
     ) as pipeline:  # fmt: skip
         pipeline.step(batch)
-        weights = pipeline.state_dict()
-    assert weights is not None
-    for name, want in plain.state_dict().items():
-        torch.testing.assert_close(weights[name], want, rtol=1e-6, atol=1e-6)
 
 
 def test_a_hook_may_keep_a_moving_average() -> None:

@@ -1,5 +1,6 @@
 """A run that is interrupted and continued ends with the bits of one that was not."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -518,3 +519,24 @@ def test_settings_of_the_optimizer_that_do_not_count_are_told(tmp_path: Path) ->
             again = run(lr, cosine=cosine)
             Checkpoints(folder, again.executors, tell=told.append).resume()
             assert told == said
+
+
+def test_a_schedule_that_is_not_gone_on_with_is_told(tmp_path: Path) -> None:
+    """It changes the momentum of Adam too, which has other settings without it."""
+    case, told = CASES["mlp"], list[str]()
+    plan = staged(case, seeded(case), 2)
+
+    def run(*, cycle: bool) -> LocalPipeline:
+        order, batch = scheduled(plan, "1f1b", 8), batches(case, plan.graph)
+        rates = (lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, 9)) if cycle else None
+        settings = Settings(lambda p: torch.optim.Adam(p, lr=0.5), rates)
+        return LocalPipeline(plan, batch, settings, schedule=order)
+
+    first = run(cycle=True)
+    train(first, 2, checkpoints=Checkpoints(tmp_path, first.executors))
+    again = run(cycle=False)
+    Checkpoints(tmp_path, again.executors, tell=told.append).resume()
+    (line,) = told
+    assert re.search(
+        r"settings are the checkpoint's: .*lr 0\.0\d+, not 0\.5; max_lr 0\.1, not None", line
+    )
