@@ -90,7 +90,8 @@ def nodes_data(plan: Plan) -> Data:
         "reads": packed([e for row in edges for e in row], "i32"),
     }
     lists = {"ops": list(ops.of), "paths": list(paths.of), "layers": list(layers.of)}
-    return {"names": [n.name for n in calls], **lists, "types": list(types.of), **columns}
+    lists |= {"names": [n.name for n in calls], "types": list(types.of)}
+    return {"streams": any(d.streams for d in plan.cluster.devices), **lists, **columns}
 
 
 def _type(n: fx.Node) -> str:

@@ -283,3 +283,4 @@ def test_boards_are_as_balanced_as_their_stages_and_nodes_have_shares_alone() ->
     assert data["balance"]["mean_over_slowest"] == (one + other) / 2 / max(one, other) < 0.9
     assert all(row["seconds"] is None for row in data["heaviest"])
     assert sum(row["share"] for row in data["heaviest"]) == pytest.approx(1)
+    assert nodes_data(plan)["streams"]

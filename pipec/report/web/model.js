@@ -68,6 +68,8 @@ class Tree {
     return h('div.row', { role: 'treeitem', tabindex: 0, ...attributes },
       h('span', { style: { paddingLeft: `${level * 16}px` } }, title), h('span.stack', null, share), ...numbers.map((t) => h('span.num', null, t)));
   }
+  // Where all nodes run at once, each on engines of its own, a node has a share alone.
+  time(v) { return this.n.streams ? percent(v / (this.root.seconds || 1)) : seconds(v); }
   layer(item, level) {
     const whole = this.root.seconds || 1, inner = h('div', { role: 'group' });
     const twist = h('span.twist', null, '▸');
@@ -80,7 +82,7 @@ class Tree {
       if (open) inner.replaceChildren(); else this.open(item, inner, level + 1);
     };
     const row = this.row(level, [twist, h('span.name', null, item.name), h('span.faint', null, `  ${item.count} nodes, ${told}`)], item.stages,
-      Math.max(whole, 1e-30), [seconds(item.seconds), count(item.flops), bytes(item.parameters), bytes(item.bytes)],
+      Math.max(whole, 1e-30), [this.time(item.seconds), count(item.flops), bytes(item.parameters), bytes(item.bytes)],
       { 'aria-expanded': 'false', 'data-seconds': item.seconds, click: toggle, keydown: (e) => this.key(e, toggle) });
     return h('div', null, row, inner);
   }
@@ -96,7 +98,7 @@ class Tree {
     const { c, n } = this, detail = h('div');
     const toggle = () => (detail.childElementCount ? detail.replaceChildren() : detail.append(this.detail(k)));
     const row = this.row(level, [h('span.twist', null, '·'), chip(c.stage[k]), ' ', h('span.name', null, n.names[k]), h('span.faint', null, `  ${n.ops[c.op[k]]}`)],
-      [[c.stage[k], c.seconds[k]]], Math.max(this.root.seconds, 1e-30), [seconds(c.seconds[k]), count(c.flops[k] || 0), bytes(c.parameters[k]), bytes(c.bytes[k])],
+      [[c.stage[k], c.seconds[k]]], Math.max(this.root.seconds, 1e-30), [this.time(c.seconds[k]), count(c.flops[k] || 0), bytes(c.parameters[k]), bytes(c.bytes[k])],
       { click: toggle, keydown: (e) => this.key(e, toggle) });
     return h('div', null, row, detail);
   }
