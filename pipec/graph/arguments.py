@@ -26,7 +26,7 @@ from torch import fx
 
 from pipec.graph.finding import Finding
 from pipec.graph.infer import result_type
-from pipec.graph.torch_private import OpOverload, argument_names_and_defaults
+from pipec.graph.torch_private import OpOverload, argument_names_and_defaults, is_view
 
 Given = dict[str, Any]
 """The arguments of a call by name, defaults too."""
@@ -89,20 +89,29 @@ def unchecked(node: fx.Node, saved: Mapping[fx.Node, fx.Node | None]) -> Iterato
 
 
 def _checkers(value: fx.Node, saved: Mapping[fx.Node, fx.Node | None], place: str) -> list[fx.Node]:
-    held = _holder(value)
-    made = saved.get(held) or held
     if place.isdigit():
         made = saved.get(value) or value
         return [made.args[0]] if made.args[1:] == (int(place),) else []  # type: ignore[list-item]
-    calls = [n for graph in {held.graph, made.graph} for n in graph.nodes]
-    return [n for n in calls if _holder(given_or_none(n).get(place)) in (held, made)]
+    held = _holder(value, saved)
+    calls = [
+        n for graph in {value.graph, *(n.graph for n in saved.values() if n)} for n in graph.nodes
+    ]
+    return [n for n in calls if _holder(given_or_none(n).get(place), saved) == held]
 
 
-def _holder(value: Any) -> Any:
-    """What holds the same numbers: a stage saves it, and makes its views where they are read."""
-    while isinstance(value, fx.Node) and str(value.target) == "aten.reshape.default":
-        value = value.args[0]
-    return value
+def _holder(value: Any, saved: Mapping[fx.Node, fx.Node | None]) -> Any:
+    """What tells the numbers: a node of F, or a view of one with the arguments of that view.
+
+    A stage saves what is viewed, and makes its views where they are read.
+    """
+    if not isinstance(value, fx.Node):
+        return value
+    if not isinstance(value.target, OpOverload) or not is_view(value.target):
+        return saved.get(value) or value
+    base = _holder(value.args[0], saved)
+    if str(value.target) == "aten.reshape.default":
+        return base  # the same numbers, otherwise arranged
+    return base, value.target, value.args[1:], value.kwargs
 
 
 def given_or_none(node: fx.Node) -> Given:
