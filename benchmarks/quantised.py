@@ -131,10 +131,15 @@ def bert(width: int) -> nn.Module:
 
 
 def with_statistics(model: nn.Module, frames: Iterable[Tensor]) -> nn.Module:
-    """The model with normalisations that have seen some frames: activations stay in range."""
+    """The model with normalisations that have seen some frames: activations stay in range.
+
+    Each channel has a scale and a shift of its own; without, most biases of the file would be 0.
+    """
     for m in model.train().modules():
         if isinstance(m, nn.BatchNorm2d):
             m.momentum = None
+            nn.init.uniform_(m.weight, 0.5, 1.5)
+            nn.init.normal_(m.bias, 0.0, 0.3)
     with torch.no_grad():
         for frame in frames:
             model(frame)
