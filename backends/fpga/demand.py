@@ -117,11 +117,6 @@ class Option:
         self.dsp, self.lut, self.ff = self.dsp + used.dsp, self.lut + used.lut, self.ff + used.ff
         self.items += items_of(engine)
 
-    def read(self, rate: float) -> None:
-        """Count a client of a memory port, of so many beats per cycle."""
-        self.rates.append(rate)
-        self.ported = True
-
 
 def fit(options: Sequence[Option], room: Room) -> list[Memory] | Shortage:
     """A kind of memory for every item of some options, or what they exceed of a board together."""
@@ -445,11 +440,12 @@ class Demands:
         assert isinstance(layer.nest, Mvu)
         results = block * layer.channels * bits_of(layer.dtype or self.precision)
         words = int(results + self._beside[name] * block / layer.nest.n) // _WORD
-        option = Option(block, held=(Item(name, "fifo", _WORD, words),) if words else ())
+        held = (Item(name, "fifo", _WORD, words),) if words else ()
+        option = Option(block, held=held, ported=True)
         for engine in engines:
             option.add(engine)
             if isinstance(engine.nest, Load):
-                option.read(beats(engine, busy_cycles(engines[-1])))
+                option.rates.append(beats(engine, busy_cycles(engines[-1])))
         return max(busy_cycles(e) for e in engines), option
 
 

@@ -23,7 +23,7 @@ def call_of(engine: Engine, memory: str | None = None) -> str:
 
     Args:
         engine: The engine.
-        memory: Name of its memory port's pointer, if it has one.
+        memory: Name of its memory port's pointer, which follows the streams, if it has one.
     """
     unit = engine.nest.unit(engine)
     inputs, outputs = ([identifier(s) for s in group] for group in (engine.inputs, engine.outputs))
@@ -33,19 +33,17 @@ def call_of(engine: Engine, memory: str | None = None) -> str:
         streams = [*inputs[:1], *outputs, *inputs[1:]]
     else:
         streams = [*inputs, *outputs]
-    tables = [_table(engine, role, memory) for role in unit.tables]
-    tables += [memory] if unit.in_memory and memory is not None else []
-    arguments = ", ".join(["frames", *streams, *tables, *unit.arguments])
+    pointers = [memory] if memory is not None else []
+    tables = [_table(engine, role) for role in unit.tables]
+    arguments = ", ".join(["frames", *streams, *pointers, *tables, *unit.arguments])
     name = f"engine::{unit.function}<cfg::{identifier(engine.name)}>"
     return f"TASK({name}({arguments}));  // {comment(engine.origin or engine.name)}"
 
 
-def _table(engine: Engine, role: str, memory: str | None) -> str:
+def _table(engine: Engine, role: str) -> str:
     role, _, stand_in = role.partition("?")
     if engine.weight(role) is None:
         if not stand_in:
             raise BackendError("an engine lacks a table", where=engine.name, got=role)
         return f"engine::{stand_in}()"
-    if engine.in_memory(role) and memory is not None:
-        return memory
     return f"table::{table_name(engine, role)}"

@@ -306,11 +306,6 @@ class Engine:
         """The table of that role, if any."""
         return next((w for w in self.weights if w.role == role), None)
 
-    def in_memory(self, role: str) -> bool:
-        """Whether a table stays in off-chip memory, so that the engine reads it through a port."""
-        weight = self.weight(role)
-        return weight is not None and weight.memory is Memory.DDR
-
 
 @dataclass(frozen=True)
 class Unit:
@@ -324,7 +319,6 @@ class Unit:
         arguments: Further arguments, as C++.
         outputs_first: Whether the outputs come before the inputs (engines with many inputs).
         extra_inputs_last: Whether inputs after the first follow the outputs.
-        in_memory: Whether the pointer of its memory port follows the streams.
     """
 
     function: str
@@ -334,7 +328,6 @@ class Unit:
     arguments: tuple[str, ...] = ()
     outputs_first: bool = False
     extra_inputs_last: bool = False
-    in_memory: bool = False
 
 
 def run_table(engine: Engine) -> Runs:

@@ -54,8 +54,6 @@ class Load(Nest):
     ``[words][lanes]`` is the reader's weight array as it lies in memory.
     """
 
-    tables = ("weight",)
-
     words: int
     lanes: int
     repeat: int = 1

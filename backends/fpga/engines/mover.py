@@ -41,7 +41,7 @@ class Mover(Nest):
 
     def unit(self, engine: Engine) -> Unit:
         names = self.named(self.constants)
-        return Unit(self.kind(), names, arguments=self.counts, in_memory=True)
+        return Unit(self.kind(), names, arguments=self.counts)
 
 
 @dataclass(frozen=True)

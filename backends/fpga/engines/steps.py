@@ -36,18 +36,6 @@ class Mode(StrEnum):
     REAL = "real"
 
 
-UNARY = (
-    "abs", "ceil", "cos", "erf", "exp", "floor", "gelu", "gelu_tanh", "log", "neg", "reciprocal",
-    "relu", "round", "rsqrt", "sigmoid", "sign", "silu", "sin", "softplus", "sqrt", "square",
-    "tanh",
-)  # fmt: skip
-"""Map ops of one operand."""
-
-
-BINARY = ("add", "div", "max", "min", "mul", "pow", "rdiv", "rpow", "rsub", "sub")
-"""Map ops of two operands ``x op y``; ``rsub`` is ``y - x``, ``rdiv`` is ``y / x``."""
-
-
 GRADIENTS = (
     "gelu_grad", "gelu_tanh_grad", "relu_grad", "sigmoid_grad", "silu_grad", "tanh_grad",
 )  # fmt: skip
@@ -131,7 +119,7 @@ def may_join(before: Sequence[Step], joined: Sequence[Step]) -> bool:
     return mode_of(before) is Mode.REAL or mode_of(joined) is not Mode.REAL
 
 
-_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "abs": torch.abs, "ceil": torch.ceil, "cos": torch.cos, "erf": torch.erf, "exp": torch.exp,
     "floor": torch.floor, "log": torch.log, "neg": torch.neg, "reciprocal": torch.reciprocal,
     "relu": torch.relu, "round": torch.round, "rsqrt": torch.rsqrt, "sigmoid": torch.sigmoid,
@@ -139,15 +127,18 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "sqrt": torch.sqrt, "square": torch.square, "tanh": torch.tanh, "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }  # fmt: skip
+"""Map ops of one operand."""
 
 
-_BINARY: dict[str, Callable[[Tensor, Any], Tensor]] = {
+BINARY: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "rsub": lambda x, y: y - x,
     "mul": lambda x, y: x * y, "div": lambda x, y: x / y, "rdiv": lambda x, y: y / x,
     "pow": lambda x, y: x**y, "rpow": lambda x, y: y**x,
     "max": lambda x, y: x.clamp_min(y), "min": lambda x, y: x.clamp_max(y),
-    "leaky_relu": functional.leaky_relu, "elu": functional.elu,
 }  # fmt: skip
+"""Map ops of two operands ``x op y``; ``rsub`` is ``y - x``, ``rdiv`` is ``y / x``."""
+_SHAPED = {"leaky_relu": functional.leaky_relu, "elu": functional.elu}
+"""Map ops of one operand and a number."""
 
 
 def results(steps: tuple[Step, ...], of: Int8, into: Int8) -> NDArray[np.int8]:
@@ -166,10 +157,10 @@ def results(steps: tuple[Step, ...], of: Int8, into: Int8) -> NDArray[np.int8]:
 
 def function(step: Step) -> Callable[[Tensor], Tensor]:
     """A step of one operand as a function of tensors."""
-    unary = _UNARY.get(step.op)
-    return unary if unary is not None else lambda x: _BINARY[step.op](x, step.value)
+    unary, shaped = UNARY.get(step.op), {**BINARY, **_SHAPED}
+    return unary if unary is not None else lambda x: shaped[step.op](x, step.value)
 
 
 def combined(op: str, x: Tensor, y: Tensor) -> Tensor:
     """A step of two operands, elementwise."""
-    return _BINARY[op](x, y)
+    return BINARY[op](x, y)

@@ -33,12 +33,10 @@ _SWAPPED = {"sub": "rsub", "rsub": "sub", "div": "rdiv", "pow": "rpow"}
 _CLAMPS = {
     "aten.clamp.default": (None, None),
     "aten.hardtanh.default": (-1.0, 1.0),
-    "aten.relu6.default": (0.0, 6.0),
 }
 """Limits where none are given."""
 _WITH_NUMBERS = (
     "aten.leaky_relu.default", "aten.elu.default", "aten.softplus.default",
-    "aten.hardsigmoid.default",
 )  # fmt: skip
 
 
@@ -67,9 +65,6 @@ def _steps(node: fx.Node) -> list[MapStep]:
                     "softplus with another beta than 1 or another threshold than 20"
                 )
             return [MapStep("softplus")]
-        case "hardsigmoid":  # clamp(x + 3, 0, 6) / 6
-            steps = [("add", 3.0), ("max", 0.0), ("min", 6.0), ("div", 6.0)]
-            return [_scalar(step, value) for step, value in steps]
     if op in _CLAMPS:
         low, high = _CLAMPS[op]
         limits = ("max", argument(node, 1, "min", low)), ("min", argument(node, 2, "max", high))
