@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from pipec.backends.fpga.runs import Run
 from pipec.backends.fpga.simulator.native import simulate
-from pipec.backends.fpga.simulator.process import Process, Style
+from pipec.backends.fpga.simulator.process import Process
 from pipec.errors import BackendError
 
 FILE = Path(__file__).resolve().parents[2] / "shared" / "data" / "vitis" / "dataflow.json.gz"
@@ -175,7 +175,7 @@ def simulated(design: Json, *, together: bool = True) -> int:
     processes.append(Process("end", (Run(1, 0, (1 << count) - 1, 0),), last))
     depths = {str(k): fifo["depth"] for k, fifo in enumerate(design["fifos"])}
     depths |= {s: 1 for p in processes for s in p.outputs if not s.isdigit()}
-    trace = simulate(processes, depths, style=Style.STALL)
+    trace = simulate(processes, depths, rigid=True)
     # The first firing is in cycle 0 and processes start in 1; the end is seen a cycle after the
     # last process ends, which counts as finished then, and takes a cycle itself.
     return trace.latency

@@ -16,7 +16,6 @@ from pipec.backends.fpga.simulator.native import simulate
 from pipec.backends.fpga.simulator.process import (
     Flow,
     Process,
-    Style,
     Trace,
     written,
 )
@@ -35,7 +34,8 @@ def steady_state(
     processes: Sequence[Process],
     depths: Mapping[str, int],
     initial: Mapping[str, int] | None = None,
-    style: Style = Style.FREE,
+    *,
+    rigid: bool = False,
 ) -> Trace:
     """Run a network until every later frame is known to repeat the last one.
 
@@ -47,7 +47,7 @@ def steady_state(
         processes: See `native.simulate`.
         depths: Declared FIFO depth per stream.
         initial: Tokens that a stream holds at reset.
-        style: See `native.simulate`.
+        rigid: See `native.simulate`.
 
     Returns:
         A trace whose ``steady`` says whether the last frame repeats for ever.
@@ -57,14 +57,14 @@ def steady_state(
     """
     held, capped = initial or {}, dict(depths)
     for process in processes:
-        in_flight = process.depth if style is Style.FREE else 0
+        in_flight = 0 if rigid else process.depth
         for name, per_frame in written(process).items():
             slots = max(2 * per_frame + held.get(name, 0), 1)
             capped[name] = min(depths.get(name, 1), slots - in_flight)
     while True:
         try:
             trace = simulate(
-                processes, capped, MOST_FRAMES, until_steady=True, initial=initial, style=style
+                processes, capped, MOST_FRAMES, until_steady=True, initial=initial, rigid=rigid
             )
         except BackendError:
             if capped == depths:
@@ -138,7 +138,7 @@ def measured(
     """
     trace = steady_state(processes, depths, initial)
     try:
-        rigid = steady_state(processes, depths, initial, Style.STALL).interval
+        rigid = steady_state(processes, depths, initial, rigid=True).interval
     except BackendError as error:
         if "deadlocks" not in str(error) and "per frame" not in str(error):
             raise

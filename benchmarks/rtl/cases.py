@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks.rtl.finn import window
 from benchmarks.rtl.generate import Json
 from benchmarks.rtl.nets import Net, Part
+from benchmarks.rtl.style import Style
 from benchmarks.rtl.tile import Tile
 from pipec.backends.fpga.engines.base import Nest
 from pipec.backends.fpga.engines.gear import Dwc
@@ -23,7 +24,6 @@ from pipec.backends.fpga.engines.steps import Step
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.engines.vvu import Vvu
-from pipec.backends.fpga.simulator.process import Style
 from pipec.backends.fpga.stagejson import stage_record
 
 STAGES = Path(__file__).parent / "stages"

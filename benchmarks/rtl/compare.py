@@ -7,12 +7,13 @@ from typing import Any
 
 from benchmarks.rtl.generate import Json
 from benchmarks.rtl.simulate import Bench, Observed
+from benchmarks.rtl.style import Style
 from benchmarks.rtl.tile import Tile
 from pipec.backends.fpga.engines.base import nest_table
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.runs import Loop, Run, Runs
 from pipec.backends.fpga.simulator.native import simulate
-from pipec.backends.fpga.simulator.process import Process, Style, Trace
+from pipec.backends.fpga.simulator.process import Process, Trace
 from pipec.backends.fpga.stagejson import SCHEMA
 from pipec.errors import BackendError
 from tests.fpga.design import rigid

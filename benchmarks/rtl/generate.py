@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rtl.style import Style
 from benchmarks.rtl.units import BITS, SALTED, unit_of
-from pipec.backends.fpga.simulator.process import Style
 
 Json = Mapping[str, Any]
 SOURCES = ("stage_top.sv", "bench.sv", "top.sv")

@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from benchmarks.rtl.compare import predicted
+from benchmarks.rtl.style import Style
 from benchmarks.rtl.table import Row
 from benchmarks.rtl.tile import Tile
-from pipec.backends.fpga.simulator.process import Style
 
 
 def prices(rows: Sequence[Row]) -> Iterator[str]:

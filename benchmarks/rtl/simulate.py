@@ -16,8 +16,8 @@ from benchmarks.rtl.generate import (
     stage_verilog,
     top_verilog,
 )
+from benchmarks.rtl.style import Style
 from benchmarks.rtl.tile import SOURCE, Tile, tile_bench_verilog
-from pipec.backends.fpga.simulator.process import Style
 from pipec.errors import BackendError
 
 

@@ -13,7 +13,7 @@ import click
 from benchmarks.rtl.compare import compare
 from benchmarks.rtl.generate import with_ports, write_reference
 from benchmarks.rtl.simulate import Bench, Simulator, run
-from pipec.backends.fpga.simulator.process import Style
+from benchmarks.rtl.style import Style
 from pipec.backends.fpga.stagejson import read_record
 from pipec.errors import PipecError
 

@@ -11,8 +11,8 @@ from benchmarks.rtl.compare import (
     LATENCY_TOLERANCE,
     Comparison,
 )
+from benchmarks.rtl.style import Style
 from benchmarks.rtl.tile import Tile
-from pipec.backends.fpga.simulator.process import Style
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pipec.backends.fpga.emit.share import Shared, link_files, period_ns, produc
 from pipec.backends.fpga.emit.source import top_name
 
 PIPELINE_STYLE = "frp"
-"""Free-running pipelines, which all cycles are for (`Style.FREE`); without a word the tool chooses,
+"""Free-running pipelines, which all cycles are for; without a word the tool chooses,
 by version and pipeline. It does not make one of a pipeline on m_axi, and says so (UG1448)."""
 
 

@@ -22,7 +22,6 @@ from pipec.backends.fpga.simulator.process import (
     Flow,
     Links,
     Process,
-    Style,
     Trace,
     Wait,
     deadlock,
@@ -57,7 +56,7 @@ def simulate(
     record: bool = False,
     until_steady: bool = False,
     initial: Mapping[str, int] | None = None,
-    style: Style = Style.FREE,
+    rigid: bool = False,
 ) -> Trace:
     """Run a network of processes.
 
@@ -69,21 +68,19 @@ def simulate(
         record: Keep the cycle of every handshake.
         until_steady: Stop at the first frame from which on all frames are alike.
         initial: Tokens that a stream holds at reset (a feedback loop needs some); 0 where absent.
-        style: `Style.FREE`, or `Style.STALL` for pipelines that stall as a whole.
+        rigid: Whether a pipeline that waits, for a token or a slot, stands still as a whole
+            (``style=stp``), and is not free-running (``frp``).
 
     Raises:
         BackendError: The network deadlocks, and the cycle of waits is reported; or there is no C++
             compiler.
     """
-    if style is Style.FLUSH:
-        raise BackendError("the simulator knows no bubbles", got=style, want="free or stall")
-    stalls = style is Style.STALL
-    net = links(processes, depths, initial, in_flight=not stalls)
+    net = links(processes, depths, initial, in_flight=not rigid)
     with tempfile.TemporaryDirectory(prefix="pipec-cycles-") as folder:
         log = Path(folder) / "handshakes"
         done = subprocess.run(
             [binary(), log],
-            input=_encoded(processes, net, (frames, int(until_steady), int(stalls), int(record))),
+            input=_encoded(processes, net, (frames, int(until_steady), int(rigid), int(record))),
             capture_output=True,
             text=True,
             check=False,

@@ -2,29 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cache
 
 from pipec.backends.fpga.runs import Loop, Run, Runs, tokens
 from pipec.errors import BackendError
-
-
-class Style(StrEnum):
-    """How pipelines stall; Vitis HLS's ``PIPELINE style`` in brackets.
-
-    ``FREE`` (frp): never in flight; an iteration starts only when its results have a slot (the
-    style of all emitted code and all estimates). ``FLUSH`` (flp): a full output freezes the whole
-    pipeline, an empty input lets bubbles in. ``STALL`` (stp): an empty input freezes it too.
-    """
-
-    FREE = "free"
-    FLUSH = "flush"
-    STALL = "stall"
-
-    @property
-    def number(self) -> int:
-        """The parameter ``STYLE`` of ``stream.sv``."""
-        return list(Style).index(self)
 
 
 @dataclass(frozen=True)

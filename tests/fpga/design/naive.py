@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from benchmarks.rtl.style import Style
 from pipec.backends.fpga.runs import Run
-from pipec.backends.fpga.simulator.process import Process, Style
+from pipec.backends.fpga.simulator.process import Process
 from tests.fpga.design.plain import flat
 
 

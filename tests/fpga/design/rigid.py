@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from benchmarks.rtl.style import Style
 from pipec.backends.fpga.runs import Run
 from pipec.backends.fpga.simulator.process import (
     Process,
-    Style,
     Trace,
     Wait,
     deadlock,

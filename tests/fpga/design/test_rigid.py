@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.rtl.style import Style
 from pipec.backends.fpga.cycles import steady_state
 from pipec.backends.fpga.runs import Run
 from pipec.backends.fpga.simulator import native
-from pipec.backends.fpga.simulator.process import Process, Style
+from pipec.backends.fpga.simulator.process import Process
 from pipec.errors import BackendError
 from tests.fpga.design import plain, rigid
 from tests.fpga.design.naive import naive_rigid
@@ -46,7 +47,7 @@ def test_every_handshake_is_that_of_clocked_registers(
 def test_the_fast_simulator_stalls_like_the_slow_one(network: Network, frames: int) -> None:
     want = visible(network, frames, Style.STALL)
     try:
-        found = native.simulate(*network, frames, record=True, style=Style.STALL)
+        found = native.simulate(*network, frames, record=True, rigid=True)
     except BackendError:
         assert want is None
         return
@@ -59,7 +60,7 @@ def test_the_fast_simulator_stalls_like_the_slow_one(network: Network, frames: i
 @given(networks())
 def test_a_steady_state_of_rigid_pipelines_lasts(network: Network) -> None:
     try:
-        trace = steady_state(*network, style=Style.STALL)
+        trace = steady_state(*network, rigid=True)
     except BackendError:
         return
     longer = rigid.simulate(*network, len(trace.ends) + 6, Style.STALL)

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.rtl.style import Style
 from pipec.backends.fpga.cycles import network_of, steady_state
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.runs import Loop, Run, Runs
 from pipec.backends.fpga.simulator import native
-from pipec.backends.fpga.simulator.process import Process, Style, Trace
+from pipec.backends.fpga.simulator.process import Process, Trace
 from pipec.errors import BackendError
 from tests.fpga.design import plain, rigid
 from tests.fpga.design.models import graph_of, made
@@ -125,7 +126,7 @@ def test_ports_that_are_not_connected_are_always_ready(style: Style) -> None:
         Process("last", (Run(6, 5, 0b1),), ("s",)),
     ]
     slow = plain.simulate if style is Style.FREE else partial(rigid.simulate, style=style)
-    fast = partial(native.simulate, style=style, record=True)
+    fast = partial(native.simulate, rigid=style is Style.STALL, record=True)
     want = slow(closed, {"s": 2}, 3)
     assert slow([first, last], {"s": 2}, 3) == want
     assert fast([first, last], {"s": 2}, 3) == fast(closed, {"s": 2}, 3)

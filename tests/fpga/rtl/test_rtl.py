@@ -19,12 +19,12 @@ from benchmarks.rtl.finn import MEASURED
 from benchmarks.rtl.generate import quiet_limit, stage_verilog, write_reference
 from benchmarks.rtl.simulate import Bench, Observed, Simulator, run
 from benchmarks.rtl.stage import main
+from benchmarks.rtl.style import Style
 from benchmarks.rtl.tile import Tile
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
-from pipec.backends.fpga.simulator.process import Style
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.errors import BackendError
 from tests.fpga.design.models import graph_of, made
