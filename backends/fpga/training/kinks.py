@@ -16,6 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor, fx
 
+from pipec.backends.fpga.lowering.network import integers
 from pipec.compiler.verify_training import add, chained
 from pipec.graph.ir import Graph, InputKind
 from pipec.runtime.program import StageProgram
@@ -127,7 +128,7 @@ class _Pool:
 
     maps: str
     places: str
-    steps: tuple[tuple[int, int], ...]
+    steps: tuple[tuple[int, ...], ...]
 
     def chosen(
         self, own: Tensors, theirs: Mapping[str, Tensor], tolerance: float
@@ -175,10 +176,4 @@ def _pools(graph: Graph) -> Iterator[_Pool]:
             names = [saved.get(cast("fx.Node", n).name) for n in (maps, places)]
             if names[0] is not None and names[1] is not None:
                 steps = (kernel, stride or kernel, padding, dilation)
-                yield _Pool(names[0], names[1], tuple(_pair(s) for s in steps))
-
-
-def _pair(step: object) -> tuple[int, int]:
-    """A number for both axes, or one for each."""
-    found = cast("list[int]", step)
-    return found[0], found[-1]
+                yield _Pool(names[0], names[1], tuple(integers(s, 2) for s in steps))

@@ -152,10 +152,7 @@ class TrainedRunner:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The sums of the gradients of all microbatches since the last update, by parameter."""
-        return {
-            wire.port.value.removeprefix(gradient_name("")): self._read(wire)
-            for wire in self._sums.values()
-        }
+        return {n: from_tokens(self._tokens(w), w.port, w.stream) for n, w in self._sums.items()}
 
     def update(self) -> dict[str, torch.Tensor]:
         """Run the update kernel on the sums.
@@ -196,9 +193,6 @@ class TrainedRunner:
 
     def _tokens(self, wire: Wire) -> Any:
         return np.fromfile(self.memory / wire.file, dtype=file_type(wire.stream.dtype))
-
-    def _read(self, wire: Wire) -> torch.Tensor:
-        return from_tokens(self._tokens(wire), wire.port, wire.stream)
 
 
 def load_training(folders: Sequence[Path]) -> list[TrainedRunner]:
