@@ -38,16 +38,17 @@ def _is_composite(node: fx.Node) -> bool:
     return node.target in _table() and not any(word in op_name(node) for word in WHOLE)
 
 
-def decomposed(graph: Graph) -> Graph:
+def decomposed(graph: Graph, precision: str) -> Graph:
     """The graph with what models write out, and composite ops without a handler, replaced.
 
     Args:
         graph: A stage's compute graph; node names, inputs and outputs stay what they are.
+        precision: Element type.
     """
-    graph = gathered(graph)
+    graph = gathered(graph, precision)
     constants = Constants(graph)
     found = {op_name(n): _apart for n in graph.calls if n not in constants and _is_composite(n)}
-    return decomposed(rewritten(graph, found)) if found else graph
+    return decomposed(rewritten(graph, found), precision) if found else graph
 
 
 def _apart(emit: Emit, *_: object) -> Any:

@@ -11,6 +11,7 @@ from torch import fx
 
 from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.parts import UNCLAMPED, Array, Table
 from pipec.backends.fpga.engines.route import Concat, Repeat
@@ -228,6 +229,10 @@ def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
     8-bit integers: only where they stay integers; clamps join a product before.
     """
     value, before = b.value(x), b.alone(x)
+    if before is not None and isinstance(before.nest, Matmul) and _factor(steps):
+        nest = dataclasses.replace(before.nest, scale=before.nest.scale * _factor(steps))
+        b.layers[before.name] = dataclasses.replace(before, nest=nest)
+        return value.reshape(shape_of(node))
     if before is not None and _extends(before, value):
         joined = (*before.steps, *steps)
         if b.precision != "int8" or may_join(before.steps, joined):
@@ -241,6 +246,12 @@ def chain(b: Builder, node: fx.Node, x: object, steps: list[MapStep]) -> Value:
                 b.layers[one.name] = dataclasses.replace(one, clamp=(low, high))
             return value.reshape(shape_of(node))
     return chain_value(b, node, value, steps)
+
+
+def _factor(steps: list[MapStep]) -> float:
+    """The number that steps multiply with, if they do nothing else; else 0."""
+    plain = [(s.op, s.operand) for s in steps] == [("mul", "scalar")]
+    return steps[0].value if plain else 0.0
 
 
 def _products(b: Builder, layer: Layer | None) -> list[Layer]:

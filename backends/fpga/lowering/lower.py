@@ -66,7 +66,7 @@ def lower(
     Raises:
         BackendError: Ops that no engine computes; all of them are listed.
     """
-    graph = decomposed(graph)
+    graph = decomposed(graph, precision)
     builder = Builder(graph, precision, pace, memory or MemoryPorts(), prefix)
     inputs = [
         _input(builder, i.name, builder.graph.node(i.node), orders or {})

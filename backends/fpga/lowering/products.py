@@ -1,23 +1,17 @@
 """Products of two activations: attention and batched matmul, without reordering where possible."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any, cast
 
-import numpy as np
 from torch import fx
 
 from pipec.backends.fpga.engines.matmul import Matmul
-from pipec.backends.fpga.engines.parts import Table
-from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import dense
-from pipec.backends.fpga.lowering.elementwise import aligned, operand
 from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, argument, lowers
-from pipec.backends.fpga.lowering.norms import rows_through
 from pipec.backends.fpga.lowering.view import View, merged, strides_of
 from pipec.backends.fpga.training.lowering import matrix_gradient
 
@@ -41,81 +35,24 @@ def matmul(b: Builder, node: fx.Node) -> Value:
 
 @lowers("aten.scaled_dot_product_attention.default")
 def attention(b: Builder, node: fx.Node) -> Value:
-    """``sdpa(q, k, v, mask, dropout, is_causal, scale)`` as product, softmax, product."""
-    q, k, v = (b.value(a) for a in node.args[:3])
+    """What is not written as product, softmax, product (`written.attention`)."""
     if argument(node, 4, "dropout_p", 0.0):
         raise UnsupportedError("attention with dropout", "export the model in eval mode")
-    given = argument(node, 6, "scale")
-    width = q.view.shape[-1]
-    scale = float(cast("float", given)) if given is not None else 1 / math.sqrt(width)
-    rank = len(k.view.shape)
-    flipped = k.view.permute((*range(rank - 2), rank - 1, rank - 2))
-    if flipped is None:
-        raise UnsupportedError("keys in a mixed element order")
-    scores_shape = (*q.view.shape[:-1], k.view.shape[-2])
-    k = dataclasses.replace(k, view=flipped)
-    scores = product(b, node, q, k, scores_shape, scale=scale, suffix="_scores")
-    scores = _masked(b, node, scores)
-    weights = rows_through(b, node, scores, (len(scores.view.shape) - 1,), op="softmax")
-    return product(b, node, weights, v, shape_of(node), suffix="_values")
-
-
-def _masked(b: Builder, node: fx.Node, scores: Value) -> Value:
-    """Scores plus the mask: causal, or a constant (added, or true where kept)."""
-    mask, causal = argument(node, 3, "attn_mask"), argument(node, 5, "is_causal", default=False)
-    if mask is None and not causal:
-        return scores
+    q, k = (shape_of(cast("fx.Node", a)) for a in node.args[:2])
+    if q[:-2] != k[:-2]:
+        raise UnsupportedError("attention of unlike batch axes")
     if b.precision == "int8":
         raise UnsupportedError(
             "attention with a mask, as 8-bit integers hold no infinity",
             "choose another --precision",
         )
-    if causal:
-        table, period = _causal(scores)
-    elif b.is_stream(mask):
-        return _masked_by(b, node, scores, b.value(mask))
-    else:
-        found = cast("fx.Node", mask)
-        table, period = operand(b, scores.view, scores, found)
-        if "bool" in str(found.meta["val"].dtype):
-            table = table.through(lambda keep: np.where(keep != 0, 0.0, -np.inf))
-    step = MapStep("add", "table", table=table, period=period)
-    return b.put_map(node, scores, [step], suffix="_mask")
+    raise UnsupportedError(
+        "an attention mask of truth values that is computed at run time",
+        "give the model what is added to the scores: 0 where they are kept, else -inf",
+    )
 
 
-def _masked_by(b: Builder, node: fx.Node, scores: Value, mask: Value) -> Value:
-    """Scores plus a mask that arrives at run time, broadcast along one run of axes."""
-    if mask.dtype != b.precision:
-        raise UnsupportedError(
-            f"an attention mask of {mask.dtype} that is computed at run time",
-            "give the model what is added to the scores: 0 where they are kept, else -inf",
-        )
-    use = aligned(b, node, scores, mask).use(scores.channels)
-    return b.put_map(node, scores, [MapStep("add", "stream")], use, suffix="_mask")
-
-
-def _causal(scores: Value) -> tuple[Table, int]:
-    """``-inf`` above the diagonal, for rows in stream order."""
-    found = scores.view.split([len(scores.view.shape) - 1])
-    assert found is not None
-    queries, keys = scores.view.shape[-2:]
-    row = np.zeros(1, dtype=np.int64)
-    for size, stride in found[0]:
-        row = (row[:, None] + np.arange(size) * (stride // keys)).reshape(-1)
-    hidden = np.arange(keys)[None, :] > (row % queries)[:, None]
-    return Table(lambda: np.where(hidden, -np.inf, 0.0)), scores.rows
-
-
-def product(
-    b: Builder,
-    node: fx.Node,
-    x: Value,
-    y: Value,
-    shape: tuple[int, ...],
-    *,
-    scale: float = 1.0,
-    suffix: str = "",
-) -> Value:
+def product(b: Builder, node: fx.Node, x: Value, y: Value, shape: tuple[int, ...]) -> Value:
     """``x[..., m, k] @ y[..., k, n]``; operands are reordered only if no loop order takes them."""
     if x.view.shape[:-2] != y.view.shape[:-2]:
         raise UnsupportedError("a product that broadcasts over its batch axes")
@@ -130,9 +67,9 @@ def product(
     found = x.view.split([len(x.view.shape) - 1])
     assert found is not None
     atoms = [(size, stride // k * out) for size, stride in found[0]]
-    nest = Matmul(rows=out, taps=k // cin, channels=cin, scale=scale, **plan)
+    nest = Matmul(rows=out, taps=k // cin, channels=cin, **plan)
     uses, view = (x.use(cin), y.use(nest.b_sizes[-1])), View(shape, merged([*atoms, (out, 1)]))
-    return b.put(nest, node, uses, view, out, suffix=suffix)
+    return b.put(nest, node, uses, view, out)
 
 
 def _planned(x: Value, y: Value) -> dict[str, Any] | None:

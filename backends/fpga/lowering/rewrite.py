@@ -28,19 +28,21 @@ class Emit(TorchDispatchMode):
     Args:
         graph: The graph that grows.
         mode: Of the fake tensors.
+        constants: Of the graph that is rewritten.
 
     Attributes:
         graph: The graph that grows.
         old: The node that is replaced; its origin is passed on.
         mode: Of the fake tensors.
+        constants: What depends on weights alone in the old graph.
         env: Old nodes to new ones, or to one per item.
     """
 
     old: fx.Node
 
-    def __init__(self, graph: fx.Graph, mode: FakeTensorMode) -> None:
+    def __init__(self, graph: fx.Graph, mode: FakeTensorMode, constants: Constants) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.graph, self.mode, self._recording = graph, mode, True
+        self.graph, self.mode, self.constants, self._recording = graph, mode, constants, True
         self.env = dict[fx.Node, Any]()
         self._nodes = dict[int, tuple[fx.Node, Tensor]]()  # by the tensor that stands for a node
         self._tensors = dict[fx.Node, Tensor]()
@@ -128,7 +130,7 @@ def rewritten(graph: Graph, rules: Mapping[str, Rule]) -> Graph:
     """
     constants = Constants(graph)
     with tracing() as mode:
-        emit = Emit(fx.Graph(), mode)
+        emit = Emit(fx.Graph(), mode, constants)
         for old in graph.module.graph.nodes:
             if old.op != "output":
                 emit.env[old] = _replaced(emit, old, {} if old in constants else rules)

@@ -6,6 +6,7 @@ x * rsqrt(mean(x^2) + eps)                       rms_norm over one axis
 group_norm, instance_norm                        layer_norm over the maps of a group
 batch_norm(x, w, b, mean, var)                   x scale + shift, which vanish into weights
 split, chunk, unbind, select                     slices
+scaled_dot_product_attention                     product, softmax, product
 prelu(x, w)                                      max(x, 0) + w min(x, 0)
 upsample_bilinear2d, upsample_bicubic2d          per axis, a sum of positions times fixed weights
 conv_transpose2d(x, w)                           the input gradient of conv2d: stride^2 convolutions
@@ -17,6 +18,7 @@ are constant, so that each term is what `pipec.backends.fpga.lowering.gathering`
 the op makes of an identity matrix.
 """
 
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -35,17 +37,19 @@ _MULTIPLY = ("aten.mul.Tensor",)
 _DIVIDE = ("aten.div.Tensor", "aten.div.Tensor_mode")
 
 
-def gathered(graph: Graph) -> Graph:
+def gathered(graph: Graph, precision: str) -> Graph:
     """The graph with these steps replaced; itself if there are none.
 
     Args:
         graph: A stage's compute graph; the last node of a replacement has the name of what it
             replaces.
+        precision: Element type: 8-bit integers hold no mask.
     """
-    if not any(_normalised(n) or _transposed(n) or op_name(n) in _ALWAYS for n in graph.calls):
+    always: dict[str, Rule] = {**_ALWAYS, _ATTENTION: partial(attention, masks=precision != "int8")}
+    if not any(_normalised(n) or _transposed(n) or op_name(n) in always for n in graph.calls):
         return graph
     rules: dict[str, Rule] = dict.fromkeys((*_MULTIPLY, *_DIVIDE), _norm_rule)
-    rules |= dict.fromkeys(_TRANSPOSED, _transposed_rule) | _ALWAYS
+    rules |= dict.fromkeys(_TRANSPOSED, _transposed_rule) | always
     return rewritten(graph, rules)
 
 
@@ -159,6 +163,30 @@ def batch_norm(
     y = x * emit.reshaped(scale, *per_channel) + emit.reshaped(shift, *per_channel)
     y = emit.named(y.to(x.dtype))
     return (y, None, None) if native else y
+
+
+_ATTENTION = "aten.scaled_dot_product_attention.default"
+
+
+def attention(emit: Emit, q: Tensor, k: Tensor, v: Tensor, *_: Any, masks: bool) -> Any:
+    """``softmax(scale q k^T + mask) v``; the mask is added, or true where something is kept."""
+    names = ((3, "attn_mask"), (4, "dropout_p"), (5, "is_causal"), (6, "scale"))
+    given, dropout, causal, scale = (argument(emit.old, *name) for name in names)
+    mask = emit.value(given) if isinstance(given, fx.Node) else None
+    if dropout or q.shape[:-2] != k.shape[:-2] or not (masks or (mask is None and not causal)):
+        return NotImplemented
+    scores = emit.whole(aten.matmul.default, q, k.transpose(-1, -2))
+    scores = scores * (q.shape[-1] ** -0.5 if scale is None else float(str(scale)))
+    if mask is not None and mask.dtype is torch.bool:
+        if given not in emit.constants:
+            return NotImplemented
+        mask = torch.where(mask, 0.0, -torch.inf).to(scores.dtype)
+    elif causal:
+        whole = (q.shape[-2], k.shape[-2])
+        mask = torch.full(whole, -torch.inf, dtype=scores.dtype).triu(1)
+    scores = scores if mask is None else scores + mask
+    weights = aten._softmax.default(scores, scores.ndim - 1, False)
+    return emit.named(emit.whole(aten.matmul.default, weights, v))
 
 
 def _parts(emit: Emit, x: Tensor, *_: Any) -> Any:

@@ -99,3 +99,23 @@ def test_transposed_convolutions_with_gaps_are_refused_by_name() -> None:
     model = nn.ConvTranspose2d(4, 6, 2, stride=3).eval()
     with pytest.raises(BackendError, match="transposed convolution"):
         lower(graph_of(model, torch.randn(1, 4, 5, 6)))
+
+
+class Numbers(nn.Module):
+    """What an op is told by a number: an epsilon that shows, the scale of the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5, eps=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return nn.functional.scaled_dot_product_attention(x, x, x, scale=0.9)
+
+
+def test_numbers_of_ops_that_are_taken_apart_count() -> None:
+    torch.manual_seed(1)
+    model, x = Numbers().eval(), torch.randn(2, 5, 4)
+    design = design_at(lower(graph_of(model, x)), 100)
+    got = execute(design, {design.inputs[0].value: x})[design.outputs[0].value]
+    assert torch.allclose(got.float(), model(x), atol=1e-5)
