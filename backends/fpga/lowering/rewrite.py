@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from pipec.autodiff.fakes import fake_like, tracing
 from pipec.backends.fpga.lowering.constants import Constants
-from pipec.errors import GraphError
+from pipec.errors import BackendError
 from pipec.graph.ir import Graph, GraphOutput, op_name
 from pipec.graph.torch_private import FakeTensorMode, TorchDispatchMode, graph_module
 
@@ -158,7 +158,8 @@ def _with_outputs(graph: Graph, new: fx.Graph, env: dict[fx.Node, Any]) -> Graph
     old = graph.nodes
     results = [env[old[o.node]] for o in graph.outputs]
     if not all(isinstance(r, fx.Node) for r in results):
-        raise GraphError("a rule does not compute an output of its graph")
+        whole = [o.name for o, r in zip(graph.outputs, results, strict=True) if type(r) is tuple]
+        raise BackendError("all results of an op leave a stage as one", got=", ".join(whole))
     new.output(tuple(results))
     for node in reversed(list(new.nodes)):
         if node.op == "call_function" and not node.users:
