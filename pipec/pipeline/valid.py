@@ -12,7 +12,7 @@ from torch import fx
 
 from pipec.errors import PlanError
 from pipec.graph.extract import extract
-from pipec.graph.ir import Graph, InputKind, OutputKind, op_name
+from pipec.graph.ir import Graph, InputKind, OutputKind, op_name, origin
 
 Count = Callable[[Mapping[str, torch.Tensor]], float]
 _MEAN, _SUM = 1, 2  # torch's numbers of reduction="mean" and "sum"
@@ -39,12 +39,15 @@ def counts_of(graph: Graph, rows: Count) -> list[Count]:
     Args:
         graph: The model with its loss.
         rows: Counts the rows of a microbatch.
+
+    Raises:
+        PlanError: A part is a sum that nothing divides: the loss of a step is a mean.
     """
-    todo = [graph.node(o.node) for o in graph.outputs_of(OutputKind.LOSS)[:1]]
+    todo = [(graph.node(o.node), False) for o in graph.outputs_of(OutputKind.LOSS)[:1]]
     inputs = {i.node for i in graph.inputs_of(InputKind.INPUT)}
     found: dict[str, Count] = {}
     while todo:
-        node = todo.pop()
+        node, scaled = todo.pop()
         name = op_name(node) if node.op == "call_function" else ""
         count = None
         if name in _LOSSES:
@@ -54,10 +57,30 @@ def counts_of(graph: Graph, rows: Count) -> list[Count]:
         if count is not None:
             found[node.name] = count
         elif name.startswith(_LINEAR) or any(p in name for p in _PASSED):
-            todo.extend(node.all_input_nodes)
+            scaled |= _shrinks(node)
+            todo += [(n, scaled) for n in node.all_input_nodes]
         elif name and not inputs.isdisjoint(_ancestors(node)):
+            if _is_sum(node) and not scaled:
+                raise _no_mean(node)
             found["rows"] = rows
     return list(found.values()) or [rows]
+
+
+def _shrinks(node: fx.Node) -> bool:
+    """Whether a constant may be what divides a sum: one over a number of rows, not 0.5."""
+    name, factors = op_name(node), [a for a in node.args if isinstance(a, int | float)]
+    divided = name.startswith("aten.div.") and any(abs(f) > 1 for f in factors)
+    return divided or (name.startswith("aten.mul.") and any(abs(f) < 0.5 for f in factors))
+
+
+def _no_mean(node: fx.Node) -> PlanError:
+    return PlanError(
+        "the loss adds up over the batch, and the loss of a step is a mean",
+        where=origin(node),
+        got=op_name(node),
+        want="a mean, or a sum that is divided by what it counts",
+        hint="(loss.sum() / mask.sum()), or weight=lambda batch: 1.0 for the mean of microbatches",
+    )
 
 
 def _ancestors(node: fx.Node) -> set[str]:

@@ -1,4 +1,4 @@
-"""Losses over shifted targets, whose views the backward makes anew."""
+"""Losses of another kind than a mean over all targets: shifted ones, and sums."""
 
 import copy
 
@@ -48,3 +48,31 @@ def test_a_backward_that_views_other_targets_is_refused() -> None:
     check(plan)
     with pytest.raises(PlanError, match="numbers-are-checked"):
         check(in_training(1, "BI", shifted)(plan))
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5, -2.0])
+def test_a_sum_that_nothing_divides_is_refused_or_weighted(factor: float) -> None:
+    def summed(scores: Tensor, target: Tensor) -> Tensor:
+        return factor * LOSS(scores, target, reduction="sum")
+
+    plan, text = plan_of(Tagger(), "1f1b", summed), torch.randint(0, 11, (16, 8))
+    batch = {"tokens": text, "target": text}
+    with (
+        pipec.Pipeline(plan, optimizer=sgd) as pipeline,
+        pytest.raises(PlanError, match="adds up over the batch"),
+    ):
+        pipeline.step(batch)
+    with pipec.Pipeline(plan, optimizer=sgd, weight=lambda _: 1.0) as pipeline:
+        found = pipeline.step(batch).loss
+    with torch.no_grad():
+        assert found == pytest.approx(float(summed(Tagger()(text), text)) / 4, rel=1e-5)
+
+
+def test_a_sum_that_the_rows_divide_is_a_mean() -> None:
+    def mean(scores: Tensor, target: Tensor) -> Tensor:
+        return LOSS(scores, target, reduction="sum") / scores.shape[0]
+
+    plan, text = plan_of(Tagger(), "1f1b", mean), torch.randint(0, 11, (16, 8))
+    with pipec.Pipeline(plan, optimizer=sgd) as pipeline, torch.no_grad():
+        found = pipeline.step({"tokens": text, "target": text}).loss
+        assert found == pytest.approx(float(mean(Tagger()(text), text)), rel=1e-5)
