@@ -5,8 +5,9 @@ import torch
 from pipec.compiler.sizes import resized_plan
 from pipec.graph.axes import Axes
 from pipec.graph.ir import InputKind, tensor
-from pipec.runtime.executor import Batch, Result
+from pipec.runtime.executor import Batch
 from pipec.runtime.program import Program
+from pipec.runtime.result import Result
 from pipec.runtime.runner import Runner
 from pipec.runtime.shares import Shares
 

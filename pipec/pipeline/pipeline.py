@@ -35,10 +35,11 @@ from pipec.plan.model import Plan
 from pipec.runtime.agreement import check_same, exchange
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.distributed import pipeline_of, process_group
-from pipec.runtime.executor import OnNan, Result, Settings
+from pipec.runtime.executor import OnNan, Settings
 from pipec.runtime.figures import conclude, figures
 from pipec.runtime.identity import digest_of, mark
 from pipec.runtime.program import Program
+from pipec.runtime.result import Result
 from pipec.runtime.rules import Correction
 from pipec.runtime.runner import Runner
 from pipec.runtime.shares import Shares

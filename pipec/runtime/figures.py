@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from pipec.errors import PlanError
-from pipec.runtime.executor import Executor, Result
+from pipec.runtime.executor import Executor
+from pipec.runtime.result import Result
 from pipec.runtime.shares import Shares
 from pipec.runtime.waiting import answered, located
 

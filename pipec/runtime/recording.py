@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pipec.files import write_file
-from pipec.runtime.executor import Recorded
+from pipec.runtime.result import Recorded
 from pipec.runtime.runner import Runner
 from pipec.schedule.lanes import lanes
 from pipec.schedule.schedule import Schedule

@@ -11,8 +11,9 @@ import torch
 from pipec.graph.ir import InputKind
 from pipec.plan.model import Plan
 from pipec.runtime.device import Device
-from pipec.runtime.executor import Batch, Executor, Result, Settings, deadlock
+from pipec.runtime.executor import Batch, Executor, Settings, deadlock
 from pipec.runtime.program import Program
+from pipec.runtime.result import Result
 from pipec.runtime.scaling import check_scaled
 from pipec.runtime.shares import Shares
 from pipec.runtime.stored import named

@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 from pipec.graph.ir import InputKind, tensor
 from pipec.runtime.checkpoint import Checkpoints
-from pipec.runtime.executor import Result
 from pipec.runtime.figures import Figures, conclude, figures
 from pipec.runtime.metrics import Observer, Step
 from pipec.runtime.program import Program
+from pipec.runtime.result import Result
 from pipec.runtime.runner import Runner
 from pipec.runtime.shares import Shares
 

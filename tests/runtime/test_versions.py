@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from pipec.runtime.executor import Result, Settings
+from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
+from pipec.runtime.result import Result
 from pipec.runtime.weights import StageWeights, Version
 from pipec.schedule.action import ActionKind
 from pipec.schedule.registry import names
