@@ -124,7 +124,8 @@ def _cuts(data: Data) -> Table:
 
 
 def _heaviest(data: Data) -> Table:
-    columns = ("node", "from", "op", "stage", "time", "share")
+    timed = any(n["seconds"] is not None for n in data["heaviest"])
+    columns = ("node", "from", "op", "stage", *(["time"] if timed else []), "share")
     texts = ("node", "from", "op")
     table = Table("heaviest nodes", columns, right=3, texts=texts, spare=("op", "from"))
     for n in data["heaviest"]:
@@ -133,7 +134,7 @@ def _heaviest(data: Data) -> Table:
             n["origin"],
             n["op"],
             str(n["stage"]),
-            "" if n["seconds"] is None else show(n["seconds"], "s"),
+            *([show(n["seconds"] or 0.0, "s")] if timed else []),
             f"{n['share']:.1%}",
         )
     return table
