@@ -15,6 +15,7 @@ from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit import mover, share
 from pipec.backends.fpga.emit.headers import own_header
 from pipec.backends.fpga.emit.source import port_names, stage_top_cpp, stage_top_h, types_h
+from pipec.backends.fpga.emit.stage import table_names
 from pipec.backends.fpga.stagejson import DAMAGE, design_of, read_record, stage_record
 from pipec.errors import BackendError, PipecError
 
@@ -40,6 +41,10 @@ def differences(stage: Path) -> Iterator[str]:
         ends = writers.get(stream.name), readers.get(stream.name)
         if ends != (stream.producer, stream.consumer):
             yield f"stage.json: {stream.name} is not between the engines that it says"
+    held = {path.stem for path in (stage / "src/weights").glob("*.bin")}
+    for name in table_names(design):
+        if name not in held:
+            yield f"stage.json: the table {name} is in no file"
     for name, text in _code(stage, design).items():
         lines = zip_longest(_read(stage / name).splitlines(), text.splitlines())
         for number, (got, want) in enumerate(lines, 1):

@@ -88,6 +88,12 @@ def write_stage(
         _write_golden(design, golden, directory / "tb/golden")
 
 
+def table_names(design: StageDesign) -> list[str]:
+    """The files of ``src/weights``, without their ending."""
+    chip, beside = on_chip(design), off_chip(design)
+    return [*(t.name for t in chip), *(table_name(e, w.role) for _, e, w in beside)]
+
+
 def write_tables(design: StageDesign, directory: Path) -> None:
     """Write the images of all tables, as the model's weights are now."""
     directory.mkdir(parents=True, exist_ok=True)
