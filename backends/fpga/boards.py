@@ -19,7 +19,7 @@ from pipec.compiler.cycles import StageCycles
 from pipec.errors import BackendError
 
 SLACK = 8
-"""Beats that a link's receiver holds beyond those in flight."""
+"""Beats that each end of a link holds; those in flight have room of their own where they arrive."""
 
 
 def paced(beats: int, cycles: int, reads: int = 1, writes: int = 1) -> Runs:
@@ -55,9 +55,9 @@ def cycles_of_boards(designs: Sequence[StageDesign], links: Sequence[Link]) -> S
     ways, depths, initial = list[Process](), dict[str, int](), dict[str, int]()
     joined: dict[tuple[str, str], str] = {}
     for k, link in enumerate(links):
-        for process, slots, ends in _led(designs[k], designs[k + 1], link, k):
+        for process, ends in _led(designs[k], designs[k + 1], link, k):
             ways.append(process)
-            depths |= dict(zip((*process.inputs, *process.outputs), slots, strict=True))
+            depths |= dict.fromkeys((*process.inputs, *process.outputs), SLACK)
             joined |= dict(zip(ends, (*process.inputs, *process.outputs), strict=True))
     stages = list[Process]()
     for stage, found, deep, held in ((d.name, *network_of(d)) for d in designs):
@@ -74,8 +74,8 @@ def cycles_of_boards(designs: Sequence[StageDesign], links: Sequence[Link]) -> S
 
 def _led(
     here: StageDesign, there: StageDesign, link: Link, k: int
-) -> Iterator[tuple[Process, tuple[int, int], tuple[tuple[str, str], tuple[str, str]]]]:
-    """What leads each value from stage k to the next: process, slots and ports at its ends."""
+) -> Iterator[tuple[Process, tuple[tuple[str, str], tuple[str, str]]]]:
+    """What leads each value from stage k to the next: process, and ports at its ends."""
     wanted = {p.value: name for name, p in port_names(there).items() if name.startswith("in_")}
     leaving = {p.value: name for name, p in port_names(here).items() if name.startswith("out_")}
     shared = {p.value: here.streams[p.stream] for p in here.outputs if p.value in wanted}
@@ -83,8 +83,6 @@ def _led(
     total = math.ceil(sum(s.nbytes for s in shared.values()) * clock / link.bytes_per_second)
     flight = math.ceil(link.latency_seconds * clock - 1e-6) + 1
     for value, stream in shared.items():
-        beats, name = stream.tokens, f"link{k}.{value}"
-        table = paced(beats, total)
+        name, table = f"link{k}.{value}", paced(stream.tokens, total)
         process = Process(name, table, (f"{name}.out",), (f"{name}.in",), flight)
-        slots = SLACK, SLACK + beats * flight // max(total, beats)
-        yield process, slots, ((here.name, leaving[value]), (there.name, wanted[value]))
+        yield process, ((here.name, leaving[value]), (there.name, wanted[value]))

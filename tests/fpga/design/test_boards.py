@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from pipec.backends.fpga.boards import cycles_of_boards, paced
 from pipec.backends.fpga.cycles import cycles_of
 from pipec.backends.fpga.demand import Shortage
-from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.designs import designs_of, networks
+from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.route import Concat, Fork
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.runs import cycles, tokens
 from pipec.backends.fpga.search import Board, Search, deep_fifos, fitted
@@ -62,6 +64,32 @@ def test_a_slow_link_sets_the_interval_and_is_named() -> None:
     found = cycles_of_boards(stages(), [Link(rate, 0.0), Link(1e12, 0.0)])
     assert found.interval == pytest.approx(crossing(0) / 0.2, rel=1e-3)
     assert found.bottleneck.startswith("link0.")
+
+
+def forked(n: int) -> tuple[StageDesign, StageDesign]:
+    """A board that sends every token twice, and one that reads all of one copy, then the other."""
+    ports = {v: Port(v, v, v, (n, 1), (0, 1), "float32") for v in "wxyz"}
+    fork = Engine("fork", Fork(n, 2), ("w",), ("x", "y"), depth=1)
+    join = Engine("join", Concat(1, (n, n)), ("x", "y"), ("z",), depth=1)
+    sent = {v: Stream(v, n, 1, 1, depth=2, producer="fork") for v in "xy"}
+    read = {v: Stream(v, n, 1, 1, depth=2, consumer="join") for v in "xy"}
+    given, found = Stream("w", n, 1, 1, consumer="fork"), Stream("z", 2 * n, 1, 1, producer="join")
+    x, y = ports["x"], ports["y"]
+    return (
+        StageDesign("here", (fork,), {"w": given, **sent}, (ports["w"],), (x, y)),
+        StageDesign("there", (join,), {**read, "z": found}, (x, y), (ports["z"],)),
+    )
+
+
+@pytest.mark.parametrize("flight", [1, 51])
+def test_a_link_holds_eight_beats_at_each_end_and_those_in_flight(flight: int) -> None:
+    """One copy waits on the way till the other is through: in each board's own FIFO, two tokens and
+    one in flight, at both ends of the link, where one is in flight from the port, and on it."""
+    links = [Link(1e12, (flight - 1) / 200e6)]
+    room = (2 + 1) + (8 + 1) + (8 + flight) + (2 + 1)
+    assert cycles_of_boards(forked(room), links).interval >= room
+    with pytest.raises(BackendError, match=r"link0\.y\.in is full"):
+        cycles_of_boards(forked(room + 1), links)
 
 
 def test_unlike_clocks_are_refused() -> None:
