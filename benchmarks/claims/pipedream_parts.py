@@ -147,7 +147,7 @@ def _bytes(name: str, graph: CostGraph) -> Row:
 def _fewer(graph: CostGraph, plan: ReplicatedPlan) -> float:
     """Change of the bytes that are sent per minibatch, against data parallelism on as many."""
     weights = totals(graph)[1]
-    alone = _reduced(weights, plan.workers)
+    alone = _reduced(weights, sum(s.replicas for s in plan.stages))
     own = [float(graph.weight_bytes[list(s.nodes)].sum()) for s in plan.stages]
     mine = sum(_reduced(w, s.replicas) for w, s in zip(own, plan.stages, strict=True))
     return (mine + 2 * _crossing_of(graph, plan)) / alone - 1

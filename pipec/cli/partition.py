@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 @click.option("--chunks", type=int, default=1, show_default=True, help="Chunks per device.")
 @click.option("--planner", type=click.Choice(["contiguous", "pipedream"]), default="contiguous")
 @click.option("--workers", type=int, multiple=True, help="pipedream: per level, innermost first.")
-@click.option("--fewest", is_flag=True, help="pipedream: no more workers than the time needs.")
 @click.option(
     "--bandwidth", type=float, multiple=True, help="Bytes/s per level or boundary [default: 1e9]."
 )
@@ -89,8 +88,8 @@ def _read(file: Path) -> "Workload":
     return read_workload(file)
 
 
-_USUAL: dict[str, object] = {"chunks": 1, "workers": (), "fewest": False, "cpus": None,
-                             "bandwidth": (), "latency": 0.0, "overlap": False}  # fmt: skip
+_USUAL: dict[str, object] = {"chunks": 1, "workers": (), "cpus": None, "bandwidth": (),
+                             "latency": 0.0, "overlap": False}  # fmt: skip
 """Options that some way of cutting does not read, and what they are where nobody gives them."""
 
 
@@ -102,7 +101,7 @@ def _refuse_unused(used: set[str], workload: "Workload", given: dict[str, Any]) 
     """
     replicates = given["planner"] == "pipedream"
     cases = (
-        (not replicates, {"workers", "fewest"}, "--planner pipedream"),
+        (not replicates, {"workers"}, "--planner pipedream"),
         (replicates, {"cpus", "chunks", "latency", "overlap"}, "--planner contiguous"),
         (workload.priced, {"bandwidth", "latency", "overlap"}, "values in bytes"),
     )
@@ -151,13 +150,13 @@ def _replicated(workload: "Workload", given: dict[str, Any]) -> None:
     levels = [Level(count, rate) for count, rate in zip(workers, rates, strict=True)]
     began = perf_counter()
     limit = float("inf") if given["memory"] is None else given["memory"]
-    plan = plan_replicated(workload.graph, levels, memory_bytes=limit, fewest=given["fewest"])
+    plan = plan_replicated(workload.graph, levels, memory_bytes=limit)
     seconds = perf_counter() - began
     facts = {
         "problem": "replicated stages",
         "configuration": plan.configuration,
         "max_load": plan.seconds,
-        "workers": plan.workers,
+        "workers": workers[-1],
         "contiguous": True,
         "exact": plan.exact,
         "seconds": seconds,
@@ -170,7 +169,6 @@ def _replicated(workload: "Workload", given: dict[str, Any]) -> None:
     click.echo(f"configuration  {plan.configuration}")
     _stage_lines(workload.graph, plan.stages, 0)
     click.echo(f"slowest        {plan.seconds:.6g} s per minibatch")
-    click.echo(f"workers used   {plan.workers}")
     click.echo(f"optimal over   {'all cuts' if plan.exact else 'the cuts of two orders'}")
     click.echo(f"time           {seconds:.4f} s")
 

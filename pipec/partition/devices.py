@@ -33,14 +33,14 @@ class Device:
 
 
 def boundary_seconds(cut: FloatArray, link: Link | None, *, at_once: bool) -> FloatArray:
-    """Transfer time of boundaries, [cuts].
+    """Transfer time of boundaries, [...].
 
     Args:
-        cut: Bytes that cross forward and back, [2, cuts].
+        cut: Bytes that cross forward and back, [2, ...].
         link: What carries them; None: nothing takes time.
         at_once: Both directions at the same time; else one after the other.
     """
     if link is None:
-        return np.zeros(cut.shape[1])
+        return np.zeros(cut.shape[1:])
     seconds: FloatArray = link.seconds(cut)
     return np.asarray(seconds.max(axis=0) if at_once else seconds.sum(axis=0))

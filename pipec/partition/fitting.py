@@ -90,7 +90,8 @@ def check_runnable(graph: CostGraph, machine: Machine) -> None:
 
 def nothing_fits(graph: CostGraph, machine: Machine, fit: Fit) -> PartitionError:
     """The error for limits that no cut meets: what is needed, what there is."""
-    if not machine.limited or (fit.least <= 1 and not fit.enough < inf):
+    limited = any(kind.memory_bytes < inf for kind in machine.kinds)
+    if not limited or (fit.least <= 1 and not fit.enough < inf):
         return PartitionError(
             "no contiguous cut was found that runs on these devices",
             got=", ".join(d.kind for d in machine.devices),

@@ -70,11 +70,6 @@ class Machine:
         total: IntArray = self.used[-1]
         return total
 
-    @property
-    def limited(self) -> bool:
-        """Whether any device has a memory limit."""
-        return any(np.isfinite(kind.memory_bytes) for kind in self.kinds)
-
     def boundary(self, cut: FloatArray) -> FloatArray:
         """Seconds that what crosses takes where all boundaries are alike, else 0, [cuts].
 
@@ -126,7 +121,10 @@ def make_machine(
             used[s + 1] = used[s]
             used[s + 1, kind] += 1
         steps = [[], *([step(s, s + 1, kind, s, s)] for s, kind in enumerate(kind_of))]
-    return Machine(tuple(devices), kinds, rows, used, steps, exactly, links is None, overlap)
+    priced = links is None
+    return Machine(
+        tuple(devices), kinds, rows, used, steps, exactly, priced, overlap and not priced
+    )
 
 
 def _free_states(kind_of: list[int], kinds: int) -> tuple[IntArray, list[list[tuple[int, int]]]]:

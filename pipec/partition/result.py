@@ -7,8 +7,8 @@ from time import perf_counter
 import numpy as np
 
 from pipec.cluster.cluster import Link
-from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, sums
-from pipec.partition.devices import Device
+from pipec.partition.costgraph import CostGraph, FloatArray, IntArray, distinct, sums
+from pipec.partition.devices import Device, boundary_seconds
 
 NO_GAP = 1e-6  # of the largest load: what solvers and rounding leave open
 
@@ -109,32 +109,23 @@ def stage_loads(
     count = len(devices)
     row = np.array([graph.classes.index(d.kind) for d in devices])
     work = sums(stage, graph.work[row[stage], np.arange(graph.size)], count)
+    pays = np.array([d.pays for d in devices], float)
     edge = np.repeat(np.arange(len(graph.producer)), np.diff(graph.consumer_ptr))
+    pins = np.concatenate([graph.producer, graph.consumer])
     if links is None:
-        ends = np.concatenate(
-            [
-                np.stack([np.arange(len(graph.producer)), stage[graph.producer]], axis=1),
-                np.stack([edge, stage[graph.consumer]], axis=1),
-            ]
-        )
-        ends = np.unique(ends, axis=0)
-        spread = np.bincount(ends[:, 0], minlength=len(graph.producer)) > 1
-        ends = ends[spread[ends[:, 0]]]
-        pays = np.array([d.pays for d in devices], float)
-        return work + pays * sums(ends[:, 1], graph.seconds[ends[:, 0]], count)
+        ends = np.concatenate([np.arange(len(graph.producer)), edge]) * count
+        value, at = np.divmod(distinct(ends + stage[pins]), count)
+        paid = np.where(np.bincount(value) > 1, graph.seconds, 0.0)
+        return work + pays * sums(at, paid[value], count)
     first = stage[graph.producer]
     last = first.copy()
     np.maximum.at(last, edge, stage[graph.consumer])
     np.minimum.at(first, edge, stage[graph.consumer])
     boundary = np.arange(1, count)
     crossing = (first[:, None] < boundary) & (boundary <= last[:, None])
-    times = [
-        np.array([float(link.seconds(b)) for link, b in zip(links, size @ crossing, strict=False)])
-        for size in (graph.bytes, graph.gradient_bytes)
-    ]
-    padding, pays = np.zeros(1), np.array([d.pays for d in devices], float)
-    if overlap:
-        peak = np.concatenate([padding, np.maximum(*times), padding])
-        return np.asarray(np.maximum(work, pays * np.maximum(peak[:-1], peak[1:])))
-    both = np.concatenate([padding, times[0] + times[1], padding])
-    return np.asarray(work + pays * (both[:-1] + both[1:]))
+    cut = np.stack([graph.bytes, graph.gradient_bytes]) @ crossing
+    seconds = np.zeros(count + 1)
+    for b, link in zip(range(count - 1), links, strict=False):
+        seconds[b + 1] = boundary_seconds(cut[:, b, None], link, at_once=overlap)[0]
+    into, out = pays * seconds[:-1], pays * seconds[1:]
+    return np.maximum(work, np.maximum(into, out)) if overlap else work + into + out

@@ -65,23 +65,20 @@ def solve_contiguous(
         >>> cut.stage.tolist(), [round(load, 3) for load in cut.loads], cut.proven
         ([0, 0, 1], [3.2, 3.2], True)
     """
-    deadline, started = perf_counter() + time_limit, perf_counter()
+    started = perf_counter()
     machine = make_machine(
-        graph,
-        devices,
-        free_order=free_order,
-        exactly=exactly,
-        links=links,
-        overlap=overlap and links is not None,
+        graph, devices, free_order=free_order, exactly=exactly, links=links, overlap=overlap
     )
     units, best = _units(graph, machine), Incumbent()
     cut_orders(units, machine, best, time_limit)
     if best.stage is None:
         best = _fitting(graph, machine, links)
-    lower, method = prove(units, machine, best, deadline)
+    lower, method = prove(units, machine, best, started + time_limit)
     if best.stage is None:
         raise nothing_fits(graph, machine, fit_memory(graph, machine))
-    return _result(graph, machine, links, best, lower, method, started)
+    loads, place = _loads(graph, machine, links, best)
+    order = name_devices(machine, best.steps)
+    return cut_result(graph, best.stage, order, loads[place], lower, method, started)
 
 
 def _units(graph: CostGraph, machine: Machine) -> Units:
@@ -138,19 +135,3 @@ def _loads(
     joints = [links] * (len(devices) - 1) if isinstance(links, Link) else links
     loads = stage_loads(graph, place[best.stage], devices, links=joints, overlap=machine.overlap)
     return loads, place
-
-
-def _result(
-    graph: CostGraph,
-    machine: Machine,
-    links: Link | Sequence[Link] | None,
-    best: Incumbent,
-    lower: float,
-    method: str,
-    started: float,
-) -> CutResult:
-    """Names the devices and evaluates the cut from the definition."""
-    assert best.stage is not None
-    order = name_devices(machine, best.steps)
-    loads, place = _loads(graph, machine, links, best)
-    return cut_result(graph, best.stage, order, loads[place], lower, method, started)

@@ -55,6 +55,11 @@ class Units:
         """Number of units."""
         return int(self.work.shape[1])
 
+    @property
+    def held(self) -> FloatArray:
+        """Bytes of weights and activations, [units]."""
+        return self.weight_bytes + self.activation_bytes
+
     def pin_edge(self) -> IntArray:
         """The hyperedge of every entry of ``pin``."""
         return np.repeat(np.arange(len(self.pin_ptr) - 1), np.diff(self.pin_ptr))

@@ -58,13 +58,12 @@ def brute(graph: CostGraph, i: int, j: int, m: int, levels: list[Level], limit: 
 
 
 @settings(max_examples=150, deadline=None)
-@given(chains(6), st.integers(1, 5), st.sampled_from([1.0, 3.0]), st.booleans())
-def test_one_level(graph: CostGraph, workers: int, bandwidth: float, fewest: bool) -> None:
+@given(chains(6), st.integers(1, 5), st.sampled_from([1.0, 3.0]))
+def test_one_level(graph: CostGraph, workers: int, bandwidth: float) -> None:
     levels = [Level(workers, bandwidth)]
-    plan = plan_replicated(graph, levels, fewest=fewest)
-    times = [brute(graph, 0, graph.size, m, levels, inf) for m in range(1, workers + 1)]
-    assert plan.seconds == pytest.approx(min(times) if fewest else times[-1])
-    assert sum(s.replicas for s in plan.stages) == plan.workers
+    plan = plan_replicated(graph, levels)
+    assert plan.seconds == pytest.approx(brute(graph, 0, graph.size, workers, levels, inf))
+    assert sum(s.replicas for s in plan.stages) == workers
     assert sorted(v for s in plan.stages for v in s.nodes) == list(range(graph.size))
 
 
@@ -93,20 +92,20 @@ def test_memory_by_position(graph: CostGraph, workers: int, limit: int) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(chains(5), st.sampled_from([[4], [3], [2, 2], [3, 2]]), st.booleans())
-def test_the_least_memory_is_told(graph: CostGraph, workers: list[int], fewest: bool) -> None:
+@given(chains(5), st.sampled_from([[4], [3], [2, 2], [3, 2]]))
+def test_the_least_memory_is_told(graph: CostGraph, workers: list[int]) -> None:
     levels = [Level(n, 2.0) for n in workers]
     try:
-        plan_replicated(graph, levels, memory_bytes=0.5, fewest=fewest)
+        plan_replicated(graph, levels, memory_bytes=0.5)
     except PartitionError as error:
         want = str(error.want)
     else:
         return  # it weighs nothing
     least = float(want.split(maxsplit=1)[0])
     assert "times as much" in want
-    plan_replicated(graph, levels, memory_bytes=least, fewest=fewest)
+    plan_replicated(graph, levels, memory_bytes=least)
     with pytest.raises(PartitionError):
-        plan_replicated(graph, levels, memory_bytes=least * (1 - 1e-9), fewest=fewest)
+        plan_replicated(graph, levels, memory_bytes=least * (1 - 1e-9))
 
 
 GOLDEN = [

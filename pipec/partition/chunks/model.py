@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipec.partition.costgraph import BoolArray, IntArray
-from pipec.partition.proof.bounds import TOLERANCE
 from pipec.partition.units import Units
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ def solve_model(
     chunks: int,
     memory_bytes: float,
     start: IntArray,
+    together: BoolArray,
     upper: float,
     seconds: float,
 ) -> tuple[IntArray | None, float]:
@@ -42,6 +42,7 @@ def solve_model(
         chunks: Chunks per device.
         memory_bytes: Limit per device.
         start: A placement to improve.
+        together: Values that no load up to ``upper`` leaves room to cut, [hyperedges].
         upper: Its largest load; only loads up to it matter.
         seconds: Time limit.
     """
@@ -52,9 +53,8 @@ def solve_model(
     scale = SCALE / max(upper, 1e-300)
     slack = 1 + (units.size + len(units.pin_ptr)) / 2  # every number of a row is rounded
     load = program.new_int_var(0, int(upper * scale + slack), "")
-    together = _together(units, devices, upper).tolist()
     for d in range(devices):
-        _bound_load(program, units, [row[d] for row in on], together, load, scale)
+        _bound_load(program, units, [row[d] for row in on], together.tolist(), load, scale)
         _bound_memory(program, units, [row[d] for row in on], memory_bytes)
     free = devices * chunks - 1
     for v, place in enumerate(start.tolist()):
@@ -122,22 +122,11 @@ def _bound_memory(
     program: "cp_model.CpModel", units: Units, here: "list[cp_model.IntVar]", limit: float
 ) -> None:
     """What one device holds up to its memory."""
-    held = units.weight_bytes + units.activation_bytes
+    held = units.held
     if limit < float(held.sum()):
         scale = BYTES / max(float(held.max()), 1.0)
         whole = np.round(held * scale).astype(np.int64).tolist()
         program.add(_weighted(here, whole) <= round(limit * scale))
-
-
-def _together(units: Units, devices: int, upper: float) -> BoolArray:
-    """Which values are not cut, [hyperedges].
-
-    A value that is cut is paid for twice at least: loads below ``upper`` may leave no room for
-    that, or it alone costs more.
-    """
-    spare = devices * upper - float(units.work[0].sum())
-    never = 2 * units.cost[0] > spare * (1 + TOLERANCE)
-    return np.asarray(never | (units.cost[0] > upper * (1 + TOLERANCE)))
 
 
 def _weighted(columns: "list[cp_model.IntVar]", weights: list[int]) -> "cp_model.LinearExpr":

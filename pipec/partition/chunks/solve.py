@@ -17,10 +17,10 @@ from pipec.errors import PartitionError
 from pipec.partition.chunks.model import solve_model
 from pipec.partition.costgraph import CostGraph, IntArray, check_acyclic
 from pipec.partition.devices import Device
-from pipec.partition.fitting import NOTHING, fit_memory
+from pipec.partition.fitting import NOTHING, check_runnable, fit_memory
 from pipec.partition.machine import make_machine
-from pipec.partition.proof.bounds import highest_load, make_bounds
-from pipec.partition.proof.reduce import reduce_units
+from pipec.partition.proof.bounds import TOLERANCE, highest_load, make_bounds
+from pipec.partition.proof.reduce import never_cut, reduce_units
 from pipec.partition.result import NO_GAP, CutResult, cut_result, stage_loads
 from pipec.partition.solve import solve_contiguous
 from pipec.partition.units import make_units
@@ -63,9 +63,8 @@ def solve_chunks(
         )
     machine, k = make_machine(graph, devices, exactly=False), len(devices)
     row, limit = machine.rows[0], devices[0].memory_bytes
+    check_runnable(graph, machine)
     units = reduce_units(make_units(graph, graph.seconds[None]), machine, inf)
-    if np.isinf(units.work[row]).any():
-        raise PartitionError("some nodes cannot run on these devices", got=devices[0].kind)
     units.work[0] = units.work[row]
     best, largest = _contiguous(graph, devices, CONTIGUOUS * time_limit)
     start = np.zeros(units.size, np.int64) if best is None else units.stages(best)
@@ -73,13 +72,14 @@ def solve_chunks(
     left = max(time_limit - (perf_counter() - began), 0.1)
     lower, placed = make_bounds(units, machine).lower, None
     if lower < largest * (1 - NO_GAP) and units.size * k * chunks <= MODEL_LIMIT:
-        placed, bound = solve_model(units, k, chunks, limit, start, upper, left)
+        together = never_cut(units, machine, upper * (1 + TOLERANCE))
+        placed, bound = solve_model(units, k, chunks, limit, start, together, upper, left)
         lower = max(lower, bound)
     if placed is not None:
         value = float(stage_loads(graph, placed[units.of_node] % k, devices).max())
         best = placed[units.of_node] if value < largest else best
     if best is None:
-        held = units.weight_bytes + units.activation_bytes
+        held = units.held
         enough = fit_memory(graph, machine).enough * max(limit, NOTHING)
         raise PartitionError(
             "no cut into chunks was found that fits the memory",

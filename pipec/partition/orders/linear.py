@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipec.partition.costgraph import FloatArray, IntArray, topological_order
+from pipec.partition.costgraph import FloatArray, IntArray
 from pipec.partition.units import Units
 
 
@@ -21,17 +21,14 @@ def linear_orders(units: Units, weight: FloatArray, randoms: int = 6) -> Iterato
         weight: Work of each unit, for the longest paths, [units].
         randoms: How many random depth-first orders follow the fixed ones.
     """
-    n = units.size
-    ascending = (units.edges[:, 0] < units.edges[:, 1]).all()
-    base = list(range(n)) if ascending else topological_order(n, units.succ)
-    if not ascending:
+    base = list(range(units.size))
+    if not (units.edges[:, 0] < units.edges[:, 1]).all():
         import networkx as nx
 
         graph: nx.DiGraph[int] = nx.DiGraph(units.edges.tolist())
         graph.add_nodes_from(base)
-        yield np.array(list(nx.lexicographical_topological_sort(graph)), np.int64)
-    else:
-        yield np.array(base, np.int64)
+        base = list(nx.lexicographical_topological_sort(graph))
+    yield np.array(base, np.int64)
     # from the end: a branch is finished before the next one begins
     back = replace(units, succ=units.pred, pred=units.succ)
     head = _longest(base, units.succ, weight)
@@ -41,7 +38,7 @@ def linear_orders(units: Units, weight: FloatArray, randoms: int = 6) -> Iterato
     yield _depth_first(units, [-t for t in tail])
     for seed in range(randoms):
         generator = random.Random(seed)  # noqa: S311 - reproducible, nothing secret
-        yield _depth_first(units, [generator.random() for _ in range(n)])
+        yield _depth_first(units, [generator.random() for _ in base])
 
 
 def _longest(order: list[int], succ: list[list[int]], weight: FloatArray) -> list[float]:

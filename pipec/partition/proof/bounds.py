@@ -135,7 +135,7 @@ def memory_shares(units: Units, machine: Machine) -> FloatArray:
     shares = np.zeros((len(machine.kinds), units.size))
     for number, kind in enumerate(machine.kinds):
         if 0 < kind.memory_bytes < inf:
-            shares[number] = (units.weight_bytes + units.activation_bytes) / kind.memory_bytes
+            shares[number] = units.held / kind.memory_bytes
     return shares
 
 
@@ -157,30 +157,27 @@ def _paying(machine: Machine, capacity: FloatArray, present: np.ndarray) -> Floa
 
 
 def _capacities(work: FloatArray, count: FloatArray) -> FloatArray:
-    """Maximises sum(min_k c_k * work_k) / sum(count_k * c_k), one capacity after the other."""
+    """Maximises sum(min_k c_k * work_k) / sum(count_k * c_k), one capacity after the other.
+
+    The best capacity of one kind is one at which some unit's least term becomes another kind's; up
+    to it the ratio rises, and then it falls.
+    """
     capacity = np.ones(len(count))
-    best = _ratio(capacity, work, count)
-    for _ in range(3 if len(count) > 1 else 0):
-        for k in range(len(count)):
-            others = np.delete(np.arange(len(count)), k)
-            floor = np.min(capacity[others, None] * work[others], axis=0)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                breaks = floor / work[k]
-            breaks = np.where(work[k] > 0, breaks, inf)
-            order = np.argsort(breaks)
-            candidates, floors, mine = breaks[order], floor[order], work[k][order]
-            finite = np.isfinite(candidates) & (candidates > 0)
-            done = np.cumsum(np.where(np.isfinite(candidates), floors, 0.0))
-            rest = np.where(np.isfinite(mine), mine, 0.0)
-            rest = rest.sum() - np.cumsum(rest)
-            fixed = float(count[others] @ capacity[others])
-            with np.errstate(invalid="ignore"):
-                value = (done + candidates * rest) / (fixed + count[k] * candidates)
-            value = np.where(finite, value, -inf)
-            at = int(np.argmax(value))
-            if value[at] > best * (1 + TOLERANCE):
-                capacity[k] = candidates[at]
-                best = _ratio(capacity, work, count)
+    for k in [*range(len(count))] * (3 if len(count) > 1 else 0):
+        others = np.delete(np.arange(len(count)), k)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            breaks = np.min(capacity[others, None] * work[others], axis=0) / work[k]
+        trial = np.repeat(capacity[:, None], 2, axis=1)
+        breaks = np.unique(breaks[np.isfinite(breaks) & (breaks > 0)])
+        low, high = 0, len(breaks) - 1
+        while low < high:
+            middle = (low + high) // 2
+            trial[k] = breaks[middle : middle + 2]
+            before, after = (_ratio(column, work, count) for column in trial.T)
+            low, high = (middle + 1, high) if after > before else (low, middle)
+        trial[k] = breaks[low] if len(breaks) else capacity[k]
+        if _ratio(trial[:, 0], work, count) > _ratio(capacity, work, count) * (1 + TOLERANCE):
+            capacity = trial[:, 0]
     return capacity
 
 

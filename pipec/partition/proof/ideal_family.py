@@ -32,7 +32,7 @@ class IdealFamily(Family):
         self.work = np.where(blocked, 0.0, units.work) @ bits.T
         self.blocked = blocked.astype(float) @ bits.T
         self.weight = bits @ units.weight_bytes
-        self.activation = bits @ units.activation_bytes
+        self.held = bits @ units.held
         self.degree = np.diff(units.pin_ptr)
         self._price = units.cost[0]
         self.counts = _counts(units, bits)
@@ -50,14 +50,9 @@ class IdealFamily(Family):
         left = self.counts[np.ix_(sources, edges)].astype(np.int64)
         right = self.counts[np.ix_(targets, edges)].astype(np.int64)
         degree, price = self.degree[edges], self._price[edges]
-        two = degree == 2
-        result = _shared(left[:, two] == 1, right[:, two] == 1, 2 * price[two])
-        if not two.all():
-            left, right, degree, price = left[:, ~two], right[:, ~two], degree[~two], price[~two]
-            result += _shared((left > 0) & (left < degree), (right > 0) & (right < degree), price)
-            edge, count = _common(left, right, degree)
-            result += _shared(left[:, edge] == count, right[:, edge] == count, price[edge])
-        return result
+        partly = _shared((left > 0) & (left < degree), (right > 0) & (right < degree), price)
+        edge, count = _common(left, right, degree)
+        return partly + _shared(left[:, edge] == count, right[:, edge] == count, price[edge])
 
     def inside(self, sources: IntArray, targets: IntArray) -> BoolArray:
         """No bit of the source is missing in the target."""

@@ -33,60 +33,27 @@ def prove(units: Units, machine: Machine, best: Incumbent, deadline: float) -> t
     if units.size > CLOSURE_LIMIT:
         return lower, f"{best.found}, work bound"
     known = best.stage is not None
-    trials = _Trials(lower, best.value if known else highest_load(units, machine), known=known)
-    most = QUICK
-    while not trials.done and perf_counter() <= deadline:
-        outcome = _below(units, machine, trials.limit, _share(deadline, TRIAL), best, most)
+    ceiling = best.value if known else highest_load(units, machine)
+    failed, step, most = inf, lower / 4 + ceiling / 1000, QUICK
+    limit = ceiling if known else lower + step
+    while lower < min(ceiling, failed * (1 - CLOSE)) and perf_counter() <= deadline:
+        outcome = _below(units, machine, limit, _share(deadline, TRIAL), best, most)
         if outcome:
             return best.value, "optimal over all ideals in the windows"
-        if outcome == 0:
-            trials.nothing()
-        elif most < IDEALS_LIMIT:
+        if outcome is None and most < IDEALS_LIMIT:
             most = IDEALS_LIMIT
             if known:
                 improve(units, machine, best, _share(deadline, IMPROVE))
-                trials = _Trials(trials.lower, best.value, known=True)
+                limit = ceiling = best.value
+            continue
+        if outcome is None:
+            failed = limit
         else:
-            trials.too_many()
-    if trials.lower >= trials.ceiling:
-        return trials.lower, f"{best.found}, optimal: no ideal in the windows beats it"
-    return trials.lower, f"{best.found}, bound by ideals up to a limit"
-
-
-class _Trials:
-    """Limits to try, between what is proven and what leaves too many ideals.
-
-    Args:
-        lower: No cut is better.
-        ceiling: The limit that is wanted: nothing below it is the proof.
-        known: The ceiling is a cut and worth a try before all.
-    """
-
-    def __init__(self, lower: float, ceiling: float, *, known: bool) -> None:
-        self.lower, self.ceiling, self._failed = lower, ceiling, inf
-        self._step = lower / 4 + ceiling / 1000
-        self.limit = ceiling if known else lower + self._step
-
-    @property
-    def done(self) -> bool:
-        """Proven, or no trial in between is worth its time."""
-        near = self._failed < inf and self._failed - self.lower <= CLOSE * self._failed
-        return self.lower >= self.ceiling or near
-
-    def nothing(self) -> None:
-        """No cut is below the limit."""
-        self.lower = max(self.lower, self.limit)
-        self._step *= 2
-        self._next()
-
-    def too_many(self) -> None:
-        """The limit leaves too many ideals."""
-        self._failed = self.limit
-        self._next()
-
-    def _next(self) -> None:
-        middle = (self.lower + self._failed) / 2
-        self.limit = min(self.ceiling, middle, self.lower + self._step)
+            lower, step = max(lower, limit), 2 * step
+        limit = min(ceiling, (lower + failed) / 2, lower + step)
+    if lower >= ceiling:
+        return lower, f"{best.found}, optimal: no ideal in the windows beats it"
+    return lower, f"{best.found}, bound by ideals up to a limit"
 
 
 def _share(deadline: float, share: float) -> float:
@@ -96,51 +63,40 @@ def _share(deadline: float, share: float) -> float:
 
 
 def _below(
-    units: Units, machine: Machine, limit: float, deadline: float, best: Incumbent, most: int
-) -> int | None:
-    """Stages of the best cut below a limit, which is offered to the incumbent.
-
-    0 if there is none, None if there are too many ideals.
-
-    Where every device must take a stage, devices may first stay empty: then units without work
-    may be merged. Only if that finds a cut with empty devices, both are taken back.
-    """
-    need = len(machine.devices) if machine.exactly else 0
-    relaxed = replace(machine, exactly=False)
-    stages = _exhaust(units, relaxed, limit, deadline, best, most, need, idle=True)
-    if stages and stages < need:
-        return _exhaust(units, machine, limit, deadline, best, most, need, idle=False)
-    return stages
-
-
-def _exhaust(
     units: Units,
     machine: Machine,
     limit: float,
     deadline: float,
     best: Incumbent,
     most: int,
-    need: int,
     *,
-    idle: bool,
+    idle: bool = True,
 ) -> int | None:
-    """As `_below`; a cut with fewer stages than needed is not offered."""
+    """Stages of the best cut below a limit, which is offered to the incumbent.
+
+    0 if there is none, None if there are too many ideals.
+
+    Where every device must take a stage, devices may first be ``idle``: then units without work may
+    be merged. Only if that finds a cut with empty devices, both are taken back.
+    """
     small = reduce_units(units, machine, limit, idle=idle)
     bounds = make_bounds(small, machine)
     if bounds.lower >= limit * (1 - TOLERANCE):
         return 0
     windows = Reach(bounds, machine, limit).windows()
-    most = min(most, CELLS // (small.size + 3 * len(small.pin_ptr)))
-    bits = enumerate_ideals(small, bounds.ref, windows, most, deadline)
+    cells = CELLS // (small.size + 3 * len(small.pin_ptr))
+    bits = enumerate_ideals(small, bounds.ref, windows, min(most, cells), deadline)
     if bits is None:
         return None
     family = IdealFamily(small, bounds.ref, bits)
+    loose = replace(machine, exactly=not idle)
     try:
-        path = search(family, machine, bounds, limit * (1 - TOLERANCE), deadline=deadline)
+        path = search(family, loose, bounds, limit * (1 - TOLERANCE), deadline=deadline)
     except OutOfTimeError:
         return None
     if path is None:
         return 0
-    if len(path.steps) >= need:
-        best.offer(small, family, path, "ideals")
+    if machine.exactly and len(path.steps) < len(machine.devices):
+        return _below(units, machine, limit, deadline, best, most, idle=False)
+    best.offer(small, family, path, "ideals")
     return len(path.steps)

@@ -15,9 +15,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from pipec.partition.costgraph import BoolArray, topological_order
+from pipec.partition.costgraph import BoolArray
 from pipec.partition.machine import Machine
 from pipec.partition.proof.bounds import TOLERANCE, make_bounds, memory_shares
+from pipec.partition.proof.ideals import closures
 from pipec.partition.units import Units, joined, merge
 
 CLOSURE_LIMIT = 3000
@@ -41,7 +42,7 @@ def reduce_units(units: Units, machine: Machine, limit: float, *, idle: bool = T
     while True:
         pairs = _only_here(units, machine)
         if np.isfinite(limit):
-            pairs += _inseparable(units, _threshold(units, machine, limit))
+            pairs += _inseparable(units, never_cut(units, machine, limit))
         if idle:
             pairs += idle_pairs(units, _without_memory(units, machine))
         before = units.size
@@ -50,8 +51,8 @@ def reduce_units(units: Units, machine: Machine, limit: float, *, idle: bool = T
             return units
 
 
-def _threshold(units: Units, machine: Machine, limit: float) -> BoolArray:
-    """Rule 3: hyperedges that nothing below the limit cuts."""
+def never_cut(units: Units, machine: Machine, limit: float) -> BoolArray:
+    """Rule 3: hyperedges that nothing below the limit cuts, [hyperedges]."""
     if not units.cost.size:
         return np.zeros(0, bool)
     seconds = machine.boundary(units.cost)
@@ -85,11 +86,8 @@ def _only_here(units: Units, machine: Machine) -> Pairs:
 
 def _without_memory(units: Units, machine: Machine) -> BoolArray:
     """Units whose move cannot break a memory limit."""
-    held = units.weight_bytes + units.activation_bytes
-    if not machine.limited:
-        return np.ones(units.size, bool)
     least = min(kind.memory_bytes for kind in machine.kinds)
-    return np.asarray((held == 0) | bool(held.sum() <= least))
+    return np.asarray((units.held == 0) | bool(units.held.sum() <= least))
 
 
 def _inseparable(units: Units, heavy: BoolArray) -> Pairs:
@@ -105,39 +103,26 @@ def idle_pairs(units: Units, light: BoolArray) -> Pairs:
     idle = np.flatnonzero((units.work == 0).all(axis=0) & light)
     if not len(idle):
         return pairs
-    succ, pred = _without_transitive(units)
+    small = units.size <= CLOSURE_LIMIT
+    above, below = closures(units) if small else (None, None)
     edges_of: dict[int, list[int]] = {v: [] for v in idle.tolist()}
     for h, v in zip(units.pin_edge().tolist(), units.pin.tolist(), strict=True):
         if v in edges_of:
             edges_of[v].append(h)
     for v, edges in edges_of.items():
-        for near in (pred[v], succ[v]):
+        for heads, reach in ((units.pred[v], above), (units.succ[v], below)):
+            near = heads if reach is None else _direct(heads, reach)
             if len(near) == 1 and _all_hold(units, edges, near[0]):
                 pairs.append((near[0], v))
                 break
     return pairs
 
 
+def _direct(near: list[int], reach: BoolArray) -> list[int]:
+    """Rule 1: the neighbours that are on the way from, or to, no other one."""
+    ways = reach[np.ix_(near, near)].sum(axis=0).tolist()
+    return [v for v, count in zip(near, ways, strict=True) if count == 1]
+
+
 def _all_hold(units: Units, edges: list[int], t: int) -> bool:
     return all(t in units.pin[units.pin_ptr[h] : units.pin_ptr[h + 1]] for h in edges)
-
-
-def _without_transitive(units: Units) -> tuple[list[list[int]], list[list[int]]]:
-    """Rule 1, on graphs small enough for a closure: (successors, predecessors)."""
-    n = units.size
-    if n > CLOSURE_LIMIT:
-        return units.succ, units.pred
-    below = [0] * n  # bit sets of proper descendants
-    succ: list[list[int]] = [[] for _ in range(n)]
-    pred: list[list[int]] = [[] for _ in range(n)]
-    for u in reversed(topological_order(n, units.succ)):
-        reach = 0
-        for v in units.succ[u]:
-            reach |= below[v]
-        for v in units.succ[u]:
-            if not reach >> v & 1:
-                succ[u].append(v)
-                pred[v].append(u)
-            reach |= 1 << v
-        below[u] = reach
-    return succ, pred

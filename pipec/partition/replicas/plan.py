@@ -63,16 +63,11 @@ class ReplicatedPlan:
     Attributes:
         stages: First to last.
         seconds: Time per minibatch of the slowest stage or boundary.
-        workers: Components of the outermost level that are used.
-        by_workers: Best time for each number of components from 1 on; infinity if not better than
-            what was asked for could be.
         exact: All ideals were cuts; else the prefixes of one order.
     """
 
     stages: tuple[ReplicatedStage, ...]
     seconds: float
-    workers: int
-    by_workers: tuple[float, ...]
     exact: bool
 
     @property
@@ -82,11 +77,7 @@ class ReplicatedPlan:
 
 
 def plan_replicated(
-    graph: CostGraph,
-    levels: Sequence[Level],
-    *,
-    memory_bytes: float = inf,
-    fewest: bool = False,
+    graph: CostGraph, levels: Sequence[Level], *, memory_bytes: float = inf
 ) -> ReplicatedPlan:
     """Finds the pipeline whose slowest stage or boundary is fastest.
 
@@ -96,7 +87,6 @@ def plan_replicated(
         memory_bytes: Limit per device: minibatches in flight x (weights + activations). With
             several levels the number in flight on an inner stage is taken as
             ceil(all workers / its replicas), which it never exceeds.
-        fewest: Use no more components of the outermost level than the best time needs.
 
     Raises:
         PartitionError: Nothing fits the memory.
@@ -117,15 +107,11 @@ def plan_replicated(
     stage = timed(cuts, base, levels[-1], memory_bytes if len(levels) == 1 else inf)
     tail = _outermost(cuts, stage, levels, limited=memory_bytes < inf)
     solved.append(_Solved(stage, {len(cuts.work) - 1: tail}))
-    times = [float(seconds[0]) for seconds in tail.seconds[1:]]
-    workers = len(times)
-    if fewest:
-        workers = 1 + next(m for m, t in enumerate(times) if t <= min(times) * (1 + TOLERANCE))
-    if not times[workers - 1] < inf:
-        least = _least_memory(cuts, levels)
-        raise _nothing_fits(cuts, everyone, memory_bytes, min(least) if fewest else least[-1])
-    stages = _stages(cuts, solved, 0, len(cuts.work) - 1, workers)
-    return ReplicatedPlan(stages, times[workers - 1], workers, tuple(times), cuts.exact)
+    seconds = float(tail.seconds[-1][0])
+    if not seconds < inf:
+        raise _nothing_fits(cuts, everyone, memory_bytes, _least_memory(cuts, levels))
+    stages = _stages(cuts, solved, 0, len(cuts.work) - 1, levels[-1].workers)
+    return ReplicatedPlan(stages, seconds, cuts.exact)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,8 +173,8 @@ def _transfer(cuts: Cuts, level: Level) -> FloatArray:
     return np.asarray(2 * cuts.family.cut[0] / level.bytes_per_second)
 
 
-def _least_memory(cuts: Cuts, levels: Sequence[Level]) -> list[float]:
-    """The smallest limit per device that any pipeline keeps, by outermost components from 1.
+def _least_memory(cuts: Cuts, levels: Sequence[Level]) -> float:
+    """The smallest limit per device that any pipeline keeps.
 
     The same recurrence, with the bytes that a stage's devices hold in the place of its time and
     links that cost nothing.
@@ -208,7 +194,7 @@ def _least_memory(cuts: Cuts, levels: Sequence[Level]) -> list[float]:
     stage = innermost if only else outer
     free = np.zeros(len(every))
     tail = suffixes(stage, free, levels[-1].workers, len(every) - 1, lambda _: every)
-    return [float(least[0]) for least in tail.seconds[1:]]
+    return float(tail.seconds[-1][0])
 
 
 def _stages(
@@ -236,8 +222,6 @@ def _stages(
 
 def _nothing_fits(cuts: Cuts, workers: int, limit: float, least: float) -> PartitionError:
     """Says the limit that is there and the one that would do."""
-    everything = float(cuts.family.weight[-1] + cuts.family.activation[-1])
-    units = cuts.units.weight_bytes + cuts.units.activation_bytes
     if least < inf:
         share = f" ({least / limit:.3g} times as much)" if limit > 0 else ""
         less = "with less none does" if cuts.exact else "in the orders that were tried"
@@ -246,8 +230,8 @@ def _nothing_fits(cuts: Cuts, workers: int, limit: float, least: float) -> Parti
         want = "fewer workers: there are not as many places to cut"
     return PartitionError(
         "no replicated pipeline fits the memory",
-        got=f"{limit:.10g} bytes on each of {workers} workers for {everything:.6g} bytes in all, "
-        f"{units.max():.6g} in one unit, times the minibatches in flight",
+        got=f"{limit:.10g} bytes on each of {workers} workers for {cuts.family.held[-1]:.6g} bytes "
+        f"in all, {cuts.units.held.max():.6g} in one unit, times the minibatches in flight",
         want=want,
         hint="use more workers or a smaller minibatch",
     )

@@ -62,9 +62,7 @@ def make_cuts(graph: CostGraph, *, limited: bool) -> Cuts:
     """All ideals after exact merges; above a limit, the prefixes of two orders."""
     units = make_units(graph, graph.bytes[None])
     while True:
-        light = units.weight_bytes == 0
-        if limited:
-            light &= units.activation_bytes == 0
+        light = (units.held if limited else units.weight_bytes) == 0
         before = units.size
         units = merge(units, joined(before, idle_pairs(units, light)))
         if units.size == before:
@@ -86,7 +84,7 @@ def make_cuts(graph: CostGraph, *, limited: bool) -> Cuts:
         return np.where(inside, amount - amount[:, None], inf)
 
     work, weight = between(family.work[0]), between(family.weight)
-    return Cuts(units, family, exact, work, weight, between(family.weight + family.activation))
+    return Cuts(units, family, exact, work, weight, between(family.held))
 
 
 Stage = Callable[[int, int, Any], FloatArray]

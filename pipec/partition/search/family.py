@@ -21,7 +21,7 @@ class Family(ABC):
         work: Seconds by class, [classes, cuts]; units that cannot run there count 0.
         blocked: Units left of the cut that cannot run on a class, [classes, cuts].
         weight: Bytes per weight version, [cuts].
-        activation: Bytes per microbatch in flight, [cuts].
+        held: Bytes of weights and activations, [cuts].
         cut: Cost of the hyperedges partly left, [kinds, cuts].
     """
 
@@ -30,7 +30,7 @@ class Family(ABC):
     work: FloatArray
     blocked: FloatArray
     weight: FloatArray
-    activation: FloatArray
+    held: FloatArray
     cut: FloatArray
 
     @abstractmethod
@@ -64,7 +64,7 @@ class PrefixFamily(Family):
         self.work = _running(np.where(blocked, 0.0, units.work)[:, order])
         self.blocked = _running(blocked[:, order].astype(float))
         self.weight = _running(units.weight_bytes[order])
-        self.activation = _running(units.activation_bytes[order])
+        self.held = _running(units.held[order])
         # places of the pins, sorted within each hyperedge
         keys = np.sort(units.pin_edge() * (n + 1) + place[units.pin])
         pins = keys - units.pin_edge() * (n + 1)

@@ -52,15 +52,6 @@ class _State:
     from_step: IntArray  # index of the incoming step; -1 none
 
 
-@dataclass(frozen=True)
-class _Caps:
-    """What a step must stay below."""
-
-    limit: float
-    deadline: float
-    held: FloatArray  # work measure that one device of each kind can hold
-
-
 def search(
     family: Family,
     machine: Machine,
@@ -89,7 +80,6 @@ def search(
     """
     states: list[_State] = []
     held = bounds.capacity * limit + TOLERANCE * float(bounds.ref.sum())
-    caps = _Caps(limit, deadline, held)
     reach = Reach(bounds, machine, limit)
     for s in range(len(machine.used)):
         rows = _candidates(family, machine, s, reach)
@@ -101,7 +91,7 @@ def search(
             state.value[rows == 0] = 0.0
         states.append(state)
         for number, step in enumerate(machine.steps[s]):
-            move = _Move(family, machine, step, caps)
+            move = _Move(family, machine, step, limit, deadline, float(held[step.kind]))
             if not machine.exactly:
                 move.skip(states[step.source], state, number)
             move.advance(states[step.source], state, number)
@@ -145,7 +135,9 @@ class _Move:
     family: Family
     machine: Machine
     step: Step
-    caps: _Caps
+    limit: float
+    deadline: float
+    capacity: float  # work measure that the device can hold
 
     def skip(self, source: _State, target: _State, number: int) -> None:
         """The device stays empty: the same cut, one more device used; it relays what crosses."""
@@ -153,10 +145,10 @@ class _Move:
             return
         place = np.searchsorted(target.rows, source.rows)
         place = np.minimum(place, len(target.rows) - 1)
-        relay = relay_seconds(self.family, self.machine, self.step, source.rows)
+        relay = self._linked(np.zeros(len(source.rows)), source.rows, source.rows)
         value = np.maximum(source.value, relay)
         same = (target.rows[place] == source.rows) & (value < target.value[place])
-        same &= value < self.caps.limit
+        same &= value < self.limit
         at = place[same]
         target.value[at] = value[same]
         target.from_row[at] = np.flatnonzero(same)
@@ -164,27 +156,26 @@ class _Move:
 
     def advance(self, source: _State, target: _State, number: int) -> None:
         """Relax all pairs; ``number`` is the step's place among those into the target."""
-        live = np.flatnonzero(source.value < self.caps.limit)
+        live = np.flatnonzero(source.value < self.limit)
         if not len(live) or not len(target.rows):
             return
         rows = source.rows[live]
         ref = self.family.ref[rows]
-        capacity = self.caps.held[self.step.kind]
-        size = int(capacity / max(float(np.ptp(ref)), capacity) * len(rows))
+        size = int(self.capacity / max(float(np.ptp(ref)), self.capacity) * len(rows))
         size = min(max(size, LEAST_BLOCK), BLOCK)
         for begin in range(0, len(target.rows), size):
             ends = target.rows[begin : begin + size]
             # a stage holds less than the capacity of its device; no source is beyond its target
-            least = self.family.ref[ends[0]] - capacity
+            least = self.family.ref[ends[0]] - self.capacity
             first = int(np.searchsorted(ref, least, "left"))
             last = int(np.searchsorted(ref, self.family.ref[ends[-1]] * (1 + TOLERANCE), "right"))
             # blocks that stay in cache; near ones first, as they are more often the answer
             for high in range(last, first, -size):
-                if perf_counter() > self.caps.deadline:
+                if perf_counter() > self.deadline:
                     raise OutOfTimeError
                 part = live[max(first, high - size) : high]
                 near, behind = source.rows[part], source.value[part, None]
-                bound = np.minimum(target.value[begin : begin + size], self.caps.limit)
+                bound = np.minimum(target.value[begin : begin + size], self.limit)
                 found = self._best(near, behind, ends, bound)
                 if found is None:
                     continue
@@ -227,9 +218,8 @@ class _Move:
         if family.blocked[row, -1]:
             ok &= family.blocked[row, targets] == family.blocked[row, sources]
         if np.isfinite(kind.memory_bytes):
-            held = family.weight + family.activation
-            slack = TOLERANCE * max(held[-1], 1.0)
-            ok &= held[targets] - held[sources] <= kind.memory_bytes + slack
+            slack = TOLERANCE * max(family.held[-1], 1.0)
+            ok &= family.held[targets] - family.held[sources] <= kind.memory_bytes + slack
         return ok & family.inside(sources, targets)
 
     def _loads(self, sources: IntArray, targets: IntArray) -> FloatArray:
@@ -237,30 +227,22 @@ class _Move:
         family, machine = self.family, self.machine
         work = family.work[machine.rows[self.step.kind]]
         load: FloatArray = work[targets] - work[sources][:, None]
-        if not machine.kinds[self.step.kind].pays:
-            return load
-        if machine.priced:
+        if not machine.priced:
+            return self._linked(load, sources[:, None], targets)
+        if machine.kinds[self.step.kind].pays:
             cut = family.cut[0]
             load += cut[targets] + cut[sources][:, None]
-            return load - family.passing(sources, targets)
-        overlap = machine.overlap
-        into = boundary_seconds(family.cut[:, sources], self.step.link_in, at_once=overlap)
-        out = boundary_seconds(family.cut[:, targets], self.step.link_out, at_once=overlap)
-        if overlap:
-            return np.maximum(load, np.maximum(into[:, None], out))
-        load += into[:, None]
-        load += out
+            load -= family.passing(sources, targets)
         return load
 
-
-def relay_seconds(family: Family, machine: Machine, step: Step, rows: IntArray) -> FloatArray:
-    """Load of an empty device that passes on what crosses a cut, [rows]."""
-    if not machine.kinds[step.kind].pays:
-        return np.zeros(len(rows))
-    ends = (step.link_in, step.link_out)
-    crossing, overlap = family.cut[:, rows], machine.overlap
-    into, out = (boundary_seconds(crossing, link, at_once=overlap) for link in ends)
-    return np.maximum(into, out) if overlap else into + out
+    def _linked(self, work: FloatArray, sources: IntArray, targets: IntArray) -> FloatArray:
+        """Work, and what the links on both sides take; shapes broadcast."""
+        cut, overlap = self.family.cut, self.machine.overlap
+        if not self.machine.kinds[self.step.kind].pays:
+            return work
+        into = boundary_seconds(cut[:, sources], self.step.link_in, at_once=overlap)
+        out = boundary_seconds(cut[:, targets], self.step.link_out, at_once=overlap)
+        return np.maximum(work, np.maximum(into, out)) if overlap else work + into + out
 
 
 def _trace(family: Family, machine: Machine, states: list[_State]) -> Path | None:
