@@ -171,7 +171,7 @@ def file_of(name: str, folder: Path) -> Path:
 def read(path: Path, target: str) -> tuple[Loaded, float]:
     """The model, and processor seconds of reading it."""
     begin = time.process_time()
-    loaded = load(str(path), LoadOptions(open=load_backend(target).leaves_open))
+    loaded = load(str(path), LoadOptions(**load_backend(target).reads))
     return loaded, time.process_time() - begin
 
 

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -86,6 +87,7 @@ class FpgaBackend(Backend):
     options: ClassVar[type[Options]] = FpgaOptions
     route: ClassVar[str] = "relay"
     fused_attention: ClassVar[bool] = False
+    reads: ClassVar[Mapping[str, Any]] = MappingProxyType({"paired": True})
     simulates: ClassVar[bool] = True
     families: ClassVar[frozenset[str]] = frozenset({"fpga"})
     devices: ClassVar[str] = "2xvcu118"

@@ -1,10 +1,11 @@
 """``--target torch``: one safetensors file per stage, and exported programs on request."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from pipec.backends.torch import run as engine
 from pipec.backends.torch.exported import OpenStage, export_stage, write_exported
@@ -64,7 +65,7 @@ class TorchBackend(Backend):
     options: ClassVar[type[Options]] = TorchOptions
     run_options: ClassVar[type[Options]] = engine.RunOptions
     runs_emitted_code: ClassVar[bool] = False
-    leaves_open: ClassVar[bool] = True
+    reads: ClassVar[Mapping[str, Any]] = MappingProxyType({"open": True})
 
     def check(self, plan: Plan) -> None:
         """See whether every stage can be emitted.

@@ -104,7 +104,7 @@ def compile(  # noqa: A001
     fixed = {name: tuple(values) for name, values in (bind or {}).items()}
     told = LoadOptions(
         sizes, fixed, training=training, trust=trust, seed=seed, autocast=autocast,
-        open=backend.leaves_open,
+        **backend.reads,
         eager=((AUTO,) if eager else ()) if isinstance(eager, bool) else _listed(eager),
     )  # fmt: skip
     return request.plan(*_read(model, inputs, loss, told))

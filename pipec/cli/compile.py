@@ -123,7 +123,7 @@ def _compile(request: Request, given: dict[str, Any], console: Console) -> Plan:
     request.pipeline()  # a mistake in it is told before the model is read
     if given["output"] is not None:
         check_target(given["output"], force=given["force"])
-    told = replace(load_options(given), open=request.backend.leaves_open)
+    told = replace(load_options(given), **request.backend.reads)
     with console.status(f"reading {given['model']}"):
         loaded = load(given["model"], told)
     trains = bool(loaded.graph.outputs_of(OutputKind.LOSS))

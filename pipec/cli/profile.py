@@ -76,7 +76,7 @@ def command(model: str, **given: Any) -> None:
     console = progress(given["told"])
     with console.status(f"reading {model}"):
         target = load_backend(given["target"])
-        loaded = load(model, replace(load_options(given), open=target.leaves_open))
+        loaded = load(model, replace(load_options(given), **target.reads))
     table = _measured(target, loaded, kind, how, console)
     save_costs(given["output"], table, loaded.graph, _machine(device))
     _summary(loaded, table, kind, given["heaviest"])

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -59,8 +60,7 @@ class Backend(ABC):
         route: How a value that skips stages travels: ``direct``, or ``relay`` from stage to stage
             where devices form a chain.
         fused_attention: Whether its stages can train with torch's fused kernels of attention.
-        leaves_open: Whether it wants what depends on the open axes of a file as nodes, not as
-            constants, so that its stages can leave these axes open.
+        reads: How it wants a model read, fields of `LoadOptions`: ``open`` and ``paired``.
         runs_emitted_code: Whether `load` runs code out of the directory, such as C++, which a plan
             of somebody else may not; false where graphs are data that are interpreted.
         simulates: Whether `load` simulates the devices, so that its seconds are not theirs.
@@ -84,7 +84,7 @@ class Backend(ABC):
     run_options: ClassVar[type[Options]] = Options
     route: ClassVar[str] = "direct"
     fused_attention: ClassVar[bool] = True
-    leaves_open: ClassVar[bool] = False
+    reads: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     runs_emitted_code: ClassVar[bool] = True
     simulates: ClassVar[bool] = False
     families: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})

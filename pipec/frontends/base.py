@@ -43,6 +43,8 @@ class LoadOptions:
         scored: Give the loss and the model's outputs, in training mode or not.
         autocast: ``bfloat16`` or ``float16``: run model and loss under `torch.autocast` of it.
         open: Keep what depends on dimensions that a file leaves open as nodes, not as constants.
+        paired: Take operators on quantised tensors as float ones between what turns them into real
+            numbers and back.
         eager: Parts that run as they are, each call one node of the graph; ``auto`` alone: those
             that a graph cannot hold.
 
@@ -59,6 +61,7 @@ class LoadOptions:
     scored: bool = False
     autocast: str = ""
     open: bool = False
+    paired: bool = False
     eager: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -116,6 +116,7 @@ def load_options(source: Source, *, trust: bool = False) -> LoadOptions:
             loss=str(told.get("loss", "")),
             autocast=str(told.get("autocast", "")),
             open=bool(told.get("open", False)),
+            paired=bool(told.get("paired", False)),
             eager=tuple(map(str, told.get("eager", ()))),
         )
     except (AttributeError, TypeError, ValueError) as error:

@@ -238,11 +238,19 @@ class Builder:
         return self.in_order(node, value, order)
 
     def alone(self, node: object) -> Layer | None:
-        """The layer that yields ``node`` if nothing else reads its edge (so it may be extended)."""
+        """The layer that yields ``node`` if nothing else reads its edge (so it may be extended).
+
+        What the model writes in a format of its own is rounded there, and nothing joins it.
+        """
         if not isinstance(node, fx.Node) or node not in self.values:
             return None
         value = self.values[node]
-        if len(node.users) != 1 or node.name in self.output_nodes or value.padding is not None:
+        if (
+            value.edge in self.named
+            or len(node.users) != 1
+            or node.name in self.output_nodes
+            or value.padding is not None
+        ):
             return None
         layer = self.layers.get(value.edge)
         return layer if layer is not None and self._readers(value.edge) == 1 else None

@@ -225,11 +225,15 @@ def slice_(b: Builder, node: fx.Node) -> Value:
     return cut(b, node, value, axis, range(*bounds.indices(value.view.shape[axis])))
 
 
-@lowers("aten.embedding.default")
+@lowers("aten.embedding.default", "aten.index.Tensor")
 def embedding(b: Builder, node: fx.Node) -> Value:
-    """``embedding(weight, indices)``."""
-    weight = constant(b, node.args[0], "table")
-    value = b.standard(node, b.value(node.args[1]))
+    """``embedding(weight, indices)``, or ``weight[indices]``."""
+    weight, index = constant(b, node.args[0], "table"), node.args[1]
+    if isinstance(index, list):
+        if len(index) > 1 or len(shape_of(weight)) != 2 or not b.is_stream(index[0]):
+            raise UnsupportedError("positions other than of the rows of a table")
+        (index,) = index
+    value = b.standard(node, b.value(index))
     if len(value.view.shape) == 4:
         raise UnsupportedError("an embedding of a rank 4 index")
     (entries, channels), shape = shape_of(weight), shape_of(node)

@@ -34,7 +34,7 @@ from pipec.graph.ir import Graph, op_name
 aten = torch.ops.aten
 _LAYER, _RMS = aten.layer_norm.default, aten.rms_norm.default
 _MULTIPLY = ("aten.mul.Tensor",)
-_DIVIDE = ("aten.div.Tensor", "aten.div.Tensor_mode")
+_DIVIDE = ("aten.div.Tensor",)
 
 
 def gathered(graph: Graph, precision: str) -> Graph:

@@ -157,7 +157,6 @@ def _whole(numbers: NDArray[np.float64]) -> bool:
 def _product(nest: Matmul, layer: Layer) -> Layer:
     reads, writes = _formats(layer)
     second = cast("Int8", int8_format(layer.inputs[1].dtype))
-    assert reads.zero == second.zero == 0
     ratio = reads.scale * second.scale * nest.scale / writes.scale
     return _by_one(layer, writes, ratio)
 

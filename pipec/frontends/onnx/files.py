@@ -6,6 +6,7 @@ from pipec.frontends.base import LoadOptions
 from pipec.frontends.onnx.evaluation import Evaluation, evaluate
 from pipec.frontends.onnx.inline_if import inlined
 from pipec.frontends.onnx.inputs import bound_inputs, examples, input_types
+from pipec.frontends.onnx.paired import paired
 from pipec.frontends.onnx.reader import ModelFile, read
 
 
@@ -25,12 +26,13 @@ def evaluate_model(
 
     Args:
         model: The model.
-        options: Shapes and bound inputs.
+        options: Shapes, bound inputs, and in which form integer operators are wanted.
         sized: Values that are known only as long as sizes are (`Growth.computed`).
 
     Raises:
         FrontendError: See `OnnxFrontend.load`.
     """
+    model = paired(model) if options.paired else model
     types = input_types(model, options)
     inputs = examples(model, types, bound_inputs(model, types, options), options.seed)
     evaluation = evaluate(model, inputs, sized=sized)

@@ -90,8 +90,7 @@ def source_of(model: ModelFile, options: LoadOptions) -> Source:
         told["training"] = True
     if options.loss:
         told["loss"] = options.loss
-    if options.open:
-        told["open"] = True
+    told |= {name: True for name in ("open", "paired") if getattr(options, name)}
     return Source("onnx", str(model.path or ""), model.digest(), told)
 
 

@@ -26,7 +26,7 @@ def inlined(model: ModelFile, known: Mapping[str, Array]) -> ModelFile | None:
         return None
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    taken = _names(graph)
+    taken = names_of(graph)
     del proto.graph.node[:]
     for k, node in enumerate(graph.node):
         if _is_known_if(node, known):
@@ -51,7 +51,7 @@ def _inline(
     own += [o for n in branch.node for o in n.output if o]
     renamed: dict[str, str] = {}
     for inner in own:
-        renamed[inner] = inner if inner not in taken else _fresh(f"{inner}/{k}", taken)
+        renamed[inner] = inner if inner not in taken else fresh(f"{inner}/{k}", taken)
         taken.add(renamed[inner])
     for tensor in branch.initializer:
         copy = TensorProto()
@@ -91,7 +91,7 @@ def _rename_free(graph: GraphProto, renamed: Mapping[str, str]) -> None:
         output.name = outer.get(output.name, output.name)
 
 
-def _names(graph: GraphProto) -> set[str]:
+def names_of(graph: GraphProto) -> set[str]:
     """Every name that the graph or one of its subgraphs speaks of, branches to inline left out."""
     found = {i.name for i in (*graph.input, *graph.initializer, *graph.output)}
     for node in graph.node:
@@ -100,7 +100,8 @@ def _names(graph: GraphProto) -> set[str]:
     return found
 
 
-def _fresh(wanted: str, taken: Collection[str]) -> str:
+def fresh(wanted: str, taken: Collection[str]) -> str:
+    """The name, or one with a number behind it, that is not taken."""
     name, k = wanted, 1
     while name in taken:
         name, k = f"{wanted}.{k}", k + 1

@@ -28,6 +28,9 @@ _RECURRENT = frozenset({"RNN", "GRU", "LSTM"})
 _EQUATION = re.compile(rb"[A-Za-z.,\s]*(->[A-Za-z.\s]*)?")
 """Other letters send ONNX's inference into an endless loop."""
 
+_SAYS_OPSET = 3
+"""Version of the file format from which on a file says of which opset its operators are."""
+
 _MOST = 2**40
 """Elements that a tensor of a file may declare; more is an overflow or an attack."""
 
@@ -63,6 +66,13 @@ def _versions(proto: ModelProto) -> Iterator[str]:
         yield f"file format {proto.ir_version}; the installed onnx knows up to {onnx.IR_VERSION}"
     if not proto.graph.output:
         yield "no output"
+    missing = all(standard(o.domain) for o in proto.opset_import)
+    if (
+        missing
+        and proto.ir_version >= _SAYS_OPSET
+        and not all(standard(n.domain) for n in proto.graph.node)
+    ):
+        yield "no opset of the standard operators (opset_import)"
     for opset in proto.opset_import:
         if not standard(opset.domain) and not 1 <= opset.version <= newest:
             yield f"opset {opset.version}; the installed onnx knows 1 to {newest}"
@@ -137,17 +147,23 @@ def _by_onnx(proto: ModelProto) -> str | None:
         onnx.shape_inference.infer_shapes(lean, check_type=True, strict_mode=True)
     except ENGINE_ERRORS as error:
         return None if _loads(lean) else first_line(error)
-    return None
+    said = _refusal(lean) if any(standard(n.domain) for n in lean.graph.node) else ""
+    return said if "Type Error" in said else None
 
 
 def _loads(lean: ModelProto) -> bool:
     """Whether onnxruntime takes a model; ONNX's inference has faults of its own."""
+    return not _refusal(lean)
+
+
+def _refusal(lean: ModelProto) -> str:
+    """What onnxruntime says against a model: it alone knows the types of its own operators."""
     lean.ir_version = min(lean.ir_version, LARGEST_IR_VERSION)
     try:
         ort_session(lean.SerializeToString())
-    except engine_errors():
-        return False
-    return True
+    except engine_errors() as error:
+        return first_line(error)
+    return ""
 
 
 def _lean(proto: ModelProto) -> ModelProto:

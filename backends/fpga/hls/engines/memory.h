@@ -57,7 +57,7 @@ void load(int frames, hls::stream<vec<typename G::T, G::LANES>> &out,
   }
 }
 
-// GATHER: CF tokens of a table per index.
+// GATHER: CF tokens of a table per index; negative ones count from its end.
 // Config: T, N, CF, LANES, ENTRIES, II, DEPTH. An index outside the table is taken to its edge.
 template <typename G, typename I, typename Table>
 void gather(int frames, hls::stream<vec<I, 1>> &in,
@@ -67,7 +67,10 @@ void gather(int frames, hls::stream<vec<I, 1>> &in,
     for (int c = 0; c < G::CF; ++c) {
 #pragma HLS PIPELINE II = G::II
       FIRE(G::II, G::DEPTH);
-      if (c == 0) row = smaller(larger(int(in.read().lane[0]), 0), G::ENTRIES - 1);
+      if (c == 0) {
+        const int at = int(in.read().lane[0]);
+        row = smaller(larger(at < 0 ? at + G::ENTRIES : at, 0), G::ENTRIES - 1);
+      }
       out.write(table[row * G::CF + c]);
     }
   }

@@ -166,9 +166,10 @@ template <int M, int E, int Z>
 inline int32_t operator*(const quantised<M, E, Z> &x, int8_t w) {
   return int32_t(w) * x.raw;
 }
-template <int M, int E, int N, int F>
-inline int32_t operator*(const quantised<M, E, 0> &x, const quantised<N, F, 0> &y) {
-  return int32_t(x.raw) * y.raw;
+// Of two activations: both zero points are taken off before.
+template <int M, int E, int Z, int N, int F, int Y>
+inline int32_t operator*(const quantised<M, E, Z> &x, const quantised<N, F, Y> &y) {
+  return x.steps() * y.steps();
 }
 
 // What turns an exact sum into 8 bits: ((sum + bias) * multiplier >> SHIFT) + ZERO.

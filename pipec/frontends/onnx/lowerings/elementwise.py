@@ -127,8 +127,9 @@ def divide(ctx: Context, a: Value, b: Value) -> Result:
     x, y = operands(ctx, a, b)
     if not isinstance(x, Tensor):
         x, y = widened(ctx.tensor(a)), widened(ctx.tensor(b))
-    integer = not (like.is_floating_point() or like.is_complex())
-    return narrowed(torch.div(x, y, rounding_mode="trunc" if integer else None), like)
+    if like.is_floating_point() or like.is_complex():
+        return narrowed(x / y, like)
+    return narrowed(torch.div(x, y, rounding_mode="trunc"), like)
 
 
 @lowering("Mod", raw=None)
