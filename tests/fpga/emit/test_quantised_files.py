@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from benchmarks._zoo_exports import quantised, write
 from pipec.backends.fpga.backend import FpgaBackend
+from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.lowering.lower import lower
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.frontends.base import LoadOptions
@@ -68,3 +70,35 @@ def test_convolutions_and_attention(tmp_path: Path) -> None:
     assert len(seen) > 40
     assert np.max(off) < 1.01
     assert (np.concatenate(off) > 0.5).mean() < 0.02
+
+
+def test_what_is_written_in_a_format_is_rounded_there(tmp_path: Path) -> None:
+    """A factor and a clamp behind a format do not join the factor before it."""
+    formats = {"a": 0.02, "b": 0.05, "c": 0.0125}
+    tables = {"w": np.float32(1.5), "half": np.float32(0.25), "z": np.int8(0)}
+    tables |= {name: np.float32(scale) for name, scale in formats.items()}
+
+    def written(x: str, form: str, y: str) -> list[onnx.NodeProto]:
+        """A value in a format."""
+        return [
+            helper.make_node("QuantizeLinear", [x, form, "z"], [f"{y}q"]),
+            helper.make_node("DequantizeLinear", [f"{y}q", form, "z"], [y]),
+        ]
+
+    nodes = [
+        *written("x", "a", "x1"), helper.make_node("Mul", ["x1", "w"], ["p"]),
+        *written("p", "b", "p1"), helper.make_node("Mul", ["p1", "half"], ["m"]),
+        helper.make_node("Relu", ["m"], ["r"]), *written("r", "c", "y"),
+    ]  # fmt: skip
+    info = partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT)
+    graph = helper.make_graph(
+        nodes, "net", [info("x", shape=[1, 6])], [info("y", shape=[1, 6])],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in tables.items()],
+    )  # fmt: skip
+    path = tmp_path / "net.onnx"
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
+    )
+    network = lower(load(str(path)).graph, "int8")
+    assert [type(y.nest) for y in network.layers] == [Map, Map]
+    assert [round(f.scale, 6) for f in network.named.values()] == list(formats.values())
