@@ -97,9 +97,9 @@ def dequantize(
     x: Tensor, scale: Tensor, zero: Tensor | None, axis: int, block: int, *, dtype: torch.dtype
 ) -> Tensor:
     """Integers, or 8-bit floats, times a scale."""
-    steps = x.to(torch.float32 if x.dtype.is_floating_point else torch.int32)
-    if zero is not None:
-        steps = steps - _spread(zero.to(steps.dtype), x, axis, block)
+    steps = x.to(torch.int32 if x.dtype == torch.int32 else torch.float32)  # which is exact
+    if zero is not None and bool((zero := zero.to(steps.dtype)).any()):
+        steps = steps - _spread(zero, x, axis, block)
     real = steps.to(torch.float32) * _spread(scale, x, axis, block).to(torch.float32)
     return real.to(dtype).contiguous()
 
