@@ -7,8 +7,7 @@ seconds of reading each (after another file), how many seeds of right stages `ve
 how many scales that are 1 % too large it reports, and the slowest of four stages over their mean,
 beside what the plan predicts: an even cut of few heavy nodes may not exist.
 Stages are cut by measured costs of nodes; then again by what they took. One thread; times are of
-its processor. A seed of BERT-base is nine runs of five times 85,000,000 weights, so it gets a
-tenth of the ``--seeds`` (100). ``python -m benchmarks.quantised [MODELS]``.
+its processor. ``python -m benchmarks.quantised [MODELS]``.
 """
 
 import argparse
@@ -233,12 +232,11 @@ def main(words: Sequence[str] | None = None) -> int:
                 out = Path(name) / f"{model}-{target}"
                 out.mkdir()
                 first, again = balance(loaded, target, out)
-                seeds = told.seeds // 10 if model == "BERT-base" else told.seeds
-                wrong, tries, seen = alarms(loaded, target, out, seeds)
+                wrong, tries, seen = alarms(loaded, target, out, told.seeds)
                 amiss += wrong + tries - seen
                 print(
                     f"{model:12} {target:6} {len(loaded.graph.calls):6} {seconds:7.2f} "
-                    f"{wrong:5} of {seeds:<5} {seen:8} of {tries:<8} "
+                    f"{wrong:5} of {told.seeds:<5} {seen:8} of {tries:<8} "
                     f"{first[0]:6.2f} of {first[1]:.2f}, again {again[0]:.2f} of {again[1]:.2f}",
                     flush=True,
                 )

@@ -9,6 +9,9 @@ from torch import Tensor
 _HUGE = 1e30
 """Masks fill with numbers like -3.4e38: such elements count one by one, not in the scale."""
 
+_ORDERED = (torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64)
+"""Dtypes of which equal tensors are told at once."""
+
 INCOMPARABLE = sys.float_info.max
 """The error of what cannot be compared: finite, so that it is JSON."""
 
@@ -110,6 +113,10 @@ def compare(
 
 def _errors(found: Tensor, want: Tensor) -> tuple[float, float]:
     """Largest difference and largest magnitude of the reference."""
+    if want.dtype in _ORDERED and want.numel() and torch.equal(found, want):
+        peak = max(abs(float(end)) for end in want.detach().aminmax())
+        if peak < _HUGE:
+            return 0.0, peak
     wide = torch.complex128 if want.dtype.is_complex else torch.float64
     a, b = found.detach().to(wide).flatten(), want.detach().to(wide).flatten()
     differ = ~((a == b) | (a.isnan() & b.isnan()))
