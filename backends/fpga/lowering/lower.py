@@ -39,8 +39,8 @@ from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor, tensors
 from pipec.graph.quantised import QUANTISED
 
 _HINT_QUANTISED = (
-    "of quantised files, --precision int8 takes those of 8 bits in QDQ form"
-    " (quant_format=QuantFormat.QDQ), one scale per activation"
+    "of quantised files, --precision int8 takes those that onnxruntime's quantize_static writes:"
+    " 8 bits, one scale per activation, scales that are known at compile time"
 )
 
 
