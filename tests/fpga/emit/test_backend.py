@@ -308,7 +308,7 @@ def test_boards_only(folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_model_of_16_bit_floats_is_right_to_its_own_roundings(dtype: str, folder: Path) -> None:
-    path = folder / f"{dtype}.py"
+    path = folder / f"in_{dtype}.py"
     path.write_text(
         "import torch\n"
         "def factory():\n"
