@@ -222,7 +222,8 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"no such model: {', '.join(unknown)}")
     torch.set_num_threads(1)
     amiss = 0
-    print("model        target  nodes  read s  false alarms  scales x 1.01 seen  slowest over mean, of that predicted")
+    head = "model        target  nodes  read s  false alarms  scales x 1.01 seen  slowest over mean"
+    print(f"{head}, of that predicted")
     with tempfile.TemporaryDirectory(prefix="pipec-quantised-") as name:
         for model in told.models or MODELS:
             path = file_of(model, Path(name))
