@@ -9,9 +9,8 @@ from pipec.errors import PartitionError
 from pipec.residency.bound import Bound, Cut, bound
 from pipec.residency.exhaust import exhausted
 from pipec.residency.improve import every, improved
-from pipec.residency.play import Slot
+from pipec.residency.play import CLOSE, Played, Slot, again, play
 from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem
-from pipec.residency.tried import CLOSE, Tried, allowed, exactly, tried
 
 ROUNDS = 20
 """Most programs that are solved for one choice."""
@@ -64,12 +63,12 @@ class DoesNotFitError(PartitionError):
         self.least, self.cap = least, cap
 
 
-def _first_that_fits(problem: Problem, those: Iterable[Tried]) -> Tried:
+def _first_that_fits(problem: Problem, those: Iterable[Played]) -> Played:
     """The fastest that fits exactly; what takes the fewest bytes if none does."""
     played = []
     for t in sorted(those, key=lambda t: t.order):
-        played.append(exactly(problem, t))
-        if played[-1].played.seconds < np.inf:
+        played.append(again(problem, t))
+        if played[-1].seconds < np.inf:
             break
     return min(played, key=lambda t: t.order)
 
@@ -88,33 +87,33 @@ def choose(problem: Problem) -> Choice:
     near = step * (1 + CLOSE) + first.added_seconds
     best, *others = _starts(problem, first)
     for start in (best, *others):
-        if best.played.seconds > near:
+        if best.seconds > near:
             best = min(best, improved(problem, start), key=lambda t: t.order)
-    if best.played.seconds > near:
+    if best.seconds > near:
         best = _first_that_fits(problem, [best, *every(problem)])
     least = step + first.added_seconds
-    if best.played.seconds > near:
+    if best.seconds > near:
         best, least = exhausted(problem, best, least)
-    if best.played.seconds == np.inf:
-        raise DoesNotFitError(best.played.peak_bytes, problem.cap)
+    if best.seconds == np.inf:
+        raise DoesNotFitError(best.peak_bytes, problem.cap)
     return Choice(
         decision=best.decision,
         slots=best.slots,
-        seconds=best.played.seconds,
-        added=max(best.played.seconds / step - 1, 0.0),
+        seconds=best.seconds,
+        added=max(best.seconds / step - 1, 0.0),
         bound=least / step - 1,
-        peak_bytes=best.played.peak_bytes,
+        peak_bytes=best.peak_bytes,
     )
 
 
-def _starts(problem: Problem, first: Bound) -> list[Tried]:
+def _starts(problem: Problem, first: Bound) -> list[Played]:
     """The best of the program's decisions, its rows tightened where one did not fit; and others.
 
     A decision may need more working bytes than the program knew: then it, and what recomputes
     more, is told to need them. Else whole copies need more room than a fluid: then the cap shrinks.
     """
-    found = [exactly(problem, tried(problem, problem.keep_all()))]
-    if found[0].played.seconds < np.inf:
+    found = [play(problem, problem.keep_all())]
+    if found[0].seconds < np.inf:
         return found
     cuts, program, shrinks = list[Cut](), first, iter(SHRINK)
     for _ in range(ROUNDS):
@@ -122,7 +121,7 @@ def _starts(problem: Problem, first: Bound) -> list[Tried]:
             break
         found.append(_of_program(problem, program))
         near = problem.step_seconds * (1 + CLOSE) + program.added_seconds
-        if found[-1].played.seconds <= near:
+        if found[-1].seconds <= near:
             break
         cut = Cut.of(problem, found[-1].decision)
         shrink = 1.0
@@ -136,14 +135,14 @@ def _starts(problem: Problem, first: Bound) -> list[Tried]:
         for decision in _all_of_one_kind(problem)
     ]
     few = problem.values <= FEW
-    unlike = dict[object, Tried]()
+    unlike = dict[object, Played]()
     for t in sorted(found, key=lambda t: t.order):
         depths = tuple(sorted({s.depth for s in t.slots}))
         unlike.setdefault((depths, t.decision.tobytes()) if few else depths, t)
     return list(unlike.values())[: STARTS_OF_FEW if few else STARTS]
 
 
-def _of_program(problem: Problem, program: Bound) -> Tried:
+def _of_program(problem: Problem, program: Bound) -> Played:
     rounded = {d.tobytes(): d for d in (program.nearest(), _diffused(problem, program))}
     several = [t for d in rounded.values() for t in _arranged(problem, d, program.beside)]
     return _first_that_fits(problem, several)
@@ -151,11 +150,11 @@ def _of_program(problem: Problem, program: Bound) -> Tried:
 
 def _arranged(
     problem: Problem, decision: IntArray, beside: tuple[float, float, float]
-) -> Iterator[Tried]:
+) -> Iterator[Played]:
     """A decision with its moved values in slots of several depths."""
     leaving = np.flatnonzero(decision == OFFLOAD)
     if not len(leaving):
-        yield tried(problem, decision)
+        yield play(problem, decision, exactly=False)
         return
     in_forward, in_stall, in_backward = beside
     room, whole = problem.bandwidth * problem.forward, float(problem.nbytes[leaving].sum())
@@ -168,7 +167,7 @@ def _arranged(
         [*[(1, in_forward / 4)] * 4, *[(0, in_stall / 4)] * 4, (2, in_backward), (1, np.inf)],
     ):
         slots = _dealt(problem, leaving, share)
-        yield tried(problem, decision, slots)
+        yield play(problem, decision, slots, exactly=False)
 
 
 def _dealt(
@@ -191,7 +190,7 @@ def _diffused(problem: Problem, program: Bound) -> IntArray:
         size = float(problem.nbytes[v])
         for kind, part in parts.items():
             owed[kind] += size * float(part[v])
-        able = [k for k in owed if parts[k][v] > 1e-9 and allowed(problem, v, k)]
+        able = [k for k in owed if parts[k][v] > 1e-9 and problem.allows(v, k)]
         kind = max(able, key=owed.__getitem__, default=KEEP)
         if kind != KEEP and owed[kind] >= size / 2:
             decision[v] = kind

@@ -7,8 +7,8 @@ its working bytes: the first that fits is the optimum, and no decision before it
 
 import numpy as np
 
+from pipec.residency.play import Played, play
 from pipec.residency.problem import KEEP, RECOMPUTE, Problem
-from pipec.residency.tried import Tried, exactly, tried
 
 VALUES = 16
 """Most values that can be recomputed: there are two to this power decisions."""
@@ -16,7 +16,7 @@ CHECKS = 256
 """Most decisions that are asked for their working bytes, which may be slow."""
 
 
-def exhausted(problem: Problem, best: Tried, least: float) -> tuple[Tried, float]:
+def exhausted(problem: Problem, best: Played, least: float) -> tuple[Played, float]:
     """The optimum and a bound on the seconds of one forward and one backward.
 
     Nothing moves, so that k microbatches in flight hold k times what is kept, and the working
@@ -39,14 +39,14 @@ def exhausted(problem: Problem, best: Tried, least: float) -> tuple[Tried, float
     kept = float(problem.nbytes.sum()) - chosen @ problem.nbytes[able]
     working = (chosen @ problem.alive[:, able].T).max(axis=1, initial=0.0)
     fits = problem.flight * kept + working <= problem.cap * (1 + 1e-12)
-    order = np.flatnonzero(fits & (seconds < best.played.seconds * (1 - 1e-12)))
+    order = np.flatnonzero(fits & (seconds < best.seconds * (1 - 1e-12)))
     order = order[np.argsort(seconds[order], kind="stable")]
     for number in order[:CHECKS].tolist():
         decision = np.full(problem.values, KEEP, dtype=np.int64)
         decision[able[chosen[number] > 0]] = RECOMPUTE
-        found = exactly(problem, tried(problem, decision))
-        if found.played.seconds < np.inf:
-            return found, found.played.seconds
+        found = play(problem, decision)
+        if found.seconds < np.inf:
+            return found, found.seconds
     if len(order) > CHECKS:
         return best, max(least, float(seconds[order[CHECKS]]))
-    return best, best.played.seconds
+    return best, best.seconds

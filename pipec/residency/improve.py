@@ -6,9 +6,8 @@ from math import prod
 
 import numpy as np
 
-from pipec.residency.play import Slot
+from pipec.residency.play import Played, Slot, again, play
 from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem
-from pipec.residency.tried import Tried, allowed, exactly, tried
 
 SWEEPS = 3
 MOVES = 120
@@ -21,15 +20,15 @@ FATES = ((KEEP, 0), (RECOMPUTE, 0), (OFFLOAD, 1), (OFFLOAD, 2), (OFFLOAD, 0))
 _Fate = tuple[int, int]
 
 
-def every(problem: Problem) -> Iterator[Tried]:
+def every(problem: Problem) -> Iterator[Played]:
     """All decisions of few values, those of one depth in one slot; none if there are many."""
     fates = [_fates(problem, v) for v in range(problem.values)]
     if prod(map(len, fates)) <= EVERY:
         for each in product(*fates):
-            yield tried(problem, *_decision(each))
+            yield play(problem, *_decision(each), exactly=False)
 
 
-def improved(problem: Problem, best: Tried) -> Tried:
+def improved(problem: Problem, best: Played) -> Played:
     """Sweeps of changes to one value, the most expensive first, and exchanges of two."""
     for _ in range(SWEEPS):
         before = best
@@ -46,7 +45,7 @@ def improved(problem: Problem, best: Tried) -> Tried:
     return best
 
 
-def _exchanged(problem: Problem, best: Tried, one: int, other: int) -> Tried:
+def _exchanged(problem: Problem, best: Played, one: int, other: int) -> Played:
     """The better of a decision and the same with the fates of two values exchanged."""
     fate, new = _fate(best, one), _fate(best, other)
     if fate == new or new not in _fates(problem, one) or fate not in _fates(problem, other):
@@ -55,10 +54,10 @@ def _exchanged(problem: Problem, best: Tried, one: int, other: int) -> Tried:
 
 
 def _fates(problem: Problem, value: int) -> list[_Fate]:
-    return [fate for fate in FATES if allowed(problem, value, fate[0])]
+    return [fate for fate in FATES if problem.allows(value, fate[0])]
 
 
-def _fate(of: Tried, value: int) -> _Fate:
+def _fate(of: Played, value: int) -> _Fate:
     depths = [s.depth for s in of.slots if value in s.values]
     return int(of.decision[value]), depths[0] if depths else 0
 
@@ -69,15 +68,15 @@ def _decision(fates: tuple[_Fate, ...]) -> tuple[IntArray, tuple[Slot, ...]]:
     return np.array([kind for kind, _ in fates], dtype=np.int64), slots
 
 
-def _better(problem: Problem, best: Tried, change: dict[int, _Fate]) -> Tried:
+def _better(problem: Problem, best: Played, change: dict[int, _Fate]) -> Played:
     """The better of a decision and the same with some values' fates changed."""
     decision, slots = best.decision.copy(), best.slots
     for value, (kind, depth) in change.items():
         decision[value] = kind
         slots = _moved(slots, value, depth if kind == OFFLOAD else None)
-    other = tried(problem, decision, slots)
+    other = play(problem, decision, slots, exactly=False)
     if other.order < best.order:
-        return min(best, exactly(problem, other), key=lambda t: t.order)
+        return min(best, again(problem, other), key=lambda t: t.order)
     return best
 
 

@@ -1,19 +1,33 @@
-"""Timing whole decisions: one stage alone in steady state, its copies on two lanes beside compute.
+"""Timing whole decisions: one stage alone, its copies beside compute, run by the simulator.
 
-The rules are those of `pipec.schedule.dependencies` for OFFLOAD and FETCH; a test holds both
-against each other.
+```text
+F4 OFFLOAD4 | FETCH0 B0 F5 ...      slots as channels: when they leave and come, what is held, and
+                                    how long it takes is what `pipec.simulate` says of any schedule
+```
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from pipec.errors import PartitionError
 from pipec.residency.problem import KEEP, OFFLOAD, IntArray, Problem
+from pipec.schedule.action import ActionKind
+from pipec.schedule.build import build
+from pipec.schedule.channels import Channel, ChannelKind
+from pipec.schedule.generators.flush import warmed_up
+from pipec.schedule.offload import insert_offload
+from pipec.simulate.engine import Prepared, run
+from pipec.simulate.memory import Memory
+from pipec.simulate.timeline import Timeline
+from pipec.simulate.times import Times
 
 PERIODS = 8
 """Periods over which the steady state is measured, besides two per microbatch in flight."""
+CLOSE = 1e-3
+"""Seconds, as a share of the step, for which it is not worth to search on, or to copy more."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +44,31 @@ class Slot:
     values: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Played:
-    """How a decision went.
+    """A decision and how it went.
 
     Attributes:
         seconds: Of one forward and one backward, stalls and recomputation included; infinite if
             the cap is not kept.
         peak_bytes: Most bytes of saved and recomputed values on the device.
+        decision: KEEP, OFFLOAD or RECOMPUTE per value.
+        slots: The values that leave, by slot.
+        close: Seconds that make no difference.
     """
 
     seconds: float
     peak_bytes: float
+    decision: IntArray
+    slots: tuple[Slot, ...]
+    close: float
+
+    @property
+    def order(self) -> tuple[float, float, float, float]:
+        """Fastest first, fewest copies among the nearly as fast, then least memory."""
+        if self.seconds == np.inf:
+            return self.seconds, 0, self.seconds, self.peak_bytes
+        return self.seconds // self.close, len(self.slots), self.seconds, self.peak_bytes
 
 
 def play(
@@ -62,123 +89,52 @@ def play(
     used = [s for s in slots if s.values] or ([Slot(1, tuple(leaving))] if leaving else [])
     if sorted(v for s in used for v in s.values) != leaving:
         raise PartitionError("the slots do not hold the values that leave", got=used, want=leaving)
-    working = problem.working_bytes if exactly else problem.least_working
-    seconds, peak = _Run(problem, decision, used, working(decision)).result()
+    working = (problem.working_bytes if exactly else problem.least_working)(decision)
+    timeline = _timeline(problem, decision, used, working)
+    peak, close = timeline.peak_bytes[0], CLOSE * max(problem.step_seconds, 1e-30)
     keeps = peak <= problem.cap * (1 + 1e-12)
-    return Played(seconds if keeps else np.inf, peak)
+    seconds = _period(problem, timeline) if keeps else np.inf
+    return Played(seconds, peak, decision, tuple(slots), close)
 
 
-@dataclass
-class _Run:
-    """One run; times by microbatch."""
-
-    problem: Problem
-    decision: IntArray
-    slots: Sequence[Slot]
-    working: float
-    end: list[float] = field(default_factory=list)
-    backward_end: dict[int, float] = field(default_factory=dict)
-    out_end: dict[tuple[int, int], float] = field(default_factory=dict)
-    in_end: dict[tuple[int, int], float] = field(default_factory=dict)
-    made: int = -1
-    lane_out: float = 0.0
-    lane_in: float = 0.0
-    change: list[tuple[float, float]] = field(default_factory=list)
-
-    def result(self) -> tuple[float, float]:
-        """(seconds of one period, peak)."""
-        p = self.problem
-        order = list(_order(p))
-        self.size = [float(p.nbytes[list(s.values)].sum()) for s in self.slots]
-        self.took = [b / p.bandwidth if b else 0.0 for b in self.size]
-        self.kept = p.bytes_of(self.decision, KEEP)
-        self.again = p.again_seconds(self.decision)
-        fetches = self._fetches(order)
-        for at, (forward, m) in enumerate(order):
-            for slot, message in fetches.get(at, ()):
-                self._fetch(slot, message, self.end[-1] if self.end else 0.0)
-            (self._forward if forward else self._backward)(m)
-        return self._period(order), self._peak()
-
-    def _fetches(self, order: list[tuple[bool, int]]) -> dict[int, list[tuple[int, int]]]:
-        """Position in the row to the (slot, microbatch) that are fetched before it."""
-        place = {entry: at for at, entry in enumerate(order)}
-        found: dict[int, list[tuple[int, int]]] = {}
-        for slot, s in enumerate(self.slots):
-            for forward, m in order:
-                if forward or (True, m) not in place:
-                    continue
-                last = place[False, m]
-                first = max(last - s.depth, place[True, m] + 1)
-                found.setdefault(min(max(first, self._after(place, s, m)), last), []).append(
-                    (slot, m)
-                )
-        return found
-
-    @staticmethod
-    def _after(place: dict[tuple[bool, int], int], slot: Slot, m: int) -> int:
-        """Where a set may come back at the earliest: see `pipec.schedule.offload`."""
-        if slot.depth > 1:
-            return place[False, max(m - slot.depth + 1, 0)]
-        return place.get((False, m - 1), -1) + 1
-
-    def _forward(self, m: int) -> None:
-        waits = [self.out_end.get((j, m - max(s.depth, 1)), 0.0) for j, s in enumerate(self.slots)]
-        begin = max(self.end[-1] if self.end else 0.0, *waits, 0.0)
-        end = begin + self.problem.forward
-        self.end.append(end)
-        self.made = m
-        self.change += [(begin, self.kept + sum(self.size))]
-        for j, seconds in enumerate(self.took):
-            self.lane_out = max(self.lane_out, end) + seconds
-            self.out_end[j, m] = self.lane_out
-            self.change.append((self.lane_out, -self.size[j]))
-
-    def _fetch(self, slot: int, m: int, issued: float) -> None:
-        depth = self.slots[slot].depth
-        begin = max(
-            issued,
-            self.lane_in,
-            self.out_end[slot, m],
-            self.backward_end.get(m - max(depth, 1), 0.0),
-            self.out_end[slot, self.made] if depth == 0 else 0.0,
-        )
-        self.lane_in = begin + self.took[slot]
-        self.in_end[slot, m] = self.lane_in
-        self.change.append((begin, self.size[slot]))
-
-    def _backward(self, m: int) -> None:
-        waits = [self.in_end[j, m] for j in range(len(self.slots))]
-        begin = max(self.end[-1], *waits, 0.0)
-        end = begin + self.problem.backward + self.again
-        self.end.append(end)
-        self.backward_end[m] = end
-        self.change += [(begin, self.working), (end, -self.working)]
-        self.change.append((end, -self.kept - sum(self.size)))
-
-    def _period(self, order: list[tuple[bool, int]]) -> float:
-        k = self.problem.flight
-        if not self.problem.alternates:
-            return max(self.end[-1], self.lane_out) / k
-        last = max(m for _, m in order) - k + 1
-        first = last - PERIODS - k
-        return (self.backward_end[last] - self.backward_end[first]) / (last - first)
-
-    def _peak(self) -> float:
-        changes = sorted(self.change, key=lambda c: (c[0], c[1] > 0))
-        return float(np.cumsum([c[1] for c in changes]).max(initial=0.0))
+def again(problem: Problem, before: Played) -> Played:
+    """Play a decision with the working bytes that it has, not those that it has at least."""
+    return play(problem, before.decision, before.slots)
 
 
-def _order(problem: Problem) -> Iterator[tuple[bool, int]]:
-    """(is forward, microbatch) in row order: enough of them to become steady, and to end."""
-    k = problem.flight
+def _timeline(
+    problem: Problem, decision: IntArray, slots: Sequence[Slot], working: float
+) -> Timeline:
+    like = _prepared(problem.flight, problem.alternates, tuple(s.depth for s in slots))
+    sizes = iter([float(problem.nbytes[list(s.values)].sum()) for s in slots])
+    channels = [
+        replace(c, nbytes=int(next(sizes))) if c.kind is ChannelKind.H else c
+        for c in like.schedule.channels
+    ]
+    host = {n: c.nbytes / problem.bandwidth for n, c in enumerate(channels) if c.nbytes}
+    backward = problem.backward + problem.again_seconds(decision)
+    times = Times(Times.of_stages([problem.forward], [backward]).compute, host=host)
+    schedule = like.schedule.replace(channels=tuple(channels))
+    end = run(like, times.durations(schedule)).end[:-2]
+    memory = Memory(saved=[problem.bytes_of(decision, KEEP)], workspace={"B": [working]})
+    return Timeline(replace(like, schedule=schedule), times, memory, end)
+
+
+@lru_cache(maxsize=128)
+def _prepared(flight: int, alternates: bool, depths: tuple[int, ...]) -> Prepared:
+    """The stage's row with slots of some depths; enough microbatches to become steady, and end."""
+    count = 3 * flight + 2 * PERIODS if alternates else flight
+    row = warmed_up(0, np.arange(count), flight - alternates)
+    slots = [Channel(ChannelKind.H, 0, 0, f"host{k}", depth=d) for k, d in enumerate(depths)]
+    schedule = build("alone", [row], count)
+    return Prepared.of(insert_offload(schedule, slots) if slots else schedule)
+
+
+def _period(problem: Problem, timeline: Timeline) -> float:
+    """Seconds from one backward to the next once they are steady; of a flush, a microbatch's."""
     if not problem.alternates:
-        yield from ((True, m) for m in range(k))
-        yield from ((False, m) for m in range(k))
-        return
-    count = 3 * k + 2 * PERIODS
-    yield from ((True, m) for m in range(k - 1))
-    for m in range(count):
-        if m + k - 1 < count:
-            yield True, m + k - 1
-        yield False, m
+        return timeline.seconds / problem.flight
+    backward = timeline.end[timeline.schedule.kind == ActionKind.B]
+    last = len(backward) - problem.flight
+    first = last - PERIODS - problem.flight
+    return float(backward[last] - backward[first]) / (last - first)

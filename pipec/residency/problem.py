@@ -97,6 +97,12 @@ class Problem:
         """Whether copies can save anything: between a forward and its own backward they do not."""
         return self.bandwidth > 0 and self.flight > 1
 
+    def allows(self, value: int, kind: int) -> bool:
+        """Whether a value can be kept, offloaded or recomputed."""
+        if kind == RECOMPUTE:
+            return bool(np.isfinite(self.recompute[value]))
+        return kind == KEEP or self.moves
+
     def bytes_of(self, decision: IntArray, kind: int) -> float:
         """Bytes of one microbatch's values with this decision."""
         return float(self.nbytes[decision == kind].sum())

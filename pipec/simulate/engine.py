@@ -147,8 +147,9 @@ def worklist(view: Compact, took: Float) -> tuple[Float, list[int]]:
     """One lane after the other until it blocks, in plain Python; as `wavefront`."""
     n = took.shape[1]
     end = [math.inf] * (2 * n) + [0.0, math.inf]
-    *columns, before = np.delete(view.waits, -2, axis=1).T.tolist()
-    awaited = list(zip(*columns, strict=True)) if columns else [()] * n
+    real = view.waits[:, :-2] != 2 * n
+    others, first = view.waits[:, :-2][real].tolist(), [0, *real.sum(axis=1).cumsum().tolist()]
+    before = view.waits[:, -1].tolist()
     seconds, seconds_then = took.tolist()
     at, stop = view.start[:-1].tolist(), view.start[1:].tolist()
     free = [0.0] * len(at)
@@ -158,7 +159,7 @@ def worklist(view: Compact, took: Float) -> tuple[Float, list[int]]:
         lane = awake.pop()
         time, turn, last = free[lane], at[lane], stop[lane]
         while turn < last:
-            for other in awaited[turn]:
+            for other in others[first[turn] : first[turn + 1]]:
                 ready = end[other]
                 if ready == math.inf:
                     asleep.setdefault(other % n, []).append(lane)

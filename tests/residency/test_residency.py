@@ -11,15 +11,8 @@ from hypothesis import strategies as st
 from pipec.errors import PartitionError
 from pipec.residency.bound import bound
 from pipec.residency.choose import choose
-from pipec.residency.play import PERIODS, Slot, play
+from pipec.residency.play import Slot, play
 from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem, Working
-from pipec.schedule.build import build
-from pipec.schedule.channels import Channel, ChannelKind
-from pipec.schedule.generators.flush import warmed_up
-from pipec.schedule.offload import insert_offload
-from pipec.simulate.memory import Memory
-from pipec.simulate.simulate import simulate
-from pipec.simulate.times import Times
 
 
 @st.composite
@@ -74,52 +67,6 @@ def test_bound_below_optimum_below_choice(problem: Problem) -> None:
     assert found.seconds <= optimum * 1.05 + 1e-9
     assert found.peak_bytes <= problem.cap * (1 + 1e-9)
     assert play(problem, found.decision, found.slots).seconds == found.seconds
-
-
-@settings(max_examples=40, deadline=None)
-@given(problems(), st.lists(st.integers(0, 3), min_size=3, max_size=3), st.data())
-def test_play_is_the_simulator(problem: Problem, depths: list[int], data: st.DataObject) -> None:
-    """One stage alone, its slots as channels: the same times and the same peak."""
-    kinds = [KEEP, RECOMPUTE] + [OFFLOAD] * (problem.bandwidth > 0)
-    some = st.sampled_from(kinds)
-    decision = np.array([data.draw(some) for _ in range(problem.values)])
-    problem = replace(
-        problem, recompute=np.where(np.isfinite(problem.recompute), problem.recompute, 1.0)
-    )
-    leaving = np.flatnonzero(decision == OFFLOAD).tolist()
-    slots = [Slot(depths[v], (v,)) for v in leaving]
-    k = problem.flight
-    count = 3 * k + 2 * PERIODS if problem.alternates else k
-    row = warmed_up(0, np.arange(count), k - 1 if problem.alternates else k)
-    size = problem.nbytes
-    channels = [
-        Channel(ChannelKind.H, 0, 0, f"x{s.values[0]}", int(size[list(s.values)].sum()), s.depth)
-        for s in slots
-    ]
-    schedule = build("alone", [row], count)
-    if channels:
-        schedule = insert_offload(schedule, channels)
-    host = {
-        n: c.nbytes / problem.bandwidth
-        for n, c in enumerate(schedule.channels)
-        if c.kind is ChannelKind.H
-    }
-    backward = problem.backward + problem.again_seconds(decision)
-    times = Times(Times.of_stages([problem.forward], [backward]).compute, host=host)
-    working = [problem.working_bytes(decision)]
-    memory = Memory(saved=[problem.bytes_of(decision, KEEP)], workspace={"B": working})
-    timeline = simulate(schedule, times, memory)
-    free = replace(problem, cap=np.inf)
-    played = play(free, decision, slots)
-    assert played.peak_bytes == pytest.approx(timeline.peak_bytes[0])
-    if problem.alternates:
-        ends = {a.microbatch: e for a, _, e in map(timeline.action, range(len(schedule)))
-                if a.kind.name == "B"}  # fmt: skip
-        last, first = count - k, count - k - PERIODS - k
-        want = (ends[last] - ends[first]) / (last - first)
-    else:
-        want = timeline.seconds / k
-    assert played.seconds == pytest.approx(want)
 
 
 def stage(cap: float, bandwidth: float, flight: int = 4) -> Problem:
