@@ -105,7 +105,7 @@ def bound(
             np.concatenate([able, [np.inf], parts, [np.inf]]),
         ),
         constraints=LinearConstraint(table, low),
-        options={"node_limit": NODES, "mip_rel_gap": GAP, "presolve": False},
+        options={"node_limit": NODES, "mip_rel_gap": GAP, "presolve": integral},
     )
     if found.status == NODES_REACHED and integral:  # perhaps without a decision
         return bound(apart, common=common, working=working, whole=False)

@@ -203,6 +203,6 @@ def _milp(c: _Program, *, whole: bool) -> OptimizeResult:
         integrality=integral,
         bounds=Bounds(np.zeros(c.columns), top),
         constraints=LinearConstraint(sparse.csr_array(np.array(c.rows)), c.low, c.high),
-        # presolve would print to the terminal from C
-        options={"node_limit": NODES, "mip_rel_gap": GAP, "presolve": False},
+        # whole values without presolve: HiGHS calls a worse decision the optimum, once in a while
+        options={"node_limit": NODES, "mip_rel_gap": GAP, "presolve": whole},
     )

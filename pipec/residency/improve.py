@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from pipec.residency.play import Played, Slot, again, play
+from pipec.residency.play import Played, Slot, again, least, play
 from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem
 
 SWEEPS = 3
@@ -74,6 +74,10 @@ def _better(problem: Problem, best: Played, change: dict[int, _Fate]) -> Played:
     for value, (kind, depth) in change.items():
         decision[value] = kind
         slots = _moved(slots, value, depth if kind == OFFLOAD else None)
+    seconds, nbytes = least(problem, decision)
+    slower = seconds // best.close > best.seconds // best.close
+    if best.seconds < np.inf and (slower or nbytes > problem.cap * (1 + 1e-12)):
+        return best
     other = play(problem, decision, slots, exactly=False)
     if other.order < best.order:
         return min(best, again(problem, other), key=lambda t: t.order)

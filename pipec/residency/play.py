@@ -20,7 +20,7 @@ from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.generators.flush import warmed_up
 from pipec.schedule.offload import insert_offload
 from pipec.simulate.engine import Prepared, run
-from pipec.simulate.memory import Memory
+from pipec.simulate.memory import Memory, peaks
 from pipec.simulate.timeline import Timeline
 from pipec.simulate.times import Times
 
@@ -68,7 +68,8 @@ class Played:
         """Fastest first, fewest copies among the nearly as fast, then least memory."""
         if self.seconds == np.inf:
             return self.seconds, 0, self.seconds, self.peak_bytes
-        return self.seconds // self.close, len(self.slots), self.seconds, self.peak_bytes
+        seconds = round(self.seconds / self.close, 3)  # not what rounding left
+        return self.seconds // self.close, len(self.slots), seconds, self.peak_bytes
 
 
 def play(
@@ -90,37 +91,60 @@ def play(
     if sorted(v for s in used for v in s.values) != leaving:
         raise PartitionError("the slots do not hold the values that leave", got=used, want=leaving)
     working = (problem.working_bytes if exactly else problem.least_working)(decision)
-    timeline = _timeline(problem, decision, used, working)
-    peak, close = timeline.peak_bytes[0], CLOSE * max(problem.step_seconds, 1e-30)
+    sizes = tuple((s.depth, float(problem.nbytes[list(s.values)].sum())) for s in used)
+    backward = problem.backward + problem.again_seconds(decision)
+    row = (problem.flight, problem.alternates, problem.forward, backward)
+    kept = problem.bytes_of(decision, KEEP)
+    seconds, peak = _alone(row, problem.bandwidth, kept, working, sizes)
     keeps = peak <= problem.cap * (1 + 1e-12)
-    seconds = _period(problem, timeline) if keeps else np.inf
-    return Played(seconds, peak, decision, tuple(slots), close)
+    close = CLOSE * max(problem.step_seconds, 1e-30)
+    return Played(seconds if keeps else np.inf, peak, decision, tuple(slots), close)
 
 
 def again(problem: Problem, before: Played) -> Played:
     """Play a decision with the working bytes that it has, not those that it has at least."""
-    return play(problem, before.decision, before.slots)
+    return before if problem.working is None else play(problem, before.decision, before.slots)
 
 
-def _timeline(
-    problem: Problem, decision: IntArray, slots: Sequence[Slot], working: float
-) -> Timeline:
-    like = _prepared(problem.flight, problem.alternates, tuple(s.depth for s in slots))
-    sizes = iter([float(problem.nbytes[list(s.values)].sum()) for s in slots])
+def least(problem: Problem, decision: IntArray) -> tuple[float, float]:
+    """A bound: fewest seconds and bytes of a decision, whatever its slots.
+
+    Compute is never idle and copies neither; when a backward begins all microbatches in flight
+    hold what is kept, and its own has come back.
+    """
+    moved = problem.bytes_of(decision, OFFLOAD)
+    compute = problem.step_seconds + problem.again_seconds(decision)
+    copies = moved / problem.bandwidth if moved else 0.0
+    kept = problem.flight * problem.bytes_of(decision, KEEP)
+    return max(compute, copies), kept + moved + problem.least_working(decision)
+
+
+_Row = tuple[int, bool, float, float]
+"""Microbatches in flight, whether F and B take turns, and their seconds."""
+
+
+@lru_cache(maxsize=1 << 14)
+def _alone(
+    row: _Row, bandwidth: float, kept: float, working: float, sizes: tuple[tuple[int, float], ...]
+) -> tuple[float, float]:
+    """Seconds of a period and most bytes held: of decisions that are alike in these, only once."""
+    flight, alternates, forward, backward = row
+    like = _prepared(flight, alternates, tuple(depth for depth, _ in sizes))
+    nbytes = iter([int(size) for _, size in sizes])
     channels = [
-        replace(c, nbytes=int(next(sizes))) if c.kind is ChannelKind.H else c
+        replace(c, nbytes=next(nbytes)) if c.kind is ChannelKind.H else c
         for c in like.schedule.channels
     ]
-    host = {n: c.nbytes / problem.bandwidth for n, c in enumerate(channels) if c.nbytes}
-    backward = problem.backward + problem.again_seconds(decision)
-    times = Times(Times.of_stages([problem.forward], [backward]).compute, host=host)
+    host = {n: c.nbytes / bandwidth for n, c in enumerate(channels) if c.nbytes}
+    times = Times(Times.of_stages([forward], [backward]).compute, host=host)
     schedule = like.schedule.replace(channels=tuple(channels))
     end = run(like, times.durations(schedule)).end[:-2]
-    memory = Memory(saved=[problem.bytes_of(decision, KEEP)], workspace={"B": [working]})
-    return Timeline(replace(like, schedule=schedule), times, memory, end)
+    memory = Memory(saved=[kept], workspace={"B": [working]})
+    timeline = Timeline(replace(like, schedule=schedule), times, memory, end)
+    return _period(timeline, flight, alternates=alternates), peaks(timeline.held.all(memory), 1)[0]
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=512)
 def _prepared(flight: int, alternates: bool, depths: tuple[int, ...]) -> Prepared:
     """The stage's row with slots of some depths; enough microbatches to become steady, and end."""
     count = 3 * flight + 2 * PERIODS if alternates else flight
@@ -130,11 +154,11 @@ def _prepared(flight: int, alternates: bool, depths: tuple[int, ...]) -> Prepare
     return Prepared.of(insert_offload(schedule, slots) if slots else schedule)
 
 
-def _period(problem: Problem, timeline: Timeline) -> float:
+def _period(timeline: Timeline, flight: int, *, alternates: bool) -> float:
     """Seconds from one backward to the next once they are steady; of a flush, a microbatch's."""
-    if not problem.alternates:
-        return timeline.seconds / problem.flight
+    if not alternates:
+        return timeline.seconds / flight
     backward = timeline.end[timeline.schedule.kind == ActionKind.B]
-    last = len(backward) - problem.flight
-    first = last - PERIODS - problem.flight
+    last = len(backward) - flight
+    first = last - PERIODS - flight
     return float(backward[last] - backward[first]) / (last - first)

@@ -25,17 +25,15 @@ class Held:
 
     Attributes:
         schedule: What ran.
+        at: Where its actions are.
         begin: When each action started.
         end: When it ended.
     """
 
     schedule: Schedule
+    at: Tables
     begin: Float
     end: Float
-
-    @cached_property
-    def _at(self) -> Tables:
-        return Tables(self.schedule)
 
     @cached_property
     def _routes(self) -> Routes:
@@ -53,12 +51,17 @@ class Held:
 
     def all(self, memory: Memory) -> list[Spans]:
         """Everything, with its bytes."""
-        spans = [*self._messages(memory), self.weights(memory)]
+        spans = [*self._messages(memory), self._workspace(memory)]
+        if memory.weights:
+            spans.append(self.weights(memory))
         if memory.slots:
             spans += self._handed_over(memory)
-        spans += [self._workspace(memory), self._outputs(memory)]
+        if memory.outputs:
+            spans.append(self._outputs(memory))
         if self.schedule.training:
-            spans += [*self.saved(memory), *self._gradients(memory)]
+            spans += self.saved(memory)
+            if memory.gradients or memory.optimizer:
+                spans += self._gradients(memory)
         return spans
 
     def saved(self, memory: Memory) -> list[Spans]:
@@ -71,14 +74,14 @@ class Held:
         for number, channel in enumerate(s.channels):
             if channel.kind is not _C.S:
                 continue
-            rows = self._at.forward[channel.src]
+            rows = self.at.forward[channel.src]
             message = np.flatnonzero(rows < len(s))
             turn = message % self._routes.period
             sender, receiver = self._routes.sender[number], self._routes.receiver[number]
             message = message[sender[turn] == receiver[turn]]
             rows = rows[message]
-            first = self._until[self._at.backward[channel.dst, message]]
-            last = self._until[self._at.final[channel.dst, message]]
+            first = self._until[self.at.backward[channel.dst, message]]
+            last = self._until[self.at.final[channel.dst, message]]
             where, begin = s.device[rows], self.begin[rows]
             for end, share in ((first, size - for_w), (last, for_w)):
                 bytes_ = np.full(len(rows), share[channel.src])
@@ -96,11 +99,11 @@ class Held:
         for number, c in enumerate(s.channels):
             if c.kind not in (_C.S, _C.H):
                 continue
-            message = np.flatnonzero(self._at.forward[c.src] < len(s))
+            message = np.flatnonzero(self.at.forward[c.src] < len(s))
             turn = message % self._routes.period
             src, dst = self._routes.sender[number][turn], self._routes.receiver[number][turn]
-            forward = self._at.forward[c.src, message]
-            final = self._at.final[c.dst, message]
+            forward = self.at.forward[c.src, message]
+            final = self.at.final[c.dst, message]
             together = src == dst
             if c.kind is _C.S:
                 pick = together
@@ -124,9 +127,9 @@ class Held:
     ) -> tuple[Positions, Positions]:
         """The actions with which saved values leave and arrive; F and B before these are in."""
         kind = self.schedule.channels[number].kind
-        row = number - self._at.first[kind]
-        left = self._at.messages(kind, kind.send)[row, message]
-        came = self._at.messages(kind, kind.receive)[row, message]
+        row = number - self.at.first[kind]
+        left = self.at.messages(kind, kind.send)[row, message]
+        came = self.at.messages(kind, kind.receive)[row, message]
         there = left < len(self.schedule)
         return np.where(there, left, forward), np.where(there, came, final)
 
@@ -139,18 +142,18 @@ class Held:
         found = []
         posted = Posted(self.schedule, self.end, memory.slots) if memory.slots else None
         for kind in (_C.F, _C.B, _C.S, _C.H):
-            sends = self._at.rows(kind.send)
+            sends = self.at.rows(kind.send)
             if not len(sends):
                 continue
             s = self.schedule
             number, message = s.channel[sends], s.microbatch[sends]
-            produced, consumed = ends(self._at, kind)
-            source = produced[self._at.source[number], message]
-            target = consumed[self._at.target[number], message]
+            produced, consumed = ends(self.at, kind)
+            source = produced[self.at.source[number], message]
+            target = consumed[self.at.target[number], message]
             if kind in (_C.S, _C.H):
-                target = self._at.final[self._at.target[number], message]
-            received = self._at.messages(kind, kind.receive)
-            arrival = received[number - self._at.first[kind], message]
+                target = self.at.final[self.at.target[number], message]
+            received = self.at.messages(kind, kind.receive)
+            arrival = received[number - self.at.first[kind], message]
             size = np.array([float(c.nbytes) for c in s.channels])[number]
             saved = kind in (_C.S, _C.H)
             name = "activations" if saved else "buffers"
@@ -168,7 +171,7 @@ class Held:
             found.append(Spans(name, s.device[sends], leaves, left, kept))
             if kind is _C.H:
                 for_w = [memory.moved_for_w.get(c.name, c.nbytes) for c in s.channels]
-                first = self._until[self._at.backward[self._at.target[number], message]]
+                first = self._until[self.at.backward[self.at.target[number], message]]
                 let_go = size - np.array(for_w, dtype=np.float64)[number]
                 found.append(Spans(name, there, arrives, first, let_go))
                 size = size - let_go
@@ -178,7 +181,7 @@ class Held:
     def _handed_over(self, memory: Memory) -> Iterator[Spans]:
         """Values whose two ends lie on one device, from one to the other."""
         for kind in (_C.F, _C.B):
-            produced, consumed = ends(self._at, kind)
+            produced, consumed = ends(self.at, kind)
             for number, c in enumerate(self.schedule.channels):
                 if c.kind is not kind or c.name in memory.saved_too:
                     continue
@@ -197,7 +200,9 @@ class Held:
         needed = np.asarray((rest + first).sum(axis=1) > 0)
         rows = np.flatnonzero(needed[s.kind])
         at = s.kind[rows], s.stage[rows]
-        size = np.where(np.isin(rows, self._first_of_updates()), first[at], rest[at])
+        size = rest[at]
+        if (first != rest).any():
+            size = np.where(np.isin(rows, self._first_of_updates()), first[at], size)
         return Spans("activations", s.device[rows], self.begin[rows], self.end[rows], size)
 
     def _outputs(self, memory: Memory) -> Spans:
@@ -212,7 +217,7 @@ class Held:
         s = self.schedule
         rows = np.flatnonzero((s.kind == _K.B) | (s.kind == _K.W))
         rows = rows[np.argsort(self.begin[rows], kind="stable")]
-        update = s.rule.update_of(s.microbatch[rows], self._at.replicas[s.stage[rows]])
+        update = s.rule.update_of(s.microbatch[rows], self.at.replicas[s.stage[rows]])
         key = (update.astype(np.int64) * s.devices + s.device[rows]) * s.stages + s.stage[rows]
         return rows[np.unique(key, return_index=True)[1]]
 
@@ -220,8 +225,8 @@ class Held:
         """Gradients from an update's first backward to its step; the optimizer's state always."""
         s = self.schedule
         rows = np.flatnonzero((s.kind == _K.B) | (s.kind == _K.I) | (s.kind == _K.W))
-        steps = self._at.rows(_K.STEP)
-        into = s.rule.update_of(s.microbatch[rows], self._at.replicas[s.stage[rows]])
+        steps = self.at.rows(_K.STEP)
+        into = s.rule.update_of(s.microbatch[rows], self.at.replicas[s.stage[rows]])
         update = np.concatenate([into, s.version[steps]])
         found = _Groups.of(s, np.concatenate([rows, steps]), update)
         size = memory.of("gradients", s.stages)[found.stage]

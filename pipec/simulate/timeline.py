@@ -95,7 +95,7 @@ class Timeline:
     @cached_property
     def held(self) -> Held:
         """What is held from when to when."""
-        return Held(self.schedule, self.begin, self.end)
+        return Held(self.schedule, self.prepared.at, self.begin, self.end)
 
     @cached_property
     def _counted(self) -> Held:

@@ -5,13 +5,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipec.errors import PartitionError
 from pipec.residency.bound import bound
 from pipec.residency.choose import choose
-from pipec.residency.play import Slot, play
+from pipec.residency.play import Slot, least, play
 from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem, Working
 
 
@@ -54,16 +54,24 @@ def every_decision(problem: Problem) -> list[tuple[IntArray, tuple[Slot, ...]]]:
 
 @settings(max_examples=40, deadline=None)
 @given(problems())
+@example(
+    Problem(np.array([6.0, 6, 4]), np.array([0.671875, 0.375, 2]), 2, 1, 23.18542490186373, 4, 3)
+)
 def test_bound_below_optimum_below_choice(problem: Problem) -> None:
-    optimum = min(play(problem, d, slots).seconds for d, slots in every_decision(problem))
-    least = problem.step_seconds + bound(problem).added_seconds
-    assert least <= optimum * (1 + 1e-6)
+    those = [play(problem, d, slots) for d, slots in every_decision(problem)]
+    for it in those:
+        fewest, nbytes = least(problem, it.decision)
+        assert nbytes <= it.peak_bytes * (1 + 1e-9)
+        assert fewest <= it.seconds * (1 + 1e-9)
+    optimum = min(it.seconds for it in those)
+    floor = problem.step_seconds + bound(problem).added_seconds
+    assert floor <= optimum * (1 + 1e-6)
     if optimum == np.inf:
         with pytest.raises(PartitionError, match="do not fit"):
             choose(problem)
         return
     found = choose(problem)
-    assert found.seconds >= least * (1 - 1e-6)
+    assert found.seconds >= floor * (1 - 1e-6)
     assert found.seconds <= optimum * 1.05 + 1e-9
     assert found.peak_bytes <= problem.cap * (1 + 1e-9)
     assert play(problem, found.decision, found.slots).seconds == found.seconds
