@@ -379,7 +379,7 @@ def if_on_input(path: Path) -> None:
         [helper.make_tensor_value_info("x", 1, [4, 16])],
         [helper.make_tensor_value_info("y", 1, [4, 16])],
         [*(numpy_helper.from_array(a, n) for n, a in names.items()),
-         numpy_helper.from_array(np.float32(0), "zero")],
+         numpy_helper.from_array(np.array(0, np.float32), "zero")],
     )  # fmt: skip
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path

@@ -10,6 +10,7 @@ from pipec.backends.fpga.cutting.joint import METHOD
 from pipec.backends.fpga.demand import Shortage
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.fifo import joined
+from pipec.backends.fpga.int8 import Int8
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item
@@ -98,19 +99,21 @@ def lowered(plan: Plan) -> tuple[Network, ...]:
     Raises:
         BackendError: Ops that no engine computes; those of all stages are listed.
     """
-    orders: dict[str, tuple[int, ...]] = {}
+    orders, formats = dict[str, tuple[int, ...]](), dict[str, Int8]()
     found, problems = list[Network](), list[BackendError]()
     for stage in plan.stages:
         try:
             graph = without_transfers(stage.graph).graph
             memory = memory_ports(device_of(plan, stage.index))
             pace = _pace(plan, stage.index, bound=True)
-            network = lower(graph, precision_of(plan), orders, pace, memory)
+            network = lower(graph, precision_of(plan), orders, pace, memory, formats=formats)
         except BackendError as error:
             problems.append(error)
             continue
         found.append(network)
         orders |= {port.value: port.order for port in network.outputs}
+        edges = ((port.value, network.named.get(port.use.edge)) for port in network.outputs)
+        formats |= {value: form for value, form in edges if form}
     if len(problems) == 1:
         raise problems[0]
     if problems:

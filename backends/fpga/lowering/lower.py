@@ -8,6 +8,7 @@ from typing import cast
 from torch import fx
 
 from pipec.backends.fpga.engines.base import Layer
+from pipec.backends.fpga.int8 import Int8
 from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its handlers)
     dense,
     elementwise,
@@ -51,6 +52,7 @@ def lower(
     pace: int = 0,
     memory: MemoryPorts | None = None,
     prefix: str = "",
+    formats: Mapping[str, Int8] | None = None,
 ) -> Network:
     """The network of layers that computes a stage.
 
@@ -62,6 +64,7 @@ def lower(
         pace: Cycles per frame that are aimed at, if known; see `Builder.pace`.
         memory: Memory ports of the board; one of any size if not given.
         prefix: What the names of all layers, edges and ports begin with.
+        formats: In which the model writes values that arrive, by input name.
 
     Raises:
         BackendError: Ops that no engine computes; all of them are listed.
@@ -73,6 +76,8 @@ def lower(
         for i in graph.inputs
         if not i.kind.is_weight
     ]
+    known = formats or {}
+    builder.named |= {p.use.edge: known[p.value] for p in inputs if p.value in known}
     problems = _walk(builder)
     if not problems:
         outputs, problems = _outputs(builder)

@@ -14,6 +14,7 @@ from pipec.backends.fpga.lowering.borders import around, made, made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.elementwise import broadcast
+from pipec.backends.fpga.lowering.formats import format_after, rounded
 from pipec.backends.fpga.lowering.network import (
     Builder,
     Padding,
@@ -125,13 +126,18 @@ def padded(b: Builder, node: fx.Node, number: object) -> Value:
 
 @lowers("aten.cat.default", "aten.concat.default")
 def cat(b: Builder, node: fx.Node) -> Value:
-    """Concatenation along one axis."""
+    """Concatenation along one axis; each part is in the format of the whole."""
     args = cast("list[fx.Node]", node.args[0])
     shape = shape_of(node)
     axis = cast("int", argument(node, 1, "dim", 0)) % len(shape)
     streams = [b.value(a) for a in args if b.is_stream(a)]
     order = streams[0].view.axis_order() or standard_order(shape)
-    return _joined(b, node, [_ordered(b, node, a, order) for a in args], axis, order)
+    values, form = [_ordered(b, node, a, order) for a in args], format_after(node, b)
+    for k, a in enumerate(args):
+        own = b.named.get(b.value(a).edge) if form and b.is_stream(a) else None
+        if form and own and own != form:
+            values[k] = rounded(b, node, values[k], form, f"_{k}")
+    return _joined(b, node, values, axis, order)
 
 
 def joined(b: Builder, node: fx.Node, values: Sequence[Value], axis: int) -> Value:

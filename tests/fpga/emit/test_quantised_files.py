@@ -2,22 +2,29 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from benchmarks._zoo_exports import quantised, write
 from pipec.backends.fpga.backend import FpgaBackend
+from pipec.backends.fpga.designs import designs_of
 from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.engines.route import Concat
+from pipec.backends.fpga.int8 import int8_format
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load
 from pipec.graph.opaque import ort_session
+from tests.fpga.design.numeric import execute
+from tests.fpga.emit.integers import run8, steps_of
 
 
 class Both(nn.Module):
@@ -72,33 +79,84 @@ def test_convolutions_and_attention(tmp_path: Path) -> None:
     assert (np.concatenate(off) > 0.5).mean() < 0.02
 
 
+def written(x: str, form: str, y: str) -> list[onnx.NodeProto]:
+    """A value in a format."""
+    return [
+        helper.make_node("QuantizeLinear", [x, form, "z"], [f"{y}q"]),
+        helper.make_node("DequantizeLinear", [f"{y}q", form, "z"], [y]),
+    ]
+
+
+def saved(
+    folder: Path, nodes: list[onnx.NodeProto], reads: dict[str, int], yields: dict[str, int],
+    tables: dict[str, Any],
+) -> Path:  # fmt: skip
+    """A file; inputs and outputs by name with their lengths."""
+    inputs, outputs = (
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, k]) for n, k in side.items()]
+        for side in (reads, yields)
+    )
+    held = [numpy_helper.from_array(np.asarray(a), n) for n, a in tables.items()]
+    graph = helper.make_graph(nodes, "net", inputs, outputs, held)
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), folder / "net.onnx")
+    return folder / "net.onnx"
+
+
 def test_what_is_written_in_a_format_is_rounded_there(tmp_path: Path) -> None:
     """A factor and a clamp behind a format do not join the factor before it."""
     formats = {"a": 0.02, "b": 0.05, "c": 0.0125}
     tables = {"w": np.float32(1.5), "half": np.float32(0.25), "z": np.int8(0)}
     tables |= {name: np.float32(scale) for name, scale in formats.items()}
 
-    def written(x: str, form: str, y: str) -> list[onnx.NodeProto]:
-        """A value in a format."""
-        return [
-            helper.make_node("QuantizeLinear", [x, form, "z"], [f"{y}q"]),
-            helper.make_node("DequantizeLinear", [f"{y}q", form, "z"], [y]),
-        ]
-
     nodes = [
         *written("x", "a", "x1"), helper.make_node("Mul", ["x1", "w"], ["p"]),
         *written("p", "b", "p1"), helper.make_node("Mul", ["p1", "half"], ["m"]),
         helper.make_node("Relu", ["m"], ["r"]), *written("r", "c", "y"),
     ]  # fmt: skip
-    info = partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT)
-    graph = helper.make_graph(
-        nodes, "net", [info("x", shape=[1, 6])], [info("y", shape=[1, 6])],
-        [numpy_helper.from_array(np.asarray(a), n) for n, a in tables.items()],
-    )  # fmt: skip
-    path = tmp_path / "net.onnx"
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
-    )
+    path = saved(tmp_path, nodes, {"x": 6}, {"y": 6}, tables)
     network = lower(load(str(path)).graph, "int8")
     assert [type(y.nest) for y in network.layers] == [Map, Map]
     assert [round(f.scale, 6) for f in network.named.values()] == list(formats.values())
+
+
+@pytest.mark.parametrize("boards", [1, 2])
+def test_parts_of_a_concatenation_keep_their_own_format(boards: int, tmp_path: Path) -> None:
+    """Values far apart in size: the smaller one is read in its own steps by others."""
+    rng = np.random.default_rng(0)
+    tables = {
+        "z": np.int8(0), "big": np.float32(40), "a": np.float32(0.03), "b": np.float32(0.06),
+        "c": np.float32(2), "d": np.float32(5),
+        "u": rng.normal(size=32).astype(np.float32),
+    }  # fmt: skip
+    for name, shape in (("w", (32, 64)), ("v", (32, 64))):  # whole steps, so that 8 bits hold them
+        steps = rng.integers(-127, 127, shape)
+        steps[:, 0] = 127
+        tables[name] = (steps / 256).astype(np.float32)
+    nodes = [
+        *written("x", "a", "x1"), helper.make_node("Gemm", ["x1", "w"], ["p"], transB=1),
+        *written("p", "b", "p1"), helper.make_node("Mul", ["p1", "u"], ["s"]),
+        *written("s", "b", "y2"), helper.make_node("Mul", ["p1", "big"], ["g"]),
+        *written("g", "c", "g1"), helper.make_node("Concat", ["p1", "g1"], ["k"], axis=1),
+        *written("k", "c", "k1"), helper.make_node("Gemm", ["k1", "v"], ["t"], transB=1),
+        *written("t", "d", "y"),
+    ]  # fmt: skip
+    path = saved(tmp_path, nodes, {"x": 64}, {"y": 32, "y2": 32}, tables)
+    graph = load(str(path)).graph
+    cluster = parse_cluster(f"{boards}xzcu102")
+    plan = make_plan(graph, cluster, "fpga", options={"precision": "int8"})
+    designs = designs_of(plan)
+    assert any(isinstance(y.nest, Concat) for y in designs[-1].engines)
+    session = ort_session(str(path), fused=False)
+    for seed in range(6):
+        x = torch.randn(1, 64, generator=torch.Generator().manual_seed(seed))
+        known = {"x": x}
+        for design in designs:
+            found = execute(design, known, run8, steps_of)
+            for port in design.outputs:
+                form = int8_format(design.streams[port.stream].dtype)
+                assert form is not None
+                known[port.value] = found[port.value] * form.scale
+        for name, step in (("y", 5), ("y2", 0.06)):
+            (want,) = session.run([name], {"x": x.numpy()})
+            assert np.abs(known[name].numpy() - want).max() < 1.01 * step
