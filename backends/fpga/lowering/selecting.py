@@ -41,7 +41,10 @@ def _test(node: fx.Node) -> fx.Node | None:
 def _lower(node: fx.Node, test: fx.Node, b: Builder) -> Value:
     """One layer of the streams among both sides of the comparison and both choices."""
     trains = b.graph.outputs_of(OutputKind.LOSS, OutputKind.GRADIENT, OutputKind.WEIGHT_GRADIENT)
-    if b.precision != "float32" and not trains:  # bounds of errors follow from slopes, not steps
+    itself = test.args[0] is test.args[1]  # whether a number is none
+    if b.precision != "float32" and not (
+        trains or itself
+    ):  # bounds of errors follow from slopes, not steps
         raise UnsupportedError("a choice that a rounding may turn", "choose the precision float32")
     chosen = (node.args[k] for k in _CHOICES[op_name(node)][1:])
     streams, numbers = dict[str, Value](), dict[str, float]()

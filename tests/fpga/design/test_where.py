@@ -1,11 +1,16 @@
 """Choices by a comparison: what is refused, with what hint."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from pipec.backends.fpga.backend import FpgaBackend
 from pipec.backends.fpga.engines.where import Where
 from pipec.backends.fpga.lowering.lower import lower
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.driver import emit, make_plan
 from pipec.errors import BackendError
 from tests.fpga.design.models import graph_of
 
@@ -39,3 +44,35 @@ def test_a_choice_that_a_rounding_may_turn_is_refused(precision: str) -> None:
 def test_a_comparison_that_something_else_reads_is_refused() -> None:
     with pytest.raises(BackendError, match=r"aten\.gt\.Scalar"):
         lower(graph_of(Kept(), torch.randn(2, 3, 4)))
+
+
+class Safe(nn.Module):
+    """As exporters write a softmax whose row may be masked as a whole."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = torch.softmax(x + mask, -1)
+        return torch.where(torch.isnan(y), 0.25, y)
+
+
+@pytest.mark.parametrize(("precision", "layers"), [("float32", 3), ("bfloat16", 3), ("int8", 2)])
+def test_numbers_that_are_none_are_replaced_where_a_type_has_them(
+    precision: str, layers: int
+) -> None:
+    graph = graph_of(Safe(), torch.randn(2, 4), torch.zeros(2, 4))
+    found = lower(graph, precision=precision).layers
+    assert len(found) == layers
+    assert isinstance(found[-1].nest, Where) == (layers == 3)
+
+
+def test_a_row_that_is_masked_as_a_whole(tmp_path: Path) -> None:
+    mask = torch.zeros(3, 4)
+    mask[1] = -torch.inf
+    mask[2, 0] = -torch.inf
+    x = torch.randn(3, 4)
+    plan = make_plan(graph_of(Safe(), x, mask), parse_cluster("1xvcu118"), "fpga")
+    emit(plan, tmp_path / "out")
+    (runner,) = FpgaBackend().load(plan, tmp_path / "out").stages
+    (found,) = runner({"x": x, "mask": mask}).values()
+    want = Safe()(x, mask)
+    assert float(want[1].sum()) == 1.0
+    assert torch.allclose(found.to(want.dtype), want, atol=1e-6)
