@@ -25,12 +25,13 @@ from pipec.backends.fpga.simulator.process import (
     Trace,
     Wait,
     deadlock,
-    inside,
     links,
 )
 from pipec.backends.fpga.toolchain import compile_cpp, workspace
 from pipec.errors import BackendError
 
+_OUTSIDE = -1
+"""Number of a stream that nobody inside writes, or reads: it is always ready."""
 SOURCE = files("pipec.backends.fpga") / "simulator" / "simulate.cpp"
 
 
@@ -124,10 +125,10 @@ def _encoded(processes: Sequence[Process], net: Links, head: Sequence[int]) -> s
     for name, slots in net.slots.items():
         words += [slots, net.initial[name]]
     words.append(len(processes))
-    for p in (inside(p, number) for p in processes):
+    for p in processes:
         code = _code(p.table)
-        words += [p.depth, len(p.inputs), *(number[s] for s in p.inputs)]
-        words += [len(p.outputs), *(number[s] for s in p.outputs), len(code)]
+        words += [p.depth, len(p.inputs), *(number.get(s, _OUTSIDE) for s in p.inputs)]
+        words += [len(p.outputs), *(number.get(s, _OUTSIDE) for s in p.outputs), len(code)]
         words.extend(chain.from_iterable(code))
     return " ".join(map(str, words))
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 
-from pipec.backends.fpga.runs import Loop, Run, Runs, tokens
+from pipec.backends.fpga.runs import Runs, tokens
 from pipec.errors import BackendError
 
 
@@ -128,35 +127,6 @@ def links(
         {s: writers[s].name for s in inner},
         {s: readers[s].name for s in inner},
     )
-
-
-def inside(process: Process, inner: Iterable[str]) -> Process:
-    """The process without ports that lead outside, or nowhere: these are always ready."""
-    known = frozenset(inner)
-    ins = tuple(k for k, s in enumerate(process.inputs) if s in known)
-    outs = tuple(k for k, s in enumerate(process.outputs) if s in known)
-    return Process(
-        process.name,
-        _masked(process.table, ins, outs),
-        tuple(process.inputs[k] for k in ins),
-        tuple(process.outputs[k] for k in outs),
-        process.depth,
-    )
-
-
-def _masked(table: Runs, ins: tuple[int, ...], outs: tuple[int, ...]) -> Runs:
-    return tuple(
-        Loop(item.times, _masked(item.body, ins, outs))
-        if isinstance(item, Loop)
-        else Run(item.count, item.delta, _ports(item.reads, ins), _ports(item.writes, outs))
-        for item in table
-    )
-
-
-@cache
-def _ports(mask: int, kept: tuple[int, ...]) -> int:
-    """The mask over the kept ports alone, numbered anew."""
-    return sum(1 << new for new, old in enumerate(kept) if mask >> old & 1)
 
 
 def written(process: Process) -> dict[str, int]:

@@ -11,7 +11,7 @@
 //   streams, then per stream its slots and the tokens that it holds at reset
 //   processes, then each: depth, inputs n + stream numbers, outputs n + stream numbers, items of its
 //   table + items; a run is "0 count delta reads n + ports writes n + ports", a loop "1 times n" in
-//   front of its n items
+//   front of its n items. A port of number -1, or of none, leads outside: it is always ready
 // Output: "end CYCLE" per frame, "stream TOKENS EMPTY FULL LAST_EMPTY LAST_FULL DIGEST" per
 //   stream, "steady 0|1"; or "wait PROCESS STREAM EMPTY" per blocked process. Handshake cycles go to
 //   the file argv[1].
@@ -336,19 +336,31 @@ bool is_steady(const std::vector<process> &all, std::size_t n) {
   });
 }
 
+// The streams of a process's ports, null where they lead outside.
 std::vector<fifo *> ports(std::vector<fifo> &fifos, int process, bool reads) {
   std::vector<fifo *> found(static_cast<std::size_t>(number()));
   for (fifo *&f : found) {
-    f = &fifos[below(fifos.size())];
+    const i64 stream = number();
+    if (stream == -1) continue;
+    if (stream < 0 || static_cast<std::size_t>(stream) >= fifos.size()) std::exit(3);
+    f = &fifos[static_cast<std::size_t>(stream)];
     (reads ? f->consumer : f->producer) = process;
   }
   return found;
 }
 
+std::vector<fifo *> inner(std::vector<fifo *> of) {
+  of.erase(std::remove(of.begin(), of.end(), nullptr), of.end());
+  return of;
+}
+
 std::vector<fifo *> some(const std::vector<fifo *> &of) {
   std::vector<fifo *> found(static_cast<std::size_t>(number()));
-  for (fifo *&f : found) f = of[below(of.size())];
-  return found;
+  for (fifo *&f : found) {
+    const auto port = static_cast<std::size_t>(number());
+    f = port < of.size() ? of[port] : nullptr;
+  }
+  return inner(found);
 }
 
 table read_table(const std::vector<fifo *> &ins, const std::vector<fifo *> &outs) {
@@ -373,9 +385,9 @@ std::vector<process> read_processes(std::vector<fifo> &fifos) {
   const int count = int(number());
   for (int k = 0; k < count; ++k) {
     const i64 depth = number();
-    std::vector<fifo *> ins = ports(fifos, k, true), outs = ports(fifos, k, false);
+    const std::vector<fifo *> ins = ports(fifos, k, true), outs = ports(fifos, k, false);
     table items = read_table(ins, outs);
-    all.emplace_back(depth, std::move(ins), std::move(outs), std::move(items));
+    all.emplace_back(depth, inner(ins), inner(outs), std::move(items));
   }
   return all;
 }

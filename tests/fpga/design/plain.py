@@ -9,15 +9,15 @@ of waits closes into the deadlock that is reported.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 
-from pipec.backends.fpga.runs import Run, Runs
+from pipec.backends.fpga.runs import Loop, Run, Runs
 from pipec.backends.fpga.simulator.process import (
     Flow,
     Process,
     Trace,
     Wait,
     deadlock,
-    inside,
     links,
 )
 
@@ -33,6 +33,35 @@ def flat(table: Runs) -> Iterator[Run]:
             body = tuple(flat(item.body))
             for _ in range(item.times):
                 yield from body
+
+
+def inside(process: Process, inner: Iterable[str]) -> Process:
+    """The process without ports that lead outside, or nowhere: these are always ready."""
+    known = frozenset(inner)
+    ins = tuple(k for k, s in enumerate(process.inputs) if s in known)
+    outs = tuple(k for k, s in enumerate(process.outputs) if s in known)
+    return Process(
+        process.name,
+        _kept(process.table, ins, outs),
+        tuple(process.inputs[k] for k in ins),
+        tuple(process.outputs[k] for k in outs),
+        process.depth,
+    )
+
+
+def _kept(table: Runs, ins: tuple[int, ...], outs: tuple[int, ...]) -> Runs:
+    return tuple(
+        Loop(item.times, _kept(item.body, ins, outs))
+        if isinstance(item, Loop)
+        else Run(item.count, item.delta, _numbered(item.reads, ins), _numbered(item.writes, outs))
+        for item in table
+    )
+
+
+@cache
+def _numbered(mask: int, kept: tuple[int, ...]) -> int:
+    """The mask over the kept ports alone, numbered anew."""
+    return sum(1 << new for new, old in enumerate(kept) if mask >> old & 1)
 
 
 def digest(cycles: Iterable[int], start: int = FNV_OFFSET) -> int:

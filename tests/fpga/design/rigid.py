@@ -30,11 +30,10 @@ from pipec.backends.fpga.simulator.process import (
     Trace,
     Wait,
     deadlock,
-    inside,
     links,
     written,
 )
-from tests.fpga.design.plain import flat
+from tests.fpga.design.plain import flat, inside
 
 NEVER = 1 << 62
 
