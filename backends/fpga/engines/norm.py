@@ -1,4 +1,7 @@
-"""Row units: softmax, normalisations, local response; they need a whole row before they write."""
+"""Row units: softmax, normalisations, local response, and the gradients of some.
+
+They need a whole row before they write.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,8 +29,23 @@ def gap_of(dtype: str) -> int:
     return GAP if dtype.startswith(("float", "int8")) else 4
 
 
+ROW_OPS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "softmax": (3, ("max", "exp", "add", "div")),
+    "log_softmax": (3, ("max", "exp", "add", "sub")),
+    "layer_norm": (3, ("add", "square", "add", "mul")),
+    "rms_norm": (2, ("square", "add", "mul")),
+    "lrn": (2, ("square", "add", "pow", "mul")),
+    "softmax_gradient": (2, ("mul", "add", "sub", "mul")),
+    "log_softmax_gradient": (2, ("add", "exp", "mul", "sub")),
+    "layer_norm_gradient": (
+        4, ("add", "sub", "square", "add", "mul", "mul", "add", "add", "mul", "sub", "mul")
+    ),
+}  # fmt: skip
+"""Row op to its passes over a row, reading and writing included, and its steps per element."""
+
+
 @dataclass(frozen=True)
-class RowUnit(Nest):
+class Norm(Nest):
     """What needs the whole row before it can write the first result.
 
     ```text
@@ -39,7 +57,22 @@ class RowUnit(Nest):
 
     Every pass after the first starts ``gap`` cycles after the last firing of the one before (the
     pipeline drains between passes). A row has ``taps`` positions of ``channels`` elements each:
-    ``cf = taps*ceil(channels/lanes)``; padding lanes take no part.
+    ``cf = taps*ceil(channels/lanes)``; padding lanes take no part. Gradients read ``dy`` and ``y``:
+
+    ```text
+    softmax_gradient        y the result: y * (dy - sum(dy * y))
+    log_softmax_gradient    y the result: dy - exp(y) * sum(dy)
+    layer_norm_gradient     y the operand: (g - mean(g) - h * mean(g * h)) / std
+                            with g = dy * scale, h = (y - mean) / std
+    ```
+
+    Attributes:
+        op: One of `ROW_OPS`.
+        eps: Epsilon of layer_norm and rms_norm.
+        size: Window of lrn: ``y = x / (k + alpha/size * sum x^2 over c-(size-1)//2 .. c+size//2)``
+            to the power ``beta``.
+        scale: Whether there is a table of factors, role ``scale`` ``[cf][lanes]``.
+        shift: Whether there is a table of summands, role ``shift`` ``[cf][lanes]``.
     """
 
     rows: int
@@ -50,11 +83,25 @@ class RowUnit(Nest):
     passes: int = 3
     gap: int = 1
     eps: float = 0.0
+    size: int = 0
+    alpha: float = 0.0
+    beta: float = 0.0
+    k: float = 0.0
+    scale: bool = False
+    shift: bool = False
 
     @property
     def cf(self) -> int:
         """Tokens per row."""
         return self.taps * ceil_div(self.channels, self.lanes)
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it reads ``dy`` too."""
+        return self.op.endswith("_gradient")
+
+    def header(self) -> str:
+        return "rowgrad.h" if self.is_gradient else "norm.h"
 
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         gap = gap_of(dtype)
@@ -75,40 +122,19 @@ class RowUnit(Nest):
         body = (read, Run(1, self.gap + silent, 0, 1), Run(self.cf - 1, ii, 0, 1))
         return (Loop(self.rows, body),)
 
-
-@dataclass(frozen=True)
-class Norm(RowUnit):
-    """Row unit of one input.
-
-    Attributes:
-        op: ``softmax``, ``log_softmax`` (3 passes: max, sum of exp, write), ``layer_norm``,
-            ``rms_norm`` (3: mean, variance, write; rms 2), ``lrn`` (2: squares, write).
-        eps: Epsilon of layer_norm and rms_norm.
-        size: Window of lrn: ``y = x / (k + alpha/size * sum x^2 over c-(size-1)//2 .. c+size//2)``
-            to the power ``beta``.
-        scale: Whether there is a table of factors, role ``scale`` ``[cf][lanes]``.
-        shift: Whether there is a table of summands, role ``shift`` ``[cf][lanes]``.
-    """
-
-    size: int = 0
-    alpha: float = 0.0
-    beta: float = 0.0
-    k: float = 0.0
-    scale: bool = False
-    shift: bool = False
-
     def buffer(self, bits: int) -> tuple[int, int]:
-        return (self.lanes * bits, self.cf)
+        return ((1 + self.is_gradient) * self.lanes * bits, self.cf)
 
     def logic(self, dtype: str) -> tuple[float, float]:
         dtype = "float32" if kind_of(dtype) == "int8" else dtype
-        steps = (*_STEPS[self.op], *["mul"] * self.scale, *["add"] * self.shift)
+        steps = (*ROW_OPS[self.op][1], *["mul"] * self.scale, *["add"] * self.shift)
         return steps_cost(steps, self.lanes, dtype)
 
     def unit(self, engine: Engine) -> Unit:
         constants = self.named("ROWS TAPS C=channels LANES GAP")
-        if self.op in ("softmax", "log_softmax"):
-            return Unit("softmax", {**constants, "LOG": self.op == "log_softmax"})
+        if "softmax" in self.op:
+            function = self.op.removeprefix("log_")
+            return Unit(function, {**constants, "LOG": function != self.op})
         if self.op == "lrn":
             constants |= {"BEFORE": (self.size - 1) // 2, "AFTER": self.size // 2}
             k, alpha, beta = (literal(v, engine.dtype) for v in (self.k, self.alpha, self.beta))
@@ -117,7 +143,7 @@ class Norm(RowUnit):
             return Unit("lrn", constants, {"real_t<T> op(real_t<T> x, real_t<T> sum)": body})
         eps = {"real_t<T> eps()": [f"return {literal(self.eps, engine.dtype)};"]}
         tables = ("scale?no_table", "shift?no_table")
-        return Unit(self.op, constants, eps, tables=tables)
+        return Unit(self.op, constants, eps, tables=tables[: 1 if self.is_gradient else 2])
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         x = reads[0].reshape(self.rows, self.taps * self.channels)
@@ -136,12 +162,3 @@ class Norm(RowUnit):
         rows = {role: table(found).reshape(-1) for role, found in layer.tables.items()}
         y = y * rows["scale"] if "scale" in rows else y
         return y + rows["shift"] if "shift" in rows else y
-
-
-_STEPS = {
-    "softmax": ("max", "exp", "add", "div"),
-    "log_softmax": ("max", "exp", "add", "sub"),
-    "layer_norm": ("add", "square", "add", "mul"),
-    "rms_norm": ("square", "add", "mul"),
-    "lrn": ("square", "add", "pow", "mul"),
-}

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import fx
 
-from pipec.backends.fpga.engines.norm import Norm
+from pipec.backends.fpga.engines.norm import ROW_OPS, Norm
 from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, argument, lowers
@@ -65,29 +65,24 @@ def element_table(
     return b.constants.table(found, (len(order),), (0,)).through(lambda w: w[order])
 
 
-_PASSES = {"softmax": 3, "log_softmax": 3, "layer_norm": 3, "rms_norm": 2, "lrn": 2}
-"""Passes over a row, reading and writing included."""
-
-
 def rows_through(
     b: Builder,
     node: fx.Node,
     value: Value,
     axes: tuple[int, ...],
     tables: Mapping[str, Table | None] | None = None,
+    dy: Value | None = None,
     *,
     op: str,
     **fields: Any,
 ) -> Value:
-    """A NORM layer over rows made of ``axes``, which are innermost in the stream."""
-    row, cin = row_of(value, axes)
-    rows = value.view.numel // row
-    given = {role: table is not None for role, table in (tables or {}).items()}
-    nest = Norm(rows, cin, row // cin, op=op, passes=_PASSES[op], **given, **fields)
-    return b.put(nest, node, (value.use(cin),), value.view, cin, tables=tables)
+    """A NORM layer over rows made of ``axes``, which are innermost in the stream.
 
-
-def row_of(value: Value, axes: tuple[int, ...]) -> tuple[int, int]:
-    """Elements of a row made of ``axes``, and of one of its positions."""
+    That of a gradient reads ``dy`` in the same order too.
+    """
     row = math.prod(value.view.shape[axis] for axis in axes)
-    return row, value.channels if row % value.channels == 0 else row
+    rows, cin = value.view.numel // row, value.channels if row % value.channels == 0 else row
+    given = {role: table is not None for role, table in (tables or {}).items()}
+    nest = Norm(rows, cin, row // cin, op=op, passes=ROW_OPS[op][0], **given, **fields)
+    uses = tuple(v.use(cin) for v in (dy, value) if v is not None)
+    return b.put(nest, node, uses, value.view, cin, tables=tables)

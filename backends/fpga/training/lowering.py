@@ -11,7 +11,6 @@ from pipec.backends.fpga.engines.expand import OneHot, Spread
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.outer import Outer
 from pipec.backends.fpga.engines.poolgrad import ArgMax, Scatter
-from pipec.backends.fpga.engines.rowgrad import RowGradient
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.elementwise import two_streams
@@ -30,7 +29,7 @@ from pipec.backends.fpga.lowering.network import (
     integers,
     lowers,
 )
-from pipec.backends.fpga.lowering.norms import element_table, row_of
+from pipec.backends.fpga.lowering.norms import element_table, rows_through
 from pipec.backends.fpga.lowering.pooling import max_pool_value, max_pooled
 from pipec.backends.fpga.lowering.view import View
 
@@ -211,38 +210,22 @@ def one_hot(b: Builder, node: fx.Node) -> Value:
     return dataclasses.replace(found, dtype=b.precision)
 
 
-@lowers("aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default")
-def softmax_backward(b: Builder, node: fx.Node) -> Value:
-    """``(dy, y, dim, dtype)``."""
-    y = b.value(node.args[1])
-    axis = cast("int", node.args[2]) % len(y.view.shape)
-    op = "log_softmax" if "log" in str(node.target) else "softmax"
-    return _row_derivative(b, node, (axis,), op)
+_ROW_GRADIENTS = {
+    "aten._softmax_backward_data.default": "softmax_gradient",
+    "aten._log_softmax_backward_data.default": "log_softmax_gradient",
+    "pipec_fpga.layer_norm_input_grad.default": "layer_norm_gradient",
+}
 
 
-@lowers("pipec_fpga.layer_norm_input_grad.default")
-def layer_norm_backward(b: Builder, node: fx.Node) -> Value:
-    """``(dy, x, shape, weight, eps)``."""
-    rank, count = len(shape_of(cast("fx.Node", node.args[1]))), len(cast("list[int]", node.args[2]))
-    axes, eps = tuple(range(rank - count, rank)), cast("float", node.args[4])
-    return _row_derivative(b, node, axes, "layer_norm", eps, node.args[3])
-
-
-def _row_derivative(
-    b: Builder,
-    node: fx.Node,
-    axes: tuple[int, ...],
-    op: str,
-    eps: float = 0.0,
-    scale: object = None,
-) -> Value:
-    y = b.innermost(node, b.value(node.args[1]), axes)
+@lowers(*_ROW_GRADIENTS)
+def row_gradient(b: Builder, node: fx.Node) -> Value:
+    """``(dy, y, dim, dtype)``; of a layer normalisation ``(dy, x, shape, weight, eps)``."""
+    op, y, over = _ROW_GRADIENTS[str(node.target)], b.value(node.args[1]), node.args[2]
+    axes = tuple(range(len(y.view.shape)))
+    axes = (axes[over],) if isinstance(over, int) else axes[-len(integers(over, 1)) :]
+    y = b.innermost(node, y, axes)
     dy = b.reorder(node, b.value(node.args[0]), y.view, y.channels)
-    row, cin = row_of(y, axes)
-    passes = 4 if op == "layer_norm" else 2
-    table = element_table(b, node, y, axes, scale)
-    nest = RowGradient(
-        y.view.numel // row, cin, row // cin, op=op, passes=passes, eps=eps, scale=table is not None
-    )
-    uses = (dy.use(cin), y.use(cin))
-    return b.put(nest, node, uses, y.view, cin, tables={"scale": table})
+    if "softmax" in op:
+        return rows_through(b, node, y, axes, dy=dy, op=op)
+    tables = {"scale": element_table(b, node, y, axes, node.args[3])}
+    return rows_through(b, node, y, axes, tables, dy, op=op, eps=cast("float", node.args[4]))

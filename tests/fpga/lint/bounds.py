@@ -21,7 +21,7 @@ OTHER_NAMES: dict[str, Callable[[Any], int]] = {
     "ports": lambda n: len(n.sizes),
     "before": lambda n: (n.size - 1) // 2,
     "after": lambda n: n.size // 2,
-    "log": lambda n: n.op == "log_softmax",
+    "log": lambda n: n.op.startswith("log_softmax"),
     "firings": image_cycles,
     "lead": lambda n: ring_of(n).lead,
     "start": lambda n: ring_of(n).start,

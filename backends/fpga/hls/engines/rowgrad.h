@@ -1,4 +1,4 @@
-// ROWGRAD: gradients of row units. Two rows are stored while they are read, dy and y (or x);
+// NORM: gradients of row units. Two rows are stored while they are read, dy and y (or x);
 // silent passes take what the statistics still need; the last pass writes.
 //
 // Config and order of sums: as of norm.h.
