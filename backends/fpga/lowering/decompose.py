@@ -7,15 +7,12 @@ node of the replacement is called what the op was called, the others behind it.
 
 from collections.abc import Callable
 from functools import cache
-from operator import getitem
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
-from pipec.autodiff.fakes import fake_like, tracing
-from pipec.autodiff.tidy import views_to_reshape
 from pipec.backends.fpga.lowering.constants import Constants
 from pipec.backends.fpga.lowering.network import HANDLERS
 from pipec.backends.fpga.lowering.rewrite import Emit, rewritten
@@ -51,53 +48,24 @@ def decomposed(graph: Graph, precision: str) -> Graph:
     return decomposed(rewritten(graph, found), precision) if found else graph
 
 
-def _apart(emit: Emit, *_: object) -> Any:
-    """The ops of which a node consists; the last one takes its name."""
-    sources = emit.old.all_input_nodes
-    found = _Ops(_traced(emit.old), emit).run(*map(emit.value, sources))
-    return emit.named(found) if isinstance(found, torch.Tensor) else tuple(found)
+class _WholeProducts(TorchFunctionMode):
+    """Keeps linear layers in one node, which torch would take apart by the strides of its input."""
 
-
-class _Ops(fx.Interpreter):
-    """Appends the nodes of a graph to one that grows."""
-
-    def __init__(self, graph: fx.Graph, emit: Emit) -> None:
-        super().__init__(torch.nn.Module(), graph=graph)
+    def __init__(self, emit: Emit) -> None:
+        super().__init__()
         self._emit = emit
 
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """An op as one node, and its results."""
-        return target(*args) if target is getitem else self._emit.whole(target, *args, **kwargs)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """A call of a function of torch."""
+        if func is torch.nn.functional.linear:
+            return self._emit.whole(torch.ops.aten.linear.default, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
-def _traced(node: fx.Node) -> fx.Graph:
-    """What an op consists of, one placeholder per node among its arguments."""
-    sources = node.all_input_nodes
-    position = {source: k for k, source in enumerate(sources)}
-    target: Any = node.target
-
-    def call(*values: torch.Tensor) -> Any:
-        """The op on values in place of its argument nodes."""
-        args, kwargs = fx.node.map_arg(
-            (node.args, node.kwargs), lambda source: values[position[source]]
-        )
-        return target(*args, **kwargs)
-
-    with tracing() as mode, torch.no_grad():
-        fakes = [fake_like(source.meta["val"], mode) for source in sources]
-        table = {target: _table()[target]}
-        traced = make_fx(call, table, tracing_mode="real", pre_dispatch=True)(*fakes)
-    for part in traced.graph.nodes:
-        _without_mutation(part)
-    views_to_reshape(traced.graph)
-    traced.graph.eliminate_dead_code()
-    return traced.graph
-
-
-def _without_mutation(node: fx.Node) -> None:
-    """``add_`` becomes ``add`` where nobody else reads what it overwrites."""
-    name, _, overload = op_name(node).removeprefix("aten.").partition(".")
-    if not name.endswith("_") or len(node.all_input_nodes[0].users) != 1:
-        return
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
-    node.target = getattr(packet, overload, node.target)
+def _apart(emit: Emit, *args: Any) -> Any:
+    """The ops of which a node consists; the last one takes its name."""
+    own = [list(a) if isinstance(a, list) else a for a in args]  # which some change
+    given = fx.node.map_arg(emit.old.kwargs, emit.value)
+    with _WholeProducts(emit):
+        found = _table()[emit.old.target](*own, **given)
+    return emit.named(found) if isinstance(found, torch.Tensor) else tuple(found)

@@ -62,9 +62,9 @@ class Emit(TorchDispatchMode):
         return found
 
     def _append(self, op: Any, args: Any, kwargs: Any) -> Any:
-        found = op(*args, **kwargs)
         given, named = self.nodes((args, kwargs))
-        node = self._called(op, given, named, found)
+        found = op(*args, **kwargs)
+        node = self._called(_pure(op), given, named, found)
         for k, item in enumerate(found if isinstance(found, tuple | list) else ()):
             if item is not None:
                 self._called(operator.getitem, (node, k), {}, item)
@@ -117,6 +117,13 @@ class Emit(TorchDispatchMode):
             node = self.graph.placeholder(name)
         node.meta = {"val": self._like(like)}
         return self._tensor(node)
+
+
+def _pure(op: Any) -> Any:
+    """``add`` in place of ``add_``: what reads the tensor afterwards reads the result."""
+    name, _, overload = str(op).removeprefix("aten.").partition(".")
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
+    return getattr(packet, overload, op)
 
 
 def rewritten(graph: Graph, rules: Mapping[str, Rule]) -> Graph:

@@ -1,6 +1,7 @@
 """Normalisations written out in single steps, and transposed convolutions, on engines."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -119,3 +120,40 @@ def test_numbers_of_ops_that_are_taken_apart_count() -> None:
     design = design_at(lower(graph_of(model, x)), 100)
     got = execute(design, {design.inputs[0].value: x})[design.outputs[0].value]
     assert torch.allclose(got.float(), model(x), atol=1e-5)
+
+
+class Applied(nn.Module):
+    """A function, or the first result of a recurrent layer, behind a layer of its own."""
+
+    def __init__(self, made: Callable[..., Tensor | tuple[Tensor, ...]], width: int) -> None:
+        super().__init__()
+        self.linear, self.made = nn.Linear(width, width), made
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.made(self.linear(x))
+        return found[0] if isinstance(found, tuple) else found
+
+
+@pytest.mark.parametrize(
+    "composite",
+    [
+        nn.LSTM(6, 5, batch_first=True),
+        nn.GRU(6, 5, 2, bidirectional=True),
+        nn.GRUCell(6, 5),
+        nn.functional.mish,
+        partial(torch.logsumexp, dim=-1),
+    ],
+    ids=["lstm", "gru", "cell", "mish", "logsumexp"],
+)
+def test_composite_ops_are_taken_apart(
+    composite: Callable[..., Tensor | tuple[Tensor, ...]],
+) -> None:
+    """The cell's sums overwrite what they read."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 6) if isinstance(composite, nn.GRUCell) else torch.randn(3, 2, 6)
+    model = Applied(composite, 6).eval()
+    design = design_at(lower(graph_of(model, x)), 400)
+    got = execute(design, {design.inputs[0].value: x})
+    with torch.no_grad():
+        want = model(x)
+    assert torch.allclose(got[design.outputs[0].value].float(), want, atol=2e-5)
