@@ -15,11 +15,7 @@ from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.banks import blocks_of, ddr_ports, period, time_slots, with_banks
 from pipec.backends.fpga.demand import Choice, Demands, Option, Room, Shortage, fit
 from pipec.backends.fpga.design import StageDesign, Stream
-from pipec.backends.fpga.engines.base import Layer
-from pipec.backends.fpga.engines.matmul import Matmul
-from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.parts import Memory, Resources
-from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.fifo import deepened, timed
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import Item, fifo_item, fifos_logic, placed
@@ -109,22 +105,9 @@ def room_of(most: Resources, board: Board) -> Room:
     return Room(limit, shell, lut, period(board.device), most.ff, board.controllers.ff)
 
 
-def macs(layer: Layer) -> int:
-    """Multiply-accumulates of a layer per frame."""
-    nest = layer.nest
-    match nest:
-        case Mvu():
-            return round(layer.used * nest.macs)
-        case Vvu():
-            return nest.n * nest.channels * nest.taps
-        case Matmul():
-            return nest.blocks * nest.vectors * nest.rows * nest.taps * nest.channels
-    return 0
-
-
 def bound(network: Network, board: Board) -> int:
     """Interval that no folding beats: all multiply-accumulates on all usable DSPs."""
-    return max(1, int(sum(map(macs, network.layers)) / board.products))
+    return max(1, int(network.macs / board.products))
 
 
 @dataclass

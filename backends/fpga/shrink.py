@@ -6,6 +6,7 @@ the least depth of one stream, the others kept, is found by bisection.
 """
 
 import dataclasses
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -45,9 +46,9 @@ class _Trials:
         return trace
 
     def keeps(self, depths: dict[str, int]) -> bool:
-        """Whether these depths reach the interval; they are the best so far if they do."""
+        """Whether these depths are seen to reach the interval; they are the best so far then."""
         try:
-            good = self.run(depths).interval <= self.interval
+            good = self.budget > 0 and self.run(depths).interval <= self.interval
         except BackendError:  # it deadlocks
             return False
         self.best = depths if good else self.best
@@ -55,9 +56,7 @@ class _Trials:
 
     def least(self, low: int, high: int, depths: Callable[[int], dict[str, int]]) -> None:
         """Bisect for the least number that keeps the interval; ``high`` is known to do."""
-        while low < high and self.budget > 0:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.keeps(depths(middle)) else (middle + 1, high)
+        bisect_left(range(low, high), x=True, key=lambda n: self.keeps(depths(n)))
 
     def grow(self, least: int) -> None:
         """Deepen the streams that are full, until the interval is the least or gains nothing."""

@@ -3,10 +3,7 @@
 import math
 
 from pipec.backends.fpga.design import StageDesign, Stream
-from pipec.backends.fpga.engines.matmul import Matmul
-from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.parts import Memory
-from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.fifo import busiest
 from pipec.backends.fpga.regions import filled
 from pipec.cluster.device import Device
@@ -69,11 +66,4 @@ def stage_timing(
 
 def mac_units(design: StageDesign) -> int:
     """Multiplications and additions that a stage's engines can start in one cycle."""
-    found = 0
-    for engine in design.engines:
-        nest = engine.nest
-        if isinstance(nest, Mvu | Matmul):
-            found += nest.pe * nest.simd
-        elif isinstance(nest, Vvu):
-            found += nest.lanes * nest.kp
-    return found
+    return sum(engine.nest.units for engine in design.engines)

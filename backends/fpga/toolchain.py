@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pipec.errors import BackendError
 
@@ -36,6 +37,11 @@ def compiler() -> str:
     return _wanted()
 
 
+def ran(command: Sequence[str | Path], **how: Any) -> subprocess.CompletedProcess[str]:
+    """What a command said, as text, and how it ended; ``how`` as of `subprocess.run`."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, **how)
+
+
 def compile_cpp(arguments: Sequence[str | Path], what: str, where: Path | None = None) -> None:
     """Run the compiler, in the folder where the sources are if it is given.
 
@@ -43,7 +49,7 @@ def compile_cpp(arguments: Sequence[str | Path], what: str, where: Path | None =
         BackendError: It is not installed, or refuses what it is given.
     """
     command = [compiler(), *arguments]
-    done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
+    done = ran(command, cwd=where)
     if done.returncode != 0:
         said = "\n" + "\n".join(done.stderr.splitlines()[:20])
         raise BackendError(f"{what} does not compile", where=where, got=said)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pipec.backends.fpga.csim.build import build
 from pipec.backends.fpga.numbers import file_type
 from pipec.backends.fpga.stagejson import read_design
+from pipec.backends.fpga.toolchain import ran
 from pipec.backends.fpga.wire import Wire, from_tokens, to_tokens, wires_of
 from pipec.errors import BackendError
 
@@ -91,9 +92,7 @@ class CSimulation:
         """
         command = [*self.command(data, frames), *map(str, numbering)]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=timeout
-            )
+            done = ran(command, timeout=timeout)
         except subprocess.TimeoutExpired as error:
             raise BackendError(
                 "the C simulation of a stage does not end", where=self.stage, got=error

@@ -1,7 +1,6 @@
 """The timed build: do the emitted sources take exactly the cycles that the simulator says?"""
 
 import os
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from pipec.backends.fpga.cycles import network_of
 from pipec.backends.fpga.simulator.native import simulate
 from pipec.backends.fpga.simulator.process import Trace
 from pipec.backends.fpga.stagejson import read_design
+from pipec.backends.fpga.toolchain import ran
 from pipec.compiler.cycles import TimedCheck
 from pipec.errors import BackendError
 
@@ -42,13 +42,7 @@ def handshakes(stage: Path, frames: int, *, keep: bool = False) -> dict[str, lis
 
 
 def _play(binary: Path, stage: Path, frames: int, told: dict[str, str]) -> None:
-    done = subprocess.run(
-        [binary, stage, str(frames)],
-        env={**os.environ, **told},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([binary, stage, str(frames)], env={**os.environ, **told})
     if done.returncode == DEADLOCK:
         first, *waits = done.stderr.splitlines()
         raise BackendError(

@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ _RAISED = 510
 """Steps by which a target may be raised until boards hold the stages."""
 
 Order = NDArray[np.int64]
+T = TypeVar("T")
 
 
 def weightings(steps: int = _STEPS) -> Numbers:
@@ -63,9 +65,9 @@ class Cut:
 
 
 def _least(
-    probe: Callable[[int], Cut | None], low: int, size: int, most: int
-) -> tuple[int, Cut] | None:
-    """The least step above ``low``, at most ``most``, that yields a cut: growing steps first."""
+    probe: Callable[[int], T | None], low: int, size: int, most: int
+) -> tuple[int, T] | None:
+    """The least step above ``low``, at most ``most``, that yields a result: growing steps first."""
     found, high = None, low
     while found is None and high < most:
         low, high, size = high, min(high + size, most), 2 * size
@@ -94,17 +96,11 @@ class Reach:
 
     def end(self, start: int) -> int:
         """The furthest end of a run from ``start`` that fits."""
-        furthest = self._by_shares(start)
-        if self.holds is None or self.holds(start, furthest):
+        furthest, holds = self._by_shares(start), self.holds
+        if holds is None or holds(start, furthest):
             return furthest
-        high, step = furthest, 1
-        while high - step > start and not self.holds(start, high - step):
-            high, step = high - step, 2 * step
-        low = max(high - step, start)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.holds(start, middle) else (low, middle)
-        return low
+        less = _least(lambda k: holds(start, furthest - k) or None, 0, 1, furthest - start - 1)
+        return start if less is None else furthest - less[0]
 
     def _by_shares(self, start: int) -> int:
         """The furthest end of a run from ``start`` that no weighting excludes."""

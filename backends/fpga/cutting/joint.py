@@ -15,7 +15,7 @@ from pipec.backends.fpga.demand import Demands, Numbers
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import MemoryPorts, Network
 from pipec.backends.fpga.numbers import bits_of
-from pipec.backends.fpga.search import Board, macs
+from pipec.backends.fpga.search import Board
 from pipec.compiler.problem import placement_problem
 from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph, tensors
@@ -38,7 +38,7 @@ def interval_bound(network: Network, boards: Sequence[Board]) -> float:
         BackendError: A device is no FPGA.
     """
     rate = sum(board.products * board.fabric.clock_hz for board in boards)
-    return max(sum(map(macs, network.layers)) / rate, 1e-9)
+    return max(network.macs / rate, 1e-9)
 
 
 def joint_cut(

@@ -34,7 +34,7 @@ from pipec.backends.fpga.engines.parts import (
 from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
 from pipec.backends.fpga.engines.window import Window
-from pipec.backends.fpga.runs import Runs, cleaned, cycles
+from pipec.backends.fpga.runs import Run, Runs, cleaned, cycles
 
 Tables = Callable[[Table], Tensor]
 """Tables as tensors."""
@@ -97,6 +97,16 @@ class Nest(ABC):
         """
         raise self._no("folding")
 
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates per frame, overhang not counted."""
+        return 0
+
+    @property
+    def units(self) -> int:
+        """Multiply-accumulates that start in one cycle."""
+        return 0
+
     def buffer(self, bits: int) -> tuple[int, int]:
         """Word width and words of its working memory, at so many bits per element."""
         return (0, 0)
@@ -155,6 +165,10 @@ class Rows(Nest):
     def tokens(self) -> int:
         """Tokens per frame."""
         return self.rows * self.cf
+
+    def runs(self, ii: int, inputs: int) -> Runs:
+        """A token of every input, and one written, in each firing."""
+        return (Run(self.tokens, ii, (1 << inputs) - 1, 1),)
 
     def wide(self, layer: "Layer", target: int) -> Self:
         """With the fewest lanes at which a layer keeps a target."""

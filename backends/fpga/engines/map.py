@@ -27,7 +27,6 @@ from pipec.backends.fpga.engines.steps import (
 )
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.int8 import Int8, int8_format, kind_of, multipliers
-from pipec.backends.fpga.runs import Run, Runs
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,6 @@ class Map(Rows):
         nest = dataclasses.replace(self, lanes=lanes, steps=tuple(steps))
         dtype = dtype if steps else layer.inputs[0].dtype
         return Folded(nest, lanes, depth, tuple(tables), dtype=dtype)
-
-    def runs(self, ii: int, inputs: int) -> Runs:
-        return (Run(self.tokens, ii, (1 << inputs) - 1, 1),)
 
     def logic(self, dtype: str) -> tuple[float, float]:
         if kind_of(dtype) == "int8":

@@ -81,6 +81,14 @@ class Matmul(Nest):
         """Vectors of A per block, groups included."""
         return self.outer * self.groups * self.inner
 
+    @property
+    def macs(self) -> int:
+        return self.blocks * self.vectors * self.rows * self.taps * self.channels
+
+    @property
+    def units(self) -> int:
+        return self.pe * self.simd
+
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         vectors, latency = self.vectors, arithmetic(dtype).add_latency
         *outer, channels = self.b_sizes

@@ -104,8 +104,11 @@ class Mvu(Product):
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates per frame, overhang not counted."""
         return self.n * self.groups * self.rows * self.taps * self.channels
+
+    @property
+    def units(self) -> int:
+        return self.pe * self.simd
 
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         simd, kp, sf, reading = _input_sides(self, layer.window)

@@ -39,7 +39,7 @@ class Outer(Product):
 
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         """Cheapest PE and SIMD: products per vector, and the matrix written at the end."""
-        best: tuple[int, ...] | None = None
+        found = list[tuple[int, ...]]()
         window, vectors = layer.window, self.n * self.groups
         for simd, kp in input_tokens(self, window):
             lanes, sf = simd // kp, self.taps // kp * ceil_div(self.channels, simd // kp)
@@ -47,13 +47,9 @@ class Outer(Product):
             reading = window_reads(window, self.channels, lanes) * self.groups if window else 0
             left = max(target - drain, 1)
             pe = ceil_div(self.rows, max(left // (vectors * sf), 1))
-            pe = min(pe, self.rows)
             cycles = max(vectors * ceil_div(self.rows, pe) * sf + drain, reading)
-            score = (max(cycles - target, 0), pe * simd, pe + simd)
-            if best is None or score < best[:3]:
-                best = (*score, pe, simd, kp)
-        assert best is not None
-        *_, pe, simd, kp = best
+            found.append((max(cycles - target, 0), pe * simd, pe + simd, pe, simd, kp))
+        *_, pe, simd, kp = min(found, key=lambda form: form[:3])
         latency = arithmetic(dtype).add_latency
         nest = dataclasses.replace(self, pe=pe, simd=simd, kp=kp)
         partial = min(ceil_div(latency, nest.groups * nest.nf * nest.sf), max(nest.n, 1))

@@ -173,8 +173,5 @@ class Const(Rows):
         nest = self.wide(layer, target)
         return Folded(nest, nest.lanes, 2, rows_table(layer, (nest.tokens,), nest.lanes, dtype))
 
-    def runs(self, ii: int, inputs: int) -> Runs:
-        return (Run(self.tokens, ii, 0, 1),)
-
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         return table(layer.tables["table"])

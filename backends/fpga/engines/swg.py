@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from itertools import product
 
 from torch import Tensor
 from torch.nn import functional
@@ -82,16 +83,14 @@ def window_cycles(window: Window, cf: int, kp: int) -> int:
 
 def window_factors(window: Window, channels: int, target: int) -> tuple[int, int]:
     """Fewest lanes times kernel positions for a channel-wise window operation."""
-    best: tuple[tuple[int, ...], int, int] | None = None
-    for kp in sorted({1, window.kw, window.taps}):
-        for lanes in ceil_tiles(channels):
-            cf = ceil_div(channels, lanes)
-            cycles = window_cycles(window, cf, kp)
-            score = (max(cycles - target, 0), lanes * kp, kp)
-            if best is None or score < best[0]:
-                best = (score, lanes, kp)
-    assert best is not None
-    return best[1], best[2]
+
+    def score(lanes: int, kp: int) -> tuple[int, int, int]:
+        """Cycles above the target, elements of a token."""
+        late = max(window_cycles(window, ceil_div(channels, lanes), kp) - target, 0)
+        return late, lanes * kp, kp
+
+    forms = product(ceil_tiles(channels), {1, window.kw, window.taps})
+    return min(forms, key=lambda form: score(*form))
 
 
 def padded(window: Window, x: Tensor, value: float) -> Tensor:

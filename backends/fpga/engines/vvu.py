@@ -45,6 +45,14 @@ class Vvu(Nest):
         """Tokens per output pixel."""
         return ceil_div(self.channels, self.lanes)
 
+    @property
+    def macs(self) -> int:
+        return self.n * self.channels * self.taps
+
+    @property
+    def units(self) -> int:
+        return self.lanes * self.kp
+
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         assert layer.window is not None
         lanes, kp = window_factors(layer.window, layer.channels, target)

@@ -10,7 +10,6 @@ from pipec.backends.fpga.arithmetic import step_cost
 from pipec.backends.fpga.cpp import literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Rows, Tables, Unit
 from pipec.backends.fpga.numbers import bits_of
-from pipec.backends.fpga.runs import Run, Runs
 
 OPERATORS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 """Comparisons as in ATen, and in C++."""
@@ -38,9 +37,6 @@ class Where(Rows):
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         nest = self.wide(layer, target)
         return Folded(nest, nest.lanes, 1 + step_cost("max", dtype)[2])
-
-    def runs(self, ii: int, inputs: int) -> Runs:
-        return (Run(self.tokens, ii, (1 << inputs) - 1, 1),)
 
     def logic(self, dtype: str) -> tuple[float, float]:
         dsp, lut, _ = step_cost("max", dtype)

@@ -118,6 +118,11 @@ class Network:
     outputs: tuple[NetPort, ...]
     named: Mapping[str, Int8] = field(default_factory=dict)
 
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates per frame, those with zeros by construction left out."""
+        return sum(round(layer.used * layer.nest.macs) for layer in self.layers)
+
 
 @dataclass
 class Builder:

@@ -7,7 +7,6 @@ unblock is queued. When nothing moves and something is unfinished, the chain of 
 the deadlock that is reported.
 """
 
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -27,7 +26,7 @@ from pipec.backends.fpga.simulator.process import (
     deadlock,
     links,
 )
-from pipec.backends.fpga.toolchain import compile_cpp, workspace
+from pipec.backends.fpga.toolchain import compile_cpp, ran, workspace
 from pipec.errors import BackendError
 
 _OUTSIDE = -1
@@ -79,13 +78,8 @@ def simulate(
     net = links(processes, depths, initial, in_flight=not rigid)
     with tempfile.TemporaryDirectory(prefix="pipec-cycles-") as folder:
         log = Path(folder) / "handshakes"
-        done = subprocess.run(
-            [binary(), log],
-            input=_encoded(processes, net, (frames, int(until_steady), int(rigid), int(record))),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        head = frames, int(until_steady), int(rigid), int(record)
+        done = ran([binary(), log], input=_encoded(processes, net, head))
         if done.returncode != 0:
             raise BackendError("the simulator failed", got=f"exit code {done.returncode}")
         rows = [line.split() for line in done.stdout.splitlines()]

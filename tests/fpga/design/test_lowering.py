@@ -17,7 +17,6 @@ from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import MemoryPorts, Network
 from pipec.backends.fpga.lowering.view import View, indices, permutation
 from pipec.backends.fpga.runs import tokens
-from pipec.backends.fpga.search import macs
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
 from tests.fpga.design.numeric import execute
@@ -166,7 +165,7 @@ def test_inputs_that_are_too_slow_pixel_by_pixel_are_read_in_pairs(
     graph = graph_of(model, x)
     one, two = lower(graph), lower(graph, pace=10)
     assert two.inputs[0].use.channels == 2 * one.inputs[0].use.channels
-    assert sum(map(macs, two.layers)) == sum(map(macs, one.layers))
+    assert two.macs == one.macs
     design = design_at(two, target)
     assert design.streams[design.inputs[0].stream].rows == x.numel() // 6
     got = execute(design, {design.inputs[0].value: x})[design.outputs[0].value]
@@ -214,7 +213,7 @@ def test_matrices_that_are_too_large_for_a_memory_port_are_parted(
     enough = [d for d in counts if d >= max(fewest, least)]
     assert len(parts) == (enough[0] if enough else fewest)
     assert len({layer.name for layer in network.layers}) == len(network.layers)
-    assert sum(map(macs, network.layers)) == rows * 12 * out
+    assert network.macs == rows * 12 * out
     design = design_at(network, target, streamed={parts[0].name: 1})
     got = execute(design, {design.inputs[0].value: x})[design.outputs[0].value]
     assert torch.allclose(got.float(), model(x), atol=2e-5)
