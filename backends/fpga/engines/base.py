@@ -239,7 +239,6 @@ class Layer:
         rescale: How its sums become 8-bit integers, where it computes in integers; role
             ``rescale`` where every result has a multiplier of its own.
         used: Share of the weights that are not zero by construction.
-        overlaps: Whether neighbouring windows may add to one pixel (`Scatter`).
         steps: Of a `Map`: its chain, on one or two edges.
     """
 
@@ -256,7 +255,6 @@ class Layer:
     clamp: tuple[float, float] = UNCLAMPED
     rescale: Narrowing | None = None
     used: float = 1.0
-    overlaps: bool = False
     steps: tuple[MapStep, ...] = ()
 
     def row_lanes(self, target: int) -> int:

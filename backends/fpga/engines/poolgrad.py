@@ -45,7 +45,7 @@ class ArgMax(Window, Nest):
 
 
 @dataclass(frozen=True)
-class Scatter(Nest):
+class Scatter(Window, Nest):
     """Gradient of max pooling: every element of dy is added where its maximum came from.
 
     ```text
@@ -60,18 +60,7 @@ class Scatter(Nest):
     are held.
     """
 
-    constants = "* RING"
-
-    batch: int
-    h: int
-    w: int
-    cf: int
-    lanes: int
-    kh: int
-    sh: int
-    pt: int
-    oh: int
-    ow: int
+    constants = "BATCH H W CF LANES KH SH PT OH OW RING"
 
     @property
     def ring(self) -> int:
@@ -89,7 +78,7 @@ class Scatter(Nest):
         lanes = lanes_for(layer.channels, pixels, target)
         wide = dataclasses.replace(self, cf=ceil_div(self.cf, lanes), lanes=lanes)
         # neighbouring windows may add to one pixel
-        ii = ceil_div(arithmetic(dtype).add_latency, wide.cf) if layer.overlaps else 1
+        ii = ceil_div(arithmetic(dtype).add_latency, wide.cf) if self.kw > self.sw else 1
         return Folded(wide, wide.lanes, mvu_depth(1, 1, dtype), ii=ii)
 
     def runs(self, ii: int, inputs: int) -> Runs:

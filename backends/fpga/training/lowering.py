@@ -189,13 +189,11 @@ def max_pool_backward(b: Builder, node: fx.Node) -> Value:
     padding, dilation = integers(node.args[4], 2), integers(node.args[5], 2)
     if dilation != (1, 1):
         raise UnsupportedError(f"the gradient of a max pooling with dilation {dilation}")
-    shape = shape_of(node)
-    nest = Scatter(
-        dy.batch, shape[2], shape[3], shape[1], 1, kernel[0], stride[0], padding[0], dy.h, dy.w
-    )
+    n, c, h, w = shape = shape_of(node)
+    (kh, kw), (sh, sw), (pt, pl) = kernel, stride, padding
+    nest = Scatter(n, h, w, c, 1, kh, kw, sh, sw, pt=pt, pl=pl, oh=dy.h, ow=dy.w)
     uses = (dy.value.use(dy.channels), at.value.use(at.channels))
-    overlaps = kernel[1] > stride[1]
-    return b.put(nest, node, uses, View.of(shape, NHWC), shape[1], overlaps=overlaps)
+    return b.put(nest, node, uses, View.of(shape, NHWC), c)
 
 
 @lowers("pipec_fpga.one_hot.default")
