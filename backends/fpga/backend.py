@@ -227,10 +227,13 @@ class FpgaBackend(Backend):
     ) -> Sequence[StageCycles]:
         """Simulate every stage as its ``stage.json`` says, and all boards with their links.
 
+        A kernel without engines (of a stage that only counts batches) has no cycles.
+
         Raises:
             BackendError: A file is damaged, or the FIFO depths in it deadlock.
         """
-        found = [cycles_of(read_design(folder)) for folder in _kernels(plan, directory)]
+        kernels = map(read_design, _kernels(plan, directory))
+        found = [cycles_of(design) for design in kernels if design.engines]
         if together and plan.placement is not None:
             designs = [read_design(folder) for folder in _folders(plan, directory)]
             boards = [stage[0] for stage in plan.placement.forward]

@@ -330,6 +330,7 @@ void one_frame(std::vector<process> &all, const std::vector<fifo> &fifos, std::s
 
 bool is_steady(const std::vector<process> &all, std::size_t n) {
   if (n < 2) return false;
+  if (all.empty()) return true;
   const i64 step = all[0].times[n - 1] - all[0].times[n - 2];
   return std::all_of(all.begin(), all.end(), [&](const process &p) {
     return p.times[n - 1] - p.times[n - 2] == step && p.shapes[n - 1] == p.shapes[n - 2];

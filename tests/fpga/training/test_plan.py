@@ -33,7 +33,7 @@ from pipec.backends.fpga.training.phases import phases_of
 from pipec.backends.fpga.training.pipeline import EmittedPipeline
 from pipec.backends.fpga.training.run import TrainedRunner, read_training
 from pipec.backends.fpga.training.saved import in_flight, placed_features
-from pipec.backends.fpga.training.stage import trained_stages
+from pipec.backends.fpga.training.stage import trained_stages, training_designs
 from pipec.backends.fpga.training.update import Sgd, update_kernel
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
@@ -352,3 +352,17 @@ def test_kernels_of_a_board_without_ddr_have_their_tables_in_hbm(tmp_path: Path)
     (file,) = (tmp_path / "out").glob("stage0_*/connections.cfg")
     banks = re.findall(r"^sp=stage0_(\w+)_top_1\.\w+:(\w+)\[", file.read_text(), re.MULTILINE)
     assert set(banks) == {(kernel, "HBM") for kernel in ("forward", "backward", "update")}
+
+
+def test_kernels_without_engines_have_no_cycles(tmp_path: Path) -> None:
+    """The second board only counts batches, which the host does."""
+    passes = default_passes(schedule="1f1b-as", microbatches=4)
+    plan = make_plan(resnet(), parse_cluster("2xvcu118"), "fpga", passes=passes)
+    emit(plan, tmp_path / "out")
+    assert [design.name for design in training_designs(plan) if not design.engines] == [
+        "stage1_forward",
+        "stage1_backward",
+    ]
+    found = FpgaBackend().cycles(plan, tmp_path / "out")
+    assert {c.stage.rpartition("_")[0] for c in found} == {"stage0"}
+    assert all(c.interval for c in found)
