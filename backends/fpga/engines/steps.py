@@ -36,20 +36,14 @@ class Mode(StrEnum):
     REAL = "real"
 
 
-GRADIENTS = (
-    "gelu_grad", "gelu_tanh_grad", "relu_grad", "sigmoid_grad", "silu_grad", "tanh_grad",
-)  # fmt: skip
-"""Map ops ``f_grad``: ``x f'(.)``, x being a gradient and y the result of f (relu, sigmoid, tanh)
-or its operand (gelu, silu)."""
-
-
 @dataclass(frozen=True)
 class Step:
     """One elementwise step ``x = op(x)`` or ``x = op(x, y)`` of a `Map`.
 
     Attributes:
-        op: One of `UNARY`, `BINARY` or `GRADIENTS`, or ``leaky_relu`` (slope ``value``) or ``elu``
-            (alpha).
+        op: One of `UNARY` or `BINARY`, or ``leaky_relu`` (slope ``value``) or ``elu`` (alpha), or
+            ``f_grad``, ``x f'(.)``: x a gradient, y the result of f (relu, sigmoid, tanh) or its
+            operand (gelu, silu).
         operand: Where y comes from: ``none``, ``scalar`` (``value``), ``table`` (role ``tableK``
             for step K, ``[period][lanes]``, entry ``token % period``), or ``stream`` (in1).
         value: The scalar, or the slope.
