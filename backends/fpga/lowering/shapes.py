@@ -127,7 +127,7 @@ def padded(b: Builder, node: fx.Node, number: object) -> Value:
 @lowers("aten.cat.default", "aten.concat.default")
 def cat(b: Builder, node: fx.Node) -> Value:
     """Concatenation along one axis; each part is in the format of the whole."""
-    args = cast("list[fx.Node]", node.args[0])
+    args = [a for a in cast("list[fx.Node]", node.args[0]) if math.prod(shape_of(a))]
     shape = shape_of(node)
     axis = cast("int", argument(node, 1, "dim", 0)) % len(shape)
     streams = [b.value(a) for a in args if b.is_stream(a)]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pipec.backends.fpga.engines.base import run_table
 from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.route import Concat
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import MemoryPorts, Network
@@ -240,3 +241,15 @@ def test_any_axes_are_reduced(shape: list[int], data: st.DataObject, keep: bool,
     got = execute(design, {design.inputs[0].value: x})[design.outputs[0].value]
     want = Reduced()(x)
     assert torch.allclose(got.float().reshape(want.shape), want, atol=1e-5)
+
+
+def test_an_empty_part_of_a_concatenation_is_nothing() -> None:
+    """As exporters pad shapes: the layers are those of the parts that hold something."""
+
+    class Empty(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, torch.zeros(2, 0), y], 1)
+
+    network = lower(graph_of(Empty(), torch.randn(2, 3), torch.randn(2, 4)))
+    assert [type(y.nest) for y in network.layers] == [Concat]
+    assert [use.edge for use in network.layers[0].inputs] == ["in_x", "in_y"]
