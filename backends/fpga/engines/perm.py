@@ -28,6 +28,7 @@ class Perm(Nest):
         sizes: Axes of a block in input order; the last one holds ``channels_in``.
         order: Output axis i is input axis ``order[i]``.
         channels_in: Channels of an input row (``lanes_in`` per token); ``channels_out`` likewise.
+        backwards: Input axes that are written from their end; never the last one.
     """
 
     blocks: int
@@ -37,6 +38,7 @@ class Perm(Nest):
     lanes_in: int
     channels_out: int
     lanes_out: int
+    backwards: tuple[int, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -103,10 +105,15 @@ class Perm(Nest):
             "BLOCKS ELEMENTS C_IN=channels_in LANES_IN READS C_OUT=channels_out LANES_OUT WRITES"
         )
         constants = self.named(names)
-        return Unit("perm", constants, {"int from(int i)": permuted(self.sizes, self.order)})
+        return Unit("perm", constants, {"int from(int i)": self._source()})
+
+    def _source(self) -> list[str]:
+        """Lines that take an index of what is written to one of the block."""
+        return permuted(self.sizes, self.order, self.backwards)
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         x = reads[0].reshape(self.blocks, *self.sizes)
+        x = x.flip([axis + 1 for axis in self.backwards])
         return x.permute(0, *(axis + 1 for axis in self.order))
 
 
@@ -122,13 +129,18 @@ def is_transposition(
     return (sizes, order) == (matrix, (1, 0))
 
 
-def permuted(sizes: tuple[int, ...], order: tuple[int, ...]) -> list[str]:
+def permuted(
+    sizes: tuple[int, ...], order: tuple[int, ...], backwards: tuple[int, ...] = ()
+) -> list[str]:
     """Lines that take an index of the transposed block to one of the block.
 
     Example:
         >>> permuted((2, 3), (1, 0))
         ['const int i0 = i / 2;', 'const int i1 = i % 2;', 'return i0 + i1 * 3;']
+        >>> permuted((3,), (0,), (0,))[-1]
+        'return (2 - i0);'
     """
     steps = [math.prod(sizes[axis + 1 :]) for axis in order]
-    terms = [f"i{k} * {step}" if step > 1 else f"i{k}" for k, step in enumerate(steps)]
+    digit = [f"({sizes[a] - 1} - i{k})" if a in backwards else f"i{k}" for k, a in enumerate(order)]
+    terms = [f"{i} * {step}" if step > 1 else i for i, step in zip(digit, steps, strict=True)]
     return [*digits("i", [sizes[axis] for axis in order]), f"return {' + '.join(terms)};"]

@@ -5,7 +5,7 @@ often: a slice, and a repetition of whole rows, per run; several runs are joined
 
 ```text
 0 0 1 1 2 2       (0 1 2) twice each            nearest upsampling: a REPEAT per axis
-2 1 0             2, 1, 0                       a flip: as many slices, joined
+2 1 0             2, 1, 0                       a flip: a few slices, joined, or a PERM
 0 0 0 1 1 2       0 three times, 1 twice, 2     linear upsampling of ONNX, one of its two taps
 ```
 """
@@ -19,11 +19,14 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.route import Repeat
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, argument, lowers
 from pipec.backends.fpga.lowering.shapes import axis_alone, cut, joined, padded
 
+_FEW_RUNS = 8
+"""Runs up to which none is turned round, which takes an engine that holds it."""
 _MOST_RUNS = 64
 """Each is an engine that reads the whole value."""
 
@@ -36,8 +39,12 @@ class Picked:
     times: int
 
 
-def runs_of(positions: Sequence[int]) -> list[Picked]:
+def runs_of(positions: Sequence[int], *, down: bool = False) -> list[Picked]:
     """Positions as runs of equal positive steps and equal repetitions, each as long as it can be.
+
+    Args:
+        positions: Of an axis.
+        down: Whether steps may be negative too.
 
     Example:
         >>> runs_of([0, 0, 0, 1, 1, 2, 2])
@@ -47,7 +54,7 @@ def runs_of(positions: Sequence[int]) -> list[Picked]:
     """
     found: list[Picked] = []
     for position, times in ((p, len(list(same))) for p, same in groupby(positions)):
-        longer = _longer(found[-1], position, times) if found else None
+        longer = _longer(found[-1], position, times, down=down) if found else None
         if longer is None:
             found.append(Picked(range(position, position + 1), times))
         else:
@@ -55,13 +62,15 @@ def runs_of(positions: Sequence[int]) -> list[Picked]:
     return found
 
 
-def _longer(run: Picked, position: int, times: int) -> Picked | None:
+def _longer(run: Picked, position: int, times: int, *, down: bool) -> Picked | None:
     """The run with one more position; None if that does not follow."""
     last = run.part[-1]
     step = position - last
-    if times != run.times or step < 1 or (len(run.part) > 1 and step != run.part.step):
+    if times != run.times or (len(run.part) > 1 and step != run.part.step):
         return None
-    return Picked(range(run.part.start, position + 1, step), times)
+    if step < 1 and not down:
+        return None
+    return Picked(range(run.part.start, position + (1 if step > 0 else -1), step), times)
 
 
 def picked(
@@ -73,16 +82,32 @@ def picked(
         UnsupportedError: There are no positions, or too many runs of them.
     """
     found = runs_of(positions)
+    if len(found) > _FEW_RUNS:
+        found = runs_of(positions, down=True)
     if len(found) > _MOST_RUNS:
         raise UnsupportedError(f"positions of an axis in {len(found)} runs of equal steps")
     if not found:
         raise UnsupportedError("no positions of an axis")
     names = [suffix if len(found) == 1 else f"{suffix}_{k}" for k in range(len(found))]
     parts = [
-        _repeated(b, node, cut(b, node, value, axis, run.part, name), axis, run.times, name)
+        _repeated(b, node, _part(b, node, value, axis, run.part, name), axis, run.times, name)
         for run, name in zip(found, names, strict=True)
     ]
     return parts[0] if len(parts) == 1 else joined(b, node, parts, axis)
+
+
+def _part(b: Builder, node: fx.Node, value: Value, axis: int, part: range, suffix: str) -> Value:
+    """Positions of an axis, in steps of either sign."""
+    if part.step > 0:
+        return cut(b, node, value, axis, part, suffix)
+    value, outer, inner, view = axis_alone(
+        b, node, cut(b, node, value, axis, part[::-1], suffix), axis, len(part)
+    )
+    block, channels = len(part) * inner, value.channels
+    whole = math.lcm(block, channels) // block  # a block is made of whole rows
+    sizes = (whole, len(part), inner)
+    nest = Perm(outer // whole, sizes, (0, 1, 2), channels, 1, channels, 1, (1,))
+    return b.put(nest, node, (value.use(),), view, channels, suffix=f"{suffix}_flip")
 
 
 def _repeated(b: Builder, node: fx.Node, value: Value, axis: int, times: int, suffix: str) -> Value:

@@ -211,6 +211,7 @@ def _dwc(n: Dwc, engine: Engine, args: Sequence[Array]) -> list[Array]:
 def _perm(n: Perm, engine: Engine, args: Sequence[Array]) -> list[Array]:
     rows = n.blocks * n.elements // n.channels_in
     x = elements(args[0], rows, n.channels_in).reshape(n.blocks, *n.sizes)
+    x = np.flip(x, tuple(k + 1 for k in n.backwards))
     x = x.transpose(0, *(k + 1 for k in n.order))
     return [tokens(x.reshape(-1, n.channels_out), n.lanes_out)]
 

@@ -19,8 +19,9 @@ from tests.fpga.design.numeric import execute
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30))
 def test_runs_are_the_positions(positions: list[int]) -> None:
-    runs = runs_of(positions)
-    assert [p for run in runs for p in run.part for _ in range(run.times)] == positions
+    for down in (False, True):
+        runs = runs_of(positions, down=down)
+        assert [p for run in runs for p in run.part for _ in range(run.times)] == positions
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
@@ -80,6 +81,10 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
         (1, 3, 2, 5),
     ),
     "flip": (maps(function=lambda x: x.flip(1, -1)), (2, 3, 4)),
+    "flip, long": (maps(function=lambda x: x.flip(1)), (2, 20, 3)),
+    "flip, long rows": (maps(nn.Linear(12, 5), function=lambda x: x.flip(-1)), (3, 2, 12)),
+    "flip, long maps": (maps(nn.Conv2d(3, 2, 3), function=lambda x: x.flip(2, 3)), (1, 3, 11, 12)),
+    "reflect, long": (maps(nn.ReflectionPad1d((13, 10)), nn.Conv1d(3, 2, 5)), (2, 3, 20)),
     "reflect": (maps(nn.ReflectionPad2d((1, 2, 0, 3))), (1, 3, 5, 4)),
     "replicate": (maps(nn.ReplicationPad1d((2, 1))), (1, 3, 5)),
     "circular": (maps(nn.Conv2d(3, 4, 3, 1, 1, padding_mode="circular")), (1, 3, 5, 4)),
@@ -133,5 +138,6 @@ def test_what_it_does_not_do_has_a_reason() -> None:
             lower(graph_of(Does(function), torch.randn(shape)))
         return str(caught.value)
 
-    assert "in 100 runs of equal steps" in refused(lambda x: x.flip(1), 1, 100, 4)
+    mixed = torch.arange(200) * 77 % 200
+    assert "in 77 runs of equal steps" in refused(lambda x: x.index_select(1, mixed), 1, 200, 4)
     assert "another beta" in refused(lambda x: F.softplus(x, beta=2), 2, 3)

@@ -36,12 +36,13 @@ def test_width_converters(tmp_path: Path) -> None:
 
 
 def perm_case(
-    name: str, blocks: int, sizes: tuple[int, ...], order: tuple[int, ...], lanes: tuple[int, int]
-) -> Case:
+    name: str, blocks: int, sizes: tuple[int, ...], order: tuple[int, ...], lanes: tuple[int, int],
+    backwards: tuple[int, ...] = (),
+) -> Case:  # fmt: skip
     x = rng(len(name)).normal(size=(blocks, *sizes))
-    y = x.transpose(0, *(axis + 1 for axis in order))
+    y = np.flip(x, tuple(k + 1 for k in backwards)).transpose(0, *(axis + 1 for axis in order))
     channels = sizes[-1], y.shape[-1]
-    nest = Perm(blocks, sizes, order, channels[0], lanes[0], channels[1], lanes[1])
+    nest = Perm(blocks, sizes, order, channels[0], lanes[0], channels[1], lanes[1], backwards)
     x, y = x.reshape(-1, channels[0]), y.reshape(-1, channels[1])
     return Case(name, nest, [(x, lanes[0])], [(y, lanes[1])])
 
@@ -53,6 +54,9 @@ def test_permutations(tmp_path: Path) -> None:
         perm_case("heads", 2, (5, 2, 3), (1, 0, 2), (3, 2)),
         perm_case("shuffle", 4, (3, 4), (1, 0), (4, 3)),
         perm_case("four", 1, (2, 3, 2, 5), (3, 1, 0, 2), (5, 1)),
+        perm_case("turned", 2, (2, 5, 6), (0, 1, 2), (3, 3), (1,)),
+        perm_case("turned, large", 1, (2, 800, 6), (0, 1, 2), (3, 3), (1,)),
+        perm_case("turned, swapped", 2, (3, 4), (1, 0), (4, 3), (0,)),
         perm_case("large", 2, (67, 73), (1, 0), (5, 5)),
     ]
     check(cases, tmp_path / "stage")
