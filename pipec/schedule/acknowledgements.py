@@ -8,6 +8,8 @@ device 1            RECV_F m0   RECV_F m1   SEND_B m0         received both when
 The simulator's memory and the transport that sends read this one table.
 """
 
+from itertools import pairwise
+
 import numpy as np
 
 from pipec.schedule.channels import ChannelKind
@@ -50,14 +52,13 @@ def _acknowledgements(schedule: Schedule) -> Int64:
     other, found = other_ends(schedule), np.full(len(schedule), NONE, dtype=np.int64)
     there = schedule.device[other] != schedule.device
     sends = np.isin(schedule.kind, _SENDS)
-    for begin, end in zip(schedule.device_ptr[:-1], schedule.device_ptr[1:], strict=True):
-        arrived: dict[int, list[int]] = {}
-        between = (other[begin:end] != NONE) & there[begin:end]
-        for mine in (begin + np.flatnonzero(between)).tolist():
-            far = int(other[mine])
-            where = int(schedule.device[far])
-            if sends[mine]:
-                found[arrived.pop(where, [])] = far
-            else:
-                arrived.setdefault(where, []).append(far)
+    for begin, end in pairwise(schedule.device_ptr.tolist()):
+        mine = begin + np.flatnonzero((other[begin:end] != NONE) & there[begin:end])
+        where = schedule.device[other[mine]]
+        for device in np.unique(where):
+            between = mine[where == device]
+            back, came = between[sends[between]], between[~sends[between]]
+            proof = np.searchsorted(back, came)
+            came, proof = came[proof < len(back)], proof[proof < len(back)]
+            found[other[came]] = other[back[proof]]
     return found

@@ -58,7 +58,7 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
         "options": dict(schedule.options),
         **({"joint": [list(d) for d in schedule.joint]} if schedule.joint else {}),
         "channels": [c.to_json() for c in schedule.channels],
-        "rows": [" ".join(map(str, row)) for row in schedule.rows()],
+        "rows": [" ".join(row) for row in schedule.row_texts()],
     }
 
 

@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -169,6 +170,24 @@ class Schedule:
         """The programs of all devices."""
         return [self.row(d) for d in range(self.devices)]
 
+    def texts(self, rows: Sequence[int] | Int64) -> list[str]:
+        """The text form of some actions, as ``str`` of each."""
+        at = np.asarray(rows, np.int64)
+        code = self.stage[at].astype(np.int64) * len(ActionKind) + self.kind[at]
+        kinds = [kind.name for kind in ActionKind]
+        head = {c: f"{c // len(kinds)}{kinds[c % len(kinds)]}" for c in np.unique(code).tolist()}
+        pairs = zip(code.tolist(), self.microbatch[at].tolist(), strict=True)
+        found = [head[c] if m < 0 else f"{head[c]}{m}" for c, m in pairs]
+        named = [n for n, c in enumerate(self.channels) if c.name]
+        more = (self.replica[at] > 0) | (self.version[at] > 0) | np.isin(self.channel[at], named)
+        for place in np.flatnonzero(more).tolist():
+            found[place] = str(self[at[place]])
+        return found
+
+    def row_texts(self) -> list[list[str]]:
+        """The programs of all devices as text."""
+        return [self.texts(np.arange(a, b)) for a, b in pairwise(self.device_ptr.tolist())]
+
     @property
     def devices(self) -> int:
         """Number of devices (rows)."""
@@ -213,6 +232,4 @@ class Schedule:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        return "\n".join(
-            f"{d}: {' '.join(map(str, row))}".rstrip() for d, row in enumerate(self.rows())
-        )
+        return "\n".join(f"{d}: {' '.join(r)}".rstrip() for d, r in enumerate(self.row_texts()))

@@ -62,7 +62,8 @@ def _room(timeline: Timeline, limits: Sequence[float]) -> list[float]:
     work = np.maximum(work, timeline.memory.workspaces(schedule.stages, first=False)).max(axis=0)
     found = []
     for curve, limit, stages in zip(timeline.memory_curves, limits, schedule.held(), strict=False):
-        always = (curve.held.sum(axis=1) - curve.held[:, kept]).max(initial=0.0)
+        held = curve.held
+        always = (held.sum(axis=1) - held[:, kept]).max(initial=0.0)
         found.append(limit - float(always) - max((float(work[s]) for s in stages), default=0.0))
     return found
 

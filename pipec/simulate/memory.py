@@ -14,6 +14,7 @@ buffers      of the sender from the producer's end to the send's, of the receive
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -164,27 +165,41 @@ def _per_stage(name: str, values: Sequence[float], stages: int) -> Float:
     return np.array(values, dtype=np.float64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Curve:
     """Bytes of one device over time.
 
     Attributes:
         time: When something changes, ascending, from 0 on.
-        held: Bytes from then on, (times, categories) in the order of `CATEGORIES`.
+        change: By how many bytes.
+        category: Of what, an index into `CATEGORIES`.
     """
 
     time: Float
-    held: Float
+    change: Float
+    category: npt.NDArray[np.int8]
+
+    @property
+    def held(self) -> Float:
+        """Bytes from each time on, (times, categories)."""
+        table = np.zeros((len(self.time), len(CATEGORIES)))
+        table[np.arange(len(self.time)), self.category] = self.change
+        return np.cumsum(table, axis=0)
+
+    @cached_property
+    def _total(self) -> Float:
+        return np.cumsum(self.change)
 
     @property
     def peak(self) -> float:
         """Most bytes held at any time."""
-        return float(self.held.sum(axis=1).max(initial=0.0))
+        return float(self._total.max(initial=0.0))
 
     @property
     def at_peak(self) -> dict[str, float]:
         """Bytes of each category at the first moment of the peak."""
-        row = self.held[self.held.sum(axis=1).argmax()]
+        until = int(self._total.argmax()) + 1
+        row = np.bincount(self.category[:until], self.change[:until], len(CATEGORIES))
         return dict(zip(CATEGORIES, row.tolist(), strict=True))
 
 
@@ -211,12 +226,7 @@ def curves(spans: Sequence[Spans], devices: int) -> list[Curve]:
     """One curve per device; at one moment, releases come before allocations."""
     every = np.arange(devices)
     start = Spans("buffers", every, np.zeros(devices), np.zeros(devices), np.zeros(devices))
-    found = []
-    for time, change, category in _changes([start, *spans], devices):
-        table = np.zeros((len(time), len(CATEGORIES)))
-        table[np.arange(len(time)), category] = change
-        found.append(Curve(time, np.cumsum(table, axis=0)))
-    return found
+    return [Curve(*changes) for changes in _changes([start, *spans], devices)]
 
 
 def peaks(spans: Sequence[Spans], devices: int) -> list[float]:
@@ -231,11 +241,12 @@ def _changes(
     """When each device holds more or less, by how many bytes, of which category; in order."""
     number = np.uint16 if devices <= np.iinfo(np.uint16).max else np.int64  # sorts faster
     device = np.concatenate([s.device.astype(number) for s in spans] * 2)
-    time = np.concatenate([s.begin for s in spans] + [s.end for s in spans])
-    change = np.concatenate([s.size for s in spans] + [-s.size for s in spans])
+    # releases stand first, and stay there among changes of one moment
+    time = np.concatenate([s.end for s in spans] + [s.begin for s in spans])
+    change = np.concatenate([-s.size for s in spans] + [s.size for s in spans])
     kinds = [np.full(len(s.device), CATEGORIES.index(s.category), np.int8) for s in spans]
     category = np.concatenate(kinds * 2)
     order = np.argsort(device, kind="stable")
     for rows in np.split(order, np.cumsum(np.bincount(device, minlength=devices))[:-1]):
-        at = rows[np.lexsort((change[rows] > 0, time[rows]))]
+        at = rows[np.argsort(time[rows], kind="stable")]
         yield time[at], change[at], category[at]

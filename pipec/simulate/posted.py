@@ -9,7 +9,6 @@ Receives are posted in the order of the row. They wait for a channel without a f
 them all that come later (`pipec.runtime.process_group` does the same).
 """
 
-from collections import Counter, deque
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -47,17 +46,13 @@ class Posted:
         receives = np.isin(s.kind, [c.receive for c in ChannelKind if c is not ChannelKind.H])
         for device in range(s.devices):
             begin, end = s.device_ptr[device : device + 2]
-            rows = (begin + np.flatnonzero(receives[begin:end])).tolist()
-            coming, taken = deque(rows), Counter[int]()
-            for now, mine in [(0.0, None), *((float(self._reached[r]), r) for r in rows)]:
-                while coming and mine is not None and coming[0] <= mine:
-                    taken[int(s.channel[coming[0]])] += 1
-                    found[coming.popleft()] = now
-                if mine is not None:
-                    taken[int(s.channel[mine])] -= 1
-                while coming and taken[int(s.channel[coming[0]])] < self.slots:
-                    taken[int(s.channel[coming[0]])] += 1
-                    found[coming.popleft()] = now
+            rows = begin + np.flatnonzero(receives[begin:end])
+            freed = np.zeros(len(rows), np.int64)  # behind so many receives a slot is free
+            for channel in np.unique(s.channel[rows]):
+                own = np.flatnonzero(s.channel[rows] == channel)
+                freed[own[self.slots :]] = own[: -self.slots] + 1
+            taken = np.append(0.0, self._reached[rows])
+            found[rows] = taken[np.maximum.accumulate(freed)]
         return found
 
     @cached_property

@@ -151,11 +151,13 @@ class Timeline:
         """
         if not len(self.schedule):
             return []
+        ends, before = np.append(self.end, [np.inf, np.inf]), np.full(len(self.end), -1)
+        for column in reversed(self._awaited):
+            last = ends[column] == self.begin
+            before[last] = column[last]
         path = [int(self.end.argmax())]
         while self.begin[path[-1]] > 0:
-            before = [int(c[path[-1]]) for c in self._awaited]
-            begin = self.begin[path[-1]]
-            path.append(next(a for a in before if a < len(self.end) and self.end[a] == begin))
+            path.append(int(before[path[-1]]))
         return path[::-1]
 
     def action(self, index: int) -> tuple[Action, float, float]:
@@ -174,7 +176,7 @@ class Timeline:
             "lane_use": self.lane_use,
             "peak_bytes": [c.peak for c in curve],
             "bytes_at_peak": [c.at_peak for c in curve],
-            "critical_path": [str(self.schedule[a]) for a in self.critical_path],
+            "critical_path": self.schedule.texts(self.critical_path),
             "times": self.times.to_json(),
             "memory": self.memory.to_json(),
         }
