@@ -241,12 +241,11 @@ def _changes(
     """When each device holds more or less, by how many bytes, of which category; in order."""
     number = np.uint16 if devices <= np.iinfo(np.uint16).max else np.int64  # sorts faster
     device = np.concatenate([s.device.astype(number) for s in spans] * 2)
-    # releases stand first, and stay there among changes of one moment
-    time = np.concatenate([s.end for s in spans] + [s.begin for s in spans])
-    change = np.concatenate([-s.size for s in spans] + [s.size for s in spans])
+    time = np.concatenate([s.begin for s in spans] + [s.end for s in spans])
+    change = np.concatenate([s.size for s in spans] + [-s.size for s in spans])
     kinds = [np.full(len(s.device), CATEGORIES.index(s.category), np.int8) for s in spans]
     category = np.concatenate(kinds * 2)
     order = np.argsort(device, kind="stable")
     for rows in np.split(order, np.cumsum(np.bincount(device, minlength=devices))[:-1]):
-        at = rows[np.argsort(time[rows], kind="stable")]
+        at = rows[np.lexsort((change[rows] > 0, time[rows]))]
         yield time[at], change[at], category[at]

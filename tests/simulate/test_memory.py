@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from pipec.errors import ScheduleError
@@ -12,7 +13,7 @@ from pipec.schedule.comm import insert_comm
 from pipec.schedule.lower import lower
 from pipec.schedule.offload import insert_offload
 from pipec.schedule.registry import generate
-from pipec.simulate.memory import CATEGORIES, Curve, Memory
+from pipec.simulate.memory import CATEGORIES, Curve, Memory, Spans, curves
 from pipec.simulate.simulate import from_json, simulate
 from pipec.simulate.times import Times
 
@@ -142,3 +143,13 @@ def test_replicas_share_the_optimizers_state_by_whole_parameters() -> None:
     assert Memory.from_json(memory.to_json()).parameters == memory.parameters
     with pytest.raises(ScheduleError, match=r"memory\.parameters does not fit"):
         memory.shares([2, 1, 1])
+
+
+def test_what_shrinks_at_a_moment_goes_before_what_grows() -> None:
+    """Whichever end of a span it is: saved values may grow once part of them is let go."""
+    begin, size = np.array([0.0, 1.0, 1.0]), np.array([20.0, 10.0, -10.0])
+    spans = Spans("activations", np.zeros(3, np.int64), begin, np.array([2.0, 3.0, 3.0]), size)
+    (curve,) = curves([spans], 1)
+    assert changes(curve, "activations") == {0: 20, 2: 0}
+    assert curve.peak == 20
+    assert curve.at_peak["activations"] == 20
