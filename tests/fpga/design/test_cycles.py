@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipec.backends.fpga.cycles import simulated
-from pipec.backends.fpga.engines.base import nest_table
+from pipec.backends.fpga.engines.base import busy_cycles, nest_table
 from pipec.backends.fpga.engines.gear import Dwc
 from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.norm import Norm
 from pipec.backends.fpga.engines.perm import Perm
@@ -15,6 +16,7 @@ from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.route import Concat, Fork
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.engines.vvu import Vvu
 from pipec.backends.fpga.engines.window import image_cycles, image_rows, line_cycles
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
@@ -214,6 +216,20 @@ def test_agrees_with_the_cycle_by_cycle_oracle(data: st.DataObject) -> None:
         return
     got = simulate(processes, depths, 2, record=True).handshakes
     assert {s: list(t) for s, t in got.items()} == want
+
+
+@pytest.mark.parametrize("name", ["encoder", "mobile"])
+def test_engines_multiply_no_faster_than_they_have_units(name: str) -> None:
+    model, x = made(name)
+    network = lower(graph_of(model, x))
+    for target in (1, 2_000, 1 << 40):
+        design = design_at(network, target)
+        assert sum(e.nest.macs for e in design.engines) == network.macs
+        for engine in design.engines:
+            assert engine.nest.units * busy_cycles(engine) >= engine.nest.macs
+            assert bool(engine.nest.units) == isinstance(engine.nest, Matmul | Mvu | Vvu)
+            if engine.nest.units == 1 and isinstance(engine.nest, Mvu | Vvu):
+                assert busy_cycles(engine) == engine.nest.macs
 
 
 @pytest.mark.parametrize("name", MODELS)

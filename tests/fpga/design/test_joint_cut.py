@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipec.backends.fpga.banks import blocks_of
-from pipec.backends.fpga.cutting.chain import Chain, weightings
+from pipec.backends.fpga.cutting.chain import Chain, Reach, weightings
 from pipec.backends.fpga.cutting.joint import METHOD, crossing, interval_bound, joint_cut
 from pipec.backends.fpga.demand import Demands
 from pipec.backends.fpga.lowering.lower import lower
@@ -27,6 +27,16 @@ from tests.fpga.design.models import graph_of, made
 
 VCU118 = PRESETS["vcu118"]
 COSTED = "simplify,annotate-cost"
+
+
+@pytest.mark.parametrize("units", [1, 2, 7, 30])
+@pytest.mark.parametrize("held", [0, 1, 5, 13, 30])
+def test_a_board_reaches_as_far_as_it_holds(units: int, held: int) -> None:
+    """By shares all units fit; what is chosen holds so many."""
+    totals, stops = (np.zeros((1, units + 1)),), np.array([units])
+    for start in range(units):
+        reach = Reach(totals, stops, lambda first, end: end - first <= held)
+        assert reach.end(start) == min(start + held, units)
 
 
 def device(kind: str, dsp: int, link: float = 11e9) -> Device:
