@@ -29,15 +29,15 @@ class IdealFamily(Family):
         self.bits = bits
         self.ref = measure[order]
         self.size = bits.sum(axis=1)
-        self.work = np.where(blocked, 0.0, units.work) @ bits.T
-        self.blocked = blocked.astype(float) @ bits.T
-        self.weight = bits @ units.weight_bytes
-        self.held = bits @ units.held
+        self.work = measure_of(bits, np.where(blocked, 0.0, units.work).T).T
+        self.blocked = measure_of(bits, blocked.T.astype(float)).T
+        self.weight = measure_of(bits, units.weight_bytes)
+        self.held = measure_of(bits, units.held)
         self.degree = np.diff(units.pin_ptr)
         self._price = units.cost[0]
         self.counts = _counts(units, bits)
         self._partly = (self.counts > 0) & (self.counts < self.degree)
-        self.cut = units.cost @ self._partly.T
+        self.cut = measure_of(self._partly, units.cost.T).T
         self._words = _packed(bits)
 
     def passing(self, sources: IntArray, targets: IntArray) -> FloatArray:
@@ -74,7 +74,7 @@ def _packed(bits: BoolArray) -> npt.NDArray[np.uint64]:
 
 
 def measure_of(bits: BoolArray, ref: FloatArray) -> FloatArray:
-    """Sum of ref over each row of bits, in blocks: a whole matrix of floats may not fit."""
+    """Sums of ref over each row of bits, in blocks: a whole matrix of floats may not fit."""
     blocks = [bits[a : a + BLOCK] @ ref for a in range(0, max(len(bits), 1), BLOCK)]
     return np.concatenate(blocks)
 

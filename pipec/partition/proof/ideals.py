@@ -30,7 +30,7 @@ def closures(units: Units) -> tuple[BoolArray, BoolArray]:
 MayHold = Callable[[FloatArray, FloatArray, FloatArray], BoolArray]
 """(least work, most work, cost of the values cut for sure [kinds, rows]) -> rows to keep."""
 
-BLOCK = 4_096
+BLOCK, BLOCK_CELLS = 4_096, 2_000_000  # partial sets that are extended at a time; what they hold
 VISITS = 40  # partial sets looked at, per ideal that is wanted at most
 
 
@@ -146,12 +146,13 @@ class _Search:
         if self.empty:
             return np.zeros((0, len(self._must)), bool)
         visits, count = VISITS * most, 0
+        block = min(BLOCK, BLOCK_CELLS // (len(self._free) + len(self._begun) + 1) + 1)
         done: list[BoolArray] = []
         stack = [(0, self._kept(self._first()))]
         while stack:
             k, rows = stack.pop()
             while k < len(self._free) and len(rows.least):
-                if len(rows.least) > BLOCK:
+                if len(rows.least) > block:
                     half = len(rows.least) // 2
                     stack.append((k, rows.take(slice(half, None))))
                     rows = rows.take(slice(half))
