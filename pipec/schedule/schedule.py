@@ -173,14 +173,17 @@ class Schedule:
     def texts(self, rows: Sequence[int] | Int64) -> list[str]:
         """The text form of some actions, as ``str`` of each."""
         at = np.asarray(rows, np.int64)
-        code = self.stage[at].astype(np.int64) * len(ActionKind) + self.kind[at]
-        kinds = [kind.name for kind in ActionKind]
-        head = {c: f"{c // len(kinds)}{kinds[c % len(kinds)]}" for c in np.unique(code).tolist()}
-        pairs = zip(code.tolist(), self.microbatch[at].tolist(), strict=True)
-        found = [head[c] if m < 0 else f"{head[c]}{m}" for c, m in pairs]
-        named = [n for n, c in enumerate(self.channels) if c.name]
-        more = (self.replica[at] > 0) | (self.version[at] > 0) | np.isin(self.channel[at], named)
-        for place in np.flatnonzero(more).tolist():
+        kinds, width = [kind.name for kind in ActionKind], len(self.channels) + 1
+        channel = np.where(self.channel[at] < width - 1, self.channel[at] + 1, 0)
+        code = (self.stage[at].astype(np.int64) * len(kinds) + self.kind[at]) * width + channel
+        ends = {}
+        for c in np.unique(code).tolist():
+            (stage, kind), number = divmod(c // width, len(kinds)), c % width
+            name = self.channels[number - 1].name if number else ""
+            ends[c] = f"{stage}{kinds[kind]}", name and f":{name}"
+        pairs = zip(map(ends.__getitem__, code.tolist()), self.microbatch[at].tolist(), strict=True)
+        found = [f"{head}{tail}" if m < 0 else f"{head}{m}{tail}" for (head, tail), m in pairs]
+        for place in np.flatnonzero((self.replica[at] > 0) | (self.version[at] > 0)).tolist():
             found[place] = str(self[at[place]])
         return found
 
