@@ -28,8 +28,15 @@ def cache_directory() -> Path:
     return Path(base) / "pipec" / "explore"
 
 
-def content_key(maker: Maker, candidates: Sequence[Candidate], batch: int) -> str:
-    """Digest of graph, costs, cluster, candidates, batch, target, options and pipec's version."""
+def content_key(maker: Maker, candidates: Sequence[Candidate], batch: int, **more: bool) -> str:
+    """Digest of graph, costs, cluster, candidates, batch, target, options and pipec's version.
+
+    Args:
+        maker: Makes plans.
+        candidates: What is tried.
+        batch: Samples of one step.
+        more: What is tried besides (`pipec.explore.explore.explore`).
+    """
     base = maker.costed(maker.traced_batch)
     assert base.costs is not None
     content = {
@@ -38,6 +45,7 @@ def content_key(maker: Maker, candidates: Sequence[Candidate], batch: int) -> st
         "costs": base.costs.to_json(),
         "cluster": maker.cluster.to_json(),
         "candidates": [str(c) for c in candidates],
+        "more": more,
         "batch": [batch, maker.traced_batch],
         "made": [maker.target, bool(maker.model.spec), maker.costs is None],
         "options": {name: str(value) for name, value in maker.options.items()},

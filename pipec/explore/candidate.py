@@ -6,7 +6,14 @@ from itertools import chain, permutations, product
 
 from pipec.cluster.cluster import Cluster
 from pipec.errors import PartitionError
-from pipec.schedule.registry import ASYNCHRONOUS, STREAMING, SYNCHRONOUS, parsed, plain_name
+from pipec.schedule.registry import (
+    ASYNCHRONOUS,
+    STREAMING,
+    SYNCHRONOUS,
+    parsed,
+    plain_name,
+    with_options,
+)
 
 INFERENCE = "inference"
 """The schedule of models without a loss."""
@@ -14,6 +21,8 @@ CHUNKS = {"interleaved": 2, "zbv": 2, "dualpipev": 2}
 """Schedules that give every device several stages, and how many if they are not told."""
 APART = frozenset({"pipefb"})
 """Schedules that give every stage two devices, one of them for its backward."""
+PARTS = (2, 4)
+"""Numbers of parts in which stages are tried."""
 
 MOST_KINDS = 4
 """Most kinds of devices that are put in every order."""
@@ -80,8 +89,15 @@ class Candidate:
 
     @property
     def stages(self) -> int:
-        """Stages of one pipeline."""
-        return self.depth * self.chunks // self.apart
+        """Stages of one pipeline, their parts counted."""
+        return self.depth * self.chunks * self.parts // self.apart
+
+    @property
+    def parts(self) -> int:
+        """Parts of every stage, which its device runs one behind another."""
+        parts = parsed(self.schedule, {}).get("parts", 1)
+        assert isinstance(parts, int)
+        return parts
 
     @property
     def apart(self) -> int:
@@ -90,7 +106,7 @@ class Candidate:
 
     def __str__(self) -> str:
         """Such as ``1f1b 4x2, 8 x 4 samples, recompute``."""
-        name = "data parallel" if self.depth == 1 else self.schedule
+        name = "data parallel" if self.depth == self.stages == 1 else self.schedule
         extra = ", recompute" if self.recompute else ", saved values fitted" if self.fitted else ""
         extra += f", devices {','.join(map(str, self.order))}" if self.order else ""
         extra += f", {self.split} split at {self.share:.0%}" if self.split else ""
@@ -152,6 +168,19 @@ def eased(c: Candidate) -> tuple[Candidate, ...]:
     if not c.trains or c.eased:
         return ()
     return replace(c, recompute=True), replace(c, fitted=True)
+
+
+def in_parts(c: Candidate) -> tuple[Candidate, ...]:
+    """A candidate that memory holds back, with stages in parts between which saved values leave.
+
+    None where a device has several stages anyway, or the backward has devices of its own.
+    """
+    if not c.eased or c.stages != c.depth or c.asynchronous:
+        return ()
+    return tuple(
+        replace(c, schedule=with_options(c.schedule, parts=k), recompute=False, fitted=True)
+        for k in PARTS
+    )
 
 
 def device_orders(cluster: Cluster, used: int) -> list[tuple[int, ...]]:

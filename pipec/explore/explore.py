@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 from pipec.errors import PartitionError, PipecError
-from pipec.explore.candidate import Candidate, eased
+from pipec.explore.candidate import Candidate, eased, in_parts
 from pipec.explore.make import Maker
 from pipec.explore.predict import Prediction, Predictor, fastest_first
 from pipec.explore.split import split_candidates
@@ -130,6 +130,7 @@ def explore(
     progress: Progress | None = None,
     *,
     synthesized: bool = False,
+    parts: bool = False,
 ) -> tuple[Exploration, Plan]:
     """Time all candidates that may be the fastest, and make the plan of the one that is.
 
@@ -139,6 +140,7 @@ def explore(
         batch: Samples of one step.
         progress: Told how far it is.
         synthesized: Whether the fastest pipeline is tried with an order made from its costs.
+        parts: Whether the fastest of those that memory holds back is tried with stages in parts.
 
     Returns:
         All predictions; the plan of the best, which keeps them.
@@ -155,6 +157,8 @@ def explore(
     search.split()
     if synthesized:
         search.synthesize()
+    if parts:
+        search.part()
     while True:
         found = Exploration(batch, fastest_first(list(search.found.values())))
         best = found.best
@@ -274,6 +278,14 @@ class _Search:
             bound = self.predictor.bound(made)
             if 0 < bound < min(possible.values()):  # none is known of devices that stream
                 self.found[made] = self.predictor.predict(made, bound)
+
+    def part(self) -> None:
+        """Time the fastest that memory holds back with stages in parts: values leave in between."""
+        found = [p for p in self.found.values() if in_parts(p.candidate)]
+        best = min((p.seconds for p in self.found.values()), default=inf)
+        for base in fastest_first(found)[:1]:
+            for c in in_parts(base.candidate) if 0 < base.bound < best else ():
+                self.found[c] = self.predictor.predict(c, base.bound)
 
     def _wait(self, c: Candidate, bound: float, guess: float) -> None:
         why = f"{NOT_TIMED}: takes {bound:.4g} s at least" if bound else NOT_TIMED

@@ -62,11 +62,12 @@ class Search:
         maker = self.maker()
         batch = self.batch if self.batch is not None else self._default_batch(maker)
         tried = self._candidates(maker, batch)
-        key = content_key(maker, tried, batch)
+        more = {"synthesized": not self.schedules, "parts": not self.schedules and not self.stages}
+        key = content_key(maker, tried, batch, **more)
         known = recall(key) if self.cached else None
         if known is not None:
             return known, maker.make(known.best.candidate).replace(explored=known.tried())
-        found, plan = explore(maker, tried, batch, watch, synthesized=not self.schedules)
+        found, plan = explore(maker, tried, batch, watch, **more)
         if self.cached:
             remember(key, found)
         return found, plan

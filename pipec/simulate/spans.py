@@ -52,7 +52,7 @@ class Held:
     def all(self, memory: Memory) -> list[Spans]:
         """Everything, with its bytes."""
         spans = [*self._messages(memory), self._workspace(memory)]
-        if memory.weights:
+        if memory.weights or memory.forward_weights:
             spans.append(self.weights(memory))
         if memory.slots:
             spans += self._handed_over(memory)

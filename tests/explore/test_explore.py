@@ -285,6 +285,40 @@ def test_a_model_without_loss_is_run_forward() -> None:
     assert found.best.seconds <= alone.seconds
 
 
+def test_values_leave_between_the_parts_of_a_stage_where_memory_binds() -> None:
+    """One device, one microbatch in flight: whole stages can only compute again."""
+    made, plain = maker("1xv100", layers=16, batch=4096), Candidate(1, 1, "1f1b", 4096, 8)
+    free = Predictor(made).predict(plain)
+    room = 0.8 * max(free.peak_bytes)
+    (device,) = shrunk(made.cluster, room).devices
+    fast = replace(device, host_bandwidth=16 * device.host_bandwidth)
+    tight = replace(made, cluster=replace(made.cluster, devices=(fast,)))
+    whole = explore(tight, [plain], 8 * 4096)[0].best
+    assert whole.seconds > 1.1 * free.seconds
+    found, plan = explore(tight, [plain], 8 * 4096, parts=True)
+    assert str(found.best.candidate).startswith("1f1b{parts=4} 1x1")
+    assert found.best.seconds == pytest.approx(free.seconds)
+    assert max(found.best.peak_bytes) <= room
+    assert len(plan.slots) > 0
+    assert plan.timeline is not None
+    assert plan.timeline.seconds == found.best.seconds
+    named = Search(tight.model, tight.cluster, batch=8 * 4096, schedules=("1f1b",), cached=False)
+    assert all(p.candidate.stages == 1 for p in named.run()[0].predictions)
+    opened = replace(named, schedules=()).run()[0]
+    assert opened.best.seconds <= found.best.seconds
+
+
+def test_a_schedule_in_parts_has_that_many_stages_per_device() -> None:
+    made = maker("2xv100", layers=8, batch=4096)
+    named = [c for c in ways(made, 8 * 4096, "1f1b{parts=2}") if c.depth == 2]
+    assert {c.stages for c in named} == {4}
+    (parted,) = [c for c in named if c.microbatches == 8]
+    whole = Predictor(made).predict(replace(parted, schedule="1f1b"))
+    found = Predictor(made).predict(parted)
+    assert found.seconds == pytest.approx(whole.seconds)
+    assert len(found.peak_bytes) == 2
+
+
 @pytest.mark.parametrize("listed", ["1xcpu,1xv100", "2xcpu,1xh100"])
 def test_the_order_in_which_devices_are_listed_means_nothing(listed: str) -> None:
     """The slow device may stand first, last, or not be used at all."""
