@@ -40,6 +40,8 @@ from pipec.simulate.timeline import Timeline
 
 _ROUNDS = 10
 """Most times that a choice is simulated and tightened."""
+_SEGMENTS = (2, 3, 4, 5)
+"""Of so many values one is kept, where a device's stages have to become leaner."""
 _MORE = 1 + 1e-9
 """What a limit that a choice meets exactly is widened by."""
 _SAVED = (ChannelKind.S, ChannelKind.H)
@@ -127,20 +129,51 @@ class Fit:
             PassError: A device's limit cannot be met; how far it is from that is told.
         """
         room, floors, turn = self._first_room(), dict[int, float](), 0
+        lean = dict[int, Fates]()
         apart = self.schedule.placement.separate
         while True:
             chosen = [self._choice(s, room, floors) for s in range(len(self.plan.stages))]
-            plan, order = self.apply(chosen)
-            found = Fitted(chosen, plan, order, plan_timeline(plan, order))
+            fates = [lean.get(s, c) for s, c in enumerate(chosen)]
+            plan, order = self.apply(fates)
+            found = Fitted(fates, plan, order, plan_timeline(plan, order))
             over = np.array(found.timeline.peak_bytes) - self.limits
             worst, turn = int(over.argmax()), turn + 1
             if over[worst] <= 0:
                 return found
-            if turn == _ROUNDS or all(s in floors for s in self._stages_of(worst)):
-                raise self._refusal(found, worst)
+            full = self._stages_of(worst)
+            if turn >= _ROUNDS or all(s in floors for s in full):
+                done = apart or not self.recompute or lean.keys() >= {*full}
+                more = None if done else self._leaner(fates, worst)
+                if more is None:
+                    raise self._refusal(found, worst)
+                lean |= more
+                continue
             eager = 1 + turn / 4  # little is left when this no longer helps
             held = room if apart else self._summed([r.choice.peak_bytes for r in chosen])
             room = np.where(over > 0, np.minimum(room, held) - eager * over, room)
+
+    def _leaner(self, fates: Sequence[Fates], device: int) -> dict[int, Fates] | None:
+        """Fates of a device's stages with which it keeps its limit; None if none is found.
+
+        What a stage computes again may lower a peak of the schedule where the stage's own problem
+        sees no gain, such as one at the end of a forward. So every second value is kept, or every
+        third and so on, as in checkpointing by segments (Chen et al., arXiv 1604.06174), and each
+        plan is simulated.
+        """
+        stages, found = self._stages_of(device), dict[float, dict[int, Fates]]()
+        for kept, first in ((k, r) for k in _SEGMENTS for r in range(k)):
+            mine = {s: self._again(s, kept, first) for s in stages}
+            made = plan_timeline(*self.apply([mine.get(s, f) for s, f in enumerate(fates)]))
+            if made.peak_bytes[device] <= self.limits[device]:
+                found.setdefault(made.seconds, mine)
+        return found[min(found)] if found else None
+
+    def _again(self, stage: int, kept: int, first: int) -> Fates:
+        """Values of a stage are computed again if they can be, all but every so many."""
+        able = np.isfinite(self._problems[stage].recompute)
+        names = saved_in_order(self._works[stage].training)
+        values = [n for n, a in zip(names, able, strict=True) if a]
+        return Fates(frozenset(n for k, n in enumerate(values) if k % kept != first), ())
 
     @property
     def needed(self) -> bool:
