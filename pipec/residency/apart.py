@@ -20,12 +20,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint
 
-from pipec.residency.bound import GAP, NODES, NODES_REACHED, WHOLE_UP_TO
 from pipec.residency.choose import Choice, DoesNotFitError
 from pipec.residency.play import Slot
 from pipec.residency.problem import OFFLOAD, RECOMPUTE, FloatArray, IntArray, Problem
+from pipec.residency.program import GAP, NODES_REACHED, WHOLE_UP_TO, solved
 
 _ROUNDS = 8
 """Most programs that are solved because working bytes were more than the program knew."""
@@ -97,15 +97,14 @@ def bound(
     table, low = _rows(apart, unit, second, again, common=common)
     integral = whole and n <= WHOLE_UP_TO
     parts = [0.0 if common and not apart.parts else np.inf] * 2
-    found = milp(
+    found = solved(
         np.concatenate([_TIE * again, _T]),
-        integrality=(np.arange(n + 4) < n * integral).astype(np.int64),
-        bounds=Bounds(
+        (np.arange(n + 4) < n * integral).astype(np.int64),
+        Bounds(
             np.concatenate([np.zeros(n + 3), [working / unit]]),
             np.concatenate([able, [np.inf], parts, [np.inf]]),
         ),
-        constraints=LinearConstraint(table, low),
-        options={"node_limit": NODES, "mip_rel_gap": GAP, "presolve": integral},
+        LinearConstraint(table, low),
     )
     if found.status == NODES_REACHED and integral:  # perhaps without a decision
         return bound(apart, common=common, working=working, whole=False)

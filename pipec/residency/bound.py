@@ -23,17 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
+from scipy.optimize import Bounds, LinearConstraint, OptimizeResult
 
 from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, FloatArray, IntArray, Problem
-
-WHOLE_UP_TO = 96
-"""Values up to which decisions are whole; beyond, fractions of them bound nearly as well."""
-NODES = 400
-"""Most branch-and-bound nodes: a limit of work, so that results do not depend on the machine."""
-GAP = 1e-3
-"""Relative distance from the bound at which the search for whole decisions stops."""
-NODES_REACHED = 1  # scipy's status
+from pipec.residency.program import GAP, NODES_REACHED, WHOLE_UP_TO, solved
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,11 +191,6 @@ def _milp(c: _Program, *, whole: bool) -> OptimizeResult:
     top[c.n : 2 * c.n] = np.isfinite(c.p.recompute)
     integral = np.zeros(c.columns, dtype=np.int64)
     integral[: 2 * c.n] = whole
-    return milp(
-        cost,
-        integrality=integral,
-        bounds=Bounds(np.zeros(c.columns), top),
-        constraints=LinearConstraint(sparse.csr_array(np.array(c.rows)), c.low, c.high),
-        # whole values without presolve: HiGHS calls a worse decision the optimum, once in a while
-        options={"node_limit": NODES, "mip_rel_gap": GAP, "presolve": whole},
-    )
+    bounds = Bounds(np.zeros(c.columns), top)
+    rows = LinearConstraint(sparse.csr_array(np.array(c.rows)), c.low, c.high)
+    return solved(cost, integral, bounds, rows)

@@ -105,11 +105,8 @@ class Perm(Nest):
             "BLOCKS ELEMENTS C_IN=channels_in LANES_IN READS C_OUT=channels_out LANES_OUT WRITES"
         )
         constants = self.named(names)
-        return Unit("perm", constants, {"int from(int i)": self._source()})
-
-    def _source(self) -> list[str]:
-        """Lines that take an index of what is written to one of the block."""
-        return permuted(self.sizes, self.order, self.backwards)
+        source = permuted(self.sizes, self.order, self.backwards)
+        return Unit("perm", constants, {"int from(int i)": source})
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         x = reads[0].reshape(self.blocks, *self.sizes)

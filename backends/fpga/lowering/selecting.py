@@ -12,7 +12,9 @@ from pipec.backends.fpga.lowering.elementwise import aligned
 from pipec.backends.fpga.lowering.network import Builder, Composite, UnsupportedError, Value
 from pipec.graph.ir import Graph, OutputKind, op_name
 
+_ISNAN = "aten.isnan.default"
 _TESTS = {f"aten.{op}.{form}": op for op in OPERATORS for form in ("Scalar", "Tensor")}
+_TESTS[_ISNAN] = "ne"  # it is unlike itself
 _CHOICES = {
     f"aten.where.{form}": (0, 1, 2) for form in ("self", "Scalar", "ScalarSelf", "ScalarOther")
 }
@@ -41,14 +43,16 @@ def _test(node: fx.Node) -> fx.Node | None:
 def _lower(node: fx.Node, test: fx.Node, b: Builder) -> Value:
     """One layer of the streams among both sides of the comparison and both choices."""
     trains = b.graph.outputs_of(OutputKind.LOSS, OutputKind.GRADIENT, OutputKind.WEIGHT_GRADIENT)
-    itself = test.args[0] is test.args[1]  # whether a number is none
-    if b.precision != "float32" and not (
-        trains or itself
-    ):  # bounds of errors follow from slopes, not steps
+    chosen = [node.args[k] for k in _CHOICES[op_name(node)][1:]]
+    sides = test.args[:2]
+    if op_name(test) == _ISNAN:
+        sides = (test.args[0], test.args[0])
+        if (other := _never_nan(b, node, chosen[1])) is not None:
+            return other
+    elif b.precision != "float32" and not trains:  # bounds of errors follow slopes, not steps
         raise UnsupportedError("a choice that a rounding may turn", "choose the precision float32")
-    chosen = (node.args[k] for k in _CHOICES[op_name(node)][1:])
     streams, numbers = dict[str, Value](), dict[str, float]()
-    for role, one in zip("abxy", (*test.args[:2], *chosen), strict=True):
+    for role, one in zip("abxy", (*sides, *chosen), strict=True):
         if b.is_stream(one):
             assert isinstance(one, fx.Node)
             streams[role] = made(b, one)
@@ -66,6 +70,14 @@ def _lower(node: fx.Node, test: fx.Node, b: Builder) -> Value:
     values = (numbers.get(role, 0.0) for role in "abxy")
     nest = Where(rows, first.channels, 1, op, "".join(streams), *values)
     return b.put(nest, node, tuple(uses), first.view, first.channels)
+
+
+def _never_nan(b: Builder, node: fx.Node, other: object) -> Value | None:
+    """What is chosen of numbers that are never NaN: the stream that stands for all others."""
+    if b.precision.startswith(("float", "bfloat")) or not b.is_stream(other):
+        return None
+    assert isinstance(other, fx.Node)
+    return b.value(other) if shape_of(other) == shape_of(node) else None
 
 
 def _number(b: Builder, one: object) -> float:

@@ -8,8 +8,6 @@ batch_norm(x, w, b, mean, var)                   x scale + shift, which vanish i
 split, chunk, unbind, select                     slices
 scaled_dot_product_attention                     product, softmax, product
 prelu(x, w)                                      max(x, 0) + w min(x, 0)
-isnan(x)                                         x != x
-where(isnan(x), c, x) of whole or fixed numbers  x
 upsample_bilinear2d, upsample_bicubic2d          per axis, a sum of positions times fixed weights
 conv_transpose2d(x, w)                           the input gradient of conv2d: stride^2 convolutions
 ```
@@ -48,8 +46,6 @@ def gathered(graph: Graph, precision: str) -> Graph:
         precision: Element type: 8-bit integers hold no mask.
     """
     always: dict[str, Rule] = {**_ALWAYS, _ATTENTION: partial(attention, masks=precision != "int8")}
-    if precision == "int8" or precision.startswith("ap_fixed"):
-        always |= dict.fromkeys(_CHOICES, _number)
     if not any(_normalised(n) or _transposed(n) or op_name(n) in always for n in graph.calls):
         return graph
     rules: dict[str, Rule] = dict.fromkeys((*_MULTIPLY, *_DIVIDE), _norm_rule)
@@ -222,21 +218,6 @@ def _prelu(emit: Emit, x: Tensor, weight: Tensor) -> Tensor:
     return emit.named(x.relu() + below)
 
 
-_CHOICES, _ISNAN = ("aten.where.self", "aten.where.ScalarSelf"), "aten.isnan.default"
-
-
-def _number(emit: Emit, _test: Tensor, _if: object, x: Tensor) -> Any:
-    """What stands in place of NaN is never chosen among numbers without one."""
-    test, _, value = emit.old.args
-    is_one = isinstance(test, fx.Node) and op_name(test) == _ISNAN and test.args[0] is value
-    return emit.named(x.clone()) if is_one else NotImplemented
-
-
-def _is_nan(emit: Emit, x: Tensor) -> Tensor:
-    """NaN alone is unlike itself."""
-    return emit.named(torch.ne(x, x))
-
-
 def _select_backward(emit: Emit, *args: Any) -> Tensor:
     """What no sum of gradients takes together (`rules.joined_selects`)."""
     return emit.named(select_backward(emit, *args))
@@ -296,7 +277,6 @@ _ALWAYS: dict[str, Rule] = {
     "aten.group_norm.default": _group_norm,
     "aten.instance_norm.default": _instance_norm,
     "aten.prelu.default": _prelu,
-    _ISNAN: _is_nan,
     "aten.select_backward.default": _select_backward,
     **{f"aten.upsample_{k}.{form}": _interpolated for k in _TAPS for form in ("default", "vec")},
 }

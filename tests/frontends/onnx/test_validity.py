@@ -99,9 +99,23 @@ def endless_equation(p: onnx.ModelProto) -> None:
     p.graph.node.append(helper.make_node("Einsum", ["h", "w"], ["e"], equation=equation))
 
 
+def biases_of_8_bits(p: onnx.ModelProto) -> None:
+    """As onnxruntime's own quantiser has written them; ONNX knows no types of its operators."""
+    for name, dtype in (("z", np.uint8), ("b", np.int8), ("k", np.int8)):
+        shape = {"z": (), "b": (3,), "k": (4, 3)}[name]
+        p.graph.initializer.append(numpy_helper.from_array(np.ones(shape, dtype), name))
+    p.graph.initializer.append(numpy_helper.from_array(np.array(0.1, np.float32), "s"))
+    p.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    reads = ["q", "s", "z", "k", "s", "z", "b", "s", "z"]
+    p.graph.node.append(helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]))
+    p.graph.node.append(helper.make_node("QGemm", reads, ["o"], domain="com.microsoft"))
+    p.graph.output.append(helper.make_tensor_value_info("o", TensorProto.UINT8, [2, 3]))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
+        biases_of_8_bits,
         endless_equation, no_version, no_element_type, no_output_type,
         no_hidden_size, negative_hidden_size,
         unknown_attribute, attribute_twice, two_types, wrong_output_type, inner_dimensions_differ,
@@ -115,6 +129,15 @@ def test_what_breaks_a_rule_is_refused(
     proto = sound()
     damage(proto)
     with pytest.raises(FrontendError, match="not a valid ONNX model"):
+        load(proto, tmp_path)
+
+
+def test_operators_of_no_opset_are_refused(tmp_path: Path) -> None:
+    """onnxruntime takes the newest for it, in which Softmax is another one than in the first."""
+    proto = bases()["attention"]
+    load(proto, tmp_path)
+    proto.opset_import[0].domain = "somebody"
+    with pytest.raises(FrontendError, match="no opset of the standard operators"):
         load(proto, tmp_path)
 
 
