@@ -160,3 +160,25 @@ def test_parts_of_a_concatenation_keep_their_own_format(boards: int, tmp_path: P
         for name, step in (("y", 5), ("y2", 0.06)):
             (want,) = session.run([name], {"x": x.numpy()})
             assert np.abs(known[name].numpy() - want).max() < 1.01 * step
+
+
+def test_rows_that_are_looked_up_and_a_quotient(tmp_path: Path) -> None:
+    """Token ids from both ends of a table, in float32, as onnxruntime has it."""
+    rng = np.random.default_rng(0)
+    tables = {"t": rng.normal(size=(9, 6)).astype(np.float32), "two": np.float32(2.5)}
+    nodes = [
+        helper.make_node("Gather", ["t", "ids"], ["e"]),
+        helper.make_node("Div", ["e", "two"], ["y"]),
+    ]
+    held = [numpy_helper.from_array(np.asarray(a), n) for n, a in tables.items()]
+    inputs = [helper.make_tensor_value_info("ids", TensorProto.INT64, [1, 5])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 5, 6])]
+    graph, opset = helper.make_graph(nodes, "net", inputs, outputs, held), helper.make_opsetid
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[opset("", 17)], ir_version=8), path)
+    plan = make_plan(load(str(path)).graph, parse_cluster("1xzcu102"), "fpga")
+    emit(plan, tmp_path / "out")
+    (runner,) = FpgaBackend().load(plan, tmp_path / "out").stages
+    ids = np.array([[0, -1, 8, -9, 3]])
+    (want,) = ort_session(str(path)).run(None, {"ids": ids})
+    assert np.allclose(runner({"ids": torch.from_numpy(ids)})["y"].numpy(), want, atol=1e-6)
