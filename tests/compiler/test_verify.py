@@ -282,3 +282,12 @@ def test_random_numbers_are_the_same_in_both_and_the_callers_go_on(tmp_path: Pat
         assert pipec.verify(plan, model, x, seed=seed).ok
         drawn.add(float(torch.rand(())))
     assert len(drawn) == 3
+
+
+@pytest.mark.parametrize("off", [0.0, 1.0])
+def test_what_a_mask_fills_in_is_not_the_scale(off: float) -> None:
+    """Neither of tensors that are equal nor of others."""
+    want = torch.tensor([2.0, -3.4e38, -4.0])
+    found = want + torch.tensor([off, 0.0, 0.0])
+    compared = compare(found, want, 0.5, name="y", kind="value", stage=0)
+    assert (compared.max_abs_error, compared.scale) == (off, 4.0)
