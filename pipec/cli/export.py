@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from pipec.cli import export_onnx
 from pipec.cli.command import Command, refuse
-from pipec.compiler import export_onnx
 from pipec.compiler.export import FORMATS, exported, split_layers
 from pipec.plan.store import load_plan
 

@@ -4,29 +4,39 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from onnx import NodeProto
+
 from pipec.errors import PartitionError
-from pipec.graph.ir import origin
+from pipec.frontends.onnx.files import evaluate_file
+from pipec.frontends.reload import load_options
+from pipec.graph.ir import Source, origin
 from pipec.plan.model import Plan
 
 _OPENVINO = '''\
 import openvino as ov
 
 DEVICES = {devices}  # of the stages, in order: as `ov.Core().available_devices` has them
-STAGE = {stages}
+STAGE = {stages}  # of the values of the file
 
 
 def placed(path):
     """The model, for compile_model(model, "HETERO:" + ",".join(DEVICES))."""
-    model, stage = ov.Core().read_model(path), {{}}
-    for op in model.get_ordered_ops():  # what has no entry stands behind all that it reads
-        before = [stage[i.get_source_output().get_node().get_friendly_name()] for i in op.inputs()]
-        name = op.get_friendly_name()
-        stage[name] = STAGE.get(name, max(before, default=0))
-    for op in model.get_ordered_ops():
-        readers = [i.get_node() for o in op.outputs() for i in o.get_target_inputs()]
-        if not op.inputs() and readers:  # weights stand where they are read
-            stage[op.get_friendly_name()] = min(stage[r.get_friendly_name()] for r in readers)
-        op.get_rt_info()["affinity"] = DEVICES[stage[op.get_friendly_name()]]
+    model, stage, found = ov.Core().read_model(path), {{}}, set()
+    for op in reversed(model.get_ordered_ops()):
+        made = [STAGE[name] for o in op.outputs() for name in o.get_names() if name in STAGE]
+        readers = [i for o in op.outputs() for i in o.get_target_inputs()]
+        # what has no name, as weights and parts of an operation, stands where it is read
+        at = min(made or [stage[i.get_node().get_name()] for i in readers], default=0)
+        stage[op.get_name()], op.get_rt_info()["affinity"] = at, DEVICES[at]
+        found |= {{*made}}
+        for i in readers if op.get_type_name() == "Constant" else ():
+            reader = stage[i.get_node().get_name()]
+            if reader != at:  # every stage has the weights that it reads
+                copy = ov.op.Constant(op.get_tensor_view(), shared_memory=False)
+                copy.get_rt_info()["affinity"] = DEVICES[reader]
+                i.replace_source_output(copy.output(0))
+    if found != {{*range(len(DEVICES))}}:
+        raise ValueError(f"{{path}} is another model, or has another number of stages")
     return model
 '''
 
@@ -39,13 +49,29 @@ def _openvino(plan: Plan, _: Path) -> str:
             got=plan.graph.source.location,
             hint="compile the .onnx that OpenVINO reads",
         )
+    nodes = _nodes(plan.graph.source)
     assert plan.partition is not None
-    stages: dict[str, int] = {}
-    for node in plan.graph.calls:
-        name = origin(node).name
-        stages[name] = max(plan.partition.stage_of[node.name], stages.get(name, 0))
+    stages = {
+        value: plan.partition.stage_of[call.name]
+        for call in plan.graph.calls
+        if (index := origin(call).index) is not None
+        for value in nodes[index].output
+        if value
+    }
     devices = [f"GPU.{k}" for k in range(len(plan.stages))]
     return _OPENVINO.format(devices=json.dumps(devices), stages=json.dumps(stages, indent=4))
+
+
+def _nodes(source: Source) -> list[NodeProto]:
+    """The nodes of the file that a plan was made of, as origins count them."""
+    model = evaluate_file(Path(source.location), load_options(source)).model
+    if model.digest() != source.sha256:
+        raise PartitionError(
+            "the ONNX file is not the one that was compiled",
+            where=source.location,
+            hint="compile it again",
+        )
+    return list(model.proto.graph.node)
 
 
 def _genai(plan: Plan, directory: Path) -> str:
