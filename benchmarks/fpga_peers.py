@@ -154,7 +154,7 @@ def chain(graph: Graph, devices: str, precision: str) -> tuple[list[StageDesign]
     cluster = parse_cluster(devices)
     plan = make_plan(graph, cluster, "fpga", passes=parse_pipeline("simplify,annotate-cost"))
     boards = [Board(d, precision) for d in cluster.devices]
-    links = [cluster.link(k, k + 1).bytes_per_second for k in range(cluster.size - 1)]
+    links = [cluster.link(k, k + 1) for k in range(cluster.size - 1)]
     assert plan.costs is not None
     cut = joint_cut(plan.graph, plan.costs, boards, links, free_order=True)
     assert cut is not None

@@ -19,7 +19,14 @@ from pipec.backends.fpga.csim.run import CSimulation, load_stages
 from pipec.backends.fpga.csim.timed import check_timing
 from pipec.backends.fpga.cutting.joint import joint_cut
 from pipec.backends.fpga.cycles import cycles_of, engines_of
-from pipec.backends.fpga.designs import designs_of, device_of, lowered, networks, precision_of
+from pipec.backends.fpga.designs import (
+    designs_of,
+    device_of,
+    link_behind,
+    lowered,
+    networks,
+    precision_of,
+)
 from pipec.backends.fpga.emit.stage import stage_directory
 from pipec.backends.fpga.inference import accuracy_of, emit_inference
 from pipec.backends.fpga.numbers import MINIMUM
@@ -109,7 +116,7 @@ class FpgaBackend(Backend):
         if plan.trains:
             return training_timing(plan)
         return tuple(
-            stage_timing(design, device_of(plan, k), _link_rate(plan, k))
+            stage_timing(design, device_of(plan, k), link_behind(plan, k))
             for k, design in enumerate(designs_of(plan))
         )
 
@@ -317,7 +324,7 @@ class FpgaBackend(Backend):
         if any(costs.method.get(d.kind) != FpgaCost.name for d in devices):
             return None
         boards = [Board(d, precision_of(plan), linked=count > 1) for d in devices]
-        links = [plan.cluster.link(k, k + 1).bytes_per_second for k in range(count - 1)]
+        links = [plan.cluster.link(k, k + 1) for k in range(count - 1)]
         return joint_cut(plan.graph, costs, boards, links, free_order=free_order)
 
     def cost_model(self, cluster: Cluster) -> CostModel:
@@ -364,11 +371,3 @@ def _kernels(plan: Plan, directory: Path) -> list[Path]:
 
 def _kernels_of(plan: Plan, folder: Path) -> list[Path]:
     return [folder / n for n in KERNELS if (folder / n).is_dir()] if plan.trains else [folder]
-
-
-def _link_rate(plan: Plan, stage: int) -> float | None:
-    """Payload bytes per second of the link to the next stage."""
-    if plan.placement is None or stage + 1 >= len(plan.placement.forward):
-        return None
-    here, there = (plan.placement.forward[k][0] for k in (stage, stage + 1))
-    return None if here == there else plan.cluster.link(here, there).bytes_per_second

@@ -1,25 +1,36 @@
 """All boards of a pipeline as one network: stages joined by links that serialise.
 
-A link is a process like any other: it takes the beats of one stage's output port and gives them to
-the next stage's input port, a frame of B bytes in ``ceil(B / (payload per cycle))`` cycles, each
-beat visible its flight time later. Values that share a link share its rate in proportion to their
-bytes, each paced evenly over the frame.
+A link is a process like any other: it takes the tokens of one stage's output port and gives them to
+the next stage's input port, a frame in `sending_cycles`, each token visible its flight time later.
+Values that share a link share its rate, each paced evenly over the frame; of those in packets
+
+```text
+port -> send -> link (flight) -> drain -> port      a packet's first token needs a credit,
+         ^--------- back (flight) <--'              its last one sends a credit back
+```
 """
 
-import math
 from collections.abc import Iterator, Sequence
 
-from pipec.backends.fpga.cycles import measured, network_of
+from pipec.backends.fpga.cycles import Simulated, measured, network_of
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.source import port_names
-from pipec.backends.fpga.runs import Loop, Run, Runs
+from pipec.backends.fpga.links import (
+    PACKET,
+    WINDOW,
+    Frame,
+    flight_cycles,
+    in_packets,
+    sending_cycles,
+)
+from pipec.backends.fpga.runs import Loop, Run, Runs, cleaned
 from pipec.backends.fpga.simulator.process import Process
 from pipec.cluster.cluster import Link
 from pipec.compiler.cycles import StageCycles
 from pipec.errors import BackendError
 
 SLACK = 8
-"""Beats that each end of a link holds; those in flight have room of their own where they arrive."""
+"""Tokens that each end of a link holds; those in flight have room where they arrive."""
 
 
 def paced(beats: int, cycles: int, reads: int = 1, writes: int = 1) -> Runs:
@@ -55,10 +66,11 @@ def cycles_of_boards(designs: Sequence[StageDesign], links: Sequence[Link]) -> S
     ways, depths, initial = list[Process](), dict[str, int](), dict[str, int]()
     joined: dict[tuple[str, str], str] = {}
     for k, link in enumerate(links):
-        for process, ends in _led(designs[k], designs[k + 1], link, k):
-            ways.append(process)
-            depths |= dict.fromkeys((*process.inputs, *process.outputs), SLACK)
-            joined |= dict(zip(ends, (*process.inputs, *process.outputs), strict=True))
+        for (way, deep, held), ends in _led(designs[k], designs[k + 1], link, k):
+            ways += way
+            depths |= deep
+            initial |= held
+            joined |= dict(zip(ends, [*deep][:2], strict=True))
     stages = list[Process]()
     for stage, found, deep, held in ((d.name, *network_of(d)) for d in designs):
         for p in found:
@@ -74,15 +86,43 @@ def cycles_of_boards(designs: Sequence[StageDesign], links: Sequence[Link]) -> S
 
 def _led(
     here: StageDesign, there: StageDesign, link: Link, k: int
-) -> Iterator[tuple[Process, tuple[tuple[str, str], tuple[str, str]]]]:
-    """What leads each value from stage k to the next: process, and ports at its ends."""
+) -> Iterator[tuple[Simulated, tuple[tuple[str, str], tuple[str, str]]]]:
+    """What leads each value from stage k to the next, and the ports that its ends join."""
     wanted = {p.value: name for name, p in port_names(there).items() if name.startswith("in_")}
     leaving = {p.value: name for name, p in port_names(here).items() if name.startswith("out_")}
-    shared = {p.value: here.streams[p.stream] for p in here.outputs if p.value in wanted}
-    clock = here.clock_mhz * 1e6
-    total = math.ceil(sum(s.nbytes for s in shared.values()) * clock / link.bytes_per_second)
-    flight = math.ceil(link.latency_seconds * clock - 1e-6) + 1
-    for value, stream in shared.items():
-        name, table = f"link{k}.{value}", paced(stream.tokens, total)
-        process = Process(name, table, (f"{name}.out",), (f"{name}.in",), flight)
-        yield process, ((here.name, leaving[value]), (there.name, wanted[value]))
+    streams = {p.value: here.streams[p.stream] for p in here.outputs if p.value in wanted}
+    shared, clock = {v: Frame.of(s) for v, s in streams.items()}, here.clock_mhz * 1e6
+    cycles, flight = sending_cycles([*shared.values()], link, clock), flight_cycles(link, clock)
+    packets = in_packets([*shared.values()])
+    for value, frame in shared.items():
+        name, table = f"link{k}.{value}", paced(frame.tokens, cycles)
+        if packets:
+            way = _in_packets(name, table, frame, flight)
+        else:
+            ends = (f"{name}.out",), (f"{name}.in",)
+            way = [Process(name, table, *ends, flight)], dict.fromkeys(sum(ends, ()), SLACK), {}
+        yield way, ((here.name, leaving[value]), (there.name, wanted[value]))
+
+
+def _in_packets(name: str, table: Runs, frame: Frame, flight: int) -> Simulated:
+    """A value's way in packets, each of which needs a credit that the drained ones send back."""
+    size = PACKET * frame.per_beat
+    full, rest = divmod(frame.tokens, size)
+    each = [(full, size), (1, rest)]
+    sent = cleaned(
+        [Loop(k, (Run(min(n, 1), 1, 0b11, 1), Run(max(n - 1, 0), 1, 0b01, 1))) for k, n in each]
+    )
+    drained = cleaned(
+        [Loop(k, (Run(max(n - 1, 0), 1, 1, 0b01), Run(min(n, 1), 1, 1, 0b11))) for k, n in each]
+    )
+    ends = {f"{name}.{end}": SLACK for end in ("out", "in")}
+    depths = {f"{name}.sent": 2 * size, f"{name}.there": WINDOW * size}
+    depths |= dict.fromkeys((f"{name}.drained", f"{name}.credit"), WINDOW)
+    processes = [
+        Process(f"{name}.send", sent, (f"{name}.out", f"{name}.credit"), (f"{name}.sent",)),
+        Process(name, table, (f"{name}.sent",), (f"{name}.there",), flight),
+        Process(f"{name}.drain", drained, (f"{name}.there",), (f"{name}.in", f"{name}.drained")),
+        Process(f"{name}.back", (Run(frame.packets, 1, 1, 1),), (f"{name}.drained",),
+                (f"{name}.credit",), flight),
+    ]  # fmt: skip
+    return processes, {**ends, **depths}, {f"{name}.credit": WINDOW}

@@ -20,6 +20,7 @@ from pipec.backends.fpga.quantise.layers import quantised
 from pipec.backends.fpga.quantise.samples import calibration_samples
 from pipec.backends.fpga.search import Board, Search, deep_fifos, laid_out
 from pipec.backends.fpga.shrink import shrunk
+from pipec.cluster.cluster import Link
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
 from pipec.graph.lower import lower as without_transfers
@@ -72,6 +73,14 @@ def device_of(plan: Plan, stage: int) -> Device:
     if plan.placement is None:
         raise PlanError("the stages have no devices yet", want="a placement")
     return plan.cluster.devices[plan.placement.forward[stage][0]]
+
+
+def link_behind(plan: Plan, stage: int) -> Link | None:
+    """The link between a stage and the next; None where there is none."""
+    if plan.placement is None or not 0 <= stage < len(plan.placement.forward) - 1:
+        return None
+    here, there = (plan.placement.forward[k][0] for k in (stage, stage + 1))
+    return None if here == there else plan.cluster.link(here, there)
 
 
 def board_of(plan: Plan, stage: int) -> Board:

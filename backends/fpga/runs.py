@@ -13,6 +13,7 @@ a stream of depth N has N + D slots (tokens in flight own theirs); the first fir
 cycles of a table, ``sum(count * delta)``, are the engine's busy cycles per frame.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -69,7 +70,7 @@ def tokens(table: Runs, port: int, *, written: bool) -> int:
     return total
 
 
-def cleaned(table: Runs) -> Runs:
+def cleaned(table: Sequence[Run | Loop]) -> Runs:
     """Without empty runs and loops, and loops of one repetition opened."""
     found: list[Run | Loop] = []
     for item in table:

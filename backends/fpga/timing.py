@@ -1,38 +1,31 @@
 """What a design promises: interval, latency, what bounds them, and what links allow."""
 
-import math
-
-from pipec.backends.fpga.design import StageDesign, Stream
+from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.fifo import busiest
+from pipec.backends.fpga.links import Frame, link_cycles, link_seconds
 from pipec.backends.fpga.regions import filled
+from pipec.cluster.cluster import Link
 from pipec.cluster.device import Device
 from pipec.plan.model import StageTiming
 
 
-def link_cycles(design: StageDesign, stream: Stream, bytes_per_second: float) -> int:
-    """Cycles of a stage's clock in which a frame of a stream crosses a link of that payload."""
-    return math.ceil(stream.nbytes / (bytes_per_second / (design.clock_mhz * 1e6)))
-
-
-def stage_timing(
-    design: StageDesign, device: Device, bytes_per_second: float | None = None
-) -> StageTiming:
+def stage_timing(design: StageDesign, device: Device, link: Link | None = None) -> StageTiming:
     """Interval and latency of a stage, in seconds, and what bounds the interval.
 
     Args:
         design: The stage.
         device: Its board.
-        bytes_per_second: Payload rate of the link that its outputs share; the board's own port
-            if not given.
+        link: What its outputs share; the board's own port if not given.
     """
-    rate = bytes_per_second or device.link_bandwidth
+    link = link or Link(device.link_bandwidth, device.link_latency)
     clock = design.clock_mhz * 1e6
-    sending = [design.streams[p.stream] for p in design.outputs]
-    sent, (cycles, engine) = sum(link_cycles(design, s, rate) for s in sending), busiest(design)
+    sending = {p.value: Frame.of(design.streams[p.stream]) for p in design.outputs}
+    frames = [*sending.values()]
+    sent, (cycles, engine) = link_cycles(frames, link, clock), busiest(design)
     bottleneck = f"engine {engine}, {cycles:,} cycles"
     if sent > cycles:
-        bottleneck = f"link, {sent:,} cycles for {sum(s.nbytes for s in sending):,} bytes"
+        bottleneck = f"link, {sent:,} cycles for {sum(f.nbytes for f in frames):,} bytes"
     tables = [t for e in design.engines for t in e.weights]
     notes = []
     streamed = [p for p in design.ddr if p.carries is None]
@@ -61,6 +54,10 @@ def stage_timing(
         bottleneck=bottleneck,
         memory_bytes=sum(t.bits // 8 for t in tables if t.memory == Memory.DDR),
         notes=tuple(notes),
+        link_seconds=tuple(
+            (value, link_seconds(frame, len(frames) - 1, link, clock))
+            for value, frame in sending.items()
+        ),
     )
 
 

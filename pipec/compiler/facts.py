@@ -90,6 +90,7 @@ def _forward(plan: Plan, stage: Stage) -> StageFacts:
         replace(cost, workspace={"F": room}),
         weights=float(timing.memory_bytes) if streams else weights,
         outputs=float(timing.output_bytes),
+        sends=_sends(plan, stage),
     )
 
 
@@ -106,7 +107,16 @@ def _trained(plan: Plan, stage: Stage) -> StageFacts:
         saved=float(stage.training.saved_bytes),
         saved_for_w=_left_for_w(stage, hosted),
         together=timing.together_seconds,
+        sends=_sends(plan, stage),
     )
+
+
+def _sends(plan: Plan, stage: Stage) -> dict[str, float]:
+    """What the backend says of the stage's messages, by channel: its values, and gradients back."""
+    known, k = dict(plan.timing[stage.index].link_seconds), stage.index
+    ways = [(c.name, c.value) for c in plan.channels if c.src == k]
+    back = [(f"{c.name}.grad", f"{c.value}.grad") for c in plan.channels if c.dst == k]
+    return {name: known[value] for name, value in (*ways, *back) if value in known}
 
 
 def _estimated(plan: Plan, stage: Stage, optimizer_bytes: int) -> StageCost:

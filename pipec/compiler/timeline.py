@@ -3,7 +3,8 @@
 ```text
 F, B, I, W, STEP   what the stage's facts say; where messages were measured, with the time of the
                    sending and receiving processors
-SEND, RECV         the channel's bytes over the link of the two devices
+SEND, RECV         what the backend says of the value, else the channel's bytes over the link of the
+                   two devices
 OFFLOAD, FETCH     the slot's bytes at the device's host bandwidth
 REDUCE_GRAD        gradients of a stage          its replicas            where it stands in the row
 STEP, with         the optimizer's state to the device and back, if it waits in host memory
@@ -138,7 +139,8 @@ def _seconds(facts: Facts, schedule: Schedule, number: int, channel: Channel, tu
     cost = facts.messages.get(facts.stages[channel.src].kind)
     if cost is not None:
         return cost.on_the_way(channel.nbytes)
-    return facts.cluster.link(src, dst).seconds(channel.nbytes)
+    seconds = facts.stages[channel.src].sends.get(channel.name)
+    return facts.cluster.link(src, dst).seconds(channel.nbytes) if seconds is None else seconds
 
 
 def _ends(schedule: Schedule, number: int, turn: int = 0) -> tuple[int, int]:

@@ -31,6 +31,7 @@ class StageFacts:
         saved_for_w: The part of ``saved`` that I leaves for W; all of it if absent.
         outputs: In inference, bytes of the model's outputs that a forward leaves.
         together: Seconds of F and of B where a device runs both at a time; 0 where it does not.
+        sends: Seconds of a channel's message on its link, where the backend says so.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class StageFacts:
     saved_for_w: float | None = None
     outputs: float = 0.0
     together: float = 0.0
+    sends: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -240,6 +240,8 @@ class StageTiming:
             with it; 0 where values stream.
         output_bytes: In inference, outputs of the model that a forward leaves on the device; 0
             where they stream.
+        link_seconds: Each value that is sent, and what it takes of its link, flight included; what
+            the cluster says of the link where the backend does not say.
 
     Example:
         >>> import pipec, torch
@@ -260,6 +262,7 @@ class StageTiming:
     step_seconds: float = 0.0
     workspace_bytes: int = 0
     output_bytes: int = 0
+    link_seconds: tuple[tuple[str, float], ...] = ()
 
     @property
     def compute_seconds(self) -> float:

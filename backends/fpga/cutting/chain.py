@@ -114,11 +114,10 @@ class Reach:
 
 @dataclass
 class Chain:
-    """Boards, links between them, and the model to cut.
+    """Boards, and the model to cut.
 
     Attributes:
         boards: In pipeline order.
-        links: Payload bytes per second behind each board but the last.
         demands: What units take; one clock and precision for all boards of a kind.
         bound: Seconds that no cut beats.
         free: Whether boards may be put into another order.
@@ -126,7 +125,6 @@ class Chain:
     """
 
     boards: Sequence[Board]
-    links: Sequence[float]
     demands: Demands
     bound: float
     free: bool = False
@@ -143,8 +141,8 @@ class Chain:
         """The least step that some order can be cut for, and the cut.
 
         Args:
-            orders: Linear orders of the units, each with the bytes that cross behind every
-                position, ``[positions]``.
+            orders: Linear orders of the units, each with the seconds that what crosses behind a
+                position takes of a link, ``[links, positions]``.
         """
         least, found = _MOST, None
         for order, crossing in orders:
@@ -162,7 +160,7 @@ class Chain:
         Args:
             step: Below it there is no cut.
             cut: Of that step, by shares; the answer where nothing is found above it.
-            crossing: Bytes alive behind every position of the cut's order.
+            crossing: As of `best`, of the cut's order.
         """
         probe = partial(self.at, order=cut.order, crossing=crossing, by_choice=True)
         return _least(probe, step - 1, 1, step + _RAISED) or (step, cut)
@@ -173,13 +171,7 @@ class Chain:
         """A cut that keeps the target of a step; None if there is none."""
         kinds = sorted({b.device.kind for b in self.boards})
         reach = {kind: self._reach(step, kind, order, by_choice=by_choice) for kind in kinds}
-        allowed = [crossing <= self.seconds(step) * link for link in self._joints()]
-        return self._walk(kinds, reach, allowed, order)
-
-    def _joints(self) -> list[float]:
-        if self.free and self.links:
-            return [min(self.links)] * len(self.links)
-        return list(self.links)
+        return self._walk(kinds, reach, list(crossing <= self.seconds(step)), order)
 
     def _end(
         self, position: int, start: int, furthest: int, allowed: Sequence[NDArray[np.bool_]]

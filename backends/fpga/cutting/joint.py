@@ -12,10 +12,15 @@ from torch import fx
 from pipec.backends.fpga.banks import memory_ports
 from pipec.backends.fpga.cutting.chain import Chain, Cut, Order
 from pipec.backends.fpga.demand import Demands, Numbers
+from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.folding import wire_lanes
+from pipec.backends.fpga.links import Frame, link_cycles
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import MemoryPorts, Network
+from pipec.backends.fpga.lowering.view import standard_order
 from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.search import Board
+from pipec.cluster.cluster import Link, slowest_link
 from pipec.compiler.problem import placement_problem
 from pipec.cost.table import CostTable
 from pipec.graph.ir import Graph, tensors
@@ -45,7 +50,7 @@ def joint_cut(
     graph: Graph,
     costs: CostTable,
     boards: Sequence[Board],
-    links: Sequence[float],
+    links: Sequence[Link],
     *,
     free_order: bool = False,
 ) -> CutResult | None:
@@ -55,7 +60,7 @@ def joint_cut(
         graph: The whole model, for inference.
         costs: Per node cost, for the linear orders and the memory of DDR.
         boards: One per stage.
-        links: Payload bytes per second behind each board but the last.
+        links: Behind each board but the last; of boards in any order, as slow as any of them.
         free_order: Boards may be put into another order.
 
     Returns:
@@ -66,7 +71,7 @@ def joint_cut(
     """
     began = time.perf_counter()
     precision = boards[0].precision
-    problem = _with_stream_bytes(placement_problem(graph, costs), graph, precision)
+    problem = placement_problem(graph, costs)
     problem = _with_whole_formats(problem, graph) if precision == "int8" else problem
     units = make_units(problem, problem.bytes[None])
     if units.size < len(boards):
@@ -79,12 +84,21 @@ def joint_cut(
     network = lower(graph, precision, pace=pace, memory=least)
     unit_of = dict(zip(problem.names, units.of_node.tolist(), strict=True))
     demands = Demands(network, precision, unit_of, units.size)
-    chain = Chain(boards, links, demands, bound, free_order)
-    orders = [(order, crossing(units, order)) for order in _orders(units)]
-    found = chain.best(orders)
+    chain = Chain(boards, demands, bound, free_order)
+    joints = [slowest_link(links)] * len(links) if free_order and links else links
+    frames = [_frame(graph, problem.names[k], precision) for k in problem.producer.tolist()]
+    clock = boards[0].fabric.clock_hz
+
+    def crossing(order: Order) -> Numbers:
+        """Seconds of every link for what crosses behind every position."""
+        behind = alive(problem, units, order)
+        sent = [[frames[v] for v in values] for values in behind]
+        return np.array([[link_cycles(f, j, clock) / clock for f in sent] for j in joints])
+
+    found = chain.best((order, crossing(order)) for order in _orders(units))
     if found is None:
         return None
-    step, cut = chain.confirmed(*found, crossing(units, found[1].order))
+    step, cut = chain.confirmed(*found, crossing(found[1].order))
     return _result(problem, units, chain, step, cut, began)
 
 
@@ -97,15 +111,13 @@ def _orders(units: Units) -> Iterator[Order]:
             yield order
 
 
-def _with_stream_bytes(problem: CostGraph, graph: Graph, precision: str) -> CostGraph:
-    """The problem with values as wide as the streams carry them."""
-    width = bits_of(precision) / 8
-    nodes = graph.nodes
-    scale = [
-        width / first.itemsize if first.is_floating_point() else 1.0
-        for first in (tensors(nodes[problem.names[k]])[0] for k in problem.producer.tolist())
-    ]
-    return dataclasses.replace(problem, bytes=problem.bytes * np.array(scale))
+def _frame(graph: Graph, node: str, precision: str) -> Frame:
+    """A value as it crosses a link, in the axis order at cuts."""
+    first = tensors(graph.node(node))[0]
+    dtype = precision if first.is_floating_point() else "int32"
+    channels = first.shape[standard_order(first.shape)[-1]] if first.ndim else 1
+    lanes = wire_lanes(channels, dtype)
+    return Frame(first.numel() // channels * ceil_div(channels, lanes), lanes * bits_of(dtype) // 8)
 
 
 def _with_whole_formats(problem: CostGraph, graph: Graph) -> CostGraph:
@@ -133,16 +145,17 @@ def _rounded(node: fx.Node) -> Iterator[fx.Node]:
             return
 
 
-def crossing(units: Units, order: Order) -> Numbers:
-    """Bytes alive behind each position of an order: what a cut there sends over one link."""
+def alive(problem: CostGraph, units: Units, order: Order) -> list[list[int]]:
+    """Values alive behind each position of an order: what a cut there sends over one link."""
     position = np.empty(units.size, dtype=np.int64)
     position[order] = np.arange(units.size)
-    at, starts = position[units.pin], units.pin_ptr[:-1]
-    alive = np.zeros(units.size + 1)
-    if len(starts):
-        np.add.at(alive, np.minimum.reduceat(at, starts), units.cost[0])
-        np.add.at(alive, np.maximum.reduceat(at, starts), -units.cost[0])
-    return np.asarray(np.cumsum(alive)[:-1])
+    found: list[list[int]] = [[] for _ in order]
+    for value, made in enumerate(problem.producer.tolist()):
+        readers = problem.consumer[slice(*problem.consumer_ptr[value : value + 2])]
+        at = position[units.of_node[[made, *readers]]]
+        for behind in range(at.min(), at.max()):
+            found[behind].append(value)
+    return found
 
 
 def _result(

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from pipec.backends.fpga.cpp import comment
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import filled
-from pipec.backends.fpga.emit.link import AURORA_BYTES, Around, Side, memory_port, sides
+from pipec.backends.fpga.emit.link import Around, Side, memory_port, sides
 from pipec.backends.fpga.emit.source import top_name
+from pipec.backends.fpga.links import AURORA_BYTES
 
 SMARTCONNECT_INPUTS = 16
 """Memory ports that one AXI SmartConnect takes (PG247)."""

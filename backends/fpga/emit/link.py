@@ -13,12 +13,10 @@ from pipec.backends.fpga.banks import banks_of
 from pipec.backends.fpga.cpp import comment, identifier
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.mover import GMEM, Mover, movers
-from pipec.backends.fpga.emit.share import FLIT_BYTES, Shared, shared
+from pipec.backends.fpga.emit.share import Shared, shared
 from pipec.backends.fpga.emit.source import bundle, memories, port_names, top_name
+from pipec.backends.fpga.links import FLIT_BYTES, Frame, in_packets
 from pipec.cluster.device import FpgaResources
-
-AURORA_BYTES = 32
-"""Bytes of a beat of an Aurora core of four lanes."""
 
 
 def instance(kernel: str) -> str:
@@ -124,24 +122,13 @@ class Side:
 
     @property
     def mux(self) -> Shared | None:
-        """The same kernel where a link that drops nothing needs it.
-
-        That is where several values cross, and where frames do not fall into whole beats of the
-        link: a width converter would fill the last one up.
-        """
-        return None if len(self.beats) == 1 and _whole(self.beats[0]) else self.packets
+        """The same kernel where a link that drops nothing needs it (`links.in_packets`)."""
+        return self.packets if in_packets([*map(Frame.of, self.beats)]) else None
 
     @property
     def width(self) -> int:
         """Bytes of a beat of the port that a link without packets of its own is connected to."""
         return FLIT_BYTES if self.mux is not None else self.beats[0].token_bits // 8
-
-
-def _whole(stream: Stream) -> bool:
-    """Whether a width converter to a link and one behind it yield the very same beats."""
-    width = stream.token_bits // 8
-    fits = AURORA_BYTES % width == 0 or width % AURORA_BYTES == 0
-    return fits and stream.tokens * width % AURORA_BYTES == 0
 
 
 def around(design: StageDesign, site: Site) -> Around:

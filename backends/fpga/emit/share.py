@@ -11,10 +11,9 @@ from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.source import port_names
+from pipec.backends.fpga.links import PACKET, WINDOW, Frame
 
 HEADER = "link/link.h"
-PACKET, WINDOW, FLIT_BYTES = 16, 4, 64
-"""Beats of a packet, packets that a value may have under way, bytes of a beat; as in `HEADER`."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,8 @@ def link_files(design: StageDesign, kernels: Sequence[Shared], *, platform: bool
 def source(design: StageDesign, kernel: Shared) -> str:
     """The kernel's C++."""
     ports, sends = port_names(design), kernel.way == "tx"
-    streams = [design.streams[ports[p].stream] for p in kernel.ports]
-    widths = {p: str(s.token_bits // 8) for p, s in zip(kernel.ports, streams, strict=True)}
+    frames = [Frame.of(design.streams[ports[p].stream]) for p in kernel.ports]
+    widths = {p: str(f.width) for p, f in zip(kernel.ports, frames, strict=True)}
     widths |= dict.fromkeys((kernel.into, kernel.out), "links::FLIT_BYTES")
     arguments = [f"links::axis_stream<{width}> &{port}" for port, width in widths.items()]
     return filled(
@@ -86,11 +85,11 @@ def source(design: StageDesign, kernel: Shared) -> str:
         name=kernel.name,
         arguments=", ".join([*arguments, "int frames"]),
         pragmas=[f"#pragma HLS INTERFACE axis port = {pin}" for pin in kernel.pins],
-        packets=" + ".join(f"links::packets_of({s.tokens})" for s in streams),
-        count=len(streams),
+        packets=sum(f.packets for f in frames),
+        count=len(frames),
         depth=PACKET * (2 if sends else WINDOW),  # two packets before the link, a window behind it
         window=WINDOW,
-        tasks=_tasks(kernel, [f"{s.token_bits // 8}, {s.tokens}" for s in streams]),
+        tasks=_tasks(kernel, [f"{f.width}, {f.tokens}" for f in frames]),
     )
 
 

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 from pipec.backends.fpga.banks import with_slots
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.designs import board_of, device_of, precision_of, remembered
+from pipec.backends.fpga.designs import (
+    board_of,
+    device_of,
+    link_behind,
+    precision_of,
+    remembered,
+)
 from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.memory import items_of, placed
@@ -13,7 +19,7 @@ from pipec.backends.fpga.search import Board, on
 from pipec.backends.fpga.timing import stage_timing
 from pipec.backends.fpga.training.kernels import Kernels, kernels_on, networks_of, without
 from pipec.backends.fpga.training.movers import SUMS, with_movers
-from pipec.backends.fpga.training.phases import Phases, phases_of
+from pipec.backends.fpga.training.phases import Phases, gradient_name, phases_of
 from pipec.backends.fpga.training.saved import in_flight
 from pipec.backends.fpga.training.update import ROW, UPDATED, Slice, layout, update_kernel
 from pipec.cluster.device import Device
@@ -21,6 +27,7 @@ from pipec.errors import BackendError, PlanError
 from pipec.graph.ir import Graph, OutputKind
 from pipec.plan.model import Plan, StageTiming
 from pipec.runtime.draws import numbered
+from pipec.runtime.program import gradient_of
 
 
 @dataclass(frozen=True)
@@ -119,12 +126,14 @@ def training_timing(plan: Plan) -> tuple[StageTiming, ...]:
 def _timing(plan: Plan, k: int, stage: TrainedStage) -> StageTiming:
     device, kernels = device_of(plan, k), stage.kernels
     forward, backward = (
-        stage_timing(_sending(design, graph, kind), device)
-        for design, graph, kind in (
-            (kernels.F, stage.phases.F, OutputKind.VALUE),
-            (kernels.B, stage.phases.B, OutputKind.GRADIENT),
+        stage_timing(_sending(design, graph, kind), device, link_behind(plan, at))
+        for design, graph, kind, at in (
+            (kernels.F, stage.phases.F, OutputKind.VALUE, k),
+            (kernels.B, stage.phases.B, OutputKind.GRADIENT, k - 1),
         )
     )
+    known = len(gradient_name(""))
+    back = ((gradient_of(value[known:]), seconds) for value, seconds in backward.link_seconds)
     slower = max(forward, backward, key=lambda t: t.interval_seconds)
     slot, bottleneck = stage.slot_seconds, slower.bottleneck
     if kernels.interval > max(kernels.F.interval, kernels.B.interval):
@@ -143,6 +152,7 @@ def _timing(plan: Plan, k: int, stage: TrainedStage) -> StageTiming:
         together_seconds=slot,
         step_seconds=update,
         notes=(*forward.notes, *backward.notes, *_notes(stage, device)),
+        link_seconds=(*forward.link_seconds, *back),
     )
 
 

@@ -19,12 +19,14 @@ from pipec.backends.fpga.engines.mvu import Mvu, dense_cycles
 from pipec.backends.fpga.engines.parts import Memory, Table
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.links import Frame, link_cycles
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.memory import KINDS, Item, place
 from pipec.backends.fpga.runs import cycles
 from pipec.backends.fpga.search import Board, Search, bound
 from pipec.backends.fpga.stagejson import stage_record
-from pipec.backends.fpga.timing import link_cycles, stage_timing
+from pipec.backends.fpga.timing import stage_timing
+from pipec.cluster.cluster import Link
 from pipec.cluster.device import Region
 from pipec.cluster.presets import PRESETS
 from pipec.cost.count import count
@@ -239,7 +241,9 @@ def test_link_takes_tokens_over_payload() -> None:
     design = design_at(lower(graph_of(model, x)), 700)
     stream = design.streams[design.outputs[0].stream]
     assert stream.nbytes == stream.tokens * stream.lanes * 4
-    assert link_cycles(design, stream, 100e6) == stream.nbytes * 2  # 0.5 bytes per cycle at 200 MHz
+    frame, link = Frame.of(stream), Link(100e6)  # 0.5 bytes per cycle at 200 MHz
+    assert frame.whole
+    assert link_cycles([frame], link, 200e6) == stream.nbytes * 2
     slow = dataclasses.replace(VCU118, link_bandwidth=1e3)
     assert stage_timing(dataclasses.replace(design, interval=700), slow).bottleneck.startswith(
         "link"

@@ -7,11 +7,11 @@ import pytest
 
 from pipec.backends.fpga.banks import blocks_of
 from pipec.backends.fpga.cutting.chain import Chain, Reach, weightings
-from pipec.backends.fpga.cutting.joint import METHOD, crossing, interval_bound, joint_cut
+from pipec.backends.fpga.cutting.joint import METHOD, alive, interval_bound, joint_cut
 from pipec.backends.fpga.demand import Demands
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.search import Board, Search
-from pipec.cluster.cluster import Cluster
+from pipec.cluster.cluster import Cluster, Link
 from pipec.cluster.device import Device
 from pipec.cluster.presets import PRESETS
 from pipec.compiler.driver import make_plan
@@ -51,10 +51,12 @@ def costed(name: str, *devices: Device) -> Plan:
     return make_plan(graph_of(model, x), Cluster(devices), "fpga", passes=parse_pipeline(COSTED))
 
 
-def cut_of(plan: Plan, links: float = 11e9, *, free: bool = False) -> CutResult:
+def cut_of(
+    plan: Plan, links: float = 11e9, *, latency: float = 0.0, free: bool = False
+) -> CutResult:
     boards = [Board(d) for d in plan.cluster.devices]
     assert plan.costs is not None
-    joints = [links] * (len(boards) - 1)
+    joints = [Link(links, latency)] * (len(boards) - 1)
     found = joint_cut(plan.graph, plan.costs, boards, joints, free_order=free)
     assert found is not None
     return found
@@ -140,21 +142,35 @@ def test_what_crosses_a_link_fits_its_payload() -> None:
     assert sent <= slow.max_load * 2e6
 
 
-def test_crossing_counts_what_is_alive() -> None:
+def test_a_cut_counts_the_flight_of_credits() -> None:
+    """Where two values cross a link so far away that its window is short, one is cut instead."""
+    plan = costed("resnet", *[device("small", 500)] * 2)
+    near, far = (cut_of(plan, links=1e12, latency=s) for s in (0.0, 0.1))
+    assert far.max_load >= near.max_load
+    assert plan.costs is not None
+    calls = plan.graph.calls
+    stage = dict(zip((n.name for n in calls), far.stage.tolist(), strict=True))
+    sent = [n for n in calls if {stage[n.name], *(stage.get(u.name) for u in n.users)} >= {0, 1}]
+    packets = [-(-4 * n.meta["val"].numel() // (64 * 16)) for n in sent]
+    if len(sent) > 1:
+        assert far.max_load >= max(packets) * 0.2 / 32
+
+
+def test_what_is_alive_crosses() -> None:
     """a -> b -> d, a -> c -> d: both branches cross behind b."""
     values = [Value(0, [1, 2], bytes=8), Value(1, [3], bytes=2), Value(2, [3], bytes=4)]
     graph = cost_graph("abcd", {"x": [1, 1, 1, 1]}, values)
     units = make_units(graph, graph.bytes[None])
-    assert crossing(units, np.arange(4)).tolist() == [8, 10, 6, 0]
-    assert crossing(units, np.array([0, 2, 1, 3])).tolist() == [8, 12, 6, 0]
+    assert alive(graph, units, np.arange(4)) == [[0], [0, 1], [1, 2], []]
+    assert alive(graph, units, np.array([0, 2, 1, 3])) == [[0], [0, 2], [1, 2], []]
 
 
 def test_impossible_chain_has_no_cut() -> None:
     plan = costed("resnet", *[device("small", 500)] * 2)
     network = lower(plan.graph)
     demands = Demands(network, "float32", {layer.node: 0 for layer in network.layers}, 1)
-    chain = Chain([Board(d) for d in plan.cluster.devices], [11e9], demands, 1e-4)
-    assert chain.best([(np.zeros(1, np.int64), np.zeros(1))]) is None
+    chain = Chain([Board(d) for d in plan.cluster.devices], demands, 1e-4)
+    assert chain.best([(np.zeros(1, np.int64), np.zeros((1, 1)))]) is None
 
 
 def test_compile_takes_this_road() -> None:

@@ -1,4 +1,4 @@
-"""The kernels that lead several values over one link, run as threads over slow, bounded wires."""
+"""The kernels that lead several values over one link, run on one clock over wires with a flight."""
 
 import re
 import subprocess
@@ -8,61 +8,109 @@ from pathlib import Path
 import pytest
 
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.share import PACKET, WINDOW, link_files, shared
+from pipec.backends.fpga.emit.share import link_files, shared
+from pipec.backends.fpga.links import PACKET, WINDOW, Frame, link_cycles
 from pipec.backends.fpga.toolchain import compiler
+from pipec.cluster.cluster import Link
 
 HLS_STREAM = r"""
 #ifndef HLS_STREAM_H
 #define HLS_STREAM_H
-#include <atomic>
-#include <condition_variable>
+#include <ucontext.h>
 #include <cstddef>
 #include <deque>
-#include <mutex>
-#include <thread>
+#include <functional>
+#include <memory>
+#include <utility>
 #include <vector>
+// All processes on one clock: a write takes a cycle, and so does a look at an empty stream.
+namespace sim {
+struct process {
+  std::function<void()> body;
+  ucontext_t here;
+  std::vector<char> stack = std::vector<char>(1 << 18);
+  bool done = false;
+};
+inline long now = 0;
+inline std::vector<std::unique_ptr<process>> all;
+inline process *current;
+inline ucontext_t scheduler;
+inline void tick() { swapcontext(&current->here, &scheduler); }
+inline void begin() {
+  current->body();
+  current->done = true;
+  tick();
+}
+inline process &spawn(std::function<void()> body) {
+  all.push_back(std::make_unique<process>());
+  process &made = *all.back();
+  made.body = std::move(body);
+  getcontext(&made.here);
+  made.here.uc_stack.ss_sp = made.stack.data();
+  made.here.uc_stack.ss_size = made.stack.size();
+  makecontext(&made.here, begin, 0);
+  return made;
+}
+inline void wait_for(const std::vector<process *> &others) {
+  for (const process *other : others) while (!other->done) tick();
+}
+inline bool run(long most) {
+  for (bool busy = true; busy; ++now) {
+    if (now == most) return false;
+    busy = false;
+    for (std::size_t k = 0; k < all.size(); ++k) {
+      if (all[k]->done) continue;
+      busy = true;
+      current = all[k].get();
+      swapcontext(&scheduler, &current->here);
+    }
+  }
+  return true;
+}
+}  // namespace sim
 namespace hls {
-// A bounded queue between threads.
+// A queue of a depth, or a wire: with a flight time, cycles that each token takes, and in front of
+// it a few that wait, as in the FIFO of a core for serial links.
 template <typename T>
 class stream {
  public:
   void write(const T &token) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return queue_.size() < depth; });
-    queue_.push_back(token);
+    while (queue_.size() >= depth || next_ - sim::now > 8 * pace) sim::tick();
+    next_ = next_ > sim::now ? next_ : double(sim::now);
+    queue_.emplace_back(long(next_) + flight, token);
+    next_ += pace;
     ++count;
     most = queue_.size() > most ? queue_.size() : most;
-    changed_.notify_all();
+    sim::tick();
   }
   T read() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return !queue_.empty(); });
+    while (queue_.empty() || queue_.front().first > sim::now) sim::tick();
     return pop();
   }
   bool read_nb(T &token) {
-    std::this_thread::yield();
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (queue_.empty()) return false;
+    if (queue_.empty() || queue_.front().first > sim::now) {
+      sim::tick();
+      return false;
+    }
     token = pop();
     return true;
   }
-  std::size_t depth = 1000, most = 0;
-  std::atomic<std::size_t> count{0};
+  std::size_t depth = 100000, most = 0, count = 0;
+  long flight = 1;
+  double pace = 1;
 
  private:
   T pop() {
-    const T token = queue_.front();
+    const T token = queue_.front().second;
     queue_.pop_front();
-    changed_.notify_all();
     return token;
   }
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<T> queue_;
+  double next_ = 0;
+  std::deque<std::pair<long, T>> queue_;
 };
 }  // namespace hls
-#define TASK(...) tasks.emplace_back([&] { __VA_ARGS__; })
-#define DATAFLOW_END for (std::thread &t : tasks) t.join()
+#define TASK(...) tasks.push_back(&sim::spawn([&] { __VA_ARGS__; }))
+#define DATAFLOW_END sim::wait_for(tasks)
 #endif
 """
 
@@ -73,6 +121,7 @@ OUT = 4
 """Beats that have left such a FIFO for a port of three that nobody reads: one is in hand."""
 MAIN = r"""
 #include <cstdio>
+#include <cstdlib>
 #include "link.h"
 %(sources)s
 
@@ -100,21 +149,20 @@ int drain(links::axis_stream<BYTES> &from, int value, int count, int frame) {
   return wrong;
 }
 
-int main() {
-  const int frames = %(frames)d;
+int main(int, char **argv) {
+  const int frames = std::atoi(argv[1]);
   links::axis_stream<64> there, back;
-  there.depth = back.depth = 2;
+  there.flight = back.flight = %(flight)d;
+  there.pace = %(pace)s;
 %(streams)s
-  std::vector<std::thread> running;
 %(feeds)s
-  running.emplace_back([&] { stage0_link_tx(%(outs)s, back, there, frames); });
-  running.emplace_back([&] { stage1_link_rx(%(ins)s, there, back, frames); });
-%(waits)s
+  sim::spawn([&] { stage0_link_tx(%(outs)s, back, there, frames); });
+  sim::spawn([&] { stage1_link_rx(%(ins)s, there, back, frames); });
   int wrong = 0;
 %(drains)s
-  for (std::thread &t : running) t.join();
-  std::printf("%%d wrong\n", wrong);
-  return wrong != 0;
+  const bool ended = sim::run(%(most)d);
+  std::printf("%%ld cycles\n%%d wrong\n", sim::now, wrong);
+  return wrong != 0 || !ended;
 }
 """
 
@@ -138,8 +186,18 @@ def waiting(values: dict[str, tuple[int, int]]) -> list[str]:
     return [v for v in values if v != [*values][-1] and values[v][1] > TAKEN]
 
 
-def program(values: dict[str, tuple[int, int]], frames: int, folder: Path) -> Path:
-    """Compile both kernels with a driver that drains the last value first, whole."""
+def program(
+    values: dict[str, tuple[int, int]], folder: Path, *,
+    flight: int = 3, pace: float = 1, together: bool = False,
+) -> Path:  # fmt: skip
+    """Compile both kernels with a driver that drains the last value first, whole.
+
+    Args:
+        values: Lanes and tokens of each.
+        folder: Where to.
+        flight: Cycles of a beat on its way; ``pace`` those that it takes of the link.
+        together: Whether all values are drained at the same time.
+    """
     sender, receiver = ends(values)
     texts = dict[str, str]()
     for design, way, prefix in ((sender, "tx", "out"), (receiver, "rx", "in")):
@@ -148,26 +206,31 @@ def program(values: dict[str, tuple[int, int]], frames: int, folder: Path) -> Pa
     for name, text in texts.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
-        code = text.replace("frames) {", "frames) {\n  std::vector<std::thread> tasks;")
+        code = text.replace("frames) {", "frames) {\n  std::vector<sim::process *> tasks;")
         code = re.sub(DEPTH, r"for (auto &s : \1) s.depth = \2;", code)
         if path.stem == "link_rx":
             code = code.replace("DATAFLOW_END;", f"DATAFLOW_END;\n  {FREE}")
         path.write_text(code if name.endswith(".cpp") else text)
     (folder / "hls_stream.h").write_text(HLS_STREAM)
     order = sorted(values)
-    lines: dict[str, list[str]] = {"streams": [], "feeds": [], "waits": [], "drains": []}
+    lines: dict[str, list[str]] = {"streams": [], "feeds": [], "drains": []}
+    taken = [f"while (a_{v}.count < {TAKEN}) sim::tick();" for v in waiting(values)]
     for v, (lanes, tokens) in values.items():
         bytes_of, index = 4 * lanes, order.index(v)
         lines["streams"].append(f"  links::axis_stream<{bytes_of}> a_{v}, b_{v};")
         lines["streams"].append(f"  a_{v}.depth = b_{v}.depth = 3;")
-        count = frames * tokens
-        lines["feeds"].append(f"  running.emplace_back([&] {{ feed(a_{v}, {index}, {count}); }});")
-        lines["drains"].insert(0, f"  wrong += drain(b_{v}, {index}, {count}, {tokens});")
-        if v in waiting(values):
-            lines["waits"].append(f"  while (a_{v}.count < {TAKEN}) std::this_thread::yield();")
+        count = f"frames * {tokens}"
+        lines["feeds"].append(f"  sim::spawn([&] {{ feed(a_{v}, {index}, {count}); }});")
+        lines["drains"].insert(0, f"wrong += drain(b_{v}, {index}, {count}, {tokens});")
+    if together:
+        lines["drains"] = [f"  sim::spawn([&] {{ {line} }});" for line in lines["drains"]]
+    else:
+        lines["drains"] = ["  sim::spawn([&] {", *taken, *lines["drains"], "  });"]
     main = MAIN % {
         "sources": '#include "link_tx.cpp"\n#include "link_rx.cpp"',
-        "frames": frames,
+        "flight": flight,
+        "pace": pace,
+        "most": 1_000_000,
         **{name: "\n".join(text) for name, text in lines.items()},
         "outs": ", ".join(f"a_{v}" for v in order),
         "ins": ", ".join(f"b_{v}" for v in order),
@@ -175,7 +238,7 @@ def program(values: dict[str, tuple[int, int]], frames: int, folder: Path) -> Pa
     (folder / "main.cpp").write_text(main)
     csim = Path(__file__).parents[3] / "backends/fpga/hls/csim"
     (folder / "ap_axi_sdata.h").write_text((csim / "ap_axi_sdata.h").read_text())
-    flags = "-std=c++14 -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread -I. -Ilink"
+    flags = "-std=c++17 -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -I. -Ilink"
     command = [compiler(), *flags.split(), "main.cpp", "-o", "run"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -197,12 +260,47 @@ def test_values_cross_whole_and_none_waits_for_another(
 
     What waits meanwhile fills the FIFO where it arrives, and the FIFO is no deeper than that.
     """
-    binary = program(values, 3, tmp_path)
-    done = subprocess.run([binary], capture_output=True, text=True, check=False, timeout=60)
-    *free, wrong = done.stdout.splitlines()
+    binary = program(values, tmp_path)
+    done = subprocess.run([binary, "3"], capture_output=True, text=True, check=False, timeout=60)
+    *free, _, wrong = done.stdout.splitlines()
     assert (done.returncode, wrong) == (0, "0 wrong")
     for value, found in zip(sorted(values), free, strict=True):
         assert value not in waiting(values) or int(found.split()[0]) <= OUT
+
+
+@pytest.mark.parametrize(
+    ("values", "flight", "pace", "bound"),
+    [
+        ({"x": (16, 4_096), "y": (3, 40)}, 20, 2.0, "the link"),
+        ({"x": (8, 4_096), "y": (16, 1_024)}, 20, 3.0, "the link"),
+        ({"x": (16, 4_096), "y": (3, 40)}, 900, 1.0, "credits"),
+        ({"x": (16, 4_096), "y": (16, 2_048)}, 1_500, 1.0, "credits"),
+        ({"x": (6, 4_096), "y": (3, 40)}, 900, 1.0, "credits"),
+        ({"x": (1, 4_096), "y": (3, 40)}, 20, 1.0, "the port"),
+        ({"x": (16, 4_096), "y": (16, 2_048)}, 20, 1.0, "the kernel"),
+    ],
+)
+def test_the_emitted_kernels_need_the_cycles_that_the_estimate_says(
+    values: dict[str, tuple[int, int]], flight: int, pace: float, bound: str, tmp_path: Path
+) -> None:
+    """Frame after frame: where the link's rate bounds them, its window, or a token per cycle.
+
+    A loop's beginning and end take no time in the simulation, so the estimate of a sender that
+    does nothing but send packets is above it.
+    """
+    binary, ends = program(values, tmp_path, flight=flight, pace=pace, together=True), []
+    for frames in ("3", "6"):
+        command = [binary, frames]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        ends.append(int(done.stdout.split(" cycles")[0].splitlines()[-1]))
+    crossing, clock = [Frame(tokens, 4 * lanes) for lanes, tokens in values.values()], 200e6
+    link = Link(64 / pace * clock, (flight - 1) / clock)
+    found, want = (ends[1] - ends[0]) / 3, link_cycles(crossing, link, clock)
+    at_once = link_cycles(crossing, Link(64 / pace * clock), clock)
+    assert (want > 1.2 * at_once) == (bound == "credits")
+    want = max(want, *(frame.tokens for frame in crossing))
+    assert found == pytest.approx(want, rel=0.2 if bound == "the kernel" else 0.02), bound
+    assert bound != "the kernel" or found < want
 
 
 def test_a_packet_is_one_datagram() -> None:

@@ -4,10 +4,11 @@
 //                        ▲                               │
 //                        └────────── credits ◄─ acknowledge
 //
-// Beats travel in packets of up to PACKET, behind a header with the value's number and the count. A
-// packet is sent only when all its beats are there and the other side has room: each value has a
-// window of WINDOW packets, and a credit comes back, on the link's other direction, for each one
-// that has been drained. So a value that nobody reads yet waits by itself.
+// Beats hold as many whole tokens as they have room for, and travel in packets of up to PACKET behind
+// a header with the value's number and the count. A packet is sent only when all its beats are there
+// and the other side has room: each value has a window of WINDOW packets, and a credit comes back, on
+// the link's other direction, for each one that has been drained. So a value that nobody reads yet
+// waits by itself.
 #ifndef PIPEC_LINK_H
 #define PIPEC_LINK_H
 
@@ -24,7 +25,7 @@ namespace links {
 
 constexpr int FLIT_BYTES = 64;
 constexpr int PACKET = 16;
-constexpr int WINDOW = 4;
+constexpr int WINDOW = 32;
 
 template <int BYTES>
 struct raw {
@@ -39,8 +40,7 @@ using word = hls::axis<raw<BYTES>, 0, 0, 0>;
 template <int BYTES>
 using axis_stream = hls::stream<word<BYTES>>;
 
-constexpr int packets_of(int tokens) { return (tokens + PACKET - 1) / PACKET; }
-constexpr int packet_at(int tokens, int at) { return tokens - at < PACKET ? tokens - at : PACKET; }
+constexpr int packet_at(int beats, int at) { return beats - at < PACKET ? beats - at : PACKET; }
 
 template <int BYTES>
 word<BYTES> worded(const raw<BYTES> &data, bool last) {
@@ -63,17 +63,42 @@ raw<TO> resized(const raw<FROM> &from) {
   return to;
 }
 
-// Beats of a value to packets: a count is given on once its beats are there.
+// The tokens of a beat move to the place before theirs, and another one takes the last place.
+template <int BYTES>
+void shift(flit &beat, const raw<BYTES> &last) {
+#pragma HLS INLINE
+  constexpr int BEHIND = (FLIT_BYTES / BYTES - 1) * BYTES;
+  for (int i = 0; i < BEHIND; ++i) {
+#pragma HLS UNROLL
+    beat.byte[i] = beat.byte[i + BYTES];
+  }
+  for (int i = 0; i < BYTES; ++i) {
+#pragma HLS UNROLL
+    beat.byte[BEHIND + i] = last.byte[i];
+  }
+}
+
+// Tokens of a value to packets of beats: a count is given on once its beats are there.
 template <int BYTES, int TOKENS>
 void gather(int frames, axis_stream<BYTES> &in, hls::stream<flit> &beats,
             hls::stream<int> &ready) {
+  constexpr int EACH = FLIT_BYTES / BYTES, BEATS = (TOKENS + EACH - 1) / EACH;
+  flit beat = flit();
+#pragma HLS ARRAY_PARTITION variable = beat.byte complete
   for (int f = 0; f < frames; ++f) {
-    for (int at = 0; at < TOKENS; at += PACKET) {
-      const int count = packet_at(TOKENS, at);
+    int left = TOKENS;
+    for (int at = 0; at < BEATS; at += PACKET) {
+      const int count = packet_at(BEATS, at);
       for (int i = 0; i < count; ++i) {
-#pragma HLS PIPELINE II = 1
 #pragma HLS LOOP_TRIPCOUNT min = 1 max = 16
-        beats.write(resized<FLIT_BYTES>(in.read().data));
+        for (int k = 0; k < EACH; ++k) {
+#pragma HLS PIPELINE II = 1
+          raw<BYTES> token = raw<BYTES>();
+          if (left > 0) token = in.read().data;
+          --left;
+          shift(beat, token);
+          if (k == EACH - 1) beats.write(beat);
+        }
       }
       ready.write(count);
     }
@@ -129,17 +154,26 @@ void receive(int packets, axis_stream<FLIT_BYTES> &in, hls::stream<flit> (&beats
   }
 }
 
-// A value's beats to the kernel; TLAST marks the end of a frame.
+// A value's tokens to the kernel; TLAST marks the end of a frame.
 template <int BYTES, int TOKENS>
 void scatter(int frames, hls::stream<flit> &beats, axis_stream<BYTES> &out,
              hls::stream<int> &drained) {
+  constexpr int EACH = FLIT_BYTES / BYTES, BEATS = (TOKENS + EACH - 1) / EACH;
+  flit beat = flit();
+#pragma HLS ARRAY_PARTITION variable = beat.byte complete
   for (int f = 0; f < frames; ++f) {
-    for (int at = 0; at < TOKENS; at += PACKET) {
-      const int count = packet_at(TOKENS, at);
+    int left = TOKENS;
+    for (int at = 0; at < BEATS; at += PACKET) {
+      const int count = packet_at(BEATS, at);
       for (int i = 0; i < count; ++i) {
-#pragma HLS PIPELINE II = 1
 #pragma HLS LOOP_TRIPCOUNT min = 1 max = 16
-        out.write(worded(resized<BYTES>(beats.read()), at + i == TOKENS - 1));
+        for (int k = 0; k < EACH; ++k) {
+#pragma HLS PIPELINE II = 1
+          if (k == 0) beat = beats.read();
+          if (left > 0) out.write(worded(resized<BYTES>(beat), left == 1));
+          --left;
+          shift(beat, raw<BYTES>());
+        }
       }
       drained.write(count);
     }
