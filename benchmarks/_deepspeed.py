@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,10 @@ def layers_of(model: nn.Module) -> list[object] | None:
 def deepspeed_step(
     name: str, layers: list[object], x: Tensor, y: Tensor, method: str, lr: float
 ) -> Callable[[], float | None]:
-    """A step of SGD over all rows, cut by one of `METHODS`; its loss is that of the last rank."""
+    """A step of SGD over all rows; its loss is that of the last rank.
+
+    The method is one of `METHODS`, or what ``pipec export --to deepspeed`` prints.
+    """
     os.environ |= {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(SITE.parent / "extensions")}
     import deepspeed
     from deepspeed.pipe import PipelineModule
@@ -64,7 +68,13 @@ def deepspeed_step(
     }
     with redirect_stdout(sys.stderr):  # it prints how it cuts
         deepspeed.init_distributed("gloo", verbose=False)
-        net = PipelineModule(layers, num_stages=2, loss_fn=chosen.loss, partition_method=method)
+        if method in METHODS:
+            net = PipelineModule(layers, num_stages=2, loss_fn=chosen.loss, partition_method=method)
+        else:
+            found: dict[str, Any] = {}
+            exec(method, found)
+            assert found["PARTS"][-1] == len(layers)
+            net = found["Cut"](layers, num_stages=2, loss_fn=chosen.loss)
         parameters = [p for p in net.parameters() if p.requires_grad]
         engine, *_ = deepspeed.initialize(model=net, model_parameters=parameters, config=config)
 

@@ -169,7 +169,7 @@ def bound_of(cell: Cell, plan: Plan, batch: Batch) -> tuple[Schedule, float]:
     return order, simulate(order, plan_facts(known).times(order.rule, MICROBATCHES)).seconds
 
 
-def theirs(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> Step:
+def theirs(cell: Cell, cut: Sequence[str], model: nn.Module, x: Tensor, y: Tensor) -> Step:
     """torch.distributed.pipelining, cut before the named layers."""
     from torch.distributed.pipelining import (
         Schedule1F1B,
@@ -181,7 +181,7 @@ def theirs(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> Step:
 
     rank, chosen = dist.get_rank(), workload(cell.model)
     rows, loss_of = chosen.rows, chosen.loss
-    spec = dict.fromkeys(cell.cut(model), SplitPoint.BEGINNING)
+    spec = dict.fromkeys(cut, SplitPoint.BEGINNING)
     pipe = pipeline(model, mb_args=(x[:rows],), split_spec=spec)
     mine = range(rank, cell.stages, dist.get_world_size())
     stages = [pipe.build_stage(k, torch.device("cpu")) for k in mine]
@@ -219,7 +219,7 @@ def timed(step: Step, repeats: int) -> tuple[float, float | None]:
 
 def contenders(cell: Cell, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Step]:
     """The steps of the others, by name."""
-    found = {"torch": theirs(cell, copy.deepcopy(model), x, y)}
+    found = {"torch": theirs(cell, cell.cut(model), copy.deepcopy(model), x, y)}
     layers = layers_of(copy.deepcopy(model))
     if cell.schedule == "1f1b" and layers is not None and find_deepspeed():
         for method in METHODS:

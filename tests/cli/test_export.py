@@ -12,7 +12,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnx import helper, numpy_helper
 
+from benchmarks._openvino import compiled, find_openvino, placed, two_devices
 from pipec.graph.ir import origin
 from pipec.plan.store import load_plan
 from tests.cli.running import Pipec
@@ -131,6 +133,36 @@ def test_openvino_places_what_has_no_name(
     assert (read["Conv_0"], read["Reshape_0"]) == (["x", "w"], ["b"])
     assert (read["Conv_1"], read["Reshape_1"]) == (["Add_0", "copy of w"], ["copy of b"])
     assert {r.info["affinity"] for op in ops[-4:-1] for r in op.reads[-1:]} == {"B"}
+
+
+@pytest.mark.skipif(not find_openvino(), reason="needs OpenVINO")
+def test_openvino_computes_the_model_on_two_devices(pipec: Pipec, tmp_path: Path) -> None:
+    """Shared weights, biases, and nodes without names, in the runtime itself."""
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
+        for name, shape in {"w": (8, 8, 3, 3), "b": (8,)}.items()
+    ]
+    nodes = []
+    for k in range(4):
+        nodes.append(helper.make_node("Conv", [f"r{k}", "w", "b"], [f"c{k}"], pads=[1] * 4))
+        nodes.append(helper.make_node("Relu", [f"c{k}"], [f"r{k + 1}"]))
+    ends = [
+        helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, 8, 8, 8]) for n in ("r0", "r4")
+    ]
+    graph = helper.make_graph(nodes, "convolutions", ends[:1], ends[1:], weights)
+    path = tmp_path / "convolutions.onnx"
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    assert pipec("compile", path, "--devices", "2xcpu", "-o", tmp_path / "out").code == 0
+    text = pipec("export", tmp_path / "out", "--to", "openvino").out
+    model = compiled(two_devices(), placed(text, path))
+    assert model.get_property("HETERO_NUMBER_OF_SUBMODELS") == 2
+    x = rng.normal(size=(1, 8, 8, 8)).astype(np.float32)
+    (got,) = model([x]).values()
+    np.testing.assert_allclose(
+        got, ort.InferenceSession(path).run(None, {"r0": x})[0], rtol=1e-4, atol=1e-3
+    )
 
 
 def test_another_file_is_no_longer_the_one_that_was_cut(
