@@ -5,6 +5,7 @@ solved again with every layer in one piece: the split is optimal for what they c
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -123,9 +124,31 @@ def _torch(split: Split) -> str:
 
 
 def _torchtitan(split: Split) -> str:
-    """``module_fqns_per_model_part`` of a configuration file."""
-    rows = ",\n  ".join(json.dumps(list(part)) for part in split.parts)
-    return f"[parallelism]\nmodule_fqns_per_model_part = [\n  {rows},\n]"
+    """Modules of every stage, of a configuration in Python as torchtitan 0.3 reads it.
+
+    Raises:
+        PartitionError: A layer is neither the model's child nor in a list that is.
+    """
+    inner = [n for part in split.parts for n in part if not re.fullmatch(r"\w+(\.\d+)?", n)]
+    if inner:
+        raise PartitionError(
+            "torchtitan splits a model at its own children and the items of its lists",
+            got=", ".join(inner[:3]),
+            want="layers.0, norm, lm_head",
+        )
+    rows = [f"        {json.dumps(list(part))}," for part in split.parts]
+    return "\n".join(
+        [
+            "from torchtitan.config import ParallelismConfig",
+            "",
+            "PARALLELISM = ParallelismConfig(  # the parallelism of a Trainer.Config",
+            f"    pipeline_parallel_degree={len(split.parts)},",
+            "    module_fqns_per_model_part=[",
+            *rows,
+            "    ],",
+            ")",
+        ]
+    )
 
 
 def _megatron(split: Split) -> str:

@@ -1,8 +1,10 @@
 """Layouts of other runtimes: read, laid out, judged; and the best split written for them."""
 
-import json
 import re
+import sys
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -162,17 +164,60 @@ def llama_devices(shares: list[int], layers: int) -> list[int]:
     return [int(np.searchsorted(splits, place, "right")) for place in places]
 
 
+def vllm_layers(partition: str, rank: int, stages: int, layers: int) -> tuple[int, int]:
+    """vLLM's rule (``get_pp_indices``): first layer of a rank, and the end."""
+    counts = [int(count) for count in partition.split(",")]
+    assert len(counts) == stages
+    assert sum(counts) == layers
+    return sum(counts[:rank]), sum(counts[: rank + 1])
+
+
+def torchtitan_stage(model: nn.Module, names: list[str]) -> set[str]:
+    """Parameters that torchtitan keeps (``_split_module``): of children and of items of lists."""
+    kept = set()
+    for child, module in model.named_children():
+        items = module.named_children() if isinstance(module, nn.ModuleList) else [("", module)]
+        for item, part in items:
+            path = f"{child}.{item}".rstrip(".")
+            if path in names:
+                kept |= {f"{path}.{n}" for n, _ in part.named_parameters()}
+    return kept
+
+
+def test_torchtitan_splits_where_it_is_told(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(ParallelismConfig=dict)
+    monkeypatch.setitem(sys.modules, "torchtitan", SimpleNamespace(config=library))
+    monkeypatch.setitem(sys.modules, "torchtitan.config", library)
+    split = split_layers(plan)
+    found: dict[str, Any] = {}
+    exec(exported(split, "torchtitan"), found)
+    told, model = found["PARALLELISM"], Uneven()
+    assert told["pipeline_parallel_degree"] == 3
+    kept = [torchtitan_stage(model, names) for names in told["module_fqns_per_model_part"]]
+    assert sum(map(len, kept)) == len(set().union(*kept)) == len(list(model.parameters()))
+    assert all(any(n.startswith(f"{layer}.") for n in kept[k])
+               for k, part in enumerate(split.parts) for layer in part)  # fmt: skip
+
+
+def test_torchtitan_has_no_layers_further_down(plan: Plan) -> None:
+    split = split_layers(plan)
+    inner = replace(split, parts=(("model.embed", "model.layers.0"), ("model.norm",)))
+    with pytest.raises(PartitionError, match=r"got:\s+model\.embed"):
+        exported(inner, "torchtitan")
+
+
 def test_every_text_says_the_split(plan: Plan) -> None:
     split = split_layers(plan)
     texts = {name: exported(split, name) for name in FORMATS}
-    assert texts["vllm"] == "VLLM_PP_LAYER_PARTITION=" + ",".join(map(str, split.numbered))
+    name, _, value = texts["vllm"].partition("=")
+    assert name == "VLLM_PP_LAYER_PARTITION"
+    ends = [vllm_layers(value, rank, stages=3, layers=6) for rank in range(3)]
+    assert [b - a for a, b in ends] == list(split.numbered)
     stages = megatron(texts["megatron"].split("'")[1])
     assert tuple(stage.count("t") for stage in stages) == split.numbered
     shares = [int(s) for s in texts["llama.cpp"].rsplit(" ", 1)[1].split(",")]
     want = [s for s, count in enumerate(split.numbered) for _ in range(count)] + [2]
     assert llama_devices(shares, 6) == want
-    rows = texts["torchtitan"].partition("=")[2]
-    assert json.loads(re.sub(r",\s*\]\s*$", "]", rows)) == [list(p) for p in split.parts]
     found: dict[str, Any] = {}
     names = texts["deepspeed"].splitlines()
     exec("\n".join(n for n in names if n.startswith(("PARTS", "LAYERS"))), found)
