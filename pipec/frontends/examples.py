@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pipec.errors import FrontendError
 from pipec.frontends.base import LoadOptions
 from pipec.graph.tensor_type import has_data
 
@@ -19,7 +20,23 @@ def resized(tensors: Mapping[str, Tensor], options: LoadOptions) -> dict[str, Te
 
 
 def random_like(like: Tensor, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Random values: normal for floats; what stays in the range of ``like`` for integers."""
+    """Random values: normal for floats; what stays in the range of ``like`` for integers.
+
+    Raises:
+        FrontendError: This machine has no memory for as many.
+    """
+    try:
+        return _random(like, shape, seed)
+    except RuntimeError as error:  # torch's own: it has no other for memory, or for sizes
+        raise FrontendError(
+            "an example of this shape cannot be made",
+            got=f"{list(shape)} of {like.dtype}",
+            want="what this machine's memory holds",
+            hint="trace the model at a smaller batch or shape",
+        ) from error
+
+
+def _random(like: Tensor, shape: tuple[int, ...], seed: int) -> Tensor:
     if not has_data(like):
         return torch.zeros(shape, dtype=like.dtype)
     generator = torch.Generator().manual_seed(seed)
