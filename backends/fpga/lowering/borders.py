@@ -19,35 +19,6 @@ from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.lowering.maps import as_maps_value, put_maps, window_of
 from pipec.backends.fpga.lowering.network import Builder, Padding, Value
 
-_LOWEST = -3e38
-"""What is less is as good as minus infinity around maxima: exporters write float32's least."""
-
-
-def made(b: Builder, node: fx.Node) -> Value:
-    """The stream value of a node with its padding around it; the node's value from now on.
-
-    Args:
-        b: The builder.
-        node: What is padded along its last two axes, or not at all.
-    """
-    value = b.padded_value(node)
-    if value.padding is not None:
-        b.values[node] = value = around(b, node, value)
-    return value
-
-
-def made_for_windows(b: Builder, node: fx.Node, border: float) -> None:
-    """Make the padding of ``node`` here if it is of another number than its reader's windows'.
-
-    Args:
-        b: The builder.
-        node: What a convolution or a pooling reads.
-        border: The number that its windows have around the maps.
-    """
-    padding = b.padded_value(node).padding
-    if padding is not None and max(padding.value, _LOWEST) != max(border, _LOWEST):
-        made(b, node)
-
 
 def around(b: Builder, node: fx.Node, value: Value) -> Value:
     """The value with its padding around it, as layers named after ``node``."""

@@ -16,7 +16,6 @@ from pipec.backends.fpga.engines.route import Concat
 from pipec.backends.fpga.engines.swg import Swg
 from pipec.backends.fpga.engines.tiles import divisors
 from pipec.backends.fpga.engines.vvu import Vvu
-from pipec.backends.fpga.lowering.borders import made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.maps import (
     NHWC,
@@ -90,11 +89,10 @@ def conv(b: Builder, node: fx.Node) -> Value:
     dims = shape_of(weight)
     if len(dims) > 4:
         raise UnsupportedError(f"a convolution over {len(dims) - 2} axes has no engine")
-    made_for_windows(b, cast("fx.Node", node.args[0]), 0.0)
     if dims[:2] == (1, 1) and len(dims) == len(shape_of(node)) == 4 and shape_of(node)[0] > 1:
         return _one_kernel(b, node, (stride, padding, dilation), weight)
     depthwise = dims[1] == 1 and groups > 1 and dims[0] == groups
-    maps = as_maps(b, node, node.args[0], 1 if depthwise else groups, len(dims) - 2)
+    maps = as_maps(b, node, node.args[0], 1 if depthwise else groups, len(dims) - 2, 0.0)
     kernel = (*((1,) if len(dims) == 3 else ()), *dims[2:])
     out = shape_of(node)[-2:] if len(dims) == 4 else (1, shape_of(node)[-1])
     steps, spread = _pair(stride, dims, 1), _pair(dilation, dims, 1)
@@ -114,7 +112,7 @@ def _one_kernel(
     The batch (mostly batch and channels of an average pooling, flattened) takes the place of the
     channels.
     """
-    value = b.padded_value(node.args[0])
+    value = b.value(node.args[0], 0.0)
     swapped = value.view.permute((1, 0, 2, 3))
     if swapped is None:
         raise UnsupportedError("a batch of maps in a mixed element order")

@@ -21,7 +21,7 @@ from pipec.backends.fpga.lowering import (  # noqa: F401  (each registers its ha
     selecting,
     shapes,
 )
-from pipec.backends.fpga.lowering.borders import made
+from pipec.backends.fpga.lowering.borders import around
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.decompose import decomposed
 from pipec.backends.fpga.lowering.network import (
@@ -34,7 +34,6 @@ from pipec.backends.fpga.lowering.network import (
     Value,
 )
 from pipec.backends.fpga.lowering.view import standard_order
-from pipec.backends.fpga.training import lowering
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor, tensors
 from pipec.graph.quantised import QUANTISED
@@ -70,7 +69,7 @@ def lower(
         BackendError: Ops that no engine computes; all of them are listed.
     """
     graph = decomposed(graph, precision)
-    builder = Builder(graph, precision, pace, memory or MemoryPorts(), prefix)
+    builder = Builder(graph, precision, pace, memory or MemoryPorts(), prefix, around)
     inputs = [
         _input(builder, i.name, builder.graph.node(i.node), orders or {})
         for i in graph.inputs
@@ -135,7 +134,6 @@ def _walk(b: Builder) -> list[str]:
             continue
         found: Value | tuple[Value | None, ...]
         try:
-            _borders(b, node)
             whole = composites.get(node)
             found = _node(b, node, tuples) if whole is None else whole.lower(b)
         except UnsupportedError as error:
@@ -150,22 +148,6 @@ def _walk(b: Builder) -> list[str]:
         else:
             b.values[node] = found
     return problems
-
-
-_MAKE_BORDERS = (
-    dense.conv, pooling.max_pool_value, lowering.max_pool_with_indices, pooling.avg_pool,
-    gathering.pad, shapes.renamed,
-)  # fmt: skip
-"""Handlers whose windows make the padding of what they read, that add to it, or pass it on."""
-
-
-def _borders(b: Builder, node: fx.Node) -> None:
-    """Make the padding of what a node reads, unless it does so itself or renames elements."""
-    if HANDLERS.get(op_name(node)) in _MAKE_BORDERS:
-        return
-    for argument in node.all_input_nodes:
-        if argument in b.values:
-            made(b, argument)
 
 
 def _node(
@@ -202,7 +184,7 @@ def _outputs(b: Builder) -> tuple[list[NetPort], list[str]]:
         if node in b.constants:
             b.values[node] = shapes.constant_stream(b, node, standard_order(shape_of(node)))
         try:
-            value, order = shapes.output_value(b, node, _written(b, node, made(b, node)))
+            value, order = shapes.output_value(b, node, _written(b, node, b.value(node)))
         except UnsupportedError as error:
             problems.append(f"{op_name(node)} {node.name}, {origin(node)}: {error}")
             continue

@@ -53,8 +53,9 @@ class Maps:
 
 
 def as_maps(
-    b: Builder, node: fx.Node, arg: object, groups: int = 1, spatial: int | None = None
-) -> Maps:
+    b: Builder, node: fx.Node, arg: object, groups: int = 1, spatial: int | None = None,
+    around: float | None = None,
+) -> Maps:  # fmt: skip
     """The argument as feature maps; reordered if its pixels, or its channel groups, are mixed.
 
     Args:
@@ -63,8 +64,9 @@ def as_maps(
         arg: Its argument: batch, channels, image rows and columns; without rows, or the batch.
         groups: Channel groups that must be contiguous and equally ordered.
         spatial: Axes of an image, 1 or 2; what follows batch and channels if not given.
+        around: What `window_of` them has around the maps, where it makes their padding.
     """
-    value = b.padded_value(arg)
+    value = b.value(arg, around)
     if spatial is not None and len(value.view.shape) == spatial + 1:
         value = value.reshape((1, *value.view.shape))
     return as_maps_value(b, node, value, groups)

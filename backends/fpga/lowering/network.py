@@ -21,6 +21,8 @@ from pipec.graph.ir import Graph, origin, tensors
 
 DTYPES = {torch.int64: "int32", torch.int32: "int32", torch.bool: "int32"}
 """Torch type to stream type; floating point becomes the design's precision."""
+LOWEST = -3e38
+"""What is less is as good as minus infinity around maxima: exporters write float32's least."""
 
 
 class UnsupportedError(Exception):
@@ -58,6 +60,11 @@ class Padding:
     bottom: int
     right: int
     value: float
+
+    @property
+    def number(self) -> float:
+        """What is padded with; all that is as good as minus infinity is one number."""
+        return max(self.value, LOWEST)
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,7 @@ class Builder:
         constants: Its constant nodes.
         layers: Layers so far, by name.
         values: What the nodes so far yield.
+        border: Makes the padding around a value that a node yields (`borders.around`).
         pace: Cycles per frame that are aimed at; 0 if not known. An input of more pixels is read
             by two at a time, a matrix of more beats of memory by several ports.
         memory: Memory ports of the board.
@@ -146,6 +154,7 @@ class Builder:
     pace: int = 0
     memory: MemoryPorts = MemoryPorts()
     prefix: str = ""
+    border: "Callable[[Builder, fx.Node, Value], Value]" = lambda _b, _node, value: value
     layers: dict[str, Layer] = field(default_factory=dict)
     values: dict[fx.Node, Value] = field(default_factory=dict)
     named: dict[str, Int8] = field(default_factory=dict)
@@ -158,21 +167,22 @@ class Builder:
         """The stream type of a node's (first) tensor."""
         return DTYPES.get(tensors(node)[0].dtype, self.precision)
 
-    def value(self, node: object) -> Value:
-        """The stream value of an argument, its padding not yet made being an error.
+    def value(self, node: object, around: float | None = None) -> Value:
+        """The stream value of an argument, the padding around it made.
+
+        Args:
+            node: The argument.
+            around: The number that the reader's windows have around maps: padding with it is left
+                to them.
 
         Raises:
-            UnsupportedError: It is padded, or a constant where a stream is needed.
+            UnsupportedError: It is a constant where a stream is needed.
         """
-        found = self.padded_value(node)
-        if found.padding is not None:
-            raise UnsupportedError("padding is only made in front of a convolution or a pooling")
-        return found
-
-    def padded_value(self, node: object) -> Value:
-        """The stream value of an argument; its padding may still be to be made."""
         if not isinstance(node, fx.Node) or node not in self.values:
             raise UnsupportedError(f"argument {node} is not a stream")
+        padding = self.values[node].padding
+        if padding is not None and (around is None or padding.number != max(around, LOWEST)):
+            self.values[node] = self.border(self, node, self.values[node])
         return self.values[node]
 
     def is_stream(self, node: object) -> bool:

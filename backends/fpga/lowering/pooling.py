@@ -10,7 +10,6 @@ from torch import fx
 from pipec.backends.fpga.engines.parts import Array, Table
 from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.swg import Swg
-from pipec.backends.fpga.lowering.borders import made_for_windows
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.maps import Maps, as_maps, like_maps, put_maps, window_of
 from pipec.backends.fpga.lowering.network import (
@@ -38,8 +37,7 @@ def max_pooled(b: Builder, node: fx.Node) -> tuple[Maps, Swg]:
 def _pooled(
     b: Builder, node: fx.Node, border: float, dilation: tuple[int, ...]
 ) -> tuple[Maps, Swg]:
-    made_for_windows(b, cast("fx.Node", node.args[0]), border)
-    maps = as_maps(b, node, node.args[0], spatial=2)
+    maps = as_maps(b, node, node.args[0], spatial=2, around=border)
     kernel = integers(node.args[1], 2)
     stride = integers(argument(node, 2, "stride") or kernel, 2)
     padding = integers(argument(node, 3, "padding", 0), 2)

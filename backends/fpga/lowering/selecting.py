@@ -6,7 +6,6 @@ from functools import partial
 from torch import fx
 
 from pipec.backends.fpga.engines.where import OPERATORS, Where
-from pipec.backends.fpga.lowering.borders import made
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.elementwise import aligned
 from pipec.backends.fpga.lowering.network import Builder, Composite, UnsupportedError, Value
@@ -54,8 +53,7 @@ def _lower(node: fx.Node, test: fx.Node, b: Builder) -> Value:
     streams, numbers = dict[str, Value](), dict[str, float]()
     for role, one in zip("abxy", (*sides, *chosen), strict=True):
         if b.is_stream(one):
-            assert isinstance(one, fx.Node)
-            streams[role] = made(b, one)
+            streams[role] = b.value(one)
         else:
             numbers[role] = _number(b, one)
     shape = shape_of(node)

@@ -10,7 +10,7 @@ from torch import fx
 
 from pipec.backends.fpga.engines.memory import Gather
 from pipec.backends.fpga.engines.route import Concat, Const, Slice
-from pipec.backends.fpga.lowering.borders import around, made, made_for_windows
+from pipec.backends.fpga.lowering.borders import around
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.elementwise import broadcast
@@ -47,11 +47,10 @@ from pipec.backends.fpga.lowering.view import View, merged, standard_order, stri
 )
 def renamed(b: Builder, node: fx.Node) -> Value:
     """The same elements in the same order under another shape."""
-    value = b.padded_value(node.args[0])
-    if value.padding is not None and _maps_stay(node):
-        shape = (*shape_of(node)[:-2], *value.view.shape[-2:])
-        return value.reshape(shape)
-    value = made(b, cast("fx.Node", node.args[0]))
+    held = b.values.get(cast("fx.Node", node.args[0]))
+    if held is not None and held.padding is not None and _maps_stay(node):
+        return held.reshape((*shape_of(node)[:-2], *held.view.shape[-2:]))
+    value = b.value(node.args[0])
     if node.kwargs.get("memory_format") is torch.channels_last:
         value = b.standard(node, value)
     if b.stream_type(node) != value.dtype:
@@ -106,14 +105,12 @@ def permuted(b: Builder, node: fx.Node) -> Value:
 def padded(b: Builder, node: fx.Node, number: object) -> Value:
     """Padding of the last two axes with a number: made by the next window generator if it can."""
     sizes = [int(v) for v in cast("list[int]", node.args[1])]
-    value = b.padded_value(node.args[0])
+    wanted = float(cast("float", number or 0.0))
+    value = b.value(node.args[0], wanted)
     if not any(sizes):
         return value
     if any(sizes[4:]) or min(sizes) < 0 or len(value.view.shape) < 2:
         raise UnsupportedError("padding other than around the pixels of maps")
-    wanted = float(cast("float", number or 0.0))
-    made_for_windows(b, cast("fx.Node", node.args[0]), wanted)
-    value = b.padded_value(node.args[0])
     left, right, top, bottom = (*sizes, 0, 0, 0, 0)[:4]
     old = value.padding or Padding(0, 0, 0, 0, wanted)
     padding = Padding(
