@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.cpp import identifier
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.source import crosses, moving, port_names
-from pipec.backends.fpga.engines.mover import Accumulate, Fetch
+from pipec.backends.fpga.emit.source import port_names
+from pipec.backends.fpga.emit.tables import pointers
+from pipec.backends.fpga.engines.mover import Accumulate
 from pipec.backends.fpga.numbers import decoded, encoded
 from pipec.errors import BackendError
 
@@ -94,14 +94,11 @@ def wires_of(design: StageDesign) -> tuple[Wire, ...]:
         Wire(f"{name}.bin", name.startswith("in_"), port, design.streams[port.stream])
         for name, port in port_names(design).items()
     ]
-    for moved in moving(design):
-        if not crosses(design, moved):
+    for p in pointers(design):
+        if p.port is None or p.port.carries is None or not p.crosses:
             continue
-        nest, port = design.engine(moved.engine).nest, moved.carries
-        assert port is not None
-        stream = design.streams[port.stream]
-        if isinstance(nest, Accumulate):
+        stream = design.streams[p.port.carries.stream]
+        if isinstance(p.mover, Accumulate):
             stream = dataclasses.replace(stream, dtype="float32")
-        file = f"{identifier(moved.name)}.bin"
-        found.append(Wire(file, isinstance(nest, Fetch), port, stream, in_memory=True))
+        found.append(Wire(f"{p.name}.bin", not p.writes, p.port.carries, stream, in_memory=True))
     return tuple(found)

@@ -3,22 +3,17 @@
 from collections.abc import Mapping
 
 from pipec.backends.fpga.cpp import cpp_type, identifier
-from pipec.backends.fpga.design import DdrPort, StageDesign
+from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.source import (
     arguments,
-    crosses,
-    memories,
-    moved_tokens,
-    moved_type,
-    moving,
     numbering,
     port_names,
     stream_type,
     top_name,
 )
-from pipec.backends.fpga.emit.tables import beats_of, off_chip, on_chip
-from pipec.backends.fpga.engines.mover import Fetch, Spill
+from pipec.backends.fpga.emit.tables import on_chip, pointers
+from pipec.backends.fpga.engines.mover import Spill
 
 
 def tb_stage_cpp(
@@ -62,46 +57,35 @@ def table_images(design: StageDesign) -> list[str]:
         f'weights + "{t.name}.bin");'
         for t in on_chip(design)
     ]
-    words = memories(design)
-    for port, engine, weight in off_chip(design):
-        name = identifier(port)
-        path = f'weights + "{identifier(engine.name)}_{weight.role}.bin"'
-        read = f"tb::read_file<{words[name]}>({path}, {beats_of(weight)})"
-        lines.append(f"const std::vector<{words[name]}> {name} =\n      {read};")
+    for p in (p for p in pointers(design) if p.table):
+        read = f'tb::read_file<{p.word}>(weights + "{p.table}.bin", {p.words})'
+        lines.append(f"const std::vector<{p.word}> {p.name} =\n      {read};")
     return lines
 
 
 def _memory(design: StageDesign) -> list[str]:
     """Statements that make the memory through which values move."""
     lines = []
-    for moved in moving(design):
-        name, (tokens, slots) = identifier(moved.name), moved_tokens(design, moved)
-        if not crosses(design, moved):
-            if isinstance(design.engine(moved.engine).nest, Spill):
-                lines.append(f"std::vector<{moved_type(design, moved)}> {name}({tokens * slots});")
-            continue
-        lines.append(
-            f"std::vector<{moved_type(design, moved)}> {name} =\n"
-            f'      tb::memory<{moved_type(design, moved)}>(data, "{name}", {tokens}, {slots}, '
-            f"{str(_reads(design, moved)).lower()}, compare);"
-        )
+    for p in pointers(design):
+        if isinstance(p.mover, Spill):
+            lines.append(f"std::vector<{p.word}> {p.name}({p.words});")
+        elif p.mover is not None and p.crosses:
+            tokens, slots = p.mover.ring
+            lines.append(
+                f"std::vector<{p.word}> {p.name} =\n"
+                f'      tb::memory<{p.word}>(data, "{p.name}", {tokens}, {slots}, '
+                f"{str(not p.writes).lower()}, compare);"
+            )
     return lines
-
-
-def _reads(design: StageDesign, port: DdrPort) -> bool:
-    return isinstance(design.engine(port.engine).nest, Fetch)
 
 
 def _left_in_memory(design: StageDesign) -> list[str]:
     """What kernels have written to memory: compared, or left to other kernels."""
-    lines = []
-    for port in moving(design):
-        if crosses(design, port) and not _reads(design, port):
-            name, (tokens, _) = identifier(port.name), moved_tokens(design, port)
-            lines.append(
-                f'ok = tb::leave({name}, data, "{name}", {tokens}, compare, TOLERANCE) && ok;'
-            )
-    return lines
+    return [
+        f'ok = tb::leave({p.name}, data, "{p.name}", {p.mover.ring[0]}, compare, TOLERANCE) && ok;'
+        for p in pointers(design)
+        if p.mover and p.writes and p.crosses
+    ]
 
 
 def _ports(design: StageDesign) -> list[str]:
@@ -137,15 +121,16 @@ def _argument(name: str, design: StageDesign) -> str:
     known = {"load_tables": "done == 0", "frames": "each"}
     known |= dict(zip(numbering(design), ("first + done", "microbatches"), strict=False))
     known |= {out: f"{way_in}.data()" for way_in, out in _fifos(design)}
-    return known.get(name, f"{name}.data()" if name in memories(design) else name)
+    known |= {p.name: f"{p.name}.data()" for p in pointers(design) if p.name not in known}
+    return known.get(name, name)
 
 
 def _fifos(design: StageDesign) -> list[tuple[str, str]]:
     """Pointers to the two ends of every FIFO in memory: one buffer."""
     ends: dict[str, list[str]] = {}
-    for port in moving(design):
-        if not crosses(design, port):
-            ends.setdefault(port.group, []).append(identifier(port.name))
+    for p in pointers(design):
+        if p.mover and p.port and not p.crosses:
+            ends.setdefault(p.port.group, []).append(p.name)
     return [(way_in, out) for way_in, out in ends.values()]
 
 

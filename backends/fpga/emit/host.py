@@ -13,14 +13,8 @@ from pipec.backends.fpga.emit.bench import accepted, table_images
 from pipec.backends.fpga.emit.headers import filled, own_header
 from pipec.backends.fpga.emit.link import Around, Side, memory_port
 from pipec.backends.fpga.emit.mover import GMEM
-from pipec.backends.fpga.emit.source import (
-    arguments,
-    bundle,
-    memories,
-    port_names,
-    stream_type,
-    top_name,
-)
+from pipec.backends.fpga.emit.source import arguments, port_names, stream_type, top_name
+from pipec.backends.fpga.emit.tables import pointers
 
 SHIPPED = (
     "host/host.h", "sim/board.h", "sim/wire.h", "sim/hls_stream.h", "sim/xrt/xrt_bo.h",
@@ -69,12 +63,12 @@ def host_files(
 
 
 def _tables(design: StageDesign, places: dict[str, int]) -> list[str]:
-    names = memories(design)
-    if not names:
+    found = pointers(design)
+    if not found:
         return []
     lines = ["", "// Tables, in the memories that link.cfg gives them."]
     lines += ['const std::string weights = told.stage + "/src/weights/";', *table_images(design)]
-    for name in names:
+    for name in (p.name for p in found):
         place = places[name]
         lines.append(f"const xrt::bo {name}_buffer = host::upload(board, stage, {place}, {name});")
         lines.append(f"stage.set({place}, {name}_buffer);")
@@ -119,9 +113,8 @@ def _play(design: StageDesign, found: Around, used: Sequence[Side], load_tables:
 
 def kernels_cpp(design: StageDesign, found: Around, used: Sequence[Side]) -> str:
     """The text of ``sim/kernels.cpp``: every kernel of the board, and the pins of its arguments."""
-    pointers = memories(design)
-    names = [name for _, name in arguments(design)]
-    pins = [memory_port(bundle(name)) if name in pointers else name for name in names]
+    bundles = {p.name: memory_port(p.bundle) for p in pointers(design)}
+    pins = [bundles.get(name, name) for _, name in arguments(design)]
     known = {top_name(design): pins}
     known |= {one.name: [memory_port(GMEM), one.stream, "frames"] for one in found.movers}
     known |= {side.packets.name: [*side.packets.pins, "frames"] for side in used}

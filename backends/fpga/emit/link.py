@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipec.backends.fpga.banks import banks_of
-from pipec.backends.fpga.cpp import comment, identifier
+from pipec.backends.fpga.cpp import comment
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.emit.mover import GMEM, Mover, movers
 from pipec.backends.fpga.emit.share import Shared, shared
-from pipec.backends.fpga.emit.source import bundle, memories, port_names, top_name
+from pipec.backends.fpga.emit.source import port_names, top_name
+from pipec.backends.fpga.emit.tables import pointers
 from pipec.backends.fpga.links import FLIT_BYTES, Frame, in_packets
 from pipec.cluster.device import FpgaResources
 
@@ -133,10 +134,8 @@ class Side:
 
 def around(design: StageDesign, site: Site) -> Around:
     """The connections of a stage; with a host program a mover for each stream that it plays."""
-    known = {identifier(port.name): port.bank for port in design.ddr if port.bank}
-    found: dict[str, str] = {}
-    for name in memories(design):
-        found.setdefault(bundle(name), known.get(name, site.banks[0]))
+    first = site.banks[0]
+    found = {p.bundle: (p.port.bank if p.port else "") or first for p in pointers(design)}
     ports = port_names(design)
     links = [name for name, port in ports.items() if port.value in set(site.crossing)]
     host = tuple(n for n in ports if n not in links)

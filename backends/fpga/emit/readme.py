@@ -2,12 +2,12 @@
 
 from functools import partial
 
-from pipec.backends.fpga.cpp import comment, identifier
+from pipec.backends.fpga.cpp import comment
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.emit.headers import filled
 from pipec.backends.fpga.emit.link import Site
-from pipec.backends.fpga.emit.source import moved_tokens, moved_type, moving, port_names, top_name
-from pipec.backends.fpga.emit.tables import off_chip, on_chip
+from pipec.backends.fpga.emit.source import port_names, top_name
+from pipec.backends.fpga.emit.tables import off_chip, on_chip, pointers
 
 _section = partial(filled, "README.md")
 
@@ -21,7 +21,7 @@ def readme(design: StageDesign, tolerance: float, site: Site, *, shares: bool) -
         site: Where it is to run.
         shares: Whether kernels in ``link/`` lead values over its links.
     """
-    platform = site.platform
+    platform, buffers = site.platform, _buffers(design)
     around = _section("platform") if platform else _section("block_design", top=top_name(design))
     if not site.alone:
         suffix, what = ("cfg", "links all") if platform else ("tcl", "is a block design of all")
@@ -44,7 +44,7 @@ def readme(design: StageDesign, tolerance: float, site: Site, *, shares: bool) -
         regions=_section("regions") if design.floorplan.regions else "",
         tables=_section("tables" if on_chip(design) else "no_tables"),
         host=_section("host", stage=design.name) if site.has_host else "",
-        buffers=_section("buffers", rows=_buffers(design)) if moving(design) else "",
+        buffers=_section("buffers", rows=buffers) if buffers else "",
     )
 
 
@@ -55,10 +55,10 @@ def _row(*cells: object) -> str:
 def _buffers(design: StageDesign) -> str:
     """What the host must know of values that move through memory."""
     return "\n".join(
-        _row(f"`{identifier(port.name)}`", design.engine(port.engine).kind,
-             moved_type(design, port), *moved_tokens(design, port), port.bank)
-        for port in moving(design)
-    )  # fmt: skip
+        _row(f"`{p.name}`", p.mover.kind(), p.word, *p.mover.ring, p.port.bank)
+        for p in pointers(design)
+        if p.mover and p.port
+    )
 
 
 def _ports(design: StageDesign) -> str:

@@ -1,27 +1,21 @@
 """The kernel itself: ``types.h`` (configurations), ``stage_top.h``, ``stage_top.cpp``."""
 
-import math
 import re
 from collections.abc import Sequence
 
 from pipec.backends.fpga.cpp import comment, cpp_type, identifier, struct
-from pipec.backends.fpga.design import DdrPort, Port, StageDesign, Stream
+from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.emit.engines import call_of, struct_of
 from pipec.backends.fpga.emit.headers import filled, own_header
-from pipec.backends.fpga.emit.tables import (
-    BURST,
-    WIDEST_WORD_BITS,
-    OnChip,
-    beats_of,
-    off_chip,
-    on_chip,
-)
-from pipec.backends.fpga.engines.mover import Accumulate, Mover
+from pipec.backends.fpga.emit.tables import BURST, WIDEST_WORD_BITS, OnChip, on_chip, pointers
+from pipec.backends.fpga.engines.parts import Memory
 
 _INCLUDED = re.compile(r'^#include "(?!hls_|ap_)(\w+\.h)"', re.MULTILINE)
 """Names of headers that a header includes, the vendor's left out."""
 _LONGEST = 80
 """Characters of a port's name: files of data are called by it."""
+_RAMS = {Memory.LUT: "lutram", Memory.BRAM: "bram", Memory.URAM: "uram"}
+"""Where a table lies, in the words of ``BIND_STORAGE``."""
 
 
 def headers(design: StageDesign) -> list[str]:
@@ -83,64 +77,14 @@ def arguments(design: StageDesign) -> list[tuple[str, str]]:
         (f"engine::axis_stream<{stream_type(design.streams[port.stream])}> &", name)
         for name, port in port_names(design).items()
     ]
-    written = {identifier(port.name) for port in moving(design) if _mover(design, port).writes}
-    found += [
-        (f"{word} *" if name in written else f"const {word} *", name)
-        for name, word in memories(design).items()
-    ]
+    found += [(f"{'' if p.writes else 'const '}{p.word} *", p.name) for p in pointers(design)]
     found += [("int ", name) for name in numbering(design)]
     return [*found, ("int ", "frames"), ("int ", "load_tables")]
 
 
-def _mover(design: StageDesign, port: DdrPort) -> Mover:
-    nest = design.engine(port.engine).nest
-    assert isinstance(nest, Mover)
-    return nest
-
-
 def numbering(design: StageDesign) -> tuple[str, ...]:
     """The scalar arguments that tell a kernel which microbatch it works on."""
-    return max((_mover(design, port).counts for port in moving(design)), key=len, default=())
-
-
-def moving(design: StageDesign) -> list[DdrPort]:
-    """The memory ports through which values move."""
-    return [port for port in design.ddr if port.carries is not None]
-
-
-def crosses(design: StageDesign, port: DdrPort) -> bool:
-    """Whether what moves through a port goes to another kernel, and not back to this one."""
-    return bool(_mover(design, port).counts)
-
-
-def memories(design: StageDesign) -> dict[str, str]:
-    """Memory pointer to the C++ type of what it points at, the table images first."""
-    found = {
-        f"tables_{identifier(dtype)}": f"engine::beat<{cpp_type(dtype)}>"
-        for dtype in dict.fromkeys(t.weight.dtype for t in on_chip(design))
-    }
-    for port, _, weight in off_chip(design):
-        found[identifier(port)] = f"engine::beat<{cpp_type(weight.dtype)}>"
-    for moved in moving(design):
-        found[identifier(moved.name)] = moved_type(design, moved)
-    return found
-
-
-def moved_type(design: StageDesign, port: DdrPort) -> str:
-    """C++ type of a token in memory; sums are in float32."""
-    stream = design.streams[_carried(port).stream]
-    sums = isinstance(design.engine(port.engine).nest, Accumulate)
-    return f"vec<{'float' if sums else cpp_type(stream.dtype)}, {stream.lanes}>"
-
-
-def moved_tokens(design: StageDesign, port: DdrPort) -> tuple[int, int]:
-    """Tokens of a frame in memory, and frames; of a FIFO those of a chunk, and chunks."""
-    return _mover(design, port).ring
-
-
-def _carried(port: DdrPort) -> Port:
-    assert port.carries is not None
-    return port.carries
+    return max((p.mover.counts for p in pointers(design) if p.mover), key=len, default=())
 
 
 def stage_top_h(design: StageDesign) -> str:
@@ -179,7 +123,7 @@ def stage_top_cpp(design: StageDesign) -> str:
 
 def _arrays(tables: Sequence[OnChip]) -> list[str]:
     return [
-        f"static vec<{t.element}, {t.lanes}> {t.name}[{t.weight.words}];"
+        f"static vec<{t.element}, {t.weight.lanes}> {t.name}[{t.weight.words}];"
         f"  // {comment(', '.join(t.weight.sources) or 'constant')}"
         for t in tables
     ]
@@ -194,14 +138,13 @@ def _loads(tables: Sequence[OnChip]) -> list[str]:
 
 def _tasks(design: StageDesign) -> list[str]:
     """Ports and engines as tasks of the dataflow: inputs, engines, outputs."""
-    pointers = {engine.name: identifier(port) for port, engine, _ in off_chip(design)}
-    pointers |= {port.engine: identifier(port.name) for port in moving(design)}
+    memory = {p.port.engine: p.name for p in pointers(design) if p.port is not None}
     ends: dict[str, list[str]] = {"in": [], "out": []}
     for name, port in port_names(design).items():
         way, stream = name.partition("_")[0], identifier(port.stream)
         streams = f"{name}, {stream}" if way == "in" else f"{stream}, {name}"
         ends[way].append(f"TASK(engine::axis_{way}<cfg::{name}>(frames, {streams}));")
-    calls = [call_of(engine, pointers.get(engine.name)) for engine in design.engines]
+    calls = [call_of(engine, memory.get(engine.name)) for engine in design.engines]
     return [*ends["in"], *calls, *ends["out"]]
 
 
@@ -221,38 +164,21 @@ def _stream(stream: Stream) -> list[str]:
 def _pragmas(design: StageDesign, tables: Sequence[OnChip]) -> list[str]:
     """Interfaces of the top function, and where its tables lie."""
     lines = [f"#pragma HLS INTERFACE axis port = {name}" for name in port_names(design)]
-    for name in memories(design):
+    for p in pointers(design):
         lines += [
-            f"#pragma HLS INTERFACE m_axi port = {name} offset = slave bundle = {bundle(name)} "
-            f"depth = {_beats(design, name)} max_read_burst_length = {BURST}",
-            f"#pragma HLS INTERFACE s_axilite port = {name}",
+            f"#pragma HLS INTERFACE m_axi port = {p.name} offset = slave bundle = {p.bundle} "
+            f"depth = {p.words} max_read_burst_length = {BURST}",
+            f"#pragma HLS INTERFACE s_axilite port = {p.name}",
         ]
     scalars = (*numbering(design), "frames", "load_tables", "return")
     lines += [f"#pragma HLS INTERFACE s_axilite port = {name}" for name in scalars]
     return lines + [line for t in tables for line in _storage(t)]
 
 
-def bundle(memory: str) -> str:
-    """The AXI bundle of a memory pointer: tables share one, streamed weights have their own."""
-    return "gmem_tables" if memory.startswith("tables_") else memory
-
-
-def _beats(design: StageDesign, memory: str) -> int:
-    """Words behind a memory pointer (for co-simulation)."""
-    for port, _, weight in off_chip(design):
-        if identifier(port) == memory:
-            return beats_of(weight)
-    for moved in moving(design):
-        if identifier(moved.name) == memory:
-            return math.prod(moved_tokens(design, moved))
-    last = [t for t in on_chip(design) if f"tables_{identifier(t.weight.dtype)}" == memory][-1]
-    return last.first_beat + last.beats
-
-
 def _storage(t: OnChip) -> list[str]:
     where = f"variable = table::{t.name}"
-    bind = f"type = ram_2p impl = {t.storage}"
-    if t.word_bits <= WIDEST_WORD_BITS:
+    bind = f"type = ram_2p impl = {_RAMS[t.weight.memory]}"
+    if t.weight.word_bits <= WIDEST_WORD_BITS:
         return [
             f"#pragma HLS AGGREGATE {where}",
             f"#pragma HLS BIND_STORAGE {where} {bind}",

@@ -1,4 +1,4 @@
-"""Tables as words: how an engine's weights lie in ``.bin`` files, in memory and on the chip."""
+"""What a kernel reads and writes in memory; tables as words in files, in memory, on the chip."""
 
 import math
 from dataclasses import dataclass
@@ -6,16 +6,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipec.backends.fpga.cpp import cpp_type
-from pipec.backends.fpga.design import StageDesign
+from pipec.backends.fpga.cpp import cpp_type, identifier
+from pipec.backends.fpga.design import DdrPort, Port, StageDesign
 from pipec.backends.fpga.emit.engines import table_name
 from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.mover import Accumulate, Mover
 from pipec.backends.fpga.engines.parts import Memory, Weight
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.numbers import encoded
 
 BEAT_BYTES = 64
 """Bytes of one beat of a memory port: 512 bits."""
+TABLES = "gmem_tables"
+"""Bundle of the pointers to images of tables."""
 BURST = 64
 """Beats of the longest burst that a kernel asks for: 4,096 bytes, which no AXI burst may cross."""
 WIDEST_WORD_BITS = 4096
@@ -46,21 +49,65 @@ class OnChip:
         """Beats that it takes in memory."""
         return beats_of(self.weight)
 
-    @property
-    def word_bits(self) -> int:
-        """Bits of a word."""
-        return self.weight.bits // self.weight.words
+
+@dataclass(frozen=True)
+class Pointer:
+    """A memory pointer of the top function.
+
+    Attributes:
+        name: Of the argument.
+        word: C++ type of what it points at.
+        words: How many of these lie there.
+        port: Its memory port; images of tables have one together.
+        table: File of the table that is read through it, if it is one.
+        mover: The engine that moves values through it, if one does.
+    """
+
+    name: str
+    word: str
+    words: int
+    port: DdrPort | None = None
+    table: str = ""
+    mover: Mover | None = None
 
     @property
-    def lanes(self) -> int:
-        """Elements of a word."""
-        return math.prod(self.weight.shape) // self.weight.words
+    def bundle(self) -> str:
+        """Its AXI bundle: images of tables share one, all others have their own."""
+        return TABLES if self.port is None else self.name
 
     @property
-    def storage(self) -> str:
-        """What ``BIND_STORAGE`` says of it."""
-        names = {Memory.LUT: "lutram", Memory.BRAM: "bram", Memory.URAM: "uram"}
-        return names[self.weight.memory]
+    def writes(self) -> bool:
+        """Whether the kernel writes there."""
+        return self.mover is not None and self.mover.writes
+
+    @property
+    def crosses(self) -> bool:
+        """Whether what moves there goes to another kernel, and not back to this one."""
+        return self.mover is not None and bool(self.mover.counts)
+
+
+def pointers(design: StageDesign) -> list[Pointer]:
+    """The memory pointers of a kernel: images of tables, tables that stay in memory, values."""
+    beats: dict[str, int] = {}
+    for table in on_chip(design):
+        beats[table.weight.dtype] = table.first_beat + table.beats
+    found = [
+        Pointer(f"tables_{identifier(dtype)}", f"engine::beat<{cpp_type(dtype)}>", count)
+        for dtype, count in beats.items()
+    ]
+    for port, engine, weight in off_chip(design):
+        word, table = f"engine::beat<{cpp_type(weight.dtype)}>", table_name(engine, weight.role)
+        found.append(Pointer(identifier(port.name), word, beats_of(weight), port, table))
+    return found + [_moved(design, port, port.carries) for port in design.ddr if port.carries]
+
+
+def _moved(design: StageDesign, port: DdrPort, carried: Port) -> Pointer:
+    """Where values move through memory; sums are in float32."""
+    stream, nest = design.streams[carried.stream], design.engine(port.engine).nest
+    assert isinstance(nest, Mover)
+    element = "float" if isinstance(nest, Accumulate) else cpp_type(stream.dtype)
+    word = f"vec<{element}, {stream.lanes}>"
+    return Pointer(identifier(port.name), word, math.prod(nest.ring), port, mover=nest)
 
 
 def beats_of(weight: Weight) -> int:
@@ -83,10 +130,10 @@ def on_chip(design: StageDesign) -> list[OnChip]:
     return found
 
 
-def off_chip(design: StageDesign) -> list[tuple[str, Engine, Weight]]:
-    """The tables that stay in memory: name of the port, engine, table."""
+def off_chip(design: StageDesign) -> list[tuple[DdrPort, Engine, Weight]]:
+    """The tables that stay in memory: port, engine, table."""
     return [
-        (port.name, engine, weight)
+        (port, engine, weight)
         for port in design.ddr
         for engine in [design.engine(port.engine)]
         for weight in engine.weights

@@ -82,6 +82,16 @@ class Weight:
         inside = 2 if self.role == "weight" else 1
         return math.prod(self.shape[:-inside]) if len(self.shape) > 1 else self.shape[0]
 
+    @property
+    def lanes(self) -> int:
+        """Elements of such a word."""
+        return math.prod(self.shape) // self.words
+
+    @property
+    def word_bits(self) -> int:
+        """Bits of such a word."""
+        return self.bits // self.words
+
 
 @dataclass(frozen=True)
 class Resources:

@@ -10,7 +10,8 @@ from pipec.backends.fpga.design import Port, StageDesign, Stream
 from pipec.backends.fpga.emit.block import block_design
 from pipec.backends.fpga.emit.link import Around, Site, around, link_cfg, link_udp_cfg
 from pipec.backends.fpga.emit.scripts import scripts
-from pipec.backends.fpga.emit.source import bundle, memories, port_names
+from pipec.backends.fpga.emit.source import port_names
+from pipec.backends.fpga.emit.tables import pointers
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
@@ -42,7 +43,7 @@ def test_link_cfg_leads_every_port_somewhere(design: StageDesign) -> None:
     assert f"stream_connect={packets}.out:krnl_aurora_1.tx_axis\n" in text
     assert f"# to or from the host, by a data mover: stage0_top_1.{inputs[0]}\n" in text
     banks = dict(re.findall(r"^sp=stage0_top_1\.m_axi_(\w+):(\S+)$", text, re.MULTILINE))
-    assert set(banks) == {bundle(name) for name in memories(design)}
+    assert set(banks) == {p.bundle for p in pointers(design)}
     assert {banks[p.name] for p in design.ddr} == {p.bank for p in design.ddr}
     assert all(re.fullmatch(r"HBM\[\d+\]", bank) for bank in banks.values())
     assert text.count("nk=krnl_aurora:") == text.count("gt_refclk") == 1
@@ -166,7 +167,7 @@ def test_block_design_connects_every_port_once(design: StageDesign) -> None:
     text = block_design(design, around(design, Site(crossing=crossing)))
     assert text.count("[") == text.count("]")
     kernel = re.findall(r"kernel/(\w+)", text)
-    wanted = {f"m_axi_{bundle(n)}" for n in memories(design)} | set(port_names(design))
+    wanted = {f"m_axi_{p.bundle}" for p in pointers(design)} | set(port_names(design))
     wanted |= {"ap_clk", "ap_rst_n", "s_axi_control"}
     assert sorted(kernel) == sorted(wanted)
     made_cells = re.findall(r"create_bd_cell -type ip -vlnv \S+ (\w+)", text)

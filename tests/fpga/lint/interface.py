@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Mapping
 
 from pipec.backends.fpga.cpp import identifier
-from pipec.backends.fpga.emit.source import bundle
 from pipec.backends.fpga.emit.tables import BEAT_BYTES, BURST
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.stagejson import Json
@@ -45,7 +44,7 @@ def _memory(file: str, p: Pragma, behind: Mapping[str, int]) -> Iterator[Finding
     port = p.options.get("port", "")
     want = {
         "offset": "slave",
-        "bundle": bundle(port),
+        "bundle": "gmem_tables" if port.startswith("tables_") else port,
         "depth": str(behind.get(port, "")),
         "max_read_burst_length": str(BURST),
     }
