@@ -28,7 +28,7 @@ from benchmarks.fpga_csim import cpu
 from benchmarks.fpga_training import Model, alone
 from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga.cycles import cycles_of
-from pipec.backends.fpga.emit.golden import Golden, run_graph
+from pipec.backends.fpga.emit.golden import Golden
 from pipec.backends.fpga.search import Board
 from pipec.backends.fpga.stagejson import read_design
 from pipec.backends.fpga.training.artifacts import KERNELS, emit_stage
@@ -38,6 +38,7 @@ from pipec.backends.fpga.training.run import TrainedRunner, load_training
 from pipec.backends.fpga.training.stage import TrainedStage, trained_stage
 from pipec.backends.fpga.training.update import WORDS_MOVED, Sgd
 from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.sizes import run_graph
 from pipec.graph.extract import extract
 from pipec.graph.ir import Graph, InputKind, OutputKind, origin, tensor
 

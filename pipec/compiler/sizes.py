@@ -81,7 +81,7 @@ def compare_sizes(
         try:
             if traced and model.inner and model.resized:
                 shapes = {name: tuple(t.shape) for name, t in examples.items()}
-                original = partial(_run, model.resized(shapes))
+                original = partial(run_graph, model.resized(shapes))
             inputs, want = choose_inputs(model.graph, examples, original, seed, tolerance)
         except FrontendError:  # the model as written does not take this size
             continue
@@ -94,7 +94,8 @@ def compare_sizes(
                 yield sizes, compare(got, want[name], tolerance, name=label, kind=kind, stage=stage)
 
 
-def _run(graph: Graph, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def run_graph(graph: Graph, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a pure graph yields, by name, of its weights and of values by name."""
     args = [graph.weights[i.name] if i.kind.is_weight else inputs[i.name] for i in graph.inputs]
     with torch.no_grad():
         results = graph.module(*args)

@@ -204,15 +204,13 @@ def verify_stages(
     check_same_model(plan, reference.graph)
     bounds = emitted.bounds if tolerance is None else {}
     tolerance = emitted.tolerance if tolerance is None else tolerance
-    frames = _frames(plan, reference, emitted.inputs(seed), seed, tolerance, progress)
+    check = _Check(plan, emitted, reference, seed, tolerance, bounds, progress)
+    frames = check.frames()
     compared: list[Comparison] = []
     for number, given, originals in frames:
-        compare_all = partial(
-            _compared, plan, emitted, reference, seed, tolerance, bounds, progress
-        )
-        found = compare_all(given, originals)
+        found = check.compared(given, originals)
         if number is not None and not all(c.ok for c in found):
-            found = compare_all(*_chosen(reference, number, seed, tolerance, STEEP_TRIALS))
+            found = check.compared(*check.chosen(number, STEEP_TRIALS))
         compared += found
     sizes = compare_sizes(
         plan, emitted.stages, reference, emitted.axes, tolerance, seed, traced=emitted.traced,
@@ -229,50 +227,10 @@ def verify_stages(
             first = [frames[0][1], more][: plan.schedule.microbatches]
             source, eager = reference.graph, reference.gradients
             if unpacked(plan.graph):
-                source, eager = _with_weights(plan, source), None
+                source, eager = check.planned, None
                 tolerance += packing_step(plan.graph)
             found += compare_gradients(plan, source, first, tolerance, seed, eager)
     return VerifyReport(tolerance, seed, tuple(found))
-
-
-def _compared(
-    plan: Plan,
-    emitted: Emitted,
-    reference: Reference,
-    seed: int,
-    tolerance: float,
-    bounds: Mapping[str, Allowed],
-    progress: Progress,
-    given: Tensors,
-    originals: dict[str, Tensor],
-) -> list[Comparison]:
-    """What the stages yield of one set of inputs, compared with what they should."""
-    check_outputs(plan, list(originals))
-    progress("running the traced graph")
-    results = _played(plan, emitted, given, seed, progress)
-    if unpacked(plan.graph):
-        ran = list(results)
-        want, found = _packed(plan, reference.graph, given, originals, ran, seed, tolerance)
-        results = iter(ran)
-    else:
-        traced = emitted.traced
-        want, found = _wanted(plan, reference, given, originals, seed, tolerance, traced)
-    for name, kind, stage, got in results:
-        if (kind, name) not in want:
-            raise PlanError("the source does not compute a value of the plan", got=name)
-        share = STEPS_OFF if reference.inner and kind not in DECLARED else 0.0
-        allowed = bounds.get(name, Allowed(tolerance, share=share))
-        expected = want[kind, name]
-        found.append(compare(got, expected, allowed, name=name, kind=kind, stage=stage))
-    return found
-
-
-def _played(
-    plan: Plan, emitted: Emitted, inputs: Tensors, seed: int, progress: Progress
-) -> Iterator[tuple[str, OutputKind, int, Tensor]]:
-    """What the stages yield; each draw has its own seed, as stages draw in another order."""
-    with drawing(partial(stream, seed, 0)):
-        yield from run_chain(plan, emitted.stages, inputs, progress)
 
 
 def _worst(compared: list[Comparison]) -> list[Comparison]:
@@ -285,140 +243,146 @@ def _worst(compared: list[Comparison]) -> list[Comparison]:
     return list(worst.values())
 
 
-def _frames(
-    plan: Plan,
-    reference: Reference,
-    inputs: Mapping[str, Tensor] | None,
-    seed: int,
-    tolerance: float,
-    progress: Progress,
-) -> list[_Frame]:
-    """Inputs, and what the model as written makes of them: one set per kind of floats.
+@dataclass(frozen=True)
+class _Check:
+    """The stages of a plan and the model that they were made of, on some inputs after the other.
 
-    A ReLU that is dead or a tanh that is saturated on one of them hides what feeds it. In training,
-    gradients are compared on inputs like the example.
+    Attributes:
+        plan: As of `verify_stages`, and so on.
+        bounds: Values for which a tolerance of their own is known.
     """
-    graph, examples = reference.graph, reference.example_inputs
-    progress("running the original model")
-    if inputs is None and not plan.trains:
-        count = len(KINDS) * (FRAMES if reference.inner else 1)
-        numbers = range(count * seed, count * (seed + 1))
-        return [(k, *_chosen(reference, k, seed, tolerance)) for k in numbers]
-    inputs = draw(graph, examples, seed) if inputs is None else inputs
-    return [(None, inputs, _as_written(reference, seed)(inputs))]
 
+    plan: Plan
+    emitted: Emitted
+    model: Reference
+    seed: int
+    tolerance: float
+    bounds: Mapping[str, Allowed]
+    progress: Progress
 
-def _as_written(reference: Reference, seed: int) -> Callable[[Tensors], dict[str, Tensor]]:
-    """The model as written, which draws the same numbers whenever it runs."""
+    def frames(self) -> list[_Frame]:
+        """Inputs, and what the model as written makes of them: one set per kind of floats.
 
-    def run(inputs: Tensors) -> dict[str, Tensor]:
-        torch.manual_seed(seed)
-        return reference.original(inputs)
+        A ReLU that is dead or a tanh that is saturated on one of them hides what feeds it. In
+        training, gradients are compared on inputs like the example.
+        """
+        inputs, graph = self.emitted.inputs(self.seed), self.model.graph
+        self.progress("running the original model")
+        if inputs is None and not self.plan.trains:
+            count = len(KINDS) * (FRAMES if self.model.inner else 1)
+            numbers = range(count * self.seed, count * (self.seed + 1))
+            return [(k, *self.chosen(k)) for k in numbers]
+        inputs = draw(graph, self.model.example_inputs, self.seed) if inputs is None else inputs
+        return [(None, inputs, self._as_written(inputs))]
 
-    return run
+    def _as_written(self, inputs: Tensors) -> dict[str, Tensor]:
+        """What the model as written makes of inputs; it draws the same numbers whenever it runs."""
+        torch.manual_seed(self.seed)
+        return self.model.original(inputs)
 
+    def chosen(self, number: int, trials: int = 1) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Inputs that suit the model, by a seed, and what it makes of them."""
+        graph, original = self.model.graph, self.model.original
+        if draws(graph):
+            original = self._as_written
+        examples = self.model.example_inputs
+        return choose_inputs(graph, examples, original, number, self.tolerance, trials)
 
-def _chosen(
-    reference: Reference, number: int, seed: int, tolerance: float, trials: int = 1
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    graph, examples, original = reference.graph, reference.example_inputs, reference.original
-    if draws(graph):
-        original = _as_written(reference, seed)
-    return choose_inputs(graph, examples, original, number, tolerance, trials)
+    def compared(self, given: Tensors, originals: dict[str, Tensor]) -> list[Comparison]:
+        """What the stages yield of one set of inputs, compared with what they should."""
+        check_outputs(self.plan, list(originals))
+        self.progress("running the traced graph")
+        results = self._played(given)
+        if unpacked(self.plan.graph):
+            ran = list(results)
+            want, found = self._packed(given, originals, ran)
+            results = iter(ran)
+        else:
+            want, found = self._wanted(given, originals)
+        for name, kind, stage, got in results:
+            if (kind, name) not in want:
+                raise PlanError("the source does not compute a value of the plan", got=name)
+            share = STEPS_OFF if self.model.inner and kind not in DECLARED else 0.0
+            allowed = self.bounds.get(name, Allowed(self.tolerance, share=share))
+            expected = want[kind, name]
+            found.append(compare(got, expected, allowed, name=name, kind=kind, stage=stage))
+        return found
 
+    def _played(self, inputs: Tensors) -> Iterator[tuple[str, OutputKind, int, Tensor]]:
+        """What the stages yield; each draw has its own seed, as stages draw in another order."""
+        with drawing(partial(stream, self.seed, 0)):
+            yield from run_chain(self.plan, self.emitted.stages, inputs, self.progress)
 
-def _wanted(
-    plan: Plan,
-    reference: Reference,
-    inputs: Tensors,
-    originals: Tensors,
-    seed: int,
-    tolerance: float,
-    traced: bool,
-) -> tuple[dict[Yield, Tensor], list[Comparison]]:
-    """What everything that stages yield should be; and where the traced graph is farthest off."""
-    declared = {(k, n): t for k in DECLARED for n, t in originals.items()}
-    if draws(reference.graph):
-        torch.manual_seed(seed)  # the model as written draws in one stream
-        traces, _ = _run_graph(reference.graph, inputs, set())
-        pairs = [(traces[key], t, key[1]) for key, t in declared.items() if key in traces]
-        checks = [compare(g, w, tolerance, name=n, kind=NODE, stage=0) for g, w, n in pairs]
-        return _references(plan, reference.graph, inputs, seed), checks
-    if reference.inner is None:
-        return {**_references(plan, reference.graph, inputs, seed), **declared}, []
-    kept, checks = _run_graph(
-        reference.graph,
-        inputs,
-        {c.value for c in plan.channels},
-        reference.inner(inputs),
-        tolerance,
-    )
-    for (kind, name), t in kept.items():
-        if kind in DECLARED:
-            checks.append(compare(t, originals[name], tolerance, name=name, kind=NODE, stage=0))
-    farthest = [min(checks, key=lambda c: (c.ok, -c.relative_error))] if checks else []
-    own = _references(plan, reference.graph, inputs, seed)
-    return (own if traced else {**own, **kept, **declared}), farthest
+    def _wanted(self, inputs: Tensors, originals: Tensors) -> _Ran:
+        """What all that stages yield should be; and where the traced graph is farthest off."""
+        graph, inner = self.model.graph, self.model.inner
+        declared = {(k, n): t for k in DECLARED for n, t in originals.items()}
+        own = self._references(inputs)
+        if draws(graph):
+            torch.manual_seed(self.seed)  # the model as written draws in one stream
+            traces, _ = _run_graph(graph, inputs, set())
+            at = [key for key in declared if key in traces]
+            return own, [self._beside(traces[key], declared[key], key[1]) for key in at]
+        if inner is None:
+            return {**own, **declared}, []
+        crossing = {c.value for c in self.plan.channels}
+        kept, checks = _run_graph(graph, inputs, crossing, inner(inputs), self.tolerance)
+        checks += self._of_outputs(kept, originals)
+        farthest = [min(checks, key=lambda c: (c.ok, -c.relative_error))] if checks else []
+        return (own if self.emitted.traced else {**own, **kept, **declared}), farthest
 
+    def _beside(self, found: Tensor, want: Tensor, name: str) -> Comparison:
+        """A node of the traced graph, compared with what the model as written says."""
+        return compare(found, want, self.tolerance, name=name, kind=NODE, stage=0)
 
-def _packed(
-    plan: Plan,
-    source: Graph,
-    inputs: Tensors,
-    originals: Tensors,
-    ran: Sequence[tuple[str, OutputKind, int, Tensor]],
-    seed: int,
-    tolerance: float,
-) -> tuple[dict[Yield, Tensor], list[Comparison]]:
-    """What stages yield that pack what they send, and how far the plan's graph is off without it.
+    def _of_outputs(self, kept: Mapping[Yield, Tensor], originals: Tensors) -> list[Comparison]:
+        ends = [(n, t) for (kind, n), t in kept.items() if kind in DECLARED]
+        return [self._beside(t, originals[n], n) for n, t in ends]
 
-    The plan's graph is run twice. With the packed values that the stages sent in place of
-    its own, which may be a step apart, it says what the stages make of them. With the traced
-    graph's values in place of those that it unpacks, which may be a step of packing apart, it must
-    yield the outputs of the model as written.
-    """
-    graph, pairs = _with_weights(plan, source), unpacked(plan.graph)
+    def _packed(
+        self,
+        inputs: Tensors,
+        originals: Tensors,
+        ran: Sequence[tuple[str, OutputKind, int, Tensor]],
+    ) -> _Ran:
+        """What stages yield that pack what they send; how far the plan's graph is off without it.
 
-    sent = {name: t for name, kind, _, t in ran if kind is OutputKind.VALUE}
-    packed = {n: t for n, t in sent.items() if origin(graph.node(n)).op == PACK}
-    want, checks = _seeded_run(graph, inputs, set(sent), seed, packed, tolerance)
-    plain, _ = _seeded_run(source, inputs, set(pairs.values()), seed)
-    theirs = {n: plain[OutputKind.VALUE, value] for n, value in pairs.items()}
-    kept, more = _seeded_run(graph, inputs, set(), seed, theirs, packing_step(graph))
-    for (kind, name), t in kept.items():
-        if kind in DECLARED:
-            more.append(compare(t, originals[name], tolerance, name=name, kind=NODE, stage=0))
-    return want, [*checks, *more]
+        The plan's graph is run twice. With the packed values that the stages sent in place of
+        its own, which may be a step apart, it says what the stages make of them. With the traced
+        graph's values in place of those that it unpacks, which may be a step of packing apart, it
+        must yield the outputs of the model as written.
+        """
+        graph, pairs = self.planned, unpacked(self.plan.graph)
+        sent = {name: t for name, kind, _, t in ran if kind is OutputKind.VALUE}
+        packed = {n: t for n, t in sent.items() if origin(graph.node(n)).op == PACK}
+        want, checks = self._run(graph, inputs, set(sent), packed, self.tolerance)
+        plain, _ = self._run(self.model.graph, inputs, set(pairs.values()))
+        theirs = {n: plain[OutputKind.VALUE, value] for n, value in pairs.items()}
+        kept, more = self._run(graph, inputs, set(), theirs, packing_step(graph))
+        return want, [*checks, *more, *self._of_outputs(kept, originals)]
 
+    @property
+    def planned(self) -> Graph:
+        """The plan's graph with the weights of the source, and those that a pass made."""
+        source = self.model.graph.weights
+        new = {n: t for n, t in self.plan.graph.weights.items() if n not in source}
+        return self.plan.graph.replace(weights={**source, **new})
 
-def _with_weights(plan: Plan, source: Graph) -> Graph:
-    """The plan's graph with the weights of the source, and those that a pass made."""
-    new = {n: t for n, t in plan.graph.weights.items() if n not in source.weights}
-    return plan.graph.replace(weights={**source.weights, **new})
+    def _references(self, inputs: Tensors) -> dict[Yield, Tensor]:
+        """What the traced graph computes; what a pass made, from the plan's graph."""
+        source, values = self.model.graph, {c.value for c in self.plan.channels}
+        want, _ = self._run(source, inputs, values)
+        made = (values - source.nodes.keys()) & self.plan.graph.nodes.keys()
+        return {**self._run(self.planned, inputs, made)[0], **want} if made else want
 
-
-def _references(plan: Plan, source: Graph, inputs: Tensors, seed: int) -> dict[Yield, Tensor]:
-    """What the traced graph computes; what a pass made, from the plan's graph."""
-    values = {c.value for c in plan.channels}
-    want, _ = _seeded_run(source, inputs, values, seed)
-    made = (values - source.nodes.keys()) & plan.graph.nodes.keys()
-    if made:
-        rewritten, _ = _seeded_run(_with_weights(plan, source), inputs, made, seed)
-        want = {**rewritten, **want}
-    return want
-
-
-def _seeded_run(
-    graph: Graph,
-    inputs: Tensors,
-    values: set[str],
-    seed: int,
-    theirs: Tensors | None = None,
-    tolerance: float = 0.0,
-) -> _Ran:
-    of = seeded(graph, numbered(graph, [graph])[0])
-    with drawing(partial(stream, seed, 0)):
-        return _run_graph(of, inputs, values, theirs, tolerance)
+    def _run(
+        self, graph: Graph, inputs: Tensors, values: set[str], theirs: Tensors | None = None,
+        tolerance: float = 0.0,
+    ) -> _Ran:  # fmt: skip
+        """As `_run_graph`, each draw with a seed of its own."""
+        of = seeded(graph, numbered(graph, [graph])[0])
+        with drawing(partial(stream, self.seed, 0)):
+            return _run_graph(of, inputs, values, theirs, tolerance)
 
 
 def _run_graph(

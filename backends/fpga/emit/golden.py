@@ -7,6 +7,7 @@ import torch
 
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.quantise.samples import random_frames
+from pipec.compiler.sizes import run_graph
 from pipec.graph.ir import Graph
 
 SEED = 20250117
@@ -24,24 +25,6 @@ def random_inputs(graph: Graph, designs: Sequence[StageDesign]) -> dict[str, tor
     """One frame of `random_frames` for the designs of a model's stages."""
     nests = (engine.nest for design in designs for engine in design.engines)
     return random_frames(graph, nests, SEED)[0]
-
-
-def run_graph(graph: Graph, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Run a stage's compute graph in torch.
-
-    Args:
-        graph: A pure graph (no communication).
-        values: Value of every input that is no weight, by name.
-
-    Returns:
-        Value of every output, by name.
-    """
-    arguments = [
-        graph.weights[i.name] if i.kind.is_weight else values[i.name] for i in graph.inputs
-    ]
-    with torch.no_grad():
-        found = graph.module(*arguments)
-    return {o.name: v for o, v in zip(graph.outputs, found, strict=True)}
 
 
 def golden_chain(graphs: Sequence[Graph], inputs: Mapping[str, torch.Tensor]) -> list[Golden]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from pipec.backends.fpga.csim.accuracy import Accuracy, measure
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.design import Port, StageDesign, Stream
-from pipec.backends.fpga.emit.golden import Golden, run_graph
+from pipec.backends.fpga.emit.golden import Golden
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.fifo import sized
@@ -28,6 +28,7 @@ from pipec.backends.fpga.quantise.calibrate import observed
 from pipec.backends.fpga.quantise.execute import Chain
 from pipec.backends.fpga.quantise.formats import formats_of
 from pipec.backends.fpga.quantise.layers import quantised
+from pipec.compiler.sizes import run_graph
 from pipec.graph.ir import Graph
 from tests.fpga.design.models import MODELS, graph_of, made
 

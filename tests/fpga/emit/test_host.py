@@ -14,7 +14,7 @@ import torch
 
 from pipec.backends.fpga.banks import banks_of, ddr_ports, with_banks
 from pipec.backends.fpga.csim.run import load_stages
-from pipec.backends.fpga.emit.golden import Golden, run_graph
+from pipec.backends.fpga.emit.golden import Golden
 from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.mvu import Mvu
@@ -24,6 +24,7 @@ from pipec.backends.fpga.lowering.lower import lower
 from pipec.cluster.cluster import parse_cluster
 from pipec.cluster.presets import preset
 from pipec.compiler.driver import emit, make_plan
+from pipec.compiler.sizes import run_graph
 from tests.fpga.design.models import graph_of, made
 from tests.fpga.emit.joined import of_cfg, ports_of
 from tests.fpga.lint.stage import lint

@@ -13,13 +13,14 @@ from pipec.backends.fpga.banks import ddr_ports
 from pipec.backends.fpga.csim.build import BOUNDED, build
 from pipec.backends.fpga.csim.timed import compared, handshakes
 from pipec.backends.fpga.design import StageDesign, Stream
-from pipec.backends.fpga.emit.golden import Golden, run_graph
+from pipec.backends.fpga.emit.golden import Golden
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.fifo import sized
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.compiler.cycles import TimedCheck
+from pipec.compiler.sizes import run_graph
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
 from tests.fpga.design.staged import simulate_stage

@@ -14,7 +14,7 @@ from torch import Tensor
 from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga.csim.timed import check_timing
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.emit.golden import Golden, run_graph
+from pipec.backends.fpga.emit.golden import Golden
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.outer import Outer
@@ -24,6 +24,7 @@ from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.training import lowering
 from pipec.backends.fpga.training.phases import Phases, phases_of
+from pipec.compiler.sizes import run_graph
 from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
 from pipec.runtime.draws import drawing, draws, seeded
 from tests.fpga.training.models import LABELS, MODELS, example
