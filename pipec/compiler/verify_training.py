@@ -203,7 +203,7 @@ def chained(
     inputs: Mapping[str, Tensor],
     seed: int,
     change: Callable[[int, Tensors], Tensors] = lambda _, saved: saved,
-) -> tuple[Tensors, dict[str, int]]:
+) -> Tensors:
     """F of all stages in torch, then B of all.
 
     Args:
@@ -214,7 +214,7 @@ def chained(
         change: What B of a stage reads instead of what its F saved.
 
     Returns:
-        Gradients by parameter, and the first stage that trains each.
+        Gradients by parameter.
     """
     runners = [StageRunner(s) for s in stages]
     mine = [{n: weights[n] for n in s.weights} for s in stages]
@@ -226,7 +226,6 @@ def chained(
 
     back: Tensors = {}
     grads: Tensors = {}
-    stage_of: dict[str, int] = {}
     for k, stage in reversed(list(enumerate(stages))):
         assert stage.training is not None
         runners[k].saved[0] = change(k, runners[k].saved[0])
@@ -236,9 +235,7 @@ def chained(
         outcome = runners[k].backward("B", 0, mine[k], given)
         add(back, outcome[OutputKind.GRADIENT])
         add(grads, outcome[OutputKind.WEIGHT_GRADIENT])
-        stage_of |= dict.fromkeys(outcome[OutputKind.WEIGHT_GRADIENT], stage.index)
-    order = [i.name for s in stages for i in s.forward.inputs_of(InputKind.PARAMETER)]
-    return {n: grads[n] for n in dict.fromkeys(order) if n in grads}, stage_of
+    return grads
 
 
 def add(sums: Tensors, parts: Mapping[str, Tensor]) -> None:

@@ -74,9 +74,9 @@ def other_sides(
 
     for microbatch, inputs in enumerate(batches):
         before = list(counts)
-        there, _ = chained(stages, weights, inputs, seed, partial(turned, microbatch))
+        there = chained(stages, weights, inputs, seed, partial(turned, microbatch))
         if counts != before:
-            here, _ = chained(stages, weights, inputs, seed)
+            here = chained(stages, weights, inputs, seed)
             add(gradients, {n: there[n] - here[n] for n in here})
     return Sides(counts[0], counts[1], gradients)
 
