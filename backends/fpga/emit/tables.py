@@ -89,8 +89,8 @@ class Pointer:
 def pointers(design: StageDesign) -> list[Pointer]:
     """The memory pointers of a kernel: images of tables, tables that stay in memory, values."""
     beats: dict[str, int] = {}
-    for table in on_chip(design):
-        beats[table.weight.dtype] = table.first_beat + table.beats
+    for own in on_chip(design):
+        beats[own.weight.dtype] = own.first_beat + own.beats
     found = [
         Pointer(f"tables_{identifier(dtype)}", f"engine::beat<{cpp_type(dtype)}>", count)
         for dtype, count in beats.items()
