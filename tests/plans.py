@@ -2,13 +2,12 @@
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.loaded import Loaded
 from pipec.graph.ir import Graph, GraphOutput, InputKind, OutputKind
 from pipec.passes.insert_comm import InsertComm
 from pipec.plan.model import Partition, Plan, cut_stages
@@ -67,21 +66,7 @@ def tied() -> Graph:
     return graph.replace(tied={"embed.weight": ("head.weight",)}, outputs=outputs)
 
 
-@dataclass(frozen=True)
-class Toy:
-    """A graph as a front end would give it."""
-
-    graph: Graph
-    example_inputs: Mapping[str, Tensor]
-    gradients: None = None
-    inner: None = None
-    resized: None = None
-
-    def original(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return run(self.graph, **inputs)
-
-
-def loaded(graph: Graph) -> Toy:
+def loaded(graph: Graph) -> Loaded:
     """The reference of a toy graph, with example inputs."""
     nodes = graph.nodes
     examples = {}
@@ -91,7 +76,7 @@ def loaded(graph: Graph) -> Toy:
         examples[i.name] = (
             torch.arange(t.numel()).reshape(t.shape) % 10 if integer else torch.randn(t.shape)
         )
-    return Toy(graph, examples)
+    return Loaded(graph, examples, lambda inputs: run(graph, **inputs))
 
 
 def files(directory: Path) -> dict[str, bytes]:

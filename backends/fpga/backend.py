@@ -53,8 +53,9 @@ from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.cycles import StageCycles, TimedCheck
 from pipec.compiler.declared import Options, option
 from pipec.compiler.inputs import KINDS, draw
+from pipec.compiler.loaded import Loaded
 from pipec.compiler.same_model import check_same_model
-from pipec.compiler.verify import Progress, Reference, VerifyReport
+from pipec.compiler.verify import Progress, VerifyReport
 from pipec.cost.model import CostModel
 from pipec.errors import BackendError, PlanError
 from pipec.graph.ir import OutputKind
@@ -170,7 +171,7 @@ class FpgaBackend(Backend):
         self,
         plan: Plan,
         stages: Sequence[StageRunner],
-        reference: Reference,
+        reference: Loaded,
         tolerance: float,
         seed: int,
     ) -> list[Comparison]:
@@ -185,7 +186,7 @@ class FpgaBackend(Backend):
         self,
         plan: Plan,
         directory: Path,
-        reference: Reference,
+        reference: Loaded,
         frames: int,
         *,
         seed: int = 0,

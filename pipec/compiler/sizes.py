@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from pipec.compiler.chain import StageRunner, run_chain
 from pipec.compiler.comparison import Comparison, compare
 from pipec.compiler.inputs import choose_inputs
+from pipec.compiler.loaded import Loaded
 from pipec.errors import BackendError, FrontendError
 from pipec.graph.axes import Axes, Sizes, free
 from pipec.graph.ir import Graph, OutputKind, nbytes, tensors
@@ -18,39 +18,10 @@ from pipec.graph.open_sizes import Shapes, resized
 from pipec.plan.model import Plan
 
 
-class AsWritten(Protocol):
-    """A model that can run at any size (`pipec.frontends.base.Loaded`)."""
-
-    @property
-    def graph(self) -> Graph:
-        """The graph traced at the planned sizes."""
-        ...
-
-    @property
-    def example_inputs(self) -> Mapping[str, Tensor]:
-        """One tensor per user input, of the planned sizes."""
-        ...
-
-    @property
-    def original(self) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
-        """The model as written."""
-        ...
-
-    @property
-    def inner(self) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None:
-        """Values of a quantised file's own engine, by node of the graph."""
-        ...
-
-    @property
-    def resized(self) -> Callable[[Mapping[str, tuple[int, ...]]], Graph] | None:
-        """Traces it at other shapes of its inputs."""
-        ...
-
-
 def compare_sizes(
     plan: Plan,
     stages: Sequence[StageRunner],
-    model: AsWritten,
+    model: Loaded,
     axes: Axes,
     tolerance: float,
     seed: int = 0,
@@ -105,7 +76,7 @@ def run_graph(graph: Graph, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def check_sizes(
     plan: Plan,
     stages: Sequence[StageRunner],
-    model: AsWritten,
+    model: Loaded,
     axes: Axes,
     sizes: Sequence[Sizes],
     tolerance: float,

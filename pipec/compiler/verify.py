@@ -27,8 +27,9 @@ from pipec.compiler.backend import Emitted, load_backend
 from pipec.compiler.chain import StageRunner, run_chain
 from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.inputs import KINDS, choose_inputs, draw
+from pipec.compiler.loaded import Loaded
 from pipec.compiler.same_model import DECLARED, check_outputs, check_same_model
-from pipec.compiler.sizes import AsWritten, compare_sizes
+from pipec.compiler.sizes import compare_sizes
 from pipec.compiler.tolerance import packing_step
 from pipec.compiler.verify_training import compare_gradients
 from pipec.errors import PlanError
@@ -60,15 +61,6 @@ Progress = Callable[[str], None]
 """Told what is being done."""
 
 
-class Reference(AsWritten, Protocol):
-    """The model as a front end reads it (`pipec.frontends.base.Loaded`)."""
-
-    @property
-    def gradients(self) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None:
-        """Its gradients by eager autograd, where they can be had."""
-        ...
-
-
 @runtime_checkable
 class Trains(Protocol):
     """A target that emits code for the backward pass and the update too."""
@@ -77,7 +69,7 @@ class Trains(Protocol):
         self,
         plan: Plan,
         stages: Sequence[StageRunner],
-        reference: Reference,
+        reference: Loaded,
         tolerance: float,
         seed: int,
     ) -> list[Comparison]:
@@ -93,7 +85,7 @@ class Streams(Protocol):
         self,
         plan: Plan,
         directory: Path,
-        reference: Reference,
+        reference: Loaded,
         frames: int,
         *,
         seed: int = 0,
@@ -147,7 +139,7 @@ class VerifyReport:
 
 def verify_artifacts(
     directory: Path,
-    reference: Reference,
+    reference: Loaded,
     *,
     seed: int = 0,
     tolerance: float | None = None,
@@ -181,7 +173,7 @@ def verify_artifacts(
 def verify_stages(
     plan: Plan,
     emitted: Emitted,
-    reference: Reference,
+    reference: Loaded,
     *,
     tolerance: float | None = None,
     seed: int = 0,
@@ -254,7 +246,7 @@ class _Check:
 
     plan: Plan
     emitted: Emitted
-    model: Reference
+    model: Loaded
     seed: int
     tolerance: float
     bounds: Mapping[str, Allowed]

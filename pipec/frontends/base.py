@@ -6,19 +6,18 @@ import sys
 import sysconfig
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from traceback import extract_tb
 
 import torch
-from torch import Tensor
 
+from pipec.compiler.loaded import Loaded
 from pipec.errors import FrontendError, PipecError
-from pipec.graph.axes import Axes
-from pipec.graph.ir import Graph
 
+__all__ = ["AUTO", "AUTOCAST", "Frontend", "LoadOptions", "Loaded", "quiet", "user_code"]
 AUTOCAST = ("bfloat16", "float16")
 """What `torch.autocast` casts to."""
 AUTO = "auto"
@@ -74,32 +73,6 @@ class LoadOptions:
         if self.training is not None:
             return self
         return replace(self, training=brings_loss or bool(self.loss))
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model as the compiler sees it, and as its author wrote it.
-
-    Attributes:
-        graph: The traced graph.
-        example_inputs: One tensor per graph input of kind ``INPUT``, by name.
-        original: Runs the model as written, eagerly, on inputs by name; gives outputs by name. It
-            does not change the model (updated buffers are dropped).
-        gradients: The gradients of the model as written, by eager autograd, on inputs by name: by
-            parameter. None where it cannot say (a file is no module; random numbers are drawn).
-        inner: What the engine of a quantised file computes for nodes of the graph on inputs by
-            name: by node. None of other models.
-        axes: Of its inputs, that it leaves open; none unless they were asked for.
-        resized: With open axes, traces it at other shapes of its inputs, by name.
-    """
-
-    graph: Graph
-    example_inputs: Mapping[str, Tensor]
-    original: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-    gradients: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
-    inner: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
-    axes: Axes = field(default_factory=Axes)
-    resized: Callable[[Mapping[str, tuple[int, ...]]], Graph] | None = None
 
 
 class Frontend(ABC):
