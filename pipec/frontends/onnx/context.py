@@ -23,6 +23,8 @@ class Runner(Protocol):
     """What a context asks of the interpreter."""
 
     weights: Weights
+    pinned: frozenset[str]
+    sized: frozenset[str]
 
     def lifted(self, array: Array) -> Tensor | None:
         """What computes a known value that depends on open sizes; see `Interpreter.lifted`."""

@@ -198,7 +198,7 @@ class Interpreter:
         return frame.env[name]
 
     def _outputs(self, ctx: Context, values: list[Value]) -> tuple[Value, ...]:
-        values = promoted(self, ctx, values)
+        values = promoted(ctx, values)
         reasons = []
         for way in self._candidates(ctx, values):
             try:

@@ -1,14 +1,11 @@
 """Which known values are weights: what stands in the weight slot of an op, under its own name."""
 
-from typing import Protocol
-
 import numpy as np
 import onnx
 
 from pipec.frontends.onnx.context import LOWERINGS, Context
 from pipec.frontends.onnx.frame import standard
 from pipec.frontends.onnx.values import Value, known
-from pipec.frontends.onnx.weights import Weights
 from pipec.graph.arrays import Array
 from pipec.graph.ir import InputKind
 
@@ -32,15 +29,7 @@ _VECTORS = {"Mul": (0, 1), "Add": (0, 1)}
 _STATISTICS = {"BatchNormalization": (3, 4)}
 
 
-class Pins(Protocol):
-    """What is asked of the interpreter here."""
-
-    weights: Weights
-    pinned: frozenset[str]
-    sized: frozenset[str]
-
-
-def promoted(runner: Pins, ctx: Context, values: list[Value]) -> list[Value]:
+def promoted(ctx: Context, values: list[Value]) -> list[Value]:
     """The node's inputs with known weights turned into parameters and statistics into buffers.
 
     Old exporters keep weights in Constant and ConstantOfShape nodes. A value becomes a weight at
@@ -52,7 +41,7 @@ def promoted(runner: Pins, ctx: Context, values: list[Value]) -> list[Value]:
         return values
     if all(map(known, values)):
         return values
-    result = list(values)
+    result, runner = list(values), ctx.runner
     for k, value in enumerate(values):
         kind = _kind(op, k, value)
         name = runner.weights.name_of(value) if isinstance(value, np.ndarray) else None
