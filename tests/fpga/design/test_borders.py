@@ -1,5 +1,6 @@
 """Padding is made whoever reads it: by the windows of its reader, or around the maps itself."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -83,8 +84,9 @@ def test_padding_of_what_are_no_maps(shape: tuple[int, ...], sizes: tuple[int, .
     agrees(Wider(), torch.randn(shape))
 
 
-def test_padding_in_front_of_its_own_windows_costs_no_engine() -> None:
-    network = lower(graph_of(Padded(0.0, READERS["conv"]), torch.randn(1, 3, 6, 8)))
+@pytest.mark.parametrize(("number", "reader"), [(0.0, "conv"), (-math.inf, "max")])
+def test_padding_in_front_of_its_own_windows_costs_no_engine(number: float, reader: str) -> None:
+    network = lower(graph_of(Padded(number, READERS[reader]), torch.randn(1, 3, 6, 8)))
     assert len(network.layers) == 1
 
 
