@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,24 @@ def test_a_wrong_stage_is_found(tmp_path: Path) -> None:
     runners[1] = spoiled
     report = verify_stages(plan, Emitted(runners, 1e-5), loaded(graph))
     assert [b.ok for b in report.boundaries] == [True, False, False]
+
+
+@pytest.mark.parametrize("off", [1.0, 1.01])
+def test_stages_that_are_what_was_traced_are_held_to_the_file_too(
+    tmp_path: Path, off: float
+) -> None:
+    """Those of a quantised file: the traced graph, whose outputs are the file's."""
+    graph = chain()
+    emit(cut(graph, 4, 8), tmp_path / "out")
+    plan = load_plan(tmp_path / "out")
+    emitted = replace(TorchBackend().load(plan, tmp_path / "out"), tolerance=1e-5, traced=True)
+    model = loaded(graph)
+    file = replace(
+        model,
+        original=lambda inputs: {n: t * off for n, t in model.original(inputs).items()},
+        inner=lambda _: {},
+    )
+    assert verify_stages(plan, emitted, file).ok is (off == 1.0)
 
 
 def test_what_is_verified_are_the_weights_that_a_run_is_given(
