@@ -42,6 +42,9 @@ MISALIGNED = 3.0
 """How much longer a product takes where rows of an operand do not begin at multiples of 16 bytes:
 "tripling the execution time" of a head with such a vocabulary (Netflix Technology Blog, "Scaling
 LLM Post-Training at Netflix", 2026). The tables have aligned sizes alone."""
+PASS = 3e-6
+"""Seconds of a kernel that streams memory beside those of its bytes: what the package adds for any
+GPU (``mem_empirical_constant_latency`` of its ``systems``)."""
 _HALF = ("bfloat16", "float16")
 _INSTALL = "pip install 'pipec[silicon]'"
 _PRODUCTS = {"linear", "addmm", "mm", "matmul", "bmm", "baddbmm"}
@@ -159,7 +162,7 @@ class Silicon:
             return []
         if size := product_size(node):
             return [self._product(node, size.forward)]
-        return [Roofline().seconds(node, cost, replace(device, launch_seconds=0.0))]
+        return [_streamed(node, cost, device) + PASS]
 
     def _backward(
         self, node: fx.Node, cost: NodeCost, device: Device, weights: set[fx.Node]
@@ -172,16 +175,17 @@ class Silicon:
         """
         rate, packet = device.memory_bandwidth * device.memory_efficiency, _packet(node)
         one = cost.output_bytes / rate
-        kernels = [3 * nbytes(w) / rate for w in node.all_input_nodes if w in weights]
+        kernels = [3 * nbytes(w) / rate + PASS for w in node.all_input_nodes if w in weights]
         if packet == "split":
-            return [*kernels, 2 * one]
+            return [*kernels, 2 * one + PASS]
         if size := product_size(node):
             wanted = size.gradients[int(cost.backward < 2) :]  # of one: nearly always the weight
             kernels += [self._product(node, s) for s in wanted]
-            return kernels + [one] * (len(node.all_input_nodes) > 2)
+            return kernels + [one + PASS] * (len(node.all_input_nodes) > 2)
         passes = 1.5 if packet in _READ_AGAIN else 1.0  # gradient, saved value, result
-        kernels += [cost.backward * passes * k for k in self._forward(node, cost, device)]
-        return kernels + [2 * one] * ("_norm" in packet)
+        if self._forward(node, cost, device):
+            kernels.append(cost.backward * passes * _streamed(node, cost, device) + PASS)
+        return kernels + [2 * one + PASS] * ("_norm" in packet)
 
     def _product(self, node: fx.Node, size: tuple[int, int, int]) -> float:
         width = tensors(node)[0].element_size()
@@ -251,6 +255,11 @@ def with_tables(cluster: Cluster, costs: str) -> Cluster:
         silicon(folder)
     devices = (replace(d, tables=folders.get(d.kind, d.tables)) for d in cluster.devices)
     return replace(cluster, devices=tuple(devices))
+
+
+def _streamed(node: fx.Node, cost: NodeCost, device: Device) -> float:
+    """Seconds of a node's bytes and operations alone."""
+    return Roofline().seconds(node, cost, replace(device, launch_seconds=0.0))
 
 
 def _packet(node: fx.Node) -> str:
