@@ -16,8 +16,20 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 HERE = Path(__file__).parent
-ON_REQUEST = ("gpu", "zoo", "fuzz_onnx", "slow_link", "kills", "soak", "ap_types", "quantised")
+ON_REQUEST = (
+    "gpu",
+    "kernels",
+    "zoo",
+    "fuzz_onnx",
+    "slow_link",
+    "kills",
+    "soak",
+    "ap_types",
+    "quantised",
+)
 """What needs a machine of its own kind, the network, root, or hours."""
 NAMES = sorted(p.stem for p in HERE.glob("*.py") if not p.stem.startswith("_"))
 
@@ -57,11 +69,12 @@ def keep(name: str, words: list[str]) -> int:
 
 
 def machine() -> str:
-    """Processor and number of cores."""
+    """Processor and number of cores, and a GPU where there is one."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.processor() or platform.machine()
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"
+    words = [name, f"{len(os.sched_getaffinity(0))} cores"]
+    return ", ".join(words + [torch.cuda.get_device_name()] * torch.cuda.is_available())
 
 
 def main(names: list[str]) -> int:

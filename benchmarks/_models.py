@@ -32,7 +32,8 @@ class Layer(nn.Module):
         q, k, v = self.qkv(self.n1(x)).view(b, t, 3, h, d // h).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.out(y.transpose(1, 2).reshape(b, t, d))
-        return x + self.down(F.gelu(self.up(self.n2(x))))
+        out: Tensor = x + self.down(F.gelu(self.up(self.n2(x))))
+        return out
 
 
 class Transformer(nn.Module):
@@ -46,7 +47,8 @@ class Transformer(nn.Module):
         x = self.embed(ids)
         for layer in self.layers:
             x = layer(x)
-        return self.head(x)
+        out: Tensor = self.head(x)
+        return out
 
 
 class Block(nn.Module):
@@ -72,7 +74,8 @@ class Cnn(nn.Module):
         x = self.stem(x)
         for layer in self.layers:
             x = layer(x)
-        return self.head(x.mean((2, 3)))
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
 
 
 class Mlp(nn.Module):
@@ -86,7 +89,8 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
-        return self.head(x)
+        out: Tensor = self.head(x)
+        return out
 
 
 class Vgg(nn.Module):
@@ -109,7 +113,8 @@ class Vgg(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
-        return self.head(x.mean((2, 3)))
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
 
 
 class Vit(nn.Module):
@@ -123,7 +128,8 @@ class Vit(nn.Module):
         x = self.patches(x).flatten(2).transpose(1, 2)
         for layer in self.layers:
             x = layer(x)
-        return self.head(x.mean(1))
+        out: Tensor = self.head(x.mean(1))
+        return out
 
 
 class LlamaLayer(nn.Module):
@@ -146,7 +152,8 @@ class LlamaLayer(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(y.transpose(1, 2).reshape(b, t, d))
         y = self.n2(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        out: Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return out
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -168,7 +175,8 @@ class Llama(nn.Module):
         x = self.embed(ids)
         for layer in self.layers:
             x = layer(x, self.cos, self.sin)
-        return self.head(self.norm(x))
+        out: Tensor = self.head(self.norm(x))
+        return out
 
 
 def loss_of(out: Tensor, target: Tensor) -> Tensor:

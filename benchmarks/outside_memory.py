@@ -1,12 +1,17 @@
-"""What a plan promises of a rank's memory, beside what malloc gives out: two ranks on a CPU.
+"""What a plan promises of a rank's memory, beside what malloc or CUDA's allocator gives out.
 
 ``python -m benchmarks.outside_memory chain gpipe,zbv`` compiles ``malloc_count.c``, preloads it
 into two ranks, and trains under each schedule: as it is, with offload, and with recompute, both to
 75 % of the plain peak. A row has the predicted and the counted peak of both ranks. Counted is from
 outside: every block of malloc, the kernels' own scratch included; the host arena, which is mapped,
 is not. Models: ``chain``, ``attention``, ``convolutions``.
+
+``python -m benchmarks.outside_memory all all cuda``: two ranks that share a GPU, on twelve models;
+counted are the active bytes of each rank's caching allocator, kernels' scratch included. What
+cuBLAS keeps for itself, 32 MiB on an H100, is there before and in neither figure.
 """
 
+import argparse
 import ctypes
 import gc
 import json
@@ -14,12 +19,17 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks._models import WORKLOADS
+from pipec.cli.profile import this_kind
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
@@ -28,6 +38,8 @@ from pipec.errors import PassError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
 from pipec.plan.model import Plan
+from pipec.runtime.allocations import CudaAllocator
+from pipec.runtime.device import device_of
 from pipec.runtime.distributed import DistributedPipeline, process_group
 from pipec.runtime.executor import Batch, Settings
 from pipec.runtime.host_memory import keep_freed_memory
@@ -38,6 +50,7 @@ from tests.runtime.pipelines import batches
 SCHEDULES = {"gpipe": 2, "1f1b": 2, "interleaved": 4, "zb-h1": 2, "zbv": 4, "pipedream": 2}
 """Schedule to its stages on two ranks."""
 MICROBATCHES, SHARE = 6, 0.75
+_AT_ONCE = 7
 WAYS = ("plain", "offload", "recompute")
 Row = tuple[list[float], list[int]]
 """Predicted and counted bytes of both ranks."""
@@ -82,45 +95,106 @@ MODELS = {
 }
 
 
+def workload(name: str, rows: int) -> Case:
+    """A model of the other benchmarks, with so many samples in a microbatch."""
+    work = WORKLOADS[name]
+
+    def batch(k: int) -> tuple[tuple[torch.Tensor, ...], object]:
+        torch.manual_seed(k)
+        x, y = work.data(rows)
+        return (x,), y
+
+    return Case(work.make, work.loss, batch)
+
+
+class Half(nn.Module):
+    """A model under autocast."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the model gives, in float32."""
+        with torch.autocast("cpu", torch.bfloat16):
+            found: torch.Tensor = self.model(x)
+        return found.float()
+
+
+def halved(make: Callable[[], nn.Module]) -> nn.Module:
+    """The model under autocast."""
+    return Half(make())
+
+
+def on_a_gpu() -> dict[str, Case]:
+    """Twelve models."""
+    found = MODELS | {name: workload(name, 32) for name in WORKLOADS}
+    for name in ("transformer", "llama", "vgg"):
+        case = found[name]
+        found[f"{name}-bf16"] = Case(partial(halved, case.model), case.loss, case.batch)
+    return found
+
+
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """With a momentum, so that there is state."""
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
-def counted(model: str, schedules: list[str]) -> dict[str, dict[str, Row]]:
+def counted(model: str, schedules: list[str], device: str = "cpu") -> dict[str, dict[str, Row]]:
     """Schedule and way to predicted and counted peaks; a way that is refused is not there."""
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "malloc_count.so"
-        source = Path(__file__).with_name("malloc_count.c")
-        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+        more = {"OMP_NUM_THREADS": "1", "PIPEC_IS_COUNTED": "1"}
+        if device == "cpu":
+            library = Path(folder) / "malloc_count.so"
+            source = Path(__file__).with_name("malloc_count.c")
+            subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+            more["LD_PRELOAD"] = str(library)
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        command += ["--rdzv-endpoint", "127.0.0.1:0", "--rdzv-backend", "c10d"]
         command += ["-m", __name__ if __name__ != "__main__" else "benchmarks.outside_memory"]
-        more = {"LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1", "PIPEC_IS_COUNTED": "1"}
         ran = subprocess.run(
-            [*command, model, ",".join(schedules)],
+            [*command, model, ",".join(schedules), device],
             env=os.environ | more, capture_output=True, text=True, check=True,
         )  # fmt: skip
     found: dict[str, dict[str, Row]] = json.loads(ran.stdout)
     return found
 
 
-def peak_of_malloc(plan: Plan, batch: Batch) -> int:
-    """Most bytes of malloc in the second of two rounds, above those without a pipeline."""
-    library = ctypes.CDLL(None)
-    library.malloc_live.restype = library.malloc_peak.restype = ctypes.c_long
-    gc.collect()
-    before = library.malloc_live()
-    pipeline = DistributedPipeline(plan, batch, Settings(sgd), device="cpu")
-    pipeline.round()
-    gc.collect()
-    library.malloc_forget_peak()
-    pipeline.round()
-    found: int = library.malloc_peak() - before
-    return found
+class Malloc:
+    """What `malloc_count.c` counts."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(None)
+        for name in ("malloc_live", "malloc_peak"):
+            getattr(self._library, name).restype = ctypes.c_long
+
+    def reset(self) -> int:
+        """Forget the peak; the bytes that are held now."""
+        self._library.malloc_forget_peak()
+        return int(self._library.malloc_live())
+
+    @property
+    def peak(self) -> int:
+        """Most bytes since."""
+        return int(self._library.malloc_peak())
 
 
-def plans(case: Case, schedule: str) -> tuple[dict[str, Plan], Batch]:
+def outside_peak(plan: Plan, batch: Batch, device: str) -> int:
+    """Most bytes held in the second of two rounds, above those without a pipeline."""
+    counter = Malloc() if device == "cpu" else CudaAllocator(torch.device(device))
+    gc.collect()
+    before = counter.reset()
+    pipeline = DistributedPipeline(plan, batch, Settings(sgd), device=device)
+    pipeline.round()
+    gc.collect()
+    counter.reset()
+    pipeline.round()
+    return counter.peak - before
+
+
+def plans(case: Case, schedule: str, device: str) -> tuple[dict[str, Plan], Batch]:
     """The plan of a schedule, whose stages are measured, by the ways that can be had."""
+    kind, compute = this_kind(device), device_of(device)
     args, target = case.batch(0)
     graph = trace(seeded(case), args, loss=Loss(case.loss, target), source=Source("memory", ""))
     batch = batches(case, graph)
@@ -128,9 +202,9 @@ def plans(case: Case, schedule: str) -> tuple[dict[str, Plan], Batch]:
     cut = f"partition{{stages={SCHEDULES[schedule]} schedule={told}}}"
     first = f"simplify,annotate-cost,{cut},insert-comm,differentiate,time-stages"
     last = f"schedule{{generator={told}}},simulate"
-    base = make_plan(graph, parse_cluster("2xcpu"), passes=parse_pipeline(first))
+    base = make_plan(graph, parse_cluster(f"2x{kind}"), passes=parse_pipeline(first))
     plain = run_passes(parse_pipeline(last), base)
-    base = Profiler(plain, batch, Settings(sgd)).measure(0.0).on(base, "cpu")
+    base = Profiler(plain, batch, Settings(sgd), compute=compute).measure(0.0).on(base, kind)
     found = {"plain": run_passes(parse_pipeline(last), base)}
     assert found["plain"].timeline is not None
     limit = SHARE * max(found["plain"].timeline.peak_bytes)
@@ -143,45 +217,62 @@ def plans(case: Case, schedule: str) -> tuple[dict[str, Plan], Batch]:
     return found, batch
 
 
-def measured(model: str, schedules: list[str]) -> dict[str, dict[str, Row]]:
+def measured(model: str, schedules: list[str], device: str) -> dict[str, dict[str, Row]]:
     """What both ranks find, on rank 0."""
+    models = MODELS if device == "cpu" else on_a_gpu()
     found: dict[str, dict[str, Row]] = {}
     for schedule in schedules:
-        ways, batch = plans(MODELS[model], schedule)
+        ways, batch = plans(models[model], schedule, device)
         found[schedule] = {}
         for way, plan in ways.items():
             peaks: list[int] = [0, 0]
-            dist.all_gather_object(peaks, peak_of_malloc(plan, batch))
+            dist.all_gather_object(peaks, outside_peak(plan, batch, device))
             assert plan.timeline is not None
             found[schedule][way] = list(plan.timeline.peak_bytes), peaks
     return found
 
 
-def rank(model: str, schedules: list[str]) -> None:
+def rank(model: str, schedules: list[str], device: str) -> None:
     """What a rank does."""
     torch.set_num_threads(1)
     keep_freed_memory()
-    with process_group(device="cpu"):
-        found = measured(model, schedules)
+    with process_group(device=device):
+        found = measured(model, schedules, device)
         if dist.get_rank() == 0:
             print(json.dumps(found), flush=True)
 
 
-def main(models: list[str], schedules: list[str]) -> None:
-    """Print a table per model."""
-    for model in models:
-        print(f"{model:13} {'':10}   predicted MB      counted MB     counted above predicted")
-        for schedule, ways in counted(model, schedules).items():
-            for way, (want, got) in ways.items():
-                pair = "   ".join("  ".join(f"{b / 1e6:6.2f}" for b in row) for row in (want, got))
-                off = "  ".join(f"{g / w - 1:+6.1%}" for w, g in zip(want, got, strict=True))
-                print(f"{schedule:13} {way:10} {pair}   {off}", flush=True)
+def show(job: tuple[str, list[str], str]) -> str:
+    """The rows of one model under some schedules."""
+    lines = list[str]()
+    for schedule, ways in counted(*job).items():
+        for way, (want, got) in ways.items():
+            pair = "   ".join("  ".join(f"{b / 1e6:6.2f}" for b in row) for row in (want, got))
+            off = "  ".join(f"{g / w - 1:+6.1%}" for w, g in zip(want, got, strict=True))
+            lines.append(f"{schedule:13} {way:10} {pair}   {off}")
+    return "\n".join(lines)
+
+
+def main(models: list[str], schedules: list[str], device: str) -> None:
+    """Print a table per model; what shares a GPU only shares its time."""
+    parts = [schedules] if device == "cpu" else [[s] for s in schedules]
+    with ThreadPoolExecutor(1 if device == "cpu" else _AT_ONCE) as pool:
+        rows = pool.map(show, [(m, part, device) for m in models for part in parts])
+        for model in models:
+            print(f"{model:13} {'':10}   predicted MB      counted MB     counted above predicted")
+            for _ in parts:
+                print(next(rows), flush=True)
 
 
 if __name__ == "__main__":
-    given = [a.split(",") for a in sys.argv[1:]]
-    models, schedules = given + [list(MODELS), list(SCHEDULES)][len(given) :]
+    parser = argparse.ArgumentParser(description=__doc__)
+    for word, default in (("models", "all"), ("schedules", "all"), ("device", "cpu")):
+        parser.add_argument(word, nargs="?", default=default)
+    told = parser.parse_args()
+    known = MODELS if told.device == "cpu" else on_a_gpu()
+    models = list(known) if told.models == "all" else told.models.split(",")
+    schedules = list(SCHEDULES) if told.schedules == "all" else told.schedules.split(",")
     if os.environ.get("PIPEC_IS_COUNTED"):
-        rank(models[0], schedules)
+        rank(models[0], schedules, told.device)
     else:
-        main(models, schedules)
+        main(models, schedules, told.device)

@@ -8,6 +8,7 @@ rank 1   stage 1: the same at the same time      ...    to and fro
 Ranks measure at the same time, since that is how they will compute: they share memory bandwidth.
 """
 
+import gc
 import statistics
 import time
 from collections import deque
@@ -257,6 +258,7 @@ class Profiler:
     def _row(self, index: int, name: str) -> Row:
         if self._rows is not None and (index, name) in self._rows:
             return self._rows[index, name]
+        gc.collect()  # executors are in cycles, and the rows before held weights and optimizers
         program = self._programs[name]
         row = Row(program, index, self._batch, self._settings, self._device, self._clock)
         if self._rows is not None:

@@ -2,6 +2,10 @@
 
 Two nodes with the same op on arguments of the same types take the same time and share a median.
 Where the graph has a loss, their backwards are timed too, by autograd; its own time is taken off.
+
+On a GPU a node takes what its kernels take, or what the host takes to launch them if that is more:
+as in a stage, where the host is ahead unless nodes are short. So it is launched while the GPU is
+kept busy, some times in a row, between two events.
 """
 
 import operator
@@ -19,8 +23,11 @@ from pipec.cost.count import count, moves_data
 from pipec.cost.table import CostTable
 from pipec.errors import CostError
 from pipec.graph.ir import Graph, OutputKind, flat_tensors, op_name, origin
-from pipec.graph.torch_private import FakeTensor
+from pipec.graph.torch_private import FakeTensor, keep_busy
 
+_LAUNCHES, _BUSY = 4, 1_000_000
+"""Runs of a node in a row on a GPU, and cycles before them: half a millisecond, to launch them in.
+"""
 Progress = Callable[[str], None]
 """Told the name of every node when it is done."""
 
@@ -110,18 +117,22 @@ def measure(
     key_of: dict[str, object] = {}
     samples: dict[object, list[Both]] = {}
     for turn in range(how.warmup + how.repeats):
-        for node, key, took in _pass(graph, dict(given), how, needing):
+        for node, key, took in _pass(graph, dict(given), how, needing, bare):
             if turn >= how.warmup:
                 samples.setdefault(key, []).append(took)
             if not turn:
                 key_of[node.name] = key
                 progress(node.name)
-    median = {key: _median(found, bare) for key, found in samples.items()}
+    median = {key: _median(found) for key, found in samples.items()}
     return {name: median[key] for name, key in key_of.items()}
 
 
 def _pass(
-    graph: Graph, env: dict[fx.Node, Any], how: Measuring, needing: frozenset[fx.Node]
+    graph: Graph,
+    env: dict[fx.Node, Any],
+    how: Measuring,
+    needing: frozenset[fx.Node],
+    bare: float,
 ) -> Iterator[tuple[fx.Node, object, Both]]:
     """Run the graph once: every node with what makes it equal to others, and what it took.
 
@@ -135,7 +146,7 @@ def _pass(
             with torch.no_grad():
                 forward, result = _timed(_call(node, env, how.device), how)
             run = _backward(node, env, how.device, needing) if node in needing else None
-            backward = _timed(run, how)[0] if run else 0.0
+            backward = _timed(run, how, bare)[0] if run else 0.0
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             raise CostError(
                 "a node cannot be run",
@@ -149,9 +160,8 @@ def _pass(
                 env.pop(read, None)
 
 
-def _median(found: Sequence[Both], bare: float) -> Both:
-    backward = statistics.median(b.backward for b in found)
-    return Both(statistics.median(b.forward for b in found), max(0.0, backward - bare))
+def _median(found: Sequence[Both]) -> Both:
+    return Both(*map(statistics.median, zip(*found, strict=True)))
 
 
 def _backward(
@@ -166,7 +176,9 @@ def _backward(
         return None
     leaves = [t for value in wanted.values() for t in flat_tensors(value) if t.requires_grad]
     given = [torch.ones_like(t) for t in outputs]
-    return lambda: torch.autograd.grad(outputs, leaves, given, allow_unused=True)
+    return lambda: torch.autograd.grad(
+        outputs, leaves, given, allow_unused=True, retain_graph=device == "cuda"
+    )
 
 
 def _bare_backward(how: Measuring) -> float:
@@ -198,14 +210,28 @@ def _call(node: fx.Node, env: Mapping[fx.Node, Any], device: str) -> Callable[[]
     return lambda: target(*args, **kwargs)
 
 
-def _timed(run: Callable[[], Any], how: Measuring) -> tuple[float, Any]:
-    """Seconds, and the result."""
-    wait: Callable[[], object] = torch.cuda.synchronize if how.device == "cuda" else int
-    wait()
+def _timed(run: Callable[[], Any], how: Measuring, bare: float = 0.0) -> tuple[float, Any]:
+    """Seconds without the ``bare`` ones of the processor, and the result."""
+    if how.device == "cuda":
+        return _launched(run, how, bare)
     start = how.clock()
     result = run()
-    wait()
-    return how.clock() - start, result
+    return max(0.0, how.clock() - start - bare), result
+
+
+def _launched(run: Callable[[], Any], how: Measuring, bare: float) -> tuple[float, Any]:
+    """Seconds of the kernels, or of the processor that launches them if these are more."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    keep_busy(_BUSY)
+    begin.record()
+    start = how.clock()
+    results = [run() for _ in range(_LAUNCHES)]
+    host = how.clock() - start
+    end.record()
+    torch.cuda.synchronize()
+    device = begin.elapsed_time(end) / 1e3
+    return max(device, host - _LAUNCHES * bare) / _LAUNCHES, results[-1]
 
 
 def _types(node: fx.Node, env: Mapping[fx.Node, Any]) -> Any:

@@ -48,6 +48,7 @@ GPU (``mem_empirical_constant_latency`` of its ``systems``)."""
 _HALF = ("bfloat16", "float16")
 _INSTALL = "pip install 'pipec[silicon]'"
 _PRODUCTS = {"linear", "addmm", "mm", "matmul", "bmm", "baddbmm"}
+_SPLITS = {"split", "split_with_sizes", "chunk", "unbind"}
 _READ_AGAIN = {"softmax", "_softmax", "log_softmax", "_log_softmax", "gelu", "silu", "layer_norm",
                "native_layer_norm", "rms_norm"}  # fmt: skip
 
@@ -176,7 +177,7 @@ class Silicon:
         rate, packet = device.memory_bandwidth * device.memory_efficiency, _packet(node)
         one = cost.output_bytes / rate
         kernels = [3 * nbytes(w) / rate + PASS for w in node.all_input_nodes if w in weights]
-        if packet == "split":
+        if packet in _SPLITS:
             return [*kernels, 2 * one + PASS]
         if size := product_size(node):
             wanted = size.gradients[int(cost.backward < 2) :]  # of one: nearly always the weight

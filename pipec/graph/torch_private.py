@@ -27,6 +27,13 @@ from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
+    "BATCH_NORMS",
+    "EFFICIENT",
+    "EFFICIENT_BACKWARD",
+    "FLASH",
+    "FLASH_BACKWARD",
+    "ON_CPUS",
+    "ON_CPUS_BACKWARD",
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
@@ -50,6 +57,7 @@ __all__ = [
     "is_composite",
     "is_mutable",
     "is_view",
+    "keep_busy",
     "later_hooks",
     "must_decompose",
     "muted",
@@ -64,6 +72,20 @@ __all__ = [
     "without_stack_traces",
 ]
 
+ON_CPUS, FLASH, EFFICIENT = (
+    getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
+    for name in ("flash_attention_for_cpu", "flash_attention", "efficient_attention")
+)
+ON_CPUS_BACKWARD, FLASH_BACKWARD, EFFICIENT_BACKWARD = (
+    getattr(torch.ops.aten, f"{op.name().removeprefix('aten::')}_backward").default
+    for op in (ON_CPUS, FLASH, EFFICIENT)
+)
+"""Fused attention of CPUs, and the two of GPUs."""
+BATCH_NORMS = (
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+    torch.ops.aten._native_batch_norm_legit.no_stats,  # noqa: SLF001
+)
 below_autograd = torch._C._AutoDispatchBelowAutograd  # noqa: SLF001
 """A context in which ops skip autograd, the level at which composite ops are taken apart."""
 
@@ -174,6 +196,11 @@ def fake_kernel(op: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., 
         return kernel
 
     return register
+
+
+def keep_busy(cycles: int) -> None:
+    """Let the current stream of the current GPU do nothing for so many cycles of its clock."""
+    torch.cuda._sleep(cycles)  # noqa: SLF001
 
 
 def fake_like(meta: torch.Tensor, device: torch.device, mode: FakeTensorMode) -> torch.Tensor:

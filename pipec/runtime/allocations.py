@@ -39,7 +39,9 @@ def counting(executor: Executor) -> Iterator[Counter]:
 
 
 class CudaAllocator:
-    """Bytes that the caching allocator has given out.
+    """Bytes that the caching allocator has given out and not yet got back.
+
+    A block that another stream still reads counts until it is done, though nobody holds it.
 
     Args:
         device: The GPU.
@@ -51,12 +53,12 @@ class CudaAllocator:
     @property
     def peak(self) -> int:
         """Most bytes held since the last reset."""
-        return torch.cuda.max_memory_allocated(self._device)
+        return int(torch.cuda.memory_stats(self._device)["active_bytes.all.peak"])
 
     def reset(self) -> int:
         """Forget the peak; the bytes that are held now."""
         torch.cuda.reset_peak_memory_stats(self._device)
-        return torch.cuda.memory_allocated(self._device)
+        return int(torch.cuda.memory_stats(self._device)["active_bytes.all.current"])
 
 
 class Allocations(TorchDispatchMode):

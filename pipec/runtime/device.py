@@ -2,8 +2,8 @@
 
 ```text
             CPU                          CUDA
-copies      to memory mapped for them    pinned host buffers, a copy stream, events
-time        wall clock                   events on the compute stream, read at the end of a round
+copies      to memory mapped for them    pinned host buffers, a stream out and one back, events
+time        wall clock                   events on the streams, read at the end of a round
 ```
 """
 
@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -27,10 +27,12 @@ class Copied:
     Attributes:
         buffer: Where it goes.
         done: Recorded behind the copy; None where copies end before they return.
+        read: What it reads, held until what is computed waits for the copy.
     """
 
     buffer: torch.Tensor
     done: torch.cuda.Event | None = None
+    read: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def ended(self) -> bool:
@@ -44,16 +46,23 @@ class Copied:
         return self.buffer
 
 
+Moment = float | torch.cuda.Event
+
+
 class Device:
     """A device that computes when it is told to: a CPU.
 
     Args:
         torch_device: As torch calls it.
+
+    Attributes:
+        copied: When the last copy to or from host memory began and ended, where it runs by itself.
     """
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch = torch_device
         self.host = HostArena()
+        self.copied: tuple[Moment, Moment] | None = None
         self._seconds = 0.0
 
     @contextmanager
@@ -78,6 +87,18 @@ class Device:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
+    def set_clock(self) -> None:
+        """Before the first `moment` of a round."""
+
+    def moment(self) -> Moment:
+        """When all is computed that was begun before."""
+        return time.perf_counter()
+
+    def seconds(self, moment: Moment) -> float:
+        """By ``time.perf_counter``; the moment must be past."""
+        assert isinstance(moment, float)
+        return moment
+
     def room(self, nbytes: int) -> torch.Tensor:
         """A buffer in host memory, with unspecified contents; `host` takes it back."""
         return self.host.take(nbytes)
@@ -98,25 +119,33 @@ class Device:
 
 
 class CudaDevice(Device):
-    """A GPU: copies run beside compute, on a stream of their own."""
+    """A GPU: copies run beside compute and beside each other, on streams of their own.
+
+    Memory is taken and given back in the order of the compute stream. So what a copy out reads is
+    held until that stream waits for the copy, which `Moves` asks for where the schedule does.
+    """
 
     def __init__(self, torch_device: torch.device) -> None:
         super().__init__(torch_device)
-        self._copies = torch.cuda.Stream(torch_device)
+        self._out, self._back = torch.cuda.Stream(torch_device), torch.cuda.Stream(torch_device)
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self.set_clock()
 
     @property
     def _generators(self) -> list[torch.device]:
         return [self.torch]
 
+    def _event(self, stream: torch.cuda.Stream | None = None) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream or torch.cuda.current_stream(self.torch))
+        return event
+
     @contextmanager
     def timed(self) -> Iterator[None]:
         """Mark what is computed inside by two events on the compute stream."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+        begin = self._event()
         yield
-        end.record()
-        self._spans.append((begin, end))
+        self._spans.append((begin, self._event()))
 
     def busy(self) -> float:
         """Seconds between the marks; waits until all of them are reached."""
@@ -125,33 +154,51 @@ class CudaDevice(Device):
         self._spans.clear()
         return float(sum(milliseconds)) / 1e3
 
+    def set_clock(self) -> None:
+        """Note where the compute stream is now: events only tell how far they are apart."""
+        torch.cuda.synchronize(self.torch)
+        self._origin, self._begin = self._event(), time.perf_counter()
+
+    def moment(self) -> Moment:
+        """When the compute stream gets here."""
+        return self._event()
+
+    def seconds(self, moment: Moment) -> float:
+        """By ``time.perf_counter``; the moment must be past."""
+        assert isinstance(moment, torch.cuda.Event)
+        return self._begin + float(self._origin.elapsed_time(moment)) / 1e3
+
     def room(self, nbytes: int) -> torch.Tensor:
         """Pinned, so that copies can run beside compute."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def to_host(self, tensors: Sequence[torch.Tensor], types: Sequence[TensorType]) -> Copied:
-        """Pack on the device, and copy to pinned memory once that is written."""
-        buffer = pack(tensors, types)
-        host = self.room(buffer.nbytes)
-        self._copies.wait_stream(torch.cuda.current_stream(self.torch))
-        with torch.cuda.stream(self._copies):
-            host.copy_(buffer, non_blocking=True)
-        buffer.record_stream(self._copies)  # not handed out again before the copy has read it
-        return Copied(host, self._copies.record_event())
+        """Copy each tensor to its place in pinned memory, once it is written."""
+        host = self.room(packed_bytes(types))
+        self._out.wait_stream(torch.cuda.current_stream(self.torch))
+        begin = self._event(self._out)
+        with torch.cuda.stream(self._out):
+            pack(tensors, types, host, waits=False)
+        self.copied = begin, (done := self._event(self._out))
+        return Copied(host, done, list(tensors))
 
     def from_host(self, copy: Copied) -> Copied:
-        """Copy back; both copies share a stream, so this one starts after the first ended."""
+        """Copy back, once the first copy has ended."""
         buffer = torch.empty(copy.buffer.shape, dtype=copy.buffer.dtype, device=self.torch)
-        self._copies.wait_stream(torch.cuda.current_stream(self.torch))
-        with torch.cuda.stream(self._copies):
+        self._back.wait_stream(torch.cuda.current_stream(self.torch))
+        if copy.done is not None:
+            self._back.wait_event(copy.done)
+        begin = self._event(self._back)
+        with torch.cuda.stream(self._back):
             buffer.copy_(copy.buffer, non_blocking=True)
-        buffer.record_stream(self._copies)
-        return Copied(buffer, self._copies.record_event())
+        self.copied = begin, (done := self._event(self._back))
+        return Copied(buffer, done)
 
     def wait(self, arriving: Copied) -> torch.Tensor:
         """Let the compute stream, not the caller, wait for the copy."""
         if arriving.done is not None:
             torch.cuda.current_stream(self.torch).wait_event(arriving.done)
+        arriving.read.clear()
         return arriving.buffer
 
 

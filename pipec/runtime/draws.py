@@ -101,16 +101,18 @@ def reseeded(module: fx.GraphModule, numbers: Draws, device: torch.device) -> fx
     for number, node in zip(numbers, drawing, strict=True):
         if number is not None:
             with graph.inserting_before(node):
-                graph.call_function(_seed, (number, device.type == "cuda"))
+                graph.call_function(
+                    _seed, (number, device.index if device.type == "cuda" else None)
+                )
                 _put_in_order(node)
     return fx.GraphModule(module, graph)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _seed(draw: int, on_gpu: bool) -> None:
+def _seed(draw: int, gpu: int | None) -> None:
     seeds = _seeds.get()
     if seeds is not None:
         seed = seeds(draw)
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` asks every kind of device
-        if on_gpu:
-            torch.cuda.manual_seed(seed)
+        if gpu is not None:
+            torch.cuda.default_generators[gpu].manual_seed(seed)

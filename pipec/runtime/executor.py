@@ -9,7 +9,6 @@ It knows what each action means and nothing about how the schedule came to be: w
 which weight version and which channel are data on the action.
 """
 
-import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -24,7 +23,7 @@ from pipec.graph.autocast import refuse_autocast
 from pipec.graph.eager import is_absent
 from pipec.graph.ir import InputKind, OutputKind
 from pipec.runtime.coupling import check_uncoupled
-from pipec.runtime.device import Device
+from pipec.runtime.device import Device, Moment
 from pipec.runtime.draws import stream
 from pipec.runtime.moves import Moves
 from pipec.runtime.program import Program, StageProgram, gradient_of
@@ -250,6 +249,8 @@ class Executor:
             self.rounds.begin(shares)
         if self.recorded is not None and not draining:
             self.recorded = Recorded()
+            self.compute.set_clock()
+        self._moments: list[tuple[int, Moment, Moment, int]] = []
         self._row = self.rounds.row()
         self.moves.start(self._row)
 
@@ -285,7 +286,7 @@ class Executor:
         if self.finished:
             return False
         self.moves.forward_copies()
-        begin = time.perf_counter()
+        begin = self.compute.moment() if self._records else 0.0
         if self._doing is None:
             self._doing = iter(self._begin() or ())
         gone_on = next(self._doing, None)
@@ -295,14 +296,28 @@ class Executor:
         if self._at == len(self._row):
             self.finished = True
             return True
-        if self.recorded is not None and not self.rounds.draining:
-            if self.compute.torch.type == "cuda":
-                torch.cuda.synchronize(self.compute.torch)
-            end = time.perf_counter()
-            place = self._row[self._at].place
-            self.recorded.rows.append((place, begin, end, self.saved_bytes))
+        if self._records:
+            self._record(begin)
         self._at += 1
         return True
+
+    @property
+    def _records(self) -> bool:
+        return self.recorded is not None and not self.rounds.draining
+
+    def _record(self, begin: Moment) -> None:
+        turn, copied = self._row[self._at], self.compute.copied
+        moves = turn.action.kind in (_K.OFFLOAD, _K.FETCH)
+        begin, end = copied if moves and copied else (begin, self.compute.moment())
+        self._moments.append((turn.place, begin, end, self.saved_bytes))
+
+    def _keep_record(self) -> None:
+        """The round's moments as seconds, once the device is idle."""
+        if self.recorded is not None:
+            at = self.compute.seconds
+            rows = ((place, at(b), at(e), held) for place, b, e, held in self._moments)
+            self.recorded.rows += rows
+        self._moments.clear()
 
     def _begin(self) -> Waits | None:
         """The next action, or what the end of the row has waited for."""
@@ -327,6 +342,7 @@ class Executor:
             for w in self.weights.values():
                 w.rebase()
         self.result.busy = self.compute.busy()
+        self._keep_record()
         self.result.norm = self._steps.norm
         return self.result
 
@@ -375,6 +391,7 @@ class Executor:
         held = weights.at(action.version)
         tensors = held.tensors
         self.result.versions.append((action, held.updates.count))
+        self.moves.make_room(action.stage)
         with self.compute.own_random() if runner.random else nullcontext():
             seeds = partial(stream, self.settings.seed, self.rounds.origin + m)
             outcome = runner.forward(m, tensors, values, inputs, seeds)

@@ -8,7 +8,7 @@ coming    (stage, microbatch) -> buffers       from FETCH to the backward that r
 ```
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +23,7 @@ from pipec.runtime.tensors import pack, unpack
 from pipec.runtime.transport import Message, Transport, Waits, until
 from pipec.runtime.weights import StageWeights, Updates, Version
 from pipec.schedule.action import Action
+from pipec.schedule.channels import ChannelKind
 
 Key = tuple[str, int]
 
@@ -50,11 +51,15 @@ class Moves:
         self._host: dict[Message, Copied] = {}
         self._coming: dict[tuple[int, int], list[tuple[str, Copied | Message]]] = {}
         self._leaving: deque[tuple[Message, Copied]] = deque()
+        self._out: defaultdict[str, deque[Copied]] = defaultdict(deque)
 
     def load(self, program: Program, rounds: Rounds, others: Sequence[Program] = ()) -> None:
         """Take another schedule, or further shapes; between rounds only."""
         self._messages = Messages(program, rounds, others)
         self._rank = rounds.device
+        slots = [c for c in program.schedule.channels if c.kind is ChannelKind.H]
+        self._depths = {c.name: c.depth for c in slots}
+        self._slots = {s.index: [c for c in slots if c.src == s.index] for s in program.stages}
 
     def start(self, row: list[Turn]) -> None:
         """Begin a round: tell the transport what will come."""
@@ -78,6 +83,8 @@ class Moves:
 
     def keep(self) -> None:
         """End a round: what was fetched for a later one arrives, so that nothing is under way."""
+        for slot in self._out:
+            self._reclaim(slot, 0)
         for coming in self._coming.values():
             coming[:] = [(channel, Copied(self._arrived(at))) for channel, at in coming]
 
@@ -98,6 +105,18 @@ class Moves:
             if isinstance(at, Copied)
         ]
         return sum(t.nbytes for moved in found for t in moved.values())
+
+    def make_room(self, stage: int) -> None:
+        """A forward waits until its slots have room, as the schedule says (`dependencies`)."""
+        for slot in self._slots[stage]:
+            if slot.depth is not None:
+                self._reclaim(slot.name, max(slot.depth, 1) - 1)
+
+    def _reclaim(self, slot: str, on_the_way: int) -> None:
+        """Wait for the oldest copies out of a slot until no more are under way."""
+        copies = self._out[slot]
+        while copies and (len(copies) > on_the_way or copies[0].ended):
+            self._device.wait(copies.popleft())
 
     def put(self, channel: str, microbatch: int, tensor: torch.Tensor) -> None:
         """Hold a value until it is sent or read."""
@@ -134,11 +153,15 @@ class Moves:
         message = self._messages.of(action)
         if not message.host:
             self._transport.send(message, pack(tensors, types))
-        elif message.src == message.dst:
-            self._host[message] = self._device.to_host(tensors, types)
         else:
-            self._leaving.append((message, self._device.to_host(tensors, types)))
-            self.forward_copies()
+            copy = self._device.to_host(tensors, types)
+            if copy.read:
+                self._out[action.channel].append(copy)
+            if message.src == message.dst:
+                self._host[message] = copy
+            else:
+                self._leaving.append((message, copy))
+                self.forward_copies()
 
     def forward_copies(self, *, wait: bool = False) -> None:
         """Send on what has reached host memory; all of it if told to wait."""
@@ -154,6 +177,8 @@ class Moves:
         message, at = self._messages.of(action), (action.stage, action.microbatch)
         coming: Copied | Message = message
         if message.src == message.dst:
+            if self._depths[action.channel] == 0:
+                self._reclaim(action.channel, 0)
             coming = self._device.from_host(self._host.pop(message))
         # else a fetch runs beside compute; no copy to a CPU can begin before the backward
         elif not (message.host and self._transport.waits and self._device.torch.type == "cpu"):

@@ -167,14 +167,17 @@ class Row:
         return found
 
 
+def _wait_for(device: torch.device) -> None:
+    """Until it is idle: a GPU computes and receives while the processor goes on."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def _seconds(executor: Executor, clock: Clock) -> float:
-    wait: Callable[[], object] = (
-        torch.cuda.synchronize if executor.compute.torch.type == "cuda" else int
-    )
-    wait()
+    _wait_for(executor.compute.torch)
     begin = clock()
     executor.advance()
-    wait()
+    _wait_for(executor.compute.torch)
     return clock() - begin
 
 
@@ -246,6 +249,7 @@ def _sums(transport: Transport, rank: int, size: int, where: torch.device, repea
     for k in range(repeats):
         begin = time.perf_counter()
         transport.reduce(Meeting(f"sum{size} {k}", rank, (0, 1)), [tensor])
+        _wait_for(where)
         found.append(time.perf_counter() - begin)
     return statistics.median(found[1:])
 
@@ -265,10 +269,12 @@ def _round_trips(
         started, begin = time.perf_counter(), time.process_time()
         if rank:
             transport.receive(come)
+            _wait_for(where)
             transport.send(out, tensor)
         else:
             transport.send(out, tensor)
             transport.receive(come)
+        _wait_for(where)
         trips.append(time.perf_counter() - started)
         spent.append(time.process_time() - begin)
     transport.finish()

@@ -87,7 +87,7 @@ class Steps:
         """Find the norm of all gradients; the factor on them, NaN if their update is left out."""
         names = sorted({n for s in self._program.stages for n in self._program.trained(s.index)})
         place = {n: k for k, n in enumerate(names)}
-        squares = torch.zeros(len(names), dtype=torch.float64)
+        squares = torch.zeros(len(names), dtype=torch.float64, device=executor.compute.torch)
         scale = executor.scaling.scale
         for name, gradient, count in self._own_gradients(executor):
             numbers = torch.view_as_real(gradient) if gradient.is_complex() else gradient

@@ -74,6 +74,8 @@ def pack(
     tensors: Sequence[torch.Tensor],
     types: Sequence[TensorType],
     buffer: torch.Tensor | None = None,
+    *,
+    waits: bool = True,
 ) -> torch.Tensor:
     """All tensors in one buffer of bytes, each without repetition, as it lies in memory.
 
@@ -81,6 +83,7 @@ def pack(
         tensors: What to copy.
         types: Theirs.
         buffer: Where to; `packed_bytes` long. One on the device of the tensors if absent.
+        waits: Whether copies from a GPU to host memory have ended on return.
     """
     offsets = _offsets(types)
     if buffer is None:
@@ -89,7 +92,7 @@ def pack(
     for t, kind, begin in zip(tensors, types, offsets, strict=False):
         for dim, n in enumerate(kind.kept):
             t = t.narrow(dim, 0, n) if n != t.shape[dim] else t  # noqa: PLW2901
-        _part(buffer, kind, begin).copy_(t)
+        _part(buffer, kind, begin).copy_(t, non_blocking=not waits)
     return buffer
 
 

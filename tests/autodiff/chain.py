@@ -165,9 +165,10 @@ def eager(module: nn.Module, case: Case, microbatches: int) -> Result:
 
 
 def worst(got: Tensors, want: Tensors) -> float:
-    """Largest error relative to the largest magnitude of the same tensor."""
+    """Largest error relative to the largest magnitude of the same tensor; infinite for a NaN."""
     error = 0.0
     for name, w in want.items():
         scale = max(float(w.abs().max()), 1e-6) if w.numel() else 1.0
-        error = max(error, float((got[name].double() - w.double()).abs().max()) / scale)
+        found = float((got[name].double() - w.double()).abs().max()) / scale
+        error = max(error, found if found == found else torch.inf)  # noqa: PLR0124
     return error

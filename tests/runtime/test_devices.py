@@ -1,6 +1,8 @@
 """Number formats, unlike stages, and devices; what needs a GPU runs where there is one."""
 
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -9,14 +11,19 @@ from torch import Tensor, nn
 from pipec.errors import BackendError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.extract import extract
-from pipec.graph.ir import Source
+from pipec.graph.ir import Source, tensor
+from pipec.graph.torch_private import FakeTensorMode
 from pipec.passes.differentiate import Differentiate
 from pipec.plan.model import Plan
-from pipec.runtime.device import Device, backend_for, device_of, local_device
+from pipec.runtime.device import Copied, Device, backend_for, device_of, local_device
+from pipec.runtime.draws import drawing, reseeded
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.placed import placed
+from pipec.runtime.recording import collected, record
+from pipec.runtime.stage import StageRunner
 from pipec.runtime.tensors import TensorType
+from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.offload import insert_offload
 from tests.autodiff.chain import Case, worst
@@ -212,3 +219,156 @@ def test_several_stages_on_one_gpu_give_what_the_cpu_gives(schedule: str) -> Non
     there = {n: w.cpu() for n, w in runs[1].state_dict().items()}
     assert worst(there, runs[0].state_dict()) < 1e-2
     assert torch.cuda.max_memory_allocated() > 0
+
+
+class Normed(nn.Module):
+    """Norms of both kinds, attention that is masked, and attention that is not."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.BatchNorm1d(6), nn.LayerNorm(16)
+        self.three, self.head = nn.Linear(16, 48), nn.Linear(16, 5)
+        self.register_buffer("mask", torch.zeros(6, 6).masked_fill(torch.eye(6).bool(), -1e4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.three(self.before(x)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        attend = nn.functional.scaled_dot_product_attention
+        found = attend(q, k, v, attn_mask=self.mask.to(q.dtype)) + attend(k, q, v, is_causal=True)
+        out: Tensor = self.head(self.after(found.transpose(1, 2).flatten(2)).mean(1))
+        return out
+
+
+def normed(dtype: torch.dtype) -> Case:
+    def batch(k: int) -> tuple[tuple[Tensor, ...], object]:
+        (x,), target = floats(4, 6, 16)(k)
+        return (x.to(dtype),), target
+
+    return Case(lambda: Normed().to(dtype), CROSS, batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_what_is_saved_on_a_gpu_has_the_types_of_the_plan(dtype: torch.dtype) -> None:
+    """GPUs make statistics of norms in float32; a copy to the host would cast them, unseen."""
+    case = CASES["cnn"] if dtype == torch.float32 else normed(dtype)
+    module = seeded(case).to(dtype)
+    plan = staged(case, module, 1)
+    bare = plan.replace(stages=tuple(type(s)(s.index, s.graph) for s in plan.stages))
+    (stage,) = Differentiate(attention="math").run(bare).stages
+    assert stage.training
+    gpu = torch.device("cuda", 0)
+    for graph in (stage.training.F, stage.training.B):
+        function, nodes = placed(graph.module, gpu), graph.nodes
+        with FakeTensorMode():
+            given = [TensorType.of(tensor(nodes[i.node])).empty(gpu) for i in graph.inputs]
+            found = function(*given)
+        for output, value in zip(graph.outputs, found, strict=True):
+            want = tensor(nodes[output.node])
+            assert (value.dtype, value.shape) == (want.dtype, want.shape), output
+            assert value.device == gpu
+
+
+def test_draws_are_seeded_on_the_gpu_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which need not be the current one."""
+    two = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    monkeypatch.setattr(torch.cuda, "default_generators", two)
+    graph = trace(nn.Dropout(0.5), (torch.ones(4),), source=Source("memory", "test"))
+    module = reseeded(graph.module, (3,), torch.device("cuda", 1))
+    with drawing(lambda draw: 10 + draw):
+        module(torch.ones(4))
+    assert [g.initial_seed() for g in two] == [1, 13]
+
+
+class Behind:
+    """Stands for an event that the device does not reach before it is waited for."""
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+
+class Asynchronous(Device):
+    """A CPU whose copies end when something waits for them."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.out: list[Copied] = []
+        self.moments = itertools.count()
+
+    def moment(self) -> float:
+        return float(next(self.moments))
+
+    def to_host(self, tensors: Sequence[Tensor], types: Sequence[TensorType]) -> Copied:
+        buffer = super().to_host(tensors, types).buffer
+        self.out.append(Copied(buffer, Behind(), list(tensors)))  # type: ignore[arg-type]
+        self.copied = -2.0, -1.0
+        return self.out[-1]
+
+    def from_host(self, copy: Copied) -> Copied:
+        self.copied = -4.0, -3.0
+        return super().from_host(copy)
+
+    def wait(self, arriving: Copied) -> Tensor:
+        arriving.read.clear()
+        return arriving.buffer
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_forward_waits_for_the_copies_that_its_slot_has_no_room_for(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `dependencies` has it; so the memory of a GPU is free again when the plan says so."""
+    case = Case(deep, CROSS, floats(4, 16))
+    plan = staged(case, seeded(case), 1)
+    (stage,) = plan.stages
+    assert stage.training
+    slot = Channel(ChannelKind.H, 0, 0, "slot", stage.training.saved_bytes, depth)
+    order = insert_offload(scheduled(plan, "gpipe", 6), [slot])
+    device, held = Asynchronous(), []
+    monkeypatch.setattr("pipec.runtime.local.device_of", lambda _: device)
+    forward = StageRunner.forward
+
+    def watched(*args: Any) -> Any:
+        held.append(sum(bool(copy.read) for copy in device.out))
+        return forward(*args)
+
+    monkeypatch.setattr(StageRunner, "forward", watched)
+    pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(momentum), schedule=order)
+    record(pipeline)
+    losses = pipeline.run(1)
+    assert held == [min(k, max(depth, 1) - 1) for k in range(6)]
+    assert not any(copy.read for copy in device.out)
+    assert losses == accumulated(case, seeded(case), momentum, 1, 6)[0]
+    (rows,) = (collected(pipeline) or {}).values()
+    own = {ActionKind.OFFLOAD: (-2.0, -1.0), ActionKind.FETCH: (-4.0, -3.0)}
+    for place, begin, end, _ in rows.tolist():
+        kind = order[int(place)].kind
+        assert (begin, end) == own[kind] if kind in own else 0 <= begin < end
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("depth", [None, 0, 1, 2])
+def test_a_gpu_attends_as_a_cpu_does(dtype: torch.dtype, depth: int | None) -> None:
+    """With the CPU's strides too, which is how saved values come back from host memory."""
+    case = normed(dtype)
+    plan = staged(case, seeded(case), 1)
+    order = scheduled(plan, "1f1b", 4)
+    (stage,) = plan.stages
+    assert stage.training
+    if depth is not None:
+        size = stage.training.saved_bytes
+        order = insert_offload(order, [Channel(ChannelKind.H, 0, 0, "slot", size, depth)])
+    runs = [
+        LocalPipeline(
+            plan, batches(case, plan.graph), Settings(momentum), schedule=order, device=name
+        )
+        for name in ("cpu", "cuda")
+    ]
+    rel = 1e-5 if dtype == torch.float32 else 0.05
+    assert runs[0].run(2) == pytest.approx(runs[1].run(2), rel=rel)
+    there = {n: w.cpu() for n, w in runs[1].state_dict().items()}
+    assert worst(there, runs[0].state_dict()) < rel
