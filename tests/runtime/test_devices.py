@@ -12,7 +12,7 @@ from pipec.errors import BackendError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.extract import extract
 from pipec.graph.ir import Source, tensor
-from pipec.graph.torch_private import FakeTensorMode
+from pipec.graph.torch_private import FakeTensorMode, TorchDispatchMode
 from pipec.passes.differentiate import Differentiate
 from pipec.plan.model import Plan
 from pipec.runtime.device import Copied, Device, backend_for, device_of, local_device
@@ -248,6 +248,21 @@ def normed(dtype: torch.dtype) -> Case:
     return Case(lambda: Normed().to(dtype), CROSS, batch)
 
 
+class Statistics(TorchDispatchMode):
+    """Dtypes of what the backwards of norms are given; kernels of GPUs take float32 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtypes: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten, first = torch.ops.aten, None
+        first = 3 if func is aten.native_layer_norm_backward.default else first
+        first = 5 if func is aten.native_batch_norm_backward.default else first
+        self.dtypes += [] if first is None else [t.dtype for t in args[first : first + 2]]
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_what_is_saved_on_a_gpu_has_the_types_of_the_plan(dtype: torch.dtype) -> None:
     """GPUs make statistics of norms in float32; a copy to the host would cast them, unseen."""
@@ -262,7 +277,9 @@ def test_what_is_saved_on_a_gpu_has_the_types_of_the_plan(dtype: torch.dtype) ->
         function, nodes = placed(graph.module, gpu), graph.nodes
         with FakeTensorMode():
             given = [TensorType.of(tensor(nodes[i.node])).empty(gpu) for i in graph.inputs]
-            found = function(*given)
+            with Statistics() as seen:
+                found = function(*given)
+        assert set(seen.dtypes) == ({torch.float32} if graph is stage.training.B else set())
         for output, value in zip(graph.outputs, found, strict=True):
             want = tensor(nodes[output.node])
             assert (value.dtype, value.shape) == (want.dtype, want.shape), output
