@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipec.backends.fpga.int8 import kind_of
-from pipec.backends.fpga.numbers import bits_of
+from pipec.backends.fpga.numbers import bits_of, fixed_point
 from pipec.cluster.presets import DSP_PER_MAC
 
 
@@ -79,16 +79,19 @@ def step_cost(op: str, dtype: str) -> tuple[float, float, int]:
 
     Args:
         op: Step of a `Map`.
-        dtype: Element type; fixed point pays for products, tables stand for functions.
+        dtype: Element type; what is no fixed point is computed in float32, and so are functions.
     """
-    if dtype.startswith("float"):
+    native = {"mul": 2, "square": 2, "leaky_relu": 2, "add": 1, "sub": 1, "rsub": 1}
+    if fixed_point(dtype) is None or (op in _STEPS and op not in native):
         return _STEPS.get(op, (0, 80, 1))
     width = bits_of(dtype)
-    if op in ("mul", "square", "leaky_relu"):
+    if native.get(op) == 2:
         return (arithmetic(dtype).mul_dsp, width, 2)
-    if op in _STEPS and op not in ("add", "sub", "rsub"):
-        return (0, 16 * width, 3)
     return (0, width, 1)
+
+
+CONVERTED = (3.0, 450.0)
+"""DSPs and LUTs per lane that take a fixed-point number to float32 and back."""
 
 
 def steps_cost(ops: Iterable[str], lanes: int, dtype: str) -> tuple[float, float]:

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipec.backends.fpga.arithmetic import step_cost, steps_cost
+from pipec.backends.fpga.arithmetic import CONVERTED, step_cost, steps_cost
 from pipec.backends.fpga.cpp import cpp_type, literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Rows, Tables, Unit
+from pipec.backends.fpga.engines.fixed import chain
 from pipec.backends.fpga.engines.integer import limits, multiplier, narrowed, real_type, rescaling
 from pipec.backends.fpga.engines.parts import Table, in_tokens, weight
 from pipec.backends.fpga.engines.steps import (
@@ -27,6 +28,7 @@ from pipec.backends.fpga.engines.steps import (
 )
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.int8 import Int8, int8_format, kind_of, multipliers
+from pipec.backends.fpga.numbers import fixed_point
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ class Map(Rows):
         return Folded(nest, lanes, depth, tuple(tables), dtype=dtype)
 
     def logic(self, dtype: str) -> tuple[float, float]:
+        if fixed_point(dtype) is not None and chain(self.steps, dtype) is None:
+            dsp, lut = steps_cost((s.op for s in self.steps), self.lanes, "float32")
+            return (dsp + self.lanes * CONVERTED[0], lut + self.lanes * CONVERTED[1])
         if kind_of(dtype) == "int8":
             if any(step.op == "affine" for step in self.steps):
                 return (0.0, _AFFINE_LUT * self.lanes)
@@ -69,19 +74,21 @@ class Map(Rows):
         constants = self.named("ROWS C=channels LANES")
         if (unit := self._integer(engine, constants)) is not None:
             return unit
-        parameters, body, tables = ["real_t<T> x"], [], []
+        whole = chain(self.steps, engine.dtype) if self.steps else ["return x;"]
+        kind = "T" if whole else "real_t<T>"
+        parameters, body, tables = [f"{kind} x"], [], []
         streamed = any(step.operand == "stream" for step in self.steps)
         if streamed:
-            parameters.append("real_t<T> y")
+            parameters.append(f"{kind} y")
         for k, step in enumerate(self.steps):
             operand = {"stream": "y", "table": f"t{k}"}.get(step.operand, "")
             if step.operand == "scalar" or step.op in ("leaky_relu", "elu"):
                 operand = f"real_t<T>({literal(step.value, engine.dtype)})"
             if step.operand == "table":
-                parameters.append(f"real_t<T> t{k}")
+                parameters.append(f"{kind} t{k}")
                 tables.append(f"table{k}")
             body.append(f"x = ops::{step.op}(x{', ' if operand else ''}{operand});")
-        functions = {f"real_t<T> op({', '.join(parameters)})": [*body, "return x;"]}
+        functions = {f"{kind} op({', '.join(parameters)})": whole or [*body, "return x;"]}
         name = "map2" if streamed else "map1"
         return Unit(name, constants, functions, tables=tuple(tables))
 

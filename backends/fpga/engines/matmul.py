@@ -11,6 +11,7 @@ from torch import Tensor
 from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.cpp import digits, literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.fixed import finished
 from pipec.backends.fpga.engines.integer import finish, limits
 from pipec.backends.fpga.engines.mvu import mvu_depth, products_logic, vector_runs
 from pipec.backends.fpga.engines.tiles import (
@@ -130,6 +131,8 @@ class Matmul(Nest):
         ]
         if engine.narrowing is not None:
             functions = finish(engine)
+        elif whole := finished(self.scale, self.taps * self.channels, engine.dtype):
+            functions = {"T finish(sum_t<T> sum)": whole}
         else:
             scaled = f"return real_t<T>(sum) * {literal(self.scale, engine.dtype)};"
             functions = {"real_t<T> finish(sum_t<T> sum)": [scaled]}

@@ -11,22 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipec.backends.fpga.arithmetic import steps_cost
+from pipec.backends.fpga.arithmetic import CONVERTED, steps_cost
 from pipec.backends.fpga.cpp import literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import real_type
 from pipec.backends.fpga.engines.parts import in_tokens, weight
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
-from pipec.backends.fpga.int8 import kind_of
+from pipec.backends.fpga.numbers import fixed_point
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
 GAP = 40
-"""Cycles between two passes of a floating-point row unit: its pipeline drains."""
-
-
-def gap_of(dtype: str) -> int:
-    """Cycles between two passes of a row unit."""
-    return GAP if dtype.startswith(("float", "int8")) else 4
+"""Cycles between two passes of a row unit, which computes in float32: its pipeline drains."""
 
 
 ROW_OPS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -104,17 +99,16 @@ class Norm(Nest):
         return "rowgrad.h" if self.is_gradient else "norm.h"
 
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
-        gap = gap_of(dtype)
-        left = max(target - self.rows * (self.passes - 1) * gap, 1)
+        left = max(target - self.rows * (self.passes - 1) * GAP, 1)
         lanes = lanes_for(self.channels, self.rows * self.taps, left, self.passes)
-        nest = dataclasses.replace(self, lanes=lanes, gap=gap)
+        nest = dataclasses.replace(self, lanes=lanes, gap=GAP)
         row = (nest.taps, nest.channels)
         shape, kind = (nest.cf, lanes), real_type(dtype)
         tables = tuple(
             weight(role, shape, table, kind, lambda a: in_tokens(a.reshape(row), lanes))
             for role, table in layer.tables.items()
         )
-        return Folded(nest, lanes, gap, tables)
+        return Folded(nest, lanes, GAP, tables)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         silent = (self.passes - 2) * (self.gap + (self.cf - 1) * ii)
@@ -126,9 +120,10 @@ class Norm(Nest):
         return ((1 + self.is_gradient) * self.lanes * bits, self.cf)
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        dtype = "float32" if kind_of(dtype) == "int8" else dtype
         steps = (*ROW_OPS[self.op][1], *["mul"] * self.scale, *["add"] * self.shift)
-        return steps_cost(steps, self.lanes, dtype)
+        dsp, lut = steps_cost(steps, self.lanes, "float32")
+        converted = self.lanes * (fixed_point(dtype) is not None)
+        return dsp + converted * CONVERTED[0], lut + converted * CONVERTED[1]
 
     def unit(self, engine: Engine) -> Unit:
         constants = self.named("ROWS TAPS C=channels LANES GAP")

@@ -13,12 +13,14 @@ from torch.nn import functional
 from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.cpp import identifier, literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.fixed import factor
 from pipec.backends.fpga.engines.integer import limits, multiplier, rescaling
 from pipec.backends.fpga.engines.mvu import mvu_depth
 from pipec.backends.fpga.engines.parts import Weight, weight
 from pipec.backends.fpga.engines.swg import convolved, padded, window_factors
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
 from pipec.backends.fpga.int8 import int8_format, kind_of
+from pipec.backends.fpga.numbers import fixed_point
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
 
@@ -39,7 +41,8 @@ class Reduce(Nest):
         scale: Factor on the result (1 for max and min).
         table: Period of a table of scales, role ``scale`` ``[period]``, used instead of
             ``scale``; 0 if there is none (average pooling that does not count its padding).
-        partial: Partial results used in turn by j, as in `Mvu` (sums in floating point).
+        partial: Partial results used in turn by j, as in `Mvu` (in floating point: a comparison
+            and a choice take two cycles).
     """
 
     n: int
@@ -57,7 +60,8 @@ class Reduce(Nest):
         return -math.inf if self.op == "max" else 0.0
 
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
-        latency = arithmetic(dtype).add_latency if self.op == "sum" else 1
+        real = dtype != "int8" and fixed_point(dtype) is None
+        latency = arithmetic(dtype).add_latency if self.op == "sum" else 1 + real
         if layer.window is None:
             lanes = lanes_for(layer.channels, layer.rows * self.window, target)
             cf = ceil_div(layer.channels, lanes)
@@ -109,6 +113,9 @@ class Reduce(Nest):
             argument = (
                 "engine::unscaled()" if self.scale == 1 else literal(self.scale, engine.dtype)
             )
+            if fixed_point(engine.dtype) is not None and self.scale != 1:
+                whole, shift = factor(self.scale, self._bits(engine.dtype))
+                argument = f"engine::ratio<{whole}, {shift}>()"
         elif self.op != "sum":
             argument = "engine::steps()"
         else:
@@ -116,6 +123,11 @@ class Reduce(Nest):
             functions["rescale by()"] = ["rescale found(0);", *by]
             argument = f"cfg::{identifier(engine.name)}::by()"
         return Unit("reduce", constants, functions, arguments=(argument,))
+
+    def _bits(self, dtype: str) -> int:
+        """Bits of a sum of fixed-point numbers."""
+        width, _ = fixed_point(dtype) or (0, 0)
+        return width - 1 + (self.window * self.kp - 1).bit_length()
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         window = layer.window

@@ -1,8 +1,9 @@
 // Narrow numbers: 16-bit floating point, fixed point, 8-bit integers with a scale. Streams and
 // memories carry them; sums of products run in a wider type (`sum_t`), everything else in `real_t`,
-// and every result is rounded once, half to even, where an engine writes it.
+// and every result is rounded once, half to even, where an engine writes it. Elementwise arithmetic
+// and pooling of fixed and quantised numbers run in integers (`T::of`), not in `real_t`.
 //
-//             sum_t                       real_t
+//             sum_t                       real_t: functions, row units
 //   float     float                       float
 //   bfloat16  float                       float        float16 likewise
 //   fixed     exact, twice the fraction   float        out of range saturates
@@ -71,6 +72,8 @@ inline int64_t shifted_right(int64_t x) {
   return SHIFT == 0 ? x : (x + half - 1 + odd) >> SHIFT;
 }
 
+constexpr int larger_of(int a, int b) { return a > b ? a : b; }
+
 // W bits, at most 24, in whole bytes.
 template <int BYTES>
 struct fixed_store {
@@ -109,16 +112,33 @@ struct fixed {
   using store = typename fixed_store<(W + 7) / 8>::type;
   store raw;
 
+  // A whole number with SHIFT more bits of fraction.
+  template <int SHIFT>
+  static fixed of(int64_t whole) {
+    const int64_t x = shifted_right<SHIFT>(whole);
+    fixed y;
+    y.raw = store(x > TOP ? TOP : (x < -TOP - 1 ? -TOP - 1 : x));
+    return y;
+  }
   fixed() = default;
+  // Of the 24 bits of a float; what is no number becomes the least one.
   fixed(float x) {
-    const double scaled = std::rint(double(x) * double(int64_t(1) << F));
-    const double kept = scaled > double(TOP) ? double(TOP) : scaled;
-    raw = store(kept > double(-TOP - 1) ? kept : double(-TOP - 1));
+    const uint32_t b = bits_of(x), exponent = b >> 23 & 0xffu;
+    const int64_t digits = int64_t((b & 0x7fffffu) | (exponent ? 0x800000u : 0u));
+    const int up = int(exponent ? exponent : 1u) - 150 + F;  // |x| = digits * 2^(up - F)
+    const int64_t half = up > -26 && up < 0 ? int64_t(1) << -up >> 1 : 0;
+    const int64_t odd = up > -26 && up < 0 ? digits >> -up & 1 : 0;
+    const int64_t near = up < 0 ? (up > -26 ? (digits + half - 1 + odd) >> -up : 0) : digits;
+    const int64_t size = up > 0 ? near * (int64_t(1) << (up < 25 ? up : 25)) : near;
+    const bool nan = (b & 0x7fffffffu) > 0x7f800000u;
+    const bool over = size > TOP + int64_t(b >> 31);
+    raw = store(nan ? -TOP - 1 : b >> 31 ? (over ? -TOP - 1 : -size) : (over ? TOP : size));
   }
-  fixed(const fixed_sum<W, I> &sum) {
-    const int64_t x = shifted_right<F>(sum.raw);
-    raw = store(x > TOP ? TOP : (x < -TOP - 1 ? -TOP - 1 : x));
-  }
+  fixed(const fixed_sum<W, I> &sum) : fixed(of<F>(sum.raw)) {}
+  template <int V, int J>
+  explicit fixed(const fixed<V, J> &x)
+      : fixed(of<larger_of(V - J - F, 0)>(
+            int64_t(x.raw) * (int64_t(1) << larger_of(F - (V - J), 0)))) {}
   operator float() const { return float(raw) / float(int64_t(1) << F); }
 };
 
@@ -186,7 +206,7 @@ inline Y narrowed(int64_t product) {
   return Y::of(shifted_right<G::SHIFT>(product) + Y::ZERO, G::LOW, G::HIGH);
 }
 
-// `term`: in what maxima and sums over a window run.
+// `term`: in what maxima and sums over a window run; of fixed numbers in steps of them.
 template <typename T>
 struct number {
   using sum = T;
@@ -209,7 +229,7 @@ template <int W, int I>
 struct number<fixed<W, I>> {
   using sum = fixed_sum<W, I>;
   using real = float;
-  using term = float;
+  using term = int64_t;
 };
 template <int M, int E, int Z>
 struct number<quantised<M, E, Z>> {

@@ -4,8 +4,9 @@
 //
 // Config: T, N, WINDOW, CF, LANES, KP, PARTIAL, II, DEPTH and `static term_t<T> combine(term_t<T>, term_t<T>)`. A token's
 // KP values meet in a balanced tree, the trees' roots in result j % PARTIAL, j ascending, and the
-// PARTIAL results in a tree again; they turn in a ring, as in dot.h. The scale is a number, a table read cyclically, `unscaled`, or `steps`:
-// quantised values reduce as integers, a rescale takes their sums to the scale of the result.
+// PARTIAL results in a tree again; they turn in a ring, as in dot.h. The scale is a number, a table
+// read cyclically, `unscaled`, or `steps`: quantised values reduce as integers, a rescale takes
+// their sums to the scale of the result. Fixed values do so too; their scale is a `ratio`.
 #ifndef PIPEC_REDUCE_H
 #define PIPEC_REDUCE_H
 
@@ -16,6 +17,9 @@ namespace engine {
 
 struct unscaled {};
 struct steps {};
+// WHOLE / 2^SHIFT
+template <int WHOLE, int SHIFT>
+struct ratio {};
 
 // A value as it takes part, and back: quantised ones in steps of their scale.
 template <typename T>
@@ -26,10 +30,26 @@ template <int M, int E, int Z>
 inline int32_t term(const quantised<M, E, Z> &x) {
   return x.steps();
 }
+template <int W, int I>
+inline int64_t term(const fixed<W, I> &x) {
+  return x.raw;
+}
 
 template <typename Y, typename G, typename A>
 inline Y scaled(A x, const unscaled &, int) {
   return Y(x);
+}
+template <typename Y, typename G>
+inline Y scaled(int64_t x, const unscaled &, int) {
+  return Y::template of<0>(x);
+}
+template <typename Y, typename G, int WHOLE, int SHIFT>
+inline Y scaled(int64_t x, const ratio<WHOLE, SHIFT> &, int) {
+  return Y::template of<SHIFT>(x * WHOLE);
+}
+template <typename Y, typename G, int W, int I, int PERIOD>
+inline Y scaled(int64_t x, const vec<fixed<W, I>, 1> (&table)[PERIOD], int n) {
+  return Y::template of<W - I>(x * table[n % PERIOD].lane[0].raw);
 }
 template <typename Y, typename G>
 inline Y scaled(int32_t x, const steps &, int) {

@@ -1,0 +1,181 @@
+"""Fixed-point numbers in engines: whole numbers that stay exact, rounded once at the end."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from pipec.backends.fpga.engines.steps import Step
+from pipec.backends.fpga.numbers import fixed_point
+
+_WIDEST = 62
+"""Bits, without the sign, that a whole number may take: C++ computes in ``int64_t``."""
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A whole number in C++ that stands for a real one.
+
+    Attributes:
+        text: The expression, of type ``int64_t``.
+        fraction: It stands for ``text / 2**fraction``.
+        bits: Its magnitude is at most ``2**bits``.
+    """
+
+    text: str
+    fraction: int
+    bits: int
+
+    @classmethod
+    def raw(cls, name: str, dtype: str) -> Self:
+        """A variable of a fixed-point type."""
+        width, integer = fixed_point(dtype) or (0, 0)
+        return cls(f"int64_t({name}.raw)", width - integer, width - 1)
+
+    @classmethod
+    def constant(cls, value: float) -> Self | None:
+        """A number that float32 holds; None if it is not finite."""
+        number = float(np.float32(value))
+        if not math.isfinite(number):
+            return None
+        over, under = number.as_integer_ratio()
+        return cls(f"int64_t({over})", under.bit_length() - 1, abs(over).bit_length())
+
+    def named(self, name: str) -> Self:
+        """The same number in a variable."""
+        return type(self)(name, self.fraction, self.bits)
+
+    def scaled(self, fraction: int) -> Self:
+        """The same number with at least as many bits of fraction."""
+        more = fraction - self.fraction
+        if more <= 0:
+            return self
+        text = f"{self.text} * (int64_t(1) << {more})" if self.bits + more <= _WIDEST else self.text
+        return type(self)(text, fraction, self.bits + more)
+
+
+def _binary(op: str, x: Exact, y: Exact) -> Exact | None:
+    """``x op y``; ``x`` is a variable."""
+    if op == "mul":
+        return Exact(f"{x.text} * {y.text}", x.fraction + y.fraction, x.bits + y.bits)
+    fraction = max(x.fraction, y.fraction)
+    a, b = x.scaled(fraction), y.scaled(fraction)
+    text = {
+        "add": f"{a.text} + {b.text}",
+        "sub": f"{a.text} - {b.text}",
+        "rsub": f"{b.text} - {a.text}",
+        "max": f"{a.text} > {b.text} ? {a.text} : {b.text}",
+        "min": f"{a.text} < {b.text} ? {a.text} : {b.text}",
+    }.get(op)
+    return None if text is None else Exact(text, fraction, max(a.bits, b.bits) + 1)
+
+
+def _unary(step: Step, x: Exact) -> Exact | None:
+    """A function of a variable."""
+    if step.op == "leaky_relu":
+        slope = Exact.constant(step.value)
+        if slope is None:
+            return None
+        low = Exact(f"{x.text} * {slope.text}", x.fraction + slope.fraction, x.bits + slope.bits)
+        high = x.scaled(low.fraction)
+        text = f"{x.text} > 0 ? {high.text} : {low.text}"
+        return Exact(text, low.fraction, max(low.bits, high.bits))
+    text, bits = {
+        "relu": (f"{x.text} > 0 ? {x.text} : 0", x.bits),
+        "abs": (f"{x.text} < 0 ? -{x.text} : {x.text}", x.bits),
+        "neg": (f"-{x.text}", x.bits),
+        "square": (f"{x.text} * {x.text}", 2 * x.bits),
+    }.get(step.op, ("", 0))
+    fraction = 2 * x.fraction if step.op == "square" else x.fraction
+    return Exact(text, fraction, bits) if text else None
+
+
+def rounded(x: Exact, dtype: str) -> str:
+    """The C++ expression of a number rounded to the type ``T`` of an engine, half to even."""
+    width, integer = fixed_point(dtype) or (0, 0)
+    y = x.scaled(width - integer)
+    return f"T::of<{y.fraction - (width - integer)}>({y.text})"
+
+
+def chain(steps: Sequence[Step], dtype: str) -> list[str] | None:
+    """The body of an elementwise function in whole numbers.
+
+    Args:
+        steps: On ``x``; operands are called ``y`` from a stream and ``tK`` from a table.
+        dtype: Type of all operands and of the result.
+
+    Returns:
+        C++ lines; None if the type is not fixed-point, or a step needs floating point: a function
+        such as exp, a division, more bits than 62.
+    """
+    if fixed_point(dtype) is None:
+        return None
+    lines = list[str]()
+    x = Exact.raw("x", dtype)
+    for k, step in enumerate(steps):
+        now = x.named(f"x{k}")
+        lines.append(f"const int64_t {now.text} = {x.text};")
+        found = _step(step, k, now, dtype)
+        if found is None or found.bits > _WIDEST:
+            return None
+        x = found
+    if x.scaled(Exact.raw("x", dtype).fraction).bits > _WIDEST:
+        return None
+    return [*lines, f"return {rounded(x, dtype)};"]
+
+
+def _step(step: Step, k: int, x: Exact, dtype: str) -> Exact | None:
+    if step.operand == "none":
+        return _unary(step, x)
+    if step.operand == "scalar":
+        inverse = step.op == "div" and step.value != 0
+        other = Exact.constant(1 / step.value if inverse else step.value)
+        if inverse and math.frexp(step.value)[0] not in (0.5, -0.5):
+            return None  # only a power of two has an inverse without rounding
+        return other and _binary("mul" if inverse else step.op, x, other)
+    name = "y" if step.operand == "stream" else f"t{k}"
+    return _binary(step.op, x, Exact.raw(name, dtype))
+
+
+def factor(value: float, beside: int) -> tuple[int, int]:
+    """What a sum is multiplied with, as ``whole / 2**shift``.
+
+    Args:
+        value: A finite number.
+        beside: Bits that the sum takes of the 62 that the product may.
+
+    Returns:
+        The whole number, of at most 24 bits, and the shift.
+
+    Example:
+        >>> factor(0.125, 30), factor(1 / 3, 58), factor(6.0, 30)
+        ((1, 3), (11, 5), (6, 0))
+    """
+    bits = max(1, min(24, _WIDEST - beside))
+    shift = bits - math.frexp(value)[1]
+    whole = round(math.ldexp(float(value), shift))
+    while shift > 0 and whole and whole % 2 == 0:
+        whole, shift = whole // 2, shift - 1
+    return (whole << -shift, 0) if shift < 0 else (whole, shift)
+
+
+def finished(value: float, terms: int, dtype: str) -> list[str] | None:
+    """The body that scales a sum of products and rounds it; None if floating point is needed.
+
+    Args:
+        value: The factor.
+        terms: Products that were added.
+        dtype: Type of their operands and of the result.
+    """
+    form = fixed_point(dtype)
+    if form is None:
+        return None
+    width, fraction = form[0], form[0] - form[1]
+    beside = 2 * (width - 1) + (terms - 1).bit_length()
+    whole, shift = factor(value, beside)
+    exact = math.ldexp(whole, -shift) == np.float32(value)
+    if not exact and _WIDEST - beside < width + 2:
+        return None
+    return [f"return T::of<{fraction + shift}>(sum.raw * {whole});"]
