@@ -38,7 +38,8 @@ EXACT: Mapping[str, Step2] = {
 def held(x: Fraction, dtype: str) -> int:
     """The raw number of a fraction: half to even, saturated."""
     width, integer = fixed_point(dtype) or (0, 0)
-    return max(-(1 << width - 1), min((1 << width - 1) - 1, round(x * 2 ** (width - integer))))
+    whole: int = round(x * 2 ** (width - integer))
+    return max(-(1 << width - 1), min((1 << width - 1) - 1, whole))
 
 
 def some_steps(rng: Random) -> list[Step]:
@@ -183,8 +184,8 @@ def whole_results(name: str, raw: np.ndarray[Any, Any], fraction: int) -> list[F
             for i in range(size)
         ]
         for i in range(size - 1):
-            for j in range(size - 1):
-                found.append(max(means[i + a][j + b] for a in (0, 1) for b in (0, 1)))
+            rows = (means[i], means[i + 1])
+            found += [max(max(row[j : j + 2]) for row in rows) for j in range(size - 1)]
     return found
 
 
