@@ -22,13 +22,16 @@ from pipec.backends.fpga.cycles import cycles_of, engines_of
 from pipec.backends.fpga.designs import (
     designs_of,
     device_of,
+    is_narrow,
     link_behind,
     lowered,
     networks,
+    own_types,
     precision_of,
 )
 from pipec.backends.fpga.emit.stage import stage_directory
 from pipec.backends.fpga.inference import accuracy_of, emit_inference
+from pipec.backends.fpga.lowering.types import named_types
 from pipec.backends.fpga.numbers import MINIMUM
 from pipec.backends.fpga.quantise.bound import Bound, Stages, bounds_of, tolerance_of
 from pipec.backends.fpga.quantise.samples import (
@@ -69,7 +72,10 @@ class FpgaOptions(Options):
     """What `pipec compile` may be told for boards."""
 
     precision: str = option(
-        "float32", "Numbers: float32, bfloat16, float16, ap_fixed<W,I>, int8.", explored=True
+        "float32",
+        "Numbers: float32, bfloat16, float16, ap_fixed<W,I>, int8; then for single layers, as in "
+        "'ap_fixed<16,6>; head.* = ap_fixed<24,8>'.",
+        explored=True,
     )
     calibrate: str = option(
         RANDOM,
@@ -133,15 +139,14 @@ class FpgaBackend(Backend):
                 where=plan.graph.source.location,
                 hint="build the model with its weights, not on the meta device",
             )
-        precision = precision_of(plan)
         if not plan.trains:
             emit_inference(plan, directory, _bounds(plan))
-        elif precision == "float32":
+        elif not is_narrow(plan):
             emit_training(plan, directory)
         else:
             raise BackendError(
                 "no C++ is emitted for training in these numbers, which can only be planned with",
-                got=precision,
+                got=plan.options["precision"],
                 want="float32",
             )
 
@@ -287,7 +292,7 @@ class FpgaBackend(Backend):
 
     def remarks(self, plan: Plan, directory: Path) -> Sequence[str]:
         """What narrow numbers lose, as measured when the stages were written."""
-        if plan.trains or precision_of(plan) == "float32":
+        if plan.trains or not is_narrow(plan):
             return ()
         found = accuracy_of(_folders(plan, directory))
         if not found:
@@ -305,9 +310,10 @@ class FpgaBackend(Backend):
         """In narrow numbers the plan remembers where their ranges are taken from.
 
         Raises:
-            BackendError: Frames to calibrate with are given, and nothing is quantised.
+            BackendError: Frames to calibrate with are given, and nothing is quantised; or there is
+                no such precision.
         """
-        if settings["precision"] != "float32":
+        if named_types(str(settings["precision"])) != ("float32", ()):
             return {**settings, "input_ranges": input_ranges(example_inputs)}
         if settings["calibrate"] != RANDOM:
             raise BackendError(
@@ -324,7 +330,8 @@ class FpgaBackend(Backend):
             return None
         if any(costs.method.get(d.kind) != FpgaCost.name for d in devices):
             return None
-        boards = [Board(d, precision_of(plan), linked=count > 1) for d in devices]
+        precision, own = precision_of(plan), own_types(plan)
+        boards = [Board(d, precision, linked=count > 1, own=own) for d in devices]
         links = [plan.cluster.link(k, k + 1) for k in range(count - 1)]
         return joint_cut(plan.graph, costs, boards, links, free_order=free_order)
 
@@ -336,7 +343,7 @@ class FpgaBackend(Backend):
 def _bounds(plan: Plan) -> list[Bound]:
     """Of what leaves the stages in narrow numbers; none of float32."""
     precision = precision_of(plan)
-    if plan.trains or precision == "float32":
+    if plan.trains or not is_narrow(plan):
         return []
     exact = lowered(plan)
     return bounds_of(Stages.of(exact, networks(plan), precision), held_out(plan, exact))

@@ -35,6 +35,7 @@ def built_at(
     layer: Layer, target: int, dtype: str, block: int, known: dict[tuple[str, Folded], Built]
 ) -> Built:
     """The engines of a layer folded for a target; those of a form seen before are ``known``."""
+    dtype = layer.arithmetic(dtype)
     made = layer.nest.folded(layer, target, dtype, block)
     if (layer.name, made) not in known:
         known[layer.name, made] = build(layer, made, dtype)
@@ -47,7 +48,7 @@ def build(layer: Layer, made: Folded, dtype: str) -> Built:
     Args:
         layer: Any layer.
         made: What folding makes of it.
-        dtype: Type of the data streams.
+        dtype: Type in which it computes.
     """
     if isinstance(layer.nest, Swg):
         swg, windows = swg_of(layer, layer.nest, made, dtype)

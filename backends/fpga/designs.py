@@ -1,11 +1,11 @@
 """The designs of all stages of a plan: lowered in order, each folded onto its own board."""
 
+import difflib
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TypeVar
 
 from pipec.backends.fpga.banks import memory_ports
-from pipec.backends.fpga.cpp import cpp_type, no_such_type
 from pipec.backends.fpga.cutting.joint import METHOD
 from pipec.backends.fpga.demand import Shortage
 from pipec.backends.fpga.design import StageDesign
@@ -13,6 +13,7 @@ from pipec.backends.fpga.fifo import joined
 from pipec.backends.fpga.int8 import Int8
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.lowering.types import OwnTypes, named_types, own_type
 from pipec.backends.fpga.memory import Item
 from pipec.backends.fpga.quantise.calibrate import observed
 from pipec.backends.fpga.quantise.formats import formats_of
@@ -23,13 +24,12 @@ from pipec.backends.fpga.shrink import shrunk
 from pipec.cluster.cluster import Link
 from pipec.cluster.device import Device
 from pipec.errors import BackendError, PlanError
+from pipec.graph.ir import origin
 from pipec.graph.lower import lower as without_transfers
 from pipec.plan.model import Plan, Stage
 from pipec.plan.weights import all_have_data
 
 T = TypeVar("T")
-_OF_ENGINES_ALONE = ("int32", "rescale")
-"""Element types of indices and of tables, in which no whole model is computed."""
 _ROUNDS = 6
 """Times that stages may be folded anew because their FIFOs became deeper."""
 
@@ -57,11 +57,25 @@ def precision_of(plan: Plan) -> str:
     Raises:
         BackendError: No engine computes in it.
     """
-    found = str(plan.options.get("precision", "float32"))
-    if found in _OF_ENGINES_ALONE:
-        raise no_such_type(found)
-    cpp_type(found)
-    return found
+    return _named_types(plan)[0]
+
+
+def own_types(plan: Plan) -> OwnTypes:
+    """Element types of layers that have one of their own, by pattern.
+
+    Raises:
+        BackendError: No engine computes in one, or in it beside the others.
+    """
+    return _named_types(plan)[1]
+
+
+def _named_types(plan: Plan) -> tuple[str, OwnTypes]:
+    return named_types(str(plan.options.get("precision", "float32")))
+
+
+def is_narrow(plan: Plan) -> bool:
+    """Whether a plan computes in other numbers than the model's float32."""
+    return _named_types(plan) != ("float32", ())
 
 
 def device_of(plan: Plan, stage: int) -> Device:
@@ -85,7 +99,8 @@ def link_behind(plan: Plan, stage: int) -> Link | None:
 
 def board_of(plan: Plan, stage: int) -> Board:
     """The board of a stage as the plan uses it; one that holds the whole model has no links."""
-    return Board(device_of(plan, stage), precision_of(plan), linked=len(plan.stages) > 1)
+    precision, own = _named_types(plan)
+    return Board(device_of(plan, stage), precision, linked=len(plan.stages) > 1, own=own)
 
 
 @remembered
@@ -109,13 +124,17 @@ def lowered(plan: Plan) -> tuple[Network, ...]:
         BackendError: Ops that no engine computes; those of all stages are listed.
     """
     orders, formats = dict[str, tuple[int, ...]](), dict[str, Int8]()
+    (precision, own), types = _named_types(plan), dict[str, str]()
+    _check_names(plan, own)
     found, problems = list[Network](), list[BackendError]()
     for stage in plan.stages:
         try:
             graph = without_transfers(stage.graph).graph
             memory = memory_ports(device_of(plan, stage.index))
             pace = _pace(plan, stage.index, bound=True)
-            network = lower(graph, precision_of(plan), orders, pace, memory, formats=formats)
+            network = lower(
+                graph, precision, orders, pace, memory, formats=formats, own=own, types=types
+            )
         except BackendError as error:
             problems.append(error)
             continue
@@ -123,6 +142,7 @@ def lowered(plan: Plan) -> tuple[Network, ...]:
         orders |= {port.value: port.order for port in network.outputs}
         edges = ((port.value, network.named.get(port.use.edge)) for port in network.outputs)
         formats |= {value: form for value, form in edges if form}
+        types |= {port.value: port.use.dtype for port in network.outputs}
     if len(problems) == 1:
         raise problems[0]
     if problems:
@@ -132,6 +152,20 @@ def lowered(plan: Plan) -> tuple[Network, ...]:
             hint=problems[0].hint,
         )
     return tuple(found)
+
+
+def _check_names(plan: Plan, own: OwnTypes) -> None:
+    """Refuse a pattern that names nothing."""
+    for pattern, dtype in own:
+        if not any(own_type(node, [(pattern, dtype)]) for node in plan.graph.calls):
+            places = sorted({origin(node).name for node in plan.graph.calls} - {""})
+            near = difflib.get_close_matches(pattern, places, n=3, cutoff=0.4) or places[:3]
+            raise BackendError(
+                "no layer has this name",
+                where="--precision",
+                got=pattern,
+                want="a module or node, such as " + ", ".join(near),
+            )
 
 
 @remembered

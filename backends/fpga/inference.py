@@ -10,7 +10,7 @@ from pipec.backends.fpga import audit
 from pipec.backends.fpga.csim.accuracy import Accuracy, measure
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.design import StageDesign
-from pipec.backends.fpga.designs import designs_of, device_of, lowered, precision_of
+from pipec.backends.fpga.designs import designs_of, device_of, is_narrow, lowered
 from pipec.backends.fpga.emit.golden import Golden, golden_chain, random_inputs
 from pipec.backends.fpga.emit.link import Site
 from pipec.backends.fpga.emit.stage import stage_directory, write_stage
@@ -40,7 +40,7 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
     """
     designs = designs_of(plan)
     graphs = [lower(stage.graph).graph for stage in plan.stages]
-    narrow = precision_of(plan) != "float32"
+    narrow = is_narrow(plan)
     frames = held_out(plan, lowered(plan)) if narrow else [random_inputs(plan.graph, designs)]
     golden = golden_chain(graphs, frames[0])
     folders = []

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.banks import blocks_of, ddr_ports, period, time_slots, with_banks
 from pipec.backends.fpga.demand import Choice, Demands, Option, Room, Shortage, fit
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.engines.parts import Memory, Resources
 from pipec.backends.fpga.fifo import deepened, timed
 from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.lowering.types import OwnTypes
 from pipec.backends.fpga.memory import Item, fifo_item, fifos_logic, placed
 from pipec.backends.fpga.regions import floorplan
 from pipec.backends.fpga.resources import DDR_SHELL, LINK_SHELL, LUT_MEMORY_LIMIT
@@ -43,11 +43,13 @@ class Board:
         device: The board.
         precision: Element type of the streams.
         linked: Whether links lead to other boards.
+        own: Element types of layers that have another one.
     """
 
     device: Device
     precision: str = "float32"
     linked: bool = True
+    own: OwnTypes = ()
 
     @property
     def fabric(self) -> FpgaResources:
@@ -87,11 +89,6 @@ class Board:
         return Resources() if self.fabric.hard_memory else DDR_SHELL
 
     @property
-    def products(self) -> float:
-        """Multiply-accumulates per cycle of all usable DSPs."""
-        return self.limits.dsp / arithmetic(self.precision).mac_dsp
-
-    @property
     def room(self) -> Room:
         """Its limits as numbers."""
         return room_of(self.limits, self)
@@ -107,7 +104,7 @@ def room_of(most: Resources, board: Board) -> Room:
 
 def bound(network: Network, board: Board) -> int:
     """Interval that no folding beats: all multiply-accumulates on all usable DSPs."""
-    return max(1, int(network.macs / board.products))
+    return max(1, int(network.products(board.precision) / board.limits.dsp))
 
 
 @dataclass

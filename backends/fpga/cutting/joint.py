@@ -42,8 +42,8 @@ def interval_bound(network: Network, boards: Sequence[Board]) -> float:
     Raises:
         BackendError: A device is no FPGA.
     """
-    rate = sum(board.products * board.fabric.clock_hz for board in boards)
-    return max(network.macs / rate, 1e-9)
+    rate = sum(board.limits.dsp * board.fabric.clock_hz for board in boards)
+    return max(network.products(boards[0].precision) / rate, 1e-9)
 
 
 def joint_cut(
@@ -76,17 +76,18 @@ def joint_cut(
     units = make_units(problem, problem.bytes[None])
     if units.size < len(boards):
         return None
-    network = lower(graph, precision)
+    network = lower(graph, precision, own=boards[0].own)
     bound = interval_bound(network, boards)
     pace = int(bound * boards[0].fabric.clock_hz)
     each = [memory_ports(board.device) for board in boards]
     least = MemoryPorts(min(m.count for m in each), min(m.room for m in each))
-    network = lower(graph, precision, pace=pace, memory=least)
+    network = lower(graph, precision, pace=pace, memory=least, own=boards[0].own)
     unit_of = dict(zip(problem.names, units.of_node.tolist(), strict=True))
     demands = Demands(network, precision, unit_of, units.size)
     chain = Chain(boards, demands, bound, free_order)
     joints = [slowest_link(links)] * len(links) if free_order and links else links
-    frames = [_frame(graph, problem.names[k], precision) for k in problem.producer.tolist()]
+    sources = [problem.names[k] for k in problem.producer.tolist()]
+    frames = [_frame(graph, n, network.types.get(n, precision)) for n in sources]
     clock = boards[0].fabric.clock_hz
 
     def crossing(order: Order) -> Numbers:

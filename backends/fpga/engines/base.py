@@ -34,6 +34,7 @@ from pipec.backends.fpga.engines.parts import (
 from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
 from pipec.backends.fpga.engines.window import Window
+from pipec.backends.fpga.int8 import kind_of
 from pipec.backends.fpga.runs import Run, Runs, cleaned, cycles
 
 Tables = Callable[[Table], Tensor]
@@ -264,6 +265,10 @@ class Layer:
     def lanes_of(self, folded: Folded) -> tuple[int, ...]:
         """Elements of a token of every input under a folding."""
         return folded.reads or tuple(min(folded.lanes, use.channels) for use in self.inputs)
+
+    def arithmetic(self, precision: str) -> str:
+        """The element type in which it computes, in a network of some precision."""
+        return precision if self.dtype in ("", "int32") else kind_of(self.dtype)
 
     def with_tables(self, **tables: Table) -> Self:
         """The layer with other tables in some roles."""

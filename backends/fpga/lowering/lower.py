@@ -33,6 +33,7 @@ from pipec.backends.fpga.lowering.network import (
     UnsupportedError,
     Value,
 )
+from pipec.backends.fpga.lowering.types import OwnTypes, typed
 from pipec.backends.fpga.lowering.view import standard_order
 from pipec.errors import BackendError
 from pipec.graph.ir import Graph, InputKind, op_name, origin, tensor, tensors
@@ -52,6 +53,8 @@ def lower(
     memory: MemoryPorts | None = None,
     prefix: str = "",
     formats: Mapping[str, Int8] | None = None,
+    own: OwnTypes = (),
+    types: Mapping[str, str] | None = None,
 ) -> Network:
     """The network of layers that computes a stage.
 
@@ -64,6 +67,8 @@ def lower(
         memory: Memory ports of the board; one of any size if not given.
         prefix: What the names of all layers, edges and ports begin with.
         formats: In which the model writes values that arrive, by input name.
+        own: Types of layers that compute in another one than ``precision``.
+        types: Type in which values arrive, by input name, where it is another one.
 
     Raises:
         BackendError: Ops that no engine computes; all of them are listed.
@@ -82,9 +87,10 @@ def lower(
         outputs, problems = _outputs(builder)
         if not problems:
             layers = tuple(builder.layers.values())
-            own = {i.name for i in graph.inputs_of(InputKind.INPUT)}
-            ports = (_widened(p, layers) if p.value in own else p for p in inputs)
-            return Network(layers, tuple(ports), tuple(outputs), builder.named)
+            given = {i.name for i in graph.inputs_of(InputKind.INPUT)}
+            ports = (_widened(p, layers) if p.value in given else p for p in inputs)
+            network = Network(layers, tuple(ports), tuple(outputs), builder.named)
+            return typed(network, builder, own, types or {}) if own else network
     shown = "".join(f"\n    {p}" for p in problems[:20])
     raise BackendError(
         f"{len(problems)} node(s) have no FPGA engine",

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.engines.base import Layer, Nest, Use
 from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.parts import Table
@@ -118,17 +119,26 @@ class Network:
 
     Attributes:
         named: Edge to the format that the model itself names for it.
+        types: Graph node to the element type of its value, where layers have types of their own.
     """
 
     layers: tuple[Layer, ...]
     inputs: tuple[NetPort, ...]
     outputs: tuple[NetPort, ...]
     named: Mapping[str, Int8] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def macs(self) -> int:
         """Multiply-accumulates per frame, those with zeros by construction left out."""
         return sum(round(layer.used * layer.nest.macs) for layer in self.layers)
+
+    def products(self, precision: str) -> float:
+        """DSPs times cycles per frame of its multiply-accumulates."""
+        return sum(
+            round(y.used * y.nest.macs) * arithmetic(y.arithmetic(precision)).mac_dsp
+            for y in self.layers
+        )
 
 
 @dataclass

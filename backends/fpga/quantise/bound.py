@@ -33,9 +33,9 @@ from torch import Tensor
 
 from pipec.backends.fpga.engines.base import Layer
 from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.lowering.types import moves
 from pipec.backends.fpga.numbers import MINIMUM, cut, held, unit
 from pipec.backends.fpga.quantise.execute import Chain, stored
-from pipec.backends.fpga.quantise.formats import moves
 
 DEVIATIONS = 6.0
 """Standard deviations that are allowed."""
@@ -114,7 +114,7 @@ class Stages:
         types = []
         for n in ready:
             own = {p.use.edge: p.use.dtype for p in n.inputs} | {y.name: y.dtype for y in n.layers}
-            types.append(own if precision == "int8" else dict.fromkeys(own, precision))
+            types.append({edge: dtype or precision for edge, dtype in own.items()})
         return cls(exact, [stored(n, precision) for n in ready], types)
 
 

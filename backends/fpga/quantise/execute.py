@@ -100,7 +100,9 @@ def stored(network: Network, precision: str) -> Network:
             (`pipec.backends.fpga.quantise.layers`).
         precision: Element type of the streams.
     """
-    convert = _integer if precision == "int8" else lambda layer: _held(layer, precision)
+    convert = (
+        _integer if precision == "int8" else lambda layer: _held(layer, layer.arithmetic(precision))
+    )
     return dataclasses.replace(network, layers=tuple(convert(y) for y in network.layers))
 
 

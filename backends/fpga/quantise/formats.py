@@ -12,14 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from networkx.utils import UnionFind
 
 from pipec.backends.fpga.engines.base import Layer
-from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.matmul import Matmul
 from pipec.backends.fpga.engines.norm import Norm
-from pipec.backends.fpga.engines.perm import Perm
-from pipec.backends.fpga.engines.reduce import Reduce
-from pipec.backends.fpga.engines.route import Concat, Repeat, Slice
 from pipec.backends.fpga.int8 import Int8, covering
 from pipec.backends.fpga.lowering.network import Network
+from pipec.backends.fpga.lowering.types import moves
 from pipec.backends.fpga.quantise.calibrate import Range
 from pipec.errors import BackendError
 
@@ -93,15 +90,6 @@ def _limits(layer: Layer) -> tuple[float, float]:
             return -math.inf, last.value
         return _RANGES.get(last.op, layer.clamp)
     return layer.clamp
-
-
-def moves(layer: Layer) -> bool:
-    """Whether a layer writes numbers that it reads."""
-    if isinstance(layer.nest, Reduce):
-        return layer.nest.op != "sum"
-    if isinstance(layer.nest, Map):
-        return not layer.steps
-    return isinstance(layer.nest, Concat | Slice | Perm | Repeat)
 
 
 def _ties(networks: Sequence[Network]) -> Iterator[tuple[Edge, Edge]]:

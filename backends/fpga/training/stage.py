@@ -9,6 +9,7 @@ from pipec.backends.fpga.designs import (
     board_of,
     device_of,
     link_behind,
+    own_types,
     precision_of,
     remembered,
 )
@@ -74,6 +75,8 @@ def trained_stages(plan: Plan) -> tuple[TrainedStage, ...]:
         if stage.training is None:
             raise PlanError("the stages are not differentiated", want="the pass differentiate")
         phases.append(phases_of(stage.training, numbers))
+    if own := own_types(plan):
+        raise BackendError("single layers have no type of their own in training", got=own[0][0])
     networks = networks_of(phases, precision_of(plan))
     count = len(phases)
     return tuple(

@@ -1,0 +1,157 @@
+"""Layers that compute in an element type of their own, and the conversions between types.
+
+```text
+--precision "ap_fixed<16,6>; head = ap_fixed<24,8>"
+
+conv ──ap_fixed<16,6>──► head_cast ──ap_fixed<24,8>──► head ──ap_fixed<24,8>──► output
+```
+
+A layer reads, multiplies and writes numbers of one type; what only moves numbers (a maximum too)
+takes that of what it reads.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from torch import fx
+
+from pipec.backends.fpga.cpp import cpp_type, no_such_type
+from pipec.backends.fpga.engines.base import Layer, Use
+from pipec.backends.fpga.engines.map import Map
+from pipec.backends.fpga.engines.perm import Perm
+from pipec.backends.fpga.engines.reduce import Reduce
+from pipec.backends.fpga.engines.route import Concat, Repeat, Slice
+from pipec.backends.fpga.lowering.network import Builder, NetPort, Network
+from pipec.errors import BackendError
+from pipec.graph.ir import origin
+
+OwnTypes = Sequence[tuple[str, str]]
+"""Patterns of modules or nodes, and the element type of their layers; the last one that fits."""
+
+
+_OF_ENGINES_ALONE = ("int32", "rescale")
+"""Element types of indices and of tables, in which no whole model is computed."""
+
+
+def named_types(text: str) -> tuple[str, OwnTypes]:
+    """The element type of a model, and those of layers that have one of their own.
+
+    Args:
+        text: ``TYPE; PATTERN = TYPE; ...``.
+
+    Raises:
+        BackendError: No engine computes in a type, or in it beside the others.
+
+    Example:
+        >>> named_types("ap_fixed<16,6>; head.* = float32")
+        ('ap_fixed<16,6>', (('head.*', 'float32'),))
+    """
+    first, *rest = (part.strip() for part in text.split(";"))
+    pairs = [tuple(word.strip() for word in part.partition("=")) for part in rest if part]
+    for pattern, equals, dtype in pairs:
+        if not (pattern and equals and dtype):
+            raise BackendError(
+                "a layer's element type needs the layer's name and the type",
+                where="--precision",
+                got=f"{pattern}{equals}{dtype}",
+                want="NAME = TYPE",
+            )
+    kinds = [first, *(dtype for _, _, dtype in pairs)]
+    if pairs and "int8" in kinds:
+        raise BackendError(
+            "int8 is calibrated for a whole model, not beside other types",
+            where="--precision",
+            got=text,
+            hint="floating-point and fixed-point types go together",
+        )
+    for kind in kinds:
+        if kind in _OF_ENGINES_ALONE:
+            raise no_such_type(kind)
+        cpp_type(kind)
+    return first, tuple((pattern, dtype) for pattern, _, dtype in pairs)
+
+
+def own_type(node: fx.Node, own: OwnTypes) -> str | None:
+    """The type that is named for a node, or for a module around it."""
+    place = origin(node).name
+    for pattern, dtype in reversed(own):
+        if any(fnmatchcase(n, p) for n in (node.name, place) for p in (pattern, f"{pattern}.*")):
+            return dtype
+    return None
+
+
+def moves(layer: Layer) -> bool:
+    """Whether a layer writes numbers that it reads."""
+    if isinstance(layer.nest, Reduce):
+        return layer.nest.op != "sum"
+    if isinstance(layer.nest, Map):
+        return not layer.steps
+    return isinstance(layer.nest, Concat | Slice | Perm | Repeat)
+
+
+@dataclass
+class _Typing:
+    """Layers so far, the element type of every edge, and the conversions that were made."""
+
+    precision: str
+    types: dict[str, str]
+    layers: list[Layer] = field(default_factory=list)
+    made: dict[tuple[Use, str], Use] = field(default_factory=dict)
+
+    def add(self, layer: Layer, named: str | None) -> None:
+        """Add a layer in its type, behind conversions of what it reads in another one."""
+        reads = [t for use in layer.inputs if (t := self.types[use.edge]) != "int32"]
+        if not reads and not layer.tables:  # whole numbers are moved
+            self.types[layer.name] = "int32"
+            self.layers.append(layer)
+            return
+        dtype = reads[0] if reads and moves(layer) else named or self.precision
+        inputs = tuple(self.converted(layer, use, dtype) for use in layer.inputs)
+        self.types[layer.name] = dtype
+        self.layers.append(dataclasses.replace(layer, inputs=inputs, dtype=dtype))
+
+    def converted(self, layer: Layer, use: Use, dtype: str) -> Use:
+        """What a layer reads instead of an edge."""
+        have = self.types[use.edge]
+        use = dataclasses.replace(use, dtype=have)
+        if have in ("int32", dtype):
+            return use
+        if (use, dtype) not in self.made:
+            name = f"{layer.name}_cast{len(self.made)}"
+            cast = Layer(
+                name, layer.node, layer.origin, (use,), use.rows, use.channels,
+                Map(use.rows, use.channels), dtype=dtype,
+            )  # fmt: skip
+            self.layers.append(cast)
+            self.made[use, dtype] = Use(name, use.rows, use.channels, dtype)
+        return self.made[use, dtype]
+
+
+def typed(network: Network, b: Builder, own: OwnTypes, arriving: Mapping[str, str]) -> Network:
+    """The network with the element types that are named.
+
+    Args:
+        network: As lowered.
+        b: What it was built by.
+        own: The types that are named.
+        arriving: Type in which another stage sends a value, by name.
+    """
+    nodes = b.graph.nodes
+    given = {p.use.edge: arriving.get(p.value, p.use.dtype) for p in network.inputs}
+    found = _Typing(b.precision, given)
+    for layer in network.layers:
+        found.add(layer, own_type(nodes[layer.node], own))
+
+    def port(p: NetPort) -> NetPort:
+        use = dataclasses.replace(p.use, dtype=found.types[p.use.edge])
+        return dataclasses.replace(p, use=use)
+
+    return dataclasses.replace(
+        network,
+        layers=tuple(found.layers),
+        inputs=tuple(map(port, network.inputs)),
+        outputs=tuple(map(port, network.outputs)),
+        types={n.name: found.types[v.edge] for n, v in b.values.items() if v.edge in found.types},
+    )
