@@ -8,7 +8,7 @@ hls4ml's wheel, which pip downloads, and answers two questions:
   when a stream had no depth: a class with a depth is put in front of it. ``ap_axi_sdata.h`` is not
   in the wheel, so that ours stays.
 * Is ``fixed<W, I>`` the number ``ap_fixed<W, I, AP_RND_CONV, AP_SAT>``: conversions of all sizes,
-  and sums of products?
+  sums of products, and conversions from one format to another?
 """
 
 import dataclasses
@@ -62,6 +62,11 @@ NUMBERS = """#include <cstdio>
 #include <random>
 #include "ap_fixed.h"
 #include "number.h"
+template <int V, int J, typename T, typename U> long converted(const T &ours, const U &theirs) {
+  const fixed<V, J> x(ours);
+  const ap_fixed<V, J, AP_RND_CONV, AP_SAT> y(theirs);
+  return x.raw != y.range().to_int64() << (64 - V) >> (64 - V);
+}
 template <int W, int I> long differences() {
   using theirs = ap_fixed<W, I, AP_RND_CONV, AP_SAT>;
   using sum_of_theirs = ap_fixed<64, 64 - 2 * (W - I)>;
@@ -86,6 +91,7 @@ template <int W, int I> long differences() {
     wrong += float(a) != c.to_float();
     wrong += narrow.raw != narrowed.range().to_int64() << (64 - W) >> (64 - W);
     wrong += biased.raw != narrowed_too.range().to_int64() << (64 - W) >> (64 - W);
+    wrong += converted<12, 7>(a, c) + converted<20, 5>(a, c) + converted<24, 14>(a, c);
   }
   return wrong;
 }
@@ -179,7 +185,7 @@ def main(models: Sequence[str]) -> int:
             FORMATS, numbers(include, Path(text), count), strict=True
         ):
             name = f"ap_fixed<{width},{integer},AP_RND_CONV,AP_SAT>"
-            print(f"{name:36} {4 * count:,} results, {found} differ", flush=True)
+            print(f"{name:36} {7 * count:,} results, {found} differ", flush=True)
             wrong += found
         for model in models or MODELS:
             for precision in PRECISIONS:

@@ -4,10 +4,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-from benchmarks.hls_check.compiled import loops_in
+from benchmarks.hls_check.compiled import intervals, loops_in
 from benchmarks.hls_check.ir import functions
 from benchmarks.hls_check.recurrence import Interval, last_name, names_in
+from benchmarks.hls_check.stages import stages_in
+from pipec.cluster.cluster import parse_cluster
+from pipec.compiler.driver import emit, make_plan
+from pipec.frontends.trace import trace
+from pipec.graph.ir import Source
 
 ENGINES = Path(__file__).resolve().parents[3] / "backends/fpga/hls/engines"
 needs_clang = pytest.mark.skipif(shutil.which("clang-14") is None, reason="needs clang-14")
@@ -296,3 +304,34 @@ def test_sums_and_converters_reach_their_interval(
     path = next(p for p in (tmp_path / "engines").glob("*.h") if old in p.read_text())
     path.write_text(path.read_text().replace(old, new))
     assert max(i.least for i in loops_in(tmp_path, 200.0)) > 1
+
+
+class Pooled(nn.Module):
+    """Maxima and averages of windows, one token each, a chain of steps, means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.max_pool2d(functional.leaky_relu(self.conv(x)), 2) * 0.3 + 0.1
+        return self.head(functional.avg_pool2d(y, 3, 2).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+@needs_clang
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "ap_fixed<16,6>"])
+def test_pooling_reaches_its_interval(precision: str, tmp_path: Path) -> None:
+    """The emitted loops of a whole network, and once more with one partial result less."""
+    graph = trace(Pooled().eval(), (torch.randn(1, 3, 16, 16),), source=Source("memory", ""))
+    options = {"precision": precision}
+    emit(make_plan(graph, parse_cluster("1xvcu118"), "fpga", options=options), tmp_path / "out")
+    (stage,) = stages_in(tmp_path / "out")
+    found = intervals(stage)
+    assert {"reduce", "swg_line"} <= {i.kind for i in found}
+    assert all(i.ok for i in found), [i for i in found if not i.ok]
+    if precision in ("float32", "bfloat16"):
+        types = stage / "src" / "types.h"
+        text = types.read_text()
+        assert "PARTIAL = 2" in text  # of the maxima: a comparison and a choice
+        types.write_text(text.replace("PARTIAL = 2", "PARTIAL = 1"))
+        assert [i.kind for i in intervals(stage) if not i.ok] == ["reduce"]
