@@ -24,9 +24,11 @@ def placed(path):
     model, stage, found = ov.Core().read_model(path), {{}}, set()
     for op in reversed(model.get_ordered_ops()):
         made = [STAGE[name] for o in op.outputs() for name in o.get_names() if name in STAGE]
-        readers = [i for o in op.outputs() for i in o.get_target_inputs()]
+        inputs = [i for o in op.outputs() for i in o.get_target_inputs()]
+        readers = [i for i in inputs if i.get_node().get_name() in stage]
         # what has no name, as weights and parts of an operation, stands where it is read
-        at = min(made or [stage[i.get_node().get_name()] for i in readers], default=0)
+        places = made or [stage[i.get_node().get_name()] for i in readers]
+        at = min(places, default=len(DEVICES) - 1)
         stage[op.get_name()], op.get_rt_info()["affinity"] = at, DEVICES[at]
         found |= {{*made}}
         for i in readers if op.get_type_name() == "Constant" else ():
