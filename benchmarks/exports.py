@@ -53,10 +53,9 @@ from benchmarks.prediction import PASSES, node_costs
 from benchmarks.training_throughput import LR, MICROBATCHES, Cell, Step, theirs, timed
 from pipec.cli.export_onnx import FORMATS
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler import profile
+from pipec.compiler import export, profile
 from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import emit, make_plan
-from pipec.compiler.export import exported, split_layers
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.cost.measure import Measuring
 from pipec.frontends.base import Loaded, LoadOptions
@@ -204,7 +203,8 @@ def training(name: str, tool: str) -> dict[str, Run]:
         model, (x[: chosen.rows],), loss=Loss(chosen.loss, y[: chosen.rows]),
         source=Source("memory", ""),
     )  # fmt: skip
-    text = exported(split_layers(planned(graph, x[: chosen.rows], y[: chosen.rows])), tool)
+    plan = planned(graph, x[: chosen.rows], y[: chosen.rows])
+    text = export.FORMATS[tool](export.split_layers(plan))
     steps = {}
     if tool == "torch":
         found: dict[str, Any] = {}

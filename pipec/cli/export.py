@@ -8,7 +8,7 @@ import click
 
 from pipec.cli import export_onnx
 from pipec.cli.command import Command, refuse
-from pipec.compiler.export import FORMATS, exported, split_layers
+from pipec.compiler.export import FORMATS, split_layers
 from pipec.plan.store import load_plan
 
 
@@ -37,7 +37,7 @@ def command(directory: Path, runtime: str, stages: int | None, as_json: bool) ->
         click.echo(json.dumps({"to": runtime, "text": text}, indent=2) if as_json else text)
         return
     split = split_layers(plan, stages)
-    text = exported(split, runtime)
+    text = FORMATS[runtime](split)
     if as_json:
         click.echo(json.dumps({"to": runtime, "text": text, **asdict(split)}, indent=2))
         return

@@ -198,14 +198,4 @@ FORMATS: dict[str, Callable[[Split], str]] = {
     "torchtitan": _torchtitan,
     "vllm": _vllm,
 }
-
-
-def exported(split: Split, runtime: str) -> str:
-    """The text for a runtime.
-
-    Raises:
-        PartitionError: An unknown runtime.
-    """
-    if runtime not in FORMATS:
-        raise PartitionError("no such runtime", got=runtime, want=", ".join(FORMATS))
-    return FORMATS[runtime](split)
+"""Runtime to the text for it; a PartitionError says what it cannot have."""

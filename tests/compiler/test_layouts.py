@@ -17,7 +17,7 @@ from torch.distributed.pipelining import SplitPoint, pipeline
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
-from pipec.compiler.export import FORMATS, exported, split_layers
+from pipec.compiler.export import FORMATS, split_layers
 from pipec.compiler.layers import layers_of, place_layers
 from pipec.compiler.layouts import Layout, parse_layout
 from pipec.compiler.pass_manager import parse_pipeline
@@ -141,7 +141,7 @@ def test_the_split_is_the_best_between_layers(plan: Plan) -> None:
 def test_torch_cuts_where_it_is_told(plan: Plan) -> None:
     split = split_layers(plan)
     place: dict[str, Any] = {}
-    exec(exported(split, "torch"), place)
+    exec(FORMATS["torch"](split), place)
     model = Uneven().eval()
     pipe = pipeline(model, mb_args=(TOKENS,), split_spec=place["SPLIT"])
     assert set(place["SPLIT"].values()) == {SplitPoint.BEGINNING}
@@ -190,7 +190,7 @@ def test_torchtitan_splits_where_it_is_told(plan: Plan, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "torchtitan.config", library)
     split = split_layers(plan)
     found: dict[str, Any] = {}
-    exec(exported(split, "torchtitan"), found)
+    exec(FORMATS["torchtitan"](split), found)
     told, model = found["PARALLELISM"], Uneven()
     assert told["pipeline_parallel_degree"] == 3
     kept = [torchtitan_stage(model, names) for names in told["module_fqns_per_model_part"]]
@@ -203,12 +203,12 @@ def test_torchtitan_has_no_layers_further_down(plan: Plan) -> None:
     split = split_layers(plan)
     inner = replace(split, parts=(("model.embed", "model.layers.0"), ("model.norm",)))
     with pytest.raises(PartitionError, match=r"got:\s+model\.embed"):
-        exported(inner, "torchtitan")
+        FORMATS["torchtitan"](inner)
 
 
 def test_every_text_says_the_split(plan: Plan) -> None:
     split = split_layers(plan)
-    texts = {name: exported(split, name) for name in FORMATS}
+    texts = {name: FORMATS[name](split) for name in FORMATS}
     name, _, value = texts["vllm"].partition("=")
     assert name == "VLLM_PP_LAYER_PARTITION"
     ends = [vllm_layers(value, rank, stages=3, layers=6) for rank in range(3)]
@@ -228,5 +228,3 @@ def test_every_text_says_the_split(plan: Plan) -> None:
 def test_more_stages_than_layers(plan: Plan) -> None:
     with pytest.raises(PartitionError, match="fewer layers than stages"):
         split_layers(plan, 10)
-    with pytest.raises(PartitionError, match="no such runtime"):
-        exported(split_layers(plan), "jax")
