@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pipec.graph import norms  # noqa: F401, what fake tensors are told
 from pipec.graph.tensor_type import type_text
 from pipec.graph.torch_private import (
     UNKNOWN_WHEN_FAKE,

@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch._export.utils import _is_cia_op, _is_preservable_cia_op
 from torch._library.custom_ops import OPDEFS
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_impls import register_op_impl
+from torch._subclasses.fake_impls import op_implementations_dict, register_op_impl
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -175,20 +175,23 @@ def add_each_(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
 def fake_kernel(op: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: ``kernel(mode, *args)`` gives the fake results of an op that torch decomposes.
 
-    Where it returns None, the op is decomposed as ever.
+    Where it returns None, the op is decomposed, or does what torch has for it, as ever.
     """
     decomposed = torch._decomp.decomposition_table[op]  # noqa: SLF001
+    before = op_implementations_dict.pop(op, None)
 
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
         """Put the kernel into torch's tables."""
 
-        def run(mode: FakeTensorMode, _: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        def run(mode: FakeTensorMode, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
             """The kernel's answer, or that of the decomposition."""
             result = kernel(mode, *args, **kwargs)
-            if result is None:
-                with mode:
-                    return decomposed(*args, **kwargs)
-            return result
+            if result is not None:
+                return result
+            if before is not None:
+                return before(mode, op, *args, **kwargs)
+            with mode:
+                return decomposed(*args, **kwargs)
 
         register_op_impl(op)(run)
         # an op that is listed here is not decomposed before

@@ -38,6 +38,7 @@ _FLASH_WIDTH = 256
 """Largest head of FlashAttention."""
 _HALF = (torch.bfloat16, torch.float16)
 _aten = torch.ops.aten
+_NORMS = (_aten.native_layer_norm.default, *BATCH_NORMS)
 
 
 def placed(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
@@ -83,7 +84,11 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 def _there(node: fx.Node, device: torch.device) -> Callable[..., Any] | None:
     """What a GPU runs in place of an op; None if it runs the op itself, or nothing for it."""
-    found = _ON_A_GPU.get(node.target) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    if node.target in _NORMS:
+        return _norm(node.target, tensors(node)[1].dtype)
+    found = _ON_A_GPU.get(node.target)
     if found in (_attention, _attention_backward):
         told = given(node)
         heads = [tensors(told[name])[0] for name in ("query", "key", "value")]
@@ -164,14 +169,13 @@ def _attention_backward(
     return tuple(found[:3])
 
 
-def _narrow(op: Callable[..., Any]) -> Callable[..., Any]:
-    """A norm whose mean and scale have the dtype of its result, where that is half precision."""
+def _norm(op: Any, dtype: torch.dtype) -> Callable[..., Any]:
+    """A norm whose mean and scale have the dtype that they have on a CPU."""
 
     def norm(*args: Any) -> tuple[torch.Tensor, ...]:
         """The op, and casts."""
         out, mean, scale, *buffers = op(*args)
-        kind = out.dtype if out.dtype in _HALF else mean.dtype
-        return out, mean.to(kind), scale.to(kind), *buffers
+        return out, mean.to(dtype), scale.to(dtype), *buffers
 
     return norm
 
@@ -190,8 +194,6 @@ def _wide(op: Callable[..., Any], first: int) -> Callable[..., Any]:
 _ON_A_GPU: dict[Any, Callable[..., Any]] = {
     ON_CPUS: _attention,
     ON_CPUS_BACKWARD: _attention_backward,
-    _aten.native_layer_norm.default: _narrow(_aten.native_layer_norm.default),
     _aten.native_layer_norm_backward.default: _wide(_aten.native_layer_norm_backward.default, 3),
-    **{op: _narrow(op) for op in BATCH_NORMS},
     _aten.native_batch_norm_backward.default: _wide(_aten.native_batch_norm_backward.default, 5),
 }

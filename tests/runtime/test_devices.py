@@ -1,6 +1,7 @@
 """Number formats, unlike stages, and devices; what needs a GPU runs where there is one."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -240,6 +241,10 @@ class Normed(nn.Module):
         return out
 
 
+def plainly(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
 def normed(dtype: torch.dtype) -> Case:
     def batch(k: int) -> tuple[tuple[Tensor, ...], object]:
         (x,), target = floats(4, 6, 16)(k)
@@ -263,12 +268,53 @@ class Statistics(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_what_is_saved_on_a_gpu_has_the_types_of_the_plan(dtype: torch.dtype) -> None:
-    """GPUs make statistics of norms in float32; a copy to the host would cast them, unseen."""
-    case = CASES["cnn"] if dtype == torch.float32 else normed(dtype)
-    module = seeded(case).to(dtype)
+class Mixed(nn.Module):
+    """Norms in float32 of what autocast has made in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 5)
+        batches = nn.BatchNorm1d(16), nn.BatchNorm1d(16, track_running_stats=False)
+        self.norms = nn.Sequential(*batches, nn.LayerNorm(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            out: Tensor = self.last(self.norms(self.first(x)))
+        return out.float()
+
+
+NORMS = {
+    "float32": CASES["cnn"],
+    "bfloat16": normed(torch.bfloat16),
+    "float16": normed(torch.float16),
+    "autocast": Case(Mixed, CROSS, floats(8, 16)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_what_norms_save_is_offloaded_bit_for_bit(name: str) -> None:
+    case = NORMS[name]
+    module = seeded(case)
     plan = staged(case, module, 1)
+    order = scheduled(plan, "1f1b", 4)
+    (stage,) = plan.stages
+    assert stage.training
+    slot = Channel(ChannelKind.H, 0, 0, "slot", stage.training.saved_bytes, 1)
+    runs = [
+        LocalPipeline(plan, batches(case, plan.graph), Settings(plainly), schedule=each)
+        for each in (order, insert_offload(order, [slot]))
+    ]
+    losses = runs[0].run(2)
+    assert losses == runs[1].run(2)
+    assert all(math.isfinite(loss) for loss in losses)
+    assert worst(runs[0].state_dict(), runs[1].state_dict()) == 0
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_what_is_saved_on_a_gpu_has_the_types_of_the_plan(name: str) -> None:
+    """GPUs make statistics of norms in float32; a copy to the host would cast them, unseen."""
+    case = NORMS[name]
+    plan = staged(case, seeded(case), 1)
     bare = plan.replace(stages=tuple(type(s)(s.index, s.graph) for s in plan.stages))
     (stage,) = Differentiate(attention="math").run(bare).stages
     assert stage.training
