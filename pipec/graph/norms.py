@@ -19,11 +19,11 @@ def of_layers(
     bias: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, ...] | None:
-    """The result, mean and scale; None where all has one dtype."""
+    """The result, mean and scale; None where all has one dtype, or shapes do not fit."""
     del eps
-    if not _mixed(x, weight, bias):
-        return None
     inner = len(normalized_shape)
+    if list(x.shape[-inner:]) != normalized_shape or not _mixed(x, x.shape[-inner:], weight, bias):
+        return None
     kept = torch.Size([*x.shape[: x.dim() - inner], *[1] * inner])
     return _results(mode, torch.empty(x.shape, dtype=x.dtype, device="meta"), x, [kept] * 2)
 
@@ -35,11 +35,12 @@ def of_batches(
     weight: Tensor | None,
     bias: Tensor | None,
     mean: Tensor,
+    var: Tensor,
     *others: object,
 ) -> tuple[Tensor, ...] | None:
-    """The result, mean, scale, and both running statistics; None where all has one dtype."""
+    """The result, mean, scale, and both running statistics; else None."""
     del others
-    if not _mixed(x, weight, bias, mean):
+    if not _mixed(x, x.shape[1:2], weight, bias, mean, var):
         return None
     return _results(mode, torch.empty_like(x, device="meta"), x, [x.shape[1:2]] * 4)
 
@@ -50,14 +51,15 @@ def of_one_batch(
 ) -> tuple[Tensor, ...] | None:
     """The same without running statistics."""
     del others
-    if not _mixed(x, weight, bias):
+    if not _mixed(x, x.shape[1:2], weight, bias):
         return None
     return _results(mode, torch.empty_like(x, device="meta"), x, [x.shape[1:2]] * 2)
 
 
-def _mixed(x: Tensor, *weights: Tensor | None) -> bool:
-    """Whether a CPU normalises half precision by weights in float32."""
-    full = {w.dtype for w in weights if w is not None} == {torch.float32}
+def _mixed(x: Tensor, shape: torch.Size, *weights: Tensor | None) -> bool:
+    """Whether a CPU normalises half precision by weights of a shape in float32."""
+    kinds = {(w.dtype, w.shape) for w in weights if w is not None}
+    full = kinds == {(torch.float32, shape)}
     return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) and full
 
 
