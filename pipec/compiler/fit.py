@@ -14,7 +14,7 @@ room of a device ──► problems of its stages ──► choices ──► pl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,8 @@ import numpy.typing as npt
 from pipec.autodiff.model import Training
 from pipec.compiler.complete import completed
 from pipec.compiler.facts import plan_facts
-from pipec.compiler.residency import StageWork, saved_in_order, stage_work
+from pipec.compiler.fates import Fates, Foresight
+from pipec.compiler.residency import StageWork, saved_in_order
 from pipec.compiler.timeline import plan_timeline
 from pipec.compiler.working import WorkingBytes, together, values_of
 from pipec.errors import PassError, PipecError
@@ -40,24 +41,9 @@ from pipec.simulate.timeline import Timeline
 
 _ROUNDS = 10
 """Most times that a choice is simulated and tightened."""
-_SEGMENTS = (2, 3, 4, 5)
-"""Of so many values one is kept, where a device's stages have to become leaner."""
 _MORE = 1 + 1e-9
 """What a limit that a choice meets exactly is widened by."""
 _SAVED = (ChannelKind.S, ChannelKind.H)
-
-
-@dataclass(frozen=True)
-class Fates:
-    """What becomes of the saved values of one stage.
-
-    Attributes:
-        recompute: Values that B computes again.
-        slots: The values that wait in host memory: (depth, names) of every slot.
-    """
-
-    recompute: frozenset[str]
-    slots: tuple[tuple[int, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -96,6 +82,22 @@ class Fitted:
     timeline: Timeline
 
 
+class Able(NamedTuple):
+    """What may become of a saved value.
+
+    Attributes:
+        name: Its node in F.
+        nbytes: Its bytes.
+        seconds: To compute it again; infinite where that is not allowed.
+        leaves: Whether it may wait in host memory.
+    """
+
+    name: str
+    nbytes: float
+    seconds: float
+    leaves: bool
+
+
 Floats = npt.NDArray[np.float64]
 Apply = Callable[[Sequence[Fates]], tuple[Plan, Schedule]]
 
@@ -112,6 +114,7 @@ class Fit:
         recompute: Whether values may be computed again.
         host: Whether values may leave for host memory; where forward and backward run on two
             devices, whether a part may leave, and come, while nothing is computed.
+        tried: Choices that were simulated.
     """
 
     plan: Plan
@@ -120,6 +123,7 @@ class Fit:
     apply: Apply
     recompute: bool
     host: bool
+    tried: list[Sequence[Fates]] = field(default_factory=list, init=False)
     _known: dict[tuple[int, float], Residency] = field(default_factory=dict, init=False)
 
     def solved(self) -> Fitted:
@@ -129,51 +133,41 @@ class Fit:
             PassError: A device's limit cannot be met; how far it is from that is told.
         """
         room, floors, turn = self._first_room(), dict[int, float](), 0
-        lean = dict[int, Fates]()
         apart = self.schedule.placement.separate
         while True:
             chosen = [self._choice(s, room, floors) for s in range(len(self.plan.stages))]
-            fates = [lean.get(s, c) for s, c in enumerate(chosen)]
-            plan, order = self.apply(fates)
-            found = Fitted(fates, plan, order, plan_timeline(plan, order))
-            over = np.array(found.timeline.peak_bytes) - self.limits
+            self.tried.append(chosen)
+            over = np.array(self.simulated(chosen).peak_bytes) - self.limits
             worst, turn = int(over.argmax()), turn + 1
             if over[worst] <= 0:
-                return found
-            full = self._stages_of(worst)
-            if turn >= _ROUNDS or all(s in floors for s in full):
-                done = apart or not self.recompute or lean.keys() >= {*full}
-                more = None if done else self._leaner(fates, worst)
-                if more is None:
-                    raise self._refusal(found, worst)
-                lean |= more
-                continue
+                return self.made(chosen)
+            if turn >= _ROUNDS or all(s in floors for s in self._stages_of(worst)):
+                raise self._refusal(self.made(chosen), worst)
             eager = 1 + turn / 4  # little is left when this no longer helps
             held = room if apart else self._summed([r.choice.peak_bytes for r in chosen])
             room = np.where(over > 0, np.minimum(room, held) - eager * over, room)
 
-    def _leaner(self, fates: Sequence[Fates], device: int) -> dict[int, Fates] | None:
-        """Fates of a device's stages with which it keeps its limit; None if none is found.
+    def made(self, chosen: Sequence[Fates]) -> Fitted:
+        """The plan with a choice, and what it takes."""
+        plan, order = self.apply(chosen)
+        return Fitted(chosen, plan, order, plan_timeline(plan, order))
 
-        What a stage computes again may lower a peak of the schedule where the stage's own problem
-        sees no gain, such as one at the end of a forward. So every second value is kept, or every
-        third and so on, as in checkpointing by segments (Chen et al., arXiv 1604.06174), and each
-        plan is simulated.
-        """
-        stages, found = self._stages_of(device), dict[float, dict[int, Fates]]()
-        for kept, first in ((k, r) for k in _SEGMENTS for r in range(k)):
-            mine = {s: self._again(s, kept, first) for s in stages}
-            made = plan_timeline(*self.apply([mine.get(s, f) for s, f in enumerate(fates)]))
-            if made.peak_bytes[device] <= self.limits[device]:
-                found.setdefault(made.seconds, mine)
-        return found[min(found)] if found else None
+    def simulated(self, chosen: Sequence[Fates]) -> Timeline:
+        """What the plan takes with a choice."""
+        if self.schedule.placement.separate:
+            return self.made(chosen).timeline
+        return self.foresight.timeline(chosen)
 
-    def _again(self, stage: int, kept: int, first: int) -> Fates:
-        """Values of a stage are computed again if they can be, all but every so many."""
-        able = np.isfinite(self._problems[stage].recompute)
-        names = saved_in_order(self._works[stage].training)
-        values = [n for n, a in zip(names, able, strict=True) if a]
-        return Fates(frozenset(n for k, n in enumerate(values) if k % kept != first), ())
+    @cached_property
+    def foresight(self) -> Foresight:
+        """What tells it without making the plan."""
+        return Foresight(self.plan, self.schedule)
+
+    def able(self, stage: int) -> list[Able]:
+        """The saved values of a stage."""
+        problem, names = self._problems[stage], saved_in_order(self._works[stage].training)
+        pairs = zip(names, problem.nbytes.tolist(), problem.recompute.tolist(), strict=True)
+        return [Able(*pair, problem.moves) for pair in pairs]
 
     @property
     def needed(self) -> bool:
@@ -272,9 +266,9 @@ class Fit:
             self._known[stage, cap] = Residency.of(training, found)
         return self._known[stage, cap]
 
-    @cached_property
+    @property
     def _works(self) -> list[StageWork]:
-        return stage_work(self.plan)
+        return self.foresight.works
 
     def _problem(self, stage: int, cap: float) -> Problem:
         return replace(self._problems[stage], cap=cap)
@@ -295,7 +289,7 @@ class Fit:
                 flight=flight,
                 alternates=turns.alternates or apart,
                 together=together(work.training),
-                working=WorkingBytes(work.training, flight),
+                working=WorkingBytes(self.foresight.rewrites[s], flight),
             )
             found.append(problem)
         return found

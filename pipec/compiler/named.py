@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import everything
 from pipec.autodiff.rewrite import lineage
-from pipec.compiler.fit import Fates
+from pipec.compiler.fates import Fates
 from pipec.errors import PassError
 from pipec.graph.eager import is_tape
 from pipec.graph.ir import origin

@@ -6,14 +6,18 @@ What the passes ``insert-offload`` and ``insert-recompute`` share; they differ i
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from pipec.autodiff.rewrite import offloaded, recomputed
 from pipec.compiler.complete import completed, host_channels
-from pipec.compiler.fit import Apply, Fates, Fit, Fitted
-from pipec.compiler.lifespan import by_lifespan
+from pipec.compiler.fates import Fates
+from pipec.compiler.fit import Apply, Fit, Fitted
 from pipec.compiler.named import named_fates
+from pipec.compiler.refine import refined
 from pipec.compiler.replicate import with_replicas
-from pipec.compiler.residency import rewritten_cost, saved_in_order, stage_work
+from pipec.compiler.residency import saved_in_order, stage_work
 from pipec.compiler.stage_timing import measured_stage
+from pipec.compiler.working import Rewrites
 from pipec.cost.table import CostTable
 from pipec.errors import PassError
 from pipec.graph.ir import nbytes
@@ -131,24 +135,26 @@ def best(
     Raises:
         PassError: A limit cannot be met.
     """
-    apart = schedule.placement.separate
-    ways = [(recompute, host)]
-    if recompute and host and not apart:
-        ways += [(True, False), (False, True)]
-    fits = [Fit(plan, schedule, limit, applied(plan, schedule), *way) for way in ways]
-    plain, found, refused = fits[0].plain.seconds, list[Fitted](), list[PassError]()
-    if host and not apart:
-        found += by_lifespan(fits[0])
-    for fit in fits:
-        if any(f.timeline.seconds <= plain for f in found):
-            break
+    freedoms = [(True, False), (False, True)] if recompute and host else []
+    starts, told = list[Fitted](), list[PassError]()
+    for freedom in freedoms if not schedule.placement.separate else []:
         try:
-            found.append(fit.solved())
+            starts.append(best(plan, schedule, limit, recompute=freedom[0], host=freedom[1]))
         except PassError as error:
-            refused.append(error)
-    if not found:
-        raise refused[0]
-    return min(found, key=lambda f: f.timeline.seconds)
+            told.append(error)
+    fit = Fit(plan, schedule, limit, applied(plan, schedule), recompute, host)
+    if any(f.timeline.seconds <= fit.plain.seconds for f in starts):
+        return min(starts, key=lambda f: f.timeline.seconds)
+    try:
+        starts.append(fit.solved())
+    except PassError as error:
+        told.append(error)
+    if not schedule.placement.separate:
+        starts += refined(fit, [f.stages for f in starts])
+    starts = [f for f in starts if (np.array(f.timeline.peak_bytes) <= fit.limits).all()]
+    if not starts:
+        raise told[-1]
+    return min(starts, key=lambda f: f.timeline.seconds)
 
 
 def _with_named(plan: Plan, schedule: Schedule, patterns: Sequence[str], *, host: bool) -> Plan:
@@ -247,19 +253,19 @@ def _with(plan: Plan, chosen: Sequence[Fates]) -> Plan:
     pairs = list(zip(plan.stages, chosen, strict=True))
     slots = [slot for stage, r in pairs for slot in _slots(stage, r)]
     stages = tuple(_rewritten(stage, r, slots) for stage, r in pairs)
-    costs = _costs(plan, stages)
+    costs = _costs(plan, stages, chosen)
     return plan.replace(stages=stages, slots=tuple(slots), timeline=None, costs=costs)
 
 
-def _costs(plan: Plan, stages: Sequence[Stage]) -> CostTable | None:
+def _costs(plan: Plan, stages: Sequence[Stage], chosen: Sequence[Fates]) -> CostTable | None:
     """The plan's table, with what its measured stages take once they are rewritten."""
     if plan.costs is None or not plan.costs.stages:
         return plan.costs
     found = {kind: dict(table) for kind, table in plan.costs.stages.items()}
-    for old, new, work in zip(plan.stages, stages, stage_work(plan), strict=True):
+    for old, new, work, fates in zip(plan.stages, stages, stage_work(plan), chosen, strict=True):
         measured = measured_stage(plan, old)
-        if measured is not None and new.training is not None and new != old:
-            cost = rewritten_cost(measured, work, new.training)
+        if measured is not None and new != old:
+            cost = Rewrites(work).cost(measured, fates.recompute, measured=True)
             found[work.device.kind].setdefault(new.cost_key, cost)
     return replace(plan.costs, stages=found)
 

@@ -5,7 +5,7 @@ what the plan says of the stage.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
@@ -16,7 +16,6 @@ from pipec.cluster.device import Device
 from pipec.compiler.stage_timing import device_of, peak_live_bytes
 from pipec.cost.count import count
 from pipec.cost.model import Roofline
-from pipec.cost.stage import StageCost
 from pipec.graph.comm import is_comm
 from pipec.graph.ir import Graph, nbytes
 from pipec.graph.lower import lower
@@ -81,42 +80,6 @@ def stage_work(plan: Plan) -> list[StageWork]:
         assert stage.training is not None
         found.append(StageWork(stage.training, device_of(plan, stage), timing.compute_seconds))
     return found
-
-
-def rewritten_cost(cost: StageCost, before: StageWork, after: Training) -> StageCost:
-    """What was measured of a stage, and what its graphs take more since they were rewritten.
-
-    The bytes of an action grow by as much as those that are alive at its fullest moment.
-
-    Args:
-        cost: Measured.
-        before: What it was measured of.
-        after: The same with values that are computed again or wait in host memory.
-    """
-    old, new = _fullest(before.training), _fullest(after)
-    again = {
-        kind: before.again(graph) - before.again(before.training.graphs[kind])
-        for kind, graph in after.graphs.items()
-    }
-    more = {kind: new[kind] - old[kind] for kind in old}
-    workspace = {
-        name: max(size + more.get(name.removeprefix("first "), 0), 0)
-        for name, size in cost.workspace.items()
-    }
-    return replace(
-        cost,
-        B=cost.B + again["B"],
-        I=cost.I + again["I"],
-        W=cost.W + again["W"],
-        workspace=workspace,
-    )
-
-
-def _fullest(training: Training) -> dict[str, int]:
-    """Most bytes that are alive in each graph, in F beyond what it saves."""
-    pure = training.lowered()
-    alive = {k: peak_live_bytes(g, {n.name for n in g.calls}) for k, g in pure.graphs.items()}
-    return alive | {"F": alive["F"] - pure.saved_bytes}
 
 
 def working_bytes(training: Training) -> int:

@@ -26,6 +26,7 @@ from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.routes import routes_of
 from pipec.schedule.schedule import Placement, Schedule
+from pipec.simulate.engine import Prepared
 from pipec.simulate.memory import shares
 from pipec.simulate.simulate import simulate
 from pipec.simulate.timeline import Timeline
@@ -39,17 +40,18 @@ _WRITER = {_C.F: (_K.F,), _C.B: _BACKWARD, _C.S: (_K.F,), _C.H: (_K.F,), _C.W: (
 _NORM_BYTES = 8
 
 
-def timeline_of(facts: Facts, schedule: Schedule, *, clipped: bool = False) -> Timeline:
-    """Play ``schedule`` with what is known of its stages.
+def timeline_of(facts: Facts, order: Schedule | Prepared, *, clipped: bool = False) -> Timeline:
+    """Play a schedule with what is known of its stages.
 
     Args:
         facts: Of its stages.
-        schedule: With communication inserted.
+        order: With communication inserted.
         clipped: Whether the norm of all gradients is found before the steps.
 
     Raises:
         ScheduleError: It deadlocks at the channels' depths; the shortest cycle of waits is told.
     """
+    schedule = order.schedule if isinstance(order, Prepared) else order
     times = facts.times(schedule.rule, schedule.microbatches)
     turns = range(routes_of(schedule).period)
     times = replace(
@@ -62,7 +64,7 @@ def timeline_of(facts: Facts, schedule: Schedule, *, clipped: bool = False) -> T
         reduce=_reductions(facts, schedule),
         step=_steps(facts, schedule, times, clipped=clipped),
     )
-    return simulate(schedule, _with_processors(facts, schedule, times), facts.memory())
+    return simulate(order, _with_processors(facts, schedule, times), facts.memory())
 
 
 def plan_timeline(plan: Plan, schedule: Schedule, *, clipped: bool = False) -> Timeline:

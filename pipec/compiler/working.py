@@ -1,20 +1,23 @@
 """What recomputing takes of a stage: seconds of every value, and the bytes that B then holds."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
 import numpy as np
-from torch import fx
 
 from pipec.autodiff.model import Training
-from pipec.autodiff.rewrite import Replay, Replays
+from pipec.autodiff.rewrite import Replays
 from pipec.compiler.residency import StageWork, saved_in_order
 from pipec.compiler.stage_timing import holder, own_bytes, peak_of
+from pipec.cost.stage import StageCost
 from pipec.graph.comm import is_comm
-from pipec.graph.ir import nbytes
+from pipec.graph.ir import GraphOutput, InputKind, OutputKind, tensor, tensor_nbytes
+from pipec.graph.written import ancestors
 from pipec.residency.problem import RECOMPUTE, FloatArray, IntArray, Working
+
+_BACKWARD = ("B", "I", "W")
 
 
 def values_of(work: StageWork, *, recompute: bool) -> tuple[FloatArray, FloatArray]:
@@ -41,46 +44,135 @@ def together(training: Training) -> list[dict[int, float]]:
     return found
 
 
+class Rewritten:
+    """The graphs of a stage whose B, I and W compute some saved values again, told by their nodes.
+
+    Args:
+        training: The graphs as they are, nothing offloaded.
+        again: Names of saved values; if there are none, nothing is rewritten.
+
+    Attributes:
+        orders: B, I and W to their nodes in order, the names of results, those of what is computed.
+        saved: What F keeps, with its bytes.
+        for_w: What W reads of it, or of what I yields, with its bytes.
+    """
+
+    def __init__(self, training: Training, again: frozenset[str]) -> None:
+        self.forward, graphs = training.F, {k: training.graphs[k] for k in _BACKWARD}
+        if again:
+            replays = Replays(training, again)
+            of = {k: getattr(replays, k) for k in _BACKWARD}
+            self.orders = {k: (r.nodes, _results(r.outputs), r.computed) for k, r in of.items()}
+            read, of_w = replays.read, replays.W.read
+        else:
+            self.orders = {
+                k: ([*g.nodes.values()], _results(g.outputs), {n.name for n in g.calls})
+                for k, g in graphs.items()
+            }
+            read = {v.name for v in training.saved}
+            of_w = {i.node for i in training.W.inputs_of(InputKind.SAVED)}
+        w = {n.name: n for n in self.orders["W"][0]}
+        names = {i.node: i.name for i in training.W.inputs_of(InputKind.SAVED)}
+        self.saved = {n: tensor_nbytes(tensor(training.F.node(n))) for n in read}
+        self.for_w = {names.get(n, n): tensor_nbytes(tensor(w[n])) for n in of_w}
+        self._calls = {n.name for n in training.F.calls if not is_comm(n)}
+
+    def seconds(self, work: StageWork, kind: str) -> float:
+        """What B, I or W computes of what F has computed."""
+        return sum(work.forward.get(name, 0.0) for name in self.orders[kind][2])
+
+    @cached_property
+    def alive(self) -> tuple[int, frozenset[str]]:
+        """Most bytes of values of F that are computed and alive at a time; and which they are."""
+        peaks = (peak_of(nodes, results, self._calls & {*computed})
+                 for nodes, results, computed in self.orders.values())  # fmt: skip
+        return max(peaks, key=lambda p: p[0])
+
+    @cached_property
+    def fullest(self) -> dict[str, int]:
+        """Most bytes that are alive in each graph, in F beyond what it saves."""
+        found = {k: peak_of(*order)[0] for k, order in self.orders.items()}
+        results = [o.node for o in self.forward.outputs if o.kind is not OutputKind.SAVED]
+        results += self.saved
+        needed = ancestors(map(self.forward.node, results))
+        order = [n for n in self.forward.nodes.values() if n in needed]
+        calls = {n.name for n in order if n.op == "call_function"}
+        return {**found, "F": peak_of(order, results, calls)[0] - sum(self.saved.values())}
+
+
+class Rewrites:
+    """`Rewritten` by what is computed again, each found once.
+
+    Args:
+        work: A stage, nothing offloaded.
+    """
+
+    def __init__(self, work: StageWork) -> None:
+        self.work = work
+        self._known: dict[frozenset[str], Rewritten] = {}
+
+    def __contains__(self, again: frozenset[str]) -> bool:
+        """Whether it was found before."""
+        return again in self._known
+
+    def of(self, again: frozenset[str]) -> Rewritten:
+        """With some values computed again."""
+        if again not in self._known:
+            self._known[again] = Rewritten(self.work.training, again)
+        return self._known[again]
+
+    def cost(self, before: StageCost, again: frozenset[str], *, measured: bool) -> StageCost:
+        """What a stage takes whose graphs compute some values again.
+
+        Args:
+            before: What it takes as it is.
+            again: The values.
+            measured: Whether that was measured: then the bytes of an action grow by as much as
+                those that are alive at its fullest moment. Else only what is computed again counts.
+        """
+        if not again:
+            return before
+        old, new = self.of(frozenset()), self.of(again)
+        more = {k: new.seconds(self.work, k) - old.seconds(self.work, k) for k in _BACKWARD}
+        if measured:
+            grown = {k: new.fullest[k] - old.fullest[k] for k in new.fullest}
+            workspace = {
+                name: max(size + grown.get(name.removeprefix("first "), 0), 0)
+                for name, size in before.workspace.items()
+            }
+        else:
+            workspace = dict.fromkeys(before.workspace, new.alive[0])
+        return replace(
+            before,
+            B=before.B + more["B"],
+            I=before.I + more["I"],
+            W=before.W + more["W"],
+            workspace=workspace,
+        )
+
+
+def _results(outputs: Iterable[GraphOutput]) -> list[str]:
+    return [o.node for o in outputs]
+
+
 @dataclass(frozen=True)
 class WorkingBytes:
     """Bytes that recomputing costs: values alive in B, and inputs that are saved in their place."""
 
-    training: Training
+    rewrites: Rewrites
     flight: int
-    known: dict[frozenset[str], Working] = field(default_factory=dict)
 
     def __call__(self, decision: IntArray) -> Working:
-        """See `Problem.working`; decisions that were asked for are remembered."""
-        again = frozenset(self._names[v] for v in np.flatnonzero(decision == RECOMPUTE).tolist())
-        if again not in self.known:
-            self.known[again] = self._working(again)
-        return self.known[again]
-
-    def _working(self, again: frozenset[str]) -> Working:
-        """As of `recomputed`, from the order of its nodes alone."""
-        replays = Replays(self.training, again)
-        new, old = self._bytes(replays.read), self._bytes({*self._names} - again)
-        each = (replays.B, replays.I, replays.W)
-        alive, nodes = max(map(self._peak, each), key=lambda p: p[0])
-        values = tuple(v for v, name in enumerate(self._names) if name in again & nodes)
-        return Working(alive + self.flight * (new - old), alive, values)
-
-    def _peak(self, replay: Replay) -> tuple[int, frozenset[str]]:
-        results = [o.node for o in replay.outputs]
-        return peak_of(replay.nodes, results, replay.computed & self._calls)
-
-    def _bytes(self, names: Collection[str]) -> float:
-        """Bytes that these values of F take if they are saved."""
-        return float(sum(nbytes(n) for name, n in self._nodes.items() if name in names))
+        """See `Problem.working`."""
+        names = self._names
+        again = frozenset(names[v] for v in np.flatnonzero(decision == RECOMPUTE).tolist())
+        found = self.rewrites.of(again)
+        nbytes, alive = found.alive
+        before = self.rewrites.of(frozenset()).saved
+        more = sum(found.saved.values()) - sum(s for n, s in before.items() if n not in again)
+        values = tuple(v for v, name in enumerate(names) if name in again & alive)
+        return Working(nbytes + self.flight * more, nbytes, values)
 
     @cached_property
     def _names(self) -> list[str]:
-        return saved_in_order(self.training)
-
-    @cached_property
-    def _nodes(self) -> dict[str, fx.Node]:
-        return self.training.F.nodes
-
-    @cached_property
-    def _calls(self) -> set[str]:
-        return {n.name for n in self.training.F.calls if not is_comm(n)}
+        return saved_in_order(self.rewrites.work.training)

@@ -1,6 +1,7 @@
 """Better decisions near a good one; of few values, the best of all."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, product
 from math import prod
 
@@ -12,6 +13,8 @@ from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem
 SWEEPS = 3
 MOVES = 120
 """Most values, and most pairs of them, that one sweep changes."""
+MANY = 64
+"""Values beyond which few questions are asked."""
 EVERY = 256
 """Decisions up to which all are played."""
 FATES = ((KEEP, 0), (RECOMPUTE, 0), (OFFLOAD, 1), (OFFLOAD, 2), (OFFLOAD, 0))
@@ -29,17 +32,23 @@ def every(problem: Problem) -> Iterator[Played]:
 
 
 def improved(problem: Problem, best: Played) -> Played:
-    """Sweeps of changes to one value, the most expensive first, and exchanges of two."""
+    """Sweeps of changes to one value, the most expensive first, and exchanges of two.
+
+    Of many values the working bytes, which are slow to tell, are asked for behind each sweep only.
+    """
+    like = replace(problem, working=None) if problem.values > MANY else problem
     for _ in range(SWEEPS):
         before = best
         cost = np.where(best.decision == RECOMPUTE, problem.recompute, 0.0)
         cost = np.where(np.isfinite(cost), cost, 0.0) + 1e-12 * problem.nbytes
         for v in np.argsort(-cost, kind="stable")[:MOVES].tolist():
             for fate in _fates(problem, v):
-                best = _better(problem, best, {v: fate})
+                best = _better(like, best, {v: fate})
         if problem.values * (problem.values - 1) / 2 <= MOVES:
             for v, w in combinations(range(problem.values), 2):
-                best = _exchanged(problem, best, v, w)
+                best = _exchanged(like, best, v, w)
+        if best is not before and like is not problem:
+            best = min(before, again(problem, best), key=lambda t: t.order)
         if best is before:
             break
     return best

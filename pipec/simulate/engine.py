@@ -7,12 +7,13 @@ wakes it when what it misses ends; about 1 µs per turn, better below some 16 la
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from pipec.schedule.channels import Channel
 from pipec.schedule.dependencies import Dependencies, dependencies
 from pipec.schedule.lanes import Lanes, lanes
 from pipec.schedule.schedule import Schedule
@@ -41,6 +42,12 @@ class Prepared:
     def of(cls, schedule: Schedule) -> "Prepared":
         """Find out who waits for whom, once."""
         return cls(schedule, dependencies(schedule), lanes(schedule), Tables(schedule))
+
+    def resized(self, channels: Sequence[Channel]) -> "Prepared":
+        """The same with other bytes of its channels."""
+        made = replace(self, schedule=self.schedule.replace(channels=tuple(channels)))
+        made.__dict__.update(whole=self.whole, short=self.short)
+        return made
 
     @cached_property
     def whole(self) -> Compact:

@@ -195,6 +195,11 @@ class Curve:
         """Most bytes held at any time."""
         return float(self._total.max(initial=0.0))
 
+    def above(self, limit: float) -> float:
+        """Byte-seconds beyond a limit."""
+        more = np.maximum(self._total[:-1] - limit, 0.0)
+        return float(more @ np.diff(self.time))
+
     @property
     def at_peak(self) -> dict[str, float]:
         """Bytes of each category at the first moment of the peak."""

@@ -21,7 +21,7 @@ from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.reside import applied
 from pipec.compiler.residency import saved_in_order, stage_work, working_bytes
 from pipec.compiler.timeline import plan_timeline
-from pipec.compiler.working import WorkingBytes
+from pipec.compiler.working import Rewrites, WorkingBytes
 from pipec.errors import PassError, PlanError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.comm import FETCH, OFFLOAD
@@ -325,10 +325,10 @@ def test_two_microbatches_in_flight_gain_by_slots_that_swap() -> None:
 
 def test_working_bytes_are_those_of_the_rewritten_graphs() -> None:
     """Told from the order of nodes alone, for any values."""
-    training = plan_of().stages[1].training
-    assert training
+    work = stage_work(plan_of())[1]
+    training = work.training
     names, rng = saved_in_order(training), np.random.default_rng(0)
-    told = WorkingBytes(training, 3)
+    told = WorkingBytes(Rewrites(work), 3)
     for share in np.linspace(0, 1, 8):
         decision = np.where(rng.random(len(names)) < share, RECOMPUTE, KEEP)
         again = {names[v] for v in np.flatnonzero(decision)}

@@ -8,8 +8,9 @@ import torch
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
 from pipec.compiler.facts import plan_facts
-from pipec.compiler.fit import Fates, Fit, Fitted
-from pipec.compiler.lifespan import DEPTHS, Rule, lifespans
+from pipec.compiler.fates import Fates
+from pipec.compiler.fit import Fit, Fitted
+from pipec.compiler.lifespan import DEPTHS, lifespans, until_it_fits
 from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.reside import applied, best, planned
 from pipec.compiler.residency import saved_in_order
@@ -106,7 +107,8 @@ def test_what_is_predicted_of_a_rule_is_predicted_of_its_plan() -> None:
     order = planned(plan, "zbv", 4)
     limit = 0.9 * max(plan_timeline(plan, order).peak_bytes)
     fit = Fit(plan, order, limit, applied(plan, order), False, True)
-    chosen, timeline = Rule(fit).until_it_fits(0) or pytest.fail("nothing fits")
+    chosen = until_it_fits(fit, 0) or pytest.fail("nothing fits")
+    timeline = fit.foresight.timeline(chosen)
     rewritten, moved = fit.apply(chosen)
     real = plan_timeline(rewritten, moved)
     assert real.schedule.channels != fit.plain.schedule.channels

@@ -1,0 +1,142 @@
+"""What becomes of saved values, and what a plan then takes: told without making its graphs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from pipec.compiler.facts import plan_facts
+from pipec.compiler.residency import StageWork, stage_work
+from pipec.compiler.stage_timing import measured_stage
+from pipec.compiler.timeline import timeline_of
+from pipec.compiler.working import Rewrites
+from pipec.graph.ir import nbytes
+from pipec.plan.facts import Facts, StageFacts
+from pipec.plan.model import Plan
+from pipec.schedule.channels import Channel, ChannelKind
+from pipec.schedule.offload import insert_offload
+from pipec.schedule.schedule import Schedule
+from pipec.simulate.engine import Prepared
+from pipec.simulate.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Fates:
+    """What becomes of the saved values of one stage.
+
+    Attributes:
+        recompute: Values that B computes again.
+        slots: The values that wait in host memory: (depth, names) of every slot.
+    """
+
+    recompute: frozenset[str]
+    slots: tuple[tuple[int, tuple[str, ...]], ...]
+
+
+KEPT = Fates(frozenset(), ())
+"""All values stay."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A stage whose values have some fates.
+
+    Attributes:
+        facts: Of the stage.
+        slots: Its host slots.
+        for_w: Bytes of each slot that W reads too, by its name.
+        saved: What stays on the device.
+    """
+
+    facts: StageFacts
+    slots: tuple[Channel, ...]
+    for_w: Mapping[str, float]
+    saved: frozenset[str]
+
+
+class Foresight:
+    """As `plan_timeline` of the plan with other fates, from facts alone.
+
+    Args:
+        plan: Differentiated and timed, nothing offloaded.
+        schedule: What it will run, communication included.
+    """
+
+    def __init__(self, plan: Plan, schedule: Schedule) -> None:
+        self.plan, self.schedule = plan, schedule
+        self._told: dict[tuple[int, Fates], Told] = {}
+        self._prepared: dict[tuple[tuple[int, ...], ...], Prepared] = {}
+
+    def timeline(self, chosen: Sequence[Fates]) -> Timeline:
+        """The whole schedule, simulated.
+
+        Args:
+            chosen: What becomes of the values of each stage.
+        """
+        told = [self.told(s, fates) for s, fates in enumerate(chosen)]
+        plan_channels = self.plan.channels
+        facts = replace(
+            self._facts,
+            stages=tuple(t.facts for t in told),
+            moved_for_w={name: size for t in told for name, size in t.for_w.items()},
+            saved_too=tuple(c.name for c in plan_channels if c.value in told[c.src].saved),
+        )
+        return timeline_of(facts, self._with([c for t in told for c in t.slots], chosen))
+
+    def _with(self, slots: list[Channel], chosen: Sequence[Fates]) -> Prepared:
+        """The schedule with copies of these slots; where they stand depends on depths alone."""
+        depths = tuple(tuple(depth for depth, _ in fates.slots) for fates in chosen)
+        if depths not in self._prepared:
+            order = insert_offload(self.schedule, slots) if slots else self.schedule
+            self._prepared[depths] = Prepared.of(order)
+        like = self._prepared[depths]
+        sizes = {c.name: c for c in slots}
+        return like.resized([sizes.get(c.name, c) for c in like.schedule.channels])
+
+    def told(self, stage: int, fates: Fates) -> Told:
+        """What is known of a stage."""
+        if (stage, fates) not in self._told:
+            self._told[stage, fates] = self._tell(stage, fates)
+        return self._told[stage, fates]
+
+    def _tell(self, stage: int, fates: Fates) -> Told:
+        work, before = self.works[stage], self._facts.stages[stage]
+        again = self.rewrites[stage].of(fates.recompute)
+        gone = {name for _, names in fates.slots for name in names}
+        nodes, slots = work.training.F.nodes, list[Channel]()
+        for k, (depth, names) in enumerate(fates.slots):
+            size = sum(nbytes(nodes[n]) for n in names)
+            slots.append(Channel(ChannelKind.H, stage, stage, f"s{stage}.host{k}", size, depth))
+        pairs = zip(slots, fates.slots, strict=True)
+        stay = {name: size for name, size in again.saved.items() if name not in gone}
+        left = sum(size for name, size in again.for_w.items() if name not in gone)
+        return Told(
+            replace(
+                before,
+                cost=self.rewrites[stage].cost(
+                    before.cost, fates.recompute, measured=self._measured[stage]
+                ),
+                saved=float(sum(stay.values())),
+                saved_for_w=float(left),
+            ),
+            tuple(slots),
+            {c.name: float(sum(again.for_w.get(n, 0) for n in v)) for c, (_, v) in pairs},
+            frozenset(stay),
+        )
+
+    @cached_property
+    def works(self) -> list[StageWork]:
+        """The seconds of every stage, node by node."""
+        return stage_work(self.plan)
+
+    @cached_property
+    def rewrites(self) -> list[Rewrites]:
+        """The graphs of every stage with values that are computed again."""
+        return [Rewrites(w) for w in self.works]
+
+    @cached_property
+    def _measured(self) -> list[bool]:
+        return [measured_stage(self.plan, stage) is not None for stage in self.plan.stages]
+
+    @cached_property
+    def _facts(self) -> Facts:
+        return plan_facts(self.plan)

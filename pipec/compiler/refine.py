@@ -1,0 +1,233 @@
+"""Better choices near good ones: what becomes of one value after the other, simulated in the plan.
+
+What a stage's own problem does not know decides here: how stages wait for each other, buffers of
+messages, the filling and the draining of the pipeline.
+
+```text
+too full      the change that takes the most byte-seconds above the limits per second that it costs
+fits          changes that are faster: what then fits, and what is too full and may become less so
+```
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import heappop, heappush
+from math import inf
+
+import numpy as np
+
+from pipec.compiler.fates import KEPT, Fates
+from pipec.compiler.fit import Able, Fit, Fitted
+from pipec.compiler.lifespan import by_lifespan
+from pipec.simulate.timeline import Timeline
+
+WORK = 40_000
+"""Most actions that are simulated for one plan."""
+NODE = 8
+"""As how many of them each node of a stage counts that is rewritten for it."""
+SEGMENTS = (2, 3, 4, 5)
+"""Of so many values one is kept, in checkpointing by segments (Chen et al., arXiv 1604.06174)."""
+
+Choice = tuple[Fates, ...]
+Slots = tuple[tuple[int, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """A choice and what it takes.
+
+    Attributes:
+        chosen: What becomes of the values of each stage.
+        timeline: With it.
+        limits: Bytes of each device.
+    """
+
+    chosen: Choice
+    timeline: Timeline
+    limits: Sequence[float]
+
+    @cached_property
+    def seconds(self) -> float:
+        """Of the whole schedule."""
+        return self.timeline.seconds
+
+    @cached_property
+    def over(self) -> float:
+        """How far above the limits, at the peaks and over time; 0 if it fits."""
+        pairs = list(zip(self.timeline.memory_curves, self.limits, strict=True))
+        peaks = sum(max(c.peak / limit - 1, 0.0) for c, limit in pairs)
+        return peaks and peaks + sum(c.above(x) / x for c, x in pairs) / self.seconds
+
+    @property
+    def order(self) -> tuple[float, float, int]:
+        """The least above the limits first, then the fastest, then that of the fewest slots."""
+        return self.over, self.seconds, sum(len(f.slots) for f in self.chosen)
+
+
+def refined(fit: Fit, starts: Sequence[Sequence[Fates]]) -> list[Fitted]:
+    """The best choice that is found, if there is one that fits.
+
+    Args:
+        fit: Forward and backward run on one device.
+        starts: Choices that fit.
+    """
+    found = Search(fit).best(starts)
+    return [] if found is None else [fit.made(found.chosen)]
+
+
+class Search:
+    """The search in one plan.
+
+    Args:
+        fit: The plan and its limits.
+    """
+
+    def __init__(self, fit: Fit) -> None:
+        self.fit = fit
+        self.known: dict[Choice, Tried] = {}
+        self.work, self.limits = WORK, np.maximum(fit.limits, 1.0).tolist()
+        self.close = 1e-9 * fit.plain.seconds
+
+    def best(self, starts: Sequence[Sequence[Fates]]) -> Tried | None:
+        """From choices that fit and others."""
+        nothing = self.tried((KEPT,) * len(self.fit.plan.stages))
+        every = [*self.fit.tried, *starts]
+        if self.fit.host:
+            every += by_lifespan(self.fit)
+        if not nothing.over:
+            return nothing
+        first = {nothing, *map(self.tried, map(_plain, every))}
+        if self.fit.recompute and all(t.over for t in first):
+            first |= set(map(self.tried, self.by_segments()))
+        nearest = sorted((t for t in first if t.over), key=lambda t: t.order)[:2]
+        fits = [t for t in first if not t.over]
+        fits += [t for at in (nothing, *nearest) if (t := self.emptied(at)) is not None]
+        return self.faster(min(fits, key=lambda t: t.order, default=None), nothing)
+
+    @property
+    def spent(self) -> bool:
+        """Whether enough was simulated."""
+        return self.work <= 0
+
+    def tried(self, chosen: Choice) -> Tried:
+        """A choice, simulated."""
+        if chosen not in self.known:
+            ahead, stages = self.fit.foresight, enumerate(chosen)
+            new = [s for s, fates in stages if fates.recompute not in ahead.rewrites[s]]
+            nodes = sum(len(ahead.works[s].training.F.nodes) for s in new)
+            self.work -= len(self.fit.schedule) + NODE * nodes
+            timeline = self.fit.foresight.timeline(chosen)
+            self.known[chosen] = Tried(chosen, timeline, self.limits)
+        return self.known[chosen]
+
+    def emptied(self, at: Tried) -> Tried | None:
+        """A choice that fits, by the changes that gain the most for their time."""
+        while at.over and self.work > WORK / 2:
+            found = [t for t in self.near(at) if t.over < at.over]
+            if not found:
+                return None
+            fits = [t for t in found if not t.over]
+            at = (
+                min(fits, key=lambda t: t.order)
+                if fits
+                else max(found, key=lambda t: self.worth(at, t))
+            )
+        return None if at.over else at
+
+    def worth(self, before: Tried, after: Tried) -> float:
+        """What a change gains for its time."""
+        return (before.over - after.over) / max(after.seconds - before.seconds, self.close)
+
+    def faster(self, best: Tried | None, nothing: Tried) -> Tried | None:
+        """One change behind the other, as long as that may give what is faster and fits.
+
+        First from the best; then from what is faster but too full, where the time that it takes is
+        least together with that of the rest, at the price of the best.
+        """
+        most = best.seconds if best else 2 * nothing.seconds
+        price = max(most - nothing.seconds, self.close) / nothing.over
+        full, seen, at = [(0.0, 0, nothing)], {self.kind(nothing)}, best or nothing
+        most = best.seconds - self.close if best else inf
+        while not self.spent:
+            before = best
+            for t in self.near(at):
+                if t.seconds >= most or (at.over and t.over >= at.over):
+                    continue
+                if not t.over:
+                    best, most = t, t.seconds - self.close
+                elif (kind := self.kind(t)) not in seen:
+                    seen.add(kind)
+                    heappush(full, (t.seconds + price * t.over, len(seen), t))
+            while full and full[0][2].seconds >= most:
+                heappop(full)
+            if best is not before and best is not None:
+                at = best
+            elif full:
+                at = heappop(full)[2]
+            else:
+                break
+        return best
+
+    def kind(self, at: Tried) -> Hashable:
+        """What choices have in common whose values differ in nothing but their names."""
+        found = []
+        for stage, fates in enumerate(at.chosen):
+            depth = {name: d for d, names in fates.slots for name in names}
+            depth |= dict.fromkeys(fates.recompute, -1)
+            of = [(depth.get(name, -2), *alike) for name, *alike in self.fit.able(stage)]
+            found.append((self.fit.foresight.told(stage, fates).facts.cost.B, *sorted(of)))
+        return tuple(found)
+
+    def near(self, at: Tried) -> Iterator[Tried]:
+        """Choices that differ in one value, what takes the most seconds first."""
+        every = [(s, value) for s in range(len(at.chosen)) for value in self.fit.able(s)]
+        every.sort(key=lambda e: -e[1].seconds if e[1].name in at.chosen[e[0]].recompute else 0)
+        for stage, value in every:
+            order = [v.name for v in self.fit.able(stage)]
+            for other in _changed(at.chosen[stage], value, order):
+                if self.spent:
+                    return
+                yield self.tried((*at.chosen[:stage], other, *at.chosen[stage + 1 :]))
+
+    def by_segments(self) -> Iterator[Choice]:
+        """Every so many values are kept, the others computed again, where devices are too full."""
+        full = np.array(self.fit.plain.peak_bytes) > self.fit.limits
+        homes = self.fit.schedule.placement.forward
+        stages = [s for s, home in enumerate(homes) if full[list(home)].any()]
+        for kept, first in ((k, r) for k in SEGMENTS for r in range(k)):
+            chosen = [KEPT] * len(homes)
+            for s in stages:
+                values = [v.name for v in self.fit.able(s) if v.seconds < inf]
+                chosen[s] = Fates(
+                    frozenset(n for k, n in enumerate(values) if k % kept != first), ()
+                )
+            yield tuple(chosen)
+
+
+def _plain(chosen: Sequence[Fates]) -> Choice:
+    return tuple(Fates(f.recompute, f.slots) for f in chosen)
+
+
+def _changed(fates: Fates, able: Able, order: Sequence[str]) -> Iterator[Fates]:
+    """The same with another fate of one value."""
+    name, again, leaves = able.name, able.seconds < inf, able.leaves
+    depths = [depth for depth, names in fates.slots if name in names]
+    without = Fates(fates.recompute - {name}, _moved(fates.slots, name, None, order))
+    if name in fates.recompute or depths:
+        yield without
+    if again and name not in fates.recompute:
+        yield replace(without, recompute=without.recompute | {name})
+    for depth in range(3) if leaves else ():
+        if depth not in depths:
+            yield replace(without, slots=_moved(without.slots, name, depth, order))
+
+
+def _moved(slots: Slots, name: str, depth: int | None, order: Sequence[str]) -> Slots:
+    """Slots after one value left all, or went to the first of a depth."""
+    found = [(d, tuple(n for n in names if n != name)) for d, names in slots]
+    if depth is not None:
+        at = next((k for k, (d, _) in enumerate(found) if d == depth), len(found))
+        there = found[at][1] if at < len(found) else ()
+        found[at : at + 1] = [(depth, tuple(sorted((*there, name), key=order.index)))]
+    return tuple(sorted((slot for slot in found if slot[1]), key=lambda slot: slot[0]))
