@@ -7,8 +7,7 @@ import numpy as np
 
 from pipec.errors import PartitionError
 from pipec.residency.bound import Bound, Cut, bound
-from pipec.residency.exhaust import exhausted
-from pipec.residency.improve import every, improved
+from pipec.residency.improve import improved
 from pipec.residency.play import CLOSE, Played, Slot, again, play
 from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem
 
@@ -89,11 +88,6 @@ def choose(problem: Problem) -> Choice:
     for start in (best, *others):
         if best.seconds > near:
             best = min(best, improved(problem, start), key=lambda t: t.order)
-    if best.seconds > near:
-        best = _first_that_fits(problem, [best, *every(problem)])
-    least = step + first.added_seconds
-    if best.seconds > near:
-        best, least = exhausted(problem, best, least)
     if best.seconds == np.inf:
         raise DoesNotFitError(best.peak_bytes, problem.cap)
     return Choice(
@@ -101,7 +95,7 @@ def choose(problem: Problem) -> Choice:
         slots=best.slots,
         seconds=best.seconds,
         added=max(best.seconds / step - 1, 0.0),
-        bound=least / step - 1,
+        bound=first.added_seconds / step,
         peak_bytes=best.peak_bytes,
     )
 

@@ -1,34 +1,22 @@
-"""Better decisions near a good one; of few values, the best of all."""
+"""Better decisions near a good one."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations, product
-from math import prod
+from itertools import combinations
 
 import numpy as np
 
 from pipec.residency.play import Played, Slot, again, least, play
-from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem
+from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, Problem
 
 SWEEPS = 3
 MOVES = 120
 """Most values, and most pairs of them, that one sweep changes."""
 MANY = 64
 """Values beyond which few questions are asked."""
-EVERY = 256
-"""Decisions up to which all are played."""
 FATES = ((KEEP, 0), (RECOMPUTE, 0), (OFFLOAD, 1), (OFFLOAD, 2), (OFFLOAD, 0))
 """What can become of a value: a kind of decision and the depth of its slot."""
 
 _Fate = tuple[int, int]
-
-
-def every(problem: Problem) -> Iterator[Played]:
-    """All decisions of few values, those of one depth in one slot; none if there are many."""
-    fates = [_fates(problem, v) for v in range(problem.values)]
-    if prod(map(len, fates)) <= EVERY:
-        for each in product(*fates):
-            yield play(problem, *_decision(each), exactly=False)
 
 
 def improved(problem: Problem, best: Played) -> Played:
@@ -69,12 +57,6 @@ def _fates(problem: Problem, value: int) -> list[_Fate]:
 def _fate(of: Played, value: int) -> _Fate:
     depths = [s.depth for s in of.slots if value in s.values]
     return int(of.decision[value]), depths[0] if depths else 0
-
-
-def _decision(fates: tuple[_Fate, ...]) -> tuple[IntArray, tuple[Slot, ...]]:
-    leaving = {d: [v for v, f in enumerate(fates) if f == (OFFLOAD, d)] for d in range(3)}
-    slots = tuple(Slot(depth, tuple(values)) for depth, values in leaving.items() if values)
-    return np.array([kind for kind, _ in fates], dtype=np.int64), slots
 
 
 def _better(problem: Problem, best: Played, change: dict[int, _Fate]) -> Played:

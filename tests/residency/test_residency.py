@@ -161,7 +161,7 @@ def test_working_bytes_that_only_show_when_asked() -> None:
     assert found.peak_bytes <= 100
 
 
-def test_where_working_bytes_decide_the_bound_is_the_optimum_of_all_decisions() -> None:
+def test_where_working_bytes_decide_the_optimum_of_all_decisions_is_chosen() -> None:
     """Each further value that is recomputed holds more than the program can know."""
 
     def working(decision: IntArray) -> Working:
@@ -178,7 +178,7 @@ def test_where_working_bytes_decide_the_bound_is_the_optimum_of_all_decisions() 
     ]
     found = choose(problem)
     assert found.added * problem.step_seconds == pytest.approx(min(fitting))
-    assert found.bound == pytest.approx(found.added)
+    assert found.bound <= found.added
     assert bound(problem).added_seconds < min(fitting) - 0.5  # the program's own is weak here
 
 
