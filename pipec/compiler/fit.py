@@ -138,14 +138,23 @@ class Fit:
             chosen = [self._choice(s, room, floors) for s in range(len(self.plan.stages))]
             self.tried.append(chosen)
             over = np.array(self.simulated(chosen).peak_bytes) - self.limits
+            if over.max() <= 0:
+                found = self.made(chosen)
+                over = np.array(found.timeline.peak_bytes) - self.limits
+                if over.max() <= 0:
+                    return found
             worst, turn = int(over.argmax()), turn + 1
-            if over[worst] <= 0:
-                return self.made(chosen)
             if turn >= _ROUNDS or all(s in floors for s in self._stages_of(worst)):
                 raise self._refusal(self.made(chosen), worst)
             eager = 1 + turn / 4  # little is left when this no longer helps
             held = room if apart else self._summed([r.choice.peak_bytes for r in chosen])
             room = np.where(over > 0, np.minimum(room, held) - eager * over, room)
+
+    def allowing(self, recompute: bool, host: bool) -> Self:
+        """The same with other freedom, and what was found of the plan."""
+        other = replace(self, recompute=recompute, host=host)
+        other.__dict__.update(foresight=self.foresight, plain=self.plain)
+        return other
 
     def made(self, chosen: Sequence[Fates]) -> Fitted:
         """The plan with a choice, and what it takes."""

@@ -73,7 +73,8 @@ def refined(fit: Fit, starts: Sequence[Sequence[Fates]]) -> list[Fitted]:
         starts: Choices that fit.
     """
     found = Search(fit).best(starts)
-    return [] if found is None else [fit.made(found.chosen)]
+    made = [] if found is None else [fit.made(found.chosen)]
+    return [m for m in made if (np.array(m.timeline.peak_bytes) <= fit.limits).all()]
 
 
 class Search:

@@ -6,8 +6,6 @@ What the passes ``insert-offload`` and ``insert-recompute`` share; they differ i
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from pipec.autodiff.rewrite import offloaded, recomputed
 from pipec.compiler.complete import completed, host_channels
 from pipec.compiler.fates import Fates
@@ -129,29 +127,31 @@ def best(
 ) -> Fitted:
     """What keeps the limit and, as the whole schedule is simulated, takes the least time.
 
-    Where values may leave, those that wait longest do in one of the choices; where they may both
-    leave and be computed again, either alone is another.
+    Where values may both leave and be computed again, either alone is tried too.
 
     Raises:
         PassError: A limit cannot be met.
     """
-    freedoms = [(True, False), (False, True)] if recompute and host else []
+    return _best(Fit(plan, schedule, limit, applied(plan, schedule), recompute, host))
+
+
+def _best(fit: Fit) -> Fitted:
+    """As `best`; what less freedom gives is where more of it starts."""
+    apart, both = fit.schedule.placement.separate, fit.recompute and fit.host
     starts, told = list[Fitted](), list[PassError]()
-    for freedom in freedoms if not schedule.placement.separate else []:
+    for less in [(True, False), (False, True)] if both and not apart else []:
         try:
-            starts.append(best(plan, schedule, limit, recompute=freedom[0], host=freedom[1]))
+            starts.append(_best(fit.allowing(*less)))
         except PassError as error:
             told.append(error)
-    fit = Fit(plan, schedule, limit, applied(plan, schedule), recompute, host)
     if any(f.timeline.seconds <= fit.plain.seconds for f in starts):
         return min(starts, key=lambda f: f.timeline.seconds)
     try:
         starts.append(fit.solved())
     except PassError as error:
         told.append(error)
-    if not schedule.placement.separate:
+    if not apart:
         starts += refined(fit, [f.stages for f in starts])
-    starts = [f for f in starts if (np.array(f.timeline.peak_bytes) <= fit.limits).all()]
     if not starts:
         raise told[-1]
     return min(starts, key=lambda f: f.timeline.seconds)

@@ -19,8 +19,9 @@ from pipec.schedule.build import build
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.generators.flush import warmed_up
 from pipec.schedule.offload import insert_offload
-from pipec.simulate.engine import Prepared, run
+from pipec.simulate.engine import Prepared
 from pipec.simulate.memory import Memory, peaks
+from pipec.simulate.simulate import simulate
 from pipec.simulate.timeline import Timeline
 from pipec.simulate.times import Times
 
@@ -137,10 +138,8 @@ def _alone(
     ]
     host = {n: c.nbytes / bandwidth for n, c in enumerate(channels) if c.nbytes}
     times = Times(Times.of_stages([forward], [backward]).compute, host=host)
-    schedule = like.schedule.replace(channels=tuple(channels))
-    end = run(like, times.durations(schedule)).end[:-2]
     memory = Memory(saved=[kept], workspace={"B": [working]})
-    timeline = Timeline(replace(like, schedule=schedule), times, memory, end)
+    timeline = simulate(like.resized(channels), times, memory)
     return _period(timeline, flight, alternates=alternates), peaks(timeline.held.all(memory), 1)[0]
 
 
