@@ -100,7 +100,11 @@ def _led(
             way = _in_packets(name, table, frame, flight)
         else:
             ends = (f"{name}.out",), (f"{name}.in",)
-            way = [Process(name, table, *ends, flight)], dict.fromkeys(sum(ends, ()), SLACK), {}
+            way = (
+                [Process(name, table, *ends, flight, free=True)],
+                dict.fromkeys(sum(ends, ()), SLACK),
+                {},
+            )
         yield way, ((here.name, leaving[value]), (there.name, wanted[value]))
 
 
@@ -120,9 +124,10 @@ def _in_packets(name: str, table: Runs, frame: Frame, flight: int) -> Simulated:
     depths |= dict.fromkeys((f"{name}.drained", f"{name}.credit"), WINDOW)
     processes = [
         Process(f"{name}.send", sent, (f"{name}.out", f"{name}.credit"), (f"{name}.sent",)),
-        Process(name, table, (f"{name}.sent",), (f"{name}.there",), flight),
+        Process(name, table, (f"{name}.sent",), (f"{name}.there",), flight,
+                free=True),
         Process(f"{name}.drain", drained, (f"{name}.there",), (f"{name}.in", f"{name}.drained")),
         Process(f"{name}.back", (Run(frame.packets, 1, 1, 1),), (f"{name}.drained",),
-                (f"{name}.credit",), flight),
+                (f"{name}.credit",), flight, free=True),
     ]  # fmt: skip
     return processes, {**ends, **depths}, {f"{name}.credit": WINDOW}

@@ -1,6 +1,9 @@
 """Interval, latency, stalls and bottleneck of a stage, simulated handshake by handshake.
 
-The semantics are those of `pipec.backends.fpga.runs`, the simulator is
+Pipelines are rigid, as Vitis HLS makes them if it is not told otherwise, or does not do as it is
+told. An emitted loop runs through all frames of a call, so the last results of a frame leave it
+with the first inputs of the next; they leave at once only behind the last frame, where it ends.
+Firings and delays are those of `pipec.backends.fpga.runs`, the simulator is
 `pipec.backends.fpga.simulator.native`.
 """
 
@@ -17,6 +20,7 @@ from pipec.backends.fpga.simulator.process import (
     Flow,
     Process,
     Trace,
+    in_flight,
     written,
 )
 from pipec.compiler.cycles import EngineCycles, StageCycles
@@ -35,7 +39,7 @@ def steady_state(
     depths: Mapping[str, int],
     initial: Mapping[str, int] | None = None,
     *,
-    rigid: bool = False,
+    rigid: bool = True,
 ) -> Trace:
     """Run a network until every later frame is known to repeat the last one.
 
@@ -57,10 +61,10 @@ def steady_state(
     """
     held, capped = initial or {}, dict(depths)
     for process in processes:
-        in_flight = 0 if rigid else process.depth
+        own = in_flight(process, rigid=rigid)
         for name, per_frame in written(process).items():
             slots = max(2 * per_frame + held.get(name, 0), 1)
-            capped[name] = min(depths.get(name, 1), slots - in_flight)
+            capped[name] = min(depths.get(name, 1), slots - own)
     while True:
         try:
             trace = simulate(
@@ -102,10 +106,20 @@ def simulated(design: StageDesign) -> StageDesign:
     Raises:
         BackendError: It deadlocks.
     """
-    trace = steady_state(*network_of(design))
+    network = network_of(design)
     return dataclasses.replace(
-        design, interval=trace.interval, latency=trace.latency, simulated=True
+        design,
+        interval=steady_state(*network).interval,
+        latency=latency_of(*network),
+        simulated=True,
     )
+
+
+def latency_of(
+    processes: Sequence[Process], depths: Mapping[str, int], initial: Mapping[str, int]
+) -> int:
+    """Cycles from the first token in to the last one out, in a call for one frame alone."""
+    return simulate(processes, depths, initial=initial, rigid=True, call=True).latency
 
 
 def cycles_of(design: StageDesign) -> StageCycles:
@@ -137,24 +151,18 @@ def measured(
         BackendError: It deadlocks.
     """
     trace = steady_state(processes, depths, initial)
-    try:
-        rigid = steady_state(processes, depths, initial, rigid=True).interval
-    except BackendError as error:
-        if "deadlocks" not in str(error) and "per frame" not in str(error):
-            raise
-        rigid = None
     engines = tuple(_engine(p, trace.flows) for p in processes)
     least = min(engines, key=lambda e: (e.empty + e.full, -e.busy))
     return StageCycles(
         stage=name,
         clock_mhz=clock_mhz,
         interval=trace.interval,
-        latency=trace.latency,
+        latency=latency_of(processes, depths, initial),
         steady=trace.steady,
         bottleneck=least.name,
         handshakes=sum(f.tokens for f in trace.flows.values()) // len(trace.ends),
         engines=engines,
-        rigid_interval=rigid,
+        free_interval=steady_state(processes, depths, initial, rigid=False).interval,
     )
 
 

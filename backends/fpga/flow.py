@@ -8,6 +8,9 @@ then takes its busy cycles. Along an engine numpy computes all times at once:
 end[k] = C[k+1] + max over i <= k of (ready[i] - C[i])       C: busy cycles before a chunk
 ```
 
+Pipelines are rigid: what entered with busy cycle c leaves with busy cycle c + D, of this frame or a
+later one.
+
 The source delivers a frame per interval T, and every frame is scheduled exactly T after the one
 before: with ``m[i] = ready[i] - C[i]`` and B the busy cycles of a frame (at most T), the last frame
 asks for ``end[k] >= C[k+1] + max(m) - (T - B)``, and earlier ones for less.
@@ -168,12 +171,14 @@ class Schedule:
     """When tokens are written and read, per stream, and when the last engine ends.
 
     Attributes:
-        written: By stream; ``read`` likewise.
+        written: By stream, as tokens leave their writer's pipeline; ``read`` likewise.
+        fired: Starts and ends of every engine's chunks.
         end: Cycle at which everything of the frame has been written.
     """
 
     written: Mapping[str, Transfers]
     read: Mapping[str, Transfers]
+    fired: Mapping[str, tuple[Numbers, Numbers]]
     end: float
 
 
@@ -209,7 +214,7 @@ def schedule(
                 mover = from_memory[name]
                 known.put(mover, known.wanted(engine, name, set(from_memory)) - mover.depth)
         end = max(end, known.put(engine))
-    found = Schedule(known.written, known.read, end)
+    found = Schedule(known.written, known.read, known.fired, end)
     if interval is None:
         return found
     late = {e.name for e in design.engines if _may_be_late(e, design, waiting is not None)}
@@ -223,8 +228,8 @@ class _Known:
         self.interval = interval
         self.written: dict[str, Transfers] = {}
         self.read: dict[str, Transfers] = {}
+        self.fired: dict[str, tuple[Numbers, Numbers]] = {}
         self.users = {s: e for e in design.engines for s in e.inputs}
-        self._depths = {s: e.depth for e in design.engines for s in e.outputs}
         self._paces = _paces(design, self.users)
 
     def put(self, engine: Engine, earliest: float = 0.0) -> float:
@@ -233,8 +238,8 @@ class _Known:
         starts, ends = self._times(engine, self.written, earliest)
         for k, name in enumerate(engine.inputs):
             self.read[name] = Transfers(starts, ends, chunks.reads(k))
-        for k, name in enumerate(engine.outputs):
-            self.written[name] = Transfers(starts, ends, chunks.writes(k))
+        self.fired[engine.name] = starts, ends
+        self.written |= _written(engine, starts, ends, self.interval)
         return float(ends[-1]) + engine.depth
 
     def wanted(self, engine: Engine, name: str, waiting: Collection[str]) -> float:
@@ -247,7 +252,7 @@ class _Known:
     ) -> tuple[Numbers, Numbers]:
         chunks = chunks_of(engine)
         busy = _paced(_busy(engine, chunks, self.users), chunks, self._paces.get(engine.name, 0))
-        ready = np.maximum(_ready(engine, chunks, written, self._depths), earliest)
+        ready = np.maximum(_ready(engine, chunks, written), earliest)
         return _timed(busy, ready, self.interval)
 
 
@@ -285,21 +290,23 @@ def _paced(busy: Numbers, chunks: Chunks, cycles: float) -> Numbers:
 def _late(design: StageDesign, asap: Schedule, late: Collection[str], interval: float) -> Schedule:
     """The schedule with the tokens of some engines made as late as their readers allow."""
     users = {s: e for e in design.engines for s in e.inputs}
-    written, read = dict(asap.written), dict(asap.read)
+    written, read, fired = dict(asap.written), dict(asap.read), dict(asap.fired)
     for engine in reversed(design.engines):
         name = engine.outputs[0] if engine.outputs else ""
         if name not in read or engine.name not in late:
             continue
-        chunks = chunks_of(engine)
-        starts, ends = _latest(
-            _busy(engine, chunks, users), written[name], read[name], engine.depth
-        )
-        if ends[-1] - starts[0] > interval:
-            continue
+        chunks, first = chunks_of(engine), asap.fired[engine.name]
+        due, busy = _due(engine, read[name], interval), _busy(engine, chunks, users)
+        before = np.concatenate((np.zeros(1), busy[:-1]))
+        begin = max((due - busy).min(), first[0][0])
+        latest = np.minimum(due, begin + interval) - busy  # a frame begins where the last one ends
+        latest = np.minimum.accumulate(latest[::-1])[::-1]
+        starts, ends = np.maximum(latest + before, first[0]), np.maximum(latest + busy, first[1])
+        fired[engine.name] = starts, ends
         for port, source in enumerate(engine.inputs):
             read[source] = Transfers(starts, ends, chunks.reads(port))
-        written[name] = Transfers(starts, ends, chunks.writes(0))
-    return Schedule(written, read, asap.end)
+        written |= _written(engine, starts, ends, interval)
+    return Schedule(written, read, fired, asap.end)
 
 
 def _may_be_late(engine: Engine, design: StageDesign, repeats: bool) -> bool:
@@ -318,15 +325,53 @@ def _may_be_late(engine: Engine, design: StageDesign, repeats: bool) -> bool:
     )
 
 
-def _latest(
-    busy: Numbers, written: Transfers, read: Transfers, depth: int
-) -> tuple[Numbers, Numbers]:
-    """Latest start and end of every chunk at which its tokens are visible when they are read."""
-    before = np.concatenate((np.zeros(1), written.counts[:-1]))
-    which = np.searchsorted(read.counts, before, side="right")
-    at = np.append(read.starts, np.inf)[which] - depth
-    latest = np.minimum.accumulate((at - busy)[::-1])[::-1]
-    return latest + np.concatenate((np.zeros(1), busy[:-1])), latest + busy
+def _due(engine: Engine, read: Transfers, interval: float) -> Numbers:
+    """When each chunk must have ended so that tokens have left the pipeline when they are read."""
+    steps, counts = chunks_of(engine).busy, chunks_of(engine).writes(0)
+    before = np.concatenate((np.zeros(1), counts[:-1]))
+    at = np.append(read.starts, np.inf)[np.searchsorted(read.counts, before, side="right")] - 1
+    frames, inside = _steps(steps, steps + engine.depth)
+    due = np.full(len(steps), np.inf)
+    np.minimum.at(due, np.searchsorted(steps, inside), at - frames * interval)
+    return due
+
+
+def _steps(steps: Numbers, at: Numbers) -> tuple[Numbers, Numbers]:
+    """Steps of a pipeline that goes on from frame to frame: frames later, and step inside."""
+    frames: Numbers = np.ceil(at / steps[-1]) - 1
+    return frames, at - frames * steps[-1]
+
+
+def _written(
+    engine: Engine, starts: Numbers, ends: Numbers, interval: float | None
+) -> dict[str, Transfers]:
+    """When the tokens of each chunk leave a rigid pipeline, by stream.
+
+    It moves while it fires: tokens leave ``depth`` busy cycles after they entered, the last ones of
+    a frame with the first firings of the next. Of a frame alone (``interval`` None) these leave by
+    themselves.
+    """
+    chunks, fired = chunks_of(engine), (starts, ends)
+    before = np.concatenate((np.zeros(1), chunks.busy[:-1]))
+    first, last = (
+        _time(chunks.busy, fired, steps + engine.depth, interval) - 1
+        for steps in (before, chunks.busy)
+    )
+    return {name: Transfers(first, last, chunks.writes(k)) for k, name in enumerate(engine.outputs)}
+
+
+def _time(
+    steps: Numbers, fired: tuple[Numbers, Numbers], at: Numbers, interval: float | None
+) -> Numbers:
+    """When a pipeline whose chunks start and end so has made so many steps."""
+    frames, inside = _steps(steps, at)
+    late = frames * interval if interval is not None else np.maximum(at - steps[-1], 0.0)
+    if interval is None:
+        inside = at - late
+    k = np.searchsorted(steps, inside)
+    size = np.maximum(np.diff(steps, prepend=0.0)[k], 1e-9)
+    starts, ends = fired
+    return np.asarray(late + ends[k] - (steps[k] - inside) / size * (ends - starts)[k])
 
 
 def _evenly(tokens: int, cycles: float) -> Transfers:
@@ -354,16 +399,14 @@ def _in_bursts(reader: Nest) -> bool:
     return isinstance(reader, Matmul) or (isinstance(reader, Mvu) and reader.block > 1)
 
 
-def _ready(
-    engine: Engine, chunks: Chunks, written: Mapping[str, Transfers], depths: Mapping[str, int]
-) -> Numbers:
+def _ready(engine: Engine, chunks: Chunks, written: Mapping[str, Transfers]) -> Numbers:
     """When all tokens that each chunk reads are visible."""
     ready = np.zeros(len(chunks.busy))
     for k, name in enumerate(engine.inputs):
         if name in written:
             source, needed = written[name], chunks.reads(k)
             which = np.searchsorted(source.counts, needed, side="left")
-            visible = source.ends[which.clip(max=len(source.ends) - 1)] + depths.get(name, 1)
+            visible = source.ends[which.clip(max=len(source.ends) - 1)] + 1
             ready = np.maximum(ready, np.where(needed > 0, visible, 0.0))
     return ready
 

@@ -6,9 +6,10 @@ from enum import StrEnum
 class Style(StrEnum):
     """How pipelines stall; Vitis HLS's ``PIPELINE style`` in brackets.
 
-    ``FREE`` (frp): never in flight; an iteration starts only when its results have a slot (the
-    style of all emitted code and all estimates). ``FLUSH`` (flp): a full output freezes the whole
-    pipeline, an empty input lets bubbles in. ``STALL`` (stp): an empty input freezes it too.
+    ``FREE`` (frp): never in flight; an iteration starts only when its results have a slot (what
+    emitted scripts ask for). ``FLUSH`` (flp): a full output freezes the whole pipeline, an empty
+    input lets bubbles in. ``STALL`` (stp, the default): an empty input freezes it too (all
+    estimates).
     """
 
     FREE = "free"

@@ -30,13 +30,13 @@ class StageCycles:
     Attributes:
         stage: Its name; ``clock_mhz`` its clock.
         interval: Cycles from frame to frame.
-        latency: Cycles from the first token in to the last token out of the first frame.
+        latency: Cycles from the first token in to the last token out of a frame alone.
         steady: Whether every later frame is known to repeat the last one.
         bottleneck: The engine that waits least: its work sets the interval.
         handshakes: Tokens of one frame on all streams between engines.
         engines: All engines and ports, in order.
-        rigid_interval: Cycles from frame to frame where a pipeline that waits stands still as a
-            whole; None where such pipelines deadlock.
+        free_interval: Cycles from frame to frame where pipelines are free-running; in the others,
+            one that waits stands still as a whole.
     """
 
     stage: str
@@ -47,7 +47,7 @@ class StageCycles:
     bottleneck: str
     handshakes: int
     engines: tuple[EngineCycles, ...]
-    rigid_interval: int | None = None
+    free_interval: int
 
     def to_json(self) -> dict[str, Any]:
         """As JSON data."""

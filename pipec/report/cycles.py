@@ -23,19 +23,13 @@ def print_cycles(stages: Sequence[StageCycles], console: Console, heaviest: int 
         lasting = (
             "every later frame repeats" if c.steady else "streams still fill: not proved to repeat"
         )
+        less = c.free_interval / c.interval - 1
         console.print(
             f"interval {c.interval:,} cycles, {1 / seconds:,.1f} frames/s at {c.clock_mhz:g} MHz; "
             f"latency {c.latency:,}; bottleneck {escape(c.bottleneck)}; "
-            f"{c.handshakes:,} handshakes per frame; {lasting}; {_rigid(c)}\n"
+            f"{c.handshakes:,} handshakes per frame; {lasting}; "
+            f"with free-running pipelines {c.free_interval:,} ({less:+.1%})\n"
         )
-
-
-def _rigid(c: StageCycles) -> str:
-    """What becomes of the interval if pipelines stall as a whole."""
-    if c.rigid_interval is None:
-        return "[red]rigid pipelines deadlock[/]"
-    more = c.rigid_interval / c.interval - 1
-    return f"with rigid pipelines {c.rigid_interval:,} ({more:+.1%})"
 
 
 def _stage_table(c: StageCycles, heaviest: int) -> Table:

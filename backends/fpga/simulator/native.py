@@ -57,6 +57,7 @@ def simulate(
     until_steady: bool = False,
     initial: Mapping[str, int] | None = None,
     rigid: bool = False,
+    call: bool = False,
 ) -> Trace:
     """Run a network of processes.
 
@@ -69,17 +70,19 @@ def simulate(
         until_steady: Stop at the first frame from which on all frames are alike.
         initial: Tokens that a stream holds at reset (a feedback loop needs some); 0 where absent.
         rigid: Whether a pipeline that waits, for a token or a slot, stands still as a whole
-            (``style=stp``), and is not free-running (``frp``).
+            (``style=stp``) if it is not `free`; else all are free-running (``frp``).
+        call: Whether rigid pipelines end, and what is in them leaves, behind the last frame; else
+            further frames follow.
 
     Raises:
         BackendError: The network deadlocks, and the cycle of waits is reported; or there is no C++
             compiler.
     """
-    net = links(processes, depths, initial, in_flight=not rigid)
+    net = links(processes, depths, initial, rigid=rigid)
     with tempfile.TemporaryDirectory(prefix="pipec-cycles-") as folder:
         log = Path(folder) / "handshakes"
-        head = frames, int(until_steady), int(rigid), int(record)
-        done = ran([binary(), log], input=_encoded(processes, net, head))
+        head = frames, int(until_steady), int(call), int(record)
+        done = ran([binary(), log], input=_encoded(processes, net, head, rigid=rigid))
         if done.returncode != 0:
             raise BackendError("the simulator failed", got=f"exit code {done.returncode}")
         rows = [line.split() for line in done.stdout.splitlines()]
@@ -112,7 +115,7 @@ def _logs(flows: Mapping[str, Flow], path: Path) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _encoded(processes: Sequence[Process], net: Links, head: Sequence[int]) -> str:
+def _encoded(processes: Sequence[Process], net: Links, head: Sequence[int], *, rigid: bool) -> str:
     """The network as `simulate.cpp` reads it."""
     number = {name: k for k, name in enumerate(net.slots)}
     words = [*head, len(number)]
@@ -121,7 +124,8 @@ def _encoded(processes: Sequence[Process], net: Links, head: Sequence[int]) -> s
     words.append(len(processes))
     for p in processes:
         code = _code(p.table)
-        words += [p.depth, len(p.inputs), *(number.get(s, _OUTSIDE) for s in p.inputs)]
+        words += [p.depth, int(p.free or not rigid)]
+        words += [len(p.inputs), *(number.get(s, _OUTSIDE) for s in p.inputs)]
         words += [len(p.outputs), *(number.get(s, _OUTSIDE) for s in p.outputs), len(code)]
         words.extend(chain.from_iterable(code))
     return " ".join(map(str, words))

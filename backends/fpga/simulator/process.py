@@ -16,6 +16,7 @@ class Process:
         table: Run table of one frame.
         inputs: Stream names by read port; ``outputs`` by write port.
         depth: Pipeline depth D.
+        free: Whether it moves on by itself where others are rigid, as a link does.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Process:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     depth: int = 1
+    free: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Links:
     """Who writes and who reads the streams inside a network.
 
     Attributes:
-        slots: Slots (K = N + D, or N where pipelines are rigid) of each inner stream, those with
+        slots: Slots (K = N + D, or N behind a rigid pipeline) of each inner stream, those with
             both a writer and a reader.
         initial: Tokens that each of them holds at reset.
         writer: Name of the process that writes a stream; ``reader`` that reads it.
@@ -102,12 +104,17 @@ class Links:
     reader: Mapping[str, str]
 
 
+def in_flight(process: Process, *, rigid: bool) -> int:
+    """Slots that tokens in its pipeline own, in each stream that it writes."""
+    return 0 if rigid and not process.free else process.depth
+
+
 def links(
     processes: Iterable[Process],
     depths: Mapping[str, int],
     initial: Mapping[str, int] | None = None,
     *,
-    in_flight: bool = True,
+    rigid: bool = False,
 ) -> Links:
     """The inner streams of a network.
 
@@ -116,13 +123,13 @@ def links(
             one side (a source that is always ready, a sink that always takes).
         depths: Declared FIFO depth N per stream.
         initial: Tokens that a stream holds at reset (a feedback loop needs some); 0 where absent.
-        in_flight: Whether tokens in the writer's pipeline own slots too (K = N + D).
+        rigid: Whether pipelines are rigid, but for those that are free.
     """
     writers = {s: p for p in processes for s in p.outputs}
     readers = {s: p for p in processes for s in p.inputs}
     inner = [s for s in writers if s in readers]
     return Links(
-        {s: depths[s] + (writers[s].depth if in_flight else 0) for s in inner},
+        {s: depths[s] + in_flight(writers[s], rigid=rigid) for s in inner},
         {s: (initial or {}).get(s, 0) for s in inner},
         {s: writers[s].name for s in inner},
         {s: readers[s].name for s in inner},

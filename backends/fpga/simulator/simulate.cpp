@@ -4,12 +4,13 @@
 //   stall  it starts in step (one before + delta), and cycle c(p) waits for its inputs, and for slots
 //          of the tokens that leave in step p
 // With `stall` the last results of a frame leave only when the inputs of the next one arrive; frames
-// are therefore run on, as far as the first ones need it.
+// are therefore run on, as far as the first ones need it. In a `call` there are no more frames than
+// asked for: the loop of a process ends behind its last one, and what is in flight leaves.
 //
 // Input (whitespace-separated integers on stdin):
-//   frames until_steady rigid record
+//   frames until_steady call record
 //   streams, then per stream its slots and the tokens that it holds at reset
-//   processes, then each: depth, inputs n + stream numbers, outputs n + stream numbers, items of its
+//   processes, then each: depth, whether it is free, inputs n + stream numbers, outputs n + stream numbers, items of its
 //   table + items; a run is "0 count delta reads n + ports writes n + ports", a loop "1 times n" in
 //   front of its n items. A port of number -1, or of none, leads outside: it is always ready
 // Output: "end CYCLE" per frame, "stream TOKENS EMPTY FULL LAST_EMPTY LAST_FULL DIGEST" per
@@ -100,7 +101,7 @@ class walker {
 };
 
 bool keep_log = false;
-bool rigid = false;  // pipelines stall as a whole
+bool call = false;  // pipelines end behind the last frame
 
 // Tokens of a firing on their way through a rigid pipeline, and the step in which they leave it.
 struct leaving {
@@ -109,11 +110,12 @@ struct leaving {
 };
 
 struct process {
-  process(i64 d, std::vector<fifo *> i, std::vector<fifo *> o, table items)
-      : depth(d), ins(std::move(i)), outs(std::move(o)), runs(std::move(items)) {}
+  process(i64 d, bool f, std::vector<fifo *> i, std::vector<fifo *> o, table items)
+      : depth(d), free(f), ins(std::move(i)), outs(std::move(o)), runs(std::move(items)) {}
 
   i64 depth, left = 0, time = 0, frames = 0, blocked = -1;
   i64 step = 0, lag = 0;  // rigid: the step of the last firing, and cycle less step
+  bool free;
   bool started = false, queued = false, blocked_empty = false;
   std::vector<fifo *> ins, outs;
   walker runs;
@@ -246,7 +248,7 @@ struct process {
   bool advance_rigid(const std::vector<fifo> &all) {
     bool moved = false;
     while (!done()) {
-      if (left == 0 && !next_run()) return true;
+      if (left == 0 && !next_run()) return drained(all) || true;
       const i64 due = started ? step + now->delta : 0;
       while (!flight.empty() && flight.front().step < due) {
         if (!has_slots(*flight.front().outs, all)) return moved;
@@ -270,6 +272,18 @@ struct process {
       time = t;
       started = moved = true;
       --left;
+    }
+    return drained(all) || moved;
+  }
+
+  // What is in flight leaves behind the last frame of a call.
+  bool drained(const std::vector<fifo> &all) {
+    bool moved = false;
+    while (call && !flight.empty() && has_slots(*flight.front().outs, all)) {
+      const i64 at = wait_slots(*flight.front().outs, flight.front().step + lag);
+      lag = at - flight.front().step;
+      leave();
+      moved = true;
     }
     return moved;
   }
@@ -299,7 +313,7 @@ bool settle(std::vector<process> &all, const std::vector<fifo> &fifos) {
     queue.push_back(int(k));
   }
   const auto wake = [&](int k) {
-    if (k < 0 || all[std::size_t(k)].queued || all[std::size_t(k)].done()) return;
+    if (k < 0 || all[std::size_t(k)].queued) return;
     all[std::size_t(k)].queued = true;
     queue.push_back(k);
   };
@@ -307,7 +321,7 @@ bool settle(std::vector<process> &all, const std::vector<fifo> &fifos) {
     process &p = all[std::size_t(queue.front())];
     queue.pop_front();
     p.queued = false;
-    if (p.done() || !(rigid ? p.advance_rigid(fifos) : p.advance(fifos))) continue;
+    if (!(p.free ? p.advance(fifos) : p.advance_rigid(fifos))) continue;
     any = any || !p.ins.empty() || !p.outs.empty();
     for (const fifo *f : p.ins) wake(f->producer);
     for (const fifo *f : p.outs) wake(f->consumer);
@@ -323,7 +337,8 @@ void one_frame(std::vector<process> &all, const std::vector<fifo> &fifos, std::s
   for (i64 limit = std::max(before, i64(frame));; ++limit) {
     for (process &p : all) p.frames = limit;
     const bool moved = settle(all, fifos);
-    if (!rigid || std::none_of(all.begin(), all.end(), behind)) return;
+    const bool rigid = std::any_of(all.begin(), all.end(), [](auto &p) { return !p.free; });
+    if (call || !rigid || std::none_of(all.begin(), all.end(), behind)) return;
     if (!moved && limit > before) return;
   }
 }
@@ -386,9 +401,10 @@ std::vector<process> read_processes(std::vector<fifo> &fifos) {
   const int count = int(number());
   for (int k = 0; k < count; ++k) {
     const i64 depth = number();
+    const bool free = number() != 0;
     const std::vector<fifo *> ins = ports(fifos, k, true), outs = ports(fifos, k, false);
     table items = read_table(ins, outs);
-    all.emplace_back(depth, inner(ins), inner(outs), std::move(items));
+    all.emplace_back(depth, free, inner(ins), inner(outs), std::move(items));
   }
   return all;
 }
@@ -415,7 +431,7 @@ void write_logs(const std::vector<fifo> &fifos, const char *path) {
 
 int main(int argc, char **argv) {
   const i64 frames = number(), until_steady = number();
-  rigid = number() != 0;
+  call = number() != 0;
   keep_log = number() != 0 && argc > 1;
   std::vector<fifo> fifos(static_cast<std::size_t>(number()));
   for (fifo &f : fifos) {
@@ -426,6 +442,7 @@ int main(int argc, char **argv) {
     f.free.assign(std::size_t(f.slots), 0);
   }
   std::vector<process> all = read_processes(fifos);
+  for (process &p : all) p.frames = call ? frames : 0;
   bool steady = false;
   std::size_t done = 0;
   while (i64(done) < frames && !(until_steady != 0 && steady)) {
@@ -434,13 +451,13 @@ int main(int argc, char **argv) {
       f.full_before = f.full;
     }
     one_frame(all, fifos, ++done);
-    bool waits = false;
-    for (std::size_t k = 0; k < all.size(); ++k) {
-      if (all[k].times.size() >= done) continue;
-      std::printf("wait %zu %" PRId64 " %d\n", k, all[k].blocked, int(all[k].blocked_empty));
-      waits = true;
+    if (std::any_of(all.begin(), all.end(), [&](auto &p) { return p.times.size() < done; })) {
+      for (std::size_t k = 0; k < all.size(); ++k) {
+        if (all[k].done()) continue;
+        std::printf("wait %zu %" PRId64 " %d\n", k, all[k].blocked, int(all[k].blocked_empty));
+      }
+      return 0;
     }
-    if (waits) return 0;
     steady = is_steady(all, done);
   }
   print_ends(all, done);

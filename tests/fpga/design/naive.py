@@ -55,11 +55,18 @@ def naive(
     raise AssertionError("did not end")
 
 
+def _in(registers: Sequence[Sequence[Sequence[str]]]) -> bool:
+    return any(tokens for line in registers for tokens in line)
+
+
 def naive_rigid(
     processes: Sequence[Process], depths: Mapping[str, int], frames: int, style: Style,
-    initial: Mapping[str, int],
+    initial: Mapping[str, int], *, call: bool = False,
 ) -> dict[str, list[int]] | None:  # fmt: skip
-    """The same for pipelines with one enable each: shift registers, clocked one cycle at a time."""
+    """The same for pipelines with one enable each: shift registers, clocked one cycle at a time.
+
+    In a ``call`` a process starts nothing behind its last frame, and its registers move on.
+    """
     inner = {s for p in processes for s in p.outputs} & {s for p in processes for s in p.inputs}
     count = {s: initial.get(s, 0) for s in inner}
     vis: dict[str, list[int]] = {s: [] for s in inner}
@@ -67,16 +74,18 @@ def naive_rigid(
     at, wait = [0] * len(processes), [0] * len(processes)
     registers: list[list[list[str]]] = [[[]] * (p.depth - 1) for p in processes]
     quiet = cycle = 0
-    while any(a < frames * len(runs) for a, runs in zip(at, lines, strict=True)):
+    ends = [frames * len(runs) for runs in lines]
+    while any(a < end for a, end in zip(at, ends, strict=True)) or (call and _in(registers)):
         pops, puts, fired = [], [], False
         for k, p in enumerate(processes):
             run = lines[k][at[k] % len(lines[k])]
             ins = [s for j, s in enumerate(p.inputs) if run.reads >> j & 1 and s in inner]
             outs = [s for j, s in enumerate(p.outputs) if run.writes >> j & 1 and s in inner]
-            starved = not all(count[s] for s in ins)
+            over = call and at[k] >= ends[k]
+            starved = over or not all(count[s] for s in ins)
             leaving = registers[k][-1] if p.depth > 1 else []
             frozen = any(count[s] == depths[s] for s in leaving)
-            if frozen or (style is Style.STALL and wait[k] == 0 and starved):
+            if frozen or (style is Style.STALL and wait[k] == 0 and starved and not over):
                 continue
             room = p.depth > 1 or all(count[s] < depths[s] for s in outs)
             fire = wait[k] == 0 and not starved and room

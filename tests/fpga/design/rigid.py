@@ -197,7 +197,7 @@ def simulate(
     Raises:
         BackendError: The network deadlocks; the cycle of waits is reported.
     """
-    net = links(processes, depths, initial, in_flight=False)
+    net = links(processes, depths, initial, rigid=True)
     fifos = {s: _Fifo(s, n, [0] * net.initial[s]) for s, n in net.slots.items()}
     stalls = style is Style.STALL
     states = [_Pipeline(inside(p, fifos), fifos, stalls=stalls) for p in processes]

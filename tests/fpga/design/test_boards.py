@@ -128,11 +128,11 @@ def forked(n: int) -> tuple[StageDesign, StageDesign]:
 
 @pytest.mark.parametrize("flight", [1, 51])
 def test_a_link_holds_a_window_of_packets(flight: int) -> None:
-    """One copy waits on the way till the other is through: in its board's own FIFO, two tokens and
-    one in flight, nine more in front of the link, and 32 packets of 16 beats of 16 tokens, the
-    first of which is not drained as a whole."""
+    """One copy waits on the way till the other is through: in its board's own FIFO, two tokens,
+    eight more in front of the link, and 32 packets of 16 beats of 16 tokens, the first of which is
+    not drained as a whole."""
     links = [Link(1e12, (flight - 1) / 200e6)]
-    room = (2 + 1) + (8 + 1) + 32 * 16 * 16
+    room = 2 + 8 + 32 * 16 * 16
     assert cycles_of_boards(forked(room), links).interval >= room
     with pytest.raises(BackendError, match=r"link0\.y\.credit is empty"):
         cycles_of_boards(forked(room + 1), links)

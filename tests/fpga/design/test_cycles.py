@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipec.backends.fpga.cycles import simulated
+from pipec.backends.fpga.cycles import latency_of, network_of, simulated
 from pipec.backends.fpga.engines.base import busy_cycles, nest_table
 from pipec.backends.fpga.engines.gear import Dwc
 from pipec.backends.fpga.engines.map import Map
@@ -238,9 +238,8 @@ def test_sized_fifos_reach_the_busiest_engine(name: str) -> None:
     network = lower(graph_of(model, x))
     for target in (1, 1_500):
         design = sized(design_at(network, target))
-        trace = simulate_stage(design, 4)
-        assert trace.interval == design.interval
-        assert trace.latency == pytest.approx(design.latency, rel=0.25)
+        assert simulate_stage(design, 4).interval == design.interval
+        assert latency_of(*network_of(design)) == pytest.approx(design.latency, rel=0.25)
 
 
 def test_simulated_designs_say_so() -> None:
@@ -248,7 +247,8 @@ def test_simulated_designs_say_so() -> None:
     design = sized(design_at(lower(graph_of(model, x)), 2_000))
     exact = simulated(design)
     assert (exact.simulated, exact.interval) == (True, design.interval)
-    assert exact.latency == simulate_stage(design, 1).latency
+    alone = simulate(*network_of(design)[:2], rigid=True, call=True)
+    assert exact.latency == alone.latency >= simulate_stage(design, 1).latency
 
 
 def test_stalls_are_charged_to_the_stream_that_caused_them() -> None:

@@ -5,12 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.rtl.style import Style
-from pipec.backends.fpga.cycles import steady_state
+from pipec.backends.fpga.cycles import latency_of, network_of, steady_state
+from pipec.backends.fpga.fifo import busiest, sized
+from pipec.backends.fpga.folding import design_at
+from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.runs import Run
 from pipec.backends.fpga.simulator import native
 from pipec.backends.fpga.simulator.process import Process
 from pipec.errors import BackendError
 from tests.fpga.design import plain, rigid
+from tests.fpga.design.models import MODELS, graph_of, made
 from tests.fpga.design.naive import naive_rigid
 from tests.fpga.design.test_simulators import networks
 
@@ -42,7 +46,7 @@ def test_every_handshake_is_that_of_clocked_registers(
         assert all(found.values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(networks(), st.integers(1, 3))
 def test_the_fast_simulator_stalls_like_the_slow_one(network: Network, frames: int) -> None:
     want = visible(network, frames, Style.STALL)
@@ -56,7 +60,21 @@ def test_the_fast_simulator_stalls_like_the_slow_one(network: Network, frames: i
     assert {s: list(t[: len(want[s])]) for s, t in found.handshakes.items()} == want
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
+@given(networks(), st.integers(1, 3))
+def test_what_is_in_a_pipeline_leaves_behind_the_last_frame_of_a_call(
+    network: Network, frames: int
+) -> None:
+    want = naive_rigid(*network, frames, Style.STALL, {}, call=True)
+    try:
+        found = native.simulate(*network, frames, record=True, rigid=True, call=True)
+    except BackendError:
+        assert want is None
+        return
+    assert {s: list(t) for s, t in found.handshakes.items()} == want
+
+
+@settings(max_examples=120, deadline=None)
 @given(networks())
 def test_a_steady_state_of_rigid_pipelines_lasts(network: Network) -> None:
     try:
@@ -132,3 +150,14 @@ def test_stall_holds_the_end_of_a_frame_back() -> None:
     free = plain.simulate([slow, deep, last], {"x": 4, "y": 4}, 2).latency
     assert ends[Style.FLUSH] == free
     assert ends[Style.STALL] > free + 80
+
+
+@pytest.mark.parametrize("target", [200, 1_000, 5_000])
+@pytest.mark.parametrize("name", MODELS)
+def test_rigid_stages_keep_the_interval_of_their_busiest_engine(name: str, target: int) -> None:
+    """At the FIFO depths that were chosen; for free-running pipelines half of them would not."""
+    model, x = made(name)
+    design = sized(design_at(lower(graph_of(model, x)), target))
+    assert steady_state(*network_of(design)).interval == design.interval == busiest(design)[0]
+    alone = latency_of(*network_of(design))
+    assert alone == pytest.approx(design.latency, rel=0.1)

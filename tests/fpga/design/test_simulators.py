@@ -86,7 +86,7 @@ def test_both_simulators_give_the_same_trace(
 def test_a_steady_state_lasts(network: tuple[list[Process], dict[str, int]]) -> None:
     processes, depths = network
     try:
-        trace = steady_state(processes, depths)
+        trace = steady_state(processes, depths, rigid=False)
     except BackendError as error:
         with pytest.raises(BackendError, match=re.escape(str(error).splitlines()[0])):
             plain.simulate(processes, depths, 8)
@@ -110,7 +110,7 @@ def test_feedback_takes_its_latency_per_round(held: int, work: int, d: int, n: i
     ]
     assert runs[0] == runs[1]
     assert runs[0].interval == pytest.approx(12 * max(work, d / held), abs=d)
-    steady = steady_state([source, step], depths, initial)
+    steady = steady_state([source, step], depths, initial, rigid=False)
     longer = plain.simulate([source, step], depths, len(steady.ends) + 4, initial=initial)
     assert steady.steady
     assert longer.interval == steady.interval
@@ -148,6 +148,6 @@ def test_the_fast_simulator_equals_the_plain_one_on_a_real_stage() -> None:
     design = sized(design_at(lower(graph_of(model, x)), 1_500))
     processes, depths = network_of(design)[0], network_of(design)[1]
     assert native.simulate(processes, depths, 3) == plain.simulate(processes, depths, 3)
-    trace = steady_state(processes, depths)
+    trace = steady_state(processes, depths, rigid=False)
     assert trace.steady
     assert simulate_stage(design, len(trace.ends) + 2).interval == trace.interval

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pipec.backends.fpga.banks import blocks_of
+from pipec.backends.fpga.cycles import network_of, steady_state
 from pipec.backends.fpga.demand import Demands, bits_beside
 from pipec.backends.fpga.fifo import deepened
 from pipec.backends.fpga.lowering.lower import lower
@@ -70,13 +71,12 @@ def test_what_waits_is_about_what_fifos_hold(vectors: int) -> None:
     network, target = bottlenecks(), 400_000
     demands = Demands(network, "float32", {layer.node: 0 for layer in network.layers})
     streamed = dict.fromkeys(blocks_of(network), vectors)
-    bits = [
-        sum(i.bits for i in deep_fifos(deepened(demands.design(target, chosen))))
-        for chosen in ({}, streamed)
-    ]
+    designs = [deepened(demands.design(target, chosen)) for chosen in ({}, streamed)]
+    bits = [sum(i.bits for i in deep_fifos(design)) for design in designs]
     options = [o for g in demands.at(target).groups for o in g.options if o.block == vectors]
     thought = sum(item.bits for o in options for item in o.held)
     assert 0.5 <= (bits[1] - bits[0]) / thought <= 2.0
+    assert steady_state(*network_of(designs[1])).interval == designs[1].interval
 
 
 @pytest.mark.parametrize("block_rams", [500, 561, 700])
