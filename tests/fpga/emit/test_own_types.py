@@ -8,11 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pipec.backends.fpga.cutting.joint import joint_cut
 from pipec.backends.fpga.designs import designs_of
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.lowering.types import named_types
 from pipec.backends.fpga.numbers import decoded, encoded
-from pipec.cluster.cluster import parse_cluster
+from pipec.backends.fpga.search import Board
+from pipec.cluster.cluster import Link, parse_cluster
 from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import emit, make_plan
 from pipec.errors import BackendError, PipecError
@@ -107,6 +109,41 @@ def test_a_type_of_its_own_makes_a_difference(tmp_path: Path) -> None:
     assert errors[2] < errors[1] < errors[0]
 
 
+@pytest.mark.parametrize("narrow", ["ap_fixed<8,4>", "ap_fixed<24,8>"])
+def test_a_link_carries_the_type_of_what_writes(narrow: str, tmp_path: Path) -> None:
+    """Both boards take the value for numbers of the sender's type; nothing else has it."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 6) for _ in range(4)]
+    model, x = nn.Sequential(*layers), torch.randn(SHAPE)
+    kinds = ["ap_fixed<12,6>", narrow, narrow, "ap_fixed<16,6>"]
+    own = "; ".join(f"{k} = {kind}" for k, kind in enumerate(kinds))
+    found = run(plan := planned(model, f"float32; {own}", "2xvcu118"), tmp_path / "out", x)
+    (crossing,) = {p.stream for p in designs_of(plan)[0].outputs}
+    assert designs_of(plan)[0].streams[crossing].dtype in kinds
+    want = x.double().numpy()
+    for layer, kind in zip(layers, kinds, strict=True):
+        want = dense(layer, want, kind)
+    assert np.array_equal(found, want)
+
+
+def test_a_slow_link_is_cut_by_the_types_that_cross_it() -> None:
+    """Layers that all have a narrow type of their own cost a link what that precision costs."""
+    graph = network(nn.Sequential(*(nn.Linear(6, 6) for _ in range(4))))
+    seconds = list[float]()
+    for precision, own in (
+        ("ap_fixed<8,4>", ()),
+        ("ap_fixed<24,8>", (("*", "ap_fixed<8,4>"),)),
+        ("ap_fixed<24,8>", ()),
+    ):
+        plan = make_plan(graph, parse_cluster("2xvcu118"), "fpga")
+        boards = [Board(d, precision, own=own) for d in plan.cluster.devices]
+        assert plan.costs is not None
+        cut = joint_cut(graph, plan.costs, boards, [Link(1e5, 0.0)])
+        assert cut is not None
+        seconds.append(cut.max_load)
+    assert seconds[0] == seconds[1] < seconds[2]
+
+
 def test_values_are_as_wide_as_their_layers_types() -> None:
     graph = network(Net())
     precision, own = named_types("ap_fixed<16,6>; second = ap_fixed<8,4>; se* = ap_fixed<24,8>")
@@ -114,6 +151,8 @@ def test_values_are_as_wide_as_their_layers_types() -> None:
     types = {str(node.meta["origin"].name): found.types[node.name] for node in graph.calls}
     assert types["first"] == "ap_fixed<16,6>"
     assert types["second"] == "ap_fixed<24,8>"  # the last one that fits
+    largest = lower(graph, "float32", own=[("*", "ap_fixed<8,4>"), ("amax", "bfloat16")])
+    assert largest.types["amax"] == "ap_fixed<8,4>"  # it only moves numbers
     assert found.products(precision) == 4 * (6 * 8 + 8 * 8 * 4) + 8 * 3
 
 
