@@ -118,8 +118,10 @@ def test_a_link_carries_the_type_of_what_writes(narrow: str, tmp_path: Path) -> 
     kinds = ["ap_fixed<12,6>", narrow, narrow, "ap_fixed<16,6>"]
     own = "; ".join(f"{k} = {kind}" for k, kind in enumerate(kinds))
     found = run(plan := planned(model, f"float32; {own}", "2xvcu118"), tmp_path / "out", x)
-    (crossing,) = {p.stream for p in designs_of(plan)[0].outputs}
-    assert designs_of(plan)[0].streams[crossing].dtype in kinds
+    sender, receiver = designs_of(plan)
+    (sent,), (read,) = sender.outputs, receiver.inputs
+    assert sender.streams[sent.stream].dtype == receiver.streams[read.stream].dtype
+    assert sender.streams[sent.stream].dtype in kinds
     want = x.double().numpy()
     for layer, kind in zip(layers, kinds, strict=True):
         want = dense(layer, want, kind)
