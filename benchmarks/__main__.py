@@ -74,7 +74,9 @@ def machine() -> str:
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.processor() or platform.machine()
     words = [name, f"{len(os.sched_getaffinity(0))} cores"]
-    return ", ".join(words + [torch.cuda.get_device_name()] * torch.cuda.is_available())
+    if torch.cuda.is_available():
+        words.append(torch.cuda.get_device_name())
+    return ", ".join(words)
 
 
 def main(names: list[str]) -> int:
