@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
+from math import fsum, inf
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class Rewritten:
 
     def seconds(self, work: StageWork, kind: str) -> float:
         """What B, I or W computes of what F has computed."""
-        return sum(work.forward.get(name, 0.0) for name in self.orders[kind][2])
+        return fsum(work.forward.get(name, 0.0) for name in self.orders[kind][2])
 
     @cached_property
     def alive(self) -> tuple[int, frozenset[str]]:
