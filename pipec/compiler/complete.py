@@ -6,7 +6,7 @@ from dataclasses import replace
 from pipec.compiler.facts import shared_weights, trained_bytes
 from pipec.compiler.timeline import joint_devices
 from pipec.plan.facts import SharedWeight
-from pipec.plan.model import Plan, Stage, ValueChannel
+from pipec.plan.model import HostSlot, Plan, Stage, ValueChannel
 from pipec.runtime.program import check_paired
 from pipec.schedule.channels import Channel, ChannelKind, value
 from pipec.schedule.comm import insert_comm
@@ -38,7 +38,7 @@ def completed(compute: Schedule, plan: Plan, *, clipped: bool = False) -> Schedu
     return assembled(
         compute,
         _channels(plan, training=compute.training),
-        host_channels(plan) if compute.training else [],
+        host_channels(plan.slots) if compute.training else [],
         tuple(shared_weights(plan)) if plan.differentiated else (),
         clipped=clipped and plan.differentiated,
     )
@@ -92,9 +92,9 @@ def _saved_bytes(stage: Stage) -> int:
     return 0 if stage.training is None else stage.training.saved_bytes
 
 
-def host_channels(plan: Plan) -> list[Channel]:
-    """The plan's host slots as the schedule knows them."""
-    return [Channel(ChannelKind.H, s.stage, s.stage, s.name, s.nbytes, s.depth) for s in plan.slots]
+def host_channels(slots: Sequence[HostSlot]) -> list[Channel]:
+    """Host slots as the schedule knows them."""
+    return [Channel(ChannelKind.H, s.stage, s.stage, s.name, s.nbytes, s.depth) for s in slots]
 
 
 def _channels(plan: Plan, *, training: bool) -> list[Channel]:

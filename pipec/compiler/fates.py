@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pipec.autodiff.model import Training
+from pipec.compiler.complete import host_channels
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.residency import StageWork, stage_work
 from pipec.compiler.stage_timing import measured_stage
@@ -11,8 +13,8 @@ from pipec.compiler.timeline import timeline_of
 from pipec.compiler.working import Rewrites
 from pipec.graph.ir import nbytes
 from pipec.plan.facts import Facts, StageFacts
-from pipec.plan.model import Plan
-from pipec.schedule.channels import Channel, ChannelKind
+from pipec.plan.model import HostSlot, Plan
+from pipec.schedule.channels import Channel
 from pipec.schedule.offload import insert_offload
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.engine import Prepared
@@ -36,6 +38,15 @@ KEPT = Fates(frozenset(), ())
 """All values stay."""
 
 
+def host_slots(stage: int, training: Training, fates: Fates) -> list[HostSlot]:
+    """Where the values of a stage wait that leave the device."""
+    nodes = training.F.nodes
+    return [
+        HostSlot(f"s{stage}.host{k}", stage, names, sum(nbytes(nodes[n]) for n in names), depth)
+        for k, (depth, names) in enumerate(fates.slots)
+    ]
+
+
 @dataclass(frozen=True)
 class Told:
     """A stage whose values have some fates.
@@ -48,7 +59,7 @@ class Told:
     """
 
     facts: StageFacts
-    slots: tuple[Channel, ...]
+    slots: tuple[HostSlot, ...]
     for_w: Mapping[str, float]
     saved: frozenset[str]
 
@@ -80,7 +91,8 @@ class Foresight:
             moved_for_w={name: size for t in told for name, size in t.for_w.items()},
             saved_too=tuple(c.name for c in plan_channels if c.value in told[c.src].saved),
         )
-        return timeline_of(facts, self._with([c for t in told for c in t.slots], chosen))
+        slots = host_channels([slot for t in told for slot in t.slots])
+        return timeline_of(facts, self._with(slots, chosen))
 
     def _with(self, slots: list[Channel], chosen: Sequence[Fates]) -> Prepared:
         """The schedule with copies of these slots; where they stand depends on depths alone."""
@@ -101,12 +113,8 @@ class Foresight:
     def _tell(self, stage: int, fates: Fates) -> Told:
         work, before = self.works[stage], self._facts.stages[stage]
         again = self.rewrites[stage].of(fates.recompute)
-        gone = {name for _, names in fates.slots for name in names}
-        nodes, slots = work.training.F.nodes, list[Channel]()
-        for k, (depth, names) in enumerate(fates.slots):
-            size = sum(nbytes(nodes[n]) for n in names)
-            slots.append(Channel(ChannelKind.H, stage, stage, f"s{stage}.host{k}", size, depth))
-        pairs = zip(slots, fates.slots, strict=True)
+        slots = host_slots(stage, work.training, fates)
+        gone = {name for slot in slots for name in slot.values}
         stay = {name: size for name, size in again.saved.items() if name not in gone}
         left = sum(size for name, size in again.for_w.items() if name not in gone)
         return Told(
@@ -119,7 +127,7 @@ class Foresight:
                 saved_for_w=float(left),
             ),
             tuple(slots),
-            {c.name: float(sum(again.for_w.get(n, 0) for n in v)) for c, (_, v) in pairs},
+            {s.name: float(sum(again.for_w.get(n, 0) for n in s.values)) for s in slots},
             frozenset(stay),
         )
 

@@ -98,9 +98,10 @@ class Search:
             every += by_lifespan(self.fit)
         if not nothing.over:
             return nothing
-        first = {nothing, *map(self.tried, map(_plain, every))}
+        first = [nothing, *map(self.tried, map(_plain, every))]
         if self.fit.recompute and all(t.over for t in first):
-            first |= set(map(self.tried, self.by_segments()))
+            first += map(self.tried, self.by_segments())
+        first = [*dict.fromkeys(first)]
         nearest = sorted((t for t in first if t.over), key=lambda t: t.order)[:2]
         fits = [t for t in first if not t.over]
         fits += [t for at in (nothing, *nearest) if (t := self.emptied(at)) is not None]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pipec.autodiff.rewrite import offloaded, recomputed
 from pipec.compiler.complete import completed, host_channels
-from pipec.compiler.fates import Fates
+from pipec.compiler.fates import Fates, host_slots
 from pipec.compiler.fit import Apply, Fit, Fitted
 from pipec.compiler.named import named_fates
 from pipec.compiler.refine import refined
@@ -18,7 +18,6 @@ from pipec.compiler.stage_timing import measured_stage
 from pipec.compiler.working import Rewrites
 from pipec.cost.table import CostTable
 from pipec.errors import PassError
-from pipec.graph.ir import nbytes
 from pipec.plan.model import STATE_WAITS, HostSlot, Plan, Stage
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.offload import insert_offload
@@ -198,7 +197,8 @@ def applied(plan: Plan, schedule: Schedule) -> Apply:
             chosen = [replace(r, slots=() if direct else _all(s, r)) for s, r in pairs]
         new = _with(plan, chosen)
         if plan.schedule is not None and not apart:
-            return new, insert_offload(schedule, host_channels(new)) if new.slots else schedule
+            slots = host_channels(new.slots)
+            return new, insert_offload(schedule, slots) if slots else schedule
         compute = generate(
             schedule.name, len(plan.stages), schedule.microbatches, **schedule.options
         )
@@ -251,7 +251,12 @@ def _all(stage: Stage, residency: Fates) -> tuple[tuple[int, tuple[str, ...]], .
 def _with(plan: Plan, chosen: Sequence[Fates]) -> Plan:
     """The plan with these residencies in its stages and slots."""
     pairs = list(zip(plan.stages, chosen, strict=True))
-    slots = [slot for stage, r in pairs for slot in _slots(stage, r)]
+    slots = [
+        slot
+        for stage, r in pairs
+        if stage.training is not None
+        for slot in host_slots(stage.index, stage.training, r)
+    ]
     stages = tuple(_rewritten(stage, r, slots) for stage, r in pairs)
     costs = _costs(plan, stages, chosen)
     return plan.replace(stages=stages, slots=tuple(slots), timeline=None, costs=costs)
@@ -268,21 +273,6 @@ def _costs(plan: Plan, stages: Sequence[Stage], chosen: Sequence[Fates]) -> Cost
             cost = Rewrites(work).cost(measured, fates.recompute, measured=True)
             found[work.device.kind].setdefault(new.cost_key, cost)
     return replace(plan.costs, stages=found)
-
-
-def _slots(stage: Stage, residency: Fates) -> list[HostSlot]:
-    assert stage.training is not None
-    F = stage.training.F
-    return [
-        HostSlot(
-            f"s{stage.index}.host{k}",
-            stage.index,
-            values,
-            sum(nbytes(F.node(v)) for v in values),
-            depth,
-        )
-        for k, (depth, values) in enumerate(residency.slots)
-    ]
 
 
 def _rewritten(stage: Stage, residency: Fates, slots: list[HostSlot]) -> Stage:

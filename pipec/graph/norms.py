@@ -1,13 +1,38 @@
-"""What `FakeTensorMode` is told of normalisations in mixed precision on a CPU.
+"""What `FakeTensorMode` is told of normalisations on a CPU.
 
 Of a tensor in half precision with weights in float32, as under autocast, a CPU saves mean and scale
-in float32; torch's own functions for fake tensors say half.
+in float32; torch's own functions for fake tensors say half. Of a batch normalisation by fixed
+statistics torch has no such function: its type is found by running some fifteen fake ops in its
+place, which is most of the time that a convolutional network takes to trace.
 """
 
 import torch
 from torch import Tensor
 
 from pipec.graph.torch_private import BATCH_NORMS, FakeTensorMode, fake_kernel, fake_like
+
+by_fixed_statistics = torch.ops.aten._native_batch_norm_legit_no_training.default
+"""Of ``(x, weight, bias, mean, var, momentum, eps)``: the result and two empty tensors."""
+
+
+@fake_kernel(by_fixed_statistics)
+def of_fixed_statistics(
+    mode: FakeTensorMode,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, ...] | None:
+    """The result, like ``x``, and two empty statistics; None where the types are unusual."""
+    del momentum, eps
+    vectors = [v for v in (weight, bias, mean, var) if v is not None]
+    if not _plain(x) or any(v.dtype != x.dtype or v.shape != x.shape[1:2] for v in vectors):
+        return None
+    none = [torch.Size([0])] * 2  # on a CPU, statistics are saved in training only
+    return _results(mode, torch.empty(x.shape, dtype=x.dtype, device="meta"), x, none, x.dtype)
 
 
 @fake_kernel(torch.ops.aten.native_layer_norm.default)
@@ -63,8 +88,19 @@ def _mixed(x: Tensor, shape: torch.Size, *weights: Tensor | None) -> bool:
     return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) and full
 
 
+def _plain(x: Tensor) -> bool:
+    known = all(type(size) is int for size in x.shape)
+    return known and x.dim() > 1 and x.device.type == "cpu" and _contiguous(x)
+
+
+def _contiguous(x: Tensor) -> bool:
+    """Whether the strides are those of a new tensor, of dimensions of size 1 too."""
+    return x.stride() == torch.empty(x.shape, device="meta").stride()
+
+
 def _results(
-    mode: FakeTensorMode, out: Tensor, x: Tensor, shapes: list[torch.Size]
-) -> tuple[Tensor, ...]:
-    vectors = [torch.empty(shape, dtype=torch.float32, device="meta") for shape in shapes]
+    mode: FakeTensorMode, out: Tensor, x: Tensor, shapes: list[torch.Size],
+    kind: torch.dtype = torch.float32,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    vectors = [torch.empty(shape, dtype=kind, device="meta") for shape in shapes]
     return tuple(fake_like(t, x.device, mode) for t in (out, *vectors))

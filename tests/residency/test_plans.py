@@ -95,7 +95,7 @@ def parts(plan: Plan, schedule: Schedule, stage: int, depths: tuple[int, ...]) -
         facts = plan_facts(made)
         sent = {c.name for c in schedule.channels if c.src == stage}
         too = tuple(n for n in facts.saved_too if n in sent)
-        found.append(Part(mine, facts.stages[stage], tuple(host_channels(made)), too))
+        found.append(Part(mine, facts.stages[stage], tuple(host_channels(made.slots)), too))
     return found
 
 

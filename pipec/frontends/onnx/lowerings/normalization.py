@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as fn
 
-from pipec.frontends.batch_norm import by_fixed_statistics
 from pipec.frontends.onnx.context import Context, Result, lowering, scalar
 from pipec.frontends.onnx.refusals import Refused
 from pipec.frontends.onnx.values import TORCH_OF_ONNX
 from pipec.graph.arrays import Array
+from pipec.graph.norms import by_fixed_statistics
 
 
 @lowering("BatchNormalization")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._decomp import decomposition_table
 
-from pipec.frontends.batch_norm import by_fixed_statistics, types
+from pipec.graph.norms import by_fixed_statistics, of_fixed_statistics
 from pipec.graph.torch_private import FakeTensorMode
 
 SHAPES = st.lists(st.integers(1, 4), min_size=2, max_size=5)
@@ -41,8 +41,8 @@ def test_types_are_those_of_the_decomposition(
 def test_usual_types_are_known_without_it() -> None:
     with FakeTensorMode() as mode:
         x, c = torch.empty(2, 3, 1, 5), torch.empty(3)
-        assert types(mode, x, c, c, c, c, 0.1, 1e-5) is not None
-        assert types(mode, x, c, c, torch.empty(5), c, 0.1, 1e-5) is None
+        assert of_fixed_statistics(mode, x, c, c, c, c, 0.1, 1e-5) is not None
+        assert of_fixed_statistics(mode, x, c, c, torch.empty(5), c, 0.1, 1e-5) is None
 
 
 def test_sizes_that_do_not_fit_are_an_error() -> None:
