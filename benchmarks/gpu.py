@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchmarks._exit import exit_status
 from benchmarks._models import WORKLOADS, Transformer, Workload, loss_of, tokens
 from benchmarks._ranks import pin
 from benchmarks.prediction import PASSES, adam
@@ -30,7 +31,7 @@ from pipec.compiler.driver import make_plan
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.compiler.profile import Profiler
 from pipec.compiler.timeline import plan_timeline
-from pipec.errors import CostError, PipecError
+from pipec.errors import CostError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import InputKind, Source
 from pipec.passes.insert_offload import InsertOffload
@@ -208,14 +209,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     pin()
-    try:
+
+    def run() -> None:
+        """Both parts."""
         bench = bench_on(options.device, options.rounds)
         several_stages(bench)
         offload(bench)
-    except PipecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_status(run)
 
 
 if __name__ == "__main__":

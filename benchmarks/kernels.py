@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks._exit import exit_status
 from benchmarks._models import Layer
 from pipec.cli.profile import this_kind
 from pipec.cluster.cluster import parse_cluster
@@ -28,7 +29,6 @@ from pipec.cost.count import count
 from pipec.cost.measure import Both, Measuring, measure
 from pipec.cost.model import Roofline
 from pipec.cost.silicon import silicon
-from pipec.errors import PipecError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Graph, InputKind, Source, op_name, tensors
 from pipec.plan.model import Plan
@@ -119,23 +119,22 @@ def summary(found: list[tuple[str, float, float]]) -> None:
         print(f"{op:34} {statistics.median(ratios):5.2f} of the measured time, {spread}")
 
 
+def tables(kind: str) -> None:
+    """Print the layers of all sizes, and a summary per element type."""
+    for dtype in (torch.bfloat16, torch.float32):
+        found = []
+        for width, heads, rows, length in SIZES if dtype == torch.bfloat16 else SIZES[:1]:
+            graph = graph_of(width, heads, (rows, length), dtype)
+            title = f"{str(dtype)[6:]} {rows} x {length} x {width}"
+            found += table(title, graph, kind)
+        summary(found)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", nargs="?")
     told = parser.parse_args()
-    try:
-        kind = told.kind or this_kind("cuda")
-        for dtype in (torch.bfloat16, torch.float32):
-            found = []
-            for width, heads, rows, length in SIZES if dtype == torch.bfloat16 else SIZES[:1]:
-                graph = graph_of(width, heads, (rows, length), dtype)
-                title = f"{str(dtype)[6:]} {rows} x {length} x {width}"
-                found += table(title, graph, kind)
-            summary(found)
-    except PipecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_status(lambda: tables(told.kind or this_kind("cuda")))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from scipy.sparse import coo_array
 from pipec.backends.fpga.design import StageDesign, Stream
 from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.parts import Memory, Resources, lut_ram
-from pipec.backends.fpga.numbers import bits_of
+from pipec.backends.fpga.numbers import bits_of, sum_bits
 from pipec.backends.fpga.resources import SHIFT_REGISTER, bram36, fifo_logic, logic, uram
 
 KINDS = (Memory.LUT, Memory.BRAM, Memory.URAM)
@@ -62,7 +62,7 @@ def items_of(engine: Engine) -> list[Item]:
         for w in engine.weights
         if w.memory is not Memory.DDR
     ]
-    width, depth = engine.nest.buffer(bits_of(engine.dtype))
+    width, depth = engine.nest.buffer(bits_of(engine.dtype), sum_bits(engine.dtype))
     if width * depth:
         found.append(Item(engine.name, "buffer", width, depth))
     return found

@@ -98,6 +98,16 @@ def bits_of(dtype: str) -> int:
     return 8 * file_type(dtype).itemsize
 
 
+def sum_bits(dtype: str) -> int:
+    """Bits in which sums of an element type wait in a memory (`sum_t` and `term_t` in C++).
+
+    Example:
+        >>> sum_bits("int8"), sum_bits("bfloat16"), sum_bits("ap_fixed<16,6>")
+        (32, 32, 64)
+    """
+    return 32 if fixed_point(dtype) is None else 64
+
+
 def range_of(dtype: str) -> tuple[float, float]:
     """The least and the largest number of a type that saturates; others are unlimited.
 

@@ -98,7 +98,7 @@ def _there(node: fx.Node, device: torch.device) -> Callable[..., Any] | None:
             and t.shape[-1] * t.itemsize % _WIDE == 0
             for t in heads
         )
-        return found if fits else None
+        return found if fits and not told["dropout_p"] else None
     return found
 
 
@@ -151,7 +151,7 @@ def _attention_backward(
     scale: float | None = None,
 ) -> tuple[torch.Tensor, ...]:
     qkv = (query, key, value)
-    draws = torch.empty(2, dtype=torch.int64, device=query.device)  # no dropout reads them
+    draws = torch.empty(2, dtype=torch.int64, device=query.device)  # without dropout unread
     # the kernels take it for granted that all heads of a row are one behind the other
     out = out.transpose(1, 2).contiguous().transpose(1, 2)
     if attn_mask is None and _flashes(*qkv, causal=is_causal):

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from pipec.errors import BackendError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.extract import extract
 from pipec.graph.ir import Source, tensor
-from pipec.graph.torch_private import FakeTensorMode, TorchDispatchMode
+from pipec.graph.torch_private import ON_CPUS, FakeTensorMode, TorchDispatchMode
 from pipec.passes.differentiate import Differentiate
 from pipec.plan.model import Plan
 from pipec.runtime.device import Copied, Device, backend_for, device_of, local_device
@@ -161,6 +162,24 @@ class Attend(nn.Module):
         found = nn.functional.scaled_dot_product_attention(q, k, v)
         out: Tensor = self.head(found.transpose(1, 2).flatten(2).mean(1))
         return out
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_gpu_attends_for_a_cpu_only_without_dropout(dropout: float) -> None:
+    """A GPU draws other numbers, and its backward would have to know which."""
+
+    class Attends(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = ON_CPUS(x, x, x, dropout)[0]
+            return found
+
+    x = torch.randn(1, 2, 8, 16)
+    module = trace(Attends(), (x,), source=Source("memory", "")).module
+    refused: AbstractContextManager[object] = nullcontext()
+    if dropout:
+        refused = pytest.raises(BackendError, match="only CPUs have")
+    with refused:
+        placed(module, torch.device("cuda"))
 
 
 def test_attention_in_products_runs_where_the_cpus_kernel_does_not() -> None:

@@ -108,8 +108,8 @@ class Nest(ABC):
         """Multiply-accumulates that start in one cycle."""
         return 0
 
-    def buffer(self, bits: int) -> tuple[int, int]:
-        """Word width and words of its working memory, at so many bits per element."""
+    def buffer(self, bits: int, sums: int) -> tuple[int, int]:
+        """Word width and words of its working memory, at so many bits per element and per sum."""
         return (0, 0)
 
     def logic(self, dtype: str) -> tuple[float, float]:

@@ -52,8 +52,7 @@ class Exact:
         more = fraction - self.fraction
         if more <= 0:
             return self
-        text = f"{self.text} * (int64_t(1) << {more})" if self.bits + more <= _WIDEST else self.text
-        return type(self)(text, fraction, self.bits + more)
+        return type(self)(f"{self.text} * (int64_t(1) << {more})", fraction, self.bits + more)
 
 
 def _binary(op: str, x: Exact, y: Exact) -> Exact | None:

@@ -115,7 +115,7 @@ class Matmul(Nest):
         body = Loop(self.vectors, vector_runs(self.sf, self.nf, ii))
         return (Loop(self.blocks, (Run(self.load, ii, 2), body)),)
 
-    def buffer(self, bits: int) -> tuple[int, int]:
+    def buffer(self, bits: int, sums: int) -> tuple[int, int]:
         return (self.pe * self.simd * bits, self.groups * self.nf * self.sf)
 
     def logic(self, dtype: str) -> tuple[float, float]:

@@ -161,11 +161,11 @@ class Mvu(Product):
         rest = Loop(nf - 1, (Run(sf - 1, ii, 2), Run(1, ii, 2, 1)))
         return (Loop(self.n, (Run(sf - 1, ii, 3), Run(1, ii, 3, 1), rest)),)
 
-    def buffer(self, bits: int) -> tuple[int, int]:
+    def buffer(self, bits: int, sums: int) -> tuple[int, int]:
         if self.block > 1:
             results = ceil_div(self.block * self.nf * self.pe, self.simd)
             return (self.simd * bits, self.block * self.sf + results)
-        return (self.pe * bits, self.nf) if self.order == "B" else (self.simd * bits, self.sf)
+        return (self.pe * sums, self.nf) if self.order == "B" else (self.simd * bits, self.sf)
 
     def logic(self, dtype: str) -> tuple[float, float]:
         return products_logic(self.pe * self.simd, self.pe * (self.partial > 1), self.pe, dtype)

@@ -116,7 +116,7 @@ class Norm(Nest):
         body = (read, Run(1, self.gap + silent, 0, 1), Run(self.cf - 1, ii, 0, 1))
         return (Loop(self.rows, body),)
 
-    def buffer(self, bits: int) -> tuple[int, int]:
+    def buffer(self, bits: int, sums: int) -> tuple[int, int]:
         return ((1 + self.is_gradient) * self.lanes * bits, self.cf)
 
     def logic(self, dtype: str) -> tuple[float, float]:

@@ -67,7 +67,7 @@ class Outer(Product):
             Run(1, last, 0, 1), Run(self.writes - 1, ii, 0, 1),
         )  # fmt: skip
 
-    def buffer(self, bits: int) -> tuple[int, int]:
+    def buffer(self, bits: int, sums: int) -> tuple[int, int]:
         words = self.partial * self.groups * self.nf * self.sf
         return (self.pe * self.simd * bits, words + ceil_div(self.sf, self.pe))
 

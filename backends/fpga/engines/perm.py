@@ -85,7 +85,7 @@ class Perm(Nest):
     def runs(self, ii: int, inputs: int) -> Runs:
         return (Loop(self.blocks, (Run(self.reads, ii, 1), Run(self.writes, ii, 0, 1))),)
 
-    def buffer(self, bits: int) -> tuple[int, int]:
+    def buffer(self, bits: int, sums: int) -> tuple[int, int]:
         lanes = max(self.lanes_in, self.lanes_out)
         return (lanes * bits, self.reads if self.turns else ceil_div(self.elements, lanes))
 

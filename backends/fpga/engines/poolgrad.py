@@ -87,7 +87,7 @@ class Scatter(Window, Nest):
         body = tuple(Loop(len(list(same)), row) for row, same in groupby(rows))
         return (Loop(self.batch, body),)
 
-    def buffer(self, bits: int) -> tuple[int, int]:
+    def buffer(self, bits: int, sums: int) -> tuple[int, int]:
         return (self.lanes * bits, self.ring * self.w * self.cf)
 
     def logic(self, dtype: str) -> tuple[float, float]:

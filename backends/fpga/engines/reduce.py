@@ -87,8 +87,8 @@ class Reduce(Nest):
         body = (Run((self.window - 1) * self.cf, ii, 1), Run(self.cf, ii, 1, 1))
         return (Loop(self.n, body),)
 
-    def buffer(self, bits: int) -> tuple[int, int]:
-        return (self.lanes * bits, self.cf * self.partial)
+    def buffer(self, bits: int, sums: int) -> tuple[int, int]:
+        return (self.lanes * sums, self.cf * self.partial)
 
     def logic(self, dtype: str) -> tuple[float, float]:
         cost, units = arithmetic(dtype), self.lanes * self.kp

@@ -147,7 +147,7 @@ class Repeat(Nest):
         body = (Run(self.inner, ii, 1, 1), Run(self.inner * (self.times - 1), ii, 0, 1))
         return (Loop(self.outer, body),)
 
-    def buffer(self, bits: int) -> tuple[int, int]:
+    def buffer(self, bits: int, sums: int) -> tuple[int, int]:
         return (bits, self.inner)
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:

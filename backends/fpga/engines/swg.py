@@ -45,7 +45,7 @@ class Swg(Window, Nest):
         """Cycles per frame; its run table would be long."""
         return self.batch * image_cycles(self) * ii
 
-    def buffer(self, bits: int) -> tuple[int, int]:
+    def buffer(self, bits: int, sums: int) -> tuple[int, int]:
         if not self.is_line:
             return (self.lanes * bits, ring_of(self).slots)
         return ((self.kh - 1) * self.dh * self.lanes * bits, line_of(self).pitch * self.cf)

@@ -9,7 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from pipec.backends.fpga.designs import lowered, networks
-from pipec.backends.fpga.numbers import decoded, encoded, file_type
+from pipec.backends.fpga.engines.base import Engine
+from pipec.backends.fpga.engines.mvu import Mvu
+from pipec.backends.fpga.engines.reduce import Reduce
+from pipec.backends.fpga.memory import items_of
+from pipec.backends.fpga.numbers import decoded, encoded, file_type, sum_bits
 from pipec.backends.fpga.quantise.bound import Stages, bounds_of, tolerance_of
 from pipec.backends.fpga.quantise.samples import held_out
 from pipec.backends.fpga.toolchain import compiler
@@ -96,6 +100,33 @@ def test_types_agree_bit_by_bit_with_numpy(tmp_path: Path) -> None:
                 exact = np.cumsum(wide * wide[::-1])
                 assert np.array_equal(found["sum"], encoded(exact, dtype)), dtype
     assert not data
+
+
+def test_sums_are_counted_in_the_bits_that_they_take(tmp_path: Path) -> None:
+    """What the memory of an accumulator is estimated by is what the C++ type takes."""
+    kinds = {**NARROW, "float32": "float", "int8": "quantised<3, -4, 5>"}
+    checks = "\n".join(
+        f'static_assert(8 * sizeof({sums}<{cpp}>) == {sum_bits(dtype)}, "");'
+        for dtype, cpp in kinds.items()
+        for sums in ("sum_t", "term_t")
+    )
+    (tmp_path / "main.cpp").write_text(f'#include "engines/number.h"\n{checks}\n')
+    command = [compiler(), "-std=c++14", f"-I{HLS}", "-fsyntax-only", "main.cpp"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+
+
+def test_the_memory_of_sums_is_as_wide_as_they_are() -> None:
+    reduce = Reduce(n=1, window=4, cf=3, lanes=2, op="sum")
+    mvu = Mvu(n=1, rows=6, taps=1, channels=4, pe=2, simd=1, order="B")
+    widths = {
+        (type(nest), dtype): items_of(Engine("one", nest, (), (), dtype=dtype))[0].width
+        for nest in (reduce, mvu)
+        for dtype in ("float32", "bfloat16", "int8", "ap_fixed<16,6>")
+    }
+    assert set(widths.values()) == {2 * 32, 2 * 64}
+    assert {kind for kind, width in widths.items() if width == 2 * 64} == {
+        (Reduce, "ap_fixed<16,6>"), (Mvu, "ap_fixed<16,6>")
+    }  # fmt: skip
 
 
 def test_compiled_in_float16_and_verified(tmp_path: Path) -> None:
