@@ -225,6 +225,7 @@ def _lives(number: str) -> bool:
         return False
 
 
+@pytest.mark.usefixtures("plan")
 def test_a_rank_that_is_alone_says_how_to_start(place: Path) -> None:
     script = place / "out" / "train.py"
     out = run(sys.executable, script, check=False)
