@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks._models import Cnn, Transformer
 from benchmarks._ranks import ROOT
-from benchmarks._uneven import DenseNet, TinyYolo, workload
+from benchmarks._uneven import DenseNet, TinyYolo, Vgg, workload
 
 SITE = ROOT / ".bench" / "deepspeed"
 METHODS = ("uniform", "parameters")
@@ -38,7 +38,7 @@ def layers_of(model: nn.Module) -> list[object] | None:
             return [model.embed, *model.layers, model.head]
         case Cnn():
             return [model.stem, *model.layers, lambda x: x.mean((2, 3)), model.head]
-        case TinyYolo():
+        case TinyYolo() | Vgg():
             return [*model.layers]
         case DenseNet():
             pooled = nn.Sequential(model.norm, nn.ReLU())

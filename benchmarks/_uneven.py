@@ -7,12 +7,13 @@ edsr        16 residual blocks, 64 channels, x4    last layers see up to 16 time
 tiny_yolo   9 convolutions of 16 to 1024 channels  two of them do most of the work
 densenet    6 + 12 + 24 + 16 layers, growth 16     pixels quarter from one block to the next
 unet        4 levels down, 4 up, 16 channels       ways up read twice the channels of ways down
+vgg16       13 convolutions, 3 linear layers       time in the first layers, weights in the last
 ```
 
 GPT-2: Radford et al. 2019. DistilGPT-2: Sanh et al., arXiv:1910.01108. EDSR's baseline: Lim et al.,
 arXiv:1707.02921. Tiny YOLO: the one of Redmon and Farhadi, arXiv:1612.08242. DenseNet-121 at half
 its width: Huang et al., arXiv:1608.06993. U-Net: Ronneberger et al., arXiv:1505.04597, with padding
-and BatchNorm.
+and BatchNorm. VGG-16: Simonyan and Zisserman, arXiv:1409.1556, for pictures of 64x64.
 """
 
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ GPT2_WORDS = 6282
 """50257 words at a width of 768 weigh as many layers as this many at 96."""
 YOLO = (16, 32, 64, 128, 256, 512, 1024, 1024)
 """Channels; the first five convolutions halve the pixels."""
+VGG = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+"""Channels and layers of them; the last one of each halves the pixels."""
 
 
 class Residual(nn.Module):
@@ -74,6 +77,29 @@ class TinyYolo(nn.Module):
             layers.append(nn.Sequential(conv, *norm, *pool))
             width = channels
         self.layers = nn.ModuleList([*layers, nn.Conv2d(width, outputs, 1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Vgg(nn.Module):
+    """VGG-16 for pictures of 64x64: time is in the first layers, weights are in the last ones."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        width = 3
+        for channels, count in VGG:
+            for k in range(count):
+                pool = [nn.MaxPool2d(2)] if k == count - 1 else []
+                conv = nn.Conv2d(width, channels, 3, padding=1)
+                layers.append(nn.Sequential(conv, nn.ReLU(), *pool))
+                width = channels
+        first = nn.Sequential(nn.Flatten(), nn.Linear(4 * width, 4096), nn.ReLU())
+        second = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU())
+        self.layers = nn.ModuleList([*layers, first, second, nn.Linear(4096, classes)])
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -170,6 +196,10 @@ def _pictures(rows: int) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, 3, 96, 96), torch.randint(0, 10, (rows,))
 
 
+def _small_pictures(rows: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(rows, 3, 64, 64), torch.randint(0, 10, (rows,))
+
+
 def _boxes(rows: int) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, 3, 192, 192), torch.randn(rows, 125, 6, 6)
 
@@ -187,6 +217,7 @@ UNEVEN = {
     "tiny_yolo": Workload(TinyYolo, _boxes, 1, F.mse_loss),
     "densenet": Workload(DenseNet, _pictures),
     "unet": Workload(Unet, _masks),
+    "vgg16": Workload(Vgg, _small_pictures),
 }
 
 

@@ -71,7 +71,8 @@ CELLS = (
     "gpt2:onnxruntime,edsr:onnxruntime,densenet:onnxruntime,tiny_yolo:onnxruntime,"
     "unet:onnxruntime,gpt2:openvino,edsr:openvino,densenet:openvino,tiny_yolo:openvino,"
     "unet:openvino,gpt2:torch,edsr:torch,densenet:torch,tiny_yolo:torch,unet:torch,"
-    "gpt2:deepspeed,distilgpt2:deepspeed,tiny_yolo:deepspeed"
+    "gpt2:deepspeed,distilgpt2:deepspeed,tiny_yolo:deepspeed,"
+    "vgg16:deepspeed,vgg16:torch"
 )
 OURS = "exported"
 TWO = "2xcpu"
