@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.interpolate import NearestNDInterpolator, RegularGridInterpolator
 from torch import fx
 
 from pipec.cluster.cluster import Cluster
@@ -64,6 +63,8 @@ class Products:
     """
 
     def __init__(self, rows: Iterable[tuple[float, float, float, float]]) -> None:
+        from scipy.interpolate import NearestNDInterpolator, RegularGridInterpolator  # takes 0.7 s
+
         m, n, k, seconds = (np.asarray(c, np.float64) for c in zip(*rows, strict=True))
         sizes, rate = np.log2(np.stack([m, n, k], 1)), np.log2(2 * m * n * k / seconds)
         self._floor, self._axes = float(seconds.min()), [np.unique(c) for c in sizes.T]
