@@ -29,8 +29,8 @@ class InsertOffload(Pass):
         generator: The schedule that is planned for, where the plan has none yet.
         microbatches: Its microbatches.
         values: Instead of all that: modules or values that leave, such as ``layers.*.mlp``.
-        optimizer: Whether the optimizer's state waits in host memory too, between steps: each STEP
-            brings it and sends it back.
+        optimizer: Whether the optimizer's state waits in host memory too, between steps: copied
+            beside forwards and backwards, or by each STEP.
 
     Raises:
         PassError: A limit cannot be met, a pattern names nothing, or the optimizer's state has no
@@ -48,7 +48,7 @@ class InsertOffload(Pass):
 
     def run(self, plan: Plan) -> Plan:
         if self.optimizer:
-            plan = state_rests(plan)
+            plan = state_rests(plan, self.memory_limit, self.generator, self.microbatches)
         schedule = planned(plan, self.generator, self.microbatches)
         return fitted(
             plan,

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pipec.compiler.facts import shared_weights, trained_bytes
 from pipec.compiler.timeline import joint_devices
 from pipec.plan.facts import SharedWeight
-from pipec.plan.model import HostSlot, Plan, Stage, ValueChannel
+from pipec.plan.model import STATE_WAITS, HostSlot, Plan, Stage, ValueChannel
 from pipec.runtime.program import check_paired
 from pipec.schedule.channels import Channel, ChannelKind, value
 from pipec.schedule.comm import insert_comm
 from pipec.schedule.offload import insert_offload
 from pipec.schedule.schedule import Schedule
-from pipec.schedule.steps import insert_reduce, insert_steps
+from pipec.schedule.steps import insert_reduce, insert_state, insert_steps
 
 
 def completed(compute: Schedule, plan: Plan, *, clipped: bool = False) -> Schedule:
@@ -41,6 +41,7 @@ def completed(compute: Schedule, plan: Plan, *, clipped: bool = False) -> Schedu
         host_channels(plan.slots) if compute.training else [],
         tuple(shared_weights(plan)) if plan.differentiated else (),
         clipped=clipped and plan.differentiated,
+        state=plan.options.get(STATE_WAITS, 0),
     )
 
 
@@ -51,6 +52,7 @@ def assembled(
     shared: Sequence[SharedWeight] = (),
     *,
     clipped: bool = False,
+    state: object = 0,
 ) -> Schedule:
     """`completed`, of what stages exchange.
 
@@ -60,6 +62,7 @@ def assembled(
         slots: What waits in host memory.
         shared: Weights that several stages train.
         clipped: Whether the norm of all gradients together is limited.
+        state: Compute actions beside which the optimizer's state leaves, and comes back.
 
     Raises:
         PlanError: The backward has other stages than the forward.
@@ -71,6 +74,8 @@ def assembled(
     if schedule.training:
         joint = joint_devices(shared, schedule, clipped=clipped)
         schedule = insert_steps(insert_reduce(schedule, overlap=False), joint)
+        if isinstance(state, int) and state > 0:
+            schedule = insert_state(schedule, state)
     return schedule
 
 

@@ -6,6 +6,8 @@ What the passes ``insert-offload`` and ``insert-recompute`` share; they differ i
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from pipec.autodiff.rewrite import offloaded, recomputed
 from pipec.compiler.complete import completed, host_channels
 from pipec.compiler.fates import Fates, host_slots
@@ -15,14 +17,17 @@ from pipec.compiler.refine import refined
 from pipec.compiler.replicate import with_replicas
 from pipec.compiler.residency import saved_in_order, stage_work
 from pipec.compiler.stage_timing import measured_stage
+from pipec.compiler.timeline import plan_timeline
 from pipec.compiler.working import Rewrites
 from pipec.cost.table import CostTable
 from pipec.errors import PassError
 from pipec.plan.model import STATE_WAITS, HostSlot, Plan, Stage
+from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.offload import insert_offload
 from pipec.schedule.registry import generate
 from pipec.schedule.schedule import Schedule
+from pipec.schedule.steps import insert_state
 from pipec.simulate.timeline import Timeline
 
 LIMIT = "memory_limit"
@@ -85,8 +90,14 @@ def fitted(
     return found.plan.replace(schedule=None if plan.schedule is None else found.schedule)
 
 
-def state_rests(plan: Plan) -> Plan:
+def state_rests(
+    plan: Plan, limit: float | None = None, generator: str = "1f1b", microbatches: int = 8
+) -> Plan:
     """The plan whose optimizer's state waits in host memory between steps.
+
+    Each step copies it, or it is copied beside as many compute actions as make the whole schedule
+    the fastest, of those with which no device holds more than with the copies of steps, or than
+    the limit.
 
     Raises:
         PassError: A device steps no optimizer of ours, or has no way to host memory.
@@ -98,7 +109,16 @@ def state_rests(plan: Plan) -> Plan:
                 got=f"device {device.kind}",
                 want="devices with a way to host memory, and target torch",
             )
-    return plan.replace(options={**plan.options, STATE_WAITS: True}, timeline=None)
+    order = planned(plan, generator, microbatches)
+    count, tried = int((order.kind <= ActionKind.W).sum()), list[tuple[Plan, Timeline]]()
+    for beside in [0, *(1 << k for k in range((count // order.devices).bit_length()))]:
+        then = insert_state(order, beside) if beside else order
+        waits = plan.replace(options={**plan.options, STATE_WAITS: beside}, timeline=None)
+        made = waits.replace(schedule=None if plan.schedule is None else then)
+        tried.append((made, plan_timeline(made, then)))
+    most = np.maximum(tried[0][1].peak_bytes, limit or 0.0)
+    fits = [t for t in tried if (np.array(t[1].peak_bytes) <= most).all()]
+    return min(fits, key=lambda t: t[1].seconds)[0]
 
 
 def check_limit(plan: Plan, timeline: Timeline) -> None:

@@ -7,7 +7,8 @@ SEND, RECV         what the backend says of the value, else the channel's bytes 
                    two devices
 OFFLOAD, FETCH     the slot's bytes at the device's host bandwidth
 REDUCE_GRAD        gradients of a stage          its replicas            where it stands in the row
-STEP, with         the optimizer's state to the device and back, if it waits in host memory
+STEP, with         the optimizer's state to the device and back, if it waits in host memory and no
+                   OFFLOAD_O and FETCH_O copy it
                    of a shared weight            the stages that read    behind the rows of all
                    the square of the norm        all, if clipped         behind the rows of all
 ```
@@ -63,6 +64,7 @@ def timeline_of(facts: Facts, order: Schedule | Prepared, *, clipped: bool = Fal
         host=copies(schedule, facts.cluster.devices),
         reduce=_reductions(facts, schedule),
         step=_steps(facts, schedule, times, clipped=clipped),
+        state=_state(facts, schedule) if schedule.state_beside else (),
     )
     return simulate(order, _with_processors(facts, schedule, times), facts.memory())
 
@@ -175,9 +177,8 @@ def _steps(facts: Facts, schedule: Schedule, times: Times, *, clipped: bool) -> 
         known = facts.stages[stage]
         share = max(shares(known.parameters, len(devices)))
         found[stage] -= known.cost.step * (1 - share)
-        if facts.state_waits:
-            rate = min(facts.cluster.devices[d].host_bandwidth for d in devices)
-            found[stage] += 2 * share * known.cost.optimizer_bytes / rate
+    if facts.state_waits and not schedule.state_beside:
+        found = [s + 2 * copy for s, copy in zip(found, _state(facts, schedule), strict=True)]
     added = list(_shared(facts.shared, place))
     if clipped:
         added.append((_NORM_BYTES, list(range(len(place.backward)))))
@@ -186,6 +187,16 @@ def _steps(facts: Facts, schedule: Schedule, times: Times, *, clipped: bool) -> 
         first = {min(s for s in stages if d in place.backward[s]) for d in devices}
         for stage in first:
             found[stage] += _all_reduce(facts, devices, size)
+    return tuple(found)
+
+
+def _state(facts: Facts, schedule: Schedule) -> tuple[float, ...]:
+    """Seconds of a copy of the optimizer's state to or from host memory, per stage."""
+    found = []
+    for known, devices in zip(facts.stages, schedule.placement.backward, strict=False):
+        share = max(shares(known.parameters, len(devices)))
+        rate = min(facts.cluster.devices[d].host_bandwidth for d in devices)
+        found.append(share * known.cost.optimizer_bytes / rate)
     return tuple(found)
 
 

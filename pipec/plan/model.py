@@ -24,7 +24,8 @@ from pipec.schedule.schedule import Placement, Schedule
 from pipec.simulate.timeline import Timeline
 
 STATE_WAITS = "optimizer_waits"
-"""Name of the plan's option that the optimizer's state waits in host memory between steps."""
+"""Name of the plan's option that the optimizer's state waits in host memory between steps: how many
+compute actions it is copied beside; 0 where each STEP brings it and sends it back."""
 
 
 class Fact(StrEnum):
@@ -393,7 +394,7 @@ class Plan:
     @property
     def state_waits(self) -> bool:
         """Whether the optimizer's state waits in host memory between steps."""
-        return self.options.get(STATE_WAITS) is True
+        return STATE_WAITS in self.options
 
     @property
     def home(self) -> Mapping[str, int]:

@@ -141,7 +141,7 @@ def _heaviest(data: Data) -> Table:
 
 
 def _memory(data: Data) -> Table:
-    waits = data["options"].get(STATE_WAITS)
+    waits = STATE_WAITS in data["options"]
     rest = "; the optimizer's state waits in host memory between steps" if waits else ""
     table = Table(f"memory per device{rest}", ("device", "needed", "there", "used"), right=1)
     for m in data["memory"]:

@@ -104,6 +104,8 @@ class Executor:
             _K.RECV_W: self._receive_weights,
             _K.REDUCE_GRAD: self._reduce,
             _K.STEP: self._step,
+            _K.OFFLOAD_O: moves.send_state,
+            _K.FETCH_O: moves.receive_state,
         }
         self.result = Result()
         self.recorded: Recorded | None = None
@@ -209,6 +211,7 @@ class Executor:
                 if steps
                 else (0, 1),
                 self.compute if self.program.plan.state_waits else None,
+                beside=self.program.schedule.state_beside > 0,
             )
             self._rule(s.index)
 
@@ -307,7 +310,7 @@ class Executor:
 
     def _record(self, begin: Moment) -> None:
         turn, copied = self._row[self._at], self.compute.copied
-        moves = turn.action.kind in (_K.OFFLOAD, _K.FETCH)
+        moves = turn.action.kind in (_K.OFFLOAD, _K.FETCH, _K.OFFLOAD_O, _K.FETCH_O)
         begin, end = copied if moves and copied else (begin, self.compute.moment())
         self._moments.append((turn.place, begin, end, self.saved_bytes))
 
@@ -326,6 +329,7 @@ class Executor:
         action = self._row[self._at].action
         if not action.kind.is_compute:
             return self._handlers[action.kind](action)
+        self.moves.let_state_go()
         with self.compute.timed():
             return self._handlers[action.kind](action)
 

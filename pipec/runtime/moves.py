@@ -52,11 +52,13 @@ class Moves:
         self._coming: dict[tuple[int, int], list[tuple[str, Copied | Message]]] = {}
         self._leaving: deque[tuple[Message, Copied]] = deque()
         self._out: defaultdict[str, deque[Copied]] = defaultdict(deque)
+        self._state: list[tuple[int, Copied]] = []
+        self._computed = 0
 
     def load(self, program: Program, rounds: Rounds, others: Sequence[Program] = ()) -> None:
         """Take another schedule, or further shapes; between rounds only."""
         self._messages = Messages(program, rounds, others)
-        self._rank = rounds.device
+        self._rank, self._beside = rounds.device, program.schedule.state_beside
         slots = [c for c in program.schedule.channels if c.kind is ChannelKind.H]
         self._depths = {c.name: c.depth for c in slots}
         self._slots = {s.index: [c for c in slots if c.src == s.index] for s in program.stages}
@@ -85,6 +87,7 @@ class Moves:
         """End a round: what was fetched for a later one arrives, so that nothing is under way."""
         for slot in self._out:
             self._reclaim(slot, 0)
+        self.let_state_go(all_of_it=True)
         for coming in self._coming.values():
             coming[:] = [(channel, Copied(self._arrived(at))) for channel, at in coming]
 
@@ -117,6 +120,22 @@ class Moves:
         copies = self._out[slot]
         while copies and (len(copies) > on_the_way or copies[0].ended):
             self._device.wait(copies.popleft())
+
+    def let_state_go(self, *, all_of_it: bool = False) -> None:
+        """A compute action waits for state that has left beside as many as may be before it."""
+        while self._state and (all_of_it or self._state[0][0] <= self._computed):
+            self._device.wait(self._state.pop(0)[1])
+        self._computed += 1
+
+    def send_state(self, action: Action) -> None:
+        """OFFLOAD_O: the state of a stage's optimizer, to host memory."""
+        if resting := self._weights[action.stage].resting:
+            self._state.append((self._computed + self._beside, resting.rest()))
+
+    def receive_state(self, action: Action) -> None:
+        """FETCH_O: it comes back for the next step."""
+        if resting := self._weights[action.stage].resting:
+            resting.fetch()
 
     def put(self, channel: str, microbatch: int, tensor: torch.Tensor) -> None:
         """Hold a value until it is sent or read."""

@@ -1,7 +1,8 @@
 """An optimizer's state that waits in host memory between steps.
 
 ```text
-STEP    host ──► device    the optimizer steps    device ──► host
+by the step    host ──► device    the optimizer steps    device ──► host
+beside         FETCH_O ... beside backwards ... STEP ... OFFLOAD_O ... beside forwards ...
 ```
 
 Copies are bit for bit, so that training goes on as if the state had stayed. Scalars, such as the
@@ -14,8 +15,8 @@ from typing import Any
 
 import torch
 
-from pipec.runtime.device import Device
-from pipec.runtime.tensors import TensorType, pack, packed_bytes, unpack
+from pipec.runtime.device import Copied, Device
+from pipec.runtime.tensors import TensorType, dense, unpack
 
 
 class RestingState:
@@ -24,41 +25,61 @@ class RestingState:
     Args:
         optimizer: Whose.
         device: Where it steps.
+        beside: Whether it stays after a step, until it is told to rest.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, device: Device) -> None:
-        self._optimizer, self._device = optimizer, device
-        self._host: torch.Tensor | None = None
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, device: Device, *, beside: bool = False
+    ) -> None:
+        self._optimizer, self._device, self._beside = optimizer, device, beside
+        self._types: tuple[TensorType, ...] = ()
+        self._host: Copied | None = None
+        self._coming: Copied | None = None
 
     @contextmanager
     def here(self) -> Iterator[None]:
         """Inside, the state is on the device."""
-        for state, key, tensor in self._tensors():
-            state[key] = tensor.to(self._device.torch, copy=True)
-        self._let_go()
+        self.fetch()
+        self._arrive()
         try:
             yield
         finally:
-            self.rest()
+            if not self._beside:
+                self._device.wait(self.rest())
 
-    def rest(self) -> None:
-        """Bring it to host memory, wherever it is."""
-        found = list(self._tensors())
-        types = [TensorType.of(tensor) for _, _, tensor in found]
-        buffer = self._device.room(packed_bytes(types))
-        copies = unpack(pack([tensor for _, _, tensor in found], types, buffer), types)
-        self._let_go()
-        self._host = buffer
-        for (state, key, _), copy in zip(found, copies, strict=True):
-            state[key] = copy
-
-    def _let_go(self) -> None:
+    def fetch(self) -> None:
+        """Start to bring it from host memory, if it waits there."""
         if self._host is not None:
-            self._device.host.give(self._host)
-            self._host = None
+            self._coming, self._host = self._device.from_host(self._host), None
+
+    def rest(self) -> Copied:
+        """Start to send it to host memory, if it is not there; what the device waits for."""
+        self._arrive()
+        found = list(self._tensors())
+        host = self._host
+        if host is not None:
+            place = host.buffer.untyped_storage().data_ptr()
+            if all(t.untyped_storage().data_ptr() == place for _, _, t in found):
+                return host
+            self._device.host.give(host.buffer)
+        self._types = tuple(TensorType.of(tensor) for _, _, tensor in found)
+        self._host = self._device.to_host([tensor for _, _, tensor in found], self._types)
+        self._put(self._host.buffer)
+        return self._host
+
+    def _arrive(self) -> None:
+        if self._coming is not None:
+            self._put(self._device.wait(self._coming))
+            self._coming = None
+
+    def _put(self, buffer: torch.Tensor) -> None:
+        copies = unpack(buffer, self._types)
+        for (state, key, _), copy in zip(self._tensors(), copies, strict=True):
+            state[key] = copy
 
     def _tensors(self) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
         for state in self._optimizer.state.values():
             for key, value in list(state.items()):
-                if type(value) is torch.Tensor and value.dim() and value.layout == torch.strided:
+                strided = type(value) is torch.Tensor and value.layout == torch.strided
+                if strided and value.dim() and dense(TensorType.of(value)):
                     yield state, key, value

@@ -105,7 +105,7 @@ def unpack(buffer: torch.Tensor, types: Sequence[TensorType]) -> list[torch.Tens
     found = []
     for kind, begin in zip(types, _offsets(types), strict=False):
         part = _part(buffer, kind, begin)
-        if kind.stride is not None and not _dense(kind):
+        if not dense(kind):
             strided = TensorType(kind.kept, kind.dtype, kind.stride).empty(buffer.device)
             part = strided.copy_(part)
         found.append(part.expand(kind.shape))
@@ -115,14 +115,15 @@ def unpack(buffer: torch.Tensor, types: Sequence[TensorType]) -> list[torch.Tens
 def _part(buffer: torch.Tensor, kind: TensorType, begin: int) -> torch.Tensor:
     """A value's place in a buffer, in the order of its strides where it is dense."""
     part = buffer[begin : begin + kind.nbytes].view(kind.torch_dtype)
-    if kind.stride is not None and _dense(kind):
+    if kind.stride is not None and dense(kind):
         return part.as_strided(kind.kept, kind.stride)
     return part.view(kind.kept)
 
 
-def _dense(kind: TensorType) -> bool:
+def dense(kind: TensorType) -> bool:
     """Whether what is kept fills its memory without gaps, in some order of the dimensions."""
-    assert kind.stride is not None
+    if kind.stride is None:
+        return True
     step = 1
     for stride, n in sorted(zip(kind.stride, kind.kept, strict=True)):
         if n > 1 and stride != step:

@@ -69,6 +69,7 @@ class StageWeights:
             Each of them steps its share of the parameters, and keeps the optimizer's state of it.
         rests: The device from which the optimizer's state leaves for host memory between steps;
             it stays if absent.
+        beside: Whether it is sent there and brought back beside other actions; else by the step.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class StageWeights:
         scheduler: SchedulerFactory | None = None,
         replica: tuple[int, int] = (0, 1),
         rests: Device | None = None,
+        *,
+        beside: bool = False,
     ) -> None:
         self._stage = stage
         self.trained = trained
@@ -102,7 +105,7 @@ class StageWeights:
         if self.optimizer is not None:
             self._check_own(self.optimizer)
             self._keep_owned(self.optimizer)
-            self.resting = RestingState(self.optimizer, rests) if rests else None
+            self.resting = RestingState(self.optimizer, rests, beside=beside) if rests else None
         self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
         if scheduler and self.optimizer:
             rates = torch.optim.lr_scheduler.LRScheduler

@@ -41,6 +41,8 @@ class ActionKind(IntEnum):
     FETCH = 13  # saved values: host to device memory
     REDUCE_GRAD = 14  # all-reduce of gradients over the replicas of a stage
     STEP = 15  # optimizer step: makes the next weight version
+    OFFLOAD_O = 16  # the optimizer's state: device to host memory
+    FETCH_O = 17  # the optimizer's state: host to device memory
 
     @property
     def is_compute(self) -> bool:
@@ -65,7 +67,8 @@ class Action(NamedTuple):
         microbatch: Of which microbatch, or None for steps, reductions and weights.
         replica: On which replica of the stage.
         version: Weight version that is used (F, B, I, W), made (STEP), reduced towards
-            (REDUCE_GRAD) or carried (SEND_W, RECV_W). Version 0 is what training starts with.
+            (REDUCE_GRAD), carried (SEND_W, RECV_W) or made next (OFFLOAD_O, FETCH_O). Version 0
+            is what training starts with.
         channel: Name of the channel or host slot, where it has one.
 
     Example:

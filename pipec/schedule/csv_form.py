@@ -19,7 +19,8 @@ from pipec.schedule.schedule import Placement, Schedule
 _SHARDING = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
 _OVERLAP = re.compile(r"\((?P<parts>[^()]*)\)OVERLAP_F_B")
 _SAVED = {ActionKind.SEND_S, ActionKind.RECV_S, ActionKind.OFFLOAD, ActionKind.FETCH}
-_UPDATES = {ActionKind.REDUCE_GRAD, ActionKind.STEP, ActionKind.SEND_W, ActionKind.RECV_W}
+_UPDATES = {ActionKind.REDUCE_GRAD, ActionKind.STEP, ActionKind.SEND_W, ActionKind.RECV_W,
+            ActionKind.OFFLOAD_O, ActionKind.FETCH_O}  # fmt: skip
 _TORCH = frozenset(ActionKind) - _SAVED - _UPDATES
 
 

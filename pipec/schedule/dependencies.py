@@ -17,7 +17,11 @@ FETCH          OFFLOAD of m, and the compute action before it in its row, with w
 REDUCE_GRAD@v  the last backward of update v on every replica; all replicas start together.
                Overlapped, it starts with that backward and runs beside it, bucket by bucket
 STEP@v         the last backward of update v here, and REDUCE_GRAD@v where there are replicas;
-               joint: the last backward of every device of its set (`Schedule.joint`)
+               joint: the last backward of every device of its set (`Schedule.joint`);
+               FETCH_O@v where the optimizer's state waits in host memory
+OFFLOAD_O@v    STEP of the version before; the compute action that is `Schedule.state_beside`
+               behind it in its row waits for it
+FETCH_O@v      OFFLOAD_O@v, and the compute action before it in its row
 SEND_W@v       STEP@v
 ```
 
@@ -28,7 +32,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipec.schedule.action import Action, ActionKind
+from pipec.schedule.action import COMPUTE, Action, ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.lanes import lanes, previous_in_lane
 from pipec.schedule.routes import routes_of
@@ -71,6 +75,7 @@ def dependencies(schedule: Schedule) -> Dependencies:
     rules.weight_gradients()
     rules.versions()
     rules.steps()
+    rules.state()
     return Dependencies(tuple(rules.columns))
 
 
@@ -286,6 +291,26 @@ class _Rules:
         self._together(reductions, reduced, last)
         for group in s.joint:
             self._joint(np.array(group), rows)
+
+    def state(self) -> None:
+        """The optimizer's state leaves behind a step, and is there again for the next."""
+        s = self.schedule
+        left, come, steps = map(self.at.rows, (_K.OFFLOAD_O, _K.FETCH_O, _K.STEP))
+        if not s.state_beside:
+            return
+        stepped, away, back = map(self.at.updates, (_K.STEP, _K.OFFLOAD_O, _K.FETCH_O))
+        before = stepped[s.stage[left], s.replica[left], s.version[left] - 1]
+        self.add(_K.OFFLOAD_O, left, np.where(s.version[left] > 1, before, self.at.nothing))
+        self.add(_K.FETCH_O, come, away[s.stage[come], s.replica[come], s.version[come]])
+        self.add(_K.FETCH_O, come, self._issued(come))
+        self.add(_K.STEP, steps, back[s.stage[steps], s.replica[steps], s.version[steps]])
+        compute = np.append(np.flatnonzero(s.kind <= _K.W), len(s))
+        turn = np.searchsorted(compute, left) + s.state_beside
+        waits = compute[np.minimum(turn, len(compute) - 1)]
+        here = np.append(s.device, -1)[waits] == s.device[left]
+        for kind in COMPUTE:  # of several that stand at one place the last one counts
+            mine = here & (np.append(s.kind, -1)[waits] == kind)
+            self.add(kind, waits[mine], left[mine])
 
     def _joint(self, group: np.ndarray, steps: np.ndarray) -> None:
         """Steps of some devices wait for the last backward of each of the others."""

@@ -26,7 +26,8 @@ from pipec.schedule.dependencies import dependencies
 from pipec.schedule.schedule import Int64, Schedule
 
 _K = ActionKind
-VERSIONED = (_K.F, _K.B, _K.I, _K.W, _K.SEND_W, _K.RECV_W, _K.REDUCE_GRAD, _K.STEP)
+VERSIONED = (_K.F, _K.B, _K.I, _K.W, _K.SEND_W, _K.RECV_W, _K.REDUCE_GRAD, _K.STEP,
+             _K.OFFLOAD_O, _K.FETCH_O)  # fmt: skip
 """Kinds of actions whose version is one of their stage's."""
 _MOST = 64
 """Rounds after which a window must be like the one before: no pipeline is longer."""

@@ -30,6 +30,7 @@ class Form(TypedDict):
     lanes: LanePolicy
     inserted: frozenset[str]
     options: dict[str, Any]
+    state_beside: NotRequired[Annotated[int, Meta(ge=1, lt=1 << 24)]]
     joint: NotRequired[tuple[tuple[Number, ...], ...]]
     channels: list[tuple[str, Number, Number, str, int, int | None]]
     rows: list[str]
@@ -56,6 +57,7 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
         "lanes": {"compute": lanes.compute, "comm": lanes.comm, "reduce": lanes.reduce},
         "inserted": sorted(schedule.inserted),
         "options": dict(schedule.options),
+        **({"state_beside": schedule.state_beside} if schedule.state_beside else {}),
         **({"joint": [list(d) for d in schedule.joint]} if schedule.joint else {}),
         "channels": [c.to_json() for c in schedule.channels],
         "rows": [" ".join(row) for row in schedule.row_texts()],
@@ -84,6 +86,7 @@ def from_json(data: Mapping[str, Any]) -> Schedule:
             lanes=form["lanes"],
             options=form["options"],
         )
-        return schedule.replace(inserted=form["inserted"], joint=form.get("joint", ()))
+        beside, joint = form.get("state_beside", 0), form.get("joint", ())
+        return schedule.replace(inserted=form["inserted"], state_beside=beside, joint=joint)
     except (KeyError, TypeError, ValueError) as error:
         raise ScheduleError("not the JSON form of a schedule", got=repr(error)) from error

@@ -4,7 +4,7 @@
 compute              F B I W STEP                (split: F on compute.F, the rest on compute.B)
 out:<device>         sends towards a device      one per link direction, or "comm" for all,
 in:<device>          receives from a device      or "compute" (`LanePolicy.comm`)
-d2h, h2d             OFFLOAD, FETCH
+d2h, h2d             OFFLOAD, FETCH; OFFLOAD_O, FETCH_O
 reduce               REDUCE_GRAD                 (or "compute")
 ```
 """
@@ -117,8 +117,10 @@ class _Numbering:
             return "comm" if policy.comm == "one" else "compute"
         if kind is _K.REDUCE_GRAD and policy.reduce == "overlap":
             return "reduce"
-        if kind in (_K.OFFLOAD, _K.FETCH):
-            return "d2h" if kind is _K.OFFLOAD else "h2d"
+        if kind in (_K.OFFLOAD, _K.OFFLOAD_O):
+            return "d2h"
+        if kind in (_K.FETCH, _K.FETCH_O):
+            return "h2d"
         if policy.compute == "split":
             return "compute.F" if kind is _K.F else "compute.B"
         return "compute"

@@ -104,6 +104,8 @@ class Schedule:
         lanes: Which actions run side by side.
         inserted: The passes that have run: "comm", "offload", "reduce", "steps".
         options: What the generator was told, for the record.
+        state_beside: Compute actions of a device beside which the optimizer's state leaves, and
+            comes back; 0 where no actions copy it.
         joint: Sets of devices whose steps of an update come together, behind the rows of all of
             them: they add something up first (shared weights, the norm of all gradients).
         first: Number of the first new microbatch: above 0 in one round of an endless schedule,
@@ -134,6 +136,7 @@ class Schedule:
     lanes: LanePolicy = LanePolicy()
     inserted: frozenset[str] = frozenset()
     options: Mapping[str, object] = field(default_factory=dict)
+    state_beside: int = 0
     joint: tuple[tuple[int, ...], ...] = ()
     first: int = 0
     memo: dict[str, object] = field(default_factory=dict, init=False, repr=False)

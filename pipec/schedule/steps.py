@@ -78,6 +78,43 @@ def insert_reduce(schedule: Schedule, *, overlap: bool = True) -> Schedule:
     )
 
 
+def insert_state(schedule: Schedule, beside: int) -> Schedule:
+    """Add ``OFFLOAD_O`` and ``FETCH_O``: the optimizer's state waits in host memory.
+
+    ```text
+    beside 1       0OFFLOAD_O@1 0F0 ... 0FETCH_O@1 0B3 0STEP@1
+    ```
+
+    It leaves at the begin of the row, or behind the step before, beside so many compute actions
+    of the device, and comes back beside the last ones of its update.
+
+    Args:
+        schedule: With steps.
+        beside: How many, 1 or more.
+    """
+    at, rows = Tables(schedule), np.flatnonzero(schedule.kind == _K.STEP)
+    stage, replica = schedule.stage[rows], schedule.replica[rows]
+    version, begin = schedule.version[rows], schedule.device_ptr[schedule.device[rows]]
+    compute, first = np.flatnonzero(schedule.kind <= _K.W), version == 1
+    behind = np.where(first, begin, at.updates(_K.STEP)[stage, replica, version - 1])
+    last = np.searchsorted(compute, at.last_backward[stage, replica, version])
+    turn = np.maximum(last + 1 - beside, np.searchsorted(compute, behind))
+
+    def copies(kind: ActionKind, which: np.ndarray) -> Values:
+        own = {"stage": stage[which], "replica": replica[which], "version": version[which]}
+        return {"kind": int(kind), **own}
+
+    return splice(
+        schedule,
+        [
+            Insertion(begin[first], False, copies(_K.OFFLOAD_O, first)),
+            Insertion(behind[~first], True, copies(_K.OFFLOAD_O, ~first)),
+            Insertion(compute[turn], False, copies(_K.FETCH_O, version > 0)),
+        ],
+        state_beside=beside,
+    )
+
+
 def _refuse(schedule: Schedule, name: str) -> None:
     if not schedule.training:
         raise ScheduleError("a schedule without backward makes no steps", where=schedule.name)

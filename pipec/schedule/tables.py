@@ -15,6 +15,7 @@ from pipec.schedule.channels import ChannelKind
 from pipec.schedule.schedule import Int32, Int64, Schedule
 
 _K = ActionKind
+_OF_UPDATES = (_K.STEP, _K.REDUCE_GRAD, _K.SEND_W, _K.RECV_W, _K.OFFLOAD_O, _K.FETCH_O)
 UNLIMITED = np.iinfo(np.int32).max
 
 
@@ -49,7 +50,7 @@ class Tables:
     def _find(self, kind: ActionKind) -> Int64:
         s = self.schedule
         found = np.flatnonzero(s.kind == kind)
-        if kind in (_K.STEP, _K.REDUCE_GRAD, _K.SEND_W, _K.RECV_W):
+        if kind in _OF_UPDATES:
             return found
         microbatch = s.microbatch[found]
         return found[(microbatch >= 0) & (microbatch < s.microbatches)]
@@ -116,7 +117,7 @@ class Tables:
         return 1 + max(most, int(s.version.max(initial=0)))
 
     def updates(self, kind: ActionKind) -> Int32:
-        """STEP or REDUCE_GRAD by (stage, replica, version)."""
+        """STEP, REDUCE_GRAD, OFFLOAD_O or FETCH_O by (stage, replica, version)."""
         s = self.schedule
         shape = (s.stages, self._most_replicas, self.versions)
         table = np.full(shape, self.missing, dtype=np.int32)

@@ -146,11 +146,13 @@ def _transfers(schedule: Schedule) -> Iterator[str]:
 
 def _updates(schedule: Schedule) -> Iterator[str]:
     s = schedule
-    for kind, name in ((_K.STEP, "steps"), (_K.REDUCE_GRAD, "reduce")):
+    copied, stepped = s.state_beside > 0, "steps" in s.inserted
+    wanted = {_K.STEP: stepped, _K.OFFLOAD_O: copied, _K.FETCH_O: copied}
+    for kind, wants in {**wanted, _K.REDUCE_GRAD: "reduce" in s.inserted}.items():
         want: Counter[tuple[int, int, int]] = Counter()
-        if name in s.inserted:
+        if wants:
             for stage, devices in enumerate(s.placement.backward):
-                if kind is _K.STEP or len(devices) > 1:
+                if kind is not _K.REDUCE_GRAD or len(devices) > 1:
                     for replica in range(len(devices)):
                         last = range(replica, s.microbatches, len(devices))[-1:]
                         updates = [s.rule.update_of(m, len(devices)) for m in last]

@@ -22,6 +22,7 @@ COLORS = {
     ActionKind.REDUCE_GRAD: "#fc9272",
     ActionKind.STEP: "#636363",
 }
+COLORS |= {ActionKind.OFFLOAD_O: "#dadaeb", ActionKind.FETCH_O: "#bcbddc"}
 OTHER = "#d9d9d9"
 NAMES = {
     ActionKind.F: "forward",
@@ -33,6 +34,7 @@ NAMES = {
     ActionKind.REDUCE_GRAD: "all-reduce",
     ActionKind.STEP: "step",
 }
+NAMES |= {ActionKind.OFFLOAD_O: "to the host", ActionKind.FETCH_O: "from the host"}
 MESSAGE = "message"
 """The name of what has the colour `OTHER`: sends and receives."""
 ROW, MARGIN, NAME = 18, 8, 96

@@ -4,7 +4,7 @@
 weights      versions alive x bytes; a version lives from its STEP (or RECV_W) until its last
              use has ended and a newer one is there
 gradients    from the first backward of an update until its STEP ends
-optimizer    always; where it waits in host memory, while a STEP runs
+optimizer    always; where it waits in host memory, while a STEP runs, or from FETCH_O to OFFLOAD_O
 activations  saved by F, released by B (or by I and W); on the host between OFFLOAD and FETCH;
              the workspace of an action, while it runs; the model's outputs, from their F on
 buffers      of the sender from the producer's end to the send's, of the receiver from the send's

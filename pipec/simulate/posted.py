@@ -21,7 +21,7 @@ from pipec.schedule.schedule import Schedule
 from pipec.simulate.times import Float
 
 _K = ActionKind
-_BESIDE = (*(c.send for c in ChannelKind), _K.FETCH)
+_BESIDE = (*(c.send for c in ChannelKind), _K.FETCH, _K.OFFLOAD_O, _K.FETCH_O)
 """What a device's row does not wait for."""
 
 

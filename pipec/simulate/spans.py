@@ -239,13 +239,27 @@ class Held:
         always = np.zeros(len(owner)), np.full(len(owner), self._until[-1])
         if memory.state_waits:
             at = dict(zip(zip(owner.tolist(), stage.tolist(), strict=True), optimizer, strict=True))
-            owner, always = s.device[steps], (self.begin[steps], self.end[steps])
-            pairs = zip(owner.tolist(), s.stage[steps].tolist(), strict=True)
+            rows, always = self._state_there(steps)
+            owner = s.device[rows]
+            pairs = zip(owner.tolist(), s.stage[rows].tolist(), strict=True)
             optimizer = np.array([at[pair] for pair in pairs])
         return [
             Spans("gradients", found.device, begin, end, size),
             Spans("optimizer", owner, *always, optimizer),
         ]
+
+    def _state_there(self, steps: Positions) -> tuple[Positions, tuple[Float, Float]]:
+        """Actions of stages, and from when to when the state that else waits is there for them."""
+        s = self.schedule
+        if not s.state_beside:
+            return steps, (self.begin[steps], self.end[steps])
+        left, come = self.at.rows(_K.OFFLOAD_O), self.at.rows(_K.FETCH_O)
+        left = left[s.version[left] == 1]  # there from the begin
+        away = np.pad(self.at.updates(_K.OFFLOAD_O), ((0, 0), (0, 0), (0, 1)))
+        away[..., -1] = self.at.missing
+        until = away[s.stage[come], s.replica[come], s.version[come] + 1]
+        begin = np.concatenate([self.begin[come], np.zeros(len(left))])
+        return np.concatenate([come, left]), (begin, self._until[np.concatenate([until, left])])
 
     def weights(self, memory: Memory) -> Spans:
         """Versions alive: from when one is made until its last use and the next one is made."""

@@ -35,6 +35,7 @@ class Times:
         step: Seconds of one STEP, per stage; 0 where absent.
         together: Seconds of F and of B where both run at the same time on parts of a device, per
             stage; F + B where absent or 0.
+        state: Seconds of one OFFLOAD_O or FETCH_O, per stage; 0 where absent.
     """
 
     compute: Mapping[ActionKind, tuple[float, ...]]
@@ -43,6 +44,7 @@ class Times:
     reduce: tuple[float, ...] = ()
     step: tuple[float, ...] = ()
     together: tuple[float, ...] = ()
+    state: tuple[float, ...] = ()
 
     @classmethod
     def uniform(
@@ -106,6 +108,7 @@ class Times:
             "reduce": list(self.reduce),
             "step": list(self.step),
             "together": list(self.together),
+            "state": list(self.state),
         }
 
     @classmethod
@@ -122,6 +125,7 @@ class Times:
         """
         table = np.zeros((len(_K), schedule.stages))
         given = {**self.compute, _K.REDUCE_GRAD: self.reduce, _K.STEP: self.step}
+        given |= {_K.OFFLOAD_O: self.state, _K.FETCH_O: self.state}
         for kind, seconds in given.items():
             if seconds and len(seconds) < schedule.stages:
                 raise ScheduleError(

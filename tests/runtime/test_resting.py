@@ -4,6 +4,7 @@ import io
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -11,16 +12,26 @@ from torch import nn
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.reside import state_rests
-from pipec.errors import PassError
-from pipec.plan.model import Plan
+from pipec.errors import PassError, ScheduleError
+from pipec.plan.model import STATE_WAITS, Plan
 from pipec.plan.store import load_plan, write_plan
 from pipec.report.plan import print_plan
 from pipec.runtime.executor import Executor, Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.state import restore, state_of
+from pipec.schedule.action import ActionKind
+from pipec.schedule.json_form import from_json, to_json
+from pipec.schedule.lower import lower
+from pipec.schedule.registry import generate
+from pipec.schedule.steps import insert_state
+from pipec.simulate.memory import Memory
+from pipec.simulate.simulate import simulate
+from pipec.simulate.times import Times
+from pipec.simulate.verify import verify
 from tests.passes.test_memory_passes import CASE
 from tests.passes.test_parts import cut_for, timed
 from tests.runtime.pipelines import batches
+from tests.simulate.test_memory import changes
 
 
 def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -35,10 +46,11 @@ OPTIMIZERS = {
 }
 
 
-def plans(schedule: str = "1f1b", stages: int = 2) -> tuple[Plan, Plan]:
+def plans(schedule: str = "1f1b", stages: int = 2, beside: int = 0) -> tuple[Plan, Plan]:
     """A plan, and the same with the optimizer's state in host memory."""
     plan = cut_for(schedule, stages)
-    return timed(plan, schedule), timed(state_rests(plan), schedule)
+    rests = plan.replace(options={**plan.options, STATE_WAITS: beside})
+    return timed(plan, schedule), timed(rests, schedule)
 
 
 def pipeline(plan: Plan, optimizer: object = adam, **settings: object) -> LocalPipeline:
@@ -53,12 +65,14 @@ def state_bytes(executor: Executor) -> int:
     return sum(t.nbytes for s in states for t in s.values() if torch.is_tensor(t) and t.dim())
 
 
+@pytest.mark.parametrize("beside", [0, 2])
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_is_bit_equal_and_all_state_waits_in_the_arena(
-    name: str, clip: float | None
+    name: str, clip: float | None, beside: int
 ) -> None:
-    plain, resting = (pipeline(p, OPTIMIZERS[name], clip=clip) for p in plans())
+    """Where steps do not copy it, from the first action of the next round on."""
+    plain, resting = (pipeline(p, OPTIMIZERS[name], clip=clip) for p in plans(beside=beside))
     assert plain.run(3) == resting.run(3)
     want, got = plain.state_dict(), resting.state_dict()
     assert all(torch.equal(got[n], want[n]) for n in want)
@@ -66,6 +80,11 @@ def test_training_is_bit_equal_and_all_state_waits_in_the_arena(
     assert state == sum(map(state_bytes, resting.executors))
     assert (state == 0) == (name == "no state")
     (arena,) = {id(e.compute.host): e.compute.host for e in resting.executors}.values()
+    if beside:
+        assert arena.held == 0
+        for executor in resting.executors:
+            executor.start()
+            assert executor.advance()
     assert state <= arena.held <= state * 1.1
     assert plain.executors[0].compute.host.held == 0
 
@@ -81,6 +100,53 @@ def test_a_checkpoint_holds_the_state_and_it_leaves_again_once_it_is_back() -> N
     assert again.run(1) == losses
     want, got = first.state_dict(), again.state_dict()
     assert all(torch.equal(got[n], want[n]) for n in want)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages"),
+    [("interleaved", 4), ("pipedream", 2), ("zb-h1", 2), ("1f1b{replicas=2}", 1), ("pipefb", 1)],
+)
+def test_copies_beside_compute_change_no_bit_of_any_schedule(schedule: str, stages: int) -> None:
+    plain, resting = (pipeline(p) for p in plans(schedule, stages, 2))
+    assert plain.run(2) == resting.run(2)
+    want, got = plain.state_dict(), resting.state_dict()
+    assert all(torch.equal(got[n], want[n]) for n in want)
+    assert max(e.compute.host.peak for e in resting.executors) > 0
+
+
+def test_copies_stand_beside_as_many_actions_as_they_may() -> None:
+    """One stage, two microbatches; F 1 s, B 2 s, the step 1 s, a copy 4 s.
+
+    ```text
+    beside 1    F0 ... F1 B0 B1 .. STEP      2    F0 F1 .. B0 B1 STEP
+                OFFLOAD_O  . FETCH_O              OFFLOAD_O FETCH_O
+    ```
+    """
+    times = Times(Times.uniform(1).compute, step=(1.0,), state=(4.0,))
+    memory = Memory(optimizer=[5], state_waits=True)
+    found = []
+    for beside in (1, 2, 8):
+        order = insert_state(lower(generate("gpipe", 1, 2)), beside)
+        verify(order)
+        timeline = simulate(order, times, memory)
+        found.append((timeline.seconds, changes(timeline.memory_curves[0], "optimizer")))
+    assert found == [
+        (12, {0: 5, 4: 0, 7: 5, 12: 0}),
+        (9, {0: 5, 9: 0}),
+        (9, {0: 5, 9: 0}),
+    ]
+
+
+@pytest.mark.parametrize("kind", [ActionKind.OFFLOAD_O, ActionKind.FETCH_O])
+def test_a_copy_that_is_missing_or_doubled_is_named(kind: ActionKind) -> None:
+    order = insert_state(lower(generate("1f1b", 2, 4)), 1)
+    for keep in (order.kind != kind, np.flatnonzero(order.kind == kind)[:1]):
+        rows = np.arange(len(order))
+        rows = rows[keep] if keep.dtype == bool else np.sort(np.append(rows, keep))
+        ends = np.searchsorted(rows, order.device_ptr)
+        columns = {n: c[rows] for n, c in order.columns().items()}
+        with pytest.raises(ScheduleError, match=f"0{kind.name} of version 1 .* not 1"):
+            verify(order.replace(device_ptr=ends, **columns))
 
 
 @pytest.mark.parametrize(
@@ -101,6 +167,23 @@ def test_the_peak_falls_by_the_state_and_steps_take_its_copies(schedule: str, st
     assert more == pytest.approx([2 * n / rate for n in bytes_of], rel=0.1)
 
 
+def test_copies_hide_where_no_device_then_holds_more() -> None:
+    """Here forwards and backwards take longer than the copies; the last stage has no more room."""
+    plain, by_step = plans()
+    told = "insert-offload{optimizer=true microbatches=4},"
+    found = timed(cut_for("1f1b", 2), "1f1b", told)
+    roomy = "insert-offload{optimizer=true microbatches=4 memory-limit=1e9},"
+    free = timed(cut_for("1f1b", 2), "1f1b", roomy)
+    seconds, peaks = [], []
+    for plan in (plain, free, found, by_step):
+        assert plan.timeline is not None
+        seconds.append(plan.timeline.seconds)
+        peaks.append(max(plan.timeline.peak_bytes))
+    assert seconds == sorted(seconds)
+    assert seconds[0] <= seconds[1] < seconds[3]
+    assert peaks[2] <= peaks[3] < peaks[0]
+
+
 def test_a_limit_is_met_by_the_state_alone() -> None:
     plan = cut_for("1f1b", 2)
     whole, light = plans()
@@ -112,7 +195,7 @@ def test_a_limit_is_met_by_the_state_alone() -> None:
     found = timed(plan, "1f1b", told)
     assert found.slots == ()
     assert found.timeline is not None
-    assert found.timeline.peak_bytes == light.timeline.peak_bytes
+    assert max(found.timeline.peak_bytes) <= limit
 
 
 def test_tables_and_saved_plans_say_that_it_rests(tmp_path: Path) -> None:
@@ -128,6 +211,13 @@ def test_tables_and_saved_plans_say_that_it_rests(tmp_path: Path) -> None:
         out = io.StringIO()
         print_plan(loaded, Console(file=out, width=120))
         assert ("optimizer's state waits in host memory" in out.getvalue()) == rests
+
+
+def test_copies_are_in_a_saved_schedule() -> None:
+    order = insert_state(lower(generate("pipedream", 2, 4)), 3)
+    again = from_json(to_json(order))
+    assert again.row_texts() == order.row_texts()
+    assert again.state_beside == 3
 
 
 def test_boards_keep_it() -> None:

@@ -100,7 +100,9 @@ def test_separate_devices_hold_saved_values_only_while_they_use_them() -> None:
 def test_times_survive_json() -> None:
     """Every field, the times of F and B side by side too."""
     compute = {k: (1.0 + k, 2.0 + k) for k in COMPUTE}
-    times = Times(compute, ((0.5,), (0.25,)), {3: 0.125}, (4.0, 5.0), (6.0, 7.0), (2.5, 2.75))
+    times = Times(
+        compute, ((0.5,), (0.25,)), {3: 0.125}, (4.0, 5.0), (6.0, 7.0), (2.5, 2.75), (1.5,)
+    )
     assert Times.from_json(json.loads(json.dumps(times.to_json()))) == times
     assert all(getattr(times, f.name) for f in dataclasses.fields(times))
 
