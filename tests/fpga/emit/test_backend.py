@@ -5,6 +5,7 @@ import filecmp
 import io
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -177,9 +178,9 @@ def test_emitted_text_names_no_machine_and_no_date(encoder: tuple[Plan, Path, st
             assert not re.search(r"20\d\d-\d\d-\d\d", text), path
 
 
-def test_make_plays_the_golden_frame(encoder: tuple[Plan, Path, str]) -> None:
+def test_make_plays_the_golden_frame(encoder: tuple[Plan, Path, str], tmp_path: Path) -> None:
     _, directory, _ = encoder
-    stage = next(directory.glob("stage1_*"))
+    stage = shutil.copytree(next(directory.glob("stage1_*")), tmp_path / "stage1")
     done = told(["make", "-s", "csim"], stage)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -194,10 +195,10 @@ def test_make_plays_the_golden_frame(encoder: tuple[Plan, Path, str]) -> None:
 
 
 def test_sanitizers_find_nothing_and_older_standards_compile(
-    encoder: tuple[Plan, Path, str],
+    encoder: tuple[Plan, Path, str], tmp_path: Path
 ) -> None:
     _, directory, _ = encoder
-    stage = next(directory.glob("stage2_*"))
+    stage = shutil.copytree(next(directory.glob("stage2_*")), tmp_path / "stage2")
     done = told(["make", "-s", "asan"], stage)
     assert (done.returncode, done.stderr) == (0, "")
     older = ["g++", "-std=c++14", "-fsyntax-only", *csim_build.FLAGS, *csim_build.INCLUDES]
@@ -222,7 +223,7 @@ def test_every_stream_has_one_writer_and_one_reader_in_the_text(
 
 
 def test_errors_name_what_is_wrong(
-    encoder: tuple[Plan, Path, str], folder: Path, monkeypatch: pytest.MonkeyPatch
+    encoder: tuple[Plan, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, directory, _ = encoder
     backend = load_backend("fpga")
@@ -231,14 +232,15 @@ def test_errors_name_what_is_wrong(
         backend.load(plan, directory)
     monkeypatch.delenv("CXX")
     with pytest.raises(BackendError, match=r"stage\.json cannot be read"):
-        backend.load(plan, folder)
-    (stage,) = load_stages([next(directory.glob("stage0_*"))])
+        backend.load(plan, tmp_path)
+    copy = shutil.copytree(next(directory.glob("stage0_*")), tmp_path / "stage0")
+    (stage,) = load_stages([copy])
     wanted = next(w.port for w in stage.wires if w.is_input)
     with pytest.raises(BackendError, match="has no value"):
         stage({})
     with pytest.raises(BackendError, match="another shape"):
         stage({wanted.value: torch.zeros(1)})
-    (weights,) = next(directory.glob("stage0_*")).glob("src/weights/*table.bin")
+    (weights,) = copy.glob("src/weights/*table.bin")
     weights.write_bytes(weights.read_bytes()[:-400])
     with pytest.raises(BackendError, match="C simulation of a stage failed"):
         stage({wanted.value: torch.zeros(wanted.shape, dtype=torch.int64)})
