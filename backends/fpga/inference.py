@@ -70,10 +70,11 @@ def emit_inference(plan: Plan, directory: Path, bounds: Sequence[Bound]) -> None
 def _steps(design: StageDesign, graph: Graph) -> dict[str, float]:
     """Outputs in 8-bit integers that the model itself asks for, to what one of them stands for."""
     formats = {p: int8_format(design.streams[p.stream].dtype) for p in design.outputs}
+    asked = {node.name for node in graph.calls if node.target is DEQUANTIZE}
     return {
         port.value: form.scale
         for port, form in formats.items()
-        if form is not None and graph.node(port.node).target is DEQUANTIZE
+        if form is not None and port.node in asked
     }
 
 

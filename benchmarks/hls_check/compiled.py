@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.hls_check.ir import Function, functions
 from benchmarks.hls_check.operators import Delays
 from benchmarks.hls_check.recurrence import Array, Body, Interval
+from benchmarks.hls_check.schedule import cycles_of
 from pipec.backends.fpga.stagejson import read_record
 from pipec.errors import BackendError
 
@@ -19,6 +20,11 @@ CLANG = ("clang-14", "clang-15", "clang-16")
 _UNROLL = re.compile(r"^(\s*for \(.*\{)\n(#pragma HLS UNROLL\b.*)$", re.MULTILINE)
 MOST_PORTS = 1 << 30
 """Reads of a memory with as many ports as it is read by (UG1399, ``rom_np``)."""
+_PIPELINE = re.compile(r"^#pragma HLS PIPELINE\b(?: +II *= *(.+))?$", re.MULTILINE)
+_DISTANCE = re.compile(
+    r"^#pragma HLS DEPENDENCE variable = (\w+) type = inter direction = RAW distance = (\S+).*$",
+    re.MULTILINE,
+)
 _PRAGMA = re.compile(r"^ *#pragma HLS (\w+)\s+(.*)$", re.MULTILINE)
 _HEAD = re.compile(r"^(?:inline )?[\w:<>,&* ]+?(\w+)\([^;]*?$", re.MULTILINE)
 _GLOBAL = re.compile(
@@ -82,47 +88,55 @@ def loops_in(source: Path, clock_mhz: float) -> list[Interval]:
         words = files("pipec.backends.fpga") / "hls/csim/ap_axi_sdata.h"
         (folder / "ap_axi_sdata.h").write_text(words.read_text(encoding="utf-8"), encoding="utf-8")
         text = _ir(folder)
-    sizes = {name: _product(dims) for name, dims in _GLOBAL.findall(text)}
+    sizes = {n: tuple(map(int, re.findall(r"\d+", d))) for n, d in _GLOBAL.findall(text)}
     delays = Delays(clock_mhz)
     return [i for f in functions(text) for i in _loops(f, arrays, delays, sizes)]
 
 
-def _product(dims: str) -> int:
-    size = 1
-    for n in re.findall(r"\d+", dims):
-        size *= int(n)
-    return size
-
-
 def _loops(
-    function: Function, arrays: dict[tuple[str, str], Array], delays: Delays, sizes: dict[str, int]
+    function: Function,
+    arrays: dict[tuple[str, str], Array],
+    delays: Delays,
+    sizes: dict[str, tuple[int, ...]],
 ) -> Iterator[Interval]:
     """The pipelined loops of a function: those with a mark of their own."""
     seen = set[str]()
-    for mark in [i for i in function if i.callee == "@pipec_pipeline"]:
+    marks = [i for i in function if i.callee == "@pipec_pipeline"]
+    for mark in marks:
         loop = function.innermost(mark.block)
         if loop is None or loop.header in seen:
             continue
         seen.add(loop.header)
         inner = [x for x in function.loops if x.header != loop.header and x.blocks < loop.blocks]
+        if inner and all(any(m.block in x.blocks for m in marks) for x in inner):
+            continue  # a copy of that loop's first iteration, in front of it
         if inner:
             raise BackendError("a loop inside a pipelined loop has no fixed end",
                                where=function.name, got=inner[0].header,
                                hint="unroll it")  # fmt: skip
-        declared = int(re.findall(r"i32 (?:noundef )?(\d+)", mark.rest)[0])
+        (declared,) = mark.numbers
         body = Body(function, loop, arrays, delays, sizes)
         ports, memory = body.ports()
         least, cycle = body.recurrence()
-        yield Interval(function.name, declared, least, cycle, ports, memory)
+        fires = [i.numbers[1] for i in body.instructions if i.callee == "@pipec_fire"]
+        depth = cycles_of(body.instructions, body.graph, body.delay, delays.usable)
+        yield Interval(
+            function.name, declared, least, cycle, ports, memory, body.unknown, depth,
+            max(fires, default=0),
+        )  # fmt: skip
 
 
 def _translated(text: str, engines: Collection[str]) -> str:
-    """The source with clang's unrolling; each engine a function, all else a part of one."""
+    """The source with clang's unrolling; each engine a function, all else a part of one.
+
+    Pragmas that make a pipeline or say a distance become calls, which know constants of templates.
+    """
     text = _UNROLL.sub(r"#pragma clang loop unroll(full)\n\1", text)
+    text = _PIPELINE.sub(lambda m: f"pipec_pipeline({m[1] or 1});", text)
+    text = _DISTANCE.sub(r"void pipec_distance_\1(int); pipec_distance_\1(\2);", text)
     names = "|".join(sorted(engines))
-    return re.sub(
-        rf"^void (?=(?:{names})\()", "__attribute__((noinline)) void ", text, flags=re.MULTILINE
-    )
+    alone = "static __attribute__((noinline)) void "
+    return re.sub(rf"^void (?=(?:{names})\()", alone, text, flags=re.MULTILINE)
 
 
 def _collect(arrays: dict[tuple[str, str], Array], text: str, headers: str) -> None:
@@ -137,13 +151,11 @@ def _collect(arrays: dict[tuple[str, str], Array], text: str, headers: str) -> N
         name = (around[-1] if around and around[-1] not in parts else "", variable)
         old = arrays.get(name, Array())
         if kind == "ARRAY_PARTITION" and "complete" in rest:
-            arrays[name] = Array(True, old.ports, old.distance)
+            arrays[name] = Array(int(words.get("dim", 0)), old.ports)
         elif kind == "BIND_STORAGE" and words.get("type") in {"ram_2p", "ram_s2p"}:
-            arrays[name] = Array(old.partitioned, (1, 1), old.distance)
+            arrays[name] = Array(old.partitioned, (1, 1))
         elif kind == "BIND_STORAGE" and words.get("type") == "rom_np":
-            arrays[name] = Array(old.partitioned, (MOST_PORTS, 1), old.distance)
-        elif kind == "DEPENDENCE" and words.get("distance", "").isdigit():
-            arrays[name] = Array(old.partitioned, old.ports, int(words["distance"]))
+            arrays[name] = Array(old.partitioned, (MOST_PORTS, 1))
 
 
 def _ir(folder: Path) -> str:

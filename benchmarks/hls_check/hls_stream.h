@@ -6,10 +6,13 @@
 extern "C" {
 const void *pipec_fifo_read(const void *fifo);
 void *pipec_fifo_write(const void *fifo);
-void pipec_pipeline(int ii, int depth);
+void pipec_pipeline(int ii);
+void pipec_fire(int ii, int depth);
+void pipec_gap(int cycles);
 }
 
-#define FIRE(II, D) pipec_pipeline(II, D)
+#define FIRE(II, D) pipec_fire(II, D)
+#define GAP(CYCLES) pipec_gap(CYCLES)
 
 namespace hls {
 

@@ -9,6 +9,7 @@ import networkx as nx
 
 _VALUE = re.compile(r'[%@](?:"[^"]+"|[-\w.$]+)')
 _DEFINE = re.compile(r"^define .*?(@(?:\"[^\"]+\"|[-\w.$]+))\((.*)\)")
+_ARGUMENT = re.compile(r'(%(?:"[^"]+"|[-\w.$]+))(?:,|$)')
 _LABEL = re.compile(r"^(\"[^\"]+\"|[-\w.$]+):")
 _INSTRUCTION = re.compile(
     r'^\s+(?:(%(?:"[^"]+"|[-\w.$]+)) = )?(?:tail |notail |musttail )?(\w+)(.*)$'
@@ -49,6 +50,11 @@ class Instruction:
         return _TARGET.findall(self.rest)
 
     @cached_property
+    def numbers(self) -> list[int]:
+        """Constant arguments of a call, 32 bits each."""
+        return [int(n) for n in re.findall(r"i32 (?:noundef )?(\d+)", self.rest)]
+
+    @cached_property
     def callee(self) -> str:
         """Whom a call calls; empty for other instructions."""
         return next((v for v in self.values if v[0] == "@"), "") if self.op == "call" else ""
@@ -69,10 +75,12 @@ class Function:
     Attributes:
         name: Mangled.
         blocks: By label (with its ``%``).
+        arguments: Names of what it is given.
     """
 
     name: str
     blocks: dict[str, list[Instruction]] = field(default_factory=dict)
+    arguments: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[Instruction]:
         """All instructions."""
@@ -137,7 +145,7 @@ def functions(text: str) -> list[Function]:
     label = ""
     for line in _whole(text):
         if match := _DEFINE.match(line):
-            found.append(Function(match[1]))
+            found.append(Function(match[1], arguments=frozenset(_ARGUMENT.findall(match[2]))))
         elif match := _LABEL.match(line):
             label = "%" + match[1]
             found[-1].blocks[label] = []

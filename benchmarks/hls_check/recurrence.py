@@ -10,7 +10,7 @@ to the loads of the same object in later iterations.
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -22,11 +22,14 @@ from pipec.errors import BackendError
 
 _BITS = re.compile(r"(?<![%\w.])i(\d+)\b")
 _INDEX = re.compile(r"i(?:32|64) ([^,\s]+)")
+_CONSTANT = re.compile(r"getelementptr inbounds \((.*)\)")
 _FLOATS = {"fadd": "fadd", "fsub": "fadd", "fmul": "fmul", "fdiv": "fdiv", "fcmp": "fcmp"}
 _LIBRARY = {"sqrt": "sqrt", "exp": "exp", "tanh": "exp", "log": "exp", "erf": "exp", "pow": "exp",
             "sin": "exp", "cos": "exp"}  # fmt: skip
 MOST = 1000
 """An interval beyond which something is misread."""
+MARK = "pipec_distance_"
+"""What a function is called that stands for a ``DEPENDENCE`` pragma, the array's name behind it."""
 SMALL_ARRAY = 4
 """Words up to which an array becomes registers by itself."""
 
@@ -36,14 +39,12 @@ class Array:
     """What pragmas say of an array.
 
     Attributes:
-        partitioned: Completely: it is registers.
+        partitioned: The dimension that is completely partitioned, 0 for all of them; None for none.
         ports: Reads and writes that a RAM allows in a cycle; None for two of either kind.
-        distance: Iterations from a store to a load of the same word, at least.
     """
 
-    partitioned: bool = False
+    partitioned: int | None = None
     ports: tuple[int, int] | None = None
-    distance: int = 1
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Interval:
         declared: The interval that it declares.
         recurrence: Least interval by recurrences; ``cycle`` the operations of the tightest one.
         ports: Least interval by memory ports; ``memory`` the array that needs it.
+        unknown: Addresses in no array that is known: what is behind them is not analysed.
+        depth: Cycles that an iteration takes at least; ``declared_depth`` what the code declares.
     """
 
     function: str
@@ -63,6 +66,9 @@ class Interval:
     cycle: tuple[str, ...]
     ports: int
     memory: str
+    unknown: tuple[str, ...] = ()
+    depth: int = 1
+    declared_depth: int = 0
 
     @property
     def kind(self) -> str:
@@ -88,8 +94,8 @@ class Interval:
 
     @property
     def ok(self) -> bool:
-        """Whether the declared interval can be reached."""
-        return self.least <= self.declared
+        """Whether the declared interval can be reached, as far as can be known of all of it."""
+        return self.least <= self.declared and not self.unknown
 
 
 @dataclass(eq=False)
@@ -112,14 +118,14 @@ class Body:
         loop: Its blocks.
         arrays: Pragmas by function (empty for one that is a part of others) and variable.
         delays: Of operators.
-        sizes: Words by global array.
+        sizes: Words by global array, dimension by dimension.
     """
 
     function: Function
     loop: Loop
     arrays: Mapping[tuple[str, str], Array]
     delays: Delays
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def instructions(self) -> list[Instruction]:
@@ -206,7 +212,7 @@ class Body:
 
     def _distance(self, store: Access, load: Access) -> int:
         """Iterations from a store to a load that may read the same word."""
-        declared = self.array(store.array).distance
+        declared = self.distances.get(_plain(last_name(_base(store.array))), 1)
         if declared > 1:
             return declared
         if store.index and store.index == load.index and len(store.index) == 1:
@@ -233,9 +239,25 @@ class Body:
         return 0
 
     @cached_property
+    def distances(self) -> dict[str, int]:
+        """What ``DEPENDENCE`` pragmas of the function say, by array."""
+        calls = [i for i in self.function if MARK in i.callee]
+        names = {i: next(n for n in names_in(i.callee) if n.startswith(MARK)) for i in calls}
+        return {name.removeprefix(MARK): i.numbers[0] for i, name in names.items()}
+
+    @property
     def accesses(self) -> list[Access]:
         """Loads and stores of arrays."""
-        found = []
+        return self._accesses[0]
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Loads and stores of what is neither an array nor a token of a FIFO."""
+        return tuple(self._accesses[1])
+
+    @cached_property
+    def _accesses(self) -> tuple[list[Access], list[str]]:
+        found, unknown = [], []
         for i in self.instructions:
             pointers = {i.op: i.values[-1]} if i.op in {"load", "store"} and i.values else {}
             if "@llvm.mem" in i.callee:
@@ -244,9 +266,28 @@ class Body:
                 pointers = dict(zip(kinds, given, strict=False))
             for kind, pointer in pointers.items():
                 array, index, lane = self._object(pointer)
+                if constant := _CONSTANT.search(i.rest):
+                    index, lane = _place([constant[1]])
                 if array:
-                    found.append(Access(i, kind, array, index, lane))
-        return found
+                    bank = self._bank(array, index)
+                    found.append(Access(i, kind, array + bank, index, lane))
+                elif not self._is_token(pointer):
+                    unknown.append(f"{kind} {pointer}")
+        return found, unknown
+
+    def _is_token(self, pointer: str) -> bool:
+        """Whether an address is that of a token which is read from or written to a FIFO."""
+        while (i := self.function.defined.get(pointer)) and i.op in {"getelementptr", "bitcast"}:
+            pointer = next((v for v in i.values if v in self.function.defined), "")
+        return i is not None and "@pipec_fifo" in i.callee
+
+    def _bank(self, array: str, index: Sequence[str]) -> str:
+        """Which bank of an array with one partitioned dimension an index is in."""
+        dim = self.array(array).partitioned
+        if not dim or len(self._dims(array)) < 2:
+            return ""
+        place = index[dim - 1] if len(index) >= dim else ""
+        return f"[{place}]" if place.isdigit() else "[?]"
 
     def _object(self, pointer: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
         """Array, index of the word and place in the word of an address; no array if unknown."""
@@ -255,29 +296,35 @@ class Body:
             i = self.function.defined[pointer]
             if i.op == "alloca":
                 break
-            if i.op not in {"getelementptr", "bitcast"}:
-                return "", (), ()
-            source = [v for v in i.values if v in self.function.defined or v[0] == "@"]
-            if not source:
+            if i.op in {"phi", "select"}:
+                return self._one_of(i)
+            known = self.function.defined.keys() | self.function.arguments
+            source = [v for v in i.values if v in known or v[0] == "@"]
+            if i.op not in {"getelementptr", "bitcast"} or not source:
                 return "", (), ()
             if i.op == "getelementptr":
-                steps.append(i)
+                steps.append(i.rest)
             pointer = source[0]
         if not pointer.startswith(("%", "@")):
             return "", (), ()
-        index: list[str] = []
-        lane: list[str] = []
-        for step in reversed(steps):
-            numbers = _INDEX.findall(step.rest.split("*", 1)[-1])
-            dims = 0 if index or step is not steps[-1] else _dimensions(step.rest)
-            index += numbers[1 : 1 + dims]
-            lane += numbers[1 + dims :]
-        return pointer, tuple(index), tuple(lane)
+        return pointer, *_place(steps[::-1])
+
+    def _one_of(self, i: Instruction) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+        """The same of a choice between addresses: of one array, at a computed place."""
+        chosen = [v for v, _ in i.incoming] if i.op == "phi" else i.values[-2:]
+        if i.block == self.loop.header or i.name in chosen:
+            return "", (), ()
+        found = {self._object(v) for v in chosen}
+        arrays, words = {f[0] for f in found}, {f[:2] for f in found}
+        if len(arrays) > 1:
+            return "", (), ()
+        (_, index), *more = words
+        return arrays.pop(), index if not more else (f"one of {i.name}",), (f"one of {i.name}",)
 
     def array(self, name: str) -> Array:
         """What pragmas say of an array."""
-        exact = last_name(name.lstrip("%@").strip('"'))
-        for key in (exact, re.sub(r"(\.\w+)*\d*$", "", exact)):  # an inlined one has a number
+        exact = last_name(_base(name))
+        for key in (exact, _plain(exact)):
             for function in (self.engine, ""):
                 if (function, key) in self.arrays:
                     return self.arrays[function, key]
@@ -291,33 +338,44 @@ class Body:
 
     def ports(self) -> tuple[int, str]:
         """Least interval by memory ports, and the array that needs it."""
+        least, worst = 1, ""
         reads: Counter[str] = Counter()
         writes: Counter[str] = Counter()
         for kind, count in (("load", reads), ("store", writes)):
             words = {(a.array, a.index) for a in self.accesses if a.kind == kind}
             count.update(array for array, _ in words)
-        least, worst = 1, ""
         for name in sorted(reads | writes):
-            about = self.array(name)
             if not self.is_memory(name):
                 continue
-            need = math.ceil((reads[name] + writes[name]) / 2)
-            if about.ports is not None:
-                need = max(math.ceil(reads[name] / about.ports[0]),
-                           math.ceil(writes[name] / about.ports[1]))  # fmt: skip
+            every = f"{_base(name)}[?]" if name.endswith("]") else ""  # may be in any bank
+            read, written = (n[name] + (n[every] if every != name else 0) for n in (reads, writes))
+            ports = (1, 1) if self._is_outside(name) else self.array(name).ports
+            need = math.ceil((read + written) / 2)
+            if ports is not None:
+                need = max(math.ceil(read / ports[0]), math.ceil(written / ports[1]))
             if need > least:
-                least, worst = need, last_name(name.lstrip("%@"))
+                least, worst = need, last_name(_base(name))
         return least, worst
 
     def is_memory(self, name: str) -> bool:
         """Whether an array is no registers: its words are read and written whole."""
-        return not self.array(name).partitioned and self._words(name) > SMALL_ARRAY
+        return self._is_outside(name) or self._words(name) > SMALL_ARRAY
+
+    def _is_outside(self, name: str) -> bool:
+        """Whether it is memory outside of the chip: what a pointer that is given leads to."""
+        return name[0] == "%" and name not in self.function.defined
 
     def _words(self, name: str) -> int:
-        if name in self.sizes:
-            return self.sizes[name]
-        made = self.function.defined.get(name)
-        return math.prod(int(n) for n in _leading(made.rest)) if made else 1
+        """Words of an array, of one bank of it if it has banks; 1 if all of it is registers."""
+        dims, apart = self._dims(name), self.array(name).partitioned
+        if apart is not None:
+            dims = () if apart == 0 else (*dims[: apart - 1], *dims[apart:])
+        return math.prod(dims)
+
+    def _dims(self, name: str) -> tuple[int, ...]:
+        base = name.partition("[")[0]
+        made = self.function.defined.get(base)
+        return self.sizes.get(base) or tuple(int(n) for n in _leading(made.rest if made else ""))
 
     @cached_property
     def inner_sums(self) -> frozenset[str]:
@@ -333,9 +391,18 @@ class Body:
 
     def delay(self, i: Instruction) -> float:
         """Nanoseconds of an operation."""
+        if i not in self._delays:
+            self._delays[i] = self._delay(i)
+        return self._delays[i]
+
+    @cached_property
+    def _delays(self) -> dict[Instruction, float]:
+        return {}
+
+    def _delay(self, i: Instruction) -> float:
         d, bits = self.delays, max(map(int, _BITS.findall(i.rest.split(",")[0])), default=32)
         last = i.rest.rsplit(",", 1)[-1].strip()
-        if i.name in self.inner_sums:
+        if i.name in self.inner_sums or self._is_wiring(i, last):
             return 0.0
         if i.op in _FLOATS:
             return d.core(_FLOATS[i.op])
@@ -352,6 +419,12 @@ class Body:
         fixed |= dict.fromkeys(("sdiv", "udiv", "srem", "urem"), d.cycles(bits + 3))
         fixed["mul"] = d.core("mul" if bits <= 32 else "wide_mul")
         return fixed.get(i.op, 0.0)
+
+    def _is_wiring(self, i: Instruction, last: str) -> bool:
+        """Whether an operation only says where bits go: of a mask, or of parts of a word."""
+        parts = [self.here[v] for v in i.values if v in self.here]
+        shifted = any(p.op == "shl" and p.rest.rsplit(",", 1)[-1].strip().isdigit() for p in parts)
+        return (i.op == "and" and last.lstrip("-").isdigit()) or (i.op == "or" and shifted)
 
     def _load(self, i: Instruction) -> float:
         array, index, _ = self._object(i.values[-1])
@@ -376,6 +449,16 @@ class Body:
         return GATE if "llvm.f" in name else 0.0
 
 
+def _base(name: str) -> str:
+    """Name of an array without that of a bank."""
+    return name.partition("[")[0].lstrip("%@").strip('"')
+
+
+def _plain(name: str) -> str:
+    """A name in the source: an inlined one has a number behind."""
+    return re.sub(r"(\.\w+)*\d*$", "", name)
+
+
 def names_in(mangled: str) -> list[str]:
     """Identifiers of a mangled name, in order."""
     found, at = [], 0
@@ -395,8 +478,20 @@ def last_name(mangled: str) -> str:
     return next((mangled[m.end() :] for m in ends), mangled)
 
 
-def _dimensions(rest: str) -> int:
-    return len(_leading(rest))
+def _place(steps: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Index of the word and place in it of an address that is found in steps from an array on."""
+    index: list[str] = []
+    lane: list[str] = []
+    for k, step in enumerate(steps):
+        first, *numbers = _INDEX.findall(step.split("*", 1)[-1])
+        dims = 0 if k else len(_leading(step))
+        if first != "0" and k and first.isdigit() and "struct" in steps[0]:
+            lane.append(first)
+        elif first != "0":  # words on from there
+            index = [*index[:-1], "+".join((*index[-1:], first))]
+        index += numbers[:dims]
+        lane += numbers[dims:]
+    return tuple(index), tuple(lane)
 
 
 def _leading(rest: str) -> list[str]:

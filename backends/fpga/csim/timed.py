@@ -67,7 +67,7 @@ def check_timing(stage: Path, frames: int = 2) -> TimedCheck:
     """
     design = read_design(stage)
     processes, depths, initial = network_of(design)
-    trace = simulate(processes, depths, frames, initial=initial)
+    trace = simulate(processes, depths, frames, initial=initial, rigid=True, call=True)
     return compared(design.name, trace, handshakes(stage, frames), frames)
 
 

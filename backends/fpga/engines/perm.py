@@ -97,6 +97,14 @@ class Perm(Nest):
         """Whether it is turned in banks, not in registers or one element at a time."""
         return self.turns and self.lanes_in > 1 and self.elements > SMALL_BLOCK
 
+    @property
+    def _whole(self) -> bool:
+        """Whether whole tokens change places."""
+        lanes, last = self.lanes_in, len(self.order) - 1
+        apart = self.sizes[-1] % lanes or self.channels_in % lanes or self.channels_out % lanes
+        kept = self.order[-1] == last and not apart
+        return lanes == self.lanes_out and (lanes == 1 or kept)
+
     def unit(self, engine: Engine) -> Unit:
         if self._banked:
             sizes = self.named("BLOCKS ROWS=channels_out C=channels_in LANES=lanes_in")
@@ -106,7 +114,8 @@ class Perm(Nest):
         )
         constants = self.named(names)
         source = permuted(self.sizes, self.order, self.backwards)
-        return Unit("perm", constants, {"int from(int i)": source})
+        function = "perm_words" if self._whole else "perm"
+        return Unit(function, constants, {"int from(int i)": source})
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         x = reads[0].reshape(self.blocks, *self.sizes)

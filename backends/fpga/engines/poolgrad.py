@@ -60,12 +60,22 @@ class Scatter(Window, Nest):
     are held.
     """
 
-    constants = "BATCH H W CF LANES KH SH PT OH OW RING"
+    constants = "BATCH H W CF LANES KH SH PT OH OW RING MEETS"
 
     @property
     def ring(self) -> int:
         """Rows held."""
         return min(max(self.kh, self.sh), self.h)
+
+    @property
+    def meets(self) -> int:
+        """Gradients of one row of windows after which one may belong to the same place again."""
+        return self.cf * (1 if self.overlap else self.ow)
+
+    @property
+    def overlap(self) -> bool:
+        """Whether windows next to each other may have a column in common."""
+        return (self.kw - 1) * self.dw >= self.sw
 
     def ends(self) -> list[int]:
         """Rows that are written after each row of windows."""
@@ -78,7 +88,7 @@ class Scatter(Window, Nest):
         lanes = lanes_for(layer.channels, pixels, target)
         wide = dataclasses.replace(self, cf=ceil_div(self.cf, lanes), lanes=lanes)
         # neighbouring windows may add to one pixel
-        ii = ceil_div(arithmetic(dtype).add_latency, wide.cf) if self.kw > self.sw else 1
+        ii = ceil_div(arithmetic(dtype).add_latency, wide.cf) if self.overlap else 1
         return Folded(wide, wide.lanes, mvu_depth(1, 1, dtype), ii=ii)
 
     def runs(self, ii: int, inputs: int) -> Runs:

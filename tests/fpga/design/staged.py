@@ -6,8 +6,16 @@ from pipec.backends.fpga.simulator.native import simulate
 from pipec.backends.fpga.simulator.process import Trace
 
 
-def simulate_stage(design: StageDesign, frames: int = 3, *, record: bool = False) -> Trace:
+def simulate_stage(
+    design: StageDesign, frames: int = 3, *, record: bool = False, call: bool = False
+) -> Trace:
     """Run a stage, fed and drained as fast as its ports can take and give.
+
+    Args:
+        design: The stage.
+        frames: How many.
+        record: Keep the cycle of every handshake.
+        call: Pipelines are rigid, and their loops end behind the last frame; else they are free.
 
     Raises:
         BackendError: Its FIFOs are too small: it deadlocks.
@@ -18,4 +26,6 @@ def simulate_stage(design: StageDesign, frames: int = 3, *, record: bool = False
         frames,
         record=record,
         initial=network_of(design)[2],
+        rigid=call,
+        call=call,
     )

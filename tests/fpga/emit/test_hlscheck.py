@@ -12,6 +12,7 @@ from benchmarks.hls_check.compiled import intervals, loops_in
 from benchmarks.hls_check.ir import functions
 from benchmarks.hls_check.recurrence import Interval, last_name, names_in
 from benchmarks.hls_check.stages import stages_in
+from pipec.backends.fpga.engines.poolgrad import Scatter
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
 from pipec.frontends.trace import trace
@@ -335,3 +336,124 @@ def test_pooling_reaches_its_interval(precision: str, tmp_path: Path) -> None:
         assert "PARTIAL = 2" in text  # of the maxima: a comparison and a choice
         types.write_text(text.replace("PARTIAL = 2", "PARTIAL = 1"))
         assert [i.kind for i in intervals(stage) if not i.ok] == ["reduce"]
+
+
+MORE = """
+#include "engines/memory.h"
+#include "engines/{header}.h"
+namespace cfg {{
+struct unit {{
+  using T = float;
+  static constexpr int {constants}, II = 1, DEPTH = 9;
+  static float op(float x, float sum) {{ return x * sum; }}
+  static int from(int i) {{ return i % 6 * 4 + i / 6 / 4 * 24 + i / 6 % 4; }}
+}};
+}}
+vec<float, 3> table[20];
+void stage_top(int frames, hls::stream<vec<float, {a}>> &a, hls::stream<vec<float, {b}>> &b,
+               hls::stream<vec<float, {w}>> &w, hls::stream<vec<int, 2>> &at,
+               const engine::beat<float> *memory) {{
+  engine::{call};
+}}
+"""
+BLOCK = "N = 40, NF = 3, SF = 12, PE = 2, SIMD = 2, BLOCK = {}, PARTIAL = {}"
+SUMS = "N = 9, GROUPS = 1, ROWS = 4, NF = 1, SF = {}, PE = 4, SIMD = 2, PARTIAL = {}"
+PLACES = "BATCH = 1, H = 9, W = 9, CF = {0}, LANES = 2, SH = 1, PT = 0, OH = 7, OW = 7, RING = 3"
+MAXIMA = "BATCH = 1, W = 9, CF = 1, LANES = 2, KH = 3, KW = 3, SH = 1, SW = 1, DH = 1, DW = 1, "
+MAXIMA += "PT = 0, PL = 0, OH = 7, OW = 7"
+ORDER = "BLOCKS = 2, ELEMENTS = 96, C_IN = 24, LANES_IN = 4, READS = 24, C_OUT = 24, "
+ORDER += "LANES_OUT = 4, WRITES = 24"
+ROWS = "ROWS = 3, TAPS = 1, C = 26, LANES = 2, GAP = 40, BEFORE = 2, AFTER = 2"
+
+
+@needs_clang
+@pytest.mark.parametrize(
+    ("header", "call", "lanes", "good", "bad"),
+    [
+        ("mvu", "mvu_block<cfg::unit, float, float>(frames, a, b, w, engine::no_bias{})",
+         (2, 2, 4), BLOCK.format(2, 3), BLOCK.format(2, 1)),
+        ("mvu", "mvu_block<cfg::unit, float, float>(frames, a, b, w, engine::no_bias{})",
+         (2, 2, 4), BLOCK.format(5, 1), BLOCK.format(3, 1)),
+        ("outer", "outer<cfg::unit>(frames, a, w, b)", (2, 2, 4), SUMS.format(1, 4),
+         SUMS.format(1, 3)),
+        ("outer", "outer<cfg::unit>(frames, a, w, b)", (2, 2, 4), SUMS.format(5, 1),
+         SUMS.format(3, 1)),
+        ("poolgrad", "scatter<cfg::unit>(frames, a, at, b)", (2, 2, 4),
+         PLACES.format(5) + ", MEETS = 5", PLACES.format(3) + ", MEETS = 3"),
+        ("poolgrad", "argmax<cfg::unit, float, int>(frames, a, at)", (2, 2, 4), MAXIMA,
+         ("int32_t size = ordered(x.lane[p])", "float size = x.lane[p]",
+          "vec<int32_t, G::LANES> best = zeros<int32_t", "vec<A, G::LANES> best = zeros<A")),
+        ("norm", "lrn<cfg::unit, float>(frames, a, b)", (2, 2, 4), ROWS,
+         ("line[smaller(BEHIND * G::LANES + p + i, SIZE - 1)]",
+          "row[smaller(larger(c + i, 0), CF - 1)].lane[p]")),
+        ("perm", "perm<cfg::unit>(frames, a, b)", (4, 4, 4), ORDER,
+         ("#pragma HLS ARRAY_PARTITION variable = bank complete\n", "")),
+        ("perm", "perm_words<cfg::unit>(frames, a, b)", (4, 4, 4), ORDER,
+         ("word[i] = in.read();", "word[i] = in.read(); word[i / 2] = word[i / 3];")),
+        ("transpose", "transpose<cfg::unit>(frames, a, b)", (4, 4, 4),
+         "BLOCKS = 1, ROWS = 9, C = 7, LANES = 4",
+         ("#pragma HLS ARRAY_PARTITION variable = bank complete dim = 1\n", "")),
+        ("memory", "load_table<float, 3>(memory, frames, table)", (2, 2, 4), "N = 1",
+         ("table[word++] = to;", "{ table[word++] = to; table[word] = to; table[0] = to; }")),
+    ],
+)  # fmt: skip
+def test_other_engines_reach_their_interval(
+    tmp_path: Path, header: str, call: str, lanes: tuple[int, int, int], good: str,
+    bad: str | tuple[str, ...],
+) -> None:  # fmt: skip
+    """A sum that returns early, a comparison of floats, a memory met too often: all are seen."""
+    shutil.copytree(ENGINES, tmp_path / "engines")
+    (a, b, w), path = lanes, tmp_path / "engines" / f"{header}.h"
+    fields = {"header": header, "call": call, "a": a, "b": b, "w": w}
+    (tmp_path / "stage_top.cpp").write_text(MORE.format(constants=good, **fields))
+    found = loops_in(tmp_path, 200.0)
+    assert {i.ok for i in found} == {True}, [i for i in found if not i.ok]
+    if isinstance(bad, str):
+        (tmp_path / "stage_top.cpp").write_text(MORE.format(constants=bad, **fields))
+    for old, new in zip(bad[::2], bad[1::2], strict=True) if isinstance(bad, tuple) else ():
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+    assert max(i.least for i in loops_in(tmp_path, 200.0)) > 1
+
+
+@needs_clang
+def test_what_cannot_be_analysed_is_no_success(tmp_path: Path) -> None:
+    """An address in one of two arrays; a loop that only its pragma marks is looked at, too."""
+    two = "static float one[64], two[64];\n"
+    body = "float *of = i % 3 ? one : two; of[k] += in.read(); out.write(of[k ^ 1]);"
+    (tmp_path / "stage_top.cpp").write_text(KERNEL.format(body=body, before=two, trip=64))
+    (found,) = loops_in(tmp_path, 300.0)
+    assert (len(found.unknown), found.ok) == (2, False)
+    text = KERNEL.format(body="sum += in.read(); out.write(sum);", before="float sum = 0;", trip=64)
+    (tmp_path / "stage_top.cpp").write_text(text.replace("FIRE(1, 9);", ""))
+    (found,) = loops_in(tmp_path, 300.0)
+    assert (found.declared, found.least, found.ok) == (1, 4, False)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation"),
+    [((3, 3), (1, 1), 1), ((3, 3), (2, 2), 1), ((2, 2), (2, 2), 1), ((3, 1), (1, 2), 1),
+     ((2, 2), (2, 2), 2), ((3, 2), (1, 3), 2)],
+)  # fmt: skip
+def test_gradients_meet_in_a_place_no_earlier_than_the_pragma_says(
+    kernel: tuple[int, int], stride: tuple[int, int], dilation: int
+) -> None:
+    """`MEETS` of `Scatter`, by torch's own places of maxima; and once just as early."""
+    x = torch.randn(40, 3, 12, 13, generator=torch.Generator().manual_seed(1))
+    _, places = functional.max_pool2d(
+        x, kernel, stride, 0, (dilation, dilation), return_indices=True
+    )
+    oh, ow = places.shape[2:]
+    (kh, kw), (sh, sw) = kernel, stride
+    nest = Scatter(
+        batch=1, h=12, w=13, cf=3, lanes=1, kh=kh, kw=kw, sh=sh, sw=sw, dh=dilation, dw=dilation,
+        pt=0, pl=0, oh=oh, ow=ow,
+    )  # fmt: skip
+    least = nest.meets
+    for row in places.permute(0, 2, 3, 1).reshape(-1, ow * 3).tolist():
+        last = dict[tuple[int, int], int]()
+        for k, place in enumerate(row):
+            least = min(least, k - last.get((place, k % 3), -nest.meets))
+            last[place, k % 3] = k
+    assert least == nest.meets
+    assert nest.meets == (3 if kw * dilation - dilation >= sw else 3 * ow)

@@ -36,6 +36,8 @@ from pipec.compiler.verify import verify_artifacts
 from pipec.errors import BackendError
 from pipec.frontends.base import Loaded
 from pipec.frontends.load import load
+from pipec.frontends.trace import trace
+from pipec.graph.ir import Source
 from tests.fpga.design.models import graph_of, made
 from tests.fpga.design.numeric import execute
 from tests.fpga.emit.integers import run8, steps_of
@@ -294,3 +296,23 @@ def test_weights_that_are_8_bit_integers_already_keep_them() -> None:
         assert np.abs(np.rint(weight / scale) * scale - weight).max() < 1e-6
     loose = rng.normal(size=(8, 20))
     assert np.allclose(weight_scale(loose, (1,), np.zeros(8)), np.abs(loose).max(1) / 127)
+
+
+class Cell(torch.nn.Module):
+    """An LSTM cell, which no node of a graph says in one piece: both results are parts of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = torch.nn.LSTMCell(4, 6)
+
+    def forward(self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.cell(x, (h, c))
+        return found
+
+
+def test_results_that_only_lowering_makes_are_no_integers_of_the_model(tmp_path: Path) -> None:
+    inputs = (torch.randn(2, 4), torch.randn(2, 6), torch.randn(2, 6))
+    graph = trace(Cell().eval(), inputs, source=Source("memory", ""))
+    plan = make_plan(graph, parse_cluster("1xvcu118"), "fpga", options={"precision": "int8"})
+    emit(plan, tmp_path / "out")
+    assert len(load_stages(list((tmp_path / "out").glob("stage*")))) == 1

@@ -81,7 +81,7 @@ MUTATIONS = [
     ("partition", DOT, "variable = product complete", "variable = product cyclic"),
     ("partition", DOT, "variable = product complete", "variable = product complete dim = 2"),
     ("partition", DOT, "product complete", "product cyclic factor = PE + 1"),
-    ("partition", LRN, "cyclic factor = G::LANES", "cyclic factor = G::C"),
+    ("partition", LRN, "variable = line complete", "variable = line cyclic factor = G::C"),
     ("placement", MVU, "          FIRE(G::II, G::DEPTH);", "          FIRE(1, G::DEPTH);"),
     ("placement", MVU, "          FIRE(G::II, G::DEPTH);\n", ""),
     ("placement", DOT, "#pragma HLS INLINE", "#pragma HLS PIPELINE"),

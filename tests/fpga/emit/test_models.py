@@ -59,7 +59,7 @@ def timed(design: StageDesign, directory: Path) -> TimedCheck | str:
         found = handshakes(directory, FRAMES)
     except BackendError as error:
         return str(error)
-    return compared(design.name, simulate_stage(design, FRAMES), found, FRAMES)
+    return compared(design.name, simulate_stage(design, FRAMES, call=True), found, FRAMES)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_any_depths_give_the_same_cycles(tmp_path: Path, name: str, seed: int) -
     draw = random.Random(seed)
     change = with_depths(lambda s: draw.choice([1, 2, 3, 8]) if s.depth < 64 else s.depth)
     design = emitted(name, tmp_path, change)
-    want = simulate_stage(design, FRAMES, record=True)
+    want = simulate_stage(design, FRAMES, record=True, call=True)
     assert sum(flow.full for flow in want.flows.values()) > 1_000
     found = handshakes(tmp_path, FRAMES, keep=True)
     assert {n: tuple(map(int, found[n][2:])) for n in want.handshakes} == want.handshakes
@@ -105,7 +105,7 @@ def test_a_skip_path_too_shallow_deadlocks_in_both(tmp_path: Path) -> None:
     change = with_depths(lambda s: 2 if s.name == skip else 64)
     design = emitted("resnet", tmp_path, change)
     with pytest.raises(BackendError) as simulated:
-        simulate_stage(design, FRAMES)
+        simulate_stage(design, FRAMES, call=True)
     with pytest.raises(BackendError) as timed:
         handshakes(tmp_path, FRAMES)
     bounded = subprocess.run(

@@ -15,7 +15,7 @@ TASK = re.compile(r"TASK\(engine::(\w+)<cfg::(\w+)>\((.*)\)\)")
 _FUNCTIONS = {
     "concat": {"concat"}, "const": {"source"}, "dwc": {"dwc"}, "fork": {"fork"},
     "gather": {"gather"}, "load": {"load"}, "map": {"map1", "map2"}, "matmul": {"matmul"},
-    "perm": {"perm", "transpose"}, "reduce": {"reduce"}, "repeat": {"repeat"},
+    "perm": {"perm", "perm_words", "transpose"}, "reduce": {"reduce"}, "repeat": {"repeat"},
     "slice": {"slice"}, "swg": {"swg_line", "swg_ring"}, "vvu": {"vvu"},
     "where": {"where"},
 }  # fmt: skip

@@ -38,7 +38,8 @@ VALUES = {
     ("BIND_STORAGE", "impl"): {"bram", "uram", "lutram", "srl", "auto", "memory"},
     ("DEPENDENCE", "type"): {"inter"},
     ("DEPENDENCE", "direction"): {"RAW"},
-    ("DEPENDENCE", "distance"): {"2"},  # what a RAM needs; the code keeps one word in registers
+    # what a RAM needs, where the code keeps one word in registers; words visited in turn; `Scatter`
+    ("DEPENDENCE", "distance"): {"2", "WORDS", "G::CF", "G::BLOCK", "G::MEETS"},
     ("INTERFACE", "offset"): {"slave", "off", "direct"},
     ("ARRAY_PARTITION", "type"): {"complete", "cyclic", "block"},
 }

@@ -1,15 +1,17 @@
 // Bounded streams on coroutines, with or without time.
 //
-// A stream of depth N written by an engine of pipeline depth D has N + D slots. A firing is atomic:
-// what it reads and writes counts when the next firing begins (or the engine ends), although C++
-// reads before it writes. With time, firing i starts at
+// Pipelines are rigid: each is a shift register with one enable that moves in steps. A firing that
+// starts in step p writes in step p + D - 1, and a stream has as many slots as it is deep. A firing
+// is atomic: what it reads counts when the next firing begins (or the engine ends), although C++ reads
+// before it writes. With time, step p happens in cycle
 //
-//   t[i] = max(t[i-1] + II, cycle at which each token read is visible, cycle at which the slot of
-//              each token written is free)
+//   c(p) = max(c(p-1) + 1, cycle at which each token read in it is visible, cycle at which the slot
+//              of each token that leaves in it is free)
 //
-// a token written is visible at t + D, and the slot of a token read is free at t + 1. An engine
-// that cannot go on switches straight to the one that can help it; where this chain of waits
-// closes, the dataflow deadlocks, and its streams are named.
+// a token that leaves in step p is visible at c(p) + 1, and the slot of one that is read in it is free
+// then. What is in flight when an engine ends leaves by itself. An engine that cannot go on switches
+// straight to the one that can help it; where this chain of waits closes, the dataflow deadlocks, and
+// its streams are named.
 #ifndef PIPEC_CSIM_DATAFLOW_H
 #define PIPEC_CSIM_DATAFLOW_H
 
@@ -23,7 +25,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -33,7 +37,13 @@ namespace csim {
 
 class channel;
 
-// An engine: a coroutine, and the firing that it is in.
+// Tokens of a firing on their way through a pipeline, and the step in which they leave it.
+struct leaving {
+  int64_t step;
+  std::vector<channel *> outs;
+};
+
+// An engine: a coroutine, and the firing that it is in, whose step is `step` and whose cycle `time`.
 struct task {
   std::string name;
   std::function<void()> body;
@@ -45,8 +55,9 @@ struct task {
   channel *waits = nullptr;  // what it waits for: a token of this stream, or a slot
   bool for_token = false;
   bool fired = false;
-  int64_t time = 0, depth = 1, gap = 0;
+  int64_t step = 0, time = 0, depth = 1, gap = 0;
   std::vector<channel *> reads, writes;
+  std::deque<leaving> flight;
 };
 
 constexpr std::size_t STACK = std::size_t(1) << 20;
@@ -75,12 +86,15 @@ class channel {
   void before_write() {
     task *me = the().current;
     if (me == nullptr) return;  // the test bench fills a port
-    if (!opened_) open(declared_ > 0 ? declared_ + me->depth : 0);
-    if (slots_ > 0) {
-      while (written_ - read_ == slots_) block(this, false);
-      me->time = std::max(me->time, stamp(free_, written_));
-    }
+    if (!opened_) open(declared_);
     me->writes.push_back(this);
+  }
+
+  // Waits for a slot; the cycle in which there is one.
+  int64_t room() {
+    if (slots_ == 0) return 0;
+    while (written_ - read_ == slots_) block(this, false);
+    return stamp(free_, written_);
   }
 
   void before_read() {
@@ -149,10 +163,26 @@ class channel {
   std::vector<int64_t> free_, visible_, log_;
 };
 
-// What the firing of a task read and wrote takes effect.
+// Moves a pipeline on to a step, which may wait for slots of the tokens that leave before it.
+inline void leave_until(task &me, int64_t step) {
+  while (!me.flight.empty() && me.flight.front().step < step) {
+    const leaving &first = me.flight.front();
+    int64_t at = me.time + std::max<int64_t>(first.step - me.step, 0);
+    for (channel *c : first.outs) at = std::max(at, c->room());
+    me.step = std::max(me.step, first.step);
+    me.time = at;
+    for (channel *c : me.reads) c->end_read(at);
+    for (channel *c : first.outs) c->end_write(at + 1);
+    me.reads.clear();
+    me.flight.pop_front();
+  }
+}
+
+// What the firing of a task read takes effect, and what it wrote is on its way.
 inline void commit(task &me) {
+  if (!me.writes.empty()) me.flight.push_back({me.step + me.depth - 1, me.writes});
+  leave_until(me, me.step + 1);
   for (channel *c : me.reads) c->end_read(me.time);
-  for (channel *c : me.writes) c->end_write(me.time + me.depth);
   me.reads.clear();
   me.writes.clear();
 }
@@ -160,7 +190,10 @@ inline void commit(task &me) {
 inline void fire(int64_t ii, int64_t depth) {
   task &me = *the().current;
   commit(me);
-  me.time = me.fired ? me.time + (me.gap > 0 ? me.gap : ii) : 0;
+  const int64_t due = me.fired ? me.step + (me.gap > 0 ? me.gap : ii) : 0;
+  leave_until(me, due);
+  me.time += due - me.step;
+  me.step = due;
   me.gap = 0;
   me.depth = depth;
   me.fired = true;
@@ -172,6 +205,7 @@ inline void main_of_task() {
   task &me = *the().current;
   me.body();
   commit(me);
+  leave_until(me, std::numeric_limits<int64_t>::max());
   me.done = true;
   _longjmp(the().scheduler, 1);
 }

@@ -17,21 +17,28 @@ struct beat_of {
 template <typename T>
 using beat = vec<T, beat_of<T>::LANES>;
 
-// Fills a table from memory, in one burst.
+// Fills a table from memory, element by element: beats and words move on by one lane.
 template <typename T, int LANES, int WORDS>
 void load_table(const beat<T> *memory, int first_beat, vec<T, LANES> (&table)[WORDS]) {
   constexpr int B = beat_of<T>::LANES;
-  constexpr int BEATS = int((int64_t(WORDS) * LANES + B - 1) / B);
-  gear<T, B, LANES> g;
-#pragma HLS ARRAY_PARTITION variable = g.lane complete
-  int word = 0;
-  for (int i = 0; i < BEATS; ++i) {
+  beat<T> from = zeros<T, B>();
+  vec<T, LANES> to = zeros<T, LANES>();
+  int at = first_beat, have = 0, word = 0, lane = 0;
+  for (int64_t i = 0; i < int64_t(WORDS) * LANES; ++i) {
 #pragma HLS PIPELINE
-    g.push(memory[first_beat + i], B);
-    for (int k = 0; k < ceil_div(B, LANES) + 1; ++k) {
+    if (have == 0) from = memory[at++];
+    const T element = from.lane[0];
+    for (int p = 0; p < B - 1; ++p) {
 #pragma HLS UNROLL
-      if (g.have >= LANES && word < WORDS) table[word++] = g.pop(LANES);
+      from.lane[p] = from.lane[p + 1];
     }
+    for (int p = 0; p < LANES; ++p) {
+#pragma HLS UNROLL
+      to.lane[p] = p < LANES - 1 ? to.lane[smaller(p + 1, LANES - 1)] : element;
+    }
+    if (lane == LANES - 1) table[word++] = to;
+    have = have == B - 1 ? 0 : have + 1;
+    lane = lane == LANES - 1 ? 0 : lane + 1;
   }
 }
 

@@ -118,19 +118,20 @@ template <typename G, typename W, typename Y, typename Bias>
 void mvu_block(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
                hls::stream<vec<Y, G::PE>> &out, hls::stream<vec<W, G::SIMD * G::PE>> &weight,
                const Bias &bias) {
-  static vec<typename G::T, G::SIMD> x[G::BLOCK][G::SF];
+  static vec<typename G::T, G::SIMD> x[G::BLOCK * G::SF];
 #pragma HLS AGGREGATE variable = x
-  static vec<Y, G::PE> y[G::BLOCK][G::NF];
+  static vec<Y, G::PE> y[G::BLOCK * G::NF];
 #pragma HLS AGGREGATE variable = y
   static accumulator<typename G::T, G::PE, G::PARTIAL> acc[G::BLOCK];
 #pragma HLS AGGREGATE variable = acc
+#pragma HLS DEPENDENCE variable = acc type = inter direction = RAW distance = G::BLOCK
   vec<W, G::SIMD * G::PE> word;
   for (int b = 0; b < frames * (G::N / G::BLOCK); ++b) {
     for (int v = 0; v < G::BLOCK; ++v) {
       for (int s = 0; s < G::SF; ++s) {
 #pragma HLS PIPELINE II = G::II
         FIRE(G::II, G::DEPTH);
-        x[v][s] = in.read();
+        x[v * G::SF + s] = in.read();
       }
     }
     for (int f = 0; f < G::NF; ++f) {
@@ -139,9 +140,15 @@ void mvu_block(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
 #pragma HLS PIPELINE II = G::II
           FIRE(G::II, G::DEPTH);
           if (v == 0) word = weight.read();
-          if (s == 0) acc[v].clear();
-          multiply_add<G::PE, G::SIMD>(acc[v].sum[s % G::PARTIAL], word, x[v][s]);
-          if (s == G::SF - 1) y[v][f] = add_bias<Y, G>(acc[v].total(), bias, f);
+          accumulator<typename G::T, G::PE, G::PARTIAL> now = acc[v];
+#pragma HLS ARRAY_PARTITION variable = now.sum complete
+          vec<sum_t<typename G::T>, G::PE> sum = now.oldest(s < G::PARTIAL);
+          multiply_add<G::PE, G::SIMD>(sum, word, x[v * G::SF + s]);
+          now.turn(sum);
+          acc[v] = now;
+          if (s == G::SF - 1) {
+            y[v * G::NF + f] = add_bias<Y, G>(now.template turned<G::SF>(), bias, f);
+          }
         }
       }
     }
@@ -149,7 +156,7 @@ void mvu_block(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
       for (int f = 0; f < G::NF; ++f) {
 #pragma HLS PIPELINE II = G::II
         FIRE(G::II, G::DEPTH);
-        out.write(y[v][f]);
+        out.write(y[v * G::NF + f]);
       }
     }
   }

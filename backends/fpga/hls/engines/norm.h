@@ -199,6 +199,16 @@ void rms_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
   }
 }
 
+// Moves elements on by a token, which comes in behind them.
+template <int LANES, typename T, typename U, int SIZE>
+inline void line_on(T (&line)[SIZE], const vec<U, LANES> &token) {
+#pragma HLS INLINE
+  for (int i = 0; i < SIZE; ++i) {
+#pragma HLS UNROLL
+    line[i] = i < SIZE - LANES ? line[smaller(i + LANES, SIZE - 1)] : T(token.lane[i % LANES]);
+  }
+}
+
 // Local response normalisation (Krizhevsky et al. 2012): a channel sees the squares of BEFORE
 // channels below it and AFTER above. Config: also BEFORE, AFTER, `static T op(T x, T sum)`.
 template <typename G, typename Y>
@@ -207,28 +217,36 @@ void lrn(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
   using T = real_t<typename G::T>;
   using V = vec<typename G::T, G::LANES>;
   constexpr int CF = norm_shape<G>::CF;
+  constexpr int AHEAD = smaller(ceil_div(G::AFTER, G::LANES), CF);
+  constexpr int BEHIND = ceil_div(G::BEFORE, G::LANES);
+  constexpr int SIZE = (BEHIND + 1 + AHEAD) * G::LANES;
   static V row[CF];
 #pragma HLS AGGREGATE variable = row
-  static T square[CF * G::LANES];
-#pragma HLS ARRAY_PARTITION variable = square cyclic factor = G::LANES
+  T line[SIZE];  // of the tokens around the one that is written, in order
+#pragma HLS ARRAY_PARTITION variable = line complete
   for (int n = 0; n < frames * G::ROWS; ++n) {
-    int at = 0;
-    read_row<G>(in, row, [&](const V &x, int, int) {
+    read_row<G>(in, row, [&](const V &x, int, int c) {
+      if (c < AHEAD) line_on<G::LANES>(line, x);
+    });
+    GAP(G::GAP);
+    for (int c = 0; c < CF; ++c) {
+#pragma HLS PIPELINE II = G::II
+      FIRE(G::II, G::DEPTH);
+      line_on<G::LANES>(line, c + AHEAD < CF ? row[c + AHEAD] : zeros<typename G::T, G::LANES>());
+      vec<Y, G::LANES> y;
       for (int p = 0; p < G::LANES; ++p) {
 #pragma HLS UNROLL
-        square[at + p] = T(x.lane[p]) * T(x.lane[p]);
-      }
-      at += G::LANES;
-    });
-    write_row<G>(row, out, [&](T x, int c, int p) {
-      const int channel = c * G::LANES + p;
-      T sum = T(0);
-      for (int i = -G::BEFORE; i <= G::AFTER; ++i) {
+        const int channel = c * G::LANES + p;
+        T sum = T(0);
+        for (int i = -G::BEFORE; i <= G::AFTER; ++i) {
 #pragma HLS UNROLL
-        if (channel + i >= 0 && channel + i < G::C) sum += square[channel + i];
+          const T x = line[smaller(BEHIND * G::LANES + p + i, SIZE - 1)];
+          if (channel + i >= 0 && channel + i < G::C) sum += x * x;
+        }
+        y.lane[p] = p < norm_shape<G>::lanes(c) ? G::op(line[BEHIND * G::LANES + p], sum) : T(0);
       }
-      return G::op(x, sum);
-    });
+      out.write(y);
+    }
   }
 }
 

@@ -65,6 +65,13 @@ struct float16 {
   }
 };
 
+// A whole number that is larger where a number is; both zeros are alike, and what is no number lies
+// beyond infinity. Integers are compared within a cycle, floats are not.
+inline int32_t ordered(float x) {
+  const int32_t b = int32_t(bits_of(x));
+  return (b & 0x7fffffff) == 0 ? 0 : (b < 0 ? b ^ 0x7fffffff : b);
+}
+
 // x / 2^SHIFT, half to even.
 template <int SHIFT>
 inline int64_t shifted_right(int64_t x) {

@@ -4,7 +4,7 @@
 //   for group, row, s      the matrix is written, SIMD elements of one row at a time
 //
 // Config: T, N (vectors per frame), GROUPS, ROWS (of one group), NF, SF, PE, SIMD, PARTIAL, II,
-// DEPTH. PARTIAL accumulators are used in turn by n and added in a balanced tree at the end.
+// DEPTH. PARTIAL accumulators, at most N, are used in turn by n and added in a balanced tree at the end.
 #ifndef PIPEC_OUTER_H
 #define PIPEC_OUTER_H
 
@@ -18,8 +18,9 @@ void outer(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in0,
            hls::stream<vec<typename G::T, G::SIMD>> &out) {
   using T = typename G::T;
   constexpr int WORDS = G::GROUPS * G::NF * G::SF;
-  static vec<T, G::PE * G::SIMD> acc[G::PARTIAL][WORDS];
+  static accumulator<T, G::PE * G::SIMD, G::PARTIAL> acc[WORDS];
 #pragma HLS AGGREGATE variable = acc
+#pragma HLS DEPENDENCE variable = acc type = inter direction = RAW distance = WORDS
   static vec<T, G::SIMD> x[G::SF];
 #pragma HLS AGGREGATE variable = x
   vec<T, G::PE> dy = zeros<T, G::PE>();
@@ -33,13 +34,15 @@ void outer(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in0,
             if (f == 0) x[s] = in0.read();
             if (s == 0) dy = in1.read();
             const int word = (group * G::NF + f) * G::SF + s;
-            vec<T, G::PE * G::SIMD> sum = acc[n % G::PARTIAL][word];
+            accumulator<T, G::PE * G::SIMD, G::PARTIAL> now = acc[word];
+#pragma HLS ARRAY_PARTITION variable = now.sum complete
+            vec<sum_t<T>, G::PE * G::SIMD> sum = now.oldest(n < G::PARTIAL);
             for (int i = 0; i < G::PE * G::SIMD; ++i) {
 #pragma HLS UNROLL
-              const T before = n < G::PARTIAL ? T(0) : sum.lane[i];
-              sum.lane[i] = before + dy.lane[i / G::SIMD] * x[s].lane[i % G::SIMD];
+              sum.lane[i] += dy.lane[i / G::SIMD] * x[s].lane[i % G::SIMD];
             }
-            acc[n % G::PARTIAL][word] = sum;
+            now.turn(sum);
+            acc[word] = now;
           }
         }
       }
@@ -50,17 +53,19 @@ void outer(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in0,
         FIRE(G::II, G::DEPTH);
         const int m = row % G::ROWS;
         const int word = (row / G::ROWS * G::NF + m / G::PE) * G::SF + s;
-        T all[G::PARTIAL * G::SIMD];
+        const accumulator<T, G::PE * G::SIMD, G::PARTIAL> now = acc[word];
+        sum_t<T> all[G::PARTIAL * G::SIMD];
 #pragma HLS ARRAY_PARTITION variable = all complete
         for (int i = 0; i < G::PARTIAL * G::SIMD; ++i) {
 #pragma HLS UNROLL
-          all[i] = acc[i / G::SIMD][word].lane[m % G::PE * G::SIMD + i % G::SIMD];
+          const int turn = (G::N - 1 - i / G::SIMD) % G::PARTIAL;
+          all[i] = now.sum[turn].lane[m % G::PE * G::SIMD + i % G::SIMD];
         }
         adder_tree<G::PARTIAL, G::SIMD>::run(all);
         vec<T, G::SIMD> y;
         for (int i = 0; i < G::SIMD; ++i) {
 #pragma HLS UNROLL
-          y.lane[i] = all[i];
+          y.lane[i] = T(all[i]);
         }
         out.write(y);
       }

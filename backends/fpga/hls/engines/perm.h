@@ -1,5 +1,8 @@
 // PERM: reorders the elements of a block: reads all of it, then writes it in another order.
 //
+//   perm          any order; the block is held in registers, any lane in any cycle
+//   perm_words    whole tokens in another order; the block lies in a memory, a token in a word
+//
 // Config: T, BLOCKS per frame, ELEMENTS per block, C_IN, LANES_IN, READS (tokens), C_OUT,
 // LANES_OUT, WRITES, II, DEPTH and `static int from(int element)`: which element of the input
 // (row-major, without padding) is element i of the output.
@@ -10,18 +13,13 @@
 
 namespace engine {
 
-// Elements up to which a block is held in registers, any lane in any cycle; in a larger one the
-// lanes of a token are neighbours, before and after.
-constexpr int SMALL_BLOCK = 4096;
-
 template <typename G>
 void perm(int frames, hls::stream<vec<typename G::T, G::LANES_IN>> &in,
           hls::stream<vec<typename G::T, G::LANES_OUT>> &out) {
   constexpr int PER_IN = ceil_div(G::C_IN, G::LANES_IN);
   constexpr int PER_OUT = ceil_div(G::C_OUT, G::LANES_OUT);
-  constexpr int PARTS = G::ELEMENTS <= SMALL_BLOCK ? G::ELEMENTS : larger(G::LANES_IN, G::LANES_OUT);
-  static typename G::T bank[ceil_div(G::ELEMENTS, PARTS) * PARTS];
-#pragma HLS ARRAY_PARTITION variable = bank cyclic factor = PARTS
+  static typename G::T bank[G::ELEMENTS];
+#pragma HLS ARRAY_PARTITION variable = bank complete
   for (int block = 0; block < frames * G::BLOCKS; ++block) {
     for (int i = 0; i < G::READS; ++i) {
 #pragma HLS PIPELINE II = G::II
@@ -44,6 +42,25 @@ void perm(int frames, hls::stream<vec<typename G::T, G::LANES_IN>> &in,
         token.lane[p] = real ? bank[G::from(first + p)] : typename G::T(0);
       }
       out.write(token);
+    }
+  }
+}
+
+template <typename G>
+void perm_words(int frames, hls::stream<vec<typename G::T, G::LANES_IN>> &in,
+                hls::stream<vec<typename G::T, G::LANES_IN>> &out) {
+  static vec<typename G::T, G::LANES_IN> word[G::READS];
+#pragma HLS AGGREGATE variable = word
+  for (int block = 0; block < frames * G::BLOCKS; ++block) {
+    for (int i = 0; i < G::READS; ++i) {
+#pragma HLS PIPELINE II = G::II
+      FIRE(G::II, G::DEPTH);
+      word[i] = in.read();
+    }
+    for (int i = 0; i < G::WRITES; ++i) {
+#pragma HLS PIPELINE II = G::II
+      FIRE(G::II, G::DEPTH);
+      out.write(word[G::from(i * G::LANES_IN) / G::LANES_IN]);
     }
   }
 }

@@ -5,7 +5,8 @@
 //          Config: BATCH, W, CF, LANES, KH, KW, SH, SW, DH, DW, PT, PL, OH, OW, II, DEPTH.
 // scatter  for image, oy: OW * CF gradients are added where they belong; the rows that no later
 //          window covers are written and cleared.
-//          Config: T, BATCH, H, W, CF, LANES, SH, PT, OH, OW, RING (rows held), II, DEPTH.
+//          Config: T, BATCH, H, W, CF, LANES, SH, PT, OH, OW, RING (rows held), MEETS (gradients
+//          after which another one is added to the same place, at least), II, DEPTH.
 #ifndef PIPEC_POOLGRAD_H
 #define PIPEC_POOLGRAD_H
 
@@ -15,7 +16,7 @@ namespace engine {
 
 template <typename G, typename A, typename I>
 void argmax(int frames, hls::stream<vec<A, G::LANES>> &in, hls::stream<vec<I, G::LANES>> &out) {
-  vec<A, G::LANES> best = zeros<A, G::LANES>();
+  vec<int32_t, G::LANES> best = zeros<int32_t, G::LANES>();
   vec<I, G::LANES> at = zeros<I, G::LANES>();
   for (int image = 0; image < frames * G::BATCH; ++image) {
     for (int oy = 0; oy < G::OH; ++oy) {
@@ -29,8 +30,9 @@ void argmax(int frames, hls::stream<vec<A, G::LANES>> &in, hls::stream<vec<I, G:
             const int ix = ox * G::SW - G::PL + t % G::KW * G::DW;
             for (int p = 0; p < G::LANES; ++p) {
 #pragma HLS UNROLL
-              if (t == 0 || x.lane[p] > best.lane[p]) {
-                best.lane[p] = x.lane[p];
+              const int32_t size = ordered(x.lane[p]);
+              if (t == 0 || size > best.lane[p]) {
+                best.lane[p] = size;
                 at.lane[p] = I(iy * G::W + ix);
               }
             }
@@ -49,6 +51,7 @@ void scatter(int frames, hls::stream<vec<typename G::T, G::LANES>> &in0,
   using T = typename G::T;
   static T sum[G::LANES][G::RING * G::W * G::CF];
 #pragma HLS ARRAY_PARTITION variable = sum dim = 1 complete
+#pragma HLS DEPENDENCE variable = sum type = inter direction = RAW distance = G::MEETS
   for (int image = 0; image < frames * G::BATCH; ++image) {
     int row = 0;
     for (int oy = 0; oy < G::OH; ++oy) {
