@@ -18,6 +18,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from pipec.graph.ir import (
@@ -84,7 +85,7 @@ class Training:
         """The four graphs by their kind."""
         return {kind: getattr(self, kind) for kind in KINDS}
 
-    @property
+    @cached_property
     def saved(self) -> tuple[SavedValue, ...]:
         """What F keeps on the device for B, parameters and constants not counted."""
         return saved_values(self.F)

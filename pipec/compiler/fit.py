@@ -65,21 +65,30 @@ class Residency(Fates):
         return cls(frozenset(names[v] for v in again), slots, choice)
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Choices for all stages, and what the plan is with them.
+@dataclass(frozen=True, eq=False)
+class Foreseen:
+    """Choices for all stages, and what the plan takes with them.
 
     Attributes:
         stages: What becomes of the values of each stage.
-        plan: With them in its stages and slots.
-        schedule: With the copies.
-        timeline: Of both; it keeps every device's limit.
+        timeline: With it.
     """
 
     stages: Sequence[Fates]
+    timeline: Timeline
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted(Foreseen):
+    """Choices for all stages, and what the plan is with them.
+
+    Attributes:
+        plan: With them in its stages and slots.
+        schedule: With the copies.
+    """
+
     plan: Plan
     schedule: Schedule
-    timeline: Timeline
 
 
 class Able(NamedTuple):
@@ -126,7 +135,7 @@ class Fit:
     tried: list[Sequence[Fates]] = field(default_factory=list, init=False)
     _known: dict[tuple[int, float], Residency] = field(default_factory=dict, init=False)
 
-    def solved(self) -> Fitted:
+    def solved(self) -> Foreseen:
         """Choices whose plan, simulated, keeps every limit.
 
         Raises:
@@ -137,12 +146,10 @@ class Fit:
         while True:
             chosen = [self._choice(s, room, floors) for s in range(len(self.plan.stages))]
             self.tried.append(chosen)
-            over = np.array(self.simulated(chosen).peak_bytes) - self.limits
+            timeline = self.simulated(chosen)
+            over = np.array(timeline.peak_bytes) - self.limits
             if over.max() <= 0:
-                found = self.made(chosen)
-                over = np.array(found.timeline.peak_bytes) - self.limits
-                if over.max() <= 0:
-                    return found
+                return Foreseen(chosen, timeline)
             worst, turn = int(over.argmax()), turn + 1
             if turn >= _ROUNDS or all(s in floors for s in self._stages_of(worst)):
                 raise self._refusal(self.made(chosen), worst)
@@ -159,7 +166,7 @@ class Fit:
     def made(self, chosen: Sequence[Fates]) -> Fitted:
         """The plan with a choice, and what it takes."""
         plan, order = self.apply(chosen)
-        return Fitted(chosen, plan, order, plan_timeline(plan, order))
+        return Fitted(chosen, plan_timeline(plan, order), plan, order)
 
     def simulated(self, chosen: Sequence[Fates]) -> Timeline:
         """What the plan takes with a choice."""

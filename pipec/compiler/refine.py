@@ -18,9 +18,8 @@ from math import inf
 import numpy as np
 
 from pipec.compiler.fates import KEPT, Fates
-from pipec.compiler.fit import Able, Fit, Fitted
+from pipec.compiler.fit import Able, Fit, Foreseen
 from pipec.compiler.lifespan import by_lifespan
-from pipec.simulate.timeline import Timeline
 
 WORK = 40_000
 """Most actions that are simulated for one plan."""
@@ -34,17 +33,14 @@ Slots = tuple[tuple[int, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Tried:
+class Tried(Foreseen):
     """A choice and what it takes.
 
     Attributes:
-        chosen: What becomes of the values of each stage.
-        timeline: With it.
         limits: Bytes of each device.
     """
 
-    chosen: Choice
-    timeline: Timeline
+    stages: Choice
     limits: Sequence[float]
 
     @cached_property
@@ -62,19 +58,7 @@ class Tried:
     @property
     def order(self) -> tuple[float, float, int]:
         """The least above the limits first, then the fastest, then that of the fewest slots."""
-        return self.over, self.seconds, sum(len(f.slots) for f in self.chosen)
-
-
-def refined(fit: Fit, starts: Sequence[Sequence[Fates]]) -> list[Fitted]:
-    """The best choice that is found, if there is one that fits.
-
-    Args:
-        fit: Forward and backward run on one device.
-        starts: Choices that fit.
-    """
-    found = Search(fit).best(starts)
-    made = [] if found is None else [fit.made(found.chosen)]
-    return [m for m in made if (np.array(m.timeline.peak_bytes) <= fit.limits).all()]
+        return self.over, self.seconds, sum(len(f.slots) for f in self.stages)
 
 
 class Search:
@@ -174,7 +158,7 @@ class Search:
     def kind(self, at: Tried) -> Hashable:
         """What choices have in common whose values differ in nothing but their names."""
         found = []
-        for stage, fates in enumerate(at.chosen):
+        for stage, fates in enumerate(at.stages):
             depth = {name: d for d, names in fates.slots for name in names}
             depth |= dict.fromkeys(fates.recompute, -1)
             of = [(depth.get(name, -2), *alike) for name, *alike in self.fit.able(stage)]
@@ -183,14 +167,14 @@ class Search:
 
     def near(self, at: Tried) -> Iterator[Tried]:
         """Choices that differ in one value, what takes the most seconds first."""
-        every = [(s, value) for s in range(len(at.chosen)) for value in self.fit.able(s)]
-        every.sort(key=lambda e: -e[1].seconds if e[1].name in at.chosen[e[0]].recompute else 0)
+        every = [(s, value) for s in range(len(at.stages)) for value in self.fit.able(s)]
+        every.sort(key=lambda e: -e[1].seconds if e[1].name in at.stages[e[0]].recompute else 0)
         for stage, value in every:
             order = [v.name for v in self.fit.able(stage)]
-            for other in _changed(at.chosen[stage], value, order):
+            for other in _changed(at.stages[stage], value, order):
                 if self.spent:
                     return
-                yield self.tried((*at.chosen[:stage], other, *at.chosen[stage + 1 :]))
+                yield self.tried((*at.stages[:stage], other, *at.stages[stage + 1 :]))
 
     def by_segments(self) -> Iterator[Choice]:
         """Every so many values are kept, the others computed again, where devices are too full."""

@@ -11,9 +11,9 @@ import numpy as np
 from pipec.autodiff.rewrite import offloaded, recomputed
 from pipec.compiler.complete import completed, host_channels
 from pipec.compiler.fates import Fates, host_slots
-from pipec.compiler.fit import Apply, Fit, Fitted
+from pipec.compiler.fit import Apply, Fit, Fitted, Foreseen
 from pipec.compiler.named import named_fates
-from pipec.compiler.refine import refined
+from pipec.compiler.refine import Search
 from pipec.compiler.replicate import with_replicas
 from pipec.compiler.residency import saved_in_order, stage_work
 from pipec.compiler.stage_timing import measured_stage
@@ -151,13 +151,14 @@ def best(
     Raises:
         PassError: A limit cannot be met.
     """
-    return _best(Fit(plan, schedule, limit, applied(plan, schedule), recompute, host))
+    fit = Fit(plan, schedule, limit, applied(plan, schedule), recompute, host)
+    return fit.made(_best(fit).stages)
 
 
-def _best(fit: Fit) -> Fitted:
+def _best(fit: Fit) -> Foreseen:
     """As `best`; what less freedom gives is where more of it starts."""
     apart, both = fit.schedule.placement.separate, fit.recompute and fit.host
-    starts, told = list[Fitted](), list[PassError]()
+    starts, told = list[Foreseen](), list[PassError]()
     for less in [(True, False), (False, True)] if both and not apart else []:
         try:
             starts.append(_best(fit.allowing(*less)))
@@ -169,8 +170,8 @@ def _best(fit: Fit) -> Fitted:
         starts.append(fit.solved())
     except PassError as error:
         told.append(error)
-    if not apart:
-        starts += refined(fit, [f.stages for f in starts])
+    if not apart and (found := Search(fit).best([f.stages for f in starts])):
+        starts.append(found)
     if not starts:
         raise told[-1]
     return min(starts, key=lambda f: f.timeline.seconds)

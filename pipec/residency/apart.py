@@ -32,7 +32,7 @@ _ROUNDS = 8
 _TIE = 1e-6
 """Weight of recomputed seconds beside T: what does not lower T is not recomputed."""
 _FEW = 12
-"""Values of which all sets are looked at."""
+"""Values of which all sets are looked at, for the first part."""
 _SOME = 1e-6
 """A fraction of a value from which on all of it is recomputed."""
 _T, _A_F, _A_B, _W = (np.eye(4)[k] for k in range(4))
@@ -144,7 +144,8 @@ def choose_apart(apart: Apart) -> Choice:
         DoesNotFitError: Not even one set fits, whatever is recomputed.
     """
     p = apart.problem
-    tried = [*_programs(apart), *_all_of_few(p)]
+    every = np.full(p.values, OFFLOAD, dtype=np.int64)
+    tried = [*_programs(apart), np.where(np.isfinite(p.recompute), RECOMPUTE, every), every]
     fitting = [d for d in tried if _fits(apart, d)]
     if not fitting:
         needs = [max(a, p.cap + b - apart.cap_behind) for a, b in map(apart.needs, tried)]
@@ -174,17 +175,6 @@ def _programs(apart: Apart) -> Iterator[IntArray]:
         if _fits(apart, decision):
             return
         working = max(apart.problem.working_bytes(decision), working * 1.02)
-
-
-def _all_of_few(problem: Problem) -> Iterator[IntArray]:
-    """All decisions of few values that can be recomputed; of more, all and nothing."""
-    able = np.flatnonzero(np.isfinite(problem.recompute))
-    few = len(able) <= _FEW // 2
-    for number in range(2 ** len(able)) if few else (0, -1):
-        decision = np.full(problem.values, OFFLOAD, dtype=np.int64)
-        bits = (number >> np.arange(len(able))) & 1
-        decision[able[bits > 0]] = RECOMPUTE
-        yield decision
 
 
 def _fits(apart: Apart, decision: IntArray) -> bool:

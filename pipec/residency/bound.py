@@ -25,7 +25,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult
 
-from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, FloatArray, IntArray, Problem
+from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, FloatArray, IntArray, Problem, Working
 from pipec.residency.program import GAP, NODES_REACHED, WHOLE_UP_TO, solved
 
 
@@ -38,13 +38,11 @@ class Bound:
             fits.
         offload: Part of each value that leaves, [values].
         recompute: Part of each value that is computed again, [values].
-        beside: Bytes that come back in F, in the stall before B, and in B and behind it.
     """
 
     added_seconds: float
     offload: FloatArray
     recompute: FloatArray
-    beside: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def nearest(self) -> IntArray:
         """Each value by the larger of its parts, if that is above one half."""
@@ -90,37 +88,13 @@ class _Program:
         self.high.append(high)
 
 
-@dataclass(frozen=True)
-class Cut:
-    """That recomputing some values takes some working bytes, whatever else is recomputed.
-
-    Attributes:
-        values: Which.
-        nbytes: How many bytes.
-    """
-
-    values: tuple[int, ...]
-    nbytes: float
-
-    @classmethod
-    def of(cls, problem: Problem, decision: IntArray) -> "Cut | None":
-        """What a decision needs, if the program does not know that already."""
-        if problem.working is None:
-            return None
-        found = problem.working(decision)
-        those = problem.keep_all()
-        those[list(found.values)] = RECOMPUTE
-        knows = problem.least_working(those) * (1 + 1e-9) >= found.alive
-        return None if knows else cls(found.values, found.alive)
-
-
-def bound(problem: Problem, cap: float | None = None, cuts: Sequence[Cut] = ()) -> Bound:
+def bound(problem: Problem, cap: float | None = None, cuts: Sequence[Working] = ()) -> Bound:
     """Solve the program.
 
     Args:
         problem: What is saved.
         cap: Another cap than the problem's.
-        cuts: More rows.
+        cuts: More rows: recomputing these values takes these bytes, whatever else is recomputed.
     """
     program = _Program(problem, problem.cap if cap is None else cap)
     if problem.alternates:
@@ -134,7 +108,7 @@ def bound(problem: Problem, cap: float | None = None, cuts: Sequence[Cut] = ()) 
     for bytes_ in problem.alive:
         program.row(-np.inf, 0, {"w": -1}, r=bytes_ / program.unit)
     for cut in cuts:
-        mine, need = np.zeros(program.n), cut.nbytes / program.unit
+        mine, need = np.zeros(program.n), cut.alive / program.unit
         mine[list(cut.values)] = need
         program.row(-np.inf, need * (len(cut.values) - 1), {"w": -1}, r=mine)
     return _solved(program)
@@ -177,9 +151,7 @@ def _solved(c: _Program) -> Bound:
     else:
         return Bound(np.inf, np.zeros(c.n), np.zeros(c.n))
     x: FloatArray = np.asarray(found.x)
-    came = {part: float(x[c.at(f"in_{part}")]) * c.unit for part in "fsbt"}
-    beside = came["f"], came["s"], came["b"] + came["t"]
-    return Bound(max(least, 0.0) * c.second, x[: c.n], x[c.n : 2 * c.n], beside)
+    return Bound(max(least, 0.0) * c.second, x[: c.n], x[c.n : 2 * c.n])
 
 
 def _milp(c: _Program, *, whole: bool) -> OptimizeResult:

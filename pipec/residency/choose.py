@@ -1,15 +1,16 @@
 """Choosing: bound, round so that fractions carry over, play, keep the fastest that fits."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
 from pipec.errors import PartitionError
-from pipec.residency.bound import Bound, Cut, bound
+from pipec.residency.bound import Bound, bound
 from pipec.residency.improve import improved
 from pipec.residency.play import CLOSE, Played, Slot, again, play
-from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem
+from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, IntArray, Problem, Working
 
 ROUNDS = 20
 """Most programs that are solved for one choice."""
@@ -17,10 +18,10 @@ CUTS = 8
 """Most of them that are tightened."""
 SHRINK = (0.99, 0.98, 0.97, 0.96, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2)
 """Relative caps of the next programs where whole copies need more room than the fluid."""
-PARTS = (8, 16, 32)
+PARTS = (1, 8, 32)
 """Slots of equal bytes: the more of them, the more the copies are like a fluid."""
-STARTS, STARTS_OF_FEW, FEW = 3, 10, 100
-"""Most decisions of unlike depths that are improved; of up to `FEW` values, most unlike ones."""
+STARTS, FEW = 10, 100
+"""Most unlike decisions that are improved, of up to so many values; of more, only the best."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +110,7 @@ def _starts(problem: Problem, first: Bound) -> list[Played]:
     found = [play(problem, problem.keep_all())]
     if found[0].seconds < np.inf:
         return found
-    cuts, program, shrinks = list[Cut](), first, iter(SHRINK)
+    cuts, program, shrinks = list[Working](), first, iter(SHRINK)
     for _ in range(ROUNDS):
         if program.added_seconds == np.inf:
             break
@@ -117,7 +118,7 @@ def _starts(problem: Problem, first: Bound) -> list[Played]:
         near = problem.step_seconds * (1 + CLOSE) + program.added_seconds
         if found[-1].seconds <= near:
             break
-        cut = Cut.of(problem, found[-1].decision)
+        cut = _unknown(problem, found[-1].decision)
         shrink = 1.0
         if cut is None or cut in cuts or len(cuts) == CUTS:
             shrink = next(shrinks, 0.0)
@@ -125,54 +126,49 @@ def _starts(problem: Problem, first: Bound) -> list[Played]:
             cuts.append(cut)
         program = bound(problem, problem.cap * shrink, cuts)
     found += [
-        _first_that_fits(problem, _arranged(problem, decision, (0.0, 0.0, 0.0)))
+        _first_that_fits(problem, _arranged(problem, decision))
         for decision in _all_of_one_kind(problem)
     ]
-    few = problem.values <= FEW
     unlike = dict[object, Played]()
     for t in sorted(found, key=lambda t: t.order):
         depths = tuple(sorted({s.depth for s in t.slots}))
-        unlike.setdefault((depths, t.decision.tobytes()) if few else depths, t)
-    return list(unlike.values())[: STARTS_OF_FEW if few else STARTS]
+        unlike.setdefault((depths, t.decision.tobytes()), t)
+    return list(unlike.values())[: STARTS if problem.values <= FEW else 1]
+
+
+def _unknown(problem: Problem, decision: IntArray) -> Working | None:
+    """What a decision needs of the device, if the program does not know that already."""
+    if problem.working is None:
+        return None
+    found = problem.working(decision)
+    those = problem.alive[:, list(found.values)].sum(axis=1)
+    return found if those.max(initial=0.0) * (1 + 1e-9) < found.alive else None
 
 
 def _of_program(problem: Problem, program: Bound) -> Played:
     rounded = {d.tobytes(): d for d in (program.nearest(), _diffused(problem, program))}
-    several = [t for d in rounded.values() for t in _arranged(problem, d, program.beside)]
+    several = [t for d in rounded.values() for t in _arranged(problem, d)]
     return _first_that_fits(problem, several)
 
 
-def _arranged(
-    problem: Problem, decision: IntArray, beside: tuple[float, float, float]
-) -> Iterator[Played]:
+def _arranged(problem: Problem, decision: IntArray) -> Iterator[Played]:
     """A decision with its moved values in slots of several depths."""
     leaving = np.flatnonzero(decision == OFFLOAD)
     if not len(leaving):
         yield play(problem, decision, exactly=False)
         return
-    in_forward, in_stall, in_backward = beside
-    room, whole = problem.bandwidth * problem.forward, float(problem.nbytes[leaving].sum())
-    for share in (
-        *([(depth, np.inf)] for depth in range(3)),
-        *([(depth, whole / n)] * n for n in PARTS for depth in range(3)),
-        [(1, room), (2, np.inf)],
-        [(1, room), (0, np.inf)],
-        [(1, in_forward), (0, in_stall), (2, in_backward), (1, np.inf)],
-        [*[(1, in_forward / 4)] * 4, *[(0, in_stall / 4)] * 4, (2, in_backward), (1, np.inf)],
-    ):
-        slots = _dealt(problem, leaving, share)
+    for depth, count in product(range(3), PARTS):
+        slots = _dealt(problem, leaving, depth, count)
         yield play(problem, decision, slots, exactly=False)
 
 
-def _dealt(
-    problem: Problem, leaving: IntArray, shares: Sequence[tuple[int, float]]
-) -> tuple[Slot, ...]:
-    """Values in order into slots (depth, bytes); a value goes where its middle lies."""
+def _dealt(problem: Problem, leaving: IntArray, depth: int, count: int) -> tuple[Slot, ...]:
+    """Values in order into slots of equal bytes; a value goes where its middle lies."""
     size = problem.nbytes[leaving]
-    ends = np.cumsum([share for _, share in shares[:-1]])  # the last takes what is left
-    slot = np.searchsorted(ends, np.cumsum(size) - size / 2)
-    found = [(depth, leaving[slot == k]) for k, (depth, _) in enumerate(shares)]
-    return tuple(Slot(depth, tuple(values.tolist())) for depth, values in found if len(values))
+    share = max(float(size.sum()), 1e-30) / count
+    slot = np.minimum((np.cumsum(size) - size / 2) // share, count - 1)
+    found = [leaving[slot == k] for k in range(count)]
+    return tuple(Slot(depth, tuple(values.tolist())) for values in found if len(values))
 
 
 def _diffused(problem: Problem, program: Bound) -> IntArray:

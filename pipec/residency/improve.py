@@ -1,6 +1,5 @@
 """Better decisions near a good one."""
 
-from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -11,8 +10,6 @@ from pipec.residency.problem import KEEP, OFFLOAD, RECOMPUTE, Problem
 SWEEPS = 3
 MOVES = 120
 """Most values, and most pairs of them, that one sweep changes."""
-MANY = 64
-"""Values beyond which few questions are asked."""
 FATES = ((KEEP, 0), (RECOMPUTE, 0), (OFFLOAD, 1), (OFFLOAD, 2), (OFFLOAD, 0))
 """What can become of a value: a kind of decision and the depth of its slot."""
 
@@ -20,23 +17,17 @@ _Fate = tuple[int, int]
 
 
 def improved(problem: Problem, best: Played) -> Played:
-    """Sweeps of changes to one value, the most expensive first, and exchanges of two.
-
-    Of many values the working bytes, which are slow to tell, are asked for behind each sweep only.
-    """
-    like = replace(problem, working=None) if problem.values > MANY else problem
+    """Sweeps of changes to one value, the most expensive first, and exchanges of two."""
     for _ in range(SWEEPS):
         before = best
         cost = np.where(best.decision == RECOMPUTE, problem.recompute, 0.0)
         cost = np.where(np.isfinite(cost), cost, 0.0) + 1e-12 * problem.nbytes
         for v in np.argsort(-cost, kind="stable")[:MOVES].tolist():
             for fate in _fates(problem, v):
-                best = _better(like, best, {v: fate})
+                best = _better(problem, best, {v: fate})
         if problem.values * (problem.values - 1) / 2 <= MOVES:
             for v, w in combinations(range(problem.values), 2):
-                best = _exchanged(like, best, v, w)
-        if best is not before and like is not problem:
-            best = min(before, again(problem, best), key=lambda t: t.order)
+                best = _exchanged(problem, best, v, w)
         if best is before:
             break
     return best

@@ -1,7 +1,7 @@
 """What a stage saves for its backward, and what keeping, moving or recomputing it costs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -56,6 +56,7 @@ class Problem:
             again, with their bytes; each value alone if absent.
         working: What a backward holds because a decision computes values again; the most of
             ``together`` if absent. It may be slow to tell.
+        learnt: What it has told that was not known.
 
     Raises:
         PartitionError: Lengths that differ, or numbers that are negative or out of range.
@@ -71,6 +72,7 @@ class Problem:
     alternates: bool = True
     together: Sequence[Mapping[int, float]] = ()
     working: Callable[[IntArray], Working] | None = None
+    learnt: list[Working] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if len(self.recompute) != len(self.nbytes):
@@ -122,12 +124,19 @@ class Problem:
 
     def least_working(self, decision: IntArray) -> float:
         """Bytes that a backward holds at least because it computes values again."""
-        return float((self.alive @ (decision == RECOMPUTE)).max(initial=0.0))
+        again = decision == RECOMPUTE
+        known = (w.alive for w in self.learnt if again[list(w.values)].all())
+        return max(float((self.alive @ again).max(initial=0.0)), *known, 0.0)
 
     def working_bytes(self, decision: IntArray) -> float:
         """Bytes that a backward holds because it computes values again."""
         least = self.least_working(decision)
-        return least if self.working is None else max(least, self.working(decision).nbytes)
+        if self.working is None:
+            return least
+        found = self.working(decision)
+        if found.alive > least * (1 + 1e-9):
+            self.learnt.append(found)
+        return max(least, found.nbytes)
 
     def keep_all(self) -> IntArray:
         """The decision to keep everything."""

@@ -85,7 +85,7 @@ def rule(fit: Fit, depth: int) -> Fitted | None:
         slots = [((depth, tuple(names)),) if names else () for names in gone.values()]
         chosen = [Fates(frozenset(), s) for s in slots]
         plan, order = fit.apply(chosen)
-        found = Fitted(chosen, plan, order, plan_timeline(plan, order))
+        found = Fitted(chosen, plan_timeline(plan, order), plan, order)
         over = [d for d, p in enumerate(found.timeline.peak_bytes) if p > fit.limits[d]]
         if not over:
             return found

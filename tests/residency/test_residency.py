@@ -189,3 +189,18 @@ def test_malformed_problems_are_refused() -> None:
         Problem(np.ones(2), np.ones(2), 1, 1, -1, 1)
     with pytest.raises(PartitionError, match="no microbatch in flight"):
         Problem(np.ones(2), np.ones(2), 1, 1, 1, 1, 0)
+
+
+def test_what_a_backward_was_told_to_hold_is_known_of_all_that_recompute_more() -> None:
+    asked = []
+
+    def working(decision: IntArray) -> Working:
+        asked.append(decision)
+        return Working(50.0, 50.0, (0, 1))
+
+    problem = Problem(np.full(3, 10.0), np.ones(3), 1, 2, 100, 1, working=working)
+    some, more, others = (np.array(d) * RECOMPUTE for d in ([1, 1, 0], [1, 1, 1], [0, 1, 1]))
+    assert problem.least_working(some) == 10
+    assert problem.working_bytes(some) == 50
+    assert [problem.least_working(d) for d in (some, more, others)] == [50, 50, 10]
+    assert len(asked) == 1
