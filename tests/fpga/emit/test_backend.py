@@ -266,9 +266,9 @@ def test_cycles_on_the_command_line(folder: Path, pipec: Pipec) -> None:
     assert found["bottleneck"] in pipec("inspect", out, "--cycles").out
     (timed,) = json.loads(pipec("verify", out, "--timed", "--json").out)
     assert timed["ok"]
-    first, second = timed["ends"]  # free-running
-    assert first <= found["latency"] <= 1.1 * first
-    assert second - first == found["free_interval"] <= found["interval"]
+    first, second = timed["ends"]  # the first frame's last results leave with the second one
+    assert found["latency"] <= first <= found["latency"] + found["interval"]
+    assert second <= first + found["interval"]
     plan = load_plan(out)
     slower = next(out.glob("stage0_*/src/types.h"))
     slower.write_text(slower.read_text().replace("DEPTH = 2;", "DEPTH = 3;"))

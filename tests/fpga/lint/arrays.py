@@ -9,6 +9,8 @@ from tests.fpga.lint.source import Block, Finding, pragmas
 Members = Mapping[str, tuple[str, ...]]
 """Struct to its members that are arrays."""
 
+_LOCAL = re.compile(r"(?:static |const )?(\w+)<[^=]*> (\w+)(?:\[.*\])?(?: = .*)?")
+"""A variable of a struct, and its name."""
 _ALL = 0
 """The dimension of a partition that means all of them."""
 
@@ -109,7 +111,7 @@ def _parts(
     """The array in a local variable is partitioned, or the variable is one word."""
     for block in function.all():
         for number, line in block.lines:
-            match = re.fullmatch(r"(?:static )?(\w+)<.*> (\w+)(?:\[.*\])?", line)
+            match = _LOCAL.fullmatch(line)
             if match is None or match.group(1) not in known:
                 continue
             kind, name = match.groups()

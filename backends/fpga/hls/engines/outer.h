@@ -54,6 +54,7 @@ void outer(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in0,
         const int m = row % G::ROWS;
         const int word = (row / G::ROWS * G::NF + m / G::PE) * G::SF + s;
         const accumulator<T, G::PE * G::SIMD, G::PARTIAL> now = acc[word];
+#pragma HLS ARRAY_PARTITION variable = now.sum complete
         sum_t<T> all[G::PARTIAL * G::SIMD];
 #pragma HLS ARRAY_PARTITION variable = all complete
         for (int i = 0; i < G::PARTIAL * G::SIMD; ++i) {
