@@ -28,6 +28,7 @@ from pipec.compiler.timeline import plan_timeline
 from pipec.compiler.working import WorkingBytes, together, values_of
 from pipec.errors import PassError, PipecError
 from pipec.graph.eager import eager_parts
+from pipec.options import spelled
 from pipec.plan.model import Plan
 from pipec.residency.apart import Apart, choose_apart
 from pipec.residency.choose import Choice, DoesNotFitError, choose
@@ -35,7 +36,7 @@ from pipec.residency.problem import RECOMPUTE, Problem
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.in_flight import Turns, in_flight
-from pipec.schedule.registry import generate, with_options
+from pipec.schedule.registry import generate, placing
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.timeline import Timeline
 
@@ -332,8 +333,8 @@ class Fit:
             w for w, able in (("move", self.host), ("be recomputed", self.recompute)) if able
         ]
         return PassError(
-            f"schedule {self.schedule.name} does not fit device {device}, with all that may "
-            + " or ".join(allowed),
+            f"schedule {spelled(self.schedule.name, placing(self.schedule))} does not fit device "
+            f"{device}, with all that may " + " or ".join(allowed),
             where=f"{limit:,.0f} bytes of memory",
             got=f"{peak:,.0f} bytes at least",
             want=f"{limit:,.0f} bytes: {peak - limit:,.0f} bytes short",
@@ -343,19 +344,23 @@ class Fit:
     def _hint(self, found: Fitted) -> str:
         """What would fit: schedules that the same stages keep the limit with; more freedom."""
         name, m, n = self.schedule.name, self.schedule.microbatches, len(self.plan.stages)
-        for other, count in ((name, m // 2), ("1f1b", m), ("1f1b", max(n, m // 2))):
+        mine, given = placing(self.schedule), self.schedule.options
+        others = {k: v for k, v in mine.items() if k != "chunks"}
+        tries = (name, given, m // 2), ("1f1b", others, m), ("1f1b", others, max(n, m // 2))
+        for other, options, count in tries:
             if count < 1 or (other, count) == (name, m):
                 continue
             try:
-                order = completed(generate(other, n, count), found.plan)
+                order = completed(generate(other, n, count, **options), found.plan)
                 peaks = np.array(plan_timeline(found.plan, order).peak_bytes)
             except PipecError:
                 continue
             if order.placement == self.schedule.placement and (peaks <= self.limits).all():
-                return f"schedule {other} with {count} microbatches fits"
+                told = spelled(other, mine if options is given else others)
+                return f"schedule {told} with {count} microbatches fits"
         more = [t for t, able in (("recompute=true", self.recompute), ("insert-offload", self.host))
                 if not able]  # fmt: skip
         more += ["differentiate{recompute=all}", "fewer microbatches in flight", "more stages"]
         if self.host and self.schedule.rule.flush and "parts" not in self.schedule.options:
-            more.append(f"stages in parts ({with_options(name, parts=4)})")
+            more.append(f"stages in parts ({spelled(name, {**mine, 'parts': 4})})")
         return ", ".join(more) + " take less"

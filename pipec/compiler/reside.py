@@ -21,11 +21,12 @@ from pipec.compiler.timeline import plan_timeline
 from pipec.compiler.working import Rewrites
 from pipec.cost.table import CostTable
 from pipec.errors import PassError
+from pipec.options import spelled
 from pipec.plan.model import STATE_WAITS, HostSlot, Plan, Stage
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.offload import insert_offload
-from pipec.schedule.registry import generate
+from pipec.schedule.registry import generate, placing
 from pipec.schedule.schedule import Schedule
 from pipec.schedule.steps import insert_state
 from pipec.simulate.timeline import Timeline
@@ -131,7 +132,8 @@ def check_limit(plan: Plan, timeline: Timeline) -> None:
     peak = max(timeline.peak_bytes)
     if isinstance(limit, float) and peak > limit:
         assert plan.schedule is not None
-        name, count = plan.schedule.name, plan.schedule.microbatches
+        name = spelled(plan.schedule.name, placing(plan.schedule))
+        count = plan.schedule.microbatches
         raise PassError(
             "saved values were fitted to a limit for another schedule than the one that is run",
             where=f"device {timeline.peak_bytes.index(peak)}",

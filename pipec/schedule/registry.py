@@ -160,6 +160,13 @@ def generate(name: str, stages: int, microbatches: int, **options: object) -> Sc
     return replicated(parted(built, parts) if parts > 1 else built, replicas, adjacent)
 
 
+def placing(schedule: Schedule) -> dict[str, object]:
+    """The options of a schedule that say on which devices its stages are."""
+    return {
+        k: schedule.options[k] for k in ("chunks", "replicas", "parts") if k in schedule.options
+    }
+
+
 def without_parts(schedule: Schedule) -> Schedule:
     """The schedule that the stages of this one are parts of; itself if they are whole."""
     options = dict(schedule.options)

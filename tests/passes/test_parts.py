@@ -1,5 +1,6 @@
 """Stages in parts under a memory limit: finer copies, the same bits; the rule of PipeOffload."""
 
+import re
 from functools import cache, partial
 
 import pytest
@@ -21,6 +22,7 @@ from pipec.graph.ir import Source
 from pipec.plan.model import Plan
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
+from pipec.schedule.registry import generate
 from tests.passes.test_memory_passes import CASE, batch, model, sgd
 from tests.runtime.pipelines import batches
 
@@ -75,6 +77,36 @@ def test_parts_fit_what_whole_stages_do_not_and_train_the_same_bits() -> None:
     assert made[0].run(2) == made[1].run(2)
     weights, same = (p.state_dict() for p in made)
     assert all(torch.equal(weights[n], same[n]) for n in same)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "share"),
+    [("1f1b{replicas=2}", 1, 0.3), ("interleaved{chunks=3}", 6, 0.2), ("gpipe{parts=2}", 4, 0.3)],
+)
+def test_a_refusal_speaks_of_the_schedule_as_it_was_asked_for(
+    schedule: str, stages: int, share: float
+) -> None:
+    """And what it says would fit, or can be tried, is one that can be run on these devices."""
+    plan = cut_for(schedule, stages)
+    plain = timed(plan, schedule).timeline
+    assert plain is not None
+    limit = share * max(plain.peak_bytes)
+    told = f"insert-recompute{{memory-limit={limit} microbatches=4 generator={schedule}}},"
+    with pytest.raises(PassError) as caught:
+        timed(plan, schedule, told)
+    text = str(caught.value)
+    assert f"schedule {schedule} does not fit device" in text
+    if found := re.search(r"schedule (\S+) with (\d+) microbatches fits", text):
+        name, count = found.groups()
+        again = told.replace("microbatches=4", f"microbatches={count}").replace(schedule, name)
+        last = f"{again}schedule{{generator={name} microbatches={count}}},simulate"
+        made = run_passes(parse_pipeline(last), plan).timeline
+        assert made is not None
+        assert max(made.peak_bytes) <= limit
+    with pytest.raises(PassError) as caught:
+        timed(plan, schedule, told.replace("insert-recompute", "insert-offload"))
+    for name in re.findall(r"stages in parts \((\S+)\)", str(caught.value)):
+        assert generate(name, 4 * stages, 4).devices == DEVICES
 
 
 def rule(fit: Fit, depth: int) -> Fitted | None:
