@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from weakref import WeakKeyDictionary
 
 import numpy as np
+from torch import fx
 
 from pipec.cluster.cluster import Cluster, Link
 from pipec.cost.table import CostTable
@@ -15,6 +17,8 @@ from pipec.partition.devices import Device
 
 TRAINING_COPIES = 4.0
 """Weight-sized tensors in training: weights, gradients, two moments of Adam."""
+
+_known: WeakKeyDictionary[fx.GraphModule, tuple[CostTable, float, CostGraph]] = WeakKeyDictionary()
 
 
 def placement_problem(
@@ -27,6 +31,13 @@ def placement_problem(
         costs: Seconds and bytes of one microbatch.
         copies: Weight-sized tensors of each weight in training.
     """
+    known = _known.get(graph.module)
+    if known is None or known[0] is not costs or known[1] != copies:
+        _known[graph.module] = known = costs, copies, _problem(graph, costs, copies)
+    return known[2]
+
+
+def _problem(graph: Graph, costs: CostTable, copies: float) -> CostGraph:
     training = bool(graph.outputs_of(OutputKind.LOSS))
     calls = graph.calls
     at = {n.name: k for k, n in enumerate(calls)}

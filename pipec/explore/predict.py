@@ -153,9 +153,8 @@ class Predictor:
         cut = passes[at]
         assert isinstance(cut, PartitionPass)
         base = self.maker.costed(c.microbatch).replace(cluster=c.on(self.maker.cluster))
-        found = cut.fastest(
-            run_passes(passes[:at], base), counted=True
-        )  # refuses what does not fit in any way
+        base = run_passes(passes[:at], base) if at else base  # which is verified, once
+        found = cut.fastest(base, counted=True)  # refuses what does not fit in any way
         if found is None or c.eased:
             return self.planned(c)
         return replace(_figures(c, found.cut.timeline), loose_seconds=found.cut.loose)
