@@ -20,8 +20,8 @@ SHRINK = (0.99, 0.98, 0.97, 0.96, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2
 """Relative caps of the next programs where whole copies need more room than the fluid."""
 PARTS = (1, 8, 32)
 """Slots of equal bytes: the more of them, the more the copies are like a fluid."""
-STARTS, FEW = 10, 100
-"""Most unlike decisions that are improved, of up to so many values; of more, only the best."""
+STARTS, MANY = (10, 2), 100
+"""Most unlike decisions that are improved: of up to so many values, and of more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +133,7 @@ def _starts(problem: Problem, first: Bound) -> list[Played]:
     for t in sorted(found, key=lambda t: t.order):
         depths = tuple(sorted({s.depth for s in t.slots}))
         unlike.setdefault((depths, t.decision.tobytes()), t)
-    return list(unlike.values())[: STARTS if problem.values <= FEW else 1]
+    return list(unlike.values())[: STARTS[problem.values > MANY]]
 
 
 def _unknown(problem: Problem, decision: IntArray) -> Working | None:

@@ -25,7 +25,7 @@ from pipec.simulate.simulate import simulate
 from pipec.simulate.timeline import Timeline
 from pipec.simulate.times import Times
 
-PERIODS = 8
+PERIODS = 4
 """Periods over which the steady state is measured, besides two per microbatch in flight."""
 CLOSE = 1e-3
 """Seconds, as a share of the step, for which it is not worth to search on, or to copy more."""
