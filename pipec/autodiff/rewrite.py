@@ -51,6 +51,13 @@ def lineage(training: Training, value: str, kept: Collection[str]) -> list[fx.No
     return [n for n in nodes.values() if n in found]
 
 
+def reads_trained(training: Training, nodes: Collection[fx.Node]) -> bool:
+    """Whether one of some nodes of F reads a weight that is trained."""
+    parameters = training.F.inputs_of(InputKind.PARAMETER)
+    trained = {i.node for i in parameters if i.name in training.trained}
+    return any(read.name in trained for n in nodes for read in n.all_input_nodes)
+
+
 def recomputed(training: Training, values: Collection[str]) -> Training:
     """The same training with some saved values computed again by B, I and W.
 

@@ -298,7 +298,7 @@ class Fit:
         for s, (work, turns) in enumerate(zip(self._works, self._turns, strict=True)):
             flight = 1 if apart else max(turns.most, 1)
             problem = Problem(
-                *values_of(work, recompute=self.recompute),
+                *values_of(work, recompute=self.recompute, alike=self.schedule.rule.alike),
                 forward=times[ActionKind.F][s],
                 backward=times[ActionKind.B][s],
                 cap=0.0,
@@ -360,7 +360,8 @@ class Fit:
                 return f"schedule {told} with {count} microbatches fits"
         more = [t for t, able in (("recompute=true", self.recompute), ("insert-offload", self.host))
                 if not able]  # fmt: skip
-        more += ["differentiate{recompute=all}", "fewer microbatches in flight", "more stages"]
+        more += ["differentiate{recompute=all}"] * self.schedule.rule.alike
+        more += ["fewer microbatches in flight", "more stages"]
         if self.host and self.schedule.rule.flush and "parts" not in self.schedule.options:
             more.append(f"stages in parts ({spelled(name, {**mine, 'parts': 4})})")
         return ", ".join(more) + " take less"

@@ -10,8 +10,9 @@ from fnmatch import fnmatchcase
 
 from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import everything
-from pipec.autodiff.rewrite import lineage
+from pipec.autodiff.rewrite import lineage, reads_trained
 from pipec.compiler.fates import Fates
+from pipec.compiler.residency import saved_in_order
 from pipec.errors import PassError
 from pipec.graph.eager import is_tape
 from pipec.graph.ir import origin
@@ -41,7 +42,11 @@ def named_fates(
         assert stage.training is not None
         hits = {p: _matching(stage.training, p) for p in patterns}
         wanted = frozenset(name for names in hits.values() for name in names)
-        wanted = _movable(stage.training, wanted) if host else _recomputable(stage.training, wanted)
+        wanted = (
+            _movable(stage.training, wanted)
+            if host
+            else _recomputable(stage.training, wanted, alike=schedule.rule.alike)
+        )
         used |= {p for p, names in hits.items() if not wanted.isdisjoint(names)}
         order = tuple(v.name for v in stage.training.saved if v.name in wanted)
         slots = ((min(2, max(0, turns.most - 2)), order),) if host and order else ()
@@ -69,16 +74,19 @@ def _movable(training: Training, values: frozenset[str]) -> frozenset[str]:
     return frozenset(v for v in values if not is_tape(training.F.nodes[v]))
 
 
-def _recomputable(training: Training, values: frozenset[str]) -> frozenset[str]:
-    """Those of some values that come from all others without random numbers."""
-    while True:
-        kept = {v.name for v in training.saved} - values
-        calls = {v: [n for n in lineage(training, v, kept) if n.op == "call_function"]
-                 for v in values}  # fmt: skip
-        left = frozenset(v for v in values if all(map(everything, calls[v])))
-        if left == values:
-            return values
-        values = left
+def _recomputable(training: Training, values: frozenset[str], *, alike: bool) -> frozenset[str]:
+    """Those of some values that come from all others without random numbers.
+
+    And, where B may have other weights than F (not ``alike``), without weights.
+    """
+    saved, found = {v.name for v in training.saved}, set[str]()
+    for name in saved_in_order(training):
+        if name in values:
+            steps = lineage(training, name, saved - found - {name})
+            calls = [n for n in steps if n.op == "call_function"]
+            if all(map(everything, calls)) and (alike or not reads_trained(training, calls)):
+                found.add(name)
+    return frozenset(found)
 
 
 def _names_nothing(plan: Plan, pattern: str, *, host: bool) -> PassError:

@@ -11,7 +11,7 @@ from math import inf
 
 from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import everything
-from pipec.autodiff.rewrite import lineage
+from pipec.autodiff.rewrite import lineage, reads_trained
 from pipec.cluster.device import Device
 from pipec.compiler.stage_timing import device_of, peak_live_bytes
 from pipec.cost.count import count
@@ -51,11 +51,12 @@ class StageWork:
         calls = [n.name for n in graph.calls if not is_comm(n)]
         return sum(self.forward[name] for name in calls if name in self.forward)
 
-    def recompute(self, value: str) -> float:
+    def recompute(self, value: str, *, alike: bool = True) -> float:
         """Seconds to compute a saved value again from the others; infinite where it cannot be.
 
-        Not computed again: what was received, what draws random numbers on the way, and what
-        would have as many bytes saved in its place.
+        Not computed again: what was received, what draws random numbers on the way, what
+        would have as many bytes saved in its place, and what reads weights that B may have in
+        another version than F (not ``alike``).
         """
         kept = {v.name for v in self.training.saved} - {value}
         steps = lineage(self.training, value, kept)
@@ -63,6 +64,8 @@ class StageWork:
         inputs = sum(nbytes(n) for n in steps if n.op == "placeholder")
         own = nbytes(self.training.F.node(value))
         if not all(map(everything, calls)) or 2 * inputs > own:
+            return inf
+        if not alike and reads_trained(self.training, calls):
             return inf
         return sum(self.forward[n.name] for n in calls)
 

@@ -162,9 +162,8 @@ def generate(name: str, stages: int, microbatches: int, **options: object) -> Sc
 
 def placing(schedule: Schedule) -> dict[str, object]:
     """The options of a schedule that say on which devices its stages are."""
-    return {
-        k: schedule.options[k] for k in ("chunks", "replicas", "parts") if k in schedule.options
-    }
+    given = ((k, schedule.options.get(k)) for k in ("chunks", "replicas", "parts"))
+    return {k: v for k, v in given if isinstance(v, int)}
 
 
 def without_parts(schedule: Schedule) -> Schedule:

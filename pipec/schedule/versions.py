@@ -52,6 +52,11 @@ class VersionRule:
         """Whether weights change only when no microbatch is under way."""
         return self.name == "flush"
 
+    @property
+    def alike(self) -> bool:
+        """Whether a backward uses the weights that its forward used."""
+        return self.name != "newest"
+
     def update_of(self, microbatch: Count, replicas: Count) -> Count:
         """The version that the gradients of a microbatch go into, 1-based; or of an array of them.
 

@@ -1,6 +1,7 @@
 """Stages in parts under a memory limit: finer copies, the same bits; the rule of PipeOffload."""
 
 import re
+from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -16,7 +17,7 @@ from pipec.compiler.pass_manager import parse_pipeline, run_passes
 from pipec.compiler.reside import applied, best, planned
 from pipec.compiler.residency import saved_in_order
 from pipec.compiler.timeline import plan_timeline
-from pipec.errors import PassError
+from pipec.errors import PassError, PlanError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.ir import Source
 from pipec.plan.model import Plan
@@ -81,7 +82,12 @@ def test_parts_fit_what_whole_stages_do_not_and_train_the_same_bits() -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "stages", "share"),
-    [("1f1b{replicas=2}", 1, 0.3), ("interleaved{chunks=3}", 6, 0.2), ("gpipe{parts=2}", 4, 0.3)],
+    [
+        ("1f1b{replicas=2}", 1, 0.3),
+        ("interleaved{chunks=3}", 6, 0.2),
+        ("gpipe{parts=2}", 4, 0.3),
+        ("pipedream", 2, 0.2),
+    ],
 )
 def test_a_refusal_speaks_of_the_schedule_as_it_was_asked_for(
     schedule: str, stages: int, share: float
@@ -107,6 +113,34 @@ def test_a_refusal_speaks_of_the_schedule_as_it_was_asked_for(
         timed(plan, schedule, told.replace("insert-recompute", "insert-offload"))
     for name in re.findall(r"stages in parts \((\S+)\)", str(caught.value)):
         assert generate(name, 4 * stages, 4).devices == DEVICES
+
+
+@pytest.mark.parametrize("told", ["memory-limit=", "values="])
+def test_backwards_with_newer_weights_compute_nothing_again_that_reads_weights(told: str) -> None:
+    """PipeMare: what is computed again would be another value than the forward's."""
+    plan = cut_for("pipemare", 2)
+    plain = timed(plan, "pipemare")
+    assert plain.timeline is not None
+    if told == "values=":
+        before = "insert-recompute{values=layers.* generator=pipemare microbatches=4},"
+    else:
+        limit = 0.9 * max(plain.timeline.peak_bytes)
+        before = f"insert-recompute{{{told}{limit} generator=pipemare microbatches=4}},"
+    fits = timed(plan, "pipemare", before)
+    assert any(a.training != b.training for a, b in zip(fits.stages, plain.stages, strict=True))
+    made = [LocalPipeline(p, batches(CASE, p.graph), Settings(sgd)) for p in (plain, fits)]
+    assert made[0].run(2) == made[1].run(2)
+    weights, same = (p.state_dict() for p in made)
+    assert all(torch.equal(weights[n], same[n]) for n in same)
+
+
+def test_backwards_with_newer_weights_that_compute_all_again_are_refused() -> None:
+    plan = cut_for("1f1b", 2)
+    bare = plan.replace(stages=tuple(replace(s, training=None) for s in plan.stages))
+    again = run_passes(parse_pipeline("differentiate{recompute=all},time-stages"), bare)
+    assert timed(again, "pipedream").timeline is not None
+    with pytest.raises(PlanError, match=r"recomputed-alike.*a newer .* than its forward had"):
+        timed(again, "pipemare")
 
 
 def rule(fit: Fit, depth: int) -> Fitted | None:

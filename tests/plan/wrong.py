@@ -99,6 +99,13 @@ def pipemare(plan: Plan) -> Plan:
     return plan.replace(schedule=completed(generate("pipemare", 4, 4), plan), timeline=None)
 
 
+def pipemare_again(plan: Plan) -> Plan:
+    """The same where no part is eager, and values that read weights are computed again."""
+    told = "insert-recompute{values=blocks.* microbatches=4}"
+    plan = run_passes(parse_pipeline(told), plan.replace(schedule=None, timeline=None))
+    return pipemare(plan)
+
+
 def method(graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
     node = first(nodes, "relu")
     node.op, node.target = "call_method", "relu"

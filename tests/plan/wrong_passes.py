@@ -197,6 +197,7 @@ WRONG: list[tuple[str, str, e.Edit, str]] = [
         "forward-keeps-ends",
     ),
     ("newer-weights", "eager", w.pipemare, "tapes-stay"),
+    ("newer-weights-again", "cut", w.pipemare_again, "recomputed-alike"),
     ("slot-bytes", "hosted", w.unscheduled(w.slot(nbytes=1)), "slots-say-the-bytes"),
     ("drops-fetch", "hosted", e.in_training(0, "BI", t.no_fetch), "slots-have-two-ends"),
     ("schedules-other-slot", "hosted", w.schedule(w.host_bytes), "slots-are-scheduled"),

@@ -7,11 +7,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import fx
 
-from pipec.autodiff.recompute import is_random
+from pipec.autodiff.recompute import is_random, views
 from pipec.graph.arguments import unchecked
 from pipec.graph.eager import eager_parts, is_tape
 from pipec.graph.finding import Finding
 from pipec.graph.ir import Graph, InputKind, OutputKind, nbytes
+from pipec.graph.written import ancestors
 from pipec.plan.rules.parts import Parts, PlanRule, mismatch, value_of, values
 from pipec.schedule.action import ActionKind
 from pipec.schedule.schedule import Schedule
@@ -267,6 +268,24 @@ def _random_values_are_drawn_once(parts: Parts) -> Iterator[Finding]:
                 yield Finding(place, "draws random numbers again", "what F has drawn, saved")
 
 
+def _recomputed_alike(parts: Parts) -> Iterator[Finding]:
+    """What a backward computes again reads the weights that its forward has read."""
+    order = parts.plan.schedule
+    if order is None or not order.training or order.rule.alike:
+        return
+    for stage, graphs in parts.trained:
+        assert stage.training is not None
+        forward = {n.name for n in graphs["F"].graph.calls if not views(n)}
+        for kind in ("B", "I", "W"):
+            graph = graphs[kind].graph
+            read = {n.name for n in ancestors(n for n in graph.calls if n.name in forward)}
+            weights = (i.name for i in graph.inputs_of(InputKind.PARAMETER) if i.node in read)
+            for name in sorted({*weights} & {*stage.training.trained}):
+                got = f"values computed again with a newer {name} than its forward had"
+                want = f"these offloaded, or another schedule than {order.name}: 1f1b, pipedream"
+                yield Finding(f"{kind} of stage {stage.index}", got, want)
+
+
 def _tapes_stay(parts: Parts) -> Iterator[Finding]:
     """A stage with parts that run eagerly goes back on its device, on the weights of its F."""
     plan, order = parts.plan, parts.plan.schedule
@@ -295,6 +314,7 @@ def _versions(order: Schedule, rows: npt.NDArray[np.bool_]) -> Iterator[tuple[in
 
 RULES: dict[str, PlanRule] = {
     "all-are-differentiated": _all_are_differentiated,
+    "recomputed-alike": _recomputed_alike,
     "forward-keeps-ends": _forward_keeps_ends,
     "saved-values-agree": _saved_values_agree,
     "gradients-arrive": _gradients_arrive,
