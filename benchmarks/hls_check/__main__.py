@@ -48,7 +48,8 @@ def main(models: tuple[str, ...], devices: str, precisions: tuple[str, ...]) -> 
                 for found in loops_of(name, devices, precision, Path(folder)):
                     kinds[found.kind].append(found)
         loops = [i for every in kinds.values() for i in every]
-        print(f"{precision}: {sum(i.ok for i in loops)} of {len(loops)} loops reach their interval")
+        good = sum(i.ok for i in loops)
+        print(f"{precision}: {good} of {len(loops)} loops and pauses between loops are as they say")
         for kind, every in sorted(kinds.items()):
             worst = max(every, key=lambda i: i.least / i.declared)
             print(

@@ -5,13 +5,14 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from benchmarks.hls_check.ir import Function, functions
 from benchmarks.hls_check.operators import Delays
 from benchmarks.hls_check.recurrence import Array, Body, Interval
-from benchmarks.hls_check.schedule import cycles_of
+from benchmarks.hls_check.schedule import HAND_OVER, cycles_of, pauses_in
 from pipec.backends.fpga.stagejson import read_record
 from pipec.errors import BackendError
 
@@ -55,7 +56,7 @@ FLAGS = [
 
 
 def intervals(stage: Path) -> list[Interval]:
-    """What every pipelined loop of an emitted stage allows, engine by engine.
+    """What every pipelined loop of an emitted stage allows, and every pause between two of them.
 
     Args:
         stage: Its directory, ``stage.json`` included.
@@ -72,12 +73,38 @@ def loops_in(source: Path, clock_mhz: float) -> list[Interval]:
     Raises:
         BackendError: As `intervals`.
     """
+    found, delays = read(source), Delays(clock_mhz)
+    bodies = [(f, found.arrays, delays, found.sizes) for f in found.functions]
+    return [i for kind in (_loops, _pauses) for body in bodies for i in kind(*body)]
+
+
+@dataclass(frozen=True)
+class Code:
+    """The code of a kernel.
+
+    Attributes:
+        functions: As clang has them.
+        arrays: What pragmas say, by function and variable.
+        sizes: Words by global array, dimension by dimension.
+    """
+
+    functions: list[Function]
+    arrays: dict[tuple[str, str], Array]
+    sizes: dict[str, tuple[int, ...]]
+
+
+def read(source: Path) -> Code:
+    """A kernel as clang reads it; functions of ``links::`` are engines, too.
+
+    Raises:
+        BackendError: There is no clang, or it refuses the code.
+    """
     with tempfile.TemporaryDirectory(prefix="pipec-hls-") as name:
         folder = Path(name)
         shutil.copytree(source, folder / "src", ignore=shutil.ignore_patterns("weights"))
         arrays: dict[tuple[str, str], Array] = {}
         kernel = (folder / "src" / "stage_top.cpp").read_text(encoding="utf-8")
-        engines = frozenset(re.findall(r"engine::(\w+)[<(]", kernel))
+        engines = frozenset(re.findall(r"(?:engine|links)::(\w+)[<(]", kernel))
         paths = [p for p in sorted((folder / "src").rglob("*")) if p.suffix in {".h", ".cpp"}]
         texts = {path: path.read_text(encoding="utf-8") for path in paths}
         headers = "\n".join(text for path, text in texts.items() if path.suffix == ".h")
@@ -89,8 +116,7 @@ def loops_in(source: Path, clock_mhz: float) -> list[Interval]:
         (folder / "ap_axi_sdata.h").write_text(words.read_text(encoding="utf-8"), encoding="utf-8")
         text = _ir(folder)
     sizes = {n: tuple(map(int, re.findall(r"\d+", d))) for n, d in _GLOBAL.findall(text)}
-    delays = Delays(clock_mhz)
-    return [i for f in functions(text) for i in _loops(f, arrays, delays, sizes)]
+    return Code(functions(text), arrays, sizes)
 
 
 def _loops(
@@ -119,11 +145,27 @@ def _loops(
         ports, memory = body.ports()
         least, cycle = body.recurrence()
         fires = [i.numbers[1] for i in body.instructions if i.callee == "@pipec_fire"]
-        depth = cycles_of(body.instructions, body.graph, body.delay, delays.usable)
+        depth = max(cycles_of(body.instructions, body.graph, body.delay, delays.usable), 1)
         yield Interval(
             function.name, declared, least, cycle, ports, memory, body.unknown, depth,
             max(fires, default=0),
         )  # fmt: skip
+
+
+def _pauses(
+    function: Function,
+    arrays: dict[tuple[str, str], Array],
+    delays: Delays,
+    sizes: dict[str, tuple[int, ...]],
+) -> Iterator[Interval]:
+    """The pauses between pipelined loops: the first one drains, what lies between is computed."""
+    for pause in pauses_in(function):
+        least = HAND_OVER
+        for part in (pause.before, pause.between):
+            body = Body(function, part, arrays, delays, sizes)
+            least += cycles_of(body.instructions, body.graph, body.delay, delays.usable)
+        between = ("drain", "between")
+        yield Interval(function.name, pause.declared, least, between, 1, "", pause=True)
 
 
 def _translated(text: str, engines: Collection[str]) -> str:

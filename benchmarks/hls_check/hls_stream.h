@@ -26,6 +26,11 @@ class stream<T, 0> {
   void write(const T &token) { *static_cast<T *>(pipec_fifo_write(this)) = token; }
   T read() { return *static_cast<const T *>(pipec_fifo_read(this)); }
   bool empty() const { return pipec_fifo_read(this) == nullptr; }
+  bool read_nb(T &token) {
+    const void *found = pipec_fifo_read(this);
+    if (found != nullptr) token = *static_cast<const T *>(found);
+    return found != nullptr;
+  }
 
  private:
   char identity_ = 0;

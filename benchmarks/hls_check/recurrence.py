@@ -57,6 +57,8 @@ class Interval:
         recurrence: Least interval by recurrences; ``cycle`` the operations of the tightest one.
         ports: Least interval by memory ports; ``memory`` the array that needs it.
         unknown: Addresses in no array that is known: what is behind them is not analysed.
+        pause: Whether it is no loop but what lies between two: ``declared`` cycles from the last
+            start in one to the first in the other, of which ``recurrence`` are needed.
         depth: Cycles that an iteration takes at least; ``declared_depth`` what the code declares.
     """
 
@@ -69,6 +71,7 @@ class Interval:
     unknown: tuple[str, ...] = ()
     depth: int = 1
     declared_depth: int = 0
+    pause: bool = False
 
     @property
     def kind(self) -> str:
@@ -176,7 +179,7 @@ class Body:
         for block in self.loop.blocks:
             if block == self.loop.header:
                 continue
-            waits = [i for i in self.function.blocks[block] if i.op in {"store", "call"}]
+            waits = [i for i in self.function.blocks[block] if i.op == "store" or _acts(i)]
             joins = [i for i in self.function.blocks[block] if i.op == "phi"]
             users = [*waits, *(i for i in joins if len(i.incoming) > 1)]
             conditions = self._conditions(block) if users else []
@@ -447,6 +450,11 @@ class Body:
         if "@llvm.mem" in name:
             return STORE
         return GATE if "llvm.f" in name else 0.0
+
+
+def _acts(i: Instruction) -> bool:
+    """Whether a call does more than compute: it accesses a FIFO, or memory."""
+    return "@pipec" in i.callee or "@llvm.mem" in i.callee
 
 
 def _base(name: str) -> str:

@@ -61,7 +61,10 @@ def main(folders: tuple[Path, ...], *, everything: bool, as_json: bool) -> None:
         for row in rows:
             if everything or not row.ok:
                 click.echo(line(row))
-    click.echo(f"{len(loops) - len(red)} of {len(loops)} pipelined loops reach their interval")
+    for what, pause in (("pipelined loops reach their interval", False),
+                        ("pauses between loops are long enough", True)):  # fmt: skip
+        some = [i for i in loops if i.pause == pause]
+        click.echo(f"{sum(i.ok for i in some)} of {len(some)} {what}")
     sys.exit(bool(red))
 
 

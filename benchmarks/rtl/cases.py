@@ -290,8 +290,8 @@ def norm_cases() -> list[Case]:
     """Row units of two and three passes."""
 
     def part(rows: int, c: int, lanes: int, passes: int, gap: int) -> list[Part]:
-        tokens = rows * ceil_div(c, lanes)
-        return between(Norm(rows, c, 1, lanes, "softmax", passes, gap), tokens, tokens,
+        tokens, gaps = rows * ceil_div(c, lanes), (1, *[gap] * (passes - 1))
+        return between(Norm(rows, c, 1, lanes, "softmax", gaps), tokens, tokens,
                        (lanes, lanes))  # fmt: skip
 
     return [
@@ -388,8 +388,9 @@ def rigid_cases() -> list[Case]:
         ("residual, skip path of 90", residual(90, 8), Style.FLUSH),
         ("residual, skip path of 10", residual(10, 8), Style.FLUSH),
         ("three branches", inception(400), Style.FLUSH),
-        ("row unit, slow sink", Net(between(Norm(12, 16, 1, 2, "softmax", 3, 9), 96, 96, (2, 2)),
-                                    {"snk": 6}), Style.FLUSH),
+        ("row unit, slow sink",
+         Net(between(Norm(12, 16, 1, 2, "softmax", (1, 9, 9)), 96, 96, (2, 2)), {"snk": 6}),
+         Style.FLUSH),
         ("bursts of results into a slow sink",
          Net(fed_mvu(14, 12, 12, 2, 3, order="B"), {"snk": 3}), Style.FLUSH),
         ("chain, FIFOs of 8", Net(two_layers(), depths=8), Style.STALL),
@@ -411,7 +412,7 @@ def rigid_cases() -> list[Case]:
 
 def rigid_nets(depth: int) -> list[tuple[str, Net]]:
     """One small network per way in which a pipeline can be starved or held up."""
-    norm = Norm(6, 16, 1, 2, "softmax", 3, 9)
+    norm = Norm(6, 16, 1, 2, "softmax", (1, 9, 9))
     fed = between(Mvu(12, 8, 1, 12, 2, 3, order="B"), 48, 48, (3, 2))
     weights = Mvu(8, 8, 1, 8, 2, 4, streamed=True)
     ddr = [source("src", "x", 16, 4), ("ddr", Load(8, 8, 8), (), ("w",)),

@@ -201,7 +201,7 @@ def _enable(e: str, outs: Sequence[int], style: Style) -> str:
 def quiet_limit(record: Json) -> int:
     """Cycles without any start after which nothing can ever start again."""
     engines = record["engines"]
-    gaps = [e["nest"].get("gap", 1) for e in engines] + [e["ii"] for e in engines]
+    gaps = [g for e in engines for g in (*e["nest"].get("gaps", ()), e["ii"])]
     slots = [e["slots"]["of"] for e in engines if e.get("slots")]
     return int(2 * max(gaps) + max(e["depth"] for e in engines) + max(slots, default=0) + 8)
 

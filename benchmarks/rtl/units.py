@@ -118,7 +118,10 @@ _UNITS = {
         {"NI": lambda n, e: len(e["inputs"]), "OP": _streamed_op,
          "RELU": lambda n, e: int(any(step.op == "relu" for step in n.steps))},
     ),
-    "norm": _Kind("norm", "ROWS CF LANES PASSES GAP"),
+    "norm": _Kind(
+        "norm", "ROWS CF LANES PASSES",
+        {"GAPS": lambda n, e: _vector([max(gap, e["ii"]) for gap in n.gaps])},
+    ),
     "fork": _Kind("fork_unit", "TOKENS", {"NO": lambda n, e: n.outputs}, "inputs"),
     "concat": _Kind(
         "concat", "OUTER",

@@ -17,11 +17,15 @@ from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables
 from pipec.backends.fpga.engines.integer import real_type
 from pipec.backends.fpga.engines.parts import in_tokens, weight
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
-from pipec.backends.fpga.numbers import fixed_point
+from pipec.backends.fpga.int8 import kind_of
+from pipec.backends.fpga.numbers import bits_of, fixed_point
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
-GAP = 40
-"""Cycles between two passes of a row unit, which computes in float32: its pipeline drains."""
+ADD, MUL, DIV, ROOT, EXP, POW, PICK, CONVERT, MEMORY = 4, 3, 11, 11, 13, 32, 2, 6, 2
+"""Cycles of float32 operators up to 300 MHz, as public reports of Vitis HLS have them (`POW` and
+`CONVERT`, to or from a narrow type, assumed), of a choice, and of a row's memory."""
+HAND_OVER = 2
+"""Cycles from the end of a pipelined loop to the start of what follows."""
 
 
 ROW_OPS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -37,6 +41,8 @@ ROW_OPS: dict[str, tuple[int, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 """Row op to its passes over a row, reading and writing included, and its steps per element."""
+PARTS = 8
+"""Results of a row that are used in turn; as in ``dot.h``."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,10 @@ class Norm(Nest):
       for c in cf: write
     ```
 
-    Every pass after the first starts ``gap`` cycles after the last firing of the one before (the
-    pipeline drains between passes). A row has ``taps`` positions of ``channels`` elements each:
-    ``cf = taps*ceil(channels/lanes)``; padding lanes take no part. Gradients read ``dy`` and ``y``:
+    Pass k starts ``gaps[k]`` cycles after the last firing of the one before, the first one after
+    that of the row before: the pipeline drains, and its results become one. A row has
+    ``taps`` positions of ``channels`` elements each: ``cf = taps*ceil(channels/lanes)``; padding
+    lanes take no part. Gradients read ``dy`` and ``y``:
 
     ```text
     softmax_gradient        y the result: y * (dy - sum(dy * y))
@@ -75,8 +82,7 @@ class Norm(Nest):
     taps: int = 1
     lanes: int = 1
     op: str = "softmax"
-    passes: int = 3
-    gap: int = 1
+    gaps: tuple[int, ...] = ()
     eps: float = 0.0
     size: int = 0
     alpha: float = 0.0
@@ -91,6 +97,11 @@ class Norm(Nest):
         return self.taps * ceil_div(self.channels, self.lanes)
 
     @property
+    def passes(self) -> int:
+        """Passes over a row, reading and writing included."""
+        return len(self.gaps) or ROW_OPS[self.op][0]
+
+    @property
     def is_gradient(self) -> bool:
         """Whether it reads ``dy`` too."""
         return self.op.endswith("_gradient")
@@ -99,22 +110,54 @@ class Norm(Nest):
         return "rowgrad.h" if self.is_gradient else "norm.h"
 
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
-        left = max(target - self.rows * (self.passes - 1) * GAP, 1)
-        lanes = lanes_for(self.channels, self.rows * self.taps, left, self.passes)
-        nest = dataclasses.replace(self, lanes=lanes, gap=GAP)
+        nest, lanes = dataclasses.replace(self, lanes=0), 1
+        while nest.lanes < lanes:  # more lanes, longer gaps
+            nest = dataclasses.replace(self, lanes=lanes)
+            nest = dataclasses.replace(nest, gaps=nest.drains(dtype))
+            left = max(target - self.rows * sum(nest.gaps), 1)
+            lanes = lanes_for(self.channels, self.rows * self.taps, left, self.passes)
+        lanes = nest.lanes
         row = (nest.taps, nest.channels)
         shape, kind = (nest.cf, lanes), real_type(dtype)
         tables = tuple(
             weight(role, shape, table, kind, lambda a: in_tokens(a.reshape(row), lanes))
             for role, table in layer.tables.items()
         )
-        return Folded(nest, lanes, GAP, tables)
+        return Folded(nest, lanes, nest.gaps[0] - HAND_OVER, tables)
 
     def runs(self, ii: int, inputs: int) -> Runs:
-        silent = (self.passes - 2) * (self.gap + (self.cf - 1) * ii)
-        read = Run(self.cf, ii, (1 << inputs) - 1)
-        body = (read, Run(1, self.gap + silent, 0, 1), Run(self.cf - 1, ii, 0, 1))
-        return (Loop(self.rows, body),)
+        first, *silent, last = (max(g, ii) for g in self.gaps or (1,) * self.passes)
+        hidden, rest = sum(g + (self.cf - 1) * ii for g in silent), self.cf - 1
+        reads = (1 << inputs) - 1
+        reading = (Run(1, first, reads), Run(rest, ii, reads))
+        writing = (Run(1, last + hidden, 0, 1), Run(rest, ii, 0, 1))
+        return (Loop(self.rows, (*reading, *writing)),)
+
+    def drains(self, dtype: str) -> tuple[int, ...]:
+        """The gaps that it needs: what a pass takes from its last token on, and the sums of a row.
+
+        Args:
+            dtype: Arithmetic of the network; a row unit computes in float32.
+        """
+        lanes, row = ((n - 1).bit_length() for n in (self.lanes, min(self.cf, PARTS)))
+        narrow = CONVERT if bits_of(dtype) < 32 else 0
+        total = (lanes + 1 + row) * ADD  # over the lanes, into the row's sums, over these
+        mean, scale = total + DIV, MUL * self.scale
+        deviation = ADD + MUL + mean + ADD + ROOT + DIV
+        found = {
+            "softmax": ((lanes + 1 + row) * PICK, ADD + EXP + total + DIV, ADD + EXP + MUL),
+            "log_softmax": ((lanes + 1 + row) * PICK, ADD + EXP + total + EXP, 2 * ADD),
+            "layer_norm": (mean, deviation, ADD + MUL + scale + ADD * self.shift),
+            "rms_norm": (deviation - ADD, MUL + scale + ADD * self.shift),
+            "lrn": (0, MUL + self.size * ADD + MUL + ADD + POW + DIV),
+            "softmax_gradient": (MUL + total, ADD + MUL),
+            "log_softmax_gradient": (total, EXP + MUL + ADD),
+            "layer_norm_gradient": (
+                mean, deviation, scale + ADD + 2 * MUL + mean, scale + 3 * ADD + 3 * MUL
+            ),
+        }[self.op]  # fmt: skip
+        *others, written = (MEMORY + narrow + cycles + HAND_OVER for cycles in found)
+        return (written + PICK + (DIV if kind_of(dtype) == "int8" else narrow), *others)
 
     def buffer(self, bits: int, sums: int) -> tuple[int, int]:
         return ((1 + self.is_gradient) * self.lanes * bits, self.cf)
@@ -126,19 +169,23 @@ class Norm(Nest):
         return dsp + converted * CONVERTED[0], lut + converted * CONVERTED[1]
 
     def unit(self, engine: Engine) -> Unit:
-        constants = self.named("ROWS TAPS C=channels LANES GAP")
+        constants = self.named("ROWS TAPS C=channels LANES")
+        first, *others = self.gaps or (1,) * self.passes
+        cases = "".join(f"pass == {k} ? {gap} : " for k, gap in enumerate(others, 1))
+        gaps = {"int gap(int pass)": [f"return {cases}{first};"]}
         if "softmax" in self.op:
             function = self.op.removeprefix("log_")
-            return Unit(function, {**constants, "LOG": function != self.op})
+            return Unit(function, {**constants, "LOG": function != self.op}, gaps)
         if self.op == "lrn":
             constants |= {"BEFORE": (self.size - 1) // 2, "AFTER": self.size // 2}
             k, alpha, beta = (literal(v, engine.dtype) for v in (self.k, self.alpha, self.beta))
             size = literal(self.size, engine.dtype)
             body = [f"return x / ops::pow({k} + {alpha} / {size} * sum, {beta});"]
-            return Unit("lrn", constants, {"real_t<T> op(real_t<T> x, real_t<T> sum)": body})
+            op = {"real_t<T> op(real_t<T> x, real_t<T> sum)": body}
+            return Unit("lrn", constants, op | gaps)
         eps = {"real_t<T> eps()": [f"return {literal(self.eps, engine.dtype)};"]}
         tables = ("scale?no_table", "shift?no_table")
-        return Unit(self.op, constants, eps, tables=tables[: 1 if self.is_gradient else 2])
+        return Unit(self.op, constants, eps | gaps, tables=tables[: 1 if self.is_gradient else 2])
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         x = reads[0].reshape(self.rows, self.taps * self.channels)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import fx
 
-from pipec.backends.fpga.engines.norm import ROW_OPS, Norm
+from pipec.backends.fpga.engines.norm import Norm
 from pipec.backends.fpga.engines.parts import Table
 from pipec.backends.fpga.lowering.dense import constant
 from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, argument, lowers
@@ -82,7 +82,7 @@ def rows_through(
     """
     row = math.prod(value.view.shape[axis] for axis in axes)
     rows, cin = value.view.numel // row, value.channels if row % value.channels == 0 else row
-    given = {role: table is not None for role, table in (tables or {}).items()}
-    nest = Norm(rows, cin, row // cin, op=op, passes=ROW_OPS[op][0], **given, **fields)
+    given: dict[str, Any] = {k: table is not None for k, table in (tables or {}).items()}
+    nest = Norm(rows, cin, row // cin, op=op, **given, **fields)
     uses = tuple(v.use(cin) for v in (dy, value) if v is not None)
     return b.put(nest, node, uses, value.view, cin, tables=tables)

@@ -1,8 +1,9 @@
 // Row unit: the row is read into a buffer with its largest element, passes over it follow, and the
-// last pass writes. The pipeline drains for GAP cycles between two passes. The arithmetic stands
+// last pass writes. The pipeline drains for GAPS[k] cycles before pass k. The arithmetic stands
 // for softmax and normalisation: x minus the row's largest element.
 module norm #(
-    parameter int ROWS = 1, CF = 1, LANES = 1, PASSES = 3, GAP = 1,
+    parameter int ROWS = 1, CF = 1, LANES = 1, PASSES = 3,
+    parameter logic [PASSES*32-1:0] GAPS = '0,
     parameter int BITS = 16, II = 1, DEPTH = 1
 ) (
     input  logic                  clk,
@@ -32,7 +33,7 @@ module norm #(
   assign frame_end = last & last_pass & (row == ROWS - 1);
 
   issue #(1, 1) u_issue (
-      clk, rst, en, 1'b1, (last & ~last_pass) ? GAP : II,
+      clk, rst, en, 1'b1, last ? int'(GAPS[(last_pass ? 0 : pass + 1)*32+:32]) : II,
       need, in_valid, make, out_ready, due, fire);
 
   assign here = kept[c];

@@ -185,7 +185,7 @@ def test_agrees_with_the_cycle_by_cycle_oracle(data: st.DataObject) -> None:
     swg = Swg(1, size, size, 4, 1, k, k, pt=k // 2, pl=k // 2, oh=size, ow=size)
     mvu = Mvu(pixels, channels, k * k, channels, lanes, 1, order=order)
     dwc = Dwc(pixels, 1, channels, lanes, 1, channels, 1)
-    norm = Norm(pixels, channels, 1, 1, "softmax", 3, 2)
+    norm = Norm(pixels, channels, 1, 1, "softmax", (1, 2, 2))
     parts = [
         ("fork", Fork(pixels * channels, 2), ("x",), ("a", "skip")),
         ("swg", swg, ("a",), ("w",)),

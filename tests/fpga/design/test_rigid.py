@@ -1,5 +1,6 @@
 """Rigid pipelines: the simulator against shift registers clocked one by one; what a style costs."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from benchmarks.rtl.style import Style
 from pipec.backends.fpga.cycles import latency_of, network_of, steady_state
 from pipec.backends.fpga.fifo import busiest, sized
+from pipec.backends.fpga.flow import schedule
 from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.runs import Run
@@ -161,3 +163,20 @@ def test_rigid_stages_keep_the_interval_of_their_busiest_engine(name: str, targe
     assert steady_state(*network_of(design)).interval == design.interval == busiest(design)[0]
     alone = latency_of(*network_of(design))
     assert alone == pytest.approx(design.latency, rel=0.1)
+
+
+@pytest.mark.parametrize("target", [200, 1_000, 5_000])
+@pytest.mark.parametrize("name", MODELS)
+def test_no_token_is_read_in_a_schedule_before_it_has_left_its_pipeline(
+    name: str, target: int
+) -> None:
+    """Those that leave with a later frame, too: of engines that are made late, most of all."""
+    model, x = made(name)
+    design = design_at(lower(graph_of(model, x)), target)
+    found = schedule(design, float(busiest(design)[0]))
+    for stream in found.written.keys() & found.read.keys():
+        written, read = found.written[stream], found.read[stream]
+        reads = np.diff(read.counts, prepend=0.0) > 0
+        which = np.searchsorted(written.counts, read.counts[reads], side="left")
+        visible = written.ends[which.clip(max=len(written.ends) - 1)] + 1
+        assert (visible <= read.starts[reads] + 1e-6).all(), stream

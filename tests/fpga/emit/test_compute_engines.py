@@ -285,7 +285,7 @@ def norm_case(name: str, shape: tuple[int, int, int], lanes: int, **options: obj
 
 
 def test_row_units(tmp_path: Path) -> None:
-    lrn = {"op": "lrn", "passes": 2, "alpha": 0.5, "beta": 0.75, "k": 2.0}
+    lrn = {"op": "lrn", "alpha": 0.5, "beta": 0.75, "k": 2.0}
     affine = {"scale": True, "shift": True, "eps": 1e-5}
     cases = [
         norm_case("soft", (3, 1, 10), 4),
@@ -295,7 +295,7 @@ def test_row_units(tmp_path: Path) -> None:
         norm_case("layer", (3, 1, 10), 4, op="layer_norm", **affine),
         norm_case("layer_taps", (2, 3, 5), 4, op="layer_norm", **affine),
         norm_case("layer_bare", (2, 1, 6), 2, op="layer_norm", eps=1e-5),
-        norm_case("rms", (3, 1, 10), 4, op="rms_norm", passes=2, scale=True, eps=1e-6),
+        norm_case("rms", (3, 1, 10), 4, op="rms_norm", scale=True, eps=1e-6),
         norm_case("lrn_five", (4, 1, 12), 4, size=5, **lrn),
         norm_case("lrn_even", (4, 1, 7), 3, size=4, **lrn),
         norm_case("lrn_three", (2, 1, 7), 1, size=3, **lrn),

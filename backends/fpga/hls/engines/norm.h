@@ -3,8 +3,8 @@
 //
 //   for row: for c: read;  (silent passes: for c);  for c: write
 //
-// Config: T, ROWS per frame, TAPS positions of C channels each, LANES, GAP (cycles between
-// passes), II, DEPTH, and what each unit says. A token's lanes meet in a balanced tree, the tokens of
+// Config: T, ROWS per frame, TAPS positions of C channels each, LANES, II, DEPTH, `static int gap(int pass)`
+// (cycles from the last firing before a pass to its first) and what each unit says. A token's lanes meet in a balanced tree, the tokens of
 // a row in turning results (dot.h), these in a tree again; lanes without a channel count as nothing.
 #ifndef PIPEC_NORM_H
 #define PIPEC_NORM_H
@@ -54,6 +54,7 @@ template <typename G, typename Take>
 inline void read_row(hls::stream<vec<typename G::T, G::LANES>> &in,
                      vec<typename G::T, G::LANES> *row, const Take &take) {
 #pragma HLS INLINE
+  GAP(G::gap(0));
   for (int c = 0; c < norm_shape<G>::CF; ++c) {
 #pragma HLS PIPELINE II = G::II
     FIRE(G::II, G::DEPTH);
@@ -63,10 +64,10 @@ inline void read_row(hls::stream<vec<typename G::T, G::LANES>> &in,
 }
 
 // A silent pass: calls take(token, lanes, place in the row) for each stored token.
-template <typename G, typename Take>
+template <typename G, int PASS, typename Take>
 inline void scan_row(const vec<typename G::T, G::LANES> *row, const Take &take) {
 #pragma HLS INLINE
-  GAP(G::GAP);
+  GAP(G::gap(PASS));
   for (int c = 0; c < norm_shape<G>::CF; ++c) {
 #pragma HLS PIPELINE II = G::II
     FIRE(G::II, G::DEPTH);
@@ -75,11 +76,11 @@ inline void scan_row(const vec<typename G::T, G::LANES> *row, const Take &take) 
 }
 
 // The writing pass: writes f(x, token, lane) for each element of the stored row.
-template <typename G, typename Y, typename F>
-inline void write_row(const vec<typename G::T, G::LANES> *row, hls::stream<vec<Y, G::LANES>> &out,
-                      const F &f) {
+template <typename G, int PASS, typename Y, typename F>
+inline void write_row(const vec<typename G::T, G::LANES> *row,
+                      hls::stream<vec<Y, G::LANES>> &out, const F &f) {
 #pragma HLS INLINE
-  GAP(G::GAP);
+  GAP(G::gap(PASS));
   for (int c = 0; c < norm_shape<G>::CF; ++c) {
 #pragma HLS PIPELINE II = G::II
     FIRE(G::II, G::DEPTH);
@@ -117,12 +118,12 @@ void softmax(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
       tops.take(found[0], c, maximum());
     });
     const T top = tops.template all<norm_shape<G>::CF>(maximum());
-    scan_row<G>(row, [&](const V &x, int lanes, int c) {
+    scan_row<G, 1>(row, [&](const V &x, int lanes, int c) {
       sums.take(sum_lanes(x, lanes, [&](T v) { return ops::exp(v - top); }), c, plus());
     });
     const T sum = sums.template all<norm_shape<G>::CF>(plus());
     const T scale = G::LOG ? ops::log(sum) : T(1) / sum;
-    write_row<G>(row, out, [&](T x, int, int) {
+    write_row<G, 2>(row, out, [&](T x, int, int) {
       return G::LOG ? x - top - scale : ops::exp(x - top) * scale;
     });
   }
@@ -166,12 +167,12 @@ void layer_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
       sums.take(sum_lanes(x, lanes, [](T v) { return v; }), c, plus());
     });
     const T mean = sums.template all<norm_shape<G>::CF>(plus()) / count;
-    scan_row<G>(row, [&](const V &x, int lanes, int c) {
+    scan_row<G, 1>(row, [&](const V &x, int lanes, int c) {
       squared.take(sum_lanes(x, lanes, [&](T v) { return (v - mean) * (v - mean); }), c, plus());
     });
     const T squares = squared.template all<norm_shape<G>::CF>(plus());
     const T inverse = T(1) / ops::sqrt(squares / count + G::eps());
-    write_row<G>(row, out, [&](T x, int c, int p) {
+    write_row<G, 2>(row, out, [&](T x, int c, int p) {
       return shifted(times((x - mean) * inverse, scale, c, p), shift, c, p);
     });
   }
@@ -193,7 +194,7 @@ void rms_norm(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
     });
     const T squares = squared.template all<norm_shape<G>::CF>(plus());
     const T inverse = T(1) / ops::sqrt(squares / T(G::TAPS * G::C) + G::eps());
-    write_row<G>(row, out, [&](T x, int c, int p) {
+    write_row<G, 1>(row, out, [&](T x, int c, int p) {
       return shifted(times(x * inverse, scale, c, p), shift, c, p);
     });
   }
@@ -228,7 +229,7 @@ void lrn(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
     read_row<G>(in, row, [&](const V &x, int, int c) {
       if (c < AHEAD) line_on<G::LANES>(line, x);
     });
-    GAP(G::GAP);
+    GAP(G::gap(1));
     for (int c = 0; c < CF; ++c) {
 #pragma HLS PIPELINE II = G::II
       FIRE(G::II, G::DEPTH);

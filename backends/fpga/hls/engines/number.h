@@ -162,13 +162,21 @@ inline fixed_sum<W, I> operator+(const fixed_sum<W, I> &sum, const fixed<W, I> &
   return found;
 }
 
+// x * 2^n, known when the code is compiled.
+constexpr float times_two(float x, int n) {
+  return n == 0 ? x : (n > 0 ? times_two(x * 2, n - 1) : times_two(x / 2, n + 1));
+}
+
 // 8 bits that stand for MANTISSA * 2^EXPONENT * (raw - ZERO), a scale in float32.
 template <int MANTISSA, int EXPONENT, int ZERO_POINT>
 struct quantised {
   static constexpr int ZERO = ZERO_POINT;
   int8_t raw;
 
-  static float scale() { return std::ldexp(float(MANTISSA), EXPONENT); }
+  static float scale() {
+    constexpr float found = times_two(float(MANTISSA), EXPONENT);
+    return found;
+  }
   static quantised of(int64_t raw, int low = -128, int high = 127) {
     quantised y;
     y.raw = int8_t(raw < low ? low : (raw > high ? high : raw));

@@ -16,6 +16,7 @@ inline void read_rows(hls::stream<vec<typename G::T, G::LANES>> &in0,
                       vec<typename G::T, G::LANES> *dy, vec<typename G::T, G::LANES> *y,
                       const Take &take) {
 #pragma HLS INLINE
+  GAP(G::gap(0));
   for (int c = 0; c < norm_shape<G>::CF; ++c) {
 #pragma HLS PIPELINE II = G::II
     FIRE(G::II, G::DEPTH);
@@ -26,12 +27,12 @@ inline void read_rows(hls::stream<vec<typename G::T, G::LANES>> &in0,
 }
 
 // The writing pass: writes f(dy, y, token, lane) for each element of the stored rows.
-template <typename G, typename F>
+template <typename G, int PASS, typename F>
 inline void write_rows(const vec<typename G::T, G::LANES> *dy,
                        const vec<typename G::T, G::LANES> *y,
                        hls::stream<vec<typename G::T, G::LANES>> &out, const F &f) {
 #pragma HLS INLINE
-  GAP(G::GAP);
+  GAP(G::gap(PASS));
   for (int c = 0; c < norm_shape<G>::CF; ++c) {
 #pragma HLS PIPELINE II = G::II
     FIRE(G::II, G::DEPTH);
@@ -75,7 +76,7 @@ void softmax_gradient(int frames, hls::stream<vec<typename G::T, G::LANES>> &in0
       sums.take(sum_lanes(term, lanes, [](T t) { return t; }), c, plus());
     });
     const T sum = sums.template all<norm_shape<G>::CF>(plus());
-    write_rows<G>(dy, y, out, [&](T d, T v, int, int) {
+    write_rows<G, 1>(dy, y, out, [&](T d, T v, int, int) {
       return G::LOG ? d - ops::exp(v) * sum : v * (d - sum);
     });
   }
@@ -105,12 +106,12 @@ void layer_norm_gradient(int frames, hls::stream<vec<typename G::T, G::LANES>> &
       sums.take(sum_lanes(v, lanes, [](T t) { return t; }), c, plus());
     });
     const T mean = sums.template all<norm_shape<G>::CF>(plus()) / count;
-    scan_row<G>(x, [&](const V &v, int lanes, int c) {
+    scan_row<G, 1>(x, [&](const V &v, int lanes, int c) {
       squared.take(sum_lanes(v, lanes, [&](T t) { return (t - mean) * (t - mean); }), c, plus());
     });
     const T squares = squared.template all<norm_shape<G>::CF>(plus());
     const T inverse = T(1) / ops::sqrt(squares / count + G::eps());
-    scan_row<G>(x, [&](const V &v, int lanes, int c) {
+    scan_row<G, 2>(x, [&](const V &v, int lanes, int c) {
       V g, gh;
       for (int p = 0; p < G::LANES; ++p) {
 #pragma HLS UNROLL
@@ -122,7 +123,7 @@ void layer_norm_gradient(int frames, hls::stream<vec<typename G::T, G::LANES>> &
     });
     const T first = firsts.template all<norm_shape<G>::CF>(plus());
     const T second = seconds.template all<norm_shape<G>::CF>(plus());
-    write_rows<G>(dy, x, out, [&](T d, T v, int at, int p) {
+    write_rows<G, 3>(dy, x, out, [&](T d, T v, int at, int p) {
       const T h = (v - mean) * inverse;
       return (times(d, scale, at, p) - first / count - h * (second / count)) * inverse;
     });
