@@ -532,3 +532,17 @@ def test_a_packet_follows_another_as_late_as_the_estimate_says(
         cycles_of(b.instructions, b.graph, b.delay, Delays(clock).usable) for b in bodies
     )
     assert 3 < max(inner, 1) + around + LEAST <= 1 + 1 + HAND_OVER
+
+
+@needs_clang
+def test_converters_reach_their_interval_at_300_mhz(tmp_path: Path) -> None:
+    """Their counters are as narrow as what they count; with one of 32 bits they do not."""
+    shutil.copytree(ENGINES, tmp_path / "engines")
+    text = OTHERS.format(header="gear", call="dwc<cfg::unit>(frames, a, b)", c=26, out=6)
+    (tmp_path / "stage_top.cpp").write_text(text)
+    assert [i.least for i in loops_in(tmp_path, 300.0)] == [1]
+    path = tmp_path / "engines" / "gear.h"
+    narrow = "counter<PI + PO> have"
+    assert narrow in path.read_text()
+    path.write_text(path.read_text().replace(narrow, "int32_t have"))
+    assert [i.least for i in loops_in(tmp_path, 300.0)] == [2]

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "hls_stream.h"
 #include "number.h"
@@ -50,6 +51,12 @@ inline T least() {
   using limits = std::numeric_limits<T>;
   return limits::has_infinity ? -limits::infinity() : limits::lowest();
 }
+
+// The narrowest type of numbers from -MOST to MOST: what is narrow is added and compared fast.
+template <int64_t MOST>
+using counter =
+    typename std::conditional<(MOST < 128), int8_t,
+                              typename std::conditional<(MOST < 32768), int16_t, int32_t>::type>::type;
 
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }

@@ -13,7 +13,7 @@ namespace engine {
 template <typename T, int PI, int PO>
 struct gear {
   T lane[PI + PO];
-  int have = 0;
+  counter<PI + PO> have = 0;
 
   // Appends the first `count` lanes.
   void push(const vec<T, PI> &token, int count) {
@@ -49,18 +49,21 @@ void dwc(int frames, hls::stream<vec<typename G::T, G::LANES_IN>> &in,
   gear<typename G::T, G::LANES_IN, G::LANES_OUT> g;
 #pragma HLS ARRAY_PARTITION variable = g.lane complete
   // Elements held beyond those that the next token takes; tokens of a row that were read and written.
-  int credit = OUT == 1 ? -LAST_OUT : -G::LANES_OUT, read = 0, written = 0;
+  using lanes = counter<2 * (G::LANES_IN + G::LANES_OUT)>;
+  lanes credit = OUT == 1 ? -LAST_OUT : -G::LANES_OUT;
+  counter<IN> read = 0;
+  counter<OUT> written = 0;
   for (int r = 0; r < frames * G::REPEAT; ++r) {
-    int left = G::ROWS_OUT * OUT - 1;
+    counter<int64_t(G::ROWS_OUT) * OUT> left = G::ROWS_OUT * OUT - 1;
     while (left >= 0) {
 #pragma HLS LOOP_TRIPCOUNT min = G::ROWS_OUT * OUT max = G::ROWS_OUT * (OUT + IN)
 #pragma HLS PIPELINE II = G::II
       FIRE(G::II, G::DEPTH);
-      const int count = read == IN - 1 ? LAST_IN : G::LANES_IN;
-      const int want = written == OUT - 1 ? LAST_OUT : G::LANES_OUT;
-      const int coming = OUT == 1 || written == OUT - 2 ? LAST_OUT : G::LANES_OUT;
+      const lanes count = read == IN - 1 ? LAST_IN : G::LANES_IN;
+      const lanes want = written == OUT - 1 ? LAST_OUT : G::LANES_OUT;
+      const lanes coming = OUT == 1 || written == OUT - 2 ? LAST_OUT : G::LANES_OUT;
       const bool take = credit < 0;
-      const int after = credit + count, paid = credit + (count - coming);
+      const lanes after = credit + count, paid = credit + (count - coming);
       const bool give = !take || after >= 0;
       credit = !take ? credit - coming : (give ? paid : after);
       if (take) {
