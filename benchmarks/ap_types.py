@@ -1,7 +1,7 @@
 """Emitted C++ under AMD's own headers at C++14, bit by bit beside our stand-ins at C++17.
 
 ``python -m benchmarks.ap_types [MODEL ...]`` takes AMD's open headers (``ap_types``) out of
-hls4ml's wheel, which pip downloads, and answers two questions:
+hls4ml's wheel, which pip downloads, and answers three questions:
 
 * Do emitted stages compile with AMD's ``hls_stream.h`` and ``-std=c++14``, as the emitted scripts
   say, and does a random frame give the very bytes of the C simulation? That header is of 2018,
@@ -9,6 +9,8 @@ hls4ml's wheel, which pip downloads, and answers two questions:
   in the wheel, so that ours stays.
 * Is ``fixed<W, I>`` the number ``ap_fixed<W, I, AP_RND_CONV, AP_SAT>``: conversions of all sizes,
   sums of products, and conversions from one format to another?
+* Are two products from one multiplier of ``ap_int<27>`` and ``ap_int<18>`` those of all numbers of
+  8 bits?
 """
 
 import dataclasses
@@ -61,7 +63,7 @@ template <typename T> class stream<T, 0> : public stream_without_depth<T> {
 NUMBERS = """#include <cstdio>
 #include <random>
 #include "ap_fixed.h"
-#include "number.h"
+#include "dot.h"
 template <int V, int J, typename T, typename U> long converted(const T &ours, const U &theirs) {
   const fixed<V, J> x(ours);
   const ap_fixed<V, J, AP_RND_CONV, AP_SAT> y(theirs);
@@ -92,6 +94,16 @@ template <int W, int I> long differences() {
     wrong += narrow.raw != narrowed.range().to_int64() << (64 - W) >> (64 - W);
     wrong += biased.raw != narrowed_too.range().to_int64() << (64 - W) >> (64 - W);
     wrong += converted<12, 7>(a, c) + converted<20, 5>(a, c) + converted<24, 14>(a, c);
+  }
+  return wrong;
+}
+long wrong_pairs() {
+  long wrong = 0;
+  for (int32_t at = 0; at < 1 << 24; ++at) {
+    const int32_t w0 = int8_t(at), w1 = int8_t(at >> 8), x = int8_t(at >> 16);
+    int32_t low, high;
+    engine::multiply_pair(low, high, w0, w1, x);
+    wrong += low != w0 * x || high != w1 * x;
   }
   return wrong;
 }
@@ -152,9 +164,10 @@ def compared(name: str, precision: str, include: Path) -> Iterator[tuple[int, in
 
 
 def numbers(include: Path, folder: Path, count: int) -> list[int]:
-    """Per format, how many of four times ``count`` results differ."""
-    calls = ", ".join(f"differences<{w}, {i}>()" for w, i in FORMATS)
-    text = NUMBERS.replace("CALLS_HERE", " ".join(["%ld"] * len(FORMATS))).replace("CALLS", calls)
+    """Per format, how many of four times ``count`` results differ; and of all pairs of products."""
+    calls = [*(f"differences<{w}, {i}>()" for w, i in FORMATS), "wrong_pairs()"]
+    text = NUMBERS.replace("CALLS_HERE", " ".join(["%ld"] * len(calls)))
+    text = text.replace("CALLS", ", ".join(calls))
     (folder / "numbers.cpp").write_text(text.replace("COUNT", str(count)))
     engines = Path(__file__).resolve().parents[1] / "backends" / "fpga" / "hls" / "engines"
     command = [
@@ -181,12 +194,13 @@ def main(models: Sequence[str]) -> int:
     wrong, count = 0, 1_000_000
     with tempfile.TemporaryDirectory() as text:
         include = headers(Path(text))
-        for (width, integer), found in zip(
-            FORMATS, numbers(include, Path(text), count), strict=True
-        ):
+        *of_formats, of_pairs = numbers(include, Path(text), count)
+        for (width, integer), found in zip(FORMATS, of_formats, strict=True):
             name = f"ap_fixed<{width},{integer},AP_RND_CONV,AP_SAT>"
             print(f"{name:36} {7 * count:,} results, {found} differ", flush=True)
             wrong += found
+        print(f"{'pairs of int8 products':36} {1 << 24:,} triples, {of_pairs} differ", flush=True)
+        wrong += of_pairs
         for model in models or MODELS:
             for precision in PRECISIONS:
                 found = list(compared(model, precision, include))

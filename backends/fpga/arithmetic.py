@@ -2,16 +2,22 @@
 
 Figures for UltraScale+ at about 200 MHz, full-DSP operators. DSPs and LUTs of fp32 products, sums,
 exponentials and reciprocals are those of AMD's synthesis reports, and chains of them add up; other
-functions are good to about a factor 1.5. int8: two products that share an operand pack into one
-27x18 multiplier; fixed point up to 18x27 bits takes one.
+functions are good to about a factor 1.5. int8: two products with a common operand are one of the
+27x18 multiplier (``multiply_pair`` in ``dot.h``); fixed point up to 18x27 bits takes one each.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipec.backends.fpga.int8 import kind_of
 from pipec.backends.fpga.numbers import bits_of, fixed_point
 from pipec.cluster.presets import DSP_PER_MAC
+
+N = TypeVar("N", int, NDArray[np.int64])
 
 
 @dataclass(frozen=True)
@@ -19,13 +25,14 @@ class Arithmetic:
     """Costs of one element type.
 
     Attributes:
-        mac_dsp: DSPs of a multiply-accumulate; ``mul_dsp`` and ``add_dsp`` of its parts.
+        mac_dsp: DSPs of a lone multiply-accumulate; ``mul_dsp`` and ``add_dsp`` of its parts.
         mac_lut: LUTs of a multiply-accumulate.
         add_latency: Cycles of a dependent addition: how far apart two additions into one
             accumulator must be.
         mul_latency: Cycles of a multiplication.
         narrowing_lut: LUTs that take one exact sum to 8 bits: a 27x17 multiplier on the fabric,
             rounding, clamps.
+        together: Products with a common operand that take the DSPs of one.
     """
 
     mac_dsp: float
@@ -35,13 +42,23 @@ class Arithmetic:
     add_latency: int
     mul_latency: int
     narrowing_lut: float = 0.0
+    together: int = 1
+
+    def multipliers(self, common: N) -> N:
+        """How many products take as many DSPs as so many with a common operand.
+
+        Example:
+            >>> arithmetic("int8").multipliers(5), arithmetic("float32").multipliers(5)
+            (3, 5)
+        """
+        return -(-common // self.together)
 
 
 _TABLE = {
     "float32": Arithmetic(DSP_PER_MAC["float32"], 3, 2, 276, 5, 3),
     "float16": Arithmetic(DSP_PER_MAC["float16"], 2, 2, 250, 4, 3),
     "bfloat16": Arithmetic(DSP_PER_MAC["bfloat16"], 1, 2, 200, 4, 2),
-    "int8": Arithmetic(DSP_PER_MAC["int8"], 0.5, 0, 30, 1, 2, 280.0),
+    "int8": Arithmetic(2 * DSP_PER_MAC["int8"], 1, 0, 30, 1, 2, 280.0, together=2),
     "int32": Arithmetic(3, 3, 0, 64, 1, 3),
 }
 

@@ -6,13 +6,13 @@ import subprocess
 import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from benchmarks.hls_check.ir import Function, functions
 from benchmarks.hls_check.operators import Delays
 from benchmarks.hls_check.recurrence import Array, Body, Interval
 from benchmarks.hls_check.schedule import HAND_OVER, cycles_of, pauses_in
+from pipec.backends.fpga.emit.headers import own_header
 from pipec.backends.fpga.stagejson import read_record
 from pipec.errors import BackendError
 
@@ -112,8 +112,8 @@ def read(source: Path) -> Code:
             _collect(arrays, text, headers)
             path.write_text(_translated(text, engines), encoding="utf-8")
         shutil.copy(Path(__file__).with_name("hls_stream.h"), folder)
-        words = files("pipec.backends.fpga") / "hls/csim/ap_axi_sdata.h"
-        (folder / "ap_axi_sdata.h").write_text(words.read_text(encoding="utf-8"), encoding="utf-8")
+        for header in ("ap_axi_sdata.h", "ap_int.h"):
+            (folder / header).write_text(own_header(f"csim/{header}"), encoding="utf-8")
         text = _ir(folder)
     sizes = {n: tuple(map(int, re.findall(r"\d+", d))) for n, d in _GLOBAL.findall(text)}
     return Code(functions(text), arrays, sizes)

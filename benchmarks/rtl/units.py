@@ -13,7 +13,8 @@ Json = Mapping[str, Any]
 Parameters = dict[str, int | str]
 
 BITS = 16
-"""Bits of an element: integers that wrap around stand for every type of the stage."""
+"""Bits of an element: integers that wrap around stand for every type of the stage; factors of
+products of 8-bit integers are the lower halves."""
 OPS = {"add": 1, "sub": 2, "mul": 3, "max": 4, "min": 5}
 """Two-operand steps that the map unit computes; others pass their first operand on."""
 REDUCTIONS = {"sum": 0, "max": 1, "min": 2}
@@ -99,6 +100,9 @@ def _out_sizes(nest: Any) -> list[int]:
     return [nest.sizes[axis] for axis in nest.order]
 
 
+_BYTES: Mapping[str, Callable[[Any, Json], int | str]] = {
+    "BYTES": lambda n, e: int(e.get("numbers", {}).get("dtype", "").startswith("int8"))
+}
 _UNITS = {
     "swg": _Kind(
         "swg", "BATCH H W CF LANES KH KW SH SW DH DW PT PL OH OW GROUPS KP",
@@ -109,9 +113,9 @@ _UNITS = {
     ),
     "mvu": _Kind(
         "mvu", "N GROUPS NF SF PE SIMD BLOCK STREAMED BIAS",
-        {"ORDER": lambda n, e: 2 if n.block > 1 else int(n.order == "B")},
+        {"ORDER": lambda n, e: 2 if n.block > 1 else int(n.order == "B"), **_BYTES},
     ),
-    "vvu": _Kind("vvu", "N CF KP LANES BIAS", {"STEPS": lambda n, e: n.taps // n.kp}),
+    "vvu": _Kind("vvu", "N CF KP LANES BIAS", {"STEPS": lambda n, e: n.taps // n.kp, **_BYTES}),
     "reduce": _Kind("reduce", "N WINDOW CF KP LANES", {"OP": lambda n, e: REDUCTIONS[n.op]}),
     "map": _Kind(
         "map", "TOKENS LANES",
@@ -150,7 +154,7 @@ _UNITS = {
     "gather": _Kind("gather", "N ENTRIES CF LANES"),
     "load": _Kind("fetch", "WORDS REPEAT LANES"),
     "const": _Kind("fetch", "LANES", {"WORDS": lambda n, e: n.tokens}),
-    "matmul": _Kind("matmul", "BLOCKS VECTORS NF SF PE SIMD LOAD B_LANES"),
+    "matmul": _Kind("matmul", "BLOCKS VECTORS NF SF PE SIMD LOAD B_LANES", _BYTES),
 }  # fmt: skip
 
 SALTED = {"mvu", "vvu", "gather", "load", "const"}

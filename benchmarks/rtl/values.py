@@ -69,16 +69,21 @@ def _swg(p: Parameters, x: Tokens) -> Tokens:
     return found.transpose(0, 1, 4, 2, 5, 3, 6).reshape(-1, p["kp"] * p["lanes"])
 
 
+def _factor(p: Parameters, x: Tokens) -> NDArray[np.int64]:
+    """What of a token enters products."""
+    return x.astype(np.int8 if p["BYTES"] else np.int16).astype(np.int64)
+
+
 def _mvu(p: Parameters, x: Tokens, words: Tokens | None = None) -> Tokens:
     groups, nf, sf, pe, simd = (p[k] for k in ("GROUPS", "NF", "SF", "PE", "SIMD"))
     if words is None:
         words = table(groups * nf * sf, pe * simd, p["SALT"])
-    w = words[: groups * nf * sf]
+    w = _factor(p, words[: groups * nf * sf])
     if p["STREAMED"] and p["ORDER"] == 1:
         w = w.reshape(sf, nf, -1).transpose(1, 0, 2)
     matrix = w.reshape(groups, nf, sf, simd, pe).transpose(0, 1, 4, 2, 3)
-    matrix = matrix.reshape(groups, nf * pe, sf * simd).astype(np.int64)
-    y = np.einsum("grk,ngk->ngr", matrix, x.reshape(p["N"], groups, -1).astype(np.int64))
+    matrix = matrix.reshape(groups, nf * pe, sf * simd)
+    y = np.einsum("grk,ngk->ngr", matrix, _factor(p, x).reshape(p["N"], groups, -1))
     if p["BIAS"]:
         y += table(groups * nf, pe, p["SALT"] + 1).reshape(groups, nf * pe)
     return np.asarray(y.reshape(-1, pe))
@@ -86,8 +91,8 @@ def _mvu(p: Parameters, x: Tokens, words: Tokens | None = None) -> Tokens:
 
 def _vvu(p: Parameters, x: Tokens) -> Tokens:
     cf, steps, kp, lanes = (p[k] for k in ("CF", "STEPS", "KP", "LANES"))
-    w = table(cf * steps, kp * lanes, p["SALT"]).reshape(cf, steps, kp, lanes)
-    y = (x.reshape(p["N"], cf, steps, kp, lanes).astype(np.int64) * w).sum((2, 3))
+    w = _factor(p, table(cf * steps, kp * lanes, p["SALT"])).reshape(cf, steps, kp, lanes)
+    y = (_factor(p, x).reshape(p["N"], cf, steps, kp, lanes) * w).sum((2, 3))
     if p["BIAS"]:
         y += table(cf, lanes, p["SALT"] + 1)
     return np.asarray(y.reshape(-1, lanes))

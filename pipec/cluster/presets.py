@@ -2,7 +2,7 @@
 
 FPGA peaks are what a dataflow of DSP slices reaches at the planned clock: usable slices divided by
 slices per multiply-add (float32 5, bfloat16 3, float16 4, fixed point up to 18 bits 1, int8 two per
-slice), times two.
+slice where two share an operand), times two.
 """
 
 import difflib
@@ -13,7 +13,7 @@ from pipec.cluster.device import Device, FpgaResources, Region
 from pipec.errors import ClusterError
 
 DSP_PER_MAC = {"float32": 5.0, "bfloat16": 3.0, "float16": 4.0, "int16": 1.0, "int8": 0.5}
-"""DSP slices (DSP48E2) per multiply-accumulate unit, by dtype."""
+"""DSP slices (DSP48E2) per multiply-accumulate unit, by dtype: of int8 at least so many."""
 
 PCIE3, PCIE4, PCIE5 = 12e9, 25e9, 50e9
 """Bytes/s that pinned copies over 16 lanes of PCI Express reach, about four fifths of the peak."""

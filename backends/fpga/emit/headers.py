@@ -5,7 +5,7 @@ from importlib.resources import files
 
 _FOLDER = files("pipec.backends.fpga") / "hls"
 
-STAND_INS = ("hls_stream.h", "queue.h", "dataflow.h", "ap_axi_sdata.h")
+STAND_INS = ("hls_stream.h", "queue.h", "dataflow.h", "ap_axi_sdata.h", "ap_int.h")
 """Headers in ``csim/`` that stand in for a vendor's where there is none."""
 
 

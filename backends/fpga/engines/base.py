@@ -108,6 +108,11 @@ class Nest(ABC):
         """Multiply-accumulates that start in one cycle."""
         return 0
 
+    @property
+    def common(self) -> int:
+        """Products that have one operand in common, however it is folded."""
+        return 1
+
     def buffer(self, bits: int, sums: int) -> tuple[int, int]:
         """Word width and words of its working memory, at so many bits per element and per sum."""
         return (0, 0)

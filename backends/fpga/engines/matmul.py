@@ -10,10 +10,10 @@ from torch import Tensor
 
 from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.cpp import digits, literal
-from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
+from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Tables, Unit
 from pipec.backends.fpga.engines.fixed import finished
 from pipec.backends.fpga.engines.integer import finish, limits
-from pipec.backends.fpga.engines.mvu import mvu_depth, products_logic, vector_runs
+from pipec.backends.fpga.engines.mvu import Dense, mvu_depth, products_logic, vector_runs
 from pipec.backends.fpga.engines.tiles import (
     LOAD_SHARES,
     ceil_div,
@@ -25,7 +25,7 @@ from pipec.backends.fpga.runs import Loop, Run, Runs
 
 
 @dataclass(frozen=True)
-class Matmul(Nest):
+class Matmul(Dense):
     """Product of two activations: the second operand is loaded into a RAM first, then as `Mvu`.
 
     ```text
@@ -62,11 +62,6 @@ class Matmul(Nest):
     scale: float = 1.0
 
     @property
-    def nf(self) -> int:
-        """Neuron fold."""
-        return ceil_div(self.rows, self.pe)
-
-    @property
     def sf(self) -> int:
         """Synapse fold."""
         return self.taps * ceil_div(self.channels, self.simd)
@@ -91,7 +86,7 @@ class Matmul(Nest):
         return self.pe * self.simd
 
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
-        vectors, latency = self.vectors, arithmetic(dtype).add_latency
+        vectors, cost = self.vectors, arithmetic(dtype)
         *outer, channels = self.b_sizes
         rows = math.prod(outer)
         found = list[tuple[int, ...]]()
@@ -106,10 +101,11 @@ class Matmul(Nest):
                 pe = lanes_for(self.rows, vectors * sf, left)
                 pe = ceil_div(pe, lanes) * lanes if self.b_roles[-1] == "n" else pe
                 cycles = self.blocks * (load + vectors * sf * ceil_div(self.rows, pe))
-                found.append((max(cycles - target, 0), pe * simd, lanes, pe + simd, simd, pe))
+                alone = simd * cost.multipliers(pe)
+                found.append((max(cycles - target, 0), alone, lanes, pe + simd, simd, pe))
         *_, lanes, _, simd, pe = min(found)
-        nest = dataclasses.replace(self, b_lanes=lanes, pe=pe, simd=simd, partial=latency)
-        return Folded(nest, pe, mvu_depth(simd, latency, dtype), reads=(simd, lanes))
+        nest = dataclasses.replace(self, b_lanes=lanes, pe=pe, simd=simd, partial=cost.add_latency)
+        return Folded(nest, pe, mvu_depth(simd, nest.partial, dtype), reads=(simd, lanes))
 
     def runs(self, ii: int, inputs: int) -> Runs:
         body = Loop(self.vectors, vector_runs(self.sf, self.nf, ii))
@@ -119,7 +115,7 @@ class Matmul(Nest):
         return (self.pe * self.simd * bits, self.groups * self.nf * self.sf)
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        return products_logic(self.pe * self.simd, self.pe, self.pe, dtype)
+        return products_logic(self.units, self.pe, self.pe, dtype, self.pe)
 
     def unit(self, engine: Engine) -> Unit:
         names = "BLOCKS OUTER GROUPS INNER NF TAPS C=channels SF PE SIMD PARTIAL LOAD B_LANES"

@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.arithmetic import N, arithmetic
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import bias_of, limits, rescaling
 from pipec.backends.fpga.engines.parts import PORT_BITS, Array, Weight, in_tokens, weight
@@ -20,8 +21,24 @@ from pipec.backends.fpga.numbers import bits_of
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
 
+class Dense(Nest):
+    """Every element of a vector meets ``rows`` others, ``pe`` of them at a time."""
+
+    rows: int
+    pe: int
+
+    @property
+    def nf(self) -> int:
+        """Neuron fold: ``ceil(rows/pe)``."""
+        return ceil_div(self.rows, self.pe)
+
+    @property
+    def common(self) -> int:
+        return self.rows
+
+
 @dataclass(frozen=True)
-class Product(Nest):
+class Product(Dense):
     """A matrix of ``rows`` times ``taps*channels`` for each of ``n`` vectors and of ``groups``.
 
     Attributes:
@@ -44,11 +61,6 @@ class Product(Nest):
     simd: int = 1
     kp: int = 1
     groups: int = 1
-
-    @property
-    def nf(self) -> int:
-        """Neuron fold: ``ceil(rows/pe)``."""
-        return ceil_div(self.rows, self.pe)
 
     @property
     def sf(self) -> int:
@@ -125,9 +137,12 @@ class Mvu(Product):
         late = np.maximum(np.maximum(cycles, reading) - target, 0)
         cost = arithmetic(dtype)
         sums = (-(-self.rows // pe) < cost.add_latency) * pe  # final adders of partial sums
-        dsp = pe * simd * cost.mac_dsp + sums * cost.add_dsp
-        narrowing = pe * cost.narrowing_lut
-        best = np.lexsort((cycles, pe + simd, narrowing, dsp, late))[0]
+        dsp, lut = products_logic(pe * simd, sums, pe, dtype, pe)
+        area = [lut, dsp]  # the last one counts first
+        if cost.together > 1:
+            few = block or dsp[late == late.min()].min() <= _FEW_DSPS
+            area = [dsp, lut] if few else [lut, dsp, pe * simd]
+        best = np.lexsort((cycles, pe + simd, *area, late))[0]
         return self._wide(layer, (int(pe[best]), int(simd[best]), int(kp[best])), dtype, block)
 
     def _wide(self, layer: Layer, factors: tuple[int, int, int], dtype: str, block: int) -> Folded:
@@ -168,7 +183,8 @@ class Mvu(Product):
         return (self.pe * sums, self.nf) if self.order == "B" else (self.simd * bits, self.sf)
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        return products_logic(self.pe * self.simd, self.pe * (self.partial > 1), self.pe, dtype)
+        sums = self.pe * (self.partial > 1)
+        return products_logic(self.units, sums, self.pe, dtype, self.pe)
 
     def unit(self, engine: Engine) -> Unit:
         constants = self.named("N GROUPS NF SF PE SIMD PARTIAL BLOCK")
@@ -230,6 +246,9 @@ def _streamed_cycles(
 
 
 Whole = int | NDArray[np.int64]
+_FEW_DSPS = 16
+"""An engine with no more of them that takes sums to 8 bits is chosen by its LUTs, as one is whose
+weights are streamed: where such ones fill a board, LUTs run out first."""
 
 
 def dense_cycles(
@@ -274,7 +293,7 @@ def _block(nest: Mvu, ii: int) -> Runs:
     )
 
 
-def products_logic(units: int, final: int, results: int, dtype: str) -> tuple[float, float]:
+def products_logic(units: N, final: N, results: N, dtype: str, common: N) -> tuple[Any, Any]:
     """DSPs and LUTs of products that are summed.
 
     Args:
@@ -282,10 +301,11 @@ def products_logic(units: int, final: int, results: int, dtype: str) -> tuple[fl
         final: Adders of partial sums.
         results: Sums that are taken to the type of the results side by side.
         dtype: Arithmetic.
+        common: Products that have one operand in common.
     """
     cost = arithmetic(dtype)
     lut = units * cost.mac_lut + 100 * final + results * cost.narrowing_lut
-    return (units * cost.mac_dsp + final * cost.add_dsp, lut)
+    return (units // common * cost.multipliers(common) * cost.mac_dsp + final * cost.add_dsp, lut)
 
 
 def mvu_depth(simd: int, partial: int, dtype: str) -> int:

@@ -72,4 +72,4 @@ class Outer(Product):
         return (self.pe * self.simd * bits, words + ceil_div(self.sf, self.pe))
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        return products_logic(self.pe * self.simd, self.simd * (self.partial > 1), 0, dtype)
+        return products_logic(self.pe * self.simd, self.simd * (self.partial > 1), 0, dtype, 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from pipec.backends.fpga.arithmetic import arithmetic
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import bias_of, limits
-from pipec.backends.fpga.engines.mvu import bias_table, biased, mvu_depth
+from pipec.backends.fpga.engines.mvu import bias_table, biased, mvu_depth, products_logic
 from pipec.backends.fpga.engines.parts import Array, in_tokens, weight
 from pipec.backends.fpga.engines.swg import convolved, window_factors
 from pipec.backends.fpga.engines.tiles import ceil_div
@@ -77,9 +77,7 @@ class Vvu(Nest):
         return (Loop(self.n * self.cf, (Run(steps - 1, ii, 1), Run(1, ii, 1, 1))),)
 
     def logic(self, dtype: str) -> tuple[float, float]:
-        cost, units = arithmetic(dtype), self.lanes * self.kp
-        lut = units * cost.mac_lut + self.lanes * cost.narrowing_lut
-        return (units * cost.mac_dsp + self.lanes * cost.add_dsp, lut)
+        return products_logic(self.units, self.lanes * (self.partial > 1), self.lanes, dtype, 1)
 
     def unit(self, engine: Engine) -> Unit:
         constants = self.named("N CF KS=taps PARTIAL KP LANES")

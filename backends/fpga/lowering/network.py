@@ -134,11 +134,13 @@ class Network:
         return sum(round(layer.used * layer.nest.macs) for layer in self.layers)
 
     def products(self, precision: str) -> float:
-        """DSPs times cycles per frame of its multiply-accumulates."""
-        return sum(
-            round(y.used * y.nest.macs) * arithmetic(y.arithmetic(precision)).mac_dsp
-            for y in self.layers
-        )
+        """DSPs times cycles per frame that its multiply-accumulates take at least."""
+        found = 0.0
+        for y in self.layers:
+            cost, common = arithmetic(y.arithmetic(precision)), y.nest.common
+            macs = round(y.used * y.nest.macs)
+            found += macs / common * cost.multipliers(common) * cost.mac_dsp
+        return found
 
 
 @dataclass

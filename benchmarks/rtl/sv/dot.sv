@@ -1,8 +1,9 @@
 // Dot products of PE rows with SIMD lanes: multiplier registers, a registered adder tree, an
 // accumulator. A command (`go`) enters with its operands; LEVELS + 2 cycles later its accumulators
 // hold the sum, and if it is to be written it leaves, after as many more registers as make LATENCY.
+// BYTES: of operands the lower 8 bits count, and two rows share a multiplier.
 module dot #(
-    parameter int PE = 1, SIMD = 1, BITS = 16, ACCS = 1, LATENCY = 4
+    parameter int PE = 1, SIMD = 1, BITS = 16, ACCS = 1, LATENCY = 4, BYTES = 0
 ) (
     input  logic                    clk,
     input  logic                    rst,
@@ -36,8 +37,28 @@ module dot #(
   logic [BITS-1:0] acc [0:ACCS*PE-1];
   logic written;
   logic [PE*BITS-1:0] result;
+  logic [BITS-1:0] product [0:PE*SIMD-1];
   genvar m, l, n;
   generate
+    for (n = 0; n < SIMD; n = n + 1) begin : g_column
+      for (m = 0; m < PE; m = m + 1) begin : g_product
+        localparam int AT = (n * PE + m) * BITS;
+        if (BYTES == 0) begin : g_whole
+          assign product[n*PE+m] = x[n*BITS+:BITS] * w[AT+:BITS];
+        end else if (m % 2 == 0 && m + 1 < PE) begin : g_pair
+          logic signed [8:0] w0, w1, x0;
+          logic signed [17:0] low, high;
+          assign w0 = $signed(w[AT+:8]);
+          assign w1 = $signed(w[AT+BITS+:8]);
+          assign x0 = $signed(x[n*BITS+:8]);
+          pair u_pair (w0, w1, x0, low, high);
+          assign product[n*PE+m]   = low;
+          assign product[n*PE+m+1] = high;
+        end else if (m % 2 == 0) begin : g_lone
+          assign product[n*PE+m] = $signed(w[AT+:8]) * $signed(x[n*BITS+:8]);
+        end
+      end
+    end
     for (m = 0; m < PE; m = m + 1) begin : g_row
       // node n of level l adds nodes 2n and 2n+1 of level l-1; level 0 holds the products
       for (l = 0; l <= LEVELS; l = l + 1) begin : g_level
@@ -46,7 +67,7 @@ module dot #(
           if (l == 0) begin : g_leaf
             if (n < SIMD) begin : g_used
               always_ff @(posedge clk)
-                if (en) node[n] <= x[n*BITS+:BITS] * w[(n*PE+m)*BITS+:BITS];
+                if (en) node[n] <= product[n*PE+m];
             end else begin : g_pad
               always_ff @(posedge clk) node[n] <= '0;
             end

@@ -3,7 +3,7 @@
 // its arrival (tile by tile), which costs the same cycles as any other order of its axes.
 module matmul #(
     parameter int BLOCKS = 1, VECTORS = 1, NF = 1, SF = 1, PE = 1, SIMD = 1, LOAD = 1, B_LANES = 1,
-    parameter int BITS = 16, II = 1, DEPTH = 4
+    parameter int BITS = 16, II = 1, DEPTH = 4, BYTES = 0
 ) (
     input  logic                           clk,
     input  logic                           rst,
@@ -65,7 +65,7 @@ module matmul #(
       end
     end
 
-  dot #(PE, SIMD, BITS, 1, DEPTH - 1) u_dot (
+  dot #(PE, SIMD, BITS, 1, DEPTH - 1, BYTES) u_dot (
       clk, rst, en, fire, ~loading, ~loading & (s == 0), make[0], 0, x, word,
       {(PE*BITS){1'b0}}, push[0], out_data);
 endmodule

@@ -5,7 +5,7 @@
 module mvu #(
     parameter int N = 1, GROUPS = 1, NF = 1, SF = 1, PE = 1, SIMD = 1, ORDER = 0, BLOCK = 1,
     parameter int STREAMED = 0, BIAS = 0, SALT = 0,
-    parameter int BITS = 16, II = 1, DEPTH = 4,
+    parameter int BITS = 16, II = 1, DEPTH = 4, BYTES = 0,
     parameter int NI = (STREAMED != 0) ? 2 : 1
 ) (
     input  logic               clk,
@@ -95,7 +95,7 @@ module mvu #(
       end
     end
 
-  dot #(PE, SIMD, BITS, (ORDER == 0) ? 1 : BLOCK * NF, DEPTH - 1) u_dot (
+  dot #(PE, SIMD, BITS, (ORDER == 0) ? 1 : BLOCK * NF, DEPTH - 1, BYTES) u_dot (
       clk, rst, en, fire, computing, computing & (s == 0), writing,
       (ORDER == 0) ? 0 : (ORDER == 1) ? f : v * NF + f,
       x, word, (BIAS != 0) ? bias_word : '0, push[0], out_data);

@@ -1,7 +1,7 @@
 // Vector-vector unit (depthwise): LANES channels at a time, KP kernel positions per token.
 module vvu #(
     parameter int N = 1, CF = 1, STEPS = 1, KP = 1, LANES = 1, BIAS = 0, SALT = 0,
-    parameter int BITS = 16, II = 1, DEPTH = 4
+    parameter int BITS = 16, II = 1, DEPTH = 4, BYTES = 0
 ) (
     input  logic                     clk,
     input  logic                     rst,
@@ -50,7 +50,7 @@ module vvu #(
         assign x[p*BITS+:BITS] = in_data[(p*LANES+l)*BITS+:BITS];
         assign w[p*BITS+:BITS] = word[(p*LANES+l)*BITS+:BITS];
       end
-      dot #(1, KP, BITS, 1, DEPTH - 1) u_dot (
+      dot #(1, KP, BITS, 1, DEPTH - 1, BYTES) u_dot (
           clk, rst, en, fire, 1'b1, t == 0, last, 0, x, w,
           (BIAS != 0) ? bias[l*BITS+:BITS] : {BITS{1'b0}}, pushes[l], push_data[l*BITS+:BITS]);
     end

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipec.backends.fpga.csim import build
 from pipec.backends.fpga.engines.fixed import chain, factor
 from pipec.backends.fpga.engines.steps import Step
 from pipec.backends.fpga.numbers import decoded, encoded, file_type, fixed_point
@@ -23,7 +24,7 @@ from pipec.frontends.trace import trace
 from pipec.graph.ir import InputKind, Source
 
 HLS = Path(__file__).parents[3] / "backends/fpga/hls"
-FLAGS = ["-std=c++14", "-O1", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined"]
+FLAGS = ["-std=c++14", "-O1", *build.FLAGS, "-Werror", "-fsanitize=undefined"]
 TYPES = ("ap_fixed<16,6>", "ap_fixed<8,4>", "ap_fixed<12,5>", "ap_fixed<24,8>", "ap_fixed<7,7>")
 COUNT, CHAINS = 200, 40
 Step2 = Callable[[Fraction, Fraction], Fraction]

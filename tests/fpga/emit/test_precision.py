@@ -8,6 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from pipec.backends.fpga.csim import build
 from pipec.backends.fpga.designs import lowered, networks
 from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.mvu import Mvu
@@ -79,7 +80,7 @@ def test_types_agree_bit_by_bit_with_numpy(tmp_path: Path) -> None:
     calls = "\n".join(f"run<{cpp}>(x, out);" for cpp in NARROW.values())
     text = PROGRAM.replace("COUNT", str(len(x))).replace("CALLS", calls)
     (tmp_path / "main.cpp").write_text(text)
-    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", f"-I{HLS}"]
+    flags = ["-std=c++17", "-O1", *build.FLAGS, "-Werror", f"-I{HLS}"]
     command = [compiler(), *flags, "main.cpp", "-o", "main"]
     subprocess.run(command, cwd=tmp_path, check=True)
     subprocess.run(["./main", "in", "out"], cwd=tmp_path, check=True)

@@ -6,9 +6,43 @@
 #ifndef PIPEC_DOT_H
 #define PIPEC_DOT_H
 
+#include "ap_int.h"
 #include "base.h"
 
 namespace engine {
+
+// w0 * x and w1 * x of one 27x18 multiplier (DSP48E2, DSP58), for numbers of up to 9 bits: those
+// of 8 bits, and steps of which a zero point was taken off. A negative w0 * x borrows one of w1 * x.
+inline void multiply_pair(int32_t &low, int32_t &high, int32_t w0, int32_t w1, int32_t x) {
+#pragma HLS INLINE
+  const ap_int<27> both = w1 * (1 << 18) + w0;
+  const ap_int<18> shared = x;
+  const ap_int<45> product = both * shared;
+#pragma HLS BIND_OP variable = product op = mul impl = dsp
+  const ap_int<18> lower(product), upper(product >> 18);
+  low = int32_t(lower);
+  high = int32_t(upper) + (lower < 0);
+}
+
+// Two products with a common operand: one multiplier each, but for 8-bit integers.
+template <typename A, typename W, typename T>
+inline void multiply_both(A &low, A &high, const W &w0, const W &w1, const T &x) {
+#pragma HLS INLINE
+  low = w0 * x;
+  high = w1 * x;
+}
+template <int M, int E, int Z>
+inline void multiply_both(int32_t &low, int32_t &high, const int8_t &w0, const int8_t &w1,
+                          const quantised<M, E, Z> &x) {
+#pragma HLS INLINE
+  multiply_pair(low, high, w0, w1, x.raw);
+}
+template <int M, int E, int Z, int N, int F, int Y>
+inline void multiply_both(int32_t &low, int32_t &high, const quantised<M, E, Z> &w0,
+                          const quantised<M, E, Z> &w1, const quantised<N, F, Y> &x) {
+#pragma HLS INLINE
+  multiply_pair(low, high, w0.steps(), w1.steps(), x.steps());
+}
 
 // Adds N groups of PE numbers into the first group.
 template <int N, int PE>
@@ -39,9 +73,14 @@ inline void multiply_add(vec<A, PE> &acc, const vec<W, SIMD * PE> &word, const v
 #pragma HLS ARRAY_PARTITION variable = product complete
   for (int s = 0; s < SIMD; ++s) {
 #pragma HLS UNROLL
-    for (int pe = 0; pe < PE; ++pe) {
+    for (int pe = 0; pe < PE; pe += 2) {
 #pragma HLS UNROLL
-      product[s * PE + pe] = word.lane[s * PE + pe] * x.lane[s];
+      const int i = s * PE + pe;
+      if (pe + 1 < PE) {
+        multiply_both(product[i], product[i + 1], word.lane[i], word.lane[i + 1], x.lane[s]);
+      } else {
+        product[i] = word.lane[i] * x.lane[s];
+      }
     }
   }
   adder_tree<SIMD, PE>::run(product);

@@ -195,16 +195,16 @@ struct quantised {
 // Products of raw numbers: the zero point of an activation is taken off by the bias.
 template <int M, int E, int Z>
 inline int32_t operator*(int8_t w, const quantised<M, E, Z> &x) {
-  return int32_t(w) * x.raw;
-}
-template <int M, int E, int Z>
-inline int32_t operator*(const quantised<M, E, Z> &x, int8_t w) {
-  return int32_t(w) * x.raw;
+  const int32_t product = int32_t(w) * x.raw;
+#pragma HLS BIND_OP variable = product op = mul impl = dsp
+  return product;
 }
 // Of two activations: both zero points are taken off before.
 template <int M, int E, int Z, int N, int F, int Y>
 inline int32_t operator*(const quantised<M, E, Z> &x, const quantised<N, F, Y> &y) {
-  return x.steps() * y.steps();
+  const int32_t product = x.steps() * y.steps();
+#pragma HLS BIND_OP variable = product op = mul impl = dsp
+  return product;
 }
 
 // What turns an exact sum into 8 bits: ((sum + bias) * multiplier >> SHIFT) + ZERO.

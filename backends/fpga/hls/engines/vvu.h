@@ -28,7 +28,7 @@ void vvu(int frames, hls::stream<vec<typename G::T, G::KP * G::LANES>> &in,
 #pragma HLS ARRAY_PARTITION variable = product complete
         for (int i = 0; i < G::KP * G::LANES; ++i) {
 #pragma HLS UNROLL
-          product[i] = x.lane[i] * weight[c * G::KS + k].lane[i];
+          product[i] = weight[c * G::KS + k].lane[i] * x.lane[i];
         }
         adder_tree<G::KP, G::LANES>::run(product);
         vec<sum_t<typename G::T>, G::LANES> sum = acc.oldest(k < G::PARTIAL);
