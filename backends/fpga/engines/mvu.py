@@ -141,7 +141,7 @@ class Mvu(Product):
         area = [lut, dsp]  # the last one counts first
         if cost.together > 1:
             few = block or dsp[late == late.min()].min() <= _FEW_DSPS
-            area = [dsp, lut] if few else [lut, dsp, pe * simd]
+            area = [*([dsp, lut] if few else [lut, dsp]), pe * simd]
         best = np.lexsort((cycles, pe + simd, *area, late))[0]
         return self._wide(layer, (int(pe[best]), int(simd[best]), int(kp[best])), dtype, block)
 
