@@ -159,7 +159,7 @@ def markdown(rows: Cells, devices: str) -> str:
         f"when {FRAMES} other frames go through all stages at once, processes joined by pipes.",
         "*sanitizers* counts the stages that play their golden data under ASan and UBSan in",
         "silence. *equal handshakes* are those of the",
-        "timed build (bounded streams, two frames) that have the very cycle of the simulator.",
+        "timed build (bounded streams, rigid pipelines, two frames) that have the very cycle of the simulator.",
         "*interval* is that of the slowest stage in cycles, simulated.",
         "Rows may come from several runs (`--table MODEL ...`); a dash is what a run left out.",
         "",
