@@ -39,7 +39,7 @@ from pipec.runtime.steps import Steps
 from pipec.runtime.tensors import TensorType
 from pipec.runtime.transport import Meeting, Transport, Waits, until
 from pipec.runtime.weights import StageWeights, check_fits
-from pipec.schedule.action import Action, ActionKind
+from pipec.schedule.action import FROM_HOST, TO_HOST, Action, ActionKind
 
 __all__ = ["Batch", "Executor", "OnNan", "Settings", "deadlock"]
 Tensors = dict[str, torch.Tensor]
@@ -310,7 +310,7 @@ class Executor:
 
     def _record(self, begin: Moment) -> None:
         turn, copied = self._row[self._at], self.compute.copied
-        moves = turn.action.kind in (_K.OFFLOAD, _K.FETCH, _K.OFFLOAD_O, _K.FETCH_O)
+        moves = turn.action.kind in (*TO_HOST, *FROM_HOST)
         begin, end = copied if moves and copied else (begin, self.compute.moment())
         self._moments.append((turn.place, begin, end, self.saved_bytes))
 

@@ -51,6 +51,11 @@ class ActionKind(IntEnum):
 
 
 COMPUTE = (ActionKind.F, ActionKind.B, ActionKind.I, ActionKind.W)
+TO_HOST = (ActionKind.OFFLOAD, ActionKind.OFFLOAD_O)
+FROM_HOST = (ActionKind.FETCH, ActionKind.FETCH_O)
+OF_UPDATES = (ActionKind.STEP, ActionKind.REDUCE_GRAD, ActionKind.SEND_W, ActionKind.RECV_W,
+              ActionKind.OFFLOAD_O, ActionKind.FETCH_O)  # fmt: skip
+"""Kinds that belong to an update of a stage's weights, and to no microbatch."""
 
 _TEXT = re.compile(
     r"(?P<stage>\d+)(?P<kind>[A-Z][A-Z_]*)(?P<microbatch>\d+)?"

@@ -11,7 +11,7 @@ import io
 import re
 
 from pipec.errors import ScheduleError
-from pipec.schedule.action import Action, ActionKind
+from pipec.schedule.action import OF_UPDATES, Action, ActionKind
 from pipec.schedule.build import Ops, placement_of
 from pipec.schedule.rows import from_rows
 from pipec.schedule.schedule import Placement, Schedule
@@ -19,9 +19,7 @@ from pipec.schedule.schedule import Placement, Schedule
 _SHARDING = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
 _OVERLAP = re.compile(r"\((?P<parts>[^()]*)\)OVERLAP_F_B")
 _SAVED = {ActionKind.SEND_S, ActionKind.RECV_S, ActionKind.OFFLOAD, ActionKind.FETCH}
-_UPDATES = {ActionKind.REDUCE_GRAD, ActionKind.STEP, ActionKind.SEND_W, ActionKind.RECV_W,
-            ActionKind.OFFLOAD_O, ActionKind.FETCH_O}  # fmt: skip
-_TORCH = frozenset(ActionKind) - _SAVED - _UPDATES
+_TORCH = frozenset(ActionKind) - _SAVED - {*OF_UPDATES}
 
 
 def to_csv(schedule: Schedule) -> str:

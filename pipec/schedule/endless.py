@@ -20,14 +20,13 @@ import numpy as np
 
 from pipec.errors import ScheduleError
 from pipec.schedule.acknowledgements import NONE, other_ends
-from pipec.schedule.action import ActionKind
+from pipec.schedule.action import COMPUTE, OF_UPDATES, ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.dependencies import dependencies
 from pipec.schedule.schedule import Int64, Schedule
 
 _K = ActionKind
-VERSIONED = (_K.F, _K.B, _K.I, _K.W, _K.SEND_W, _K.RECV_W, _K.REDUCE_GRAD, _K.STEP,
-             _K.OFFLOAD_O, _K.FETCH_O)  # fmt: skip
+VERSIONED = (*COMPUTE, *OF_UPDATES)
 """Kinds of actions whose version is one of their stage's."""
 _MOST = 64
 """Rounds after which a window must be like the one before: no pipeline is longer."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipec.schedule.action import ActionKind
+from pipec.schedule.action import FROM_HOST, TO_HOST, ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.routes import routes_of
 from pipec.schedule.schedule import Int32, Schedule
@@ -117,9 +117,9 @@ class _Numbering:
             return "comm" if policy.comm == "one" else "compute"
         if kind is _K.REDUCE_GRAD and policy.reduce == "overlap":
             return "reduce"
-        if kind in (_K.OFFLOAD, _K.OFFLOAD_O):
+        if kind in TO_HOST:
             return "d2h"
-        if kind in (_K.FETCH, _K.FETCH_O):
+        if kind in FROM_HOST:
             return "h2d"
         if policy.compute == "split":
             return "compute.F" if kind is _K.F else "compute.B"

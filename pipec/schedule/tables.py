@@ -10,12 +10,11 @@ from functools import cached_property
 
 import numpy as np
 
-from pipec.schedule.action import ActionKind
+from pipec.schedule.action import OF_UPDATES, ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.schedule import Int32, Int64, Schedule
 
 _K = ActionKind
-_OF_UPDATES = (_K.STEP, _K.REDUCE_GRAD, _K.SEND_W, _K.RECV_W, _K.OFFLOAD_O, _K.FETCH_O)
 UNLIMITED = np.iinfo(np.int32).max
 
 
@@ -50,7 +49,7 @@ class Tables:
     def _find(self, kind: ActionKind) -> Int64:
         s = self.schedule
         found = np.flatnonzero(s.kind == kind)
-        if kind in _OF_UPDATES:
+        if kind in OF_UPDATES:
             return found
         microbatch = s.microbatch[found]
         return found[(microbatch >= 0) & (microbatch < s.microbatches)]

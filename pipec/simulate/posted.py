@@ -15,13 +15,13 @@ from functools import cached_property
 import numpy as np
 
 from pipec.schedule.acknowledgements import NONE, acknowledgements
-from pipec.schedule.action import ActionKind
+from pipec.schedule.action import FROM_HOST, ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.times import Float
 
 _K = ActionKind
-_BESIDE = (*(c.send for c in ChannelKind), _K.FETCH, _K.OFFLOAD_O, _K.FETCH_O)
+_BESIDE = (*(c.send for c in ChannelKind), *FROM_HOST, _K.OFFLOAD_O)
 """What a device's row does not wait for."""
 
 
