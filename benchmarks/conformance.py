@@ -30,7 +30,8 @@ def markdown(outcomes: list[Outcome]) -> str:
         "",
         "Written by `make conformance`: every node case that the `onnx` package brings along,",
         "traced with all inputs unknown (but those that a node needs at compile time), run, and",
-        "compared.",
+        "compared; where the last elements of `Resize` lie with `align_corners` (2 cases), with",
+        "onnxruntime and so torch, which align them where the package does not.",
         "",
         f"onnx {onnx.__version__}, torch {torch.__version__}: {len(outcomes)} cases, "
         f"**{matched} match**, {counts['random']} are random (shape and type checked), "

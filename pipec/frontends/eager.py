@@ -345,8 +345,9 @@ def _flops(call: EagerCall, given: Sequence[Tensor]) -> int:
     """What torch counts; 0 where it cannot count, as for flex attention."""
     try:
         with FlopCounterMode(display=False) as counter:
-            replace(call, tracked=False).run(given)
-    except (RuntimeError, NotImplementedError, TypeError):
+            # no leaf wants a gradient: torch's counter fails on a view of one by a Function
+            replace(call, tracked=False, wanted=(False,) * len(call.wanted)).run(given)
+    except (RuntimeError, NotImplementedError, TypeError, AssertionError):
         torch.compiler.reset()  # what failed to compile here is not to fail again
         return 0
     return int(counter.get_total_flops())

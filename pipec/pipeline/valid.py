@@ -6,25 +6,28 @@ targets t that are not ``ignore_index`` of the class weight of t, or 1; of a quo
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
 from pipec.errors import PlanError
 from pipec.graph.extract import extract
-from pipec.graph.ir import Graph, InputKind, OutputKind, op_name, origin
+from pipec.graph.ir import Graph, InputKind, OutputKind, op_name, origin, tensor
+from pipec.graph.torch_private import OpOverload, argument_names_and_defaults
 
 Count = Callable[[Mapping[str, torch.Tensor]], float]
 _MEAN, _SUM = 1, 2  # torch's numbers of reduction="mean" and "sum"
-_LOSSES = {
-    "aten.cross_entropy_loss.default": (3, 4),
-    "aten.nll_loss_nd.default": (3, 4),
-    "aten.nll_loss.default": (3, 4),
-    "aten.nll_loss2d.default": (3, 4),
-    "aten.nll_loss_forward.default": (3, 4),
-    "aten.nll_loss2d_forward.default": (3, 4),
-}
-"""Ops of (scores, target, class weights, reduction, ignored index): places of the last two."""
+_LOSSES = (
+    "aten.cross_entropy_loss.default",
+    "aten.nll_loss_nd.default",
+    "aten.nll_loss.default",
+    "aten.nll_loss2d.default",
+    "aten.nll_loss_forward.default",
+    "aten.nll_loss2d_forward.default",
+)
+"""Ops of scores, target, class weights, reduction and ignored index."""
+_SUMS = ("aten.sum.", "aten.nansum.", "aten.dot.", "aten.trace.")
 _PASSED = ("aten._to_copy", "aten.alias", "aten.clone", "aten.detach", "getitem")
 _LINEAR = ("aten.mul.", "aten.div.", "aten.add.", "aten.sub.", "aten.neg.")
 _BOUNDED = ("aten.clamp", "aten.maximum.")
@@ -44,7 +47,8 @@ def counts_of(graph: Graph, rows: Count) -> list[Count]:
         PlanError: A part is a sum that nothing divides: the loss of a step is a mean.
     """
     todo = [(graph.node(o.node), False) for o in graph.outputs_of(OutputKind.LOSS)[:1]]
-    inputs = {i.node for i in graph.inputs_of(InputKind.INPUT)}
+    inputs = {i.node: i.name for i in graph.inputs_of(InputKind.INPUT)}
+    compiled = int(rows({n: tensor(graph.node(k)) for k, n in inputs.items()}))
     found: dict[str, Count] = {}
     while todo:
         node, scaled = todo.pop()
@@ -52,15 +56,15 @@ def counts_of(graph: Graph, rows: Count) -> list[Count]:
         count = None
         if name in _LOSSES:
             count = _cross_entropy(graph, node)
-        elif name == "aten.div.Tensor" and _is_sum(node.args[0]):
+        elif name == "aten.div.Tensor" and _is_sum(node.args[0], compiled):
             count = _divisor(graph, node.args[1])
         if count is not None:
             found[node.name] = count
         elif name.startswith(_LINEAR) or any(p in name for p in _PASSED):
             scaled |= _shrinks(node)
             todo += [(n, scaled) for n in node.all_input_nodes]
-        elif name and not inputs.isdisjoint(_ancestors(node)):
-            if _is_sum(node) and not scaled:
+        elif name and inputs.keys() & _ancestors(node):
+            if _is_sum(node, compiled) and not scaled:
                 raise _no_mean(node)
             found["rows"] = rows
     return list(found.values()) or [rows]
@@ -114,22 +118,20 @@ def weights_of(counts: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _cross_entropy(graph: Graph, node: fx.Node) -> Count | None:
-    target = node.args[1]
-    reduction, ignored = (_argument(node, k) for k in _LOSSES[op_name(node)])
-    if (1 if reduction is None else reduction) != _MEAN:
+    target, weight, scale = node.args[1], _argument(node, "weight"), None
+    if _argument(node, "reduction") != _MEAN:
         return None
     if not isinstance(target, fx.Node) or target.meta["val"].is_floating_point():
         return None
     targets = _computed(graph, target)
     if targets is None:
         return None
-    weight, scale = _argument(node, 2), None
     if isinstance(weight, fx.Node):
         held = {i.node: i.name for i in graph.inputs if i.kind.is_weight}
         if weight.name not in held:
             return None
         scale = graph.weights[held[weight.name]]
-    index = -100 if ignored is None else ignored
+    index = _argument(node, "ignore_index")
 
     def count(inputs: Mapping[str, torch.Tensor]) -> float:
         """Valid targets, or the sum of their class weights."""
@@ -140,19 +142,23 @@ def _cross_entropy(graph: Graph, node: fx.Node) -> Count | None:
     return count
 
 
-def _is_sum(node: object) -> bool:
-    """Whether a value adds up over all that it is computed from."""
+def _is_sum(node: object, rows: int) -> bool:
+    """Whether a scalar adds up over the rows: the innermost reduction that takes them says so."""
+    found = False
     while isinstance(node, fx.Node) and node.op == "call_function":
         name = op_name(node)
-        if name in _LOSSES:
-            reduction = _argument(node, _LOSSES[name][0])
-            return not isinstance(reduction, fx.Node) and reduction == _SUM
-        if name.startswith("aten.sum."):
-            return bool(node.meta["val"].dim() == 0)
-        if not any(p in name for p in _PASSED):
-            return False
+        if (reduction := _argument(node, "reduction")) in {_MEAN, _SUM}:
+            return bool(reduction == _SUM)
+        if name.startswith((*_SUMS, "aten.mean.")):
+            dims, shape = _argument(node, "dim"), tensor(node.all_input_nodes[0]).shape
+            if not dims or len(dims) == len(shape) or (
+                any(d % len(shape) == 0 for d in dims) and shape[0] % rows == 0
+            ):  # fmt: skip
+                found = name.startswith(_SUMS)
+        elif not any(p in name for p in (*_PASSED, "aten.neg.")):
+            break
         node = node.args[0]
-    return False
+    return found
 
 
 def _divisor(graph: Graph, node: object) -> Count | None:
@@ -167,9 +173,12 @@ def _divisor(graph: Graph, node: object) -> Count | None:
     return None if value is None else lambda inputs: float(value(inputs))
 
 
-def _argument(node: fx.Node, place: int) -> fx.Node | int | None:
-    found = node.args[place] if len(node.args) > place else None
-    return found if isinstance(found, fx.Node | int) else None
+def _argument(node: fx.Node, name: str) -> Any:
+    """What an op is given under this name, or its default; None if it has no such argument."""
+    if not isinstance(node.target, OpOverload):
+        return None
+    known = argument_names_and_defaults(node.target)
+    return {**known, **dict(zip(known, node.args, strict=False)), **node.kwargs}.get(name)
 
 
 def _computed(

@@ -1,9 +1,13 @@
 """Losses of another kind than a mean over all targets: shifted ones, and sums."""
 
 import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import pipec
@@ -48,6 +52,57 @@ def test_a_backward_that_views_other_targets_is_refused() -> None:
     check(plan)
     with pytest.raises(PlanError, match="numbers-are-checked"):
         check(in_training(1, "BI", shifted)(plan))
+
+
+ROWS = torch.rand(4, 3)
+SIGNS = torch.tensor([[1.0, -1.0, 1.0]] * 4)
+SUMS: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
+    **{
+        loss.__name__: (partial(loss, reduction="sum"), ROWS)
+        for loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.kl_div,
+                     F.binary_cross_entropy_with_logits, F.poisson_nll_loss)
+    },
+    **{
+        loss.__name__: (partial(loss, reduction="sum"), SIGNS)
+        for loss in (F.soft_margin_loss, F.hinge_embedding_loss)
+    },
+    "a sum of means": (lambda y, t: (y - t).square().mean(1).sum(), ROWS),
+    "a mean of sums": (lambda y, t: (y - t).square().sum(0).mean(), ROWS),
+    "nansum": (lambda y, t: (y - t).nansum(), ROWS),
+    "dot": (lambda y, t: torch.dot(y.flatten(), t.flatten()), ROWS),
+}  # fmt: skip
+MEANS: dict[str, Callable[..., Tensor]] = {
+    "mse_loss": F.mse_loss,
+    "per row": lambda y, t: (y - t).square().sum(1).mean(),
+    "per column": lambda y, t: -(y - t).square().mean(0).neg().sum(),
+    "per task": lambda y, t: torch.stack([(y - t).square().mean(1), y.abs().mean(1)]).sum(0).mean(),
+}
+
+
+def _stepped(loss: Callable[..., Tensor], example: Tensor, weight: Any = None) -> tuple[Any, float]:
+    """The loss of a step over 16 rows, and that of the model in one piece."""
+    model, rows = torch.nn.Linear(8, 3), torch.randn(16, 8)
+    plan = pipec.compile(model, rows[:4], "1xcpu", loss=(loss, example), schedule="1f1b",
+                         microbatches=4)  # fmt: skip
+    target = example.repeat(4, 1)
+    with torch.no_grad():
+        whole = float(loss(model(rows), target))
+    with pipec.Pipeline(plan, optimizer=sgd, weight=weight) as pipeline:
+        return pipeline.step({"input": rows, "target": target}).loss, whole
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_whatever_adds_up_over_the_rows_is_refused(name: str) -> None:
+    with pytest.raises(PlanError, match="adds up over the batch"):
+        _stepped(*SUMS[name])
+    found, whole = _stepped(*SUMS[name], lambda _: 1.0)
+    assert found == pytest.approx(whole / 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_a_sum_over_other_axes_than_rows_is_a_mean(name: str) -> None:
+    found, whole = _stepped(MEANS[name], ROWS)
+    assert found == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5, -2.0])

@@ -34,7 +34,7 @@ class Reversed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float) -> Any:
         ctx.scale = scale
-        return x.clone()
+        return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -56,8 +56,7 @@ class Signs(Part):
 
 class Adversary(Part):
     def forward(self, x: Tensor) -> Any:
-        turned = Reversed.apply(x, 0.5)  # type: ignore[no-untyped-call]
-        return torch.tanh(self.inner(turned))
+        return Reversed.apply(torch.tanh(self.inner(x)), 0.5)  # type: ignore[no-untyped-call]
 
 
 class Checkpointed(Part):
