@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipec.errors import PipecError
 from pipec.files import left_by_the_dead, read_data
-from pipec.plan.manifest import FORMAT
+from pipec.plan.manifest import EDITABLE, FORMAT
 from pipec.signals import unwound_by
 
 _ASIDE = ".old"
@@ -92,7 +92,8 @@ def _not_written(path: Path) -> list[str]:
     try:
         record = json.loads(read_data(path / MARK))
         files = record["files"] if record["format"] == FORMAT else ()
-        known = {MARK, "__pycache__", *(name.split("/")[0] for name in files)} if files else set()
+        listed = (MARK, "__pycache__", *EDITABLE, *(name.split("/")[0] for name in files))
+        known = set(listed if files else ())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         known = set()
     return sorted(entry.name for entry in path.iterdir() if entry.name not in known)

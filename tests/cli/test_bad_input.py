@@ -111,6 +111,19 @@ def test_existing_directory_is_kept_unless_forced(
     assert pipec("compile", model, "--devices", "2xcpu", "-o", fresh, "--force").code == 0
 
 
+def test_a_training_directory_with_its_script_is_replaced(pipec: Pipec, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n\n\n"
+        "def net():\n"
+        "    return torch.nn.Linear(4, 2), (torch.ones(2, 4),), lambda y: y.square().mean()\n"
+    )
+    out, model = tmp_path / "out", f"{tmp_path}/net.py:net"
+    assert pipec("compile", model, "--devices", "1xcpu", "-o", out).code == 0
+    (out / "train.py").write_text("# edited")
+    assert pipec("compile", model, "--devices", "1xcpu", "-o", out, "--force").code == 0
+    assert "torchrun" in (out / "train.py").read_text()
+
+
 def test_full_disk(
     pipec: Pipec, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
