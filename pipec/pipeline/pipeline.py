@@ -289,7 +289,7 @@ class Pipeline:
         self._runner.drain()
 
     def state_dict(self) -> Tensors | None:
-        """All weights under their original names on rank 0, None elsewhere; all ranks call.
+        """Copies of all weights by their original names on rank 0, None elsewhere; all ranks call.
 
         The newest of every stage: `drain` before, for all updates of the last step to be in them.
         """

@@ -170,7 +170,7 @@ class Runner:
         return [mine]
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
-        """All weights under their original names, aliases of shared ones included.
+        """Copies of all weights under their original names, aliases of shared ones included.
 
         Returns:
             On the first rank; None elsewhere. All ranks must call.
@@ -178,7 +178,7 @@ class Runner:
         mine: dict[str, torch.Tensor] = {}
         for e in reversed(self.executors):
             for stage in reversed(e.weights):
-                mine |= e.stored(stage)
+                mine |= {n: t.detach().clone() for n, t in e.stored(stage).items()}
         parts = self.collected(mine)
         return None if parts is None else gather(parts, self.program.plan)
 

@@ -102,6 +102,22 @@ def found_calls(found: pipec.Pipeline) -> list[float]:
     return [float(w) for weights in held for n, w in weights.items() if n.endswith("calls")]
 
 
+def test_it_is_a_copy_to_go_back_to() -> None:
+    """As of other ranks: else the best weights so far are a mixture of old and new ones."""
+    with pipeline() as found:
+        found.step(BATCHES[0])
+        kept = found.state_dict()
+        want = copy.deepcopy(kept)
+        found.step(BATCHES[1])
+        assert kept is not None
+        assert want is not None
+        assert all(torch.equal(kept[n], want[n]) for n in want)
+        found.load_state_dict(kept)
+        again = found.state_dict()
+        assert again is not None
+        assert all(torch.equal(again[n], want[n]) for n in want)
+
+
 def test_a_checkpoint_has_all_of_it(tmp_path: Path) -> None:
     with pipeline() as first:
         for batch in BATCHES[:3]:
