@@ -136,11 +136,11 @@ class Fit:
     tried: list[Sequence[Fates]] = field(default_factory=list, init=False)
     _known: dict[tuple[int, float], Residency] = field(default_factory=dict, init=False)
 
-    def solved(self) -> Foreseen:
-        """Choices whose plan, simulated, keeps every limit.
+    def solved(self) -> Foreseen | None:
+        """Choices whose plan, simulated, keeps every limit; None where it is not found so.
 
         Raises:
-            PassError: A device's limit cannot be met; how far it is from that is told.
+            PassError: Forward and backward run on two devices, and one set does not fit.
         """
         room, floors, turn = self._first_room(), dict[int, float](), 0
         apart = self.schedule.placement.separate
@@ -148,12 +148,12 @@ class Fit:
             chosen = [self._choice(s, room, floors) for s in range(len(self.plan.stages))]
             self.tried.append(chosen)
             timeline = self.simulated(chosen)
-            over = np.array(timeline.peak_bytes) - self.limits
+            over = self.over(timeline)
             if over.max() <= 0:
                 return Foreseen(chosen, timeline)
             worst, turn = int(over.argmax()), turn + 1
             if turn >= _ROUNDS or all(s in floors for s in self._stages_of(worst)):
-                raise self._refusal(self.made(chosen), worst)
+                return None
             eager = 1 + turn / 4  # little is left when this no longer helps
             held = room if apart else self._summed([r.choice.peak_bytes for r in chosen])
             room = np.where(over > 0, np.minimum(room, held) - eager * over, room)
@@ -181,15 +181,25 @@ class Fit:
         return Foresight(self.plan, self.schedule)
 
     def able(self, stage: int) -> list[Able]:
-        """The saved values of a stage."""
+        """The saved values of a stage; they leave where something else runs before they are read.
+
+        That is another microbatch of the stage, or another stage of its device.
+        """
         problem, names = self._problems[stage], saved_in_order(self._works[stage].training)
         pairs = zip(names, problem.nbytes.tolist(), problem.recompute.tolist(), strict=True)
-        return [Able(*pair, problem.moves) for pair in pairs]
+        alone = all(len(self._stages_of(d)) == 1 for d in self._homes[stage])
+        leaves = problem.bandwidth > 0 and not (alone and problem.flight == 1)
+        return [Able(*pair, leaves) for pair in pairs]
 
     @property
     def needed(self) -> bool:
         """Whether the plan as it is, simulated, is above a limit."""
-        return bool((np.array(self.plain.peak_bytes) > self.limits).any())
+        return bool(self.over(self.plain).max() > 0)
+
+    def over(self, timeline: Timeline) -> Floats:
+        """Bytes above the limit, of each device."""
+        over: Floats = np.array(timeline.peak_bytes) - self.limits
+        return over
 
     @cached_property
     def plain(self) -> Timeline:
@@ -233,8 +243,7 @@ class Fit:
         Where forward and backward run on two devices, what is left without any.
         """
         if not self.schedule.placement.separate:
-            over = np.maximum(np.array(self.plain.peak_bytes) - self.limits, 0.0)
-            return self._summed(self._wanted) - over
+            return self._summed(self._wanted) - np.maximum(self.over(self.plain), 0.0)
         light = [replace(c, nbytes=0) if c.kind in _SAVED else c for c in self.schedule.channels]
         bare = plan_timeline(self.plan, self.schedule.replace(channels=tuple(light)))
         left: Floats = self.limits - np.array(bare.peak_bytes)
@@ -327,7 +336,11 @@ class Fit:
         sharing = max(len(self._stages_of(d)) for d in place.forward[stage])
         return devices[ahead].host_bandwidth / sharing if self.host else 0.0
 
-    def _refusal(self, found: Fitted, device: int) -> PassError:
+    def refusal(self) -> PassError:
+        """That no choice fits, with the one of those that were tried which is nearest to it."""
+        chosen = min(self.tried, key=lambda t: self.over(self.simulated(t)).max())
+        found = self.made(chosen)
+        device = int(self.over(found.timeline).argmax())
         peak, limit = found.timeline.peak_bytes[device], self.limits[device]
         allowed = [
             w for w, able in (("move", self.host), ("be recomputed", self.recompute)) if able

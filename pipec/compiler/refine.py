@@ -75,7 +75,7 @@ class Search:
         self.close = 1e-9 * fit.plain.seconds
 
     def best(self, starts: Sequence[Sequence[Fates]]) -> Tried | None:
-        """From choices that fit and others."""
+        """From choices that fit and others; if none does, the nearest is one that `fit` tried."""
         nothing = self.tried((KEPT,) * len(self.fit.plan.stages))
         every = [*self.fit.tried, *starts]
         if self.fit.host:
@@ -89,7 +89,11 @@ class Search:
         nearest = sorted((t for t in first if t.over), key=lambda t: t.order)[:2]
         fits = [t for t in first if not t.over]
         fits += [t for at in (nothing, *nearest) if (t := self.emptied(at)) is not None]
-        return self.faster(min(fits, key=lambda t: t.order, default=None), nothing)
+        best = self.faster(min(fits, key=lambda t: t.order, default=None), nothing)
+        if best is None:
+            least = min(self.known.values(), key=lambda t: self.fit.over(t.timeline).max())
+            self.fit.tried.append(least.stages)
+        return best
 
     @property
     def spent(self) -> bool:

@@ -154,29 +154,27 @@ def best(
         PassError: A limit cannot be met.
     """
     fit = Fit(plan, schedule, limit, applied(plan, schedule), recompute, host)
-    return fit.made(_best(fit).stages)
+    found = _best(fit)
+    if found is None:
+        raise fit.refusal()
+    return fit.made(found.stages)
 
 
-def _best(fit: Fit) -> Foreseen:
-    """As `best`; what less freedom gives is where more of it starts."""
+def _best(fit: Fit) -> Foreseen | None:
+    """As `best`; what less freedom gives is where more of it starts. None if nothing fits."""
     apart, both = fit.schedule.placement.separate, fit.recompute and fit.host
-    starts, told = list[Foreseen](), list[PassError]()
+    fits = list[Foreseen]()
     for less in [(True, False), (False, True)] if both and not apart else []:
-        try:
-            starts.append(_best(fit.allowing(*less)))
-        except PassError as error:
-            told.append(error)
-    if any(f.timeline.seconds <= fit.plain.seconds for f in starts):
-        return min(starts, key=lambda f: f.timeline.seconds)
-    try:
-        starts.append(fit.solved())
-    except PassError as error:
-        told.append(error)
-    if not apart and (found := Search(fit).best([f.stages for f in starts])):
-        starts.append(found)
-    if not starts:
-        raise told[-1]
-    return min(starts, key=lambda f: f.timeline.seconds)
+        narrower = fit.allowing(*less)
+        if found := _best(narrower):
+            fits.append(found)
+        fit.tried.extend(narrower.tried)
+    if all(f.timeline.seconds > fit.plain.seconds for f in fits):
+        if found := fit.solved():
+            fits.append(found)
+        if not apart and (found := Search(fit).best([f.stages for f in fits])):
+            fits.append(found)
+    return min(fits, key=lambda f: f.timeline.seconds, default=None)
 
 
 def _with_named(plan: Plan, schedule: Schedule, patterns: Sequence[str], *, host: bool) -> Plan:

@@ -269,7 +269,9 @@ def test_added_time_is_within_a_point_of_the_bound(
     given = {"recompute": False, "host": False, **options}
     limit = share * max(timeline.peak_bytes)
     fit = Fit(plan, schedule, limit, applied(plan, schedule), **given)
-    for found in fit.solved().stages:
+    solved = fit.solved()
+    assert solved is not None
+    for found in solved.stages:
         assert isinstance(found, Residency)
         assert found.choice.bound - 1e-9 <= found.choice.added <= found.choice.bound + 0.01
 

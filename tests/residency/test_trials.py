@@ -1,8 +1,10 @@
 """Trainings under limits: refused, or right and within the limit; freedom is never a loss."""
 
+import re
+
 import pytest
 
-from tests.residency.trials import PASSES, tried
+from tests.residency.trials import PASSES, planned, timed, tried
 
 # all models and schedules: python -m benchmarks offload_training
 
@@ -14,6 +16,11 @@ def test_limits_hold_and_more_freedom_is_never_slower(schedule: str) -> None:
     if schedule == "zb-h1":  # I yields what the last stage's late W reads, whatever leaves
         told = [t.refused or "1f1b with 4 microbatches fits" for t in found.values()]
         assert all("1f1b with 4 microbatches fits" in text for text in told)
+        plain = timed(planned("dropout between", schedule), schedule, 4).timeline
+        assert plain is not None
+        least = [int(n.replace(",", "")) for n in re.findall(r"got: +([\d,]+) bytes", str(told))]
+        assert least
+        assert max(least) <= max(plain.peak_bytes)  # the plan as it is was tried too
     else:
         assert accepted
     assert all(t.verdict == "ok" for t in accepted)
