@@ -238,6 +238,8 @@ class Pipeline:
             BackendError: The ranks were given different batches, or one did not answer.
         """
         shares = self._take(batch, self._training_shape)
+        if not self._runner.program.flush:  # the caller may fill its tensors anew meanwhile
+            self._batch = [{n: t.clone() for n, t in m.items()} for m in self._batch]
         self._active = self._runner
         result = self._runner.round(shares)
         mine = self._runner.executors[0]

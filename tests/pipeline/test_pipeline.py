@@ -111,6 +111,23 @@ def test_ragged_batches_train_as_one_process_does(schedule: str) -> None:
         torch.testing.assert_close(weights[name], want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("schedule", ["pipedream", "pipemare"])
+def test_tensors_may_be_filled_anew_while_microbatches_are_under_way(schedule: str) -> None:
+    model, found = Tagger(), []
+    for reused in (False, True):
+        filled = {n: t.clone() for n, t in batches()[0].items()}
+        with Pipeline(plan_of(model, schedule), optimizer=sgd) as pipeline:
+            for batch in texts((16, 8), (16, 8), (16, 8)):
+                for name, value in batch.items():
+                    filled[name].copy_(value)
+                pipeline.step(filled if reused else batch)
+            filled["target"].zero_()
+            pipeline.drain()
+            found.append(pipeline.state_dict() or {})
+    fresh, again = found
+    assert all(torch.equal(again[n], w) for n, w in fresh.items())
+
+
 def test_pipedream_makes_no_update_for_microbatches_that_are_not_there() -> None:
     """With one stage PipeDream is plain SGD, one update per microbatch that holds rows."""
     model, plain = Tagger(), Tagger()
