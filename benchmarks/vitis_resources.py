@@ -5,7 +5,8 @@ what Vitis HLS made of some thousand modules, the operators that it bound, memor
 The rules that price an engine price every module:
 
 * An operator costs what `pipec.backends.fpga.arithmetic.step_cost` says, an integer multiply-add
-  on a DSP slice one DSP; a loop has the control of an engine, address arithmetic included.
+  on a DSP slice one DSP; a loop has the control of an engine with as many additions on the fabric
+  and stages as the report says, and updates each of its memories.
 * A memory takes what `pipec.backends.fpga.resources.stored` says of its width and depth, in the
   kind that the report names; between processes of a dataflow region it is twice as deep.
 * A module has also what it calls, times the instances.
@@ -105,6 +106,7 @@ class Reports:
 def estimated(reports: Reports, name: Name) -> Resources:
     """What the estimate says of a module, block RAM of FIFOs left out."""
     dsp = lut = 0.0
+    additions = 0
     for line in reports.of("ops", name):
         cores = int(line["cores"])
         if line["op"] in STEPS:
@@ -112,7 +114,13 @@ def estimated(reports: Reports, name: Name) -> Resources:
             dsp, lut = dsp + cores * each[0], lut + cores * each[1]
         elif line["op"] == "mul" and line["impl"] == "dsp_slice":
             dsp += cores * step_cost("mul", "ap_fixed<16,6>")[0]
-    total = with_control(dsp, lut) if reports.of("loops", name) else Resources()
+        elif line["op"] in ("add", "sub") and line["impl"] == "fabric":
+            additions += cores
+    total = Resources()
+    if loops := reports.of("loops", name):
+        words = sum(int(m["bits"]) * int(m["count"]) for m in reports.of("memories", name))
+        depth = max(int(line["depth"] or 1) for line in loops)
+        total = with_control(dsp, lut, additions, depth, words)
     copies = reports.copies(name)
     parts = [(memory(m, copies), int(m["count"])) for m in reports.of("memories", name)]
     parts += [

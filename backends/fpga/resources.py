@@ -9,9 +9,16 @@ import math
 from pipec.backends.fpga.engines.base import Engine
 from pipec.backends.fpga.engines.parts import Resources
 from pipec.backends.fpga.engines.tiles import ceil_div
+from pipec.backends.fpga.numbers import bits_of, sum_bits
 
-CONTROL = Resources(lut=200, ff=100)
-"""Counters and handshakes of one engine."""
+CONTROL_LUT = 100
+"""Start, end and handshakes of one engine."""
+ADDER_LUT = 40
+"""An integer addition of 32 bits: a counter with its comparison, or an address."""
+UPDATED = 3
+"""LUTs and flip-flops per bit of a word that a loop reads and writes: chosen, changed, held."""
+STAGE_FF = 20
+"""Of a stage of the pipeline: a valid bit, counters and addresses."""
 SHIFT_REGISTER = 32
 """Depth up to which a FIFO is a shift register in LUTs."""
 LINK_SHELL = Resources(lut=35_219, ff=86_269, bram36=91.5)
@@ -60,15 +67,24 @@ def too_much(name: str, used: float, limit: float) -> list[str]:
 
 def logic(engine: Engine) -> Resources:
     """DSPs, LUTs and flip-flops of an engine, its memories not counted."""
-    return with_control(*engine.nest.logic(engine.dtype))
+    nest, dtype = engine.nest, engine.dtype
+    word, _ = nest.buffer(bits_of(dtype), sum_bits(dtype)) if nest.updates else (0, 0)
+    return with_control(*nest.logic(dtype), nest.additions, engine.depth, word)
 
 
-def with_control(dsp: float, lut: float) -> Resources:
-    """A pipelined loop with operators of so many DSPs and LUTs.
+def with_control(dsp: float, lut: float, additions: int, depth: int, updated: int) -> Resources:
+    """A pipelined loop.
 
-    Operands and results are registered: two flip-flops for each LUT of an operator.
+    Args:
+        dsp: DSPs of its operators.
+        lut: Their LUTs, each with two flip-flops: operands and results are registered.
+        additions: Integer additions of its counters and addresses.
+        depth: Stages.
+        updated: Bits of the words of memory that it reads and writes.
     """
-    return Resources(dsp=dsp, lut=lut, ff=2 * lut) + CONTROL
+    control = CONTROL_LUT + ADDER_LUT * additions + UPDATED * updated
+    registers = STAGE_FF * (depth - 1) + UPDATED * updated
+    return Resources(dsp=dsp, lut=lut + control, ff=2 * lut + registers)
 
 
 def fifo_logic(width: int, depth: int) -> Resources:

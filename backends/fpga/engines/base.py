@@ -52,12 +52,16 @@ class Nest(ABC):
         label: What its engines are called, if not as the class; ``function`` its C++ function.
         constants: Constants of its C++ struct (`named`).
         tables: Roles of the tables that its C++ function takes (`Unit`).
+        additions: Integer additions of its counters and addresses.
+        updates: Whether one loop both reads and writes its working memory.
     """
 
     label: ClassVar[str] = ""
     function: ClassVar[str] = ""
     constants: ClassVar[str] = "*"
     tables: ClassVar[tuple[str, ...]] = ()
+    additions: ClassVar[int] = 3
+    updates: ClassVar[bool] = False
 
     KINDS: ClassVar[dict[str, type["Nest"]]] = {}
 

@@ -46,6 +46,8 @@ class Matmul(Dense):
     one role being row-major among themselves.
     """
 
+    additions = 11
+
     blocks: int
     outer: int
     groups: int

@@ -53,6 +53,9 @@ class Product(Dense):
         groups: Independent matrices, one per channel group, innermost around the vector.
     """
 
+    additions = 6
+    updates = True
+
     n: int
     rows: int
     taps: int

@@ -77,6 +77,8 @@ class Norm(Nest):
         shift: Whether there is a table of summands, role ``shift`` ``[cf][lanes]``.
     """
 
+    additions = 6
+
     rows: int
     channels: int
     taps: int = 1

@@ -31,6 +31,8 @@ class Perm(Nest):
         backwards: Input axes that are written from their end; never the last one.
     """
 
+    additions = 8
+
     blocks: int
     sizes: tuple[int, ...]
     order: tuple[int, ...]

@@ -25,6 +25,7 @@ class ArgMax(Window, Nest):
     """
 
     constants = "BATCH W CF LANES KH KW SH SW DH DW PT PL OH OW"
+    additions = 11
 
     @property
     def outside(self) -> float:
@@ -61,6 +62,8 @@ class Scatter(Window, Nest):
     """
 
     constants = "BATCH H W CF LANES KH SH PT OH OW RING MEETS"
+    additions = 11
+    updates = True
 
     @property
     def ring(self) -> int:

@@ -45,6 +45,9 @@ class Reduce(Nest):
             and a choice take two cycles).
     """
 
+    additions = 5
+    updates = True
+
     n: int
     window: int
     cf: int

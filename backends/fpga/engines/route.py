@@ -19,6 +19,7 @@ class Fork(Nest):
     """Copies every token to all outputs in one firing: ``tokens`` firings."""
 
     constants = "TOKENS"
+    additions = 1
 
     tokens: int
     outputs: int

@@ -27,6 +27,8 @@ from pipec.backends.fpga.runs import Loop, Run, Runs
 class Swg(Window, Nest):
     """Windows of maps, one after the other; when it reads and writes is in `Window`."""
 
+    additions = 18
+
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         # a product loads them in bursts, for which they would otherwise wait in a FIFO
         rows = max(layer.rows, layer.inputs[0].rows)
@@ -53,7 +55,7 @@ class Swg(Window, Nest):
     def logic(self, dtype: str) -> tuple[float, float]:
         columns = self.kh * (self.kw - 1) * self.dw if self.is_line else 0  # beside the newest one
         word = self.lanes * bits_of(dtype)
-        return (0.0, 200.0 + self.kp * word + lut_ram(columns * word, self.cf))
+        return (0.0, float(self.kp * word + lut_ram(columns * word, self.cf)))
 
     def unit(self, engine: Engine) -> Unit:
         names = "BATCH H W CF LANES KH KW SH SW DH DW PT PL OH OW GROUPS KP"

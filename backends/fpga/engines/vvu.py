@@ -32,6 +32,8 @@ class Vvu(Nest):
     Weights: role ``weight`` ``[cf][taps/kp][kp][lanes]``, role ``bias`` ``[cf][lanes]``.
     """
 
+    additions = 6
+
     n: int
     channels: int
     taps: int

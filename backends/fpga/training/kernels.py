@@ -74,16 +74,19 @@ def networks_of(
     Raises:
         BackendError: Ops that no engine computes.
     """
-    orders: dict[str, tuple[int, ...]] = {}
+    sent: dict[str, tuple[int, ...]] = {}
+    own: list[dict[str, tuple[int, ...]]] = [{} for _ in phases]
 
-    def network(graph: Graph, phase: str) -> Network:
+    def network(graph: Graph, phase: str, stage: int) -> Network:
         """One phase; where its outputs arrive they have its order."""
-        found = lower(graph, precision, orders, prefix=PREFIX[phase])
-        orders.update({port.value: port.order for port in found.outputs})
+        # saved values of several stages may have one name
+        found = lower(graph, precision, sent | own[stage], prefix=PREFIX[phase])
+        for orders in (sent, own[stage]):
+            orders.update({port.value: port.order for port in found.outputs})
         return found
 
-    forward = [network(p.F, "F") for p in phases]
-    backward = [network(p.B, "B") for p in reversed(phases)]
+    forward = [network(p.F, "F", k) for k, p in enumerate(phases)]
+    backward = [network(p.B, "B", k) for k, p in reversed(list(enumerate(phases)))]
     return tuple(zip(forward, reversed(backward), strict=True))
 
 

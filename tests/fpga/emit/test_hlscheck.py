@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,17 @@ from benchmarks.hls_check.schedule import cycles_of
 from benchmarks.hls_check.stages import stages_in
 from pipec.backends.fpga.emit.share import link_files, shared
 from pipec.backends.fpga.emit.stage import write_stage
+from pipec.backends.fpga.engines.base import Nest
 from pipec.backends.fpga.engines.norm import ROW_OPS, Norm
 from pipec.backends.fpga.engines.poolgrad import Scatter
 from pipec.backends.fpga.links import HAND_OVER
 from pipec.cluster.cluster import parse_cluster
-from pipec.compiler.driver import emit, make_plan
+from pipec.compiler.driver import default_passes, emit, make_plan
 from pipec.frontends.trace import trace
 from pipec.graph.ir import Source
 from tests.fpga.emit.harness import Case, design_of
 from tests.fpga.emit.test_shared_link import ends
+from tests.fpga.training.models import cnn
 
 ENGINES = Path(__file__).resolve().parents[3] / "backends/fpga/hls/engines"
 needs_clang = pytest.mark.skipif(shutil.which("clang-14") is None, reason="needs clang-14")
@@ -348,6 +351,32 @@ def test_pooling_reaches_its_interval(precision: str, tmp_path: Path) -> None:
         assert "PARTIAL = 2" in text  # of the maxima: a comparison and a choice
         types.write_text(text.replace("PARTIAL = 2", "PARTIAL = 1"))
         assert [i.kind for i in intervals(stage) if not i.ok] == ["reduce"]
+
+
+@needs_clang
+def test_engines_have_the_additions_that_they_are_priced_with(tmp_path: Path) -> None:
+    """Counters and addresses in clang's IR; a nest of loops made one has a counter more for each.
+
+    Converters and outer products are left out: lane by lane they add what is no control.
+    """
+    plan = make_plan(
+        cnn(), parse_cluster("1xvcu118"), "fpga", passes=default_passes(schedule="1f1b")
+    )
+    emit(plan, tmp_path / "out")
+    every = [f for stage in stages_in(tmp_path / "out") for f in read(stage / "src").functions]
+    found: dict[str, list[int]] = defaultdict(list)
+    for function in every:
+        marks = [i for i in function if i.callee == "@pipec_pipeline"]
+        words = [name for name in names_in(function.name) if name not in ("engine", "detail")]
+        kind = "".join(words[:1]).rstrip("12").partition("_")[0]
+        if kind in Nest.KINDS and marks:
+            around = [sum(mark.block in loop.blocks for loop in function.loops) for mark in marks]
+            inside = {label for loop in function.loops for label in loop.blocks}
+            adds = [i for i in function if i.block in inside and i.op in ("add", "sub")]
+            found[kind].append(len(adds) + max(around) - 1)
+    assert {"swg", "argmax", "scatter", "matmul", "mvu", "map", "reduce"} <= set(found)
+    for kind in found.keys() - {"dwc", "outer"}:
+        assert max(found[kind]) / 2 <= Nest.KINDS[kind].additions <= 2 * max(found[kind]), kind
 
 
 MORE = """

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from pipec.autodiff.differentiate import differentiate
 from pipec.backends.fpga.csim.timed import check_timing
@@ -23,9 +24,12 @@ from pipec.backends.fpga.folding import design_at
 from pipec.backends.fpga.lowering.lower import lower
 from pipec.backends.fpga.stagejson import stage_record
 from pipec.backends.fpga.training import lowering
+from pipec.backends.fpga.training.kernels import networks_of
 from pipec.backends.fpga.training.phases import Phases, phases_of
 from pipec.compiler.sizes import run_graph
-from pipec.graph.ir import Graph, InputKind, OutputKind, tensor
+from pipec.frontends.trace import Loss, trace
+from pipec.graph.extract import extract
+from pipec.graph.ir import Graph, InputKind, OutputKind, Source, origin, tensor
 from pipec.runtime.draws import drawing, draws, seeded
 from tests.fpga.training.models import LABELS, MODELS, example
 
@@ -161,3 +165,29 @@ def test_saved_values_are_those_that_backward_reads(name: str) -> None:
     phases = truth(name).phases
     assert {o.name for o in phases.F.outputs_of(OutputKind.SAVED)} == set(phases.saved)
     assert set(phases.saved) == {i.name for i in phases.B.inputs_of(InputKind.SAVED)}
+
+
+def test_saved_values_of_several_stages_may_have_one_name() -> None:
+    """Indices of a pooling and statistics of a normalisation: each B reads those of its stage."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Flatten(),
+        nn.Linear(100, 3),
+    )  # fmt: skip
+    classes = torch.tensor([2, 0])
+    loss = Loss(functional.cross_entropy, classes)
+    graph = trace(net.train(), (torch.randn(2, 3, 16, 16),), loss=loss, source=Source("memory", ""))
+    first = {n.name for n in graph.calls if origin(n).name in ("0", "1")}
+    pieces = [first, {n.name for n in graph.calls} - first]
+    stages = [extract(graph, piece, f"Stage{k}") for k, piece in enumerate(pieces)]
+    phases = [phases_of(t) for t in differentiate(graph, stages, portable=True)]
+    networks = networks_of(phases)
+    kept = [
+        {port.value: port.order for port in forward.outputs if port.value.startswith("saved_")}
+        for forward, _ in networks
+    ]
+    shared = {name for name in kept[0].keys() & kept[1].keys() if kept[0][name] != kept[1][name]}
+    assert shared
+    for orders, (_, backward) in zip(kept, networks, strict=True):
+        read = {port.value: port.order for port in backward.inputs if port.value in orders}
+        assert read
+        assert all(orders[name] == order for name, order in read.items())
