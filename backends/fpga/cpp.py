@@ -136,17 +136,18 @@ def struct(
 
 
 def digits(name: str, sizes: Sequence[int]) -> list[str]:
-    """Lines that split a row-major index into its axes ``i0, i1, ...``.
+    """Lines that split a row-major index into its axes ``i0, i1, ...``; see ``base.h``.
 
     Example:
         >>> digits("i", (2, 3))
-        ['const int i0 = i / 3;', 'const int i1 = i % 3;']
+        ['const int i0 = quotient_of<3, 6>(i);', 'const int i1 = remainder_of<3, 6>(i);']
     """
     lines = []
     for axis in range(len(sizes)):
         inner = math.prod(sizes[axis + 1 :])
-        term = name if inner == 1 else f"{name} / {inner}"
+        end = math.prod(sizes)
+        term = name if inner == 1 else f"quotient_of<{inner}, {end}>({name})"
         if axis:
-            term = f"{term} % {sizes[axis]}"
+            term = f"remainder_of<{sizes[axis]}, {end // inner}>({term})"
         lines.append(f"const int {name}{axis} = {term};")
     return lines

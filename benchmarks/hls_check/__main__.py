@@ -1,11 +1,11 @@
-"""Intervals that emitted loops can reach, by kind of engine, over models and precisions.
+"""Intervals and depths that emitted loops can reach, by kind of engine, models, and precisions.
 
     python -m benchmarks.hls_check                         three small models, four precisions
     python -m benchmarks.hls_check resnet50 --devices 4xvcu118 --precision int8
 
 The check is that of `benchmarks.hls_check.stages` on what `pipec compile` writes. Exit status 1 if
 a loop
-declares less than its recurrences and memory ports allow.
+declares less than its recurrences, memory ports and operators allow.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ import click
 
 from benchmarks._fpga_models import NAMES, write_model
 from benchmarks.hls_check.compiled import intervals
-from benchmarks.hls_check.recurrence import Interval
+from benchmarks.hls_check.found import Interval
 from benchmarks.hls_check.stages import stages_in
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import emit, make_plan
@@ -54,7 +54,8 @@ def main(models: tuple[str, ...], devices: str, precisions: tuple[str, ...]) -> 
             worst = max(every, key=lambda i: i.least / i.declared)
             print(
                 f"  {kind:12} {sum(i.ok for i in every):3} of {len(every):3}; worst "
-                f"{worst.declared} declared, recurrence {worst.recurrence}, ports {worst.ports}",
+                f"{worst.declared} declared, recurrence {worst.recurrence}, ports {worst.ports}, "
+                f"{max(i.short for i in every)} too deep",
                 flush=True,
             )
         failed = failed or not all(i.ok for i in loops)

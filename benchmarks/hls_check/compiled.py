@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.hls_check.found import Interval
 from benchmarks.hls_check.ir import Function, functions
 from benchmarks.hls_check.operators import Delays
-from benchmarks.hls_check.recurrence import Array, Body, Interval
-from benchmarks.hls_check.schedule import HAND_OVER, cycles_of, pauses_in
+from benchmarks.hls_check.recurrence import Array, Body
+from benchmarks.hls_check.schedule import HAND_OVER, pauses_in
 from pipec.backends.fpga.emit.headers import own_header
 from pipec.backends.fpga.stagejson import read_record
 from pipec.errors import BackendError
@@ -52,6 +53,10 @@ FLAGS = [
     "-unroll-threshold=100000000",
     "-mllvm",
     "-disable-loop-idiom-all",
+    "-mllvm",
+    "-jump-threading-threshold=0",
+    "-mllvm",
+    "-indvars-widen-indvars=0",
 ]
 
 
@@ -144,12 +149,20 @@ def _loops(
         body = Body(function, loop, arrays, delays, sizes)
         ports, memory = body.ports()
         least, cycle = body.recurrence()
-        fires = [i.numbers[1] for i in body.instructions if i.callee == "@pipec_fire"]
-        depth = max(cycles_of(body.instructions, body.graph, body.delay, delays.usable), 1)
         yield Interval(
-            function.name, declared, least, cycle, ports, memory, body.unknown, depth,
-            max(fires, default=0),
+            function.name, declared, least, cycle, ports, memory, body.unknown,
+            body.depth(declared), _declared(body),
         )  # fmt: skip
+
+
+def _declared(body: Body) -> int | None:
+    """Pipeline depth by the code; of several loops of one iteration each, the pauses between, too.
+
+    None of a loop that no engine counts cycles of.
+    """
+    fires = [i.numbers[1] for i in body.instructions if i.callee == "@pipec_fire"]
+    gaps = [i.numbers[0] for i in body.instructions if i.callee == "@pipec_gap"]
+    return max(fires) + sum(gaps[1:]) if fires else None
 
 
 def _pauses(
@@ -160,10 +173,9 @@ def _pauses(
 ) -> Iterator[Interval]:
     """The pauses between pipelined loops: the first one drains, what lies between is computed."""
     for pause in pauses_in(function):
-        least = HAND_OVER
-        for part in (pause.before, pause.between):
-            body = Body(function, part, arrays, delays, sizes)
-            least += cycles_of(body.instructions, body.graph, body.delay, delays.usable)
+        parts = (pause.before, pause.between)
+        bodies = (Body(function, part, arrays, delays, sizes) for part in parts)
+        least = HAND_OVER + sum(body.cycles for body in bodies)
         between = ("drain", "between")
         yield Interval(function.name, pause.declared, least, between, 1, "", pause=True)
 

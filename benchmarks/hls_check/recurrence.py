@@ -16,12 +16,13 @@ from functools import cached_property
 
 import networkx as nx
 
+from benchmarks.hls_check.found import base_name, last_name, leading, names_in, place_of, plain_name
 from benchmarks.hls_check.ir import Function, Instruction, Loop
 from benchmarks.hls_check.operators import GATE, MUX, RAM, STORE, Delays
+from benchmarks.hls_check.schedule import ends_of
 from pipec.errors import BackendError
 
 _BITS = re.compile(r"(?<![%\w.])i(\d+)\b")
-_INDEX = re.compile(r"i(?:32|64) ([^,\s]+)")
 _CONSTANT = re.compile(r"getelementptr inbounds \((.*)\)")
 _FLOATS = {"fadd": "fadd", "fsub": "fadd", "fmul": "fmul", "fdiv": "fdiv", "fcmp": "fcmp"}
 _LIBRARY = {"sqrt": "sqrt", "exp": "exp", "tanh": "exp", "log": "exp", "erf": "exp", "pow": "exp",
@@ -45,60 +46,6 @@ class Array:
 
     partitioned: int | None = None
     ports: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True)
-class Interval:
-    """What a pipelined loop allows.
-
-    Attributes:
-        function: Mangled name of its function.
-        declared: The interval that it declares.
-        recurrence: Least interval by recurrences; ``cycle`` the operations of the tightest one.
-        ports: Least interval by memory ports; ``memory`` the array that needs it.
-        unknown: Addresses in no array that is known: what is behind them is not analysed.
-        pause: Whether it is no loop but what lies between two: ``declared`` cycles from the last
-            start in one to the first in the other, of which ``recurrence`` are needed.
-        depth: Cycles that an iteration takes at least; ``declared_depth`` what the code declares.
-    """
-
-    function: str
-    declared: int
-    recurrence: int
-    cycle: tuple[str, ...]
-    ports: int
-    memory: str
-    unknown: tuple[str, ...] = ()
-    depth: int = 1
-    declared_depth: int = 0
-    pause: bool = False
-
-    @property
-    def kind(self) -> str:
-        """Name of the engine's template."""
-        return (*names_in(self.function), "", "")[1]
-
-    @property
-    def engine(self) -> str:
-        """Name of the engine's configuration, or of the engine if it has none."""
-        names = names_in(self.function)
-        return names[names.index("cfg") + 1] if "cfg" in names else self.kind
-
-    @property
-    def path(self) -> str:
-        """The operations of the tightest cycle, without what costs nothing; the first ten."""
-        shown = [op for op in self.cycle if op not in {"zext", "sext", "trunc", "bitcast"}]
-        return " ".join(shown[:10]) + (" ..." if len(shown) > 10 else "")
-
-    @property
-    def least(self) -> int:
-        """Least interval."""
-        return max(self.recurrence, self.ports)
-
-    @property
-    def ok(self) -> bool:
-        """Whether the declared interval can be reached, as far as can be known of all of it."""
-        return self.least <= self.declared and not self.unknown
 
 
 @dataclass(eq=False)
@@ -140,6 +87,26 @@ class Body:
     def here(self) -> dict[str, Instruction]:
         """Instruction of the loop by what it defines."""
         return {i.name: i for i in self.instructions if i.name}
+
+    def ends(self, ii: int = 1) -> dict[Instruction, int]:
+        """Cycle in which each operation has ended, scheduled as soon as possible."""
+        return ends_of(self.instructions, self.graph, self.delay, self.delays.usable, ii, self.sums)
+
+    @property
+    def cycles(self) -> int:
+        """Cycles from the first operation to the end of the last one."""
+        return max(self.ends().values(), default=0)
+
+    def depth(self, ii: int) -> int:
+        """Cycles until the last token or word that leaves in an iteration has left; 0 if none."""
+        leaving = {
+            i
+            for i in self.instructions
+            for kind, pointer in self._pointers(i).items()
+            if kind == "store"
+            and (self._is_token(pointer) or self._is_outside(self._object(pointer)[0]))
+        }
+        return max((end for i, end in self.ends(ii).items() if i in leaving), default=0)
 
     def recurrence(self, at_least: int = 1) -> tuple[int, tuple[str, ...]]:
         """Least interval by recurrences, and the operations of the tightest."""
@@ -215,7 +182,7 @@ class Body:
 
     def _distance(self, store: Access, load: Access) -> int:
         """Iterations from a store to a load that may read the same word."""
-        declared = self.distances.get(_plain(last_name(_base(store.array))), 1)
+        declared = self.distances.get(plain_name(last_name(base_name(store.array))), 1)
         if declared > 1:
             return declared
         if store.index and store.index == load.index and len(store.index) == 1:
@@ -262,21 +229,24 @@ class Body:
     def _accesses(self) -> tuple[list[Access], list[str]]:
         found, unknown = [], []
         for i in self.instructions:
-            pointers = {i.op: i.values[-1]} if i.op in {"load", "store"} and i.values else {}
-            if "@llvm.mem" in i.callee:
-                given = [v for v in i.values[1:] if v in self.function.defined or v[0] == "@"]
-                kinds = ("store",) if "memset" in i.callee else ("store", "load")
-                pointers = dict(zip(kinds, given, strict=False))
-            for kind, pointer in pointers.items():
+            for kind, pointer in self._pointers(i).items():
                 array, index, lane = self._object(pointer)
                 if constant := _CONSTANT.search(i.rest):
-                    index, lane = _place([constant[1]])
+                    index, lane = place_of([constant[1]])
                 if array:
                     bank = self._bank(array, index)
                     found.append(Access(i, kind, array + bank, index, lane))
                 elif not self._is_token(pointer):
                     unknown.append(f"{kind} {pointer}")
         return found, unknown
+
+    def _pointers(self, i: Instruction) -> dict[str, str]:
+        """Addresses that an instruction writes to and reads from."""
+        if "@llvm.mem" in i.callee:
+            given = [v for v in i.values[1:] if v in self.function.defined or v[0] == "@"]
+            kinds = ("store",) if "memset" in i.callee else ("store", "load")
+            return dict(zip(kinds, given, strict=False))
+        return {i.op: i.values[-1]} if i.op in {"load", "store"} and i.values else {}
 
     def _is_token(self, pointer: str) -> bool:
         """Whether an address is that of a token which is read from or written to a FIFO."""
@@ -310,7 +280,18 @@ class Body:
             pointer = source[0]
         if not pointer.startswith(("%", "@")):
             return "", (), ()
-        return pointer, *_place(steps[::-1])
+        index, lane = place_of(steps[::-1])
+        return pointer, tuple(map(self._number, index)), lane
+
+    def _number(self, value: str) -> str:
+        """The value that an index is a copy of, of another width or by each of several ways."""
+        i = self.here.get(value)
+        if i is None or (i.block == self.loop.header and i.op == "phi"):
+            return value
+        if i.op in {"sext", "zext"}:
+            return self._number(i.values[0])
+        ways = {self._number(v) for v, _ in i.incoming} if i.op == "phi" else set[str]()
+        return ways.pop() if len(ways) == 1 else value
 
     def _one_of(self, i: Instruction) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
         """The same of a choice between addresses: of one array, at a computed place."""
@@ -318,6 +299,9 @@ class Body:
         if i.block == self.loop.header or i.name in chosen:
             return "", (), ()
         found = {self._object(v) for v in chosen}
+        if "getelementptr inbounds (" in i.rest:  # of constant places
+            place = (f"one of {i.name}",)
+            found = {(v, place, place) for v in i.values if v[0] == "@"}
         arrays, words = {f[0] for f in found}, {f[:2] for f in found}
         if len(arrays) > 1:
             return "", (), ()
@@ -326,8 +310,8 @@ class Body:
 
     def array(self, name: str) -> Array:
         """What pragmas say of an array."""
-        exact = last_name(_base(name))
-        for key in (exact, _plain(exact)):
+        exact = last_name(base_name(name))
+        for key in (exact, plain_name(exact)):
             for function in (self.engine, ""):
                 if (function, key) in self.arrays:
                     return self.arrays[function, key]
@@ -350,14 +334,14 @@ class Body:
         for name in sorted(reads | writes):
             if not self.is_memory(name):
                 continue
-            every = f"{_base(name)}[?]" if name.endswith("]") else ""  # may be in any bank
+            every = f"{base_name(name)}[?]" if name.endswith("]") else ""  # may be in any bank
             read, written = (n[name] + (n[every] if every != name else 0) for n in (reads, writes))
             ports = (1, 1) if self._is_outside(name) else self.array(name).ports
             need = math.ceil((read + written) / 2)
             if ports is not None:
                 need = max(math.ceil(read / ports[0]), math.ceil(written / ports[1]))
             if need > least:
-                least, worst = need, last_name(_base(name))
+                least, worst = need, last_name(base_name(name))
         return least, worst
 
     def is_memory(self, name: str) -> bool:
@@ -366,7 +350,7 @@ class Body:
 
     def _is_outside(self, name: str) -> bool:
         """Whether it is memory outside of the chip: what a pointer that is given leads to."""
-        return name[0] == "%" and name not in self.function.defined
+        return name[:1] == "%" and name not in self.function.defined
 
     def _words(self, name: str) -> int:
         """Words of an array, of one bank of it if it has banks; 1 if all of it is registers."""
@@ -378,7 +362,7 @@ class Body:
     def _dims(self, name: str) -> tuple[int, ...]:
         base = name.partition("[")[0]
         made = self.function.defined.get(base)
-        return self.sizes.get(base) or tuple(int(n) for n in _leading(made.rest if made else ""))
+        return self.sizes.get(base) or tuple(int(n) for n in leading(made.rest if made else ""))
 
     @cached_property
     def inner_sums(self) -> frozenset[str]:
@@ -391,6 +375,20 @@ class Body:
         sums = [i for i in self.instructions if i.op == "add"]
         inner = {v for i in sums for v in i.values if v in self.here and readers[v] == 1}
         return frozenset(v for v in inner if self.here[v].op == "add")
+
+    @cached_property
+    def sums(self) -> dict[Instruction, list[Instruction | None]]:
+        """Sums of integers of more than two terms to these; None for what is no operation here."""
+        outer = [i for i in self.instructions if i.op == "add" and i.name not in self.inner_sums]
+        found = {i: [*self._terms(i)] for i in outer}
+        return {i: terms for i, terms in found.items() if len(terms) > 2}
+
+    def _terms(self, i: Instruction) -> Iterator[Instruction | None]:
+        for v in (*i.values, "")[:2]:
+            if v in self.inner_sums:
+                yield from self._terms(self.here[v])
+            else:
+                yield self.here.get(v)
 
     def delay(self, i: Instruction) -> float:
         """Nanoseconds of an operation."""
@@ -411,11 +409,14 @@ class Body:
             return d.core(_FLOATS[i.op])
         if i.op in {"load", "call"}:
             return self._load(i) if i.op == "load" else self._call(i, bits)
+        if i.op == "store":
+            array = self._object(i.values[-1])[0]
+            return STORE if not array or self.is_memory(array) else MUX
         if i.op == "icmp":
             return 0.0 if ("slt" in i.rest and last == "0") or last == "-1" else d.compare(bits)
         if i.op == "phi" and i.block == self.loop.header:
             return 0.0
-        fixed = {"select": MUX, "phi": MUX, "store": STORE, "fneg": GATE}
+        fixed = {"select": MUX, "phi": MUX, "fneg": GATE}
         fixed |= dict.fromkeys(("and", "or", "xor"), GATE)
         fixed |= dict.fromkeys(("add", "sub"), d.add(bits))
         fixed |= dict.fromkeys(("shl", "lshr", "ashr"), 0.0 if last.isdigit() else 5 * MUX)
@@ -455,57 +456,6 @@ class Body:
 def _acts(i: Instruction) -> bool:
     """Whether a call does more than compute: it accesses a FIFO, or memory."""
     return "@pipec" in i.callee or "@llvm.mem" in i.callee
-
-
-def _base(name: str) -> str:
-    """Name of an array without that of a bank."""
-    return name.partition("[")[0].lstrip("%@").strip('"')
-
-
-def _plain(name: str) -> str:
-    """A name in the source: an inlined one has a number behind."""
-    return re.sub(r"(\.\w+)*\d*$", "", name)
-
-
-def names_in(mangled: str) -> list[str]:
-    """Identifiers of a mangled name, in order."""
-    found, at = [], 0
-    while match := re.compile(r"\d+").search(mangled, at):
-        name = mangled[match.end() : match.end() + int(match[0])]
-        whole = len(name) == int(match[0]) and name.isidentifier()
-        found += [name] if whole else []
-        at = match.end() + (int(match[0]) if whole else 0)
-    return found
-
-
-def last_name(mangled: str) -> str:
-    """The identifier that a mangled name ends with; the name itself if it is none."""
-    if not mangled.startswith("_Z"):
-        return mangled
-    ends = (m for m in re.finditer(r"\d+", mangled) if len(mangled) - m.end() == int(m[0]))
-    return next((mangled[m.end() :] for m in ends), mangled)
-
-
-def _place(steps: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Index of the word and place in it of an address that is found in steps from an array on."""
-    index: list[str] = []
-    lane: list[str] = []
-    for k, step in enumerate(steps):
-        first, *numbers = _INDEX.findall(step.split("*", 1)[-1])
-        dims = 0 if k else len(_leading(step))
-        if first != "0" and k and first.isdigit() and "struct" in steps[0]:
-            lane.append(first)
-        elif first != "0":  # words on from there
-            index = [*index[:-1], "+".join((*index[-1:], first))]
-        index += numbers[:dims]
-        lane += numbers[dims:]
-    return tuple(index), tuple(lane)
-
-
-def _leading(rest: str) -> list[str]:
-    """Sizes of the array type that a text begins with, the outermost first."""
-    match = re.match(r"\s*(?:inbounds )?((?:\[\d+ x )*)", rest)
-    return re.findall(r"\d+", match[1]) if match else []
 
 
 def _apart(a: Access, b: Access, *, whole: bool) -> bool:

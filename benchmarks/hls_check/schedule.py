@@ -1,7 +1,8 @@
 """Cycles of operations that are scheduled as soon as possible: of a loop, between loops."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -13,40 +14,52 @@ HAND_OVER = 2
 of 827 loops in reports of Vitis HLS leave as many."""
 
 
-def cycles_of(
+def ends_of(
     operations: Iterable[Instruction],
     graph: "nx.DiGraph[Instruction]",
     delay: Callable[[Instruction], float],
     period: float,
-) -> int:
-    """Cycles from the first operation to the end of the last one.
+    ii: int = 1,
+    sums: Mapping[Instruction, Sequence[Instruction | None]] | None = None,
+) -> dict[Instruction, int]:
+    """Cycle in which each operation has ended, counted from the start of the iteration.
 
     An operation of less than a cycle stands behind another in the same cycle if both fit in it; one
-    with registers begins with a cycle.
+    with registers begins with a cycle. What another iteration computed is waited for, too, but for
+    recurrences, which the interval leaves time for.
 
     Args:
         operations: What is scheduled.
-        graph: Who waits for whom: edges of distance 0.
+        graph: Who waits for whom, in which later iteration.
         delay: Nanoseconds of an operation.
         period: Nanoseconds of a cycle.
+        ii: Cycles from one iteration to the next.
+        sums: Additions to all that they sum, two by two, what is there first before the rest;
+            None for what is there from the start on.
     """
-    here = set(operations)
+    here = graph.subgraph(operations)
+    number = {i: k for k, part in enumerate(nx.strongly_connected_components(here)) for i in part}
     now: nx.DiGraph[Instruction] = nx.DiGraph()
-    now.add_nodes_from(here)
-    now.add_edges_from(
-        (a, b) for a, b, e in graph.edges(data=True) if e["distance"] == 0 and {a, b} <= here
-    )
+    now.add_nodes_from(operations)
+    for a, b, e in here.edges(data=True):
+        if e["distance"] == 0 or number[a] != number[b]:
+            now.add_edge(a, b, before=e["distance"] * ii * period)
     ends: dict[Instruction, float] = {}
-    last = 0.0
-    for i in nx.topological_sort(now):
-        ready = max((ends[p] for p in now.predecessors(i)), default=0.0)
-        took = delay(i)
+
+    def end(ready: float, took: float) -> float:
         inside = ready - math.floor(ready / period + 1e-9) * period
-        if inside > 1e-9 and inside + took > period + 1e-9:
-            ready += period - inside
-        ends[i] = ready + took
-        last = max(last, ends[i])
-    return math.ceil(last / period - 1e-9)
+        late = inside > 1e-9 and inside + took > period + 1e-9
+        return ready + took + (period - inside if late else 0.0)
+
+    for i in nx.topological_sort(now):
+        waits = (ends[p] - now.edges[p, i]["before"] for p in now.predecessors(i))
+        ends[i] = end(max((0.0, *waits)), delay(i))
+        if sums and i in sums:
+            terms = sorted(ends.get(p, 0.0) if p else 0.0 for p in sums[i])
+            while len(terms) > 1:
+                insort(terms, end(max(terms.pop(0), terms.pop(0)), delay(i)))
+            ends[i] = max(ends[i], terms[0])
+    return {i: math.ceil(end / period - 1e-9) for i, end in ends.items()}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """``python -m benchmarks.hls_check.stages out``: whether emitted loops reach their intervals.
 
 Every pipelined loop of every stage in a directory that pipec wrote is compiled to LLVM IR; its
-recurrences and memory ports give the least interval at the stage's clock. The exit status is 1 if
-one is longer than what the code declares.
+recurrences and memory ports give the least interval at the stage's clock, its operators the least
+depth. The exit status is 1 if one is longer than what the code declares.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from benchmarks.hls_check.compiled import intervals
-from benchmarks.hls_check.recurrence import Interval
+from benchmarks.hls_check.found import Interval
 from pipec.errors import BackendError, PipecError
 
 
@@ -32,7 +32,11 @@ def stages_in(folder: Path) -> list[Path]:
 def line(found: Interval) -> str:
     """A loop as a row of the table."""
     because = f"ports of {found.memory}" if found.ports > found.recurrence else found.path
-    return f"{found.engine:32} {found.declared:8} {found.recurrence:10} {found.ports:6}  {because}"
+    if found.short:
+        because = f"a pipeline that is {found.short} deeper than declared"
+    depth = "" if found.declared_depth is None else f"{found.depth} of {found.declared_depth}"
+    numbers = f"{found.declared:8} {found.recurrence:10} {found.ports:6} {depth:>11}"
+    return f"{found.engine:32} {numbers}  {because}"
 
 
 @click.command()
@@ -50,18 +54,21 @@ def main(folders: tuple[Path, ...], *, everything: bool, as_json: bool) -> None:
     red = [i for i in loops if not i.ok]
     if as_json:
         data = {
-            s: [dataclasses.asdict(i) | {"engine": i.engine, "ok": i.ok} for i in every]
+            s: [
+                dataclasses.asdict(i) | {"engine": i.engine, "ok": i.ok, "short": i.short}
+                for i in every
+            ]
             for s, every in found.items()
         }
         click.echo(json.dumps(data, indent=1))
         sys.exit(bool(red))
     for stage, rows in found.items():
         click.echo(stage)
-        click.echo(f"{'engine':32} declared recurrence  ports  because of")
+        click.echo(f"{'engine':32} declared recurrence  ports       depth  because of")
         for row in rows:
             if everything or not row.ok:
                 click.echo(line(row))
-    for what, pause in (("pipelined loops reach their interval", False),
+    for what, pause in (("pipelined loops reach their interval within their depth", False),
                         ("pauses between loops are long enough", True)):  # fmt: skip
         some = [i for i in loops if i.pause == pause]
         click.echo(f"{sum(i.ok for i in some)} of {len(some)} {what}")

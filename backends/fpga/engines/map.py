@@ -11,7 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipec.backends.fpga.arithmetic import CONVERTED, step_cost, steps_cost
+from pipec.backends.fpga.arithmetic import (
+    ADD,
+    ADDRESS,
+    CONVERT,
+    CONVERTED,
+    DIV,
+    MEMORY,
+    arithmetic,
+    step_cost,
+    steps_cost,
+)
 from pipec.backends.fpga.cpp import cpp_type, literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Rows, Tables, Unit
 from pipec.backends.fpga.engines.fixed import chain
@@ -53,13 +63,29 @@ class Map(Rows):
                 shape, kind = (period, lanes), real_type(dtype)
                 cut = partial(in_tokens, lanes=lanes)
                 tables.append(weight(f"table{k}", shape, step.table, kind, cut))
-        depth = 1 + sum(step_cost(s.op, dtype)[2] for s in steps)
         nest = dataclasses.replace(self, lanes=lanes, steps=tuple(steps))
+        depth = nest.depth(dtype) if steps else 1
         dtype = dtype if steps else layer.inputs[0].dtype
         return Folded(nest, lanes, depth, tuple(tables), dtype=dtype)
 
+    def depth(self, dtype: str) -> int:
+        """Pipeline depth of its steps."""
+        last, mode = arithmetic(dtype).last_latency, mode_of(self.steps)
+        whole = mode is not Mode.REAL or self.steps[0].op == "affine"
+        if kind_of(dtype) == "int8" and whole:
+            return ADDRESS + MEMORY + (1 if mode is Mode.LOOKUP else 2 + last)
+        table = MEMORY * any(step.operand == "table" for step in self.steps)
+        real = kind_of(dtype) == "int8" or self._is_real(dtype)
+        back = DIV + ADD if kind_of(dtype) == "int8" else 0
+        steps = sum(step_cost(s.op, "float32" if real else dtype)[2] for s in self.steps)
+        return table + steps + last + CONVERT * real + back
+
+    def _is_real(self, dtype: str) -> bool:
+        """Whether fixed-point numbers are taken to float32 and back."""
+        return fixed_point(dtype) is not None and chain(self.steps, dtype) is None
+
     def logic(self, dtype: str) -> tuple[float, float]:
-        if fixed_point(dtype) is not None and chain(self.steps, dtype) is None:
+        if self._is_real(dtype):
             dsp, lut = steps_cost((s.op for s in self.steps), self.lanes, "float32")
             return (dsp + self.lanes * CONVERTED[0], lut + self.lanes * CONVERTED[1])
         if kind_of(dtype) == "int8":
@@ -153,7 +179,7 @@ def _affine(layer: Layer, lanes: int) -> Folded:
     table = dataclasses.replace(
         rescaling(layer, (period, lanes), lambda a: in_tokens(a, lanes)), role="table0"
     )
-    return Folded(nest, lanes, 4, (table,))
+    return Folded(nest, lanes, nest.depth("int8"), (table,))
 
 
 def sum_multipliers(op: str, reads: tuple[Int8, Int8], writes: Int8) -> tuple[tuple[int, int], int]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.arithmetic import MUL, arithmetic, sums_depth
 from pipec.backends.fpga.cpp import digits, literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Tables, Unit
 from pipec.backends.fpga.engines.fixed import finished
 from pipec.backends.fpga.engines.integer import finish, limits
-from pipec.backends.fpga.engines.mvu import Dense, mvu_depth, products_logic, vector_runs
+from pipec.backends.fpga.engines.mvu import Dense, products_logic, vector_runs
 from pipec.backends.fpga.engines.tiles import (
     LOAD_SHARES,
     ceil_div,
@@ -107,7 +107,13 @@ class Matmul(Dense):
                 found.append((max(cycles - target, 0), alone, lanes, pe + simd, simd, pe))
         *_, lanes, _, simd, pe = min(found)
         nest = dataclasses.replace(self, b_lanes=lanes, pe=pe, simd=simd, partial=cost.add_latency)
-        return Folded(nest, pe, mvu_depth(simd, nest.partial, dtype), reads=(simd, lanes))
+        # what is held must lie in its word when it is read
+        divisors = channels // lanes, *(math.prod(outer[k:]) * channels for k in range(len(outer)))
+        divisors += channels, self.channels, simd, pe
+        place = 9 + 5 * sum(n & (n - 1) > 0 for n in divisors)
+        turns = nest.partial if nest.sf > 1 else 1
+        depth = sums_depth(dtype, simd, turns, pe, more=MUL + place)
+        return Folded(nest, pe, depth, reads=(simd, lanes))
 
     def runs(self, ii: int, inputs: int) -> Runs:
         body = Loop(self.vectors, vector_runs(self.sf, self.nf, ii))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from pipec.backends.fpga.arithmetic import ADDRESS, MEMORY, PICK
 from pipec.backends.fpga.engines.base import Folded, Layer, Nest, Tables
 from pipec.backends.fpga.engines.parts import PORT_LUT
 from pipec.backends.fpga.engines.route import rows_table
@@ -37,7 +38,7 @@ class Gather(Nest):
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         nest = dataclasses.replace(self, lanes=layer.row_lanes(target))
         table = rows_table(layer, (nest.entries, nest.cf), nest.lanes, dtype)
-        return Folded(nest, nest.lanes, 4, table)
+        return Folded(nest, nest.lanes, 2 * PICK + ADDRESS + MEMORY + 1, table)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         return (Loop(self.n, (Run(1, ii, 1, 1), Run(self.cf - 1, ii, 0, 1))),)

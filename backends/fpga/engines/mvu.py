@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipec.backends.fpga.arithmetic import N, arithmetic
+from pipec.backends.fpga.arithmetic import MEMORY, N, arithmetic, sums_depth
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import bias_of, limits, rescaling
 from pipec.backends.fpga.engines.parts import PORT_BITS, Array, Weight, in_tokens, weight
@@ -159,7 +159,10 @@ class Mvu(Product):
         )  # fmt: skip
         shape = (nest.groups, nest.nf, nest.pe)
         bias = bias_table(layer, shape, dtype, lambda a: in_tokens(a, nest.pe))
-        depth = mvu_depth(nest.simd, partial, dtype)
+        # a product in the address of a weight; results that wait for those of other vectors
+        more = 2 * (order == "B") + (MEMORY + 1) * (block > 1)
+        turns = partial if nest.sf > 1 else 1
+        depth = sums_depth(dtype, simd, turns, pe, bias=bool(bias), more=more)
         weights = (_matrix(layer, nest, dtype), *bias)
         return Folded(nest, pe, depth, weights, (simd // kp,), kp)
 
@@ -309,18 +312,6 @@ def products_logic(units: N, final: N, results: N, dtype: str, common: N) -> tup
     cost = arithmetic(dtype)
     lut = units * cost.mac_lut + 100 * final + results * cost.narrowing_lut
     return (units // common * cost.multipliers(common) * cost.mac_dsp + final * cost.add_dsp, lut)
-
-
-def mvu_depth(simd: int, partial: int, dtype: str) -> int:
-    """Pipeline depth of a product: multiplier, adder tree, accumulator, partial sums.
-
-    Example:
-        >>> mvu_depth(8, 1, "int8")
-        7
-    """
-    cost = arithmetic(dtype)
-    levels = (simd - 1).bit_length() + 1 + (partial - 1).bit_length()
-    return cost.mul_latency + cost.add_latency * levels + 1
 
 
 def bias_table(

@@ -11,7 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipec.backends.fpga.arithmetic import CONVERTED, steps_cost
+from pipec.backends.fpga.arithmetic import (
+    ADD,
+    CONVERT,
+    CONVERTED,
+    DIV,
+    EXP,
+    MEMORY,
+    MUL,
+    PICK,
+    POW,
+    ROOT,
+    steps_cost,
+)
 from pipec.backends.fpga.cpp import literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import real_type
@@ -21,9 +33,6 @@ from pipec.backends.fpga.int8 import kind_of
 from pipec.backends.fpga.numbers import bits_of, fixed_point
 from pipec.backends.fpga.runs import Loop, Run, Runs
 
-ADD, MUL, DIV, ROOT, EXP, POW, PICK, CONVERT, MEMORY = 4, 3, 11, 11, 13, 32, 2, 6, 2
-"""Cycles of float32 operators up to 300 MHz, as public reports of Vitis HLS have them (`POW` and
-`CONVERT`, to or from a narrow type, assumed), of a choice, and of a row's memory."""
 HAND_OVER = 2
 """Cycles from the end of a pipelined loop to the start of what follows."""
 
@@ -159,7 +168,7 @@ class Norm(Nest):
             ),
         }[self.op]  # fmt: skip
         *others, written = (MEMORY + narrow + cycles + HAND_OVER for cycles in found)
-        return (written + PICK + (DIV if kind_of(dtype) == "int8" else narrow), *others)
+        return (written + PICK + (DIV + ADD if kind_of(dtype) == "int8" else narrow), *others)
 
     def buffer(self, bits: int, sums: int) -> tuple[int, int]:
         return ((1 + self.is_gradient) * self.lanes * bits, self.cf)

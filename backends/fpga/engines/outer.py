@@ -3,9 +3,9 @@
 import dataclasses
 from dataclasses import dataclass
 
-from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.arithmetic import arithmetic, sums_depth
 from pipec.backends.fpga.engines.base import Folded, Layer
-from pipec.backends.fpga.engines.mvu import Product, input_tokens, mvu_depth, products_logic
+from pipec.backends.fpga.engines.mvu import Product, input_tokens, products_logic
 from pipec.backends.fpga.engines.swg import window_reads
 from pipec.backends.fpga.engines.tiles import ceil_div
 from pipec.backends.fpga.runs import Loop, Run, Runs
@@ -54,7 +54,7 @@ class Outer(Product):
         nest = dataclasses.replace(self, pe=pe, simd=simd, kp=kp)
         partial = min(ceil_div(latency, nest.groups * nest.nf * nest.sf), max(nest.n, 1))
         nest = dataclasses.replace(nest, partial=partial)
-        depth = mvu_depth(1, partial, dtype)
+        depth = sums_depth(dtype, 1, partial, 1)
         return Folded(nest, simd, depth, reads=(simd // kp, pe), kp=kp, merged=kp)
 
     def runs(self, ii: int, inputs: int) -> Runs:

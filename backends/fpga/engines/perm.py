@@ -82,7 +82,7 @@ class Perm(Nest):
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         first, lanes = self._lanes(layer, target)
         nest = dataclasses.replace(self, lanes_in=first, lanes_out=lanes)
-        return Folded(nest, lanes, 3, reads=(first,), dtype=layer.inputs[0].dtype)
+        return Folded(nest, lanes, DEPTH, reads=(first,), dtype=layer.inputs[0].dtype)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         return (Loop(self.blocks, (Run(self.reads, ii, 1), Run(self.writes, ii, 0, 1))),)
@@ -125,6 +125,8 @@ class Perm(Nest):
         return x.permute(0, *(axis + 1 for axis in self.order))
 
 
+DEPTH = 22
+"""Pipeline depth: quotients that make the place of an element out of its number, and its memory."""
 SMALL_BLOCK = 4096
 """Elements up to which a reordered block is held in registers, any lane in any cycle; above it only
 matrices are turned several lanes at a time (``transpose.h``)."""
@@ -143,8 +145,8 @@ def permuted(
     """Lines that take an index of the transposed block to one of the block.
 
     Example:
-        >>> permuted((2, 3), (1, 0))
-        ['const int i0 = i / 2;', 'const int i1 = i % 2;', 'return i0 + i1 * 3;']
+        >>> permuted((2, 3), (1, 0))[1:]
+        ['const int i1 = remainder_of<2, 6>(i);', 'return i0 + i1 * 3;']
         >>> permuted((3,), (0,), (0,))[-1]
         'return (2 - i0);'
     """

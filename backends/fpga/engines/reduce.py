@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.arithmetic import MUL, arithmetic, sums_depth
 from pipec.backends.fpga.cpp import identifier, literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.fixed import factor
 from pipec.backends.fpga.engines.integer import limits, multiplier, rescaling
-from pipec.backends.fpga.engines.mvu import mvu_depth
 from pipec.backends.fpga.engines.parts import Weight, weight
 from pipec.backends.fpga.engines.swg import convolved, padded, window_factors
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
@@ -70,7 +69,8 @@ class Reduce(Nest):
             cf = ceil_div(layer.channels, lanes)
             partial = ceil_div(latency, cf)
             nest = dataclasses.replace(self, cf=cf, lanes=lanes, partial=partial)
-            return Folded(nest, lanes, mvu_depth(1, partial, dtype))
+            turns = partial if self.window > 1 else 1
+            return Folded(nest, lanes, sums_depth(dtype, 1, turns, more=MUL))
         lanes, kp = window_factors(layer.window, layer.channels, target)
         cf, tables = ceil_div(layer.channels, lanes), tuple[Weight, ...]()
         if (scale := layer.tables.get("scale")) is not None:
@@ -84,7 +84,8 @@ class Reduce(Nest):
             self, n=layer.rows * cf, window=taps // kp, lanes=lanes, kp=kp,
             table=tables[0].shape[0] if tables else 0, partial=partial,
         )  # fmt: skip
-        return Folded(nest, lanes, mvu_depth(kp, partial, dtype), tables, kp=kp)
+        depth = sums_depth(dtype, kp, partial, more=MUL)
+        return Folded(nest, lanes, depth, tables, kp=kp)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         body = (Run((self.window - 1) * self.cf, ii, 1), Run(self.cf, ii, 1, 1))

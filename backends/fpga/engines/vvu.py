@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from pipec.backends.fpga.arithmetic import arithmetic
+from pipec.backends.fpga.arithmetic import arithmetic, sums_depth
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.integer import bias_of, limits
-from pipec.backends.fpga.engines.mvu import bias_table, biased, mvu_depth, products_logic
+from pipec.backends.fpga.engines.mvu import bias_table, biased, products_logic
 from pipec.backends.fpga.engines.parts import Array, in_tokens, weight
 from pipec.backends.fpga.engines.swg import convolved, window_factors
 from pipec.backends.fpga.engines.tiles import ceil_div
@@ -72,7 +72,8 @@ class Vvu(Nest):
             weight("weight", shape, layer.tables["weight"], dtype, cut),
             *bias_table(layer, (nest.cf, lanes), dtype, lambda a: in_tokens(a[None], lanes)),
         )
-        return Folded(nest, lanes, mvu_depth(kp, partial, dtype), tables, kp=kp)
+        depth = sums_depth(dtype, kp, partial, 1, bias=bias)
+        return Folded(nest, lanes, depth, tables, kp=kp)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         steps = self.taps // self.kp

@@ -1,6 +1,7 @@
 """Intervals from the code: loops of vendor reports, forms that differ by one fault, engines."""
 
 import dataclasses
+import re
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -12,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.hls_check.compiled import intervals, loops_in, read
+from benchmarks.hls_check.found import Interval, last_name, names_in
 from benchmarks.hls_check.ir import Loop, functions
 from benchmarks.hls_check.operators import Delays
-from benchmarks.hls_check.recurrence import Body, Interval, last_name, names_in
+from benchmarks.hls_check.recurrence import Body
 from benchmarks.hls_check.schedule import HAND_OVER as LEAST
-from benchmarks.hls_check.schedule import cycles_of
 from benchmarks.hls_check.stages import stages_in
+from pipec.backends.fpga.arithmetic import ADD, sums_depth
 from pipec.backends.fpga.emit.share import link_files, shared
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.base import Nest
@@ -43,7 +45,7 @@ void work(int n, hls::stream<float> &in, hls::stream<float> &out) {{
   for (int i = 0; i < n; ++i) {{
     for (int k = 0; k < {trip}; ++k) {{
 #pragma HLS PIPELINE II = 1
-      FIRE(1, 9);
+      FIRE(1, {depth});
 {body}
     }}
   }}
@@ -53,12 +55,15 @@ void stage_top(int n, hls::stream<float> &a, hls::stream<float> &b) {{ engine::w
 """
 
 
-def least(folder: Path, clock: float, body: str, before: str = "", trip: int = 64) -> Interval:
+def least(
+    folder: Path, clock: float, body: str, before: str = "", trip: int = 64, depth: int = 30
+) -> Interval:
     folder.mkdir(exist_ok=True)
-    text = KERNEL.format(body=body, before=before, trip=trip)
+    text = KERNEL.format(body=body, before=before, trip=trip, depth=depth)
     (folder / "stage_top.cpp").write_text(text)
     (found,) = loops_in(folder, clock)
-    assert (found.kind, found.declared, found.ok) == ("work", 1, found.least == 1)
+    good = found.least == 1 and found.depth <= depth
+    assert (found.kind, found.declared, found.ok) == ("work", 1, good)
     return found
 
 
@@ -128,6 +133,37 @@ def test_mutations_are_seen(tmp_path: Path) -> None:
     assert least(tmp_path / "n", 300.0, far, ram).recurrence >= 5
 
 
+CHAIN = "const float x = in.read(); out.write((x * 3.5f + 1.25f) * x);"
+LAST = "sum = (k ? sum : 0.0f) + in.read(); if (k == 63) out.write(sum * 3.5f);"
+EARLIER = "y[k] = in.read() * 3.5f; out.write(y[k ^ 32]);"
+WHOLE = "const int x = int(in.read()); out.write(float({}));"
+
+
+@needs_clang
+@pytest.mark.parametrize(
+    ("body", "before", "depth"),
+    [(CHAIN, "", 3 + 4 + 3 + 1), (LAST, "float sum = 0;", 1 + 4 + 3 + 1),
+     (EARLIER, "static float y[64];", 3 + 2)],
+)  # fmt: skip
+def test_a_depth_that_is_one_short_is_seen(
+    tmp_path: Path, body: str, before: str, depth: int
+) -> None:
+    """Operators in series at 300 MHz; behind the last iteration; of a word of one before."""
+    for declared in (depth, depth - 1):
+        found = least(tmp_path / "s", 300.0, body, before, depth=declared)
+        assert (found.depth, found.short) == (depth, depth - declared)
+
+
+@needs_clang
+def test_sums_of_integers_are_trees_whatever_the_compiler_makes_of_them(tmp_path: Path) -> None:
+    """Two additions of 32 bits fit into a cycle at 300 MHz: four levels take two."""
+    depths = {}
+    for terms in (2, 16):
+        sums = " + ".join(f"(x ^ {7 * k + 1})" for k in range(terms))
+        depths[terms] = least(tmp_path / f"s{terms}", 300.0, WHOLE.format(sums)).depth
+    assert depths[16] - depths[2] in (1, 2)
+
+
 def test_loops_and_blocks_of_ir() -> None:
     text = """
 define void @f(i32 %n) {
@@ -188,6 +224,15 @@ def test_matrix_units_reach_their_interval(tmp_path: Path) -> None:
     assert words == {5: 2, 6: 1}
 
 
+@needs_clang
+def test_an_adder_less_than_estimated_is_too_few(tmp_path: Path) -> None:
+    """The estimated depth holds at 300 MHz, where it is no longer by as much as an adder."""
+    found = unit(tmp_path / "unit", "mvu_a")
+    estimate = sums_depth("float32", 2, 1, 2)
+    assert estimate - ADD < found.depth <= estimate
+    assert found.short == found.depth - 9
+
+
 def test_names_are_read_from_mangled_ones() -> None:
     assert names_in("_ZN6engine3swgIN3cfg8conv_swgEEEvi") == ["engine", "swg", "cfg", "conv_swg"]
     mangled = "_ZZN6engine4workEiRN3hls6streamIfLi0EEES3_E3sum"
@@ -222,11 +267,11 @@ def test_a_token_of_the_operand_that_is_held_is_one_write(tmp_path: Path, by_row
     """Elements of several words would be several writes."""
     shutil.copytree(ENGINES, tmp_path / "engines")
     (tmp_path / "stage_top.cpp").write_text(PRODUCT.format(by_row=by_row))
-    assert [i.least for i in loops_in(tmp_path, 200.0)] == [1, 1]
+    assert [i.least for i in loops_in(tmp_path, 200.0)] == [1]
     header = tmp_path / "engines" / "matmul.h"
-    at_once = "matmul_store<G>(b, G::place(first), token, "
+    at_once = "matmul_store<G>(b, at, token, "
     apart = "for (int p = 0; p < G::B_LANES; ++p) {\n#pragma HLS UNROLL\n"
-    apart += "matmul_store<G>(b, G::place(first + 32 * p), token, 1); }  (void)("
+    apart += "matmul_store<G>(b, G::place(row * G::B_C + 32 * p), token, 1); }  (void)("
     assert at_once in header.read_text()
     header.write_text(header.read_text().replace(at_once, apart))
     assert max(i.ports for i in loops_in(tmp_path, 200.0)) > 1
@@ -345,9 +390,14 @@ def test_pooling_reaches_its_interval(precision: str, tmp_path: Path) -> None:
     found = intervals(stage)
     assert {"reduce", "swg_line"} <= {i.kind for i in found}
     assert all(i.ok for i in found), [i for i in found if not i.ok]
+    types = stage / "src" / "types.h"
+    text = types.read_text()
+    for loop in (i for i in found if i.kind in {"reduce", "swg_line", "mvu_a", "mvu_b", "map1"}):
+        old = re.compile(rf"(struct {loop.engine} \{{[^}}]*? DEPTH = )\d+")
+        types.write_text(old.sub(rf"\g<1>{loop.depth - 1}", text))
+        assert {i.engine: i.short for i in intervals(stage) if not i.ok} == {loop.engine: 1}
+    types.write_text(text)
     if precision in ("float32", "bfloat16"):
-        types = stage / "src" / "types.h"
-        text = types.read_text()
         assert "PARTIAL = 2" in text  # of the maxima: a comparison and a choice
         types.write_text(text.replace("PARTIAL = 2", "PARTIAL = 1"))
         assert [i.kind for i in intervals(stage) if not i.ok] == ["reduce"]
@@ -385,10 +435,10 @@ MORE = """
 namespace cfg {{
 struct unit {{
   using T = float;
-  static constexpr int {constants}, II = 1, DEPTH = 9;
+  static constexpr int {constants}, II = 1, DEPTH = 60;
   static float op(float x, float sum) {{ return x * sum; }}
   static int gap(int) {{ return 99; }}
-  static int from(int i) {{ return i % 6 * 4 + i / 6 / 4 * 24 + i / 6 % 4; }}
+  static int from(int i) {{ return remainder_of<6, 96>(i) * 4 + quotient_of<6, 96>(i); }}
 }};
 }}
 vec<float, 3> table[20];
@@ -463,40 +513,47 @@ def test_what_cannot_be_analysed_is_no_success(tmp_path: Path) -> None:
     """An address in one of two arrays; a loop that only its pragma marks is looked at, too."""
     two = "static float one[64], two[64];\n"
     body = "float *of = i % 3 ? one : two; of[k] += in.read(); out.write(of[k ^ 1]);"
-    (tmp_path / "stage_top.cpp").write_text(KERNEL.format(body=body, before=two, trip=64))
+    (tmp_path / "stage_top.cpp").write_text(KERNEL.format(body=body, before=two, trip=64, depth=30))
     (found,) = loops_in(tmp_path, 300.0)
     assert (bool(found.unknown), found.ok) == (True, False)
-    text = KERNEL.format(body="sum += in.read(); out.write(sum);", before="float sum = 0;", trip=64)
-    (tmp_path / "stage_top.cpp").write_text(text.replace("FIRE(1, 9);", ""))
+    body, before = "sum += in.read(); out.write(sum);", "float sum = 0;"
+    text = KERNEL.format(body=body, before=before, trip=64, depth=30)
+    (tmp_path / "stage_top.cpp").write_text(text.replace("FIRE(1, 30);", ""))
     (found,) = loops_in(tmp_path, 300.0)
-    assert (found.declared, found.least, found.ok) == (1, 4, False)
+    assert (found.declared, found.least, found.declared_depth, found.ok) == (1, 4, None, False)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "dilation"),
-    [((3, 3), (1, 1), 1), ((3, 3), (2, 2), 1), ((2, 2), (2, 2), 1), ((3, 1), (1, 2), 1),
-     ((2, 2), (2, 2), 2), ((3, 2), (1, 3), 2)],
+    ("kernel", "stride", "dilation", "padding"),
+    [((3, 3), (1, 1), 1, 0), ((3, 3), (2, 2), 1, 1), ((2, 2), (2, 2), 1, 0), ((3, 1), (1, 2), 1, 0),
+     ((2, 2), (2, 2), 2, 0), ((3, 2), (1, 3), 2, 0), ((2, 2), (2, 2), 1, 1),
+     ((12, 13), (1, 1), 1, 0)],
 )  # fmt: skip
 def test_gradients_meet_in_a_place_no_earlier_than_the_pragma_says(
-    kernel: tuple[int, int], stride: tuple[int, int], dilation: int
+    kernel: tuple[int, int], stride: tuple[int, int], dilation: int, padding: int
 ) -> None:
-    """`MEETS` of `Scatter`, by torch's own places of maxima; and once just as early."""
+    """`MEETS` of `Scatter`, by torch's own places of maxima and the words that are written; and
+    once just as early."""
     x = torch.randn(40, 3, 12, 13, generator=torch.Generator().manual_seed(1))
     _, places = functional.max_pool2d(
-        x, kernel, stride, 0, (dilation, dilation), return_indices=True
+        x, kernel, stride, padding, (dilation, dilation), return_indices=True
     )
     oh, ow = places.shape[2:]
     (kh, kw), (sh, sw) = kernel, stride
     nest = Scatter(
         batch=1, h=12, w=13, cf=3, lanes=1, kh=kh, kw=kw, sh=sh, sw=sw, dh=dilation, dw=dilation,
-        pt=0, pl=0, oh=oh, ow=ow,
+        pt=padding, pl=padding, oh=oh, ow=ow,
     )  # fmt: skip
-    least = nest.meets
-    for row in places.permute(0, 2, 3, 1).reshape(-1, ow * 3).tolist():
-        last = dict[tuple[int, int], int]()
-        for k, place in enumerate(row):
-            least = min(least, k - last.get((place, k % 3), -nest.meets))
-            last[place, k % 3] = k
+    last, least, firing = dict[int, int](), nest.meets + 1, 0
+    for image in places.permute(0, 2, 3, 1).reshape(40, oh, -1).tolist():
+        to = 0
+        for row, end in zip(image, nest.ends(), strict=True):
+            words = [(p // 13 % nest.ring * 13 + p % 13) * 3 + k % 3 for k, p in enumerate(row)]
+            written = [(to + k) % (nest.ring * 39) for k in range(39 * end)]
+            to += 39 * end
+            for word in (*words, *written):
+                least = min(least, firing - last.get(word, -nest.meets - 1))
+                last[word], firing = firing, firing + 1
     assert least == nest.meets
     assert nest.meets == (3 if kw * dilation - dilation >= sw else 3 * ow)
 
@@ -557,9 +614,7 @@ def test_a_packet_follows_another_as_late_as_the_estimate_says(
         if {"send", "receive"} & set(names_in(f.name)) and loop.blocks < outer.blocks
         for part in (loop, Loop(outer.header, outer.blocks - loop.blocks))
     ]
-    inner, around = (
-        cycles_of(b.instructions, b.graph, b.delay, Delays(clock).usable) for b in bodies
-    )
+    inner, around = (b.cycles for b in bodies)
     assert 3 < max(inner, 1) + around + LEAST <= 1 + 1 + HAND_OVER
 
 

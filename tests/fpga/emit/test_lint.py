@@ -66,6 +66,12 @@ KERNEL, TYPES, MVU, SWG, DOT, LRN = (
     "src/engines/dot.h", "src/engines/norm.h",
 )  # fmt: skip
 
+SECOND = """  for (int t = 0; t < 3; ++t) {
+#pragma HLS PIPELINE II = G::II
+    FIRE(G::II, G::DEPTH);
+  }
+"""
+
 MUTATIONS = [
     ("name", MVU, "#pragma HLS PIPELINE", "#pragma HLS PIPELIN"),
     ("option", KERNEL, "#pragma HLS STREAM variable", "#pragma HLS STREAM varable"),
@@ -86,6 +92,7 @@ MUTATIONS = [
     ("placement", MVU, "          FIRE(G::II, G::DEPTH);\n", ""),
     ("placement", DOT, "#pragma HLS INLINE", "#pragma HLS PIPELINE"),
     ("placement", MVU, "#pragma HLS PIPELINE II = G::II\n", ""),
+    ("placement", MVU, "  for (int b = 0;", f"{SECOND}  for (int b = 0;"),
     ("target", DOT, "ARRAY_PARTITION variable", "ARRAY_PARTITION varible"),
     ("target", KERNEL, "AGGREGATE variable = table::", "AGGREGATE variable = tabl::"),
     ("partition", DOT, "#pragma HLS ARRAY_PARTITION variable = all complete\n", ""),

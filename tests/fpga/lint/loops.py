@@ -15,6 +15,7 @@ def check_loops(file: str, root: Block) -> Iterator[Finding]:
             yield from _placed(file, pragma, block, fires=fires)
         yield from _unrolled(file, block)
         yield from _pipelined(file, block)
+        yield from _drained(file, block)
         yield from _rolled(file, block, pipelined)
         yield from _inlined(file, block, root, pipelined)
 
@@ -69,6 +70,16 @@ def _pipelined(file: str, block: Block) -> Iterator[Finding]:
     for number, line in block.lines:
         if line.startswith("FIRE(") and not _has(block, "PIPELINE"):
             yield Finding(file, number, "placement", "fires in a loop that is not pipelined")
+
+
+def _drained(file: str, block: Block) -> Iterator[Finding]:
+    """Loops of one function that fire one after the other say what the first one drains for."""
+    loops = [b for b in block.all() if any(line.startswith("FIRE(") for _, line in b.lines)]
+    gaps = {number for b in block.all() for number, line in b.lines if line.startswith("GAP(")}
+    if _is_function(block) and len(loops) > 1:
+        for loop in loops:
+            if loop.line - 1 not in gaps:
+                yield Finding(file, loop.line, "placement", "drains, but there is no GAP before it")
 
 
 def _rolled(file: str, block: Block, pipelined: set[str]) -> Iterator[Finding]:

@@ -62,7 +62,31 @@ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
+constexpr bool is_power(int64_t x) { return (x & (x - 1)) == 0; }
+constexpr int bits_of_range(int64_t n) { return n <= 1 ? 0 : 1 + bits_of_range((n + 1) / 2); }
+
+// x / BY of 0 <= x < END, exact: a product with 2^S / BY, rounded up, where BY * END <= 2^S. A divider
+// would take a cycle per bit.
+template <int BY, int64_t END>
+inline int quotient_of(int x) {
+#pragma HLS INLINE
+  constexpr int S = bits_of_range(BY * END);
+  constexpr int64_t FACTOR = (int64_t(1) << S) / BY + 1;
+  using wide = typename std::conditional<(END * FACTOR < int64_t(1) << 31), int32_t, int64_t>::type;
+  static_assert(END < int64_t(1) << 30, "the product fits into 63 bits");
+  return is_power(BY) ? int(uint32_t(x) / BY) : int(wide(x) * wide(FACTOR) >> S);
+}
+
+// x % BY, likewise.
+template <int BY, int64_t END>
+inline int remainder_of(int x) {
+#pragma HLS INLINE
+  return x - quotient_of<BY, END>(x) * BY;
+}
+
 // Channels of a pixel that token c carries: P, but what is left in the last one.
-constexpr int lanes_of(int c, int C, int P) { return smaller(P, C - c * P); }
+constexpr int lanes_of(int c, int C, int P) {
+  return c == ceil_div(C, P) - 1 ? C - (ceil_div(C, P) - 1) * P : P;
+}
 
 #endif

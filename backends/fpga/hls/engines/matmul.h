@@ -3,6 +3,8 @@
 //   for block: for i in LOAD: read B
 //              for outer, group, inner: for f: for s: one firing of PE x SIMD
 //
+// One loop for both, whose counters end where they began, so that nothing drains in between.
+//
 // Config: T, BLOCKS, OUTER, GROUPS, INNER, ROWS, NF, TAPS, C (channels per position of A), SF, PE,
 // SIMD, PARTIAL, II, DEPTH, `static real_t<T> scale()`; for B: LOAD (tokens), B_LANES, B_C (its last axis,
 // of rows if BY_ROW), and `static b_place place(int element)`: where element i of B in stream order belongs.
@@ -30,9 +32,10 @@ inline void matmul_store(vec<B, G::SIMD * G::PE> *b, const b_place &at,
   static_assert((G::BY_ROW ? G::PE : G::SIMD) % P == 0, "a token lies in one word");
   static_assert(G::B_C % P == 0 || (!G::BY_ROW && G::B_C == G::C), "tokens begin at multiples");
   static_assert(G::BY_ROW || G::C % P == 0 || G::B_C == G::C, "a token lies in one position");
-  const int tap = at.k / G::C, channel = at.k % G::C;
-  const int word = (at.group * G::NF + at.row / G::PE) * G::SF + tap * PER_TAP + channel / G::SIMD;
-  const int row = at.row % G::PE, column = channel % G::SIMD;
+  const int tap = quotient_of<G::C, G::TAPS * G::C>(at.k), channel = at.k - tap * G::C;
+  const int tile = quotient_of<G::PE, G::NF * G::PE>(at.row), row = at.row - tile * G::PE;
+  const int part = quotient_of<G::SIMD, G::C>(channel), column = channel - part * G::SIMD;
+  const int word = (at.group * G::NF + tile) * G::SF + tap * PER_TAP + part;
   for (int s = 0; s < G::SIMD; ++s) {
 #pragma HLS UNROLL
     for (int pe = 0; pe < G::PE; ++pe) {
@@ -54,35 +57,36 @@ void matmul(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in0,
   accumulator<typename G::T, G::PE, G::PARTIAL> acc;
 #pragma HLS ARRAY_PARTITION variable = acc.sum complete
   acc.clear();
-  constexpr int PER_ROW = ceil_div(G::B_C, G::B_LANES);
+  constexpr int PER_ROW = ceil_div(G::B_C, G::B_LANES), WORDS = G::NF * G::SF;
+  int s = 0, word = 0, inner = 0, first = 0;  // of A: token, word of its group, vector, group's word
   for (int block = 0; block < frames * G::BLOCKS; ++block) {
-    for (int i = 0; i < G::LOAD; ++i) {
+    for (int i = 0; i < G::LOAD + G::OUTER * G::GROUPS * G::INNER * WORDS; ++i) {
 #pragma HLS PIPELINE II = G::II
       FIRE(G::II, G::DEPTH);
-      const vec<B, G::B_LANES> token = in1.read();
-      const int first = i / PER_ROW * G::B_C + i % PER_ROW * G::B_LANES;
-      matmul_store<G>(b, G::place(first), token, lanes_of(i % PER_ROW, G::B_C, G::B_LANES));
-    }
-    for (int v = 0; v < G::OUTER * G::GROUPS * G::INNER; ++v) {
-      const int group = v / G::INNER % G::GROUPS;
-      for (int f = 0; f < G::NF; ++f) {
-        for (int s = 0; s < G::SF; ++s) {
-#pragma HLS PIPELINE II = G::II
-          FIRE(G::II, G::DEPTH);
-          if (f == 0) x[s] = in0.read();
-          vec<sum_t<typename G::T>, G::PE> sum = acc.oldest(s < G::PARTIAL);
-          multiply_add<G::PE, G::SIMD>(sum, b[(group * G::NF + f) * G::SF + s], x[s]);
-          acc.turn(sum);
-          if (s == G::SF - 1) {
-            const vec<sum_t<typename G::T>, G::PE> total = acc.template turned<G::SF>();
-            vec<Y, G::PE> y;
-            for (int p = 0; p < G::PE; ++p) {
+      if (i < G::LOAD) {
+        const vec<B, G::B_LANES> token = in1.read();
+        const int row = quotient_of<PER_ROW, G::LOAD>(i), c = i - row * PER_ROW;
+        const b_place at = G::place(row * G::B_C + c * G::B_LANES);
+        matmul_store<G>(b, at, token, lanes_of(c, G::B_C, G::B_LANES));
+      } else {
+        if (word < G::SF) x[s] = in0.read();
+        vec<sum_t<typename G::T>, G::PE> sum = acc.oldest(s < G::PARTIAL);
+        multiply_add<G::PE, G::SIMD>(sum, b[first + word], x[s]);
+        acc.turn(sum);
+        if (s == G::SF - 1) {
+          const vec<sum_t<typename G::T>, G::PE> total = acc.template turned<G::SF>();
+          vec<Y, G::PE> y;
+          for (int p = 0; p < G::PE; ++p) {
 #pragma HLS UNROLL
-              y.lane[p] = Y(G::finish(total.lane[p]));
-            }
-            out.write(y);
+            y.lane[p] = Y(G::finish(total.lane[p]));
           }
+          out.write(y);
         }
+        const bool done = word == WORDS - 1, group = done && inner == G::INNER - 1;
+        s = s == G::SF - 1 ? 0 : s + 1;
+        word = done ? 0 : word + 1;
+        inner = group ? 0 : inner + done;
+        if (group) first = first == (G::GROUPS - 1) * WORDS ? 0 : first + WORDS;
       }
     }
   }

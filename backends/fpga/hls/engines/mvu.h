@@ -113,7 +113,7 @@ void mvu_b(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
   }
 }
 
-// Three loops per block: fill, multiply, drain. Each vector of the block has its own accumulators.
+// Per block: fill, multiply, drain, in one loop. Each vector of the block has its own accumulators.
 template <typename G, typename W, typename Y, typename Bias>
 void mvu_block(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
                hls::stream<vec<Y, G::PE>> &out, hls::stream<vec<W, G::SIMD * G::PE>> &weight,
@@ -125,38 +125,34 @@ void mvu_block(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
   static accumulator<typename G::T, G::PE, G::PARTIAL> acc[G::BLOCK];
 #pragma HLS AGGREGATE variable = acc
 #pragma HLS DEPENDENCE variable = acc type = inter direction = RAW distance = G::BLOCK
+  constexpr int FILL = G::BLOCK * G::SF, WORK = FILL * G::NF, DRAIN = G::BLOCK * G::NF;
   vec<W, G::SIMD * G::PE> word;
+  int v = 0, s = 0, f = 0, from = 0, to = 0;  // vector, token, output; of the vector's x and y
   for (int b = 0; b < frames * (G::N / G::BLOCK); ++b) {
-    for (int v = 0; v < G::BLOCK; ++v) {
-      for (int s = 0; s < G::SF; ++s) {
+    for (int i = 0; i < FILL + WORK + DRAIN; ++i) {
 #pragma HLS PIPELINE II = G::II
-        FIRE(G::II, G::DEPTH);
-        x[v * G::SF + s] = in.read();
-      }
-    }
-    for (int f = 0; f < G::NF; ++f) {
-      for (int s = 0; s < G::SF; ++s) {
-        for (int v = 0; v < G::BLOCK; ++v) {
-#pragma HLS PIPELINE II = G::II
-          FIRE(G::II, G::DEPTH);
-          if (v == 0) word = weight.read();
-          accumulator<typename G::T, G::PE, G::PARTIAL> now = acc[v];
+      FIRE(G::II, G::DEPTH);
+      if (i < FILL) {
+        x[i] = in.read();
+      } else if (i < FILL + WORK) {
+        if (v == 0) word = weight.read();
+        accumulator<typename G::T, G::PE, G::PARTIAL> now = acc[v];
 #pragma HLS ARRAY_PARTITION variable = now.sum complete
-          vec<sum_t<typename G::T>, G::PE> sum = now.oldest(s < G::PARTIAL);
-          multiply_add<G::PE, G::SIMD>(sum, word, x[v * G::SF + s]);
-          now.turn(sum);
-          acc[v] = now;
-          if (s == G::SF - 1) {
-            y[v * G::NF + f] = add_bias<Y, G>(now.template turned<G::SF>(), bias, f);
-          }
+        vec<sum_t<typename G::T>, G::PE> sum = now.oldest(s < G::PARTIAL);
+        multiply_add<G::PE, G::SIMD>(sum, word, x[from]);
+        now.turn(sum);
+        acc[v] = now;
+        if (s == G::SF - 1) {
+          y[to] = add_bias<Y, G>(now.template turned<G::SF>(), bias, f);
         }
-      }
-    }
-    for (int v = 0; v < G::BLOCK; ++v) {
-      for (int f = 0; f < G::NF; ++f) {
-#pragma HLS PIPELINE II = G::II
-        FIRE(G::II, G::DEPTH);
-        out.write(y[v * G::NF + f]);
+        const bool token = v == G::BLOCK - 1, output = token && s == G::SF - 1;
+        from = token ? (output ? 0 : s + 1) : from + G::SF;
+        f = output ? (f == G::NF - 1 ? 0 : f + 1) : f;
+        to = token ? f : to + G::NF;
+        v = token ? 0 : v + 1;
+        s = output ? 0 : s + token;
+      } else {
+        out.write(y[i - FILL - WORK]);
       }
     }
   }

@@ -5,6 +5,7 @@
 //
 // Config: T, N (vectors per frame), GROUPS, ROWS (of one group), NF, SF, PE, SIMD, PARTIAL, II,
 // DEPTH. PARTIAL accumulators, at most N, are used in turn by n and added in a balanced tree at the end.
+// One loop for both, whose counters end where they began, so that nothing drains in between.
 #ifndef PIPEC_OUTER_H
 #define PIPEC_OUTER_H
 
@@ -24,52 +25,52 @@ void outer(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in0,
   static vec<T, G::SIMD> x[G::SF];
 #pragma HLS AGGREGATE variable = x
   vec<T, G::PE> dy = zeros<T, G::PE>();
+  int n = 0, word = 0, s = 0, row = 0, lane = 0, f = 0;  // row: of the group; lane: row % PE
   for (int frame = 0; frame < frames; ++frame) {
-    for (int n = 0; n < G::N; ++n) {
-      for (int group = 0; group < G::GROUPS; ++group) {
-        for (int f = 0; f < G::NF; ++f) {
-          for (int s = 0; s < G::SF; ++s) {
+    for (int i = 0; i < G::N * WORDS + G::GROUPS * G::ROWS * G::SF; ++i) {
 #pragma HLS PIPELINE II = G::II
-            FIRE(G::II, G::DEPTH);
-            if (f == 0) x[s] = in0.read();
-            if (s == 0) dy = in1.read();
-            const int word = (group * G::NF + f) * G::SF + s;
-            accumulator<T, G::PE * G::SIMD, G::PARTIAL> now = acc[word];
+      FIRE(G::II, G::DEPTH);
+      const bool adds = i < G::N * WORDS, end = s == G::SF - 1;
+      if (adds) {
+        if (f == 0) x[s] = in0.read();
+        if (s == 0) dy = in1.read();
+        accumulator<T, G::PE * G::SIMD, G::PARTIAL> now = acc[word];
 #pragma HLS ARRAY_PARTITION variable = now.sum complete
-            vec<sum_t<T>, G::PE * G::SIMD> sum = now.oldest(n < G::PARTIAL);
-            for (int i = 0; i < G::PE * G::SIMD; ++i) {
+        vec<sum_t<T>, G::PE * G::SIMD> sum = now.oldest(n < G::PARTIAL);
+        for (int k = 0; k < G::PE * G::SIMD; ++k) {
 #pragma HLS UNROLL
-              sum.lane[i] += dy.lane[i / G::SIMD] * x[s].lane[i % G::SIMD];
-            }
-            now.turn(sum);
-            acc[word] = now;
-          }
+          sum.lane[k] += dy.lane[k / G::SIMD] * x[s].lane[k % G::SIMD];
         }
-      }
-    }
-    for (int row = 0; row < G::GROUPS * G::ROWS; ++row) {
-      for (int s = 0; s < G::SF; ++s) {
-#pragma HLS PIPELINE II = G::II
-        FIRE(G::II, G::DEPTH);
-        const int m = row % G::ROWS;
-        const int word = (row / G::ROWS * G::NF + m / G::PE) * G::SF + s;
+        now.turn(sum);
+        acc[word] = now;
+        const bool last = word == WORDS - 1;
+        f = end ? (f == G::NF - 1 ? 0 : f + 1) : f;
+        word = last ? 0 : word + 1;
+        n = last ? (n == G::N - 1 ? 0 : n + 1) : n;
+      } else {
         const accumulator<T, G::PE * G::SIMD, G::PARTIAL> now = acc[word];
 #pragma HLS ARRAY_PARTITION variable = now.sum complete
         sum_t<T> all[G::PARTIAL * G::SIMD];
 #pragma HLS ARRAY_PARTITION variable = all complete
-        for (int i = 0; i < G::PARTIAL * G::SIMD; ++i) {
+        for (int k = 0; k < G::PARTIAL * G::SIMD; ++k) {
 #pragma HLS UNROLL
-          const int turn = (G::N - 1 - i / G::SIMD) % G::PARTIAL;
-          all[i] = now.sum[turn].lane[m % G::PE * G::SIMD + i % G::SIMD];
+          const int turn = (G::N - 1 - k / G::SIMD) % G::PARTIAL;
+          all[k] = now.sum[turn].lane[lane * G::SIMD + k % G::SIMD];
         }
         adder_tree<G::PARTIAL, G::SIMD>::run(all);
         vec<T, G::SIMD> y;
-        for (int i = 0; i < G::SIMD; ++i) {
+        for (int k = 0; k < G::SIMD; ++k) {
 #pragma HLS UNROLL
-          y.lane[i] = T(all[i]);
+          y.lane[k] = T(all[k]);
         }
         out.write(y);
+        const bool group = end && row == G::ROWS - 1, tile = group || lane == G::PE - 1;
+        const int next = word == WORDS - 1 ? 0 : word + 1;
+        word = end && !tile ? word - (G::SF - 1) : next;
+        lane = end ? (tile ? 0 : lane + 1) : lane;
+        row = end ? (group ? 0 : row + 1) : row;
       }
+      s = end ? 0 : s + 1;
     }
   }
 }

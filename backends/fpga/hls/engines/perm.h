@@ -21,27 +21,30 @@ void perm(int frames, hls::stream<vec<typename G::T, G::LANES_IN>> &in,
   static typename G::T bank[G::ELEMENTS];
 #pragma HLS ARRAY_PARTITION variable = bank complete
   for (int block = 0; block < frames * G::BLOCKS; ++block) {
-    for (int i = 0; i < G::READS; ++i) {
+    for (int i = 0; i < G::READS + G::WRITES; ++i) {
 #pragma HLS PIPELINE II = G::II
       FIRE(G::II, G::DEPTH);
-      const vec<typename G::T, G::LANES_IN> token = in.read();
-      const int first = i / PER_IN * G::C_IN + i % PER_IN * G::LANES_IN;
-      for (int p = 0; p < G::LANES_IN; ++p) {
+      if (i < G::READS) {
+        const vec<typename G::T, G::LANES_IN> token = in.read();
+        const int row = quotient_of<PER_IN, G::READS>(i), c = i - row * PER_IN;
+        for (int p = 0; p < G::LANES_IN; ++p) {
 #pragma HLS UNROLL
-        if (p < lanes_of(i % PER_IN, G::C_IN, G::LANES_IN)) bank[first + p] = token.lane[p];
-      }
-    }
-    for (int i = 0; i < G::WRITES; ++i) {
-#pragma HLS PIPELINE II = G::II
-      FIRE(G::II, G::DEPTH);
-      const int first = i / PER_OUT * G::C_OUT + i % PER_OUT * G::LANES_OUT;
-      vec<typename G::T, G::LANES_OUT> token;
-      for (int p = 0; p < G::LANES_OUT; ++p) {
+          if (p < lanes_of(c, G::C_IN, G::LANES_IN)) {
+            bank[row * G::C_IN + c * G::LANES_IN + p] = token.lane[p];
+          }
+        }
+      } else {
+        const int k = i - G::READS;
+        const int row = quotient_of<PER_OUT, G::WRITES>(k), c = k - row * PER_OUT;
+        vec<typename G::T, G::LANES_OUT> token;
+        for (int p = 0; p < G::LANES_OUT; ++p) {
 #pragma HLS UNROLL
-        const bool real = p < lanes_of(i % PER_OUT, G::C_OUT, G::LANES_OUT);
-        token.lane[p] = real ? bank[G::from(first + p)] : typename G::T(0);
+          const bool real = p < lanes_of(c, G::C_OUT, G::LANES_OUT);
+          const int first = row * G::C_OUT + c * G::LANES_OUT;
+          token.lane[p] = real ? bank[G::from(first + p)] : typename G::T(0);
+        }
+        out.write(token);
       }
-      out.write(token);
     }
   }
 }
@@ -52,15 +55,15 @@ void perm_words(int frames, hls::stream<vec<typename G::T, G::LANES_IN>> &in,
   static vec<typename G::T, G::LANES_IN> word[G::READS];
 #pragma HLS AGGREGATE variable = word
   for (int block = 0; block < frames * G::BLOCKS; ++block) {
-    for (int i = 0; i < G::READS; ++i) {
+    for (int i = 0; i < G::READS + G::WRITES; ++i) {
 #pragma HLS PIPELINE II = G::II
       FIRE(G::II, G::DEPTH);
-      word[i] = in.read();
-    }
-    for (int i = 0; i < G::WRITES; ++i) {
-#pragma HLS PIPELINE II = G::II
-      FIRE(G::II, G::DEPTH);
-      out.write(word[G::from(i * G::LANES_IN) / G::LANES_IN]);
+      if (i < G::READS) {
+        word[i] = in.read();
+      } else {
+        const int from = G::from((i - G::READS) * G::LANES_IN);
+        out.write(word[quotient_of<G::LANES_IN, G::ELEMENTS>(from)]);
+      }
     }
   }
 }

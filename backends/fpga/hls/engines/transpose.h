@@ -19,29 +19,30 @@ void transpose(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
   constexpr int PER_COLUMN = ceil_div(G::ROWS, L);
   static typename G::T bank[L][G::ROWS * PER_ROW];
 #pragma HLS ARRAY_PARTITION variable = bank complete dim = 1
+  constexpr int READS = G::ROWS * PER_ROW, WRITES = G::C * PER_COLUMN;
   for (int block = 0; block < frames * G::BLOCKS; ++block) {
-    for (int i = 0; i < G::ROWS * PER_ROW; ++i) {
+    for (int i = 0; i < READS + WRITES; ++i) {
 #pragma HLS PIPELINE II = G::II
       FIRE(G::II, G::DEPTH);
-      const vec<typename G::T, L> token = in.read();
-      const int turn = i / PER_ROW % L;
-      for (int q = 0; q < L; ++q) {
+      if (i < READS) {
+        const vec<typename G::T, L> token = in.read();
+        const int turn = remainder_of<L, G::ROWS>(quotient_of<PER_ROW, READS>(i));
+        for (int q = 0; q < L; ++q) {
 #pragma HLS UNROLL
-        bank[q][i] = token.lane[(q + L - turn) % L];
-      }
-    }
-    for (int i = 0; i < G::C * PER_COLUMN; ++i) {
-#pragma HLS PIPELINE II = G::II
-      FIRE(G::II, G::DEPTH);
-      const int column = i / PER_COLUMN, first = i % PER_COLUMN * L;
-      const int turn = column % L;
-      vec<typename G::T, L> token = zeros<typename G::T, L>();
-      for (int q = 0; q < L; ++q) {
+          bank[q][i] = token.lane[q >= turn ? q - turn : q + L - turn];
+        }
+      } else {
+        const int k = i - READS, column = quotient_of<PER_COLUMN, WRITES>(k);
+        const int first = (k - column * PER_COLUMN) * L, word = quotient_of<L, G::C>(column);
+        const int turn = column - word * L;
+        vec<typename G::T, L> token = zeros<typename G::T, L>();
+        for (int q = 0; q < L; ++q) {
 #pragma HLS UNROLL
-        const int p = (q + L - turn) % L;
-        if (first + p < G::ROWS) token.lane[p] = bank[q][(first + p) * PER_ROW + column / L];
+          const int p = q >= turn ? q - turn : q + L - turn;
+          if (first + p < G::ROWS) token.lane[p] = bank[q][(first + p) * PER_ROW + word];
+        }
+        out.write(token);
       }
-      out.write(token);
     }
   }
 }

@@ -1,0 +1,118 @@
+"""Names and places as LLVM IR has them, and what is found of a loop."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_INDEX = re.compile(r"i(?:32|64) ([^,\s]+)")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What a pipelined loop allows.
+
+    Attributes:
+        function: Mangled name of its function.
+        declared: The interval that it declares.
+        recurrence: Least interval by recurrences; ``cycle`` the operations of the tightest one.
+        ports: Least interval by memory ports; ``memory`` the array that needs it.
+        unknown: Addresses in no array that is known: what is behind them is not analysed.
+        pause: Whether it is no loop but what lies between two: ``declared`` cycles from the last
+            start in one to the first in the other, of which ``recurrence`` are needed.
+        depth: Cycles until the last token, or word for a memory outside of the chip, that an
+            iteration writes has left it, at least; ``declared_depth`` what the code declares.
+    """
+
+    function: str
+    declared: int
+    recurrence: int
+    cycle: tuple[str, ...]
+    ports: int
+    memory: str
+    unknown: tuple[str, ...] = ()
+    depth: int = 0
+    declared_depth: int | None = None
+    pause: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Name of the engine's template."""
+        return ([n for n in names_in(self.function) if n != "detail"] + ["", ""])[1]
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine's configuration, or of the engine if it has none."""
+        names = names_in(self.function)
+        return names[names.index("cfg") + 1] if "cfg" in names else self.kind
+
+    @property
+    def path(self) -> str:
+        """The operations of the tightest cycle, without what costs nothing; the first ten."""
+        shown = [op for op in self.cycle if op not in {"zext", "sext", "trunc", "bitcast"}]
+        return " ".join(shown[:10]) + (" ..." if len(shown) > 10 else "")
+
+    @property
+    def least(self) -> int:
+        """Least interval."""
+        return max(self.recurrence, self.ports)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the declared interval can be reached, as far as can be known of all of it."""
+        return self.least <= self.declared and not self.short and not self.unknown
+
+    @property
+    def short(self) -> int:
+        """Cycles that the pipeline is deeper than declared; 0 where no engine counts cycles."""
+        return 0 if self.declared_depth is None else max(self.depth - self.declared_depth, 0)
+
+
+def base_name(name: str) -> str:
+    """Name of an array without that of a bank."""
+    return name.partition("[")[0].lstrip("%@").strip('"')
+
+
+def plain_name(name: str) -> str:
+    """A name in the source: an inlined one has a number behind."""
+    return re.sub(r"(\.\w+)*\d*$", "", name)
+
+
+def names_in(mangled: str) -> list[str]:
+    """Identifiers of a mangled name, in order."""
+    found, at = [], 0
+    while match := re.compile(r"\d+").search(mangled, at):
+        name = mangled[match.end() : match.end() + int(match[0])]
+        whole = len(name) == int(match[0]) and name.isidentifier()
+        found += [name] if whole else []
+        at = match.end() + (int(match[0]) if whole else 0)
+    return found
+
+
+def last_name(mangled: str) -> str:
+    """The identifier that a mangled name ends with; the name itself if it is none."""
+    if not mangled.startswith("_Z"):
+        return mangled
+    ends = (m for m in re.finditer(r"\d+", mangled) if len(mangled) - m.end() == int(m[0]))
+    return next((mangled[m.end() :] for m in ends), mangled)
+
+
+def place_of(steps: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Index of the word and place in it of an address that is found in steps from an array on."""
+    index: list[str] = []
+    lane: list[str] = []
+    for k, step in enumerate(steps):
+        first, *numbers = _INDEX.findall(step.split("*", 1)[-1])
+        dims = 0 if k else len(leading(step))
+        if first != "0" and k and first.isdigit() and "struct" in steps[0]:
+            lane.append(first)
+        elif first != "0":  # words on from there
+            index = [*index[:-1], "+".join((*index[-1:], first))]
+        index += numbers[:dims]
+        lane += numbers[dims:]
+    return tuple(index), tuple(lane)
+
+
+def leading(rest: str) -> list[str]:
+    """Sizes of the array type that a text begins with, the outermost first."""
+    match = re.match(r"\s*(?:inbounds )?((?:\[\d+ x )*)", rest)
+    return re.findall(r"\d+", match[1]) if match else []
