@@ -155,7 +155,10 @@ class Body:
                     yield condition, user, 0, self.delay(condition)
 
     def _conditions(self, block: str) -> list[Instruction]:
-        """Conditions of the branches between a block and its immediate dominator."""
+        """Conditions of the branches between a block and its immediate dominator that decide.
+
+        What parts and meets again in front of the block does not.
+        """
         top = self.function.dominators[block]
         seen, todo = {top}, list(self.function.flow.predecessors(block))
         while todo:
@@ -166,9 +169,19 @@ class Body:
         found = []
         for label in seen & self.loop.blocks:
             last = self.function.blocks[label][-1]
-            if len(last.targets) > 1:
+            if len(last.targets) > 1 and self.meets.get(label) not in seen:
                 found += [self.here[v] for v in last.values if v in self.here]
         return found
+
+    @cached_property
+    def meets(self) -> dict[str, str]:
+        """Where all ways from a block on meet first in an iteration; empty for its end."""
+        back: nx.DiGraph[str] = nx.DiGraph()
+        for label in self.loop.blocks:
+            for target in self.function.blocks[label][-1].targets:
+                inside = target in self.loop.blocks and target != self.loop.header
+                back.add_edge(target if inside else "", label)
+        return nx.immediate_dominators(back, "")
 
     def _memory(self) -> Iterator[tuple[Instruction, Instruction, int, float]]:
         loads = [a for a in self.accesses if a.kind == "load"]
