@@ -19,7 +19,7 @@ import networkx as nx
 from benchmarks.hls_check.found import base_name, last_name, leading, names_in, place_of, plain_name
 from benchmarks.hls_check.ir import Function, Instruction, Loop
 from benchmarks.hls_check.operators import GATE, MUX, RAM, STORE, Delays
-from benchmarks.hls_check.schedule import ends_of
+from benchmarks.hls_check.schedule import ends_of, longer_cycle
 from pipec.errors import BackendError
 
 _BITS = re.compile(r"(?<![%\w.])i(\d+)\b")
@@ -114,7 +114,7 @@ class Body:
         for part in nx.strongly_connected_components(self.graph):
             if len(part) > 1:
                 graph = self.graph.subgraph(part)
-                while cycle := _longer(graph, ii * self.delays.usable):
+                while cycle := longer_cycle(graph, ii * self.delays.usable):
                     if ii > MOST:
                         raise BackendError("a recurrence in no time", got=" ".join(cycle))
                     ii, worst = ii + 1, tuple(cycle)
@@ -476,36 +476,3 @@ def _apart(a: Access, b: Access, *, whole: bool) -> bool:
     places = [*zip(a.index, b.index, strict=False)]
     places += [] if whole else [*zip(a.lane, b.lane, strict=False)]
     return any(x != y and x.isdigit() and y.isdigit() for x, y in places)
-
-
-def _longer(graph: "nx.DiGraph[Instruction]", period: float) -> list[str]:
-    """A cycle whose delays exceed its distances times a period; empty if there is none."""
-    time = dict.fromkeys(graph, 0.0)
-    before: dict[Instruction, Instruction] = {}
-    edges = [(a, b, e["delay"] - e["distance"] * period) for a, b, e in graph.edges(data=True)]
-    for _ in range(len(time) + 1):
-        moved = False
-        for a, b, weight in edges:
-            if time[a] + weight > time[b] + 1e-9:
-                time[b], before[b], moved = time[a] + weight, a, True
-        if not moved:
-            return []
-        if cycle := _closed(before):
-            return [i.op if i.op != "call" else f"call {i.callee}" for i in cycle]
-    raise AssertionError("longest paths without an end have a cycle")
-
-
-def _closed(before: Mapping[Instruction, Instruction]) -> list[Instruction]:
-    """A cycle of predecessors, in order; empty if there is none."""
-    done: set[Instruction] = set()
-    for start in before:
-        way: dict[Instruction, None] = {}
-        at: Instruction | None = start
-        while at is not None and at not in done and at not in way:
-            way[at] = None
-            at = before.get(at)
-        if at is not None and at in way:
-            nodes = list(way)
-            return nodes[nodes.index(at) :][::-1]
-        done.update(way)
-    return []

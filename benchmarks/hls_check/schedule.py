@@ -112,3 +112,36 @@ def _reached(flow: "nx.DiGraph[str]", start: str, stop: set[str]) -> set[str]:
 
 def _beside(flow: "nx.DiGraph[str]", blocks: set[str]) -> set[str]:
     return {s for b in blocks for s in flow.successors(b)}
+
+
+def longer_cycle(graph: "nx.DiGraph[Instruction]", period: float) -> list[str]:
+    """A cycle whose delays exceed its distances times a period; empty if there is none."""
+    time = dict.fromkeys(graph, 0.0)
+    before: dict[Instruction, Instruction] = {}
+    edges = [(a, b, e["delay"] - e["distance"] * period) for a, b, e in graph.edges(data=True)]
+    for _ in range(len(time) + 1):
+        moved = False
+        for a, b, weight in edges:
+            if time[a] + weight > time[b] + 1e-9:
+                time[b], before[b], moved = time[a] + weight, a, True
+        if not moved:
+            return []
+        if cycle := _closed(before):
+            return [i.op if i.op != "call" else f"call {i.callee}" for i in cycle]
+    raise AssertionError("longest paths without an end have a cycle")
+
+
+def _closed(before: Mapping[Instruction, Instruction]) -> list[Instruction]:
+    """A cycle of predecessors, in order; empty if there is none."""
+    done: set[Instruction] = set()
+    for start in before:
+        way: dict[Instruction, None] = {}
+        at: Instruction | None = start
+        while at is not None and at not in done and at not in way:
+            way[at] = None
+            at = before.get(at)
+        if at is not None and at in way:
+            nodes = list(way)
+            return nodes[nodes.index(at) :][::-1]
+        done.update(way)
+    return []
