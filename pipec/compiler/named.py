@@ -7,6 +7,7 @@ saved for the backward.
 import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 
 from pipec.autodiff.model import Training
 from pipec.autodiff.recompute import everything
@@ -37,23 +38,22 @@ def named_fates(
     Raises:
         PassError: A pattern names nothing that is saved, or that can be computed again.
     """
+    able = _movable if host else partial(_recomputable, alike=schedule.rule.alike)
     used, found = set[str](), []
     for stage, turns in zip(plan.stages, in_flight(schedule), strict=True):
         assert stage.training is not None
         hits = {p: _matching(stage.training, p) for p in patterns}
-        wanted = frozenset(name for names in hits.values() for name in names)
-        wanted = (
-            _movable(stage.training, wanted)
-            if host
-            else _recomputable(stage.training, wanted, alike=schedule.rule.alike)
-        )
+        wanted = able(stage.training, [name for names in hits.values() for name in names])
         used |= {p for p, names in hits.items() if not wanted.isdisjoint(names)}
         order = tuple(v.name for v in stage.training.saved if v.name in wanted)
         slots = ((min(2, max(0, turns.most - 2)), order),) if host and order else ()
         found.append(Fates(frozenset() if host else wanted, slots))
     for pattern in patterns:
         if pattern not in used:
-            raise _names_nothing(plan, pattern, host=host)
+            trained = [s.training for s in plan.stages if s.training is not None]
+            every = [t.F.nodes[v] for t in trained for v in able(t, _matching(t, "*"))]
+            places = {origin(n).name or n.name for n in every}
+            raise _names_nothing(pattern, places, host=host)
     return found
 
 
@@ -69,12 +69,12 @@ def _matching(training: Training, pattern: str) -> list[str]:
     ]
 
 
-def _movable(training: Training, values: frozenset[str]) -> frozenset[str]:
+def _movable(training: Training, values: Sequence[str]) -> frozenset[str]:
     """Those of some values that may leave the device: all but autograd's tapes."""
     return frozenset(v for v in values if not is_tape(training.F.nodes[v]))
 
 
-def _recomputable(training: Training, values: frozenset[str], *, alike: bool) -> frozenset[str]:
+def _recomputable(training: Training, values: Sequence[str], *, alike: bool) -> frozenset[str]:
     """Those of some values that come from all others without random numbers.
 
     And, where B may have other weights than F (not ``alike``), without weights.
@@ -89,14 +89,12 @@ def _recomputable(training: Training, values: frozenset[str], *, alike: bool) ->
     return frozenset(found)
 
 
-def _names_nothing(plan: Plan, pattern: str, *, host: bool) -> PassError:
-    trained = [s.training for s in plan.stages if s.training is not None]
-    places = {origin(t.F.nodes[v.name]).name for t in trained for v in t.saved} - {""}
+def _names_nothing(pattern: str, places: set[str], *, host: bool) -> PassError:
     near = difflib.get_close_matches(pattern, places, n=3, cutoff=0.4) or sorted(places)[:3]
     what = "waits in host memory" if host else "can be computed again"
     return PassError(
         f"nothing of this name {what}",
         got=pattern,
-        want="a module that saves values for its backward, such as " + ", ".join(near),
+        want="a module of which something can, such as " + ", ".join(near) if near else None,
         hint="pipec inspect OUT lists what stages save",
     )

@@ -238,13 +238,16 @@ _CONTROL_FLOW = frozenset({"cond", "while_loop", "scan", "map_impl", "associativ
 
 
 def _refuse_control_flow(program: ExportedProgram) -> None:
-    """Say which branch or loop of run time the model has.
+    """Say which branch or loop of run time the model has, or which number of run time.
 
     Raises:
-        FrontendError: It has one; a flat graph runs every node once.
+        FrontendError: It has one; a flat graph runs every node once, on tensors.
     """
     for n in program.graph.nodes:
         name = getattr(n.target, "__name__", "")
+        if name == "item.default" and n.users:
+            what = "a number that is read out of a tensor cannot be part of a graph"
+            raise FrontendError(what, where=n.name, got=f"{n.args[0]}.item()", hint=_HINT)
         if n.op == "call_function" and name in _CONTROL_FLOW and not hasattr(n.target, "_schema"):
             raise FrontendError(
                 "a branch or loop on values of run time cannot be cut into stages",

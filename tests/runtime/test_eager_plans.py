@@ -49,8 +49,9 @@ def test_a_tape_stays_with_its_weights_and_device(schedule: str, what: str) -> N
 
 def test_a_tape_is_neither_computed_again_nor_moved() -> None:
     loaded = found_out("straight-through sign")
-    with pytest.raises(PipecError, match="nothing of this name can be computed again"):
+    with pytest.raises(PipecError, match="nothing of this name can be computed again") as caught:
         compiled(loaded, "1f1b", recompute="2")
+    assert "such as 1, 4, 7" in str(caught.value)
     plan = compiled(loaded, "1f1b", offload="2")
     trained = [(s.index, s.training.F.calls) for s in plan.stages if s.training]
     tapes = [(k, n.name) for k, calls in trained for n in calls if is_tape(n)]

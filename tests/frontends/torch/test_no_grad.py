@@ -143,3 +143,17 @@ class Branching(nn.Module):
 def test_control_flow_of_run_time_is_refused_by_its_name() -> None:
     with pytest.raises(FrontendError, match=r"torch\.cond"):
         trace(Branching(), (torch.ones(2, 4),), source=Source("memory", "B"), differentiable=False)
+
+
+class Scaling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin() * self.factor.item()
+
+
+def test_a_number_out_of_a_tensor_is_refused_by_its_name() -> None:
+    with pytest.raises(FrontendError, match=r"factor\.item\(\)(?s:.*)--eager"):
+        trace(Scaling(), (torch.ones(2, 4),), source=Source("memory", "S"), differentiable=False)
