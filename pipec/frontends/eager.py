@@ -10,6 +10,7 @@ What calls them must be traceable, as a chain is.
 
 import hashlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -344,8 +345,9 @@ def _autocast(device: str) -> str:
 def _flops(call: EagerCall, given: Sequence[Tensor]) -> int:
     """What torch counts; 0 where it cannot count, as for flex attention."""
     try:
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False) as counter, warnings.catch_warnings():
             # no leaf wants a gradient: torch's counter fails on a view of one by a Function
+            warnings.simplefilter("ignore")  # a checkpoint says that none does
             replace(call, tracked=False, wanted=(False,) * len(call.wanted)).run(given)
     except (RuntimeError, NotImplementedError, TypeError, AssertionError):
         torch.compiler.reset()  # what failed to compile here is not to fail again
