@@ -8,6 +8,19 @@ _INDEX = re.compile(r"i(?:32|64) ([^,\s]+)")
 
 
 @dataclass(frozen=True)
+class Array:
+    """What pragmas say of an array.
+
+    Attributes:
+        partitioned: The dimension that is completely partitioned, 0 for all of them; None for none.
+        ports: Reads and writes that a RAM allows in a cycle; None for two of either kind.
+    """
+
+    partitioned: int | None = None
+    ports: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
 class Interval:
     """What a pipelined loop allows.
 

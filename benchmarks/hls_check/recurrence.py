@@ -16,7 +16,15 @@ from functools import cached_property
 
 import networkx as nx
 
-from benchmarks.hls_check.found import base_name, last_name, leading, names_in, place_of, plain_name
+from benchmarks.hls_check.found import (
+    Array,
+    base_name,
+    last_name,
+    leading,
+    names_in,
+    place_of,
+    plain_name,
+)
 from benchmarks.hls_check.ir import Function, Instruction, Loop
 from benchmarks.hls_check.operators import GATE, MUX, RAM, STORE, Delays
 from benchmarks.hls_check.schedule import ends_of, longer_cycle
@@ -27,25 +35,14 @@ _CONSTANT = re.compile(r"getelementptr inbounds \((.*)\)")
 _FLOATS = {"fadd": "fadd", "fsub": "fadd", "fmul": "fmul", "fdiv": "fdiv", "fcmp": "fcmp"}
 _LIBRARY = {"sqrt": "sqrt", "exp": "exp", "tanh": "exp", "log": "exp", "erf": "exp", "pow": "exp",
             "sin": "exp", "cos": "exp"}  # fmt: skip
+LANES = 16
+"""Iterations through which a lane of a vector is followed."""
 MOST = 1000
 """An interval beyond which something is misread."""
 MARK = "pipec_distance_"
 """What a function is called that stands for a ``DEPENDENCE`` pragma, the array's name behind it."""
 SMALL_ARRAY = 4
 """Words up to which an array becomes registers by itself."""
-
-
-@dataclass(frozen=True)
-class Array:
-    """What pragmas say of an array.
-
-    Attributes:
-        partitioned: The dimension that is completely partitioned, 0 for all of them; None for none.
-        ports: Reads and writes that a RAM allows in a cycle; None for two of either kind.
-    """
-
-    partitioned: int | None = None
-    ports: tuple[int, int] | None = None
 
 
 @dataclass(eq=False)
@@ -136,10 +133,39 @@ class Body:
                 for value, block in user.incoming:
                     if block in self.loop.blocks and value in self.here:
                         yield self.here[value], user, 1, self.delay(self.here[value])
+            elif user.op == "extractelement" and user.rest.split()[-1].isdigit():
+                vector, _, lane = user.rest.partition(", ")
+                value, distance = self._lane(vector.split()[-1], int(lane.split()[-1]))
+                if value in self.here:
+                    yield self.here[value], user, distance, self.delay(self.here[value])
             else:
                 for value in user.values:
                     if value in self.here:
                         yield self.here[value], user, 0, self.delay(self.here[value])
+
+    def _lane(self, value: str, lane: int, distance: int = 0) -> tuple[str, int]:
+        """What a lane of a vector is, and of how many iterations before; or the whole vector.
+
+        Pairs of floats are returned in one register, and stay there in the IR.
+        """
+        i, found = self.here.get(value), (value, distance)
+        if i is None or distance > LANES:
+            return found
+        if i.op == "phi" and i.block == self.loop.header:
+            back = next(v for v, block in i.incoming if block in self.loop.blocks)
+            found = self._lane(back, lane, distance + 1)
+        elif i.op == "insertelement":
+            vector, element, at = (part.split()[-1] for part in i.rest.split(", "))
+            found = (element, distance)
+            if at != str(lane):
+                found = self._lane(vector, lane, distance) if at.isdigit() else (value, distance)
+        elif i.op == "shufflevector" and (mask := re.search(r"<(i32 \w+(?:, i32 \w+)*)>$", i.rest)):
+            first, second, *_ = (part.split()[-1] for part in i.rest.split(", "))
+            size = int(re.findall(r"<(\d+) x", i.rest)[0])
+            at = mask[1].split(", ")[lane].split()[-1]
+            if at.isdigit():
+                found = self._lane((first, second)[int(at) // size], int(at) % size, distance)
+        return found
 
     def _control(self) -> Iterator[tuple[Instruction, Instruction, int, float]]:
         """From conditions to the joins, stores and FIFO accesses that wait for them."""
