@@ -19,12 +19,13 @@ from benchmarks.hls_check.operators import Delays
 from benchmarks.hls_check.recurrence import Body
 from benchmarks.hls_check.schedule import HAND_OVER as LEAST
 from benchmarks.hls_check.stages import stages_in
-from pipec.backends.fpga.arithmetic import ADD, sums_depth
+from pipec.backends.fpga.arithmetic import ADD, step_cost, sums_depth
 from pipec.backends.fpga.emit.share import link_files, shared
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.base import Nest
 from pipec.backends.fpga.engines.norm import ROW_OPS, Norm
 from pipec.backends.fpga.engines.poolgrad import Scatter
+from pipec.backends.fpga.engines.steps import BINARY, UNARY
 from pipec.backends.fpga.links import HAND_OVER
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import default_passes, emit, make_plan
@@ -630,3 +631,35 @@ def test_converters_reach_their_interval_at_300_mhz(tmp_path: Path) -> None:
     assert narrow in path.read_text()
     path.write_text(path.read_text().replace(narrow, "int32_t have"))
     assert [i.least for i in loops_in(tmp_path, 300.0)] == [2]
+
+
+GRADIENTS = ("relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu")
+STEP = """
+void step_{op}(int n, hls::stream<float> &in, hls::stream<float> &out) {{
+  for (int i = 0; i < n; ++i) {{
+#pragma HLS PIPELINE II = 1
+    FIRE(1, {depth});
+    const float x = in.read();
+    out.write(ops::{op}(x{operands}));
+  }}
+}}
+"""
+
+
+@needs_clang
+@pytest.mark.parametrize("clock", [200.0, 300.0])
+def test_elementwise_steps_take_no_longer_than_estimated(tmp_path: Path, clock: float) -> None:
+    """Every step of a `Map`, alone; one that is a cycle shorter is seen among them."""
+    shutil.copytree(ENGINES, tmp_path / "engines")
+    two = (*BINARY, "leaky_relu", "elu", *(f"{op}_grad" for op in GRADIENTS))
+    operands = dict.fromkeys(UNARY, "") | dict.fromkeys(two, ", in.read()")
+    depths = {op: step_cost(op, "float32")[2] + 1 for op in operands}
+    steps = (STEP.format(op=op, depth=depths[op], operands=o) for op, o in operands.items())
+    calls = "\n".join(f"  engine::step_{op}(n, a, b);" for op in operands)
+    top = "void stage_top(int n, hls::stream<float> &a, hls::stream<float> &b)"
+    includes = '#include "engines/base.h"\n#include "engines/ops.h"\nnamespace engine {'
+    text = f"{includes}{''.join(steps)}}}\n{top} {{\n{calls}\n}}\n"
+    (tmp_path / "stage_top.cpp").write_text(text)
+    found = loops_in(tmp_path, clock)
+    assert {i.kind for i in found} == {f"step_{op}" for op in operands}
+    assert {i.kind: i.short for i in found if not i.ok} == {}
