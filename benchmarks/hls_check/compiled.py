@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.hls_check.found import Interval
+from benchmarks.hls_check.found import Array, Interval
 from benchmarks.hls_check.ir import Function, functions
 from benchmarks.hls_check.operators import Delays
-from benchmarks.hls_check.recurrence import Array, Body
+from benchmarks.hls_check.recurrence import Body
 from benchmarks.hls_check.schedule import HAND_OVER, pauses_in
 from pipec.backends.fpga.emit.headers import own_header
 from pipec.backends.fpga.stagejson import read_record
