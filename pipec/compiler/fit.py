@@ -181,14 +181,11 @@ class Fit:
         return Foresight(self.plan, self.schedule)
 
     def able(self, stage: int) -> list[Able]:
-        """The saved values of a stage; they leave where something else runs before they are read.
-
-        That is another microbatch of the stage, or another stage of its device.
-        """
+        """The saved values of a stage; they leave if something else runs before they are read."""
         problem, names = self._problems[stage], saved_in_order(self._works[stage].training)
         pairs = zip(names, problem.nbytes.tolist(), problem.recompute.tolist(), strict=True)
-        alone = all(len(self._stages_of(d)) == 1 for d in self._homes[stage])
-        leaves = problem.bandwidth > 0 and not (alone and problem.flight == 1)
+        shares = any(len(self._stages_of(d)) > 1 for d in self._homes[stage])
+        leaves = problem.bandwidth > 0 and (shares or problem.flight > 1)
         return [Able(*pair, leaves) for pair in pairs]
 
     @property
@@ -342,12 +339,10 @@ class Fit:
         found = self.made(chosen)
         device = int(self.over(found.timeline).argmax())
         peak, limit = found.timeline.peak_bytes[device], self.limits[device]
-        allowed = [
-            w for w, able in (("move", self.host), ("be recomputed", self.recompute)) if able
-        ]
+        allowed = {"move": self.host, "be recomputed": self.recompute}
         return PassError(
             f"schedule {spelled(self.schedule.name, placing(self.schedule))} does not fit device "
-            f"{device}, with all that may " + " or ".join(allowed),
+            f"{device}, with all that may " + " or ".join(a for a in allowed if allowed[a]),
             where=f"{limit:,.0f} bytes of memory",
             got=f"{peak:,.0f} bytes at least",
             want=f"{limit:,.0f} bytes: {peak - limit:,.0f} bytes short",
@@ -373,7 +368,8 @@ class Fit:
                 return f"schedule {told} with {count} microbatches fits"
         more = [t for t, able in (("recompute=true", self.recompute), ("insert-offload", self.host))
                 if not able]  # fmt: skip
-        more += ["differentiate{recompute=all}"] * self.schedule.rule.alike
+        if self.schedule.rule.alike and ActionKind.I not in self.schedule.kind:  # it yields to W
+            more.append("differentiate{recompute=all}")
         more += ["fewer microbatches in flight", "more stages"]
         if self.host and self.schedule.rule.flush and "parts" not in self.schedule.options:
             more.append(f"stages in parts ({spelled(name, {**mine, 'parts': 4})})")

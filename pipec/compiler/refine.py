@@ -9,10 +9,10 @@ fits          changes that are faster: what then fits, and what is too full and 
 ```
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from heapq import heappop, heappush
+from itertools import count
 from math import inf
 
 import numpy as np
@@ -82,7 +82,8 @@ class Search:
             every += by_lifespan(self.fit)
         if not nothing.over:
             return nothing
-        first = [nothing, *map(self.tried, map(_plain, every))]
+        plain = (tuple(Fates(f.recompute, f.slots) for f in chosen) for chosen in every)
+        first = [nothing, *map(self.tried, plain)]
         if self.fit.recompute and all(t.over for t in first):
             first += map(self.tried, self.by_segments())
         first = [*dict.fromkeys(first)]
@@ -94,11 +95,6 @@ class Search:
             least = min(self.known.values(), key=lambda t: self.fit.over(t.timeline).max())
             self.fit.tried.append(least.stages)
         return best
-
-    @property
-    def spent(self) -> bool:
-        """Whether enough was simulated."""
-        return self.work <= 0
 
     def tried(self, chosen: Choice) -> Tried:
         """A choice, simulated."""
@@ -117,12 +113,8 @@ class Search:
             found = [t for t in self.near(at) if t.over < at.over]
             if not found:
                 return None
-            fits = [t for t in found if not t.over]
-            at = (
-                min(fits, key=lambda t: t.order)
-                if fits
-                else max(found, key=lambda t: self.worth(at, t))
-            )
+            fits = min((t for t in found if not t.over), key=lambda t: t.order, default=None)
+            at = fits or max(found, key=lambda t: self.worth(at, t))
         return None if at.over else at
 
     def worth(self, before: Tried, after: Tried) -> float:
@@ -132,14 +124,17 @@ class Search:
     def faster(self, best: Tried | None, nothing: Tried) -> Tried | None:
         """One change behind the other, as long as that may give what is faster and fits.
 
-        First from the best; then from what is faster but too full, where the time that it takes is
-        least together with that of the rest, at the price of the best.
+        First from the best; then from what is faster but too full, by turns where the time that it
+        takes is least together with that of the rest, at the price of the best, and where the
+        least is above the limits.
         """
         most = best.seconds if best else 2 * nothing.seconds
         price = max(most - nothing.seconds, self.close) / nothing.over
-        full, seen, at = [(0.0, 0, nothing)], {self.kind(nothing)}, best or nothing
+        least: list[Callable[[Tried], float]]
+        least = [lambda t: t.seconds + price * t.over, lambda t: t.over]
+        full, seen, at = [nothing] if best else [], {self.kind(nothing)}, best or nothing
         most = best.seconds - self.close if best else inf
-        while not self.spent:
+        for turn in count():
             before = best
             for t in self.near(at):
                 if t.seconds >= most or (at.over and t.over >= at.over):
@@ -148,13 +143,13 @@ class Search:
                     best, most = t, t.seconds - self.close
                 elif (kind := self.kind(t)) not in seen:
                     seen.add(kind)
-                    heappush(full, (t.seconds + price * t.over, len(seen), t))
-            while full and full[0][2].seconds >= most:
-                heappop(full)
+                    full.append(t)
+            full = [t for t in full if t.seconds < most]
             if best is not before and best is not None:
                 at = best
-            elif full:
-                at = heappop(full)[2]
+            elif full and self.work > 0:
+                at = min(full, key=least[turn % 2])
+                full.remove(at)
             else:
                 break
         return best
@@ -176,7 +171,7 @@ class Search:
         for stage, value in every:
             order = [v.name for v in self.fit.able(stage)]
             for other in _changed(at.stages[stage], value, order):
-                if self.spent:
+                if self.work <= 0:
                     return
                 yield self.tried((*at.stages[:stage], other, *at.stages[stage + 1 :]))
 
@@ -193,10 +188,6 @@ class Search:
                     frozenset(n for k, n in enumerate(values) if k % kept != first), ()
                 )
             yield tuple(chosen)
-
-
-def _plain(chosen: Sequence[Fates]) -> Choice:
-    return tuple(Fates(f.recompute, f.slots) for f in chosen)
 
 
 def _changed(fates: Fates, able: Able, order: Sequence[str]) -> Iterator[Fates]:

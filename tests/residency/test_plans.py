@@ -17,7 +17,7 @@ from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.complete import host_channels
 from pipec.compiler.driver import make_plan
 from pipec.compiler.facts import plan_facts
-from pipec.compiler.fates import Fates, Foresight
+from pipec.compiler.fates import KEPT, Fates, Foresight
 from pipec.compiler.pass_manager import parse_pipeline
 from pipec.compiler.reside import applied, best, planned
 from pipec.compiler.residency import StageWork, saved_in_order, stage_work
@@ -107,6 +107,13 @@ def together(plan: Plan, schedule: Schedule, chosen: tuple[Part, ...]) -> Timeli
     return timeline_of(facts, insert_offload(schedule, slots) if slots else schedule)
 
 
+def stacked(stack: list[nn.Module], batch: int, first: int, last: int) -> Graph:
+    """Layers one behind the other, from a width to a width."""
+    loss = Loss(nn.functional.mse_loss, torch.zeros(batch, last))
+    given = (torch.zeros(batch, first),)
+    return trace(nn.Sequential(*stack), given, loss=loss, source=Source("memory", "mlp"))
+
+
 def random_plan(seed: int, alone: str = "") -> tuple[Plan, Schedule]:
     """One to three stages of up to five values of unlike sizes, a slow or a fast link.
 
@@ -120,10 +127,7 @@ def random_plan(seed: int, alone: str = "") -> tuple[Plan, Schedule]:
     stack: list[nn.Module] = []
     for before, after in itertools.pairwise(widths):
         stack += [nn.Linear(before, after), draw.choice((nn.ReLU, nn.GELU, nn.Tanh))()]
-    loss = Loss(nn.functional.mse_loss, torch.zeros(batch, widths[-1]))
-    given = (torch.zeros(batch, widths[0]),)
-    graph = trace(nn.Sequential(*stack), given, loss=loss, source=Source("memory", "mlp"))
-    plan = cut(graph, stages, faster, alone)
+    plan = cut(stacked(stack, batch, widths[0], widths[-1]), stages, faster, alone)
     order = alone or draw.choice(("1f1b", "gpipe"))
     return plan, planned(plan, order, draw.choice((2, 3, 4, 6)))
 
@@ -242,6 +246,22 @@ def test_a_stage_that_sees_no_gain_computes_every_second_value_again() -> None:
     known = applied(plan, schedule)([leaves, Fates(frozenset({"relu", "relu_3"}), ())])
     fits = plan_timeline(*known)
     assert max(fits.peak_bytes) <= limit < plain.peak_bytes[1]
+    found = best(plan, schedule, limit, recompute=True, host=True).timeline
+    assert max(found.peak_bytes) <= limit
+    assert found.seconds <= fits.seconds + POINT * plain.seconds
+
+
+def test_the_way_to_a_faster_plan_leads_through_several_that_are_too_full() -> None:
+    """Two values change their slots, beside a slow link; either change alone gains nothing."""
+    stack = [nn.Linear(256, 1024), nn.LayerNorm(1024), nn.Tanh(), nn.Linear(1024, 1024), nn.GELU(),
+             nn.Linear(1024, 512), nn.ReLU()]  # fmt: skip
+    plan = cut(stacked(stack, 8192, 256, 512), 2, 0.1)
+    schedule = planned(plan, "1f1b", MICROBATCHES)
+    plain = plan_timeline(plan, schedule)
+    limit = 0.81 * max(plain.peak_bytes)
+    leaves = Fates(frozenset({"addmm"}), ((1, ("tanh",)), (2, ("input_1",))))
+    fits = plan_timeline(*applied(plan, schedule)([leaves, KEPT]))
+    assert max(fits.peak_bytes) <= limit
     found = best(plan, schedule, limit, recompute=True, host=True).timeline
     assert max(found.peak_bytes) <= limit
     assert found.seconds <= fits.seconds + POINT * plain.seconds
