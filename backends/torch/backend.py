@@ -37,6 +37,7 @@ from pipec.plan.weights import (
 from pipec.runtime.device import Device
 from pipec.runtime.draws import numbered, seeded
 from pipec.runtime.executor import Batch, Settings
+from pipec.runtime.program import Program
 
 _OPAQUE = "pipec.onnx.default"
 _NO_WEIGHTS = "emitted without weights: the model was built without data (fake or meta tensors)"
@@ -73,7 +74,11 @@ class TorchBackend(Backend):
         Raises:
             BackendError: A training graph holds an opaque node, or exported programs were asked
                 for a model without weights.
+            PlanError: The runtime cannot run the schedule: a weight is in several stages that an
+                asynchronous one would update at different times.
         """
+        if plan.schedule is not None and plan.schedule.training:
+            Program.of(plan)
         flat = [n for n in plan.graph.calls if n.target in QUANTISED or str(n.target) == _OPAQUE]
         if flat and plan.graph.outputs_of(OutputKind.LOSS):
             names = "\n    ".join(f"{n.name}: {origin(n)}" for n in flat[:20])

@@ -3,12 +3,14 @@
 import itertools
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from pipec.compiler.complete import completed
+from pipec.compiler.driver import emit
 from pipec.errors import PipecError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.extract import extract
@@ -297,9 +299,13 @@ def test_a_synchronous_warm_up_is_another_schedule_for_the_first_rounds() -> Non
     assert pipeline.executors[0].rules[0].updates == 8
 
 
-def test_weights_shared_between_stages_are_refused_without_a_flush() -> None:
+def test_weights_shared_between_stages_are_refused_without_a_flush(tmp_path: Path) -> None:
     case = CASES["gpt-2"]
     plan = staged(case, seeded(case), 2)
     order = scheduled(plan, "pipedream", 4)
-    with pytest.raises(PipecError, match=r"shared by several stages(.|\n)*wte(.|\n)*1f1b"):
+    told = r"shared by several stages(.|\n)*wte(.|\n)*1f1b"
+    with pytest.raises(PipecError, match=told):
         LocalPipeline(plan, batches(case, plan.graph), Settings(sgd), schedule=order)
+    with pytest.raises(PipecError, match=told):
+        emit(plan.replace(schedule=order), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
