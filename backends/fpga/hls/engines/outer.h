@@ -36,7 +36,7 @@ void outer(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in0,
         if (s == 0) dy = in1.read();
         accumulator<T, G::PE * G::SIMD, G::PARTIAL> now = acc[word];
 #pragma HLS ARRAY_PARTITION variable = now.sum complete
-        vec<sum_t<T>, G::PE * G::SIMD> sum = now.oldest(n < G::PARTIAL);
+        vec<sum_t<T>, G::PE * G::SIMD> sum = now.oldest(G::N <= G::PARTIAL || n < G::PARTIAL);
         for (int k = 0; k < G::PE * G::SIMD; ++k) {
 #pragma HLS UNROLL
           sum.lane[k] += dy.lane[k / G::SIMD] * x[s].lane[k % G::SIMD];
