@@ -423,9 +423,11 @@ class Body:
         return {i: terms for i, terms in found.items() if len(terms) > 2}
 
     def _terms(self, i: Instruction) -> Iterator[Instruction | None]:
-        for v in (*i.values, "")[:2]:
+        todo = [*(*i.values, "")[:2]]
+        while todo:
+            v = todo.pop()
             if v in self.inner_sums:
-                yield from self._terms(self.here[v])
+                todo.extend((*self.here[v].values, "")[:2])
             else:
                 yield self.here.get(v)
 
