@@ -76,7 +76,7 @@ def test_a_near_tie_is_judged_by_the_maximum_that_the_kernel_took(
     assert all("max" in c.basis for c in right)  # by torch's maxima some are off
     source = folder / "stage0_xcvu9p/forward/src/engines/poolgrad.h"
     text = source.read_text(encoding="utf-8")
-    wrong = text.replace("I(iy * G::W + ix)", "I(iy / 2 * G::W + ix)")
+    wrong = text.replace("I(place)", "I(place / G::W / 2 * G::W + place % G::W)")
     assert wrong != text
     source.write_text(wrong, encoding="utf-8")
     monkeypatch.setattr(audit, "check", lambda _: None)  # it would find the change
