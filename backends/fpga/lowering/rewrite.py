@@ -29,6 +29,7 @@ class Emit(TorchDispatchMode):
         graph: The graph that grows.
         mode: Of the fake tensors.
         constants: Of the graph that is rewritten.
+        taken: Names of its nodes, which new ones do not bear.
 
     Attributes:
         graph: The graph that grows.
@@ -40,10 +41,12 @@ class Emit(TorchDispatchMode):
 
     old: fx.Node
 
-    def __init__(self, graph: fx.Graph, mode: FakeTensorMode, constants: Constants) -> None:
+    def __init__(
+        self, graph: fx.Graph, mode: FakeTensorMode, constants: Constants, taken: frozenset[str]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.mode, self.constants, self._recording = graph, mode, constants, True
-        self.env = dict[fx.Node, Any]()
+        self.env, self._taken = dict[fx.Node, Any](), taken
         self._nodes = dict[int, tuple[fx.Node, Tensor]]()  # by the tensor that stands for a node
         self._tensors = dict[fx.Node, Tensor]()
 
@@ -72,6 +75,8 @@ class Emit(TorchDispatchMode):
 
     def _called(self, op: Any, args: Any, kwargs: Any, found: Any) -> fx.Node:
         name = f"{self.old.name}_{len(self.graph.nodes)}"
+        while name in self._taken:
+            name += "_"
         node = self.graph.create_node("call_function", op, args, kwargs, name=name)
         node.meta = {k: v for k, v in self.old.meta.items() if k != "val"} | {"val": found}
         if isinstance(found, Tensor):
@@ -137,7 +142,7 @@ def rewritten(graph: Graph, rules: Mapping[str, Rule]) -> Graph:
     """
     constants = Constants(graph)
     with tracing() as mode:
-        emit = Emit(fx.Graph(), mode, constants)
+        emit = Emit(fx.Graph(), mode, constants, frozenset(graph.nodes))
         for old in graph.module.graph.nodes:
             if old.op != "output":
                 emit.env[old] = _replaced(emit, old, {} if old in constants else rules)

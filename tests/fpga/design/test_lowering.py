@@ -253,3 +253,17 @@ def test_an_empty_part_of_a_concatenation_is_nothing() -> None:
     network = lower(graph_of(Empty(), torch.randn(2, 3), torch.randn(2, 4)))
     assert [type(y.nest) for y in network.layers] == [Concat]
     assert [use.edge for use in network.layers[0].inputs] == ["in_x", "in_y"]
+
+
+def test_parts_of_an_op_do_not_take_the_name_of_another_op() -> None:
+    class Rolls(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return tuple(x.roll(k, 1) for k in range(1, 6))  # nodes roll, roll_1, roll_2 ...
+
+    x = torch.arange(14.0).reshape(2, 7)
+    design = design_at(lower(graph_of(Rolls(), x)), 100)
+    got = execute(design, {design.inputs[0].value: x})
+    want = Rolls()(x)
+    assert [torch.equal(got[p.value], y) for p, y in zip(design.outputs, want, strict=True)] == [
+        True
+    ] * 5
