@@ -1,6 +1,7 @@
 """Names for the tensors inside nested inputs and outputs, and calls rebuilt from flat tensors."""
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -55,6 +56,53 @@ def _rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
     return replace(value, **{k: v for (k, _), v in zip(items, new, strict=True)})
 
 
+def written(value: object, names: Iterator[str]) -> object:
+    """``value`` in types of JSON, each tensor as the next of ``names``; `read_back` reads it.
+
+    Example:
+        >>> import torch
+        >>> written([torch.ones(1), (2.5, "x")], iter(["a.0"]))
+        ['list', ['tensor', 'a.0'], ['tuple', 2.5, 'x']]
+    """
+    if isinstance(value, Tensor):
+        return ["tensor", next(names)]
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else ["float", str(value)]
+    if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
+        return {k: written(v, names) for k, v in value.items()}
+    items = _items(value)
+    inner = [written(v, names) for _, v in items or ()]
+    if items is not None and type(value) in (list, tuple):
+        return [type(value).__name__, *inner]
+    return ["other", f"a {type(value).__name__}"]
+
+
+def read_back(record: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `written` wrote, with other tensors.
+
+    Raises:
+        FrontendError: There was something in it that JSON has no form for.
+    """
+    if isinstance(record, Mapping):
+        return {k: read_back(v, tensors) for k, v in record.items()}
+    if not isinstance(record, list):
+        return record
+    kind, *inner = record
+    if kind == "other":
+        raise FrontendError(
+            "the model was compiled with an argument that a plan does not keep",
+            got=inner[0],
+            want="tensors, numbers and text, in lists, tuples and dictionaries by text",
+            hint="let a module around it make the argument",
+        )
+    if kind in ("list", "tuple"):
+        items = [read_back(v, tensors) for v in inner]
+        return items if kind == "list" else (*items,)
+    return tensors[inner[0]] if kind == "tensor" else float(inner[0])
+
+
 class Call:
     """The arguments of one call of a module, with the tensors in them taken out and named.
 
@@ -90,6 +138,11 @@ class Call:
             for path, leaf in named_leaves(value, "" if variadic else name):
                 if isinstance(leaf, Tensor):
                     self.tensors[path] = leaf
+
+    @property
+    def record(self) -> object:
+        """The arguments by parameter, as `written` writes them."""
+        return written(self._bound.arguments, iter(self.tensors))
 
     def arguments(self, tensors: Sequence[Tensor]) -> tuple[tuple[object, ...], dict[str, object]]:
         """Positional and keyword arguments of the same call on other tensors."""

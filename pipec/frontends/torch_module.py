@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from inspect import BoundArguments
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from pipec.frontends.culprits import culprits
 from pipec.frontends.digest import weights_digest
 from pipec.frontends.examples import random_like, resized
 from pipec.frontends.factory import Made, as_loss, call_factory, call_loss, is_factory
-from pipec.frontends.leaves import Call
+from pipec.frontends.leaves import Call, written
 from pipec.frontends.trace import MODEL, Flat, Loss, trace
 from pipec.graph.ir import MEMORY, Source
 from pipec.graph.tensor_type import has_data
@@ -55,7 +56,8 @@ def from_module(
 
     Args:
         module: The model; parameters may be fake or on ``meta``. It is left as it was.
-        example_inputs: A tensor, a tuple of positional or a mapping of keyword arguments.
+        example_inputs: A tensor, a tuple of positional or a mapping of keyword arguments, or all
+            of them bound to ``module.forward``.
         loss: A callable of the outputs, or (callable, target); see `Loss`. With a loss, the model
             is traced in training mode unless ``options`` say otherwise.
         options: What else there is to say.
@@ -100,6 +102,8 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
         "training": options.training,
         "shapes": {k: list(v) for k, v in options.shapes.items()},
         "loss": options.loss,
+        "call": call.record,
+        "target": written(loss.target, iter(loss.inputs)) if loss else None,
         **({"autocast": options.autocast} if options.autocast else {}),
         **({"eager": eager} if eager else {}),
     }
@@ -167,6 +171,8 @@ def _arguments(made: Made, options: LoadOptions) -> tuple[tuple[object, ...], Ma
     """Positional and keyword arguments; made from ``options.shapes`` where there are none."""
     if isinstance(made.inputs, Tensor):
         return (made.inputs,), {}
+    if isinstance(made.inputs, BoundArguments):
+        return made.inputs.args, made.inputs.kwargs
     if isinstance(made.inputs, Mapping):
         return (), dict(made.inputs)
     if isinstance(made.inputs, list | tuple):

@@ -197,7 +197,7 @@ class Pipeline:
         self._shapes: dict[Shape, tuple[int, list[Count]]] = {}
         self._evaluations: dict[Shape, Program] = {}
         self._saved: dict[Path, Checkpoints] = {}
-        self._compared = model is None
+        self._compared = False
 
     def __enter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ their stages.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from inspect import BoundArguments, signature
 
 import torch
 from torch import fx, nn
@@ -16,6 +17,7 @@ from pipec.compiler.same_model import check_parameters, check_same_model
 from pipec.compiler.tolerance import REWRITTEN
 from pipec.errors import PlanError
 from pipec.frontends.base import LoadOptions
+from pipec.frontends.leaves import read_back
 from pipec.frontends.load import load
 from pipec.frontends.reload import load_options
 from pipec.frontends.torch_module import from_module
@@ -54,10 +56,11 @@ def tracer(plan: Plan, model: nn.Module | None, loss: Callable[..., object] | No
         recorded = load_options(source)
         options = replace(options, autocast=recorded.autocast, eager=recorded.eager)
         if model is not None:
-            if loss is None or "target" not in inputs:
-                return from_module(model, inputs, loss, options).graph
-            args = {n: t for n, t in inputs.items() if n != "target"}
-            return from_module(model, args, (loss, inputs["target"]), options).graph
+            known = {"call": {n: ["tensor", n] for n in inputs}, "target": None, **source.options}
+            call, target = (read_back(known[n], inputs) for n in ("call", "target"))
+            args = BoundArguments(signature(model.forward), call)
+            scored = None if loss is None else (loss, target)
+            return from_module(model, args, scored, options).graph
         if source.kind == "memory":
             raise PlanError(
                 "the plan was made of a module in memory, which must be traced again here",
@@ -123,7 +126,7 @@ class Retraced:
             return
         graph = run_passes(parse_pipeline("simplify"), Plan(graph, plan.cluster, plan.target)).graph
         names = sorted(graph.weights.keys() ^ plan.graph.weights.keys())
-        got, want = ([str(n.target) for n in g.calls] for g in (graph, plan.graph))
+        got, want = ([_computed(n) for n in g.calls] for g in (graph, plan.graph))
         pairs = zip(got, want, strict=True) if len(got) == len(want) else ()
         other = [f"{a} for {b}" for a, b in pairs if a != b] or sorted({*got} - {*want})
         if names or other:
@@ -212,6 +215,12 @@ def _forward(plan: Plan, devices: int, microbatches: int) -> Schedule:
         for stage, here in enumerate(place.forward):
             rows[here[m % len(here)]].append((stage, int(ActionKind.F), m))
     return completed(build("inference", rows, microbatches, placement=place), plan)
+
+
+def _computed(node: fx.Node) -> str:
+    """A node's op with the arguments that are no nodes: a name says nothing of what is computed."""
+    args = fx.map_arg((node.args, node.kwargs), lambda _: None)
+    return f"{node.target}{args}"
 
 
 def _shapes(inputs: Mapping[str, torch.Tensor]) -> str:

@@ -391,8 +391,10 @@ def _layers(*kinds: Callable[[], nn.Module]) -> nn.Sequential:
         (_layers(nn.Tanh), _square),
         (nn.Sequential(*_layers(nn.ReLU), nn.Linear(8, 8)), _square),
         (_layers(nn.ReLU), lambda y: y.abs().mean()),
+        (_layers(nn.ReLU), lambda y: 2 * y.square().mean()),
+        (_layers(lambda: nn.Hardtanh(0.0, 6.0)), _square),
     ],
-    ids=["operation", "layer", "loss"],
+    ids=["operation", "layer", "loss", "factor", "constant"],
 )
 def test_another_model_or_loss_than_the_plans_is_refused(
     model: nn.Module, loss: Callable[..., Tensor]
