@@ -194,14 +194,16 @@ def _recurrent(have: Given, gates: str) -> Broken:
     if not samples or len(shape) != 3 or 0 in (*inputs, *shape) or layers < 1:
         yield "input", tuple(inputs), "(steps, samples, size), with a state"
         return
-    hidden, rows = shape[2], int(gates) * shape[2]
-    for state in states:
-        if tuple(state.shape) != (layers * ways, samples, hidden):
-            yield "hx", tuple(state.shape), (layers * ways, samples, hidden)
+    out, hidden = shape[2], states[-1].shape[-1]  # unlike where an LSTM projects its output
+    rows, projection = int(gates) * hidden, [(out, hidden)] * (out != hidden)
+    for state, size in zip(states, (out, hidden), strict=False):
+        if tuple(state.shape) != (layers * ways, samples, size):
+            yield "hx", tuple(state.shape), (layers * ways, samples, size)
     want = []
     for layer in range(layers):
-        size = inputs[2] if layer == 0 else ways * hidden
-        want += ways * [(rows, size), (rows, hidden), *([(rows,)] * 2 * have["has_biases"])]
+        size = inputs[2] if layer == 0 else ways * out
+        biases = [(rows,)] * 2 * have["has_biases"]
+        want += ways * [(rows, size), (rows, out), *biases, *projection]
     if (got := [tuple(p.shape) for p in have["params"]]) != want:
         yield "params", got, want
 

@@ -28,6 +28,12 @@ def lstm(*, hidden: int = 8, rows: int = 32, samples: int = 2) -> tuple[object, 
     return T(4, 2, 16), states, weights, True, 1, 0.0, False, False, False
 
 
+def projected(*, read: int = 3, made: int = 3, samples: int = 2) -> tuple[object, ...]:
+    states = [T(1, samples, 3), T(1, 2, 8)]
+    weights = [T(32, 16), T(32, read), T(32), T(32), T(made, 8)]
+    return T(4, 2, 16), states, weights, True, 1, 0.0, False, False, False
+
+
 def attention(heads: int = 2, mask: int = 1) -> tuple[object, ...]:
     return T(2, 2, 8, 8), T(2, heads, 8, 8), T(2, 2, 8, 8), 0.0, False, T(2, mask, 8, 8)
 
@@ -81,6 +87,13 @@ def test_sizes_that_a_kernel_does_not_compare(name: str) -> None:
 
     assert takes(sound)
     assert not any(map(takes, hostile))
+
+
+def test_sizes_of_an_lstm_that_projects_its_output() -> None:
+    op = resolve("aten.lstm.input")
+    assert isinstance(op, OpOverload)
+    hostile = projected(read=8), projected(made=2), projected(samples=1)
+    assert [admitted(op, list(args), {}) for args in (projected(), *hostile)] == [True, *[False] * 3]
 
 
 def test_the_error_names_node_argument_and_want() -> None:
