@@ -93,7 +93,10 @@ def test_sizes_of_an_lstm_that_projects_its_output() -> None:
     op = resolve("aten.lstm.input")
     assert isinstance(op, OpOverload)
     hostile = projected(read=8), projected(made=2), projected(samples=1)
-    assert [admitted(op, list(args), {}) for args in (projected(), *hostile)] == [True, *[False] * 3]
+    assert [admitted(op, list(args), {}) for args in (projected(), *hostile)] == [
+        True,
+        *[False] * 3,
+    ]
 
 
 def test_the_error_names_node_argument_and_want() -> None:

@@ -23,7 +23,7 @@ from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.route import Repeat
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.network import Builder, UnsupportedError, Value, argument, lowers
-from pipec.backends.fpga.lowering.shapes import axis_alone, cut, joined, padded
+from pipec.backends.fpga.lowering.shapes import axis_alone, cut, embedding, joined, padded
 
 _FEW_RUNS = 8
 """Runs up to which none is turned round, which takes an engine that holds it."""
@@ -124,13 +124,30 @@ def _repeated(b: Builder, node: fx.Node, value: Value, axis: int, times: int, su
 @lowers("aten.index_select.default")
 def index_select(b: Builder, node: fx.Node) -> Value:
     """``index_select(x, dim, index)`` with a constant index."""
-    value, index = b.value(node.args[0]), cast("fx.Node", node.args[2])
-    if index not in b.constants:
+    return _selected(b, node, cast("int", node.args[1]), node.args[2])
+
+
+@lowers("aten.index.Tensor")
+def index(b: Builder, node: fx.Node) -> Value:
+    """``x[:, positions]`` with constant positions of one axis, or rows of a constant table."""
+    if not b.is_stream(node.args[0]):
+        return embedding(b, node)
+    places = cast("list[fx.Node | None]", node.args[1])
+    (axis, one), *more = [(k, p) for k, p in enumerate(places) if p is not None]
+    if more:
+        raise UnsupportedError("positions of several axes at once")
+    return _selected(b, node, axis, one)
+
+
+def _selected(b: Builder, node: fx.Node, axis: int, index: object) -> Value:
+    """Constant positions of an axis, whose place the axes of ``index`` take."""
+    if not isinstance(index, fx.Node) or index not in b.constants:
         raise UnsupportedError("positions that are computed at run time")
-    axis = cast("int", node.args[1]) % len(value.view.shape)
+    value = b.value(node.args[0])
+    axis %= len(value.view.shape)
     size = value.view.shape[axis]
     positions = [int(p) % size for p in b.constants.value(index).reshape(-1)]
-    return picked(b, node, value, axis, positions)
+    return picked(b, node, value, axis, positions).reshape(shape_of(node))
 
 
 @lowers("aten.flip.default")

@@ -103,14 +103,23 @@ def permuted(b: Builder, node: fx.Node) -> Value:
 
 
 def padded(b: Builder, node: fx.Node, number: object) -> Value:
-    """Padding of the last two axes with a number: made by the next window generator if it can."""
+    """Padding of the last two axes with a number: made by the next window generator if it can.
+
+    Less than none cuts off.
+    """
     sizes = [int(v) for v in cast("list[int]", node.args[1])]
     wanted = float(cast("float", number or 0.0))
-    value = b.value(node.args[0], wanted)
+    value = b.value(node.args[0], None if min(sizes, default=0) < 0 else wanted)
+    for k, (first, last) in enumerate(zip(sizes[::2], sizes[1::2], strict=True), 1):
+        axis = len(value.view.shape) - k
+        if min(first, last) < 0:
+            kept = range(max(-first, 0), value.view.shape[axis] - max(-last, 0))
+            value = cut(b, node, value, axis, kept, f"_cut{k}")
+    sizes = [max(size, 0) for size in sizes]
     if not any(sizes):
         return value
-    if any(sizes[4:]) or min(sizes) < 0 or len(value.view.shape) < 2:
-        raise UnsupportedError("padding other than around the pixels of maps")
+    if any(sizes[4:]) or len(value.view.shape) < 2:
+        raise UnsupportedError("padding of other axes than the last two")
     left, right, top, bottom = (*sizes, 0, 0, 0, 0)[:4]
     old = value.padding or Padding(0, 0, 0, 0, wanted)
     padding = Padding(
@@ -228,7 +237,7 @@ def slice_(b: Builder, node: fx.Node) -> Value:
     return cut(b, node, value, axis, range(*bounds.indices(value.view.shape[axis])))
 
 
-@lowers("aten.embedding.default", "aten.index.Tensor")
+@lowers("aten.embedding.default")
 def embedding(b: Builder, node: fx.Node) -> Value:
     """``embedding(weight, indices)``, or ``weight[indices]``."""
     weight, index = constant(b, node.args[0], "table"), node.args[1]

@@ -84,6 +84,15 @@ def test_padding_of_what_are_no_maps(shape: tuple[int, ...], sizes: tuple[int, .
     agrees(Wider(), torch.randn(shape))
 
 
+@pytest.mark.parametrize("sizes", [(-1, 0), (-1, -2, 2, -1), (1, -2, 0, 0, -1, 0)])
+def test_less_than_no_padding_cuts_off(sizes: tuple[int, ...]) -> None:
+    class Cut(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.avg_pool2d(F.pad(F.pad(x, (1, 1), value=0.5), sizes, value=2.5), 2, 1)
+
+    agrees(Cut(), torch.randn(2, 3, 6, 8))
+
+
 @pytest.mark.parametrize(("number", "reader"), [(0.0, "conv"), (-math.inf, "max")])
 def test_padding_in_front_of_its_own_windows_costs_no_engine(number: float, reader: str) -> None:
     network = lower(graph_of(Padded(number, READERS[reader]), torch.randn(1, 3, 6, 8)))

@@ -92,6 +92,11 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
         maps(function=lambda x: x.index_select(1, torch.tensor([2, 0, 1, 1]))),
         (2, 3, 4),
     ),
+    "positions": (maps(function=lambda x: x[:, [2, 0, -1]]), (2, 4, 5)),
+    "a table of positions": (
+        maps(function=lambda x: x[..., torch.tensor([[3, 4], [0, 0]])]),
+        (2, 3, 5),
+    ),
     "along channels": (maps(function=lambda x: x * x.mean(1, keepdim=True)), (2, 6, 3, 4)),
     "repeated heads": (maps(function=lambda x: x.repeat_interleave(3, 1)), (1, 2, 5, 4)),
     "group norm": (maps(nn.GroupNorm(2, 6)), (2, 6, 3, 4)),
@@ -140,4 +145,5 @@ def test_what_it_does_not_do_has_a_reason() -> None:
 
     mixed = torch.arange(200) * 77 % 200
     assert "in 77 runs of equal steps" in refused(lambda x: x.index_select(1, mixed), 1, 200, 4)
+    assert "several axes" in refused(lambda x: x[[0, 1], [1, 2]], 2, 3)
     assert "another beta" in refused(lambda x: F.softplus(x, beta=2), 2, 3)
