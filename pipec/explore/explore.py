@@ -114,7 +114,7 @@ class Exploration:
                 **asdict(p.candidate),
                 "seconds": p.seconds if p.possible else None,
                 "samples_per_second": self.batch / p.seconds if p.possible else None,
-                "bubble": p.bubble,
+                "bubble": p.bubble if p.possible else None,
                 "peak_bytes": list(p.peak_bytes),
                 "planned": p.planned,
                 "why": self.why(p) if self.predictions[0].possible else p.problem,

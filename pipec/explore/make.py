@@ -11,9 +11,9 @@ from pipec.compiler.pass_manager import Observer, parse_pipeline, run_passes
 from pipec.cost.model import Roofline
 from pipec.cost.scale import scaled
 from pipec.cost.table import CostTable
-from pipec.errors import PipecError
+from pipec.errors import PipecError, PlanError
 from pipec.explore.candidate import Candidate
-from pipec.explore.rebatch import Rebatched, batch_of, remembered
+from pipec.explore.rebatch import Rebatched, remembered
 from pipec.graph.ir import OutputKind
 from pipec.plan.model import Plan
 from pipec.schedule.registry import with_options
@@ -62,9 +62,11 @@ class Maker:
         """Samples of the inputs that the model was traced with.
 
         Raises:
-            PlanError: The first input has no batch dimension.
+            PlanError: No input has a dimension.
         """
-        return batch_of(self.model.graph)
+        if rows := self.model.graph.rows:
+            return rows
+        raise PlanError("no input has a batch dimension", where=self.model.graph.source.location)
 
     @property
     def trains(self) -> bool:

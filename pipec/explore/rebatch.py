@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from pipec.errors import FrontendError, PipecError, PlanError
+from pipec.errors import FrontendError, PipecError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.load import load
 from pipec.graph.ir import Graph, InputKind, tensors
@@ -34,7 +34,7 @@ class Rebatched:
     """Traces a model at the microbatch of a candidate; each size once.
 
     Attributes:
-        graph: The model as it was read first; its batch is the first dimension of its inputs.
+        graph: The model as it was read first; its rows are those of the batch.
         spec: Where it can be read again; empty for a model in memory, which has one size.
         options: How it was read.
     """
@@ -53,7 +53,7 @@ class Rebatched:
         return remembered(self._known, samples, self._traced)
 
     def _traced(self, samples: int) -> Graph:
-        batch = batch_of(self.graph)
+        batch = self.graph.rows
         if samples == batch:
             return self.graph
         if not self.spec:
@@ -68,16 +68,3 @@ class Rebatched:
         shapes = {n: (samples, *s[1:]) for n, s in inputs.items() if s[:1] == (batch,)}
         told = replace(self.options, shapes={**self.options.shapes, **shapes})
         return load(self.spec, told).graph
-
-
-def batch_of(graph: Graph) -> int:
-    """Samples of the traced inputs: the first dimension of the first input.
-
-    Raises:
-        PlanError: The first input has no dimension.
-    """
-    first = graph.inputs_of(InputKind.INPUT)
-    shape = tensors(graph.nodes[first[0].node])[0].shape if first else ()
-    if not shape:
-        raise PlanError("the first input has no batch dimension", got=list(shape))
-    return int(shape[0])

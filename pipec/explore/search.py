@@ -55,7 +55,7 @@ class Search:
             watch: Told how many candidates are done, of how many.
 
         Raises:
-            PlanError: The model's first input has no batch dimension.
+            PlanError: No input of the model has a dimension.
             PartitionError: No candidate is as asked for, or none fits; or schedules are named for a
                 model without a loss, which has one.
         """

@@ -18,6 +18,7 @@ Every node carries ``meta["val"]`` (fake tensors: shape, dtype, stride) and ever
 
 import dataclasses
 import operator
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -206,6 +207,18 @@ class Graph:
     def outputs_of(self, *kinds: OutputKind) -> list[GraphOutput]:
         """The outputs of the given kinds, in tuple order."""
         return [o for o in self.outputs if o.kind in kinds]
+
+    @property
+    def rows(self) -> int:
+        """Samples that a run takes: the first dimension that most inputs share; 0 if none has one.
+
+        Of several that of the inputs with most dimensions, then the largest: positions [8] or
+        [1, 8] beside ids [4, 8] are no batch.
+        """
+        shapes = [tensor(self.node(i.node)).shape for i in self.inputs_of(InputKind.INPUT)]
+        first = [(int(s[0]), len(s)) for s in shapes if len(s)]
+        counted = Counter(rows for rows, _ in first)
+        return max(first, key=lambda f: (counted[f[0]], f[1], f[0]), default=(0, 0))[0]
 
     def networkx(self) -> "nx.DiGraph[str]":
         """Inputs and calls as a directed graph, for the algorithms and formats of networkx.

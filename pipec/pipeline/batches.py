@@ -1,6 +1,5 @@
 """A batch of the user's becomes microbatches: rows in order, the last one as short as it is."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -19,9 +18,6 @@ Shape = tuple[tuple[str, tuple[int, ...]], ...]
 class Splitter:
     """Cuts batches for one plan.
 
-    The rows of a microbatch are the first dimension that most inputs share, of several the largest:
-    positions [1, 8] beside images [4, 8] are no batch.
-
     Args:
         graph: The model at the shape that it was compiled for: its rows are those of a microbatch.
         microbatches: Most microbatches of a batch.
@@ -34,8 +30,7 @@ class Splitter:
         inputs = {i.name: tensor(graph.node(i.node)) for i in graph.inputs_of(InputKind.INPUT)}
         self._dtypes = {n: t.dtype for n, t in inputs.items()}
         self.compiled = shape_of(inputs)
-        first = Counter(s[0] for _, s in self.compiled if s)
-        self._rows = max(first, key=lambda rows: (first[rows], rows), default=1)
+        self._rows = graph.rows or 1
         self._split = [n for n, s in self.compiled if s[:1] == (self._rows,)]
         self._most = microbatches
 

@@ -25,8 +25,8 @@ def print_exploration(exploration: Exploration, console: Console, top: int = 12)
             str(p.candidate),
             show(p.seconds, "s") if p.possible else "",
             f"{exploration.batch / p.seconds:.3g}" if p.possible else "",
-            f"{p.bubble:.0%}",
-            show(max(p.peak_bytes, default=0), "B"),
+            f"{p.bubble:.0%}" if p.possible else "",
+            show(max(p.peak_bytes), "B") if p.peak_bytes else "",
             exploration.why(p),
         )
     console.print(table)

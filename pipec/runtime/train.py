@@ -8,7 +8,6 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from pipec.graph.ir import InputKind, tensor
 from pipec.runtime.checkpoint import Checkpoints
 from pipec.runtime.figures import Figures, conclude, figures
 from pipec.runtime.metrics import Observer, Step
@@ -110,7 +109,7 @@ def summary(program: Program, found: Figures, number: int) -> Step:
     schedule = program.schedule
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     devices = schedule.devices if world > 1 else 1
-    rows = _rows(program) * (schedule.microbatches - schedule.first)
+    rows = (program.plan.graph.rows or 1) * (schedule.microbatches - schedule.first)
     return Step(
         step=number,
         loss=found.loss,
@@ -119,10 +118,3 @@ def summary(program: Program, found: Figures, number: int) -> Step:
         seconds=found.seconds,
         skipped=found.skipped,
     )
-
-
-def _rows(program: Program) -> int:
-    """Samples per microbatch: the first dimension of the first input that has one."""
-    graphs = [s.forward for s in program.stages]
-    shapes = [tensor(g.node(i.node)).shape for g in graphs for i in g.inputs_of(InputKind.INPUT)]
-    return next((int(s[0]) for s in shapes if len(s)), 1)
