@@ -9,7 +9,7 @@ functions are good to about a factor 1.5. int8: two products with a common opera
 27x18 multiplier (``multiply_pair`` in ``dot.h``); fixed point up to 18x27 bits takes one each.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -114,15 +114,29 @@ def sums_depth(
     return ADDRESS + MEMORY + products + cost.sum_latency * levels + more + cost.last_latency
 
 
+def place_depth(*ways: Sequence[int]) -> int:
+    """Cycles that make the place of an element out of a number, by products and sums.
+
+    Args:
+        ways: What is divided by on each way to it, one after the other (``quotient_of`` in
+            ``base.h``, a product and a difference); powers of two cost nothing.
+
+    Example:
+        >>> place_depth((4, 8)), place_depth((3,), (6, 7))
+        (9, 17)
+    """
+    return 9 + WIDE * max(sum(n & (n - 1) > 0 for n in way) for way in ways)
+
+
 _STEPS = {
     "exp": (7, 748, EXP), "log": (9, 700, 15), "pow": (21, 1300, POW), "rpow": (21, 1300, POW),
-    "sqrt": (0, 500, 16), "rsqrt": (8, 615, ROOT + DIV), "div": (0, 800, 16), "rdiv": (0, 800, 16),
-    "reciprocal": (8, 115, 16), "erf": (18, 900, 30), "gelu": (29, 1332, 40),
-    "gelu_tanh": (33, 2264, 60), "sigmoid": (17, 1061, 35), "tanh": (11, 1400, 40),
-    "silu": (9, 1746, 38), "softplus": (18, 1646, 32), "sin": (12, 1500, 20),
-    "cos": (12, 1500, 20), "elu": (12, 1024, 20), "mul": (3, 78, MUL), "square": (3, 78, MUL),
-    "sigmoid_grad": (8, 354, 11), "tanh_grad": (8, 354, 11), "silu_grad": (30, 1691, 55),
-    "gelu_grad": (50, 2590, 55), "gelu_tanh_grad": (57, 3326, 85),
+    "sqrt": (0, 500, ROOT), "rsqrt": (8, 615, ROOT + DIV), "div": (0, 800, DIV),
+    "rdiv": (0, 800, DIV), "reciprocal": (8, 115, DIV), "erf": (18, 900, 30),
+    "gelu": (29, 1332, 40), "gelu_tanh": (33, 2264, 60), "sigmoid": (17, 1061, 35),
+    "tanh": (11, 1400, 40), "silu": (9, 1746, 38), "softplus": (18, 1646, 32),
+    "sin": (12, 1500, 20), "cos": (12, 1500, 20), "elu": (12, 1024, 20), "mul": (3, 78, MUL),
+    "square": (3, 78, MUL), "sigmoid_grad": (8, 354, 11), "tanh_grad": (8, 354, 11),
+    "silu_grad": (30, 1691, 55), "gelu_grad": (50, 2590, 55), "gelu_tanh_grad": (57, 3326, 85),
     "leaky_relu": (3, 158, 5), "add": (2, 198, 5), "sub": (2, 198, 5), "rsub": (2, 198, 5),
 }  # fmt: skip
 """fp32 elementwise step to (DSP, LUT, latency) per lane; the others are comparators."""

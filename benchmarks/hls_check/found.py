@@ -3,7 +3,13 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+from benchmarks.hls_check.ir import Instruction
+
+_COUNT = re.compile(r"S[0-9A-Z]*_|T\d*_|L[a-z]n?\d+E|(?:A|Dv)\d+_|(\d+)")
+"""The length of an identifier; before it, numbers that are none: what was named before, parameters
+and numbers given to templates, sizes (Itanium C++ ABI, 5.1)."""
 _INDEX = re.compile(r"i(?:32|64) ([^,\s]+)")
 
 
@@ -80,6 +86,24 @@ class Interval:
         return 0 if self.declared_depth is None else max(self.depth - self.declared_depth, 0)
 
 
+@dataclass(eq=False)
+class Access:
+    """A load or store of an array in a loop; a copied block is one of each."""
+
+    at: Instruction
+    kind: str
+    array: str
+    index: tuple[str, ...]
+    lane: tuple[str, ...]
+
+
+def apart(a: Access, b: Access, *, whole: bool) -> bool:
+    """Whether two accesses never meet: constant places that differ, of a memory those of words."""
+    places = [*zip(a.index, b.index, strict=False)]
+    places += [] if whole else [*zip(a.lane, b.lane, strict=False)]
+    return any(x != y and x.isdigit() and y.isdigit() for x, y in places)
+
+
 def base_name(name: str) -> str:
     """Name of an array without that of a bank."""
     return name.partition("[")[0].lstrip("%@").strip('"')
@@ -90,23 +114,21 @@ def plain_name(name: str) -> str:
     return re.sub(r"(\.\w+)*\d*$", "", name)
 
 
-def names_in(mangled: str) -> list[str]:
+@lru_cache(maxsize=1 << 12)
+def names_in(mangled: str) -> tuple[str, ...]:
     """Identifiers of a mangled name, in order."""
-    found, at = [], 0
-    while match := re.compile(r"\d+").search(mangled, at):
-        name = mangled[match.end() : match.end() + int(match[0])]
-        whole = len(name) == int(match[0]) and name.isidentifier()
-        found += [name] if whole else []
-        at = match.end() + (int(match[0]) if whole else 0)
-    return found
+    found, at = list[str](), 0
+    while match := _COUNT.search(mangled, at):
+        at = match.end()
+        if name := mangled[at : at + int(match[1] or 0)]:
+            found.append(name)
+            at += len(name)
+    return tuple(found)
 
 
 def last_name(mangled: str) -> str:
-    """The identifier that a mangled name ends with; the name itself if it is none."""
-    if not mangled.startswith("_Z"):
-        return mangled
-    ends = (m for m in re.finditer(r"\d+", mangled) if len(mangled) - m.end() == int(m[0]))
-    return next((mangled[m.end() :] for m in ends), mangled)
+    """The last identifier of a mangled name; the name itself if it is none."""
+    return names_in(mangled)[-1] if mangled.startswith("_Z") else mangled
 
 
 def place_of(steps: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

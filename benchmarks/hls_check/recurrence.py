@@ -9,7 +9,7 @@ to the loads of the same object in later iterations.
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +17,9 @@ from functools import cached_property
 import networkx as nx
 
 from benchmarks.hls_check.found import (
+    Access,
     Array,
+    apart,
     base_name,
     last_name,
     leading,
@@ -43,17 +45,6 @@ MARK = "pipec_distance_"
 """What a function is called that stands for a ``DEPENDENCE`` pragma, the array's name behind it."""
 SMALL_ARRAY = 4
 """Words up to which an array becomes registers by itself."""
-
-
-@dataclass(eq=False)
-class Access:
-    """A load or store of an array in a loop; a copied block is one of each."""
-
-    at: Instruction
-    kind: str
-    array: str
-    index: tuple[str, ...]
-    lane: tuple[str, ...]
 
 
 @dataclass(eq=False)
@@ -210,11 +201,13 @@ class Body:
         return nx.immediate_dominators(back, "")
 
     def _memory(self) -> Iterator[tuple[Instruction, Instruction, int, float]]:
-        loads = [a for a in self.accesses if a.kind == "load"]
+        loads = defaultdict[str, list[Access]](list)
+        for load in (a for a in self.accesses if a.kind == "load"):
+            loads[load.array].append(load)
         for store in (a for a in self.accesses if a.kind == "store"):
-            for load in loads:
-                words = self.is_memory(store.array)
-                if store.array == load.array and not _apart(store, load, whole=words):
+            words = self.is_memory(store.array)
+            for load in loads[store.array]:
+                if not apart(store, load, whole=words):
                     distance = self._distance(store, load)
                     if distance:
                         yield store.at, load.at, distance, self.delay(store.at)
@@ -310,8 +303,8 @@ class Body:
                 break
             if i.op in {"phi", "select"}:
                 return self._one_of(i)
-            known = self.function.defined.keys() | self.function.arguments
-            source = [v for v in i.values if v in known or v[0] == "@"]
+            known = self.function.defined, self.function.arguments
+            source = [v for v in i.values if any(v in names for names in known) or v[0] == "@"]
             if i.op not in {"getelementptr", "bitcast"} or not source:
                 return "", (), ()
             if i.op == "getelementptr":
@@ -497,10 +490,3 @@ class Body:
 def _acts(i: Instruction) -> bool:
     """Whether a call does more than compute: it accesses a FIFO, or memory."""
     return "@pipec" in i.callee or "@llvm.mem" in i.callee
-
-
-def _apart(a: Access, b: Access, *, whole: bool) -> bool:
-    """Whether two accesses never meet: constant places that differ, of a memory those of words."""
-    places = [*zip(a.index, b.index, strict=False)]
-    places += [] if whole else [*zip(a.lane, b.lane, strict=False)]
-    return any(x != y and x.isdigit() and y.isdigit() for x, y in places)

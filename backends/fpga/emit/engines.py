@@ -27,12 +27,7 @@ def call_of(engine: Engine, memory: str | None = None) -> str:
     """
     unit = engine.nest.unit(engine)
     inputs, outputs = ([identifier(s) for s in group] for group in (engine.inputs, engine.outputs))
-    if unit.outputs_first:
-        streams = [*outputs, *inputs]
-    elif unit.extra_inputs_last:
-        streams = [*inputs[:1], *outputs, *inputs[1:]]
-    else:
-        streams = [*inputs, *outputs]
+    streams = [*inputs[: unit.leading], *outputs, *inputs[unit.leading :]]
     pointers = [memory] if memory is not None else []
     tables = [_table(engine, role) for role in unit.tables]
     arguments = ", ".join(["frames", *streams, *pointers, *tables, *unit.arguments])

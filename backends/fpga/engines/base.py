@@ -343,8 +343,7 @@ class Unit:
         functions: Static functions of the struct, signature to lines.
         tables: Roles of the tables it takes, in order; ``role?stand_in`` where it may be missing.
         arguments: Further arguments, as C++.
-        outputs_first: Whether the outputs come before the inputs (engines with many inputs).
-        extra_inputs_last: Whether inputs after the first follow the outputs.
+        leading: Inputs before the outputs; the others follow them.
     """
 
     function: str
@@ -352,8 +351,7 @@ class Unit:
     functions: Mapping[str, Iterable[str]] = field(default_factory=dict)
     tables: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
-    outputs_first: bool = False
-    extra_inputs_last: bool = False
+    leading: int = 2
 
 
 def run_table(engine: Engine) -> Runs:

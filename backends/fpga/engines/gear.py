@@ -1,6 +1,5 @@
 """Width converter: the same elements in other tokens."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -26,7 +25,7 @@ class Dwc(Nest):
     smallest number of elements that ends a row on both sides.
     """
 
-    constants = "REPEAT ROWS_OUT C_IN=channels_in LANES_IN C_OUT=channels_out LANES_OUT"
+    constants = "REPEAT FIRINGS C_IN=channels_in LANES_IN C_OUT=channels_out LANES_OUT"
 
     repeat: int
     rows_in: int
@@ -36,8 +35,13 @@ class Dwc(Nest):
     channels_out: int
     lanes_out: int
 
+    @property
+    def firings(self) -> int:
+        """Firings of a repetition."""
+        return self.busy(1, 1) // self.repeat
+
     def runs(self, ii: int, inputs: int) -> Runs:
-        arriving = _valid(self.rows_in, self.channels_in, self.lanes_in)
+        arriving = iter(_valid(self.rows_in, self.channels_in, self.lanes_in))
         codes, have = [], 0
         for want in _valid(self.rows_out, self.channels_out, self.lanes_out):
             if have >= want:
@@ -51,14 +55,11 @@ class Dwc(Nest):
 
     def logic(self, dtype: str) -> tuple[float, float]:
         width = (self.lanes_in + self.lanes_out) * bits_of(dtype)
-        steps = (
-            1 if max(self.lanes_in, self.lanes_out) % min(self.lanes_in, self.lanes_out) == 0 else 3
-        )
+        fewer, more = sorted((self.lanes_in, self.lanes_out))
+        steps = 1 if more % fewer == 0 else 3
         return (0.0, float(width * steps))
 
 
-def _valid(rows: int, channels: int, lanes: int) -> Iterator[int]:
+def _valid(rows: int, channels: int, lanes: int) -> list[int]:
     """Valid elements of each token."""
-    for _ in range(rows):
-        for first in range(0, channels, lanes):
-            yield min(lanes, channels - first)
+    return [min(lanes, channels - first) for first in range(0, channels, lanes)] * rows

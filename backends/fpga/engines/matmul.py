@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipec.backends.fpga.arithmetic import MUL, arithmetic, sums_depth
+from pipec.backends.fpga.arithmetic import MUL, arithmetic, place_depth, sums_depth
 from pipec.backends.fpga.cpp import digits, literal
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Tables, Unit
 from pipec.backends.fpga.engines.fixed import finished
@@ -110,9 +110,8 @@ class Matmul(Dense):
         # what is held must lie in its word when it is read
         divisors = channels // lanes, *(math.prod(outer[k:]) * channels for k in range(len(outer)))
         divisors += channels, self.channels, simd, pe
-        place = 9 + 5 * sum(n & (n - 1) > 0 for n in divisors)
         turns = nest.partial if nest.sf > 1 else 1
-        depth = sums_depth(dtype, simd, turns, pe, more=MUL + place)
+        depth = sums_depth(dtype, simd, turns, pe, more=MUL + place_depth(divisors))
         return Folded(nest, pe, depth, reads=(simd, lanes))
 
     def runs(self, ii: int, inputs: int) -> Runs:

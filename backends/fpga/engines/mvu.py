@@ -197,7 +197,7 @@ class Mvu(Product):
         function = "mvu_block" if self.block > 1 else f"mvu_{self.order.lower()}"
         tables = ("weight", bias_of(engine))[self.streamed :]
         constants |= limits(engine)
-        return Unit(function, constants, tables=tables, extra_inputs_last=True)
+        return Unit(function, constants, tables=tables, leading=1)
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         weight, window = table(layer.tables["weight"]), layer.window

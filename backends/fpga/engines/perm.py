@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from pipec.backends.fpga.arithmetic import MEMORY, place_depth
 from pipec.backends.fpga.cpp import digits
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer, Nest, Tables, Unit
 from pipec.backends.fpga.engines.tiles import ceil_div, divisor_for, lanes_for
@@ -60,29 +61,37 @@ class Perm(Nest):
     @property
     def turns(self) -> bool:
         """Whether it transposes matrices, rows in and columns out, as many lanes on both sides."""
-        sizes = self.channels_out, self.channels_in
-        return self.lanes_in == self.lanes_out and is_transposition(self.sizes, self.order, sizes)
+        matrix = (self.channels_out, self.channels_in), (1, 0)
+        return self.lanes_in == self.lanes_out and (self.sizes, self.order) == matrix
 
     def _lanes(self, layer: Layer, target: int) -> tuple[int, int]:
         """Elements of a token that it reads, and that it writes."""
-        use, elements = layer.inputs[0], self.elements
+        use = layer.inputs[0]
         if self.order[-1] == len(self.order) - 1:
             allowed = math.gcd(self.sizes[-1], use.channels, layer.channels)
             return (divisor_for(allowed, use.channels, 2 * use.rows, target),) * 2
-        if elements > SMALL_BLOCK:
-            lanes = 1
-            if is_transposition(self.sizes, self.order, (layer.channels, use.channels)):
-                lanes = lanes_for(
-                    min(use.channels, layer.channels), 2 * max(use.rows, layer.rows), target
-                )
-            return lanes, lanes
+        if self.elements > SMALL_BLOCK:
+            fewer, rows = min(use.channels, layer.channels), 2 * max(use.rows, layer.rows)
+            return (lanes_for(fewer, rows, target) if self.turns else 1,) * 2
         first = lanes_for(use.channels, 2 * use.rows, target)
         return first, lanes_for(layer.channels, 2 * layer.rows, target)
 
     def folded(self, layer: Layer, target: int, dtype: str, block: int = 0) -> Folded:
         first, lanes = self._lanes(layer, target)
         nest = dataclasses.replace(self, lanes_in=first, lanes_out=lanes)
-        return Folded(nest, lanes, DEPTH, reads=(first,), dtype=layer.inputs[0].dtype)
+        return Folded(nest, lanes, nest.depth, reads=(first,), dtype=layer.inputs[0].dtype)
+
+    @property
+    def depth(self) -> int:
+        """Pipeline depth: the place of an element out of its number; out of registers, a choice."""
+        tokens = ceil_div(self.channels_out, self.lanes_out)
+        if self._banked:
+            return place_depth((tokens, self.lanes_in))
+        sizes, among = [self.sizes[axis] for axis in self.order], MEMORY
+        if self._whole:
+            tokens, among = self.lanes_in, 0
+        axes = ((math.prod(sizes[k + 1 :]), size * (k > 0)) for k, size in enumerate(sizes))
+        return among + place_depth(*((tokens, *divisors) for divisors in axes))
 
     def runs(self, ii: int, inputs: int) -> Runs:
         return (Loop(self.blocks, (Run(self.reads, ii, 1), Run(self.writes, ii, 0, 1))),)
@@ -109,15 +118,13 @@ class Perm(Nest):
 
     def unit(self, engine: Engine) -> Unit:
         if self._banked:
-            sizes = self.named("BLOCKS ROWS=channels_out C=channels_in LANES=lanes_in")
-            return Unit("transpose", sizes)
-        names = (
-            "BLOCKS ELEMENTS C_IN=channels_in LANES_IN READS C_OUT=channels_out LANES_OUT WRITES"
-        )
-        constants = self.named(names)
-        source = permuted(self.sizes, self.order, self.backwards)
+            return Unit(
+                "transpose", self.named("BLOCKS ROWS=channels_out C=channels_in LANES=lanes_in")
+            )
+        ends = "C_IN=channels_in LANES_IN READS C_OUT=channels_out LANES_OUT WRITES"
+        source = {"int from(int i)": permuted(self.sizes, self.order, self.backwards)}
         function = "perm_words" if self._whole else "perm"
-        return Unit(function, constants, {"int from(int i)": source})
+        return Unit(function, self.named(f"BLOCKS ELEMENTS {ends}"), source)
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         x = reads[0].reshape(self.blocks, *self.sizes)
@@ -125,18 +132,9 @@ class Perm(Nest):
         return x.permute(0, *(axis + 1 for axis in self.order))
 
 
-DEPTH = 22
-"""Pipeline depth: quotients that make the place of an element out of its number, and its memory."""
 SMALL_BLOCK = 4096
 """Elements up to which a reordered block is held in registers, any lane in any cycle; above it only
 matrices are turned several lanes at a time (``transpose.h``)."""
-
-
-def is_transposition(
-    sizes: tuple[int, ...], order: tuple[int, ...], matrix: tuple[int, int]
-) -> bool:
-    """Whether a reordering turns blocks of this matrix, read row by row and written so."""
-    return (sizes, order) == (matrix, (1, 0))
 
 
 def permuted(

@@ -5,14 +5,11 @@ import math
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from pipec.backends.fpga.arithmetic import arithmetic, step_cost
+from pipec.backends.fpga.arithmetic import arithmetic, place_depth, step_cost
 from pipec.backends.fpga.engines.base import Folded, Layer, Nest
 from pipec.backends.fpga.engines.tiles import ceil_div, lanes_for
 from pipec.backends.fpga.engines.window import Window
 from pipec.backends.fpga.runs import Loop, Run, Runs
-
-DEPTH = 18
-"""Pipeline depth of `Scatter`: quotients that make rows and columns out of a place, its memory."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ class Scatter(Window, Nest):
         wide = dataclasses.replace(self, cf=ceil_div(self.cf, lanes), lanes=lanes)
         # neighbouring windows may add to one pixel
         ii = ceil_div(arithmetic(dtype).add_latency, wide.cf) if self.overlap else 1
-        return Folded(wide, wide.lanes, DEPTH, ii=ii)
+        return Folded(wide, wide.lanes, place_depth((wide.w, wide.ring)), ii=ii)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         reads = Run(self.ow * self.cf, ii, 3)

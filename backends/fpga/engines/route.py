@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -49,18 +50,18 @@ class Concat(Nest):
             s // u.channels * ceil_div(u.channels, lanes)
             for s, u in zip(self.sizes, layer.inputs, strict=True)
         )
-        nest = Concat(self.outer, sizes)
-        return Folded(nest, lanes, 1, reads=reads, dtype=layer.inputs[0].dtype)
+        nest, depth = Concat(self.outer, sizes), 1 + (len(sizes) > 4)  # at 300 MHz
+        return Folded(nest, lanes, depth, reads=reads, dtype=layer.inputs[0].dtype)
 
     def runs(self, ii: int, inputs: int) -> Runs:
         body = tuple(Run(size, ii, 1 << k, 1) for k, size in enumerate(self.sizes))
         return (Loop(self.outer, body),)
 
     def unit(self, engine: Engine) -> Unit:
-        sizes = ", ".join(map(str, self.sizes))
-        body = [f"constexpr int sizes[] = {{{sizes}}};", "return sizes[port];"]
-        constants = {"OUTER": self.outer, "PORTS": len(self.sizes)}
-        return Unit("concat", constants, {"int size(int port)": body}, outputs_first=True)
+        ends = ", ".join(map(str, accumulate(self.sizes)))
+        body = [f"constexpr int ends[] = {{{ends}}};", "return ends[port];"]
+        constants = {"OUTER": self.outer, "TOKENS": sum(self.sizes)}
+        return Unit("concat", constants, {"int end(int port)": body}, leading=0)
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         parts = zip(reads, self.sizes, strict=True)

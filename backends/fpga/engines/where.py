@@ -50,7 +50,7 @@ class Where(Rows):
         parameters = ", ".join(f"real_t<T> {k}" for k in self.streams)
         body = [f"return {a} {OPERATORS[self.op]} {b} ? {x} : {y};"]
         functions = {f"real_t<T> op({parameters})": body}
-        return Unit("where", self.named(self.constants), functions, outputs_first=True)
+        return Unit("where", self.named(self.constants), functions, leading=0)
 
     def compute(self, layer: Layer, reads: Sequence[Tensor], table: Tables) -> Tensor:
         known = dict(zip(self.streams, reads, strict=True))

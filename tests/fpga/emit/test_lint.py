@@ -22,6 +22,7 @@ from pipec.compiler.driver import emit, make_plan
 from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
 from tests.fpga.lint.bounds import constants
+from tests.fpga.lint.loops import check_loops
 from tests.fpga.lint.source import parse, parse_pragma
 from tests.fpga.lint.stage import lint
 
@@ -61,6 +62,13 @@ def test_what_is_emitted_is_clean(name: str, tmp_path: Path) -> None:
     assert [(s, c) for s, c in held if known[s](c) is None] == []
 
 
+def test_every_engine_is_one_loop() -> None:
+    """Or says what it pauses: no header is left out, whatever the models use."""
+    headers = sorted((Path(__file__).parents[3] / "backends/fpga/hls/engines").glob("*.h"))
+    assert len(headers) > 20
+    assert [f for p in headers for f in check_loops(p.name, parse(p.read_text()))] == []
+
+
 KERNEL, TYPES, MVU, SWG, DOT, LRN = (
     "src/stage_top.cpp", "src/types.h", "src/engines/mvu.h", "src/engines/swg.h",
     "src/engines/dot.h", "src/engines/norm.h",
@@ -93,6 +101,8 @@ MUTATIONS = [
     ("placement", DOT, "#pragma HLS INLINE", "#pragma HLS PIPELINE"),
     ("placement", MVU, "#pragma HLS PIPELINE II = G::II\n", ""),
     ("placement", MVU, "  for (int b = 0;", f"{SECOND}  for (int b = 0;"),
+    ("placement", MVU, "        for (int s = 0;", "        int k = 0;\n        for (int s = 0;"),
+    ("placement", MVU, "s < G::SF; ++s", "s < G::SF + f; ++s"),
     ("target", DOT, "ARRAY_PARTITION variable", "ARRAY_PARTITION varible"),
     ("target", KERNEL, "AGGREGATE variable = table::", "AGGREGATE variable = tabl::"),
     ("partition", DOT, "#pragma HLS ARRAY_PARTITION variable = all complete\n", ""),

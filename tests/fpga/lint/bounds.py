@@ -18,7 +18,7 @@ OTHER_NAMES: dict[str, Callable[[Any], int]] = {
     "c_out": lambda n: n.channels_out,
     "b_c": lambda n: n.b_sizes[-1],
     "by_row": lambda n: int(n.b_roles[-1] == "n"),
-    "ports": lambda n: len(n.sizes),
+    "tokens": lambda n: sum(n.sizes),
     "before": lambda n: (n.size - 1) // 2,
     "after": lambda n: n.size // 2,
     "log": lambda n: n.op.startswith("log_softmax"),

@@ -16,6 +16,7 @@ def check_loops(file: str, root: Block) -> Iterator[Finding]:
         yield from _unrolled(file, block)
         yield from _pipelined(file, block)
         yield from _drained(file, block)
+        yield from _paused(file, block)
         yield from _rolled(file, block, pipelined)
         yield from _inlined(file, block, root, pipelined)
 
@@ -80,6 +81,25 @@ def _drained(file: str, block: Block) -> Iterator[Finding]:
         for loop in loops:
             if loop.line - 1 not in gaps:
                 yield Finding(file, loop.line, "placement", "drains, but there is no GAP before it")
+
+
+_FIXED = re.compile(r"(?:[A-Z_]+|G::|\d+|ceil_div|larger|smaller|[\s()*/+,-])+")
+
+
+def _paused(file: str, block: Block) -> Iterator[Finding]:
+    """Loops around one that fires hold nothing else and have constant ends, so that all are one;
+    else its pipeline drains in each repetition, and there is a GAP. Between frames it may."""
+    function = next((b for b in block.around() if _is_function(b)), None)
+    if function is None or not any(line.startswith("FIRE(") for _, line in block.lines):
+        return
+    if any(line.startswith("GAP(") for b in function.all() for _, line in b.lines):
+        return
+    while block.is_loop and (around := block.parent) is not None and around.is_loop:
+        end = re.search(r"\w+ < (.*);", block.head)
+        one = len(around.lines) == 1 and end is not None and _FIXED.fullmatch(end[1])
+        if not one and not re.search(r"\w+ < frames\s*;", around.head):
+            yield Finding(file, block.line, "placement", f"drains in each turn of {around.head}")
+        block = around
 
 
 def _rolled(file: str, block: Block, pipelined: set[str]) -> Iterator[Finding]:

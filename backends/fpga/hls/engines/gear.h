@@ -1,7 +1,7 @@
 // DWC: width converter. The same elements in other tokens, padding dropped and made anew.
 //
-// Config: T, REPEAT; per repetition ROWS_OUT rows of C_OUT channels in tokens of LANES_OUT out of
-// rows of C_IN channels in tokens of LANES_IN; II, DEPTH.
+// Config: T, REPEAT; FIRINGS per repetition, at whose end nothing is held: rows of C_OUT channels in
+// tokens of LANES_OUT out of rows of C_IN channels in tokens of LANES_IN; II, DEPTH.
 #ifndef PIPEC_GEAR_H
 #define PIPEC_GEAR_H
 
@@ -54,9 +54,7 @@ void dwc(int frames, hls::stream<vec<typename G::T, G::LANES_IN>> &in,
   counter<IN> read = 0;
   counter<OUT> written = 0;
   for (int r = 0; r < frames * G::REPEAT; ++r) {
-    counter<int64_t(G::ROWS_OUT) * OUT> left = G::ROWS_OUT * OUT - 1;
-    while (left >= 0) {
-#pragma HLS LOOP_TRIPCOUNT min = G::ROWS_OUT * OUT max = G::ROWS_OUT * (OUT + IN)
+    for (int i = 0; i < G::FIRINGS; ++i) {
 #pragma HLS PIPELINE II = G::II
       FIRE(G::II, G::DEPTH);
       const lanes count = read == IN - 1 ? LAST_IN : G::LANES_IN;
@@ -73,7 +71,6 @@ void dwc(int frames, hls::stream<vec<typename G::T, G::LANES_IN>> &in,
       if (give) {
         out.write(g.pop(want));
         written = written == OUT - 1 ? 0 : written + 1;
-        --left;
       }
     }
   }

@@ -48,10 +48,10 @@ template <typename G>
 void load(int frames, hls::stream<vec<typename G::T, G::LANES>> &out,
           const beat<typename G::T> *memory) {
   constexpr int B = beat_of<typename G::T>::LANES;
-  for (int r = 0; r < frames * G::REPEAT; ++r) {
-    gear<typename G::T, B, G::LANES> g;
+  gear<typename G::T, B, G::LANES> g;
 #pragma HLS ARRAY_PARTITION variable = g.lane complete
-    int at = 0;
+  int at = 0;
+  for (int r = 0; r < frames * G::REPEAT; ++r) {
     for (int i = 0; i < G::WORDS; ++i) {
 #pragma HLS PIPELINE II = G::II
       FIRE(G::II, G::DEPTH);
@@ -60,6 +60,7 @@ void load(int frames, hls::stream<vec<typename G::T, G::LANES>> &out,
         if (g.have < G::LANES) g.push(memory[at++], B);
       }
       out.write(g.pop(G::LANES));
+      if (i == G::WORDS - 1) at = g.have = 0;  // what is left of the last beat is no word
     }
   }
 }

@@ -1,7 +1,7 @@
 // Routing engines: they move tokens and compute nothing. Config of all: II, DEPTH, and:
 //
 // FORK    TOKENS                                  one stream to several
-// CONCAT  OUTER, PORTS, `static int size(int port)`       whole tokens of several streams in turn
+// CONCAT  OUTER, TOKENS, `static int end(int port)`    whole tokens of several streams in turn
 // SLICE   OUTER, SIZE, START, STOP, STEP, INNER   part of one axis, whole tokens
 // REPEAT  OUTER, INNER, TIMES                     blocks of tokens several times over
 // SOURCE  TOKENS                                  a constant, once per frame
@@ -23,14 +23,14 @@ inline void write_all(const V &token, S &first, Rest &...rest) {
   write_all(token, rest...);
 }
 
-template <typename V, typename S>
+template <typename G, int PORT, typename V, typename S>
 inline V read_from(int, S &last) {
   return last.read();
 }
 
-template <typename V, typename S, typename Next, typename... Rest>
-inline V read_from(int port, S &first, Next &next, Rest &...rest) {
-  return port == 0 ? first.read() : read_from<V>(port - 1, next, rest...);
+template <typename G, int PORT, typename V, typename S, typename Next, typename... Rest>
+inline V read_from(int i, S &first, Next &next, Rest &...rest) {
+  return i < G::end(PORT) ? first.read() : read_from<G, PORT + 1, V>(i, next, rest...);
 }
 
 }  // namespace detail
@@ -47,29 +47,26 @@ void fork(int frames, hls::stream<V> &in, Outs &...outs) {
 template <typename G, typename V, typename... Ins>
 void concat(int frames, hls::stream<V> &out, Ins &...ins) {
   for (int n = 0; n < frames * G::OUTER; ++n) {
-    for (int port = 0; port < G::PORTS; ++port) {
-      for (int t = 0; t < G::size(port); ++t) {
+    for (int i = 0; i < G::TOKENS; ++i) {
 #pragma HLS PIPELINE II = G::II
-        FIRE(G::II, G::DEPTH);
-        out.write(detail::read_from<V>(port, ins...));
-      }
+      FIRE(G::II, G::DEPTH);
+      out.write(detail::read_from<G, 0, V>(i, ins...));
     }
   }
 }
 
 template <typename G, typename V>
 void slice(int frames, hls::stream<V> &in, hls::stream<V> &out) {
+  int wait = G::START;  // positions until the next one that is kept
   for (int n = 0; n < frames * G::OUTER; ++n) {
-    int next = G::START;
     for (int j = 0; j < G::SIZE; ++j) {
-      const bool keep = j == next && j < G::STOP;
       for (int i = 0; i < G::INNER; ++i) {
 #pragma HLS PIPELINE II = G::II
         FIRE(G::II, G::DEPTH);
         const V token = in.read();
-        if (keep) out.write(token);
+        if (wait == 0 && j < G::STOP) out.write(token);
+        if (i == G::INNER - 1) wait = j == G::SIZE - 1 ? G::START : (wait ? wait : G::STEP) - 1;
       }
-      if (keep) next += G::STEP;
     }
   }
 }
