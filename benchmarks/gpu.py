@@ -90,12 +90,12 @@ class Bench:
         found = Profiler(plan, batch, Settings(adam), compute=device_of(self.device))
         return found.measure(SECONDS).on(plan, self.kind)
 
-    def run(self, plan: Plan, order: Schedule, batch: Batch) -> tuple[float, int, float]:
+    def run(self, plan: Plan, timeline: Timeline, batch: Batch) -> tuple[float, int, float]:
         """Median seconds of a step, the most bytes held, and the share of copies that is hidden."""
         gc.collect()  # what earlier parts held
-        before = self.held()
-        settings = Settings(adam)
-        pipeline = LocalPipeline(plan, batch, settings, schedule=order, device=self.device)
+        before, order = self.held(), timeline.schedule
+        plan = plan.replace(schedule=order, timeline=timeline)
+        pipeline = LocalPipeline(plan, batch, Settings(adam), device=self.device)
         with counting(pipeline.executors[0]) as memory:
             pipeline.round()
             memory.reset()
@@ -160,7 +160,8 @@ def several_stages(bench: Bench) -> None:
     plan, batch = bench.plan(4)
     plan = bench.measured(plan, batch)
     order = completed(generate("interleaved", 4, MICROBATCHES, chunks=4), plan)
-    line("four stages, one device", plan_timeline(plan, order), bench.run(plan, order, batch))
+    timeline = plan_timeline(plan, order)
+    line("four stages, one device", timeline, bench.run(plan, timeline, batch))
 
 
 def offload(bench: Bench) -> None:
@@ -169,7 +170,8 @@ def offload(bench: Bench) -> None:
     compute = generate("gpipe", 1, MICROBATCHES)
     order = completed(compute, plain)
     plan = bench.measured(plain, batch)
-    first, alone = plan_timeline(plan, order), bench.run(plan, order, batch)
+    first = plan_timeline(plan, order)
+    alone = bench.run(plan, first, batch)
     line("all on the device", first, alone)
     before = plan_timeline(plain, order).peak_bytes[0]
     moved = InsertOffload(SHARE * before, generator="gpipe", microbatches=MICROBATCHES).run(plain)
@@ -177,7 +179,7 @@ def offload(bench: Bench) -> None:
     plan = bench.measured(moved, batch)
     order = completed(compute, plan)
     timeline = plan_timeline(plan, order)
-    took = bench.run(plan, order, batch)
+    took = bench.run(plan, timeline, batch)
     line(f"{nbytes / 1e6:.0f} MB to the host", timeline, took)
     spans = enumerate(zip(timeline.begin.tolist(), timeline.end.tolist(), strict=True))
     saved, real = first.peak_bytes[0] - timeline.peak_bytes[0], alone[1] - took[1]

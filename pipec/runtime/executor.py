@@ -326,10 +326,10 @@ class Executor:
         """The next action, or what the end of the row has waited for."""
         if self._at == len(self._row):
             return self._ending()
-        action = self._row[self._at].action
+        action, _, place = self._row[self._at]
+        self.moves.begin(place)
         if not action.kind.is_compute:
             return self._handlers[action.kind](action)
-        self.moves.let_state_go()
         with self.compute.timed():
             return self._handlers[action.kind](action)
 
@@ -395,7 +395,6 @@ class Executor:
         held = weights.at(action.version)
         tensors = held.tensors
         self.result.versions.append((action, held.updates.count))
-        self.moves.make_room(action.stage)
         with self.compute.own_random() if runner.random else nullcontext():
             seeds = partial(stream, self.settings.seed, self.rounds.origin + m)
             outcome = runner.forward(m, tensors, values, inputs, seeds)

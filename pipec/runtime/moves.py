@@ -8,8 +8,9 @@ coming    (stage, microbatch) -> buffers       from FETCH to the backward that r
 ```
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -17,13 +18,12 @@ import torch
 from pipec.runtime.device import Copied, Device
 from pipec.runtime.placing import Messages
 from pipec.runtime.program import Program
-from pipec.runtime.rounds import Rounds, Turn
+from pipec.runtime.rounds import Rounds, Turn, given_up
 from pipec.runtime.stage import StageRunner
 from pipec.runtime.tensors import pack, unpack
 from pipec.runtime.transport import Message, Transport, Waits, until
 from pipec.runtime.weights import StageWeights, Updates, Version
 from pipec.schedule.action import Action
-from pipec.schedule.channels import ChannelKind
 
 Key = tuple[str, int]
 
@@ -51,17 +51,14 @@ class Moves:
         self._host: dict[Message, Copied] = {}
         self._coming: dict[tuple[int, int], list[tuple[str, Copied | Message]]] = {}
         self._leaving: deque[tuple[Message, Copied]] = deque()
-        self._out: defaultdict[str, deque[Copied]] = defaultdict(deque)
-        self._state: list[tuple[int, Copied]] = []
-        self._computed = 0
+        self._out: deque[tuple[int, Copied]] = deque()
+        self._at = 0
 
     def load(self, program: Program, rounds: Rounds, others: Sequence[Program] = ()) -> None:
         """Take another schedule, or further shapes; between rounds only."""
         self._messages = Messages(program, rounds, others)
-        self._rank, self._beside = rounds.device, program.schedule.state_beside
-        slots = [c for c in program.schedule.channels if c.kind is ChannelKind.H]
-        self._depths = {c.name: c.depth for c in slots}
-        self._slots = {s.index: [c for c in slots if c.src == s.index] for s in program.stages}
+        self._rank = rounds.device
+        self._given_up = given_up(program.schedule, program.timeline, rounds.device)
 
     def start(self, row: list[Turn]) -> None:
         """Begin a round: tell the transport what will come."""
@@ -85,9 +82,7 @@ class Moves:
 
     def keep(self) -> None:
         """End a round: what was fetched for a later one arrives, so that nothing is under way."""
-        for slot in self._out:
-            self._reclaim(slot, 0)
-        self.let_state_go(all_of_it=True)
+        self._release()
         for coming in self._coming.values():
             coming[:] = [(channel, Copied(self._arrived(at))) for channel, at in coming]
 
@@ -109,28 +104,20 @@ class Moves:
         ]
         return sum(t.nbytes for moved in found for t in moved.values())
 
-    def make_room(self, stage: int) -> None:
-        """A forward waits until its slots have room, as the schedule says (`dependencies`)."""
-        for slot in self._slots[stage]:
-            if slot.depth is not None:
-                self._reclaim(slot.name, max(slot.depth, 1) - 1)
+    def begin(self, place: int) -> None:
+        """An action of the row begins: what has left by then, as the plan has it, is given up."""
+        self._at = place
+        self._release(place)
 
-    def _reclaim(self, slot: str, on_the_way: int) -> None:
-        """Wait for the oldest copies out of a slot until no more are under way."""
-        copies = self._out[slot]
-        while copies and (len(copies) > on_the_way or copies[0].ended):
-            self._device.wait(copies.popleft())
-
-    def let_state_go(self, *, all_of_it: bool = False) -> None:
-        """A compute action waits for state that has left beside as many as may be before it."""
-        while self._state and (all_of_it or self._state[0][0] <= self._computed):
-            self._device.wait(self._state.pop(0)[1])
-        self._computed += 1
+    def _release(self, place: float = inf) -> None:
+        """Let compute wait for the copies out that are over before the action at a place."""
+        while self._out and self._out[0][0] <= place:
+            self._device.wait(self._out.popleft()[1])
 
     def send_state(self, action: Action) -> None:
         """OFFLOAD_O: the state of a stage's optimizer, to host memory."""
         if resting := self._weights[action.stage].resting:
-            self._state.append((self._computed + self._beside, resting.rest()))
+            self._out.append((self._given_up[self._at], resting.rest()))
 
     def receive_state(self, action: Action) -> None:
         """FETCH_O: it comes back for the next step."""
@@ -174,8 +161,7 @@ class Moves:
             self._transport.send(message, pack(tensors, types))
         else:
             copy = self._device.to_host(tensors, types)
-            if copy.read:
-                self._out[action.channel].append(copy)
+            self._out.append((self._given_up[self._at], copy))
             if message.src == message.dst:
                 self._host[message] = copy
             else:
@@ -196,8 +182,6 @@ class Moves:
         message, at = self._messages.of(action), (action.stage, action.microbatch)
         coming: Copied | Message = message
         if message.src == message.dst:
-            if self._depths[action.channel] == 0:
-                self._reclaim(action.channel, 0)
             coming = self._device.from_host(self._host.pop(message))
         # else a fetch runs beside compute; no copy to a CPU can begin before the backward
         elif not (message.host and self._transport.waits and self._device.torch.type == "cpu"):

@@ -17,6 +17,7 @@ from pipec.plan.model import Plan, Stage, ValueChannel
 from pipec.runtime.draws import Draws, numbered
 from pipec.runtime.tensors import TensorType
 from pipec.schedule.schedule import Schedule
+from pipec.simulate.timeline import Timeline
 
 
 def gradient_of(channel: str) -> str:
@@ -171,6 +172,12 @@ class Program:
         backward = self.schedule.placement.backward
         shared = {self.sharers(name) for name in self.tied} if backward else set()
         return {*backward, *shared, self.steppers} - {()}
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The plan's, if it is of this schedule."""
+        found = self.plan.timeline
+        return found if found is not None and found.schedule is self.schedule else None
 
     @property
     def flush(self) -> bool:

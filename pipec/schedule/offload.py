@@ -14,8 +14,8 @@ depth 1   FETCH0 F4 OFFLOAD4 B0           fetched beside a forward, copied out b
 depth 2   FETCH1 B0 F5 OFFLOAD5 B1        fetched beside a backward and a forward
 ```
 
-At depth 2 one set comes back while another leaves. In several slots, one behind the other, each
-takes the place of the one before it, and hardly more than two sets are ever there.
+At depth 2 one set comes back while another leaves. A device gives memory away in the order of its
+row, so that what comes back has its place from when the fetch is issued: three sets are there.
 """
 
 from collections.abc import Sequence

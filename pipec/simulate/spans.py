@@ -49,6 +49,17 @@ class Held:
     def _from(self) -> Float:
         return np.append(self.begin, [0.0, 0.0])
 
+    @cached_property
+    def _issued(self) -> Float:
+        """When a device gives a copy its memory: with its row, so before the next computation."""
+        s = self.schedule
+        compute = np.flatnonzero(s.kind <= _K.W)
+        place = np.arange(len(s))
+        behind = np.append(compute, len(s))[np.searchsorted(compute, place)]
+        mine = np.append(s.device, -1)[behind] == s.device
+        issued = np.where(mine, np.minimum(self.begin, self._from[behind]), self.begin)
+        return np.append(issued, [0.0, 0.0])
+
     def all(self, memory: Memory) -> list[Spans]:
         """Everything, with its bytes."""
         spans = [*self._messages(memory), self._workspace(memory)]
@@ -158,7 +169,7 @@ class Held:
             saved = kind in (_C.S, _C.H)
             name = "activations" if saved else "buffers"
             leaves = self._from[source] if saved else self._until[source]
-            arrives = self._from[arrival] if kind is _C.H else self.begin[sends]
+            arrives = self._issued[arrival] if kind is _C.H else self.begin[sends]
             left, kept = self.end[sends], size
             if posted is not None and kind is not _C.H:
                 arrives = np.append(posted.from_post, [0.0, 0.0])[arrival]
@@ -258,7 +269,7 @@ class Held:
         away = np.pad(self.at.updates(_K.OFFLOAD_O), ((0, 0), (0, 0), (0, 1)))
         away[..., -1] = self.at.missing
         until = away[s.stage[come], s.replica[come], s.version[come] + 1]
-        begin = np.concatenate([self.begin[come], np.zeros(len(left))])
+        begin = np.concatenate([self._issued[come], np.zeros(len(left))])
         return np.concatenate([come, left]), (begin, self._until[np.concatenate([until, left])])
 
     def weights(self, memory: Memory) -> Spans:

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,19 +16,19 @@ from pipec.graph.ir import Source, tensor
 from pipec.graph.torch_private import ON_CPUS, FakeTensorMode, TorchDispatchMode
 from pipec.passes.differentiate import Differentiate
 from pipec.plan.model import Plan
-from pipec.runtime.device import Copied, Device, backend_for, device_of, local_device
+from pipec.runtime.device import Device, backend_for, device_of, local_device
 from pipec.runtime.draws import drawing, reseeded
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.placed import placed
 from pipec.runtime.recording import collected, record
-from pipec.runtime.stage import StageRunner
 from pipec.runtime.tensors import TensorType
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import Channel, ChannelKind
 from pipec.schedule.offload import insert_offload
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, floats, seeded
+from tests.runtime.lagging import Lagging
 from tests.runtime.pipelines import accumulated, batches, scheduled, staged, staged_graph
 
 
@@ -362,75 +361,6 @@ def test_draws_are_seeded_on_the_gpu_that_runs(monkeypatch: pytest.MonkeyPatch) 
     assert [g.initial_seed() for g in two] == [1, 13]
 
 
-class Behind:
-    """Stands for an event that the device does not reach before it is waited for."""
-
-    def query(self) -> bool:
-        return False
-
-    def synchronize(self) -> None:
-        """Nothing is under way."""
-
-
-class Asynchronous(Device):
-    """A CPU whose copies end when something waits for them."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-        self.out: list[Copied] = []
-        self.moments = itertools.count()
-
-    def moment(self) -> float:
-        return float(next(self.moments))
-
-    def to_host(self, tensors: Sequence[Tensor], types: Sequence[TensorType]) -> Copied:
-        buffer = super().to_host(tensors, types).buffer
-        self.out.append(Copied(buffer, Behind(), list(tensors)))  # type: ignore[arg-type]
-        self.copied = -2.0, -1.0
-        return self.out[-1]
-
-    def from_host(self, copy: Copied) -> Copied:
-        self.copied = -4.0, -3.0
-        return super().from_host(copy)
-
-    def wait(self, arriving: Copied) -> Tensor:
-        arriving.read.clear()
-        return arriving.buffer
-
-
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_a_forward_waits_for_the_copies_that_its_slot_has_no_room_for(
-    depth: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As `dependencies` has it; so the memory of a GPU is free again when the plan says so."""
-    case = Case(deep, CROSS, floats(4, 16))
-    plan = staged(case, seeded(case), 1)
-    (stage,) = plan.stages
-    assert stage.training
-    slot = Channel(ChannelKind.H, 0, 0, "slot", stage.training.saved_bytes, depth)
-    order = insert_offload(scheduled(plan, "gpipe", 6), [slot])
-    device, held = Asynchronous(), []
-    monkeypatch.setattr("pipec.runtime.local.device_of", lambda _: device)
-    forward = StageRunner.forward
-
-    def watched(*args: Any) -> Any:
-        held.append(sum(bool(copy.read) for copy in device.out))
-        return forward(*args)
-
-    monkeypatch.setattr(StageRunner, "forward", watched)
-    pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(momentum), schedule=order)
-    record(pipeline)
-    losses = pipeline.run(1)
-    assert held == [min(k, max(depth, 1) - 1) for k in range(6)]
-    assert not any(copy.read for copy in device.out)
-    assert losses == accumulated(case, seeded(case), momentum, 1, 6)[0]
-    (rows,) = (collected(pipeline) or {}).values()
-    own = {ActionKind.OFFLOAD: (-2.0, -1.0), ActionKind.FETCH: (-4.0, -3.0)}
-    for place, begin, end, _ in rows.tolist():
-        kind = order[int(place)].kind
-        assert (begin, end) == own[kind] if kind in own else 0 <= begin < end
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("depth", [None, 0, 1, 2])
@@ -454,3 +384,20 @@ def test_a_gpu_attends_as_a_cpu_does(dtype: torch.dtype, depth: int | None) -> N
     assert runs[0].run(2) == pytest.approx(runs[1].run(2), rel=rel)
     there = {n: w.cpu() for n, w in runs[1].state_dict().items()}
     assert worst(there, runs[0].state_dict()) < rel
+
+
+def test_copies_are_recorded_when_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when they are issued, as what computes is."""
+    case = Case(deep, CROSS, floats(4, 16))
+    plan = staged(case, seeded(case), 1)
+    slot = Channel(ChannelKind.H, 0, 0, "slot", 1, 1)
+    order = insert_offload(scheduled(plan, "gpipe", 6), [slot])
+    monkeypatch.setattr("pipec.runtime.local.device_of", lambda _: Lagging())
+    pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(momentum), schedule=order)
+    record(pipeline)
+    assert pipeline.run(1) == accumulated(case, seeded(case), momentum, 1, 6)[0]
+    (rows,) = (collected(pipeline) or {}).values()
+    own = {ActionKind.OFFLOAD: (-2.0, -1.0), ActionKind.FETCH: (-4.0, -3.0)}
+    for place, begin, end, _ in rows.tolist():
+        kind = order[int(place)].kind
+        assert (begin, end) == own[kind] if kind in own else 0 <= begin < end

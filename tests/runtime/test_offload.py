@@ -12,6 +12,7 @@ from pipec.autodiff.rewrite import offloaded
 from pipec.compiler.facts import plan_facts
 from pipec.compiler.reside import through_host
 from pipec.plan.model import HostSlot, Plan, StageTiming
+from pipec.runtime.device import Copied
 from pipec.runtime.executor import Settings
 from pipec.runtime.local import LocalPipeline
 from pipec.runtime.tensors import TensorType, pack, packed_bytes, unpack
@@ -21,9 +22,11 @@ from pipec.schedule.offload import insert_offload
 from pipec.schedule.schedule import Schedule
 from pipec.simulate.memory import CATEGORIES
 from pipec.simulate.simulate import simulate
+from pipec.simulate.timeline import Timeline
 from pipec.simulate.times import Times
 from tests.autodiff.chain import Case, worst
 from tests.autodiff.zoo import CASES, seeded
+from tests.runtime.lagging import Lagging
 from tests.runtime.pipelines import batches, scheduled, staged
 
 STAGES, MICROBATCHES = 4, 8
@@ -66,19 +69,29 @@ def hosted(plan: Plan, every: int, depth: int) -> Plan:
     return plan.replace(stages=tuple(stages), slots=tuple(slots))
 
 
-def predicted(order: Schedule, plan: Plan) -> list[list[float]]:
-    """Per device the saved bytes in the middle of each F and B, by the timeline."""
-    timed = plan.replace(timing=(StageTiming(1.0, 1.0, ""),) * len(plan.stages))
-    memory = replace(plan_facts(timed).memory(), workspace={})  # what B computes again is not saved
-    timeline = simulate(order, Times.uniform(len(plan.stages)), memory)
-    curves, column = timeline.memory_curves, CATEGORIES.index("activations")
+def timed(order: Schedule, plan: Plan, copy: float = 0.0) -> Timeline:
+    """Every forward takes 1, every copy of a slot as told; what B computes again is not saved."""
+    stages = len(plan.stages)
+    facts = plan_facts(plan.replace(timing=(StageTiming(1.0, 1.0, ""),) * stages))
+    slots = {k: copy for k, c in enumerate(order.channels) if c.kind is ChannelKind.H}
+    times = replace(Times.uniform(stages), host=slots if copy else {})
+    return simulate(order, times, replace(facts.memory(), workspace={}))
+
+
+def predicted(timeline: Timeline, share: float = 0.5) -> list[list[float]]:
+    """Per device the saved bytes at a share of each F and B, by the timeline; in the middle."""
+    order, curves, column = (
+        timeline.schedule,
+        timeline.memory_curves,
+        CATEGORIES.index("activations"),
+    )
     found: list[list[float]] = [[] for _ in range(order.devices)]
     for k, action in enumerate(order):
         if action.kind.is_compute:
             device = int(order.device[k])
-            middle = (timeline.begin[k] + timeline.end[k]) / 2
+            moment = (1 - share) * timeline.begin[k] + share * timeline.end[k]
             curve = curves[device]
-            at = int(np.searchsorted(curve.time, middle, side="right")) - 1
+            at = int(np.searchsorted(curve.time, moment, side="right")) - 1
             found[device].append(float(curve.held[at, column]))
     return found
 
@@ -120,7 +133,7 @@ SCHEDULES: dict[str, dict[str, object]] = {
 def test_the_device_holds_at_every_moment_what_the_timeline_says(name: str, recompute: str) -> None:
     case, plan = cnn(recompute)
     order = scheduled(plan, name, MICROBATCHES, **SCHEDULES.get(name, {}))
-    assert observed(case, plan, order) == predicted(order, plan)
+    assert observed(case, plan, order) == predicted(timed(order, plan))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -129,7 +142,7 @@ def test_with_offload_the_device_holds_what_the_timeline_says(name: str) -> None
     for every, depth in ((1, 0), (2, 1), (1, 2)):
         plan = hosted(whole, every, depth)
         order = scheduled(plan, name, MICROBATCHES, **SCHEDULES[name])
-        assert observed(case, plan, order) == predicted(order, plan)
+        assert observed(case, plan, order) == predicted(timed(order, plan))
 
 
 def test_through_host_memory_both_sides_hold_what_the_timeline_says() -> None:
@@ -137,7 +150,7 @@ def test_through_host_memory_both_sides_hold_what_the_timeline_says() -> None:
     plan = through_host(whole, scheduled(whole, "pipefb", MICROBATCHES))
     assert plan.slots
     order = scheduled(plan, "pipefb", MICROBATCHES)
-    assert observed(case, plan, order) == predicted(order, plan)
+    assert observed(case, plan, order) == predicted(timed(order, plan))
 
 
 @pytest.mark.parametrize(("name", "every"), [("fbp-as", 1), ("fbp-as", 2), ("pipefb", 0)])
@@ -149,8 +162,41 @@ def test_where_copies_or_messages_take_time_the_timeline_says_no_less(
     plan = hosted(whole, every, 1) if every else whole
     options = {} if every else {"saved": "direct"}
     order = scheduled(plan, name, MICROBATCHES, **options)
-    pairs = zip(observed(case, plan, order), predicted(order, plan), strict=True)
+    pairs = zip(observed(case, plan, order), predicted(timed(order, plan)), strict=True)
     assert all(a <= b for mine, told in pairs for a, b in zip(mine, told, strict=True))
+
+
+def held_while_behind(pipeline: LocalPipeline, device: Lagging) -> list[list[float]]:
+    """As `observed`, and what copies to host memory still read."""
+    found: list[list[float]] = [[] for _ in pipeline.executors]
+    mine: list[list[Copied]] = [[] for _ in pipeline.executors]
+    for e in pipeline.executors:
+        e.start()
+    while not all(e.finished for e in pipeline.executors):
+        for e in pipeline.executors:
+            action, before, copies = e.next_action, e.saved_bytes, len(device.out)
+            if e.advance() and action is not None and action.kind.is_compute:
+                held = e.saved_bytes if action.kind is ActionKind.F else before
+                leaving = sum(t.nbytes for copy in mine[e.device] for t in copy.read)
+                found[e.device].append(held + leaving)
+            mine[e.device] += device.out[copies:]
+    return found
+
+
+@pytest.mark.parametrize("copy", [0.3, 1.4])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_device_that_lags_behind_holds_what_the_timeline_says(
+    name: str, copy: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, whole = cnn()
+    for every, depth in ((1, 0), (2, 1), (1, 2)):
+        plan = hosted(whole, every, depth)
+        order = scheduled(plan, name, MICROBATCHES, **SCHEDULES[name])
+        timeline, device = timed(order, plan, copy), Lagging()
+        monkeypatch.setattr("pipec.runtime.local.device_of", lambda _, device=device: device)
+        plan = plan.replace(schedule=order, timeline=timeline)
+        pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(sgd))
+        assert held_while_behind(pipeline, device) == predicted(timeline, 0.0)
 
 
 def test_offload_changes_no_bit_and_keeps_two_sets_on_the_device() -> None:
