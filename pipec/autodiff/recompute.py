@@ -18,6 +18,8 @@ Recompute = Callable[[fx.Node], bool]
 
 def views(node: fx.Node) -> bool:
     """Recompute what shares memory with its input: it costs nothing and saves the input once."""
+    if node.target is operator.getitem:
+        return views(node.all_input_nodes[0])
     return isinstance(node.target, OpOverload) and is_view(node.target)
 
 

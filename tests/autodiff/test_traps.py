@@ -143,3 +143,37 @@ def test_saved_values_have_the_recorded_type_and_strides(name: str) -> None:
             assert [x.stride(k) for k in apart] == [v.stride[k] for k in apart]
             assert v.nbytes == x.numel() * x.element_size()
         assert not {v.name for v in t.saved} & {i.node for i in t.F.inputs_of(InputKind.PARAMETER)}
+
+
+class Split(nn.Module):
+    """Queries, keys and values of one product, as attention has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.a(x).split(16, dim=-1)
+        first, second = (q * k + v.sin()).unbind(0)[:2]
+        found: Tensor = self.b(first.tanh() * second)
+        return found
+
+
+@pytest.mark.parametrize("name", [*CASES, "split"])
+def test_no_two_saved_values_share_memory_so_that_each_frees_its_own(name: str) -> None:
+    case = CASES.get(name, Case(Split, lambda y, _: y.sum(), floats(4, 16), 1))
+    chain = chain_of(name)[1] if name in CASES else build(case, seeded(case))
+    args, target = case.batch(0)
+    inputs = dict(
+        zip(
+            (i.name for i in chain.graph.inputs_of(InputKind.INPUT)),
+            flat(args, target),
+            strict=True,
+        )
+    )
+    saved, values, _ = forward(chain, inputs)
+    given = {t.untyped_storage().data_ptr() for t in (*inputs.values(), *values.values())}
+    for mine in saved:
+        own = [t for t in mine.values() if t.untyped_storage().data_ptr() not in given]
+        assert len({t.untyped_storage().data_ptr() for t in own}) == len(own)
+        assert [t.untyped_storage().nbytes() for t in own] == [t.nbytes for t in own]
