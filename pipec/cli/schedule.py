@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pipec.cli.command import Command, refuse
 from pipec.cli.console import has_width, hung, output
 from pipec.errors import ScheduleError
 from pipec.files import check_output, write_file
-from pipec.schedule.action import COMPUTE
+from pipec.schedule.action import COMPUTE, ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.csv_form import from_csv, to_csv
 from pipec.schedule.lower import lower
@@ -65,7 +66,7 @@ def command(**given: Any) -> None:
     Without NAME and --from-csv: list the schedules and their options.
     """
     if given["from_csv"] is not None:
-        refuse(("stages", "microbatches"), "not with --from-csv, which says it")
+        refuse(("name", "stages", "microbatches"), "not with --from-csv, which says it")
     elif given["name"] is None:
         refuse(given, "name a schedule")
         click.echo(_listing())
@@ -79,7 +80,7 @@ def command(**given: Any) -> None:
     plain = _schedule(given)
     check(plain)
     times = _times(given["times"], plain, given["comm"], given["host"])
-    _check_used(plain, given["times"], given["host"])
+    _check_used(plain, given["times"], times, given["host"])
     policy = given["lanes"] or ("one" if given["depth"] == 0 else "links")
     full = lower(plain, depth=given["depth"], comm=policy)
     check(full)
@@ -118,7 +119,7 @@ def _schedule(given: dict[str, Any]) -> Schedule:
             raise ScheduleError(
                 "the CSV cannot be read", where=path, got=error, hint=hint
             ) from error
-        return from_csv(text, name=given["name"] or path.stem, where=str(path))
+        return from_csv(text, name=path.stem, where=str(path))
     for key in ("stages", "microbatches"):
         if given[key] is None:
             raise click.UsageError(f"--{key} is missing")
@@ -162,11 +163,11 @@ def _times(text: str, schedule: Schedule, comm: float, host: float) -> Times:
     return Times(times.compute, comm, copies)
 
 
-def _check_used(schedule: Schedule, times: str, host: float) -> None:
+def _check_used(schedule: Schedule, times: str, seconds: Times, host: float) -> None:
     """Refuse times of actions that the schedule has not, and of copies to host memory."""
     given = [] if times == _TIMES else [part.partition("=")[0] for part in times.split(",")]
     there = {k.name for k in COMPUTE if bool((schedule.kind == k).any())}
-    split = {"B"} if "I" in there else set()  # B is what I and W take together
+    split = {"B"} if "I" in there and _is_sum(seconds) else set()  # B is what I and W take
     known = there | split
     idle = [f"--times {k}" for k in given if k not in known and there <= {"F", *given}]
     if host and not any(c.kind is ChannelKind.H for c in schedule.channels):
@@ -177,6 +178,11 @@ def _check_used(schedule: Schedule, times: str, host: float) -> None:
             got=", ".join(idle),
             want=f"times of {', '.join(sorted(there))}",
         )
+
+
+def _is_sum(times: Times) -> bool:
+    both, *parts = (times.compute[k] for k in (ActionKind.B, ActionKind.I, ActionKind.W))
+    return all(math.isclose(b, sum(p)) for b, *p in zip(both, *parts, strict=True))
 
 
 def _write_files(

@@ -168,7 +168,7 @@ def _drawn(example: Tensor, kind: Floats, below: int | None, generator: torch.Ge
     if not dtype.is_floating_point:
         first, last = (0, below - 1) if below else _range(example)
         return torch.randint(first, last + 1, shape, generator=generator).to(dtype)
-    wide = example.double()
+    wide = example.detach().double()
     if not bool(wide.isfinite().all()):
         return example.clone()
     low, span = float(wide.min()), float(wide.max() - wide.min())

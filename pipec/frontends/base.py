@@ -68,6 +68,11 @@ class LoadOptions:
             want = " or ".join(AUTOCAST)
             raise FrontendError("autocast knows no such dtype", got=self.autocast, want=want)
 
+    @property
+    def with_loss(self) -> bool:
+        """Whether the graph has the loss."""
+        return bool(self.training or self.scored)
+
     def decided(self, *, brings_loss: bool = False) -> "LoadOptions":
         """The same, with ``training`` decided: whether there is a loss, where nobody said."""
         if self.training is not None:

@@ -25,9 +25,10 @@ from pipec.graph.torch_private import tree_unflatten
 _trusted: set[str] = set()
 
 
-def was_trusted(sha256: str) -> bool:
-    """Whether this process has read a file of this digest that its user said to trust."""
-    return sha256 in _trusted
+def was_trusted(spec: str) -> bool:
+    """Whether this process has read a file with this content that its user said to trust."""
+    path = Path(spec)
+    return path.is_file() and file_digest(path) in _trusted
 
 
 class Pt2Frontend(Frontend):
@@ -85,7 +86,7 @@ def _loaded(program: ExportedProgram, options: LoadOptions, source: Source) -> L
         source = replace(source, options={**source.options, **({"open": True} if axes else {})})
     outputs = list(_named_outputs(program))
     loss = None
-    if options.training:
+    if options.with_loss:
         loss = _loss(program, outputs, source.location)
     original = _Original(program, list(inputs))
     naming = Naming(list(inputs), outputs, tied=_tied(program.state_dict), loss=loss)

@@ -84,7 +84,7 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
         raise FrontendError("inputs of a module cannot be bound", got=[*options.bind], hint=hint)
     args, kwargs = _arguments(made, options)
     call = Call(module, args, kwargs)
-    loss = (made.loss or Loss(_own_loss)) if options.training or options.scored else None
+    loss = (made.loss or Loss(_own_loss)) if options.with_loss else None
     if loss:
         loss = replace(loss, alone=not options.scored)
     targets = loss.inputs if loss else {}

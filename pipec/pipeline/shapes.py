@@ -68,7 +68,7 @@ def tracer(plan: Plan, model: nn.Module | None, loss: Callable[..., object] | No
                 hint="pass it: Pipeline(plan, model=model), and loss= if it was compiled with one",
             )
         shapes = {n: tuple(t.shape) for n, t in inputs.items()}
-        told = replace(options, shapes=shapes, seed=recorded.seed, loss=recorded.loss)
+        told = replace(recorded, shapes=shapes, training=options.training, scored=options.scored)
         return load(source.location, told).graph
 
     return trace

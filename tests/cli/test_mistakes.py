@@ -301,6 +301,8 @@ partition infer --devices 3
 partition infer --workers 2
 schedule --stages 2
 schedule --from-csv s.csv --stages 2
+schedule pipedream --from-csv s.csv
+schedule zb-h1 --stages 2 --microbatches 2 --times F=1,B=1,I=3,W=2
 schedule 1f1b --stages 2 --microbatches 2 --sends
 schedule 1f1b --stages 2 --microbatches 2 --svg x.png
 schedule interleaved{chunks=2,chunks=4} --stages 4 --microbatches 4

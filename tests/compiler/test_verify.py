@@ -310,3 +310,10 @@ def test_what_a_mask_fills_in_is_not_the_scale(off: float) -> None:
     found = want + torch.tensor([off, 0.0, 0.0])
     compared = compare(found, want, 0.5, name="y", kind="value", stage=0)
     assert (compared.max_abs_error, compared.scale) == (off, 4.0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_inputs_that_want_a_gradient_are_taken() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(2, 4)
+    plan = pipec.compile(model, x, "2xcpu")
+    assert pipec.verify(plan, model, x.requires_grad_()).ok

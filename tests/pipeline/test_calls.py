@@ -6,6 +6,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import onnx
+import onnx.parser
 import pytest
 import torch
 from torch import Tensor, nn
@@ -109,3 +111,90 @@ def test_a_file_that_changed_is_another_model(tmp_path: Path) -> None:
             pytest.raises(PlanError, match=r"another|not the one") if refused else nullcontext(),
         ):
             pipeline.evaluate([torch.ones(4, 8)])
+
+
+WEIGHT = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Ends(nn.Module):
+    """A model that ends in its loss, as `TEXT` does, at ``k`` = 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(WEIGHT)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = ((x @ self.w).relu() @ self.w * 3.0 - target).square().mean()
+        return loss
+
+
+TEXT = """<ir_version: 8, opset_import: ["": 17]>
+net (float[n, 8] x, float k ENDS {
+    h = MatMul(x, w)
+    r = Relu(h)
+    z = MatMul(r, w)
+    y = Mul(z, k)
+    REST
+}"""
+OWN = TEXT.replace("ENDS", ", float[n, 8] target) => (float loss)").replace(
+    "REST", "d = Sub(y, target)\n q = Mul(d, d)\n loss = ReduceMean <keepdims = 0> (q)"
+)
+OPEN = TEXT.replace("ENDS", ") => (float[n, 8] y, float[n, 8] z)").replace("REST", "")
+LOSS = """
+import torch
+def of():
+    return (lambda y, z, target: (y - target).square().mean(), torch.zeros(4, 8))
+"""
+
+
+def _written(text: str, file: Path) -> Path:
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(WEIGHT.numpy(), "w"))
+    onnx.save(model, file)
+    return file
+
+
+def _exported(file: Path) -> Path:
+    sizes = {n: {0: torch.export.Dim("n", min=1)} for n in ("x", "target")}
+    example = torch.randn(4, 8), torch.randn(4, 8)
+    torch.export.save(torch.export.export(Ends(), example, dynamic_shapes=sizes), file)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["own loss", "own loss, bound", "loss, bound", "program"])
+def test_a_file_is_evaluated_and_takes_other_shapes(kind: str, tmp_path: Path) -> None:
+    sizes, given = {"x": (4, 8)}, {"bind": {"k": (3.0,)}} if "bound" in kind else {}
+    more: dict[str, Any] = {"trust": True}
+    if kind == "program":
+        file = _exported(tmp_path / "net.pt2")
+    elif "own" in kind:
+        file = _written(OWN, tmp_path / "net.onnx")
+        more = {"shapes": {**sizes, "target": (4, 8)}, **given}
+    else:
+        file = _written(OPEN, tmp_path / "net.onnx")
+        (tmp_path / "losses.py").write_text(LOSS)
+        more = {"shapes": sizes, "loss": f"{tmp_path}/losses.py:of", **given}
+    plan = pipec.compile(file, devices="2xcpu", training=True, microbatches=3, **more)
+    still = lambda p: torch.optim.SGD(list(p), lr=0.0)  # noqa: E731
+    with pipec.Pipeline(plan, optimizer=still) as pipeline:
+        for rows in (12, 6):
+            batch = {"x": torch.randn(rows, 8), "target": torch.randn(rows, 8)}
+            want = pytest.approx(Ends()(**batch).item())
+            if kind == "own loss":
+                batch["k"] = torch.tensor(3.0)
+            found = pipeline.evaluate([batch], outputs=True)
+            assert found.loss == want
+            assert pipeline.step(batch).loss == want
+            assert list(found.outputs) == (["y", "z"] if kind == "loss, bound" else [])
+            if found.outputs:
+                made = (batch["x"] @ WEIGHT).relu() @ WEIGHT
+                assert torch.allclose(found.outputs["z"], made, atol=1e-4)
+                assert torch.allclose(found.outputs["y"], 3 * made, atol=1e-4)
+
+
+def test_a_program_is_trusted_as_it_was(tmp_path: Path) -> None:
+    file = _exported(tmp_path / "net.pt2")
+    pipec.compile(file, devices="1xcpu", trust=True)
+    file.write_bytes(file.read_bytes() + b" ")
+    with pytest.raises(FrontendError, match="only if you trust it"):
+        pipec.compile(file, devices="1xcpu")

@@ -50,7 +50,7 @@ class OnnxFrontend(Frontend):
             FrontendError: The file is broken, a dimension is open, or a node has no translation.
         """
         options = options.decided()
-        given = options.training and options.loss
+        given = options.with_loss and options.loss
         loss = call_loss(options.loss, options.seed) if given else None
         evaluation, loss = _read(Path(spec), options, loss)
         axes, growth = Axes(), Growth((), (evaluation,))
@@ -68,7 +68,7 @@ class OnnxFrontend(Frontend):
         graph = graph_of(evaluation, source)
         told = _told_apart(graph, evaluation)
         inner = Original(evaluation.model.written, evaluation.inputs, told) if told else None
-        graph = _with_loss(graph, spec) if options.training else graph
+        graph = _with_loss(graph, spec) if options.with_loss else graph
 
         def resized(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
             """The same file at other shapes of its inputs."""
@@ -112,7 +112,8 @@ def _read(path: Path, options: LoadOptions, loss: Loss | None) -> tuple[Evaluati
         return evaluate_file(path, options), None
     own = {n: s for n, s in options.shapes.items() if n not in loss.inputs}
     sized = loss.with_inputs(resized(loss.inputs, options))
-    return evaluate_file(path, replace(options, shapes=own)), Loss(_OfAll(loss.fn), sized.target)
+    of_all = Loss(_OfAll(loss.fn), sized.target, alone=not options.scored)
+    return evaluate_file(path, replace(options, shapes=own)), of_all
 
 
 def graph_of(evaluation: Evaluation, source: Source, loss: Loss | None = None) -> Graph:
@@ -144,9 +145,11 @@ def graph_of(evaluation: Evaluation, source: Source, loss: Loss | None = None) -
         return graph
     module = OnnxModule(evaluation)
     names = [*inputs, *loss.inputs]
+    ends = None if loss.alone else ["loss", *evaluation.outputs]
     graph = trace(
-        module, module.examples, input_names=names, loss=loss, source=source, origin=origin
-    )
+        module, module.examples, input_names=names, output_names=ends, loss=loss, source=source,
+        origin=origin,
+    )  # fmt: skip
     return _beside_readers(graph, module.names)
 
 
