@@ -19,6 +19,7 @@ from pipec.errors import PlanError
 from pipec.frontends.base import LoadOptions
 from pipec.frontends.leaves import read_back
 from pipec.frontends.load import load
+from pipec.frontends.pt2 import was_trusted
 from pipec.frontends.reload import load_options
 from pipec.frontends.torch_module import from_module
 from pipec.graph.ir import Graph
@@ -68,7 +69,13 @@ def tracer(plan: Plan, model: nn.Module | None, loss: Callable[..., object] | No
                 hint="pass it: Pipeline(plan, model=model), and loss= if it was compiled with one",
             )
         shapes = {n: tuple(t.shape) for n, t in inputs.items()}
-        told = replace(recorded, shapes=shapes, training=options.training, scored=options.scored)
+        told = replace(
+            recorded,
+            shapes=shapes,
+            training=options.training,
+            scored=options.scored,
+            trust=was_trusted(source.location),
+        )
         return load(source.location, told).graph
 
     return trace

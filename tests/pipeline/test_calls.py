@@ -193,8 +193,10 @@ def test_a_file_is_evaluated_and_takes_other_shapes(kind: str, tmp_path: Path) -
 
 
 def test_a_program_is_trusted_as_it_was(tmp_path: Path) -> None:
-    file = _exported(tmp_path / "net.pt2")
-    pipec.compile(file, devices="1xcpu", trust=True)
-    file.write_bytes(file.read_bytes() + b" ")
-    with pytest.raises(FrontendError, match="only if you trust it"):
-        pipec.compile(file, devices="1xcpu")
+    file, batch = _exported(tmp_path / "net.pt2"), [torch.ones(4, 8), torch.ones(4, 8)]
+    plan = pipec.compile(file, devices="1xcpu", trust=True)
+    with pipec.Pipeline(plan) as pipeline:
+        pipeline.evaluate([batch])
+        file.write_bytes(file.read_bytes() + b" ")
+        with pytest.raises(FrontendError, match="only if you trust it"):
+            pipeline.evaluate([[t[:2] for t in batch]])
