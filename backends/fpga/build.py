@@ -6,7 +6,7 @@ from typing import Any
 
 from pipec.backends.fpga.design import Stream
 from pipec.backends.fpga.engines.base import Engine, Folded, Layer
-from pipec.backends.fpga.engines.memory import Gather, Load
+from pipec.backends.fpga.engines.memory import Load
 from pipec.backends.fpga.engines.mvu import Mvu, Product, word_interval
 from pipec.backends.fpga.engines.parts import Memory, Weight
 from pipec.backends.fpga.engines.swg import Swg
@@ -79,9 +79,7 @@ def _numbers(layer: Layer, dtype: str) -> dict[str, Any]:
     """Element types of the engine that writes a layer's output, of 8-bit integers the formats."""
     if not layer.dtype:
         return {"dtype": dtype}
-    reads = [use.dtype for use in layer.inputs]
-    if isinstance(layer.nest, Gather) or not reads:
-        reads = [layer.dtype]
+    reads = [use.dtype for use in layer.inputs if use.dtype != "int32"] or [layer.dtype]
     return {
         "dtype": reads[0], "second": reads[-1] if len(reads) == 2 else "", "result": layer.dtype,
         "narrowing": layer.rescale,

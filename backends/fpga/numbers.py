@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipec.backends.fpga.int8 import int8_format, kind_of
+from pipec.errors import BackendError
 
 _PLAIN: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
@@ -46,12 +47,21 @@ def encoded(values: NDArray[Any], dtype: str) -> NDArray[np.generic]:
     Example:
         >>> encoded(np.array([0.3, 100.0]), "ap_fixed<8,4>").tolist()
         [5, 127]
+
+    Raises:
+        BackendError: A whole number needs more than the type's bits.
     """
     fixed, scaled8 = fixed_point(dtype), int8_format(dtype)
     if scaled8 is not None:
         return scaled8.raw(values)
     if fixed is None:
-        return np.asarray(values).astype(file_type(dtype), copy=False)
+        found = np.asarray(values).astype(file_type(dtype), copy=False)
+        if dtype == "int32" and not np.array_equal(found, values):
+            raise BackendError(
+                "a whole number does not fit the 32 bits of streams",
+                got=f"{np.min(values)} to {np.max(values)}",
+            )
+        return found
     top = 1 << (fixed[0] - 1)
     scaled = np.rint(np.asarray(values, dtype=np.float64) * 2.0 ** (fixed[0] - fixed[1]))
     return np.clip(scaled, -top, top - 1).astype(file_type(dtype))

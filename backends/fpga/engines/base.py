@@ -277,7 +277,7 @@ class Layer:
 
     def arithmetic(self, precision: str) -> str:
         """The element type in which it computes, in a network of some precision."""
-        return precision if self.dtype in ("", "int32") else kind_of(self.dtype)
+        return kind_of(self.dtype) if self.dtype else precision
 
     def with_tables(self, **tables: Table) -> Self:
         """The layer with other tables in some roles."""

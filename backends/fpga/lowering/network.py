@@ -20,7 +20,8 @@ from pipec.backends.fpga.lowering.constants import Constants
 from pipec.backends.fpga.lowering.view import View, permutation, standard_order
 from pipec.graph.ir import Graph, origin, tensors
 
-DTYPES = {torch.int64: "int32", torch.int32: "int32", torch.bool: "int32"}
+INTEGER = "int32"
+DTYPES = {torch.int64: INTEGER, torch.int32: INTEGER, torch.bool: INTEGER}
 """Torch type to stream type; floating point becomes the design's precision."""
 LOWEST = -3e38
 """What is less is as good as minus infinity around maxima: exporters write float32's least."""
@@ -242,19 +243,27 @@ class Builder:
         """
         rows = view.numel // channels
         known = {role: table for role, table in (tables or {}).items() if table is not None}
+        dtype = dtype or inputs[0].dtype
+        whole = all(t == INTEGER for t in (dtype, *(use.dtype for use in inputs)))
         layer = Layer(
             **self.facts(node, suffix), inputs=inputs, rows=rows, channels=channels, nest=nest,
-            tables=known, **fields,
+            tables=known, dtype=INTEGER if whole else "", **fields,
         )  # fmt: skip
-        return Value(self.add(layer), rows, channels, view, dtype or inputs[0].dtype)
+        return Value(self.add(layer), rows, channels, view, dtype)
 
     def put_map(
         self, node: fx.Node, value: Value, steps: Sequence[MapStep], *others: Use, suffix: str = ""
     ) -> Value:
         """Append a chain of steps on a value, and perhaps on a second stream; what comes out."""
         channels, uses = value.channels, (value.use(), *others)
-        nest = Map(value.view.numel // channels, channels)
-        return self.put(nest, node, uses, value.view, channels, suffix=suffix, steps=tuple(steps))
+        nest, dtype = Map(value.view.numel // channels, channels), ""
+        if steps and value.dtype == INTEGER:  # half an integer is none
+            dtype = self.stream_type(node)
+            if tensors(node)[0].dtype is torch.bool:
+                steps = (*steps, MapStep("min", "scalar", 1.0))
+        return self.put(
+            nest, node, uses, value.view, channels, suffix=suffix, dtype=dtype, steps=tuple(steps)
+        )
 
     def innermost(self, node: fx.Node, value: Value, axes: Sequence[int]) -> Value:
         """``value`` with ``axes`` innermost in the stream; reordered if they are not."""

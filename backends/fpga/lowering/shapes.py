@@ -10,6 +10,7 @@ from torch import fx
 
 from pipec.backends.fpga.engines.memory import Gather
 from pipec.backends.fpga.engines.route import Concat, Const, Slice
+from pipec.backends.fpga.engines.steps import MapStep
 from pipec.backends.fpga.lowering.borders import around
 from pipec.backends.fpga.lowering.constants import shape_of
 from pipec.backends.fpga.lowering.dense import constant
@@ -25,6 +26,7 @@ from pipec.backends.fpga.lowering.network import (
     row_channels,
 )
 from pipec.backends.fpga.lowering.view import View, merged, standard_order, strides_of
+from pipec.graph.ir import tensor
 
 
 @lowers(
@@ -55,6 +57,8 @@ def renamed(b: Builder, node: fx.Node) -> Value:
         value = b.standard(node, value)
     if b.stream_type(node) != value.dtype:
         raise UnsupportedError(f"a conversion from {value.dtype} to {b.stream_type(node)}")
+    if tensor(node).dtype is torch.bool is not tensor(cast("fx.Node", node.args[0])).dtype:
+        value = b.put_map(node, value, [MapStep("abs")])
     return value.reshape(shape_of(node))
 
 

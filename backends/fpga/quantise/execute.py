@@ -83,6 +83,7 @@ class Chain:
             if layer.clamp != UNCLAMPED:
                 result = result.clamp(*layer.clamp)
             result = result.reshape(layer.rows, layer.channels)
+            result = result.long() if layer.dtype == "int32" else result.float()
             edges[layer.name] = hook(stage, layer.name, layer, result)
         outputs = {}
         for port in network.outputs:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pipec.backends.fpga.engines.base import Layer, Nest, Use
 from pipec.backends.fpga.engines.map import Map, sum_multipliers
 from pipec.backends.fpga.engines.matmul import Matmul
+from pipec.backends.fpga.engines.memory import Gather
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.parts import Array, Narrowing, Table
 from pipec.backends.fpga.engines.reduce import Reduce
@@ -64,8 +65,13 @@ def _layer(layer: Layer, types: Mapping[str, str]) -> Layer:
     inputs = tuple(_typed(use, types) for use in layer.inputs)
     plain = inputs[0].dtype if inputs else "int32"  # nobody reads it as a real number
     typed = dataclasses.replace(layer, inputs=inputs, dtype=types.get(layer.name, plain))
-    if int8_format(typed.dtype) is None or any(u.dtype == "int32" for u in typed.inputs):
+    if int8_format(typed.dtype) is None or isinstance(layer.nest, Gather):
         return typed
+    if any(u.dtype == "int32" for u in inputs):
+        raise BackendError(
+            "arithmetic of integers with real numbers has no 8-bit format", where=layer.origin,
+            hint="choose another --precision",
+        )  # fmt: skip
     return integer(typed.nest, typed)
 
 
