@@ -97,16 +97,16 @@ def literal(value: float, dtype: str) -> str:
     Example:
         >>> literal(0.1, "float32"), literal(2, "float32"), literal(3, "int32")
         ('0.1f', '2.0f', '3')
-        >>> literal(float("-inf"), "float32")
-        'least<float>()'
+        >>> literal(float("-inf"), "float32"), literal(1e39, "float32")
+        ('least<float>()', '-least<float>()')
     """
     if dtype in ("int8", "int32"):
         return str(int(value))
-    if math.isinf(value):
-        return f"{'-' if value > 0 else ''}least<float>()"
     if math.isnan(value):
         raise BackendError("a constant of the model is not a number", got=value)
-    return f"{np.float32(value)!s}f"
+    with np.errstate(over="ignore"):
+        single = np.float32(value)
+    return f"{'-' if value > 0 else ''}least<float>()" if np.isinf(single) else f"{single!s}f"
 
 
 def struct(
