@@ -26,14 +26,14 @@ from pipec.backends.fpga.engines.parts import Array, Narrowing, Table
 from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.steps import Mode, affine_steps, clamp_of, mode_of
 from pipec.backends.fpga.engines.vvu import Vvu
-from pipec.backends.fpga.int8 import HIGHEST, Int8, int8_format, multipliers, packed
+from pipec.backends.fpga.int8 import HIGHEST, LOWEST, Int8, int8_format, multipliers, packed
 from pipec.backends.fpga.lowering.network import Network
 from pipec.backends.fpga.quantise.calibrate import HIDDEN
 from pipec.errors import BackendError
 
 _SUM_LIMIT = 2**31 - 1
-_SOME, _NEARLY = 1000, 1e-4
-"""Weights that are looked at first, and how far from a whole number 8-bit integers may be."""
+_SOME, _NEARLY = 8, 1e-4
+"""Weights of a channel that are looked at first; how far from a whole number integers may be."""
 _AFFINE_SHIFT = 22
 """Largest shift of ``x * table + table``: a bias of 500 steps of the result still fits 32 bits."""
 
@@ -130,33 +130,36 @@ def weight_scale(
 ) -> NDArray[np.float64]:
     """Scale of the weights of every output channel: 127 steps, and a bias that fits.
 
-    Weights that are 8-bit integers already, as in a file with one scale for all of a layer's
-    channels, keep their step: none of them is rounded again.
+    Weights of a channel that are 8-bit integers already, as in a quantised file, keep a step of
+    which all are multiples: none of them is rounded again.
 
     Args:
         weight: The weights of all channels.
         over: Axes of the weights of one channel.
         bias: Magnitude of its bias, over the scale of what is multiplied with the weights.
     """
-    step = _own_step(weight)
-    own = np.abs(weight).max(axis=over) / HIGHEST if step is None else step
+    step = _own_steps(weight.reshape(bias.size, -1)).reshape(bias.shape)
+    own = np.where(step > 0, step, np.abs(weight).max(axis=over) / HIGHEST)
     scale = np.maximum(own, bias / 2**29)
     return np.where(scale > 0, scale, 1.0)
 
 
-def _own_step(weight: NDArray[np.float64]) -> float | None:
-    """The finest step that all weights are whole multiples of, the largest one at most 127."""
-    largest = float(np.abs(weight).max(initial=0.0))
-    if largest == 0.0:
-        return None
-    some = weight.reshape(-1)[:: -(-weight.size // _SOME)]
-    steps = (largest / count for count in range(HIGHEST, 0, -1))
-    return next((s for s in steps if _whole(some / s) and _whole(weight / s)), None)
+def _own_steps(weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of every row the finest step that its weights are 8-bit multiples of; 0 if there is none."""
+    largest, found = np.abs(weight).max(axis=1), np.zeros(len(weight))
+    some = weight[:, :: -(-weight.shape[1] // _SOME)]
+    for count in range(-LOWEST, 0, -1):
+        rows = np.flatnonzero((found == 0) & (largest > 0))
+        rows = rows[_whole(some[rows] * count / largest[rows, None])]
+        steps = weight[rows] * count / largest[rows, None]
+        rows = rows[_whole(steps) & (steps.max(axis=1) < HIGHEST + 0.5)]
+        found[rows] = largest[rows] / count
+    return found
 
 
-def _whole(numbers: NDArray[np.float64]) -> bool:
-    """Whether these are integers, but for what float32 rounds off."""
-    return bool((np.abs(numbers - np.rint(numbers)) < _NEARLY).all())
+def _whole(rows: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which rows are integers, but for what float32 rounds off."""
+    return np.asarray((np.abs(rows - np.rint(rows)) < _NEARLY).all(axis=1))
 
 
 @integer.register

@@ -204,8 +204,8 @@ def one_hot(b: Builder, node: fx.Node) -> Value:
     if len(shape) != 2:
         raise UnsupportedError(f"one-hot rows of a rank {len(shape) - 1} tensor")
     nest = OneHot(*shape, ignored=cast("int", argument(node, 2, "ignored", -1)))
-    found = b.put(nest, node, (value.use(1),), View.of(shape, (0, 1)), shape[1])
-    return dataclasses.replace(found, dtype=b.precision)
+    view = View.of(shape, (0, 1))
+    return b.put(nest, node, (value.use(1),), view, shape[1], dtype=b.precision)
 
 
 _ROW_GRADIENTS = {

@@ -1,5 +1,6 @@
 """8-bit integers: the C++ against whole numbers in numpy, formats against onnxruntime, losses."""
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -286,14 +287,18 @@ def test_without_weights_it_is_planned_with_but_not_emitted(tmp_path: Path) -> N
 
 
 def test_weights_that_are_8_bit_integers_already_keep_them() -> None:
-    """One scale for all channels, of which few reach 127, and a largest integer below it."""
+    """One scale for all channels or one each, of which few reach 127; -128 is an integer too."""
     rng = np.random.default_rng(0)
-    for most in (127, 90):
-        whole = rng.integers(-most, most + 1, size=(8, 20)) // np.arange(1, 9)[:, None]
+    for most, each in itertools.product((127, 90, -128), (0.0, 0.3)):
+        whole = rng.integers(-100, 91, size=(8, 20)) // np.arange(1, 9)[:, None]
         whole[0, 0] = most
-        weight = (whole * np.float32(0.0123)).astype(np.float32).astype(np.float64)
+        steps = np.float32(0.0123) * (1 + each * np.arange(8, dtype=np.float32)[:, None])
+        weight = (whole * steps).astype(np.float32).astype(np.float64)
         scale = np.broadcast_to(weight_scale(weight, (1,), np.zeros(8)), 8)[:, None]
-        assert np.abs(np.rint(weight / scale) * scale - weight).max() < 1e-6
+        raw = np.rint(weight / scale)
+        assert np.abs(raw * scale - weight).max() < 1e-6
+        assert raw.min() >= -128
+        assert raw.max() <= 127
     loose = rng.normal(size=(8, 20))
     assert np.allclose(weight_scale(loose, (1,), np.zeros(8)), np.abs(loose).max(1) / 127)
 

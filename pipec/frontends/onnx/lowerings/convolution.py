@@ -43,10 +43,11 @@ def conv_transpose(ctx: Context, x: Tensor, w: Tensor, bias: Tensor | None = Non
     small = all(e < max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True))
     if begin == end and min(begin) >= 0 and small:
         return function(x, w, bias, strides, begin, extra, groups, dilations)
-    y = function(x, w, None, strides, 0, 0, groups, dilations)
     borders = [(-b, o - e) for b, e, o in zip(begin, end, extra, strict=True)]
+    late = None if max(map(max, borders)) <= 0 else bias  # padding is not zero, but the bias
+    y = function(x, w, bias if late is None else None, strides, 0, 0, groups, dilations)
     y = fn.pad(y, [n for border in reversed(borders) for n in border])
-    return y if bias is None else y + bias.reshape(-1, *ones)
+    return y if late is None else y + late.reshape(-1, *ones)
 
 
 def _transposed_pads(
