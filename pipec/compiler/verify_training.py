@@ -72,19 +72,20 @@ def compare_gradients(
         source = source.replace(weights={**source.weights, **buffers})
     rows = compared(found, want, stage_of, tolerance, sizes)
     if tolerance and not all(row.ok for row in rows):
-        noise = _noise(model, batches[0], set(found), partial(stream, seed, 0))
-        sizes = {n: max(sizes[n], ROUNDINGS * noise[n] / tolerance) for n in sizes}
+        noise = noise_of(model, batches[0], set(found), seed)
+        sizes = {n: max(sizes[n], noise[n] / tolerance) for n in sizes}
         rows = compared(found, want, stage_of, tolerance, sizes)
     return rows
 
 
-def _noise(
-    source: Graph, batch: Mapping[str, Tensor], names: set[str], seeds: Stream
+def noise_of(
+    source: Graph, batch: Mapping[str, Tensor], names: set[str], seed: int
 ) -> dict[str, float]:
-    """How far each gradient moves when all that is read is rounded once, at most of a few trials.
+    """How far some roundings of all that is read move each gradient, at most of a few trials.
 
     The gradient of a bias in front of a normalisation, say, is a sum of large terms that cancel.
     """
+    seeds = partial(stream, seed, 0)
     exact, _ = _autograd(source, batch, names, seeds)
     found = dict.fromkeys(names, 0.0)
     for trial in range(TRIALS):
@@ -93,7 +94,8 @@ def _noise(
         weights = {n: rounded(t, generator) for n, t in source.weights.items()}
         grads, _ = _autograd(source.replace(weights=weights), moved, names, seeds)
         for n, g in grads.items():
-            found[n] = max(found[n], float((g - exact[n]).abs().max()) if g.numel() else 0.0)
+            moves = float((g - exact[n]).abs().max()) if g.numel() else 0.0
+            found[n] = max(found[n], ROUNDINGS * moves)
     return found
 
 

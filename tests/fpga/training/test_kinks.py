@@ -1,12 +1,14 @@
 """ReLUs at zero and maxima at a tie: kernels and torch may take unlike sides."""
 
 from functools import cache
+from pathlib import Path
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import pipec
 from pipec.backends.fpga.training.kinks import other_sides
 from pipec.compiler.verify_training import add, chained, gradients_of
 from pipec.frontends.trace import Loss, trace
@@ -173,3 +175,20 @@ def test_other_places_explain_nothing(shape: tuple[int, int, int, int], wrong: s
     assert other_sides(stages, held, [here], 0, saved, 1e-5).gradients == {}
     if wrong == "outside":
         assert other_sides(stages, held, [here], 0, saved, 1e9).maxima == 0
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_no_error(tmp_path: Path) -> None:
+    """Of a bias in front of a normalisation: verified from the files, as a user does."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
+    model, x = nn.Sequential(*layers), torch.randn(2, 3, 6, 5)
+
+    def loss(y: Tensor) -> Tensor:
+        return y.square().mean()
+
+    out = tmp_path / "out"
+    plan = pipec.compile(model, x, "1xvcu118", target="fpga", loss=loss, microbatches=2)
+    plan.save(out)
+    report = pipec.verify(out, model, x, loss=loss)
+    assert report.ok, [c for c in report.boundaries if not c.ok]
+    assert "0.bias" in [c.name for c in report.boundaries if c.kind == "gradient"]
