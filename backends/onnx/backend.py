@@ -19,7 +19,7 @@ from pipec.errors import BackendError, PipecError
 from pipec.graph.arrays import ONNX_TYPES
 from pipec.graph.axes import Axes, reason
 from pipec.graph.eager import EAGER
-from pipec.graph.ir import Graph, OutputKind, origin, tensors
+from pipec.graph.ir import Graph, InputKind, OutputKind, origin, tensors
 from pipec.graph.lower import lower
 from pipec.graph.quantised import QUANTISED
 from pipec.graph.rules import OWN_NAMESPACES
@@ -49,7 +49,7 @@ class OnnxBackend(Backend):
 
         Raises:
             BackendError: The model trains, has no weight data, or holds ops of other packages or
-                values of types that ONNX lacks.
+                values of types that onnxruntime does not take where a stage begins or ends.
         """
         if plan.graph.outputs_of(OutputKind.LOSS):
             raise BackendError(
@@ -60,11 +60,14 @@ class OnnxBackend(Backend):
         if not all_have_data(plan.graph.weights):
             raise BackendError("an ONNX file holds its weights, and the model was built without")
         found = list(_foreign(plan)) if plan.graph.source.kind != "onnx" else []
-        nodes = plan.graph.nodes
+        nodes, graph = plan.graph.nodes, plan.graph
+        ends = {i.node: i.name for i in graph.inputs_of(InputKind.INPUT)}
+        ends |= {o.node: o.name for o in graph.outputs}
         found += [
-            f"{c.value}: {c.dtype}, which ONNX lacks"
-            for c in plan.channels
-            if any(t.dtype not in ONNX_TYPES for t in tensors(nodes[c.value]))
+            f"{name}: {str(t.dtype).removeprefix('torch.')}, which onnxruntime does not take"
+            for node, name in ({c.value: c.value for c in plan.channels} | ends).items()
+            for t in tensors(nodes[node])
+            if t.dtype not in ONNX_TYPES or t.dtype.is_complex
         ]
         if found:
             shown = "\n    ".join(found[:20])

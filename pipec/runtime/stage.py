@@ -148,7 +148,10 @@ def check_input(name: str, kind: TensorType, inputs: Mapping[str, object], micro
     got = inputs[name]
     given = TensorType.of(got) if isinstance(got, torch.Tensor) else None
     if given is None or (given.shape, given.dtype) != (kind.shape, kind.dtype):
-        smaller = given is not None and given.shape[1:] == kind.shape[1:]
+        smaller = given is not None and (given.shape[1:], given.dtype) == (
+            kind.shape[1:],
+            kind.dtype,
+        )
         raise PlanError(
             "an input has another type than the model was compiled for",
             where=f"input {name} of microbatch {microbatch}",

@@ -1,6 +1,7 @@
 """The ONNX target: files that onnxruntime and the checker take, under the source's own names."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import onnxruntime as ort
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from torch import nn
 
+import pipec
 from pipec.backends.onnx import files as onnx_files
 from pipec.backends.onnx.backend import OnnxBackend
 from pipec.backends.onnx.files import write_model
@@ -256,8 +259,10 @@ class Batch(torch.nn.Module):
     ],
 )
 def test_what_the_exporter_writes_otherwise_is_refused(
-    model: torch.nn.Module, words: str, tmp_path: Path
+    model: torch.nn.Module, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if isinstance(model, Spectrum):  # the check before tells it already
+        monkeypatch.setattr(OnnxBackend, "check", lambda *_: None)
     graph = from_module(model, (torch.randn(4, 8),)).graph
     with pytest.raises(BackendError, match=words):
         emit(cut(graph, target="onnx"), tmp_path / "out")
@@ -375,3 +380,28 @@ def test_nodes_of_a_quantised_file_are_timed_by_the_engine_that_runs_them(tmp_pa
     assert origin(read.graph.node(slowest)).index == 1
     plain = load(str(traps(tmp_path / "plain.onnx")))
     assert not OnnxBackend().node_seconds(plain.graph, plain.example_inputs, 3)
+
+
+class Spectral(nn.Module):
+    def __init__(self, *, inside: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.inside = nn.Linear(8, 8), nn.Linear(8, 8), inside
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = torch.fft.rfft(self.first(x.real))
+        result: torch.Tensor = self.second(torch.fft.irfft(found, n=8)) if self.inside else found
+        return result
+
+
+@pytest.mark.parametrize("taken", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("inside", [True, False])
+def test_complex_values_stay_inside_a_stage(taken: torch.dtype, *, inside: bool) -> None:
+    model, x = Spectral(inside=inside), torch.randn(4, 8, dtype=taken)
+    compiled = partial(pipec.compile, model, x, "2xcpu", target="onnx")
+    if inside and not taken.is_complex:
+        assert pipec.verify(compiled(), model, x).ok
+        return
+    names = [n for n, wrong in (("x", taken.is_complex), ("output", not inside)) if wrong]
+    told = "(.|\n)*".join(f"{n}: complex64, which onnxruntime does not take" for n in names)
+    with pytest.raises(BackendError, match=told):
+        compiled()

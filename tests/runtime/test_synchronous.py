@@ -244,7 +244,7 @@ def test_a_smaller_last_microbatch_is_refused_with_a_hint() -> None:
     [
         ([[0.0]], r"input input of microbatch 0\n  got:   list\n  want:  a tensor"),
         (torch.ones(4, 16).numpy(), r"got:   ndarray\n  want:  a tensor"),
-        (torch.ones(4, 16).double(), r"got:   float64\[4, 16\]\n  want:  float32\[4, 16\]"),
+        (torch.ones(4, 16).double(), r"got:   float64\[4, 16\]\n  want:  float32\[4, 16\]$"),
         (torch.ones(4, 15), r"got:   float32\[4, 15\]\n  want:  float32\[4, 16\]$"),
     ],
     ids=["list", "array", "dtype", "shape"],
