@@ -69,7 +69,7 @@ class Arithmetic:
 
 _TABLE = {
     "float32": Arithmetic(DSP_PER_MAC["float32"], 3, 2, 276, 5, MUL, ADD, 1),
-    "float16": Arithmetic(DSP_PER_MAC["float16"], 2, 2, 250, 4, MUL + CONVERT, ADD, 1 + CONVERT),
+    "float16": Arithmetic(DSP_PER_MAC["float16"], 2, 2, 250, 4, MUL + CONVERT, ADD, 2 + CONVERT),
     "bfloat16": Arithmetic(DSP_PER_MAC["bfloat16"], 1, 2, 200, 4, MUL, ADD, 3),
     "int8": Arithmetic(2 * DSP_PER_MAC["int8"], 1, 0, 30, 1, 2, 1, 8, 280.0, together=2),
     "int32": Arithmetic(3, 3, 0, 64, 1, 2, 1, 1),
