@@ -83,11 +83,11 @@ class Perm(Nest):
 
     @property
     def depth(self) -> int:
-        """Pipeline depth: the place of an element out of its number; out of registers, a choice."""
+        """Pipeline depth: the place of an element; in registers, of any lane, and a choice."""
         tokens = ceil_div(self.channels_out, self.lanes_out)
         if self._banked:
             return place_depth((tokens, self.lanes_in))
-        sizes, among = [self.sizes[axis] for axis in self.order], MEMORY
+        sizes, among = [self.sizes[axis] for axis in self.order], 2 * MEMORY
         if self._whole:
             tokens, among = self.lanes_in, 0
         axes = ((math.prod(sizes[k + 1 :]), size * (k > 0)) for k, size in enumerate(sizes))

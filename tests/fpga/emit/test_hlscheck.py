@@ -1,6 +1,7 @@
 """Intervals from the code: loops of vendor reports, forms that differ by one fault, engines."""
 
 import dataclasses
+import math
 import re
 import shutil
 from collections import defaultdict
@@ -24,6 +25,7 @@ from pipec.backends.fpga.emit.share import link_files, shared
 from pipec.backends.fpga.emit.stage import write_stage
 from pipec.backends.fpga.engines.base import Nest
 from pipec.backends.fpga.engines.norm import ROW_OPS, Norm
+from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.poolgrad import Scatter
 from pipec.backends.fpga.engines.steps import BINARY, UNARY
 from pipec.backends.fpga.links import HAND_OVER
@@ -607,6 +609,24 @@ def test_row_units_drain_as_long_as_they_say(
     for number, gaps in enumerate(((10,) * nest.passes, half)):
         short = dataclasses.replace(nest, gaps=gaps)
         assert not all(i.ok for i in row_unit(tmp_path / f"short{number}", short, clock))
+
+
+@needs_clang
+@pytest.mark.parametrize(
+    ("sizes", "order", "ends"),
+    [((4, 68), (1, 0), (272, 17, 272, 17)), ((4, 12, 4, 5), (3, 2, 1, 0), (240, 15, 60, 6)),
+     ((64, 4, 3), (2, 1, 0), (12, 1, 256, 1)), ((512, 12), (1, 0), (12, 4, 512, 4))],
+)  # fmt: skip
+def test_a_place_takes_no_longer_than_estimated(
+    tmp_path: Path, sizes: tuple[int, ...], order: tuple[int, ...], ends: tuple[int, ...]
+) -> None:
+    """In registers, whole tokens and banks; three of the four take every cycle of it."""
+    nest, total = Perm(1, sizes, order, *ends), math.prod(sizes)
+    x, y = (np.zeros((total // c, c), np.float32) for c in ends[::2])
+    case = Case("unit", nest, [(x, ends[1])], [(y, ends[3])])
+    write_stage(design_of([case]), tmp_path, golden=None)
+    (found,) = (i for i in loops_in(tmp_path / "src", 300.0) if i.engine == "unit")
+    assert nest.depth - 3 <= found.depth <= nest.depth
 
 
 @needs_clang
