@@ -618,7 +618,7 @@ def test_row_units_drain_as_long_as_they_say(
      ((64, 4, 3), (2, 1, 0), (12, 1, 256, 1)), ((512, 12), (1, 0), (12, 4, 512, 4))],
 )  # fmt: skip
 def test_a_place_takes_no_longer_than_estimated(
-    tmp_path: Path, sizes: tuple[int, ...], order: tuple[int, ...], ends: tuple[int, ...]
+    tmp_path: Path, sizes: tuple[int, ...], order: tuple[int, ...], ends: tuple[int, int, int, int]
 ) -> None:
     """In registers, whole tokens and banks; three of the four take every cycle of it."""
     nest, total = Perm(1, sizes, order, *ends), math.prod(sizes)
