@@ -19,10 +19,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -243,26 +245,38 @@ def rank(model: str, schedules: list[str], device: str) -> None:
             print(json.dumps(found), flush=True)
 
 
-def show(job: tuple[str, list[str], str]) -> str:
-    """The rows of one model under some schedules."""
-    lines = list[str]()
-    for schedule, ways in counted(*job).items():
-        for way, (want, got) in ways.items():
-            pair = "   ".join("  ".join(f"{b / 1e6:6.2f}" for b in row) for row in (want, got))
-            off = "  ".join(f"{g / w - 1:+6.1%}" for w, g in zip(want, got, strict=True))
-            lines.append(f"{schedule:13} {way:10} {pair}   {off}")
-    return "\n".join(lines)
+def rows_of(schedule: str, ways: dict[str, Row]) -> Iterator[str]:
+    """The rows of a model under one schedule."""
+    for way, (want, got) in ways.items():
+        pair = "   ".join("  ".join(f"{b / 1e6:6.2f}" for b in row) for row in (want, got))
+        off = "  ".join(f"{g / w - 1:+6.1%}" for w, g in zip(want, got, strict=True))
+        yield f"{schedule:13} {way:10} {pair}   {off}"
+
+
+def summary(found: Sequence[dict[str, dict[str, Row]]], schedules: Sequence[str]) -> Iterator[str]:
+    """Per schedule and way the figures of all models and ranks together."""
+    yield "counted above predicted    lowest  median  highest   above 2 %"
+    for schedule, way in product(schedules, WAYS):
+        those = [ways[way] for model in found for ways in [model.get(schedule, {})] if way in ways]
+        off = [g / w - 1 for want, got in those for w, g in zip(want, got, strict=True)]
+        if off:
+            three = f"{min(off):+8.1%} {median(off):+7.1%} {max(off):+8.1%}"
+            yield f"{schedule:13} {way:10} {three} {sum(x > 0.02 for x in off):5} of {len(off)}"
 
 
 def main(models: list[str], schedules: list[str], device: str) -> None:
-    """Print a table per model; what shares a GPU only shares its time."""
+    """Print a table per model, and one of all; what shares a GPU only shares its time."""
     parts = [schedules] if device == "cpu" else [[s] for s in schedules]
+    found = list[dict[str, dict[str, Row]]]()
     with ThreadPoolExecutor(1 if device == "cpu" else _AT_ONCE) as pool:
-        rows = pool.map(show, [(m, part, device) for m in models for part in parts])
+        rows = pool.map(lambda job: counted(*job), [(m, p, device) for m in models for p in parts])
         for model in models:
             print(f"{model:13} {'':10}   predicted MB      counted MB     counted above predicted")
             for _ in parts:
-                print(next(rows), flush=True)
+                found.append(next(rows))
+                for schedule, ways in found[-1].items():
+                    print(*rows_of(schedule, ways), sep="\n", flush=True)
+    print(*summary(found, schedules), sep="\n")
 
 
 if __name__ == "__main__":
