@@ -34,6 +34,9 @@ from pipec.errors import BackendError
 _SUM_LIMIT = 2**31 - 1
 _SOME, _NEARLY = 8, 1e-4
 """Weights of a channel that are looked at first; how far from a whole number integers may be."""
+_LARGEST_BIAS = 2**19
+"""Steps of a bias: one shift for all channels leaves multipliers of fine scales few bits, so that a
+larger one would be multiplied by a number that is rounded too far."""
 _AFFINE_SHIFT = 22
 """Largest shift of ``x * table + table``: a bias of 500 steps of the result still fits 32 bits."""
 
@@ -140,7 +143,7 @@ def weight_scale(
     """
     step = _own_steps(weight.reshape(bias.size, -1)).reshape(bias.shape)
     own = np.where(step > 0, step, np.abs(weight).max(axis=over) / HIGHEST)
-    scale = np.maximum(own, bias / 2**29)
+    scale = np.maximum(own, bias / _LARGEST_BIAS)
     return np.where(scale > 0, scale, 1.0)
 
 

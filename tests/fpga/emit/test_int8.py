@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+import pipec
 from pipec.backends.fpga.backend import FpgaBackend
 from pipec.backends.fpga.csim.run import load_stages
 from pipec.backends.fpga.design import StageDesign
@@ -38,7 +39,7 @@ from pipec.errors import BackendError
 from pipec.frontends.base import Loaded
 from pipec.frontends.load import load
 from pipec.frontends.trace import trace
-from pipec.graph.ir import Source
+from pipec.graph.ir import InputKind, Source
 from tests.fpga.design.models import graph_of, made
 from tests.fpga.design.numeric import execute
 from tests.fpga.emit.integers import run8, steps_of
@@ -321,3 +322,18 @@ def test_results_that_only_lowering_makes_are_no_integers_of_the_model(tmp_path:
     plan = make_plan(graph, parse_cluster("1xvcu118"), "fpga", options={"precision": "int8"})
     emit(plan, tmp_path / "out")
     assert len(load_stages(list((tmp_path / "out").glob("stage*")))) == 1
+
+
+def test_a_bias_beside_weights_of_nothing_keeps_its_value(tmp_path: Path) -> None:
+    """A pruned channel beside one of large weights: one shift for both."""
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(6, 3), torch.rand(4, 6) * 2 - 1
+    layer.weight.data *= torch.tensor([[10.0], [0.0], [1e-6]])
+    layer.bias.data = torch.tensor([0.0, -5.3, 3.1])
+    plan = pipec.compile(layer, x, "1xvcu118", target="fpga", precision="int8")
+    emit(plan, tmp_path / "out")
+    (stage,) = FpgaBackend().load(plan, tmp_path / "out").stages
+    (name,) = (i.name for i in plan.graph.inputs_of(InputKind.INPUT))
+    (found,) = stage({name: x}).values()
+    step = (layer(x).max() - layer(x).min()) * 1.2 / 255
+    assert ((found - layer(x))[:, 1:].abs() <= 0.6 * step).all()
