@@ -106,6 +106,14 @@ def test_slots_that_swap_hold_three_sets() -> None:
     assert found.added <= found.bound + 1e-3
 
 
+def test_more_room_is_never_slower() -> None:
+    """Slots of both depths share the values: with 28 bytes the choice was slower than with 26."""
+    ten = Problem(np.full(10, 1.0), np.full(10, 1.0), 10.0, 20.0, 15.0, 0.5, 4)
+    added = [choose(replace(ten, cap=float(cap))).added for cap in range(15, 41)]
+    assert added == sorted(added, reverse=True)
+    assert max(added[10:]) == pytest.approx(0)
+
+
 def test_slots_hold_what_leaves() -> None:
     with pytest.raises(PartitionError, match="do not hold the values that leave"):
         play(stage(80, 10), np.full(4, OFFLOAD), [Slot(1, (0, 1))])
