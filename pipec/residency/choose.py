@@ -21,7 +21,7 @@ SHRINK = (0.99, 0.98, 0.97, 0.96, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2
 PARTS = (1, 8, 32)
 """Slots of equal bytes: the more of them, the more the copies are like a fluid."""
 SHARES = np.arange(1, 8) / 8
-"""Of the bytes that leave, in a slot of depth 1, so that fewer sets meet than at depth 2."""
+"""Of the values that leave, in a slot of depth 1, so that fewer sets meet than at depth 2."""
 STARTS, MANY = (10, 2), 100
 """Most unlike decisions that are improved: of up to so many values, and of more."""
 
@@ -164,8 +164,8 @@ def _arranged(problem: Problem, decision: IntArray) -> Iterator[Played]:
         yield play(problem, decision, slots, exactly=False)
     for share in SHARES:
         early = np.arange(len(leaving)) * share % 1 < share  # evenly among the values
-        halves = _dealt(problem, leaving[early], 1, 1) + _dealt(problem, leaving[~early], 2, 1)
-        yield play(problem, decision, halves, exactly=False)
+        slots = _dealt(problem, leaving[early], 1, 1) + _dealt(problem, leaving[~early], 2, 1)
+        yield play(problem, decision, slots, exactly=False)
 
 
 def _dealt(problem: Problem, leaving: IntArray, depth: int, count: int) -> tuple[Slot, ...]:

@@ -18,12 +18,13 @@ import torch
 from pipec.runtime.device import Copied, Device
 from pipec.runtime.placing import Messages
 from pipec.runtime.program import Program
-from pipec.runtime.rounds import Rounds, Turn, given_up
+from pipec.runtime.rounds import Rounds, Turn
 from pipec.runtime.stage import StageRunner
 from pipec.runtime.tensors import pack, unpack
 from pipec.runtime.transport import Message, Transport, Waits, until
 from pipec.runtime.weights import StageWeights, Updates, Version
 from pipec.schedule.action import Action
+from pipec.simulate.row_memory import given_up
 
 Key = tuple[str, int]
 
@@ -58,7 +59,7 @@ class Moves:
         """Take another schedule, or further shapes; between rounds only."""
         self._messages = Messages(program, rounds, others)
         self._rank = rounds.device
-        self._given_up = given_up(program.schedule, program.timeline, rounds.device)
+        self._given_up = given_up(program.schedule, rounds.device, program.times)
 
     def start(self, row: list[Turn]) -> None:
         """Begin a round: tell the transport what will come."""
@@ -109,6 +110,11 @@ class Moves:
         self._at = place
         self._release(place)
 
+    def _hold(self, copy: Copied) -> None:
+        """Keep what a copy out reads until it is over; on a CPU it is over already."""
+        if copy.read:
+            self._out.append((self._given_up[self._at], copy))
+
     def _release(self, place: float = inf) -> None:
         """Let compute wait for the copies out that are over before the action at a place."""
         while self._out and self._out[0][0] <= place:
@@ -117,7 +123,7 @@ class Moves:
     def send_state(self, action: Action) -> None:
         """OFFLOAD_O: the state of a stage's optimizer, to host memory."""
         if resting := self._weights[action.stage].resting:
-            self._out.append((self._given_up[self._at], resting.rest()))
+            self._hold(resting.rest())
 
     def receive_state(self, action: Action) -> None:
         """FETCH_O: it comes back for the next step."""
@@ -161,7 +167,7 @@ class Moves:
             self._transport.send(message, pack(tensors, types))
         else:
             copy = self._device.to_host(tensors, types)
-            self._out.append((self._given_up[self._at], copy))
+            self._hold(copy)
             if message.src == message.dst:
                 self._host[message] = copy
             else:

@@ -17,7 +17,7 @@ from pipec.plan.model import Plan, Stage, ValueChannel
 from pipec.runtime.draws import Draws, numbered
 from pipec.runtime.tensors import TensorType
 from pipec.schedule.schedule import Schedule
-from pipec.simulate.timeline import Timeline
+from pipec.simulate.times import Float
 
 
 def gradient_of(channel: str) -> str:
@@ -174,10 +174,12 @@ class Program:
         return {*backward, *shared, self.steppers} - {()}
 
     @property
-    def timeline(self) -> Timeline | None:
-        """The plan's, if it is of this schedule."""
+    def times(self) -> tuple[Float, Float] | None:
+        """When each action begins and ends, if the plan's timeline is of this schedule."""
         found = self.plan.timeline
-        return found if found is not None and found.schedule is self.schedule else None
+        if found is None or found.schedule is not self.schedule:
+            return None
+        return found.begin, found.end
 
     @property
     def flush(self) -> bool:

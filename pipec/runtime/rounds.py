@@ -9,13 +9,10 @@ belongs to new ones.
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from pipec.runtime.shares import Shares
 from pipec.schedule.action import Action, ActionKind
 from pipec.schedule.endless import VERSIONED, updates_per_round
 from pipec.schedule.schedule import Schedule
-from pipec.simulate.timeline import Timeline
 
 _K = ActionKind
 
@@ -151,32 +148,6 @@ class Rounds:
         self.done, self._left = 0, None
         self.shares.clear()
         return True
-
-
-def given_up(schedule: Schedule, timeline: Timeline | None, device: int) -> list[int]:
-    """Where in a device's row the tensors are given up that a copy to host memory reads.
-
-    A GPU gives memory away and takes it back in the order of the row. So what the timeline frees
-    beside a computation is given up behind that computation, before any other action.
-
-    Args:
-        schedule: What runs.
-        timeline: Its times; without one a copy ends before the next computation begins.
-        device: Whose row.
-
-    Returns:
-        For a copy at each place: behind the last computation that begins before the copy ends.
-    """
-    row = slice(*schedule.device_ptr[device : device + 2].tolist())
-    computes = np.flatnonzero(schedule.kind[row] <= _K.W)
-    place = np.arange(row.stop - row.start)
-    behind = np.searchsorted(computes, place)
-    if timeline is not None:
-        begin = np.maximum.accumulate(timeline.begin[row][computes])
-        behind = np.maximum(behind, np.searchsorted(begin, timeline.end[row]))
-    last = np.append(-1, computes)[behind]
-    found: list[int] = np.maximum(last, place).tolist()
-    return [k + 1 for k in found]
 
 
 def _oldest_used_later(row: list[Action]) -> list[int]:

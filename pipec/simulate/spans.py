@@ -14,6 +14,7 @@ from pipec.schedule.schedule import Schedule
 from pipec.schedule.tables import Tables
 from pipec.simulate.memory import Memory, Spans
 from pipec.simulate.posted import Posted
+from pipec.simulate.row_memory import issued
 from pipec.simulate.times import Float, Positions
 
 _K, _C = ActionKind, ChannelKind
@@ -51,14 +52,7 @@ class Held:
 
     @cached_property
     def _issued(self) -> Float:
-        """When a device gives a copy its memory: with its row, so before the next computation."""
-        s = self.schedule
-        compute = np.flatnonzero(s.kind <= _K.W)
-        place = np.arange(len(s))
-        behind = np.append(compute, len(s))[np.searchsorted(compute, place)]
-        mine = np.append(s.device, -1)[behind] == s.device
-        issued = np.where(mine, np.minimum(self.begin, self._from[behind]), self.begin)
-        return np.append(issued, [0.0, 0.0])
+        return np.append(issued(self.schedule, self.begin), [0.0, 0.0])
 
     def all(self, memory: Memory) -> list[Spans]:
         """Everything, with its bytes."""

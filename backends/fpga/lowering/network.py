@@ -20,8 +20,7 @@ from pipec.backends.fpga.lowering.constants import Constants
 from pipec.backends.fpga.lowering.view import View, permutation, standard_order
 from pipec.graph.ir import Graph, origin, tensors
 
-INTEGER = "int32"
-DTYPES = {torch.int64: INTEGER, torch.int32: INTEGER, torch.bool: INTEGER}
+DTYPES = {torch.int64: "int32", torch.int32: "int32", torch.bool: "int32"}
 """Torch type to stream type; floating point becomes the design's precision."""
 LOWEST = -3e38
 """What is less is as good as minus infinity around maxima: exporters write float32's least."""
@@ -244,10 +243,10 @@ class Builder:
         rows = view.numel // channels
         known = {role: table for role, table in (tables or {}).items() if table is not None}
         dtype = dtype or inputs[0].dtype
-        whole = all(t == INTEGER for t in (dtype, *(use.dtype for use in inputs)))
+        whole = all(t == "int32" for t in (dtype, *(use.dtype for use in inputs)))
         layer = Layer(
             **self.facts(node, suffix), inputs=inputs, rows=rows, channels=channels, nest=nest,
-            tables=known, dtype=INTEGER if whole else "", **fields,
+            tables=known, dtype="int32" if whole else "", **fields,
         )  # fmt: skip
         return Value(self.add(layer), rows, channels, view, dtype)
 
@@ -257,7 +256,7 @@ class Builder:
         """Append a chain of steps on a value, and perhaps on a second stream; what comes out."""
         channels, uses = value.channels, (value.use(), *others)
         nest, dtype = Map(value.view.numel // channels, channels), ""
-        if steps and value.dtype == INTEGER:  # half an integer is none
+        if steps and value.dtype == "int32":  # half an integer is none
             dtype = self.stream_type(node)
             if tensors(node)[0].dtype is torch.bool:
                 steps = (*steps, MapStep("min", "scalar", 1.0))

@@ -23,7 +23,7 @@ from pipec.backends.fpga.engines.map import Map
 from pipec.backends.fpga.engines.perm import Perm
 from pipec.backends.fpga.engines.reduce import Reduce
 from pipec.backends.fpga.engines.route import Concat, Repeat, Slice
-from pipec.backends.fpga.lowering.network import INTEGER, Builder, NetPort, Network
+from pipec.backends.fpga.lowering.network import Builder, NetPort, Network
 from pipec.errors import BackendError
 from pipec.graph.ir import origin
 
@@ -31,7 +31,7 @@ OwnTypes = Sequence[tuple[str, str]]
 """Patterns of modules or nodes, and the element type of their layers; the last one that fits."""
 
 
-_OF_ENGINES_ALONE = (INTEGER, "rescale")
+_OF_ENGINES_ALONE = ("int32", "rescale")
 """Element types of indices and of tables, in which no whole model is computed."""
 
 
@@ -102,9 +102,9 @@ class _Typing:
 
     def add(self, layer: Layer, named: str | None) -> None:
         """Add a layer in its type, behind conversions of what it reads in another one."""
-        reads = [t for use in layer.inputs if (t := self.types[use.edge]) != INTEGER]
-        if layer.dtype == INTEGER:
-            self.types[layer.name] = INTEGER
+        reads = [t for use in layer.inputs if (t := self.types[use.edge]) != "int32"]
+        if layer.dtype == "int32":
+            self.types[layer.name] = "int32"
             self.layers.append(layer)
             return
         dtype = reads[0] if reads and moves(layer) else named or self.precision
@@ -116,7 +116,7 @@ class _Typing:
         """What a layer reads instead of an edge."""
         have = self.types[use.edge]
         use = dataclasses.replace(use, dtype=have)
-        if have in (INTEGER, dtype):
+        if have in ("int32", dtype):
             return use
         if (use, dtype) not in self.made:
             name = f"{layer.name}_cast{len(self.made)}"
