@@ -175,7 +175,10 @@ class Request:
     def _costs(self, loaded: Loaded) -> CostTable | None:
         if self.costs is None or str(self.costs).startswith(PREFIX):
             return None
-        return load_costs(Path(self.costs), loaded.graph)
+        table = load_costs(Path(self.costs), loaded.graph)
+        for device in self.cluster.devices:
+            table.of(device.kind)
+        return table
 
     def _timed(self) -> Cluster:
         source = str(self.costs or "")

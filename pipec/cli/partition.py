@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipec.cli.command import Command
+from pipec.cli.command import Command, refuse
 from pipec.errors import PartitionError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--devices", type=int, help="Accelerators; by default as the file says.")
 @click.option("--cpus", type=int, help="CPUs, which pay no communication; as the file says.")
-@click.option("--memory", type=float, help="Bytes per accelerator; as the file says.")
+@click.option("--memory", type=click.FloatRange(0), help="Bytes per accelerator; as the file says.")
 @click.option("--chunks", type=int, default=1, show_default=True, help="Chunks per device.")
 @click.option("--planner", type=click.Choice(["contiguous", "pipedream"]), default="contiguous")
 @click.option("--workers", type=int, multiple=True, help="pipedream: per level, innermost first.")
@@ -65,7 +65,7 @@ def command(file: Path, **given: Any) -> None:
     if not 0 <= given["latency"] < math.inf:
         raise PartitionError("no such latency", got=given["latency"], want="seconds, 0 or more")
     workload = _read(file)
-    _refuse_unused({n for n, usual in _USUAL.items() if given[n] != usual}, workload, given)
+    _refuse_unused(workload, given)
     if given["planner"] == "pipedream":
         _replicated(workload, given)
         return
@@ -88,27 +88,15 @@ def _read(file: Path) -> "Workload":
     return read_workload(file)
 
 
-_USUAL: dict[str, object] = {"chunks": 1, "workers": (), "cpus": None, "bandwidth": (),
-                             "latency": 0.0, "overlap": False}  # fmt: skip
-"""Options that some way of cutting does not read, and what they are where nobody gives them."""
-
-
-def _refuse_unused(used: set[str], workload: "Workload", given: dict[str, Any]) -> None:
-    """An option that would have no effect is a misunderstanding.
-
-    Raises:
-        PartitionError: Naming the options, and why they mean nothing here.
-    """
+def _refuse_unused(workload: "Workload", given: dict[str, Any]) -> None:
+    """An option that would have no effect is a misunderstanding."""
     replicates = given["planner"] == "pipedream"
-    cases = (
-        (not replicates, {"workers"}, "--planner pipedream"),
-        (replicates, {"cpus", "chunks", "latency", "overlap"}, "--planner contiguous"),
-        (workload.priced, {"bandwidth", "latency", "overlap"}, "values in bytes"),
-    )
-    for applies, without_effect, wanted in cases:
-        if applies and (unused := used & without_effect):
-            got = ", ".join(f"--{name}" for name in sorted(unused))
-            raise PartitionError("an option has no effect here", got=got, want=wanted)
+    refuse({"workers"}, "only with --planner pipedream", unless=replicates)
+    other = ("cpus", "chunks", "latency", "overlap", "time_limit")
+    refuse(other, "only with --planner contiguous", unless=not replicates)
+    refuse({"devices"}, "not beside --workers", unless=not given["workers"])
+    priced = ("bandwidth", "latency", "overlap")
+    refuse(priced, "only for values in bytes", unless=not workload.priced)
 
 
 def _links(workload: "Workload", devices: int, given: dict[str, Any]) -> "Link | list[Link] | None":

@@ -27,7 +27,7 @@ from pipec.frontends.base import Loaded
 from pipec.frontends.load import load
 from pipec.graph.ir import origin
 
-_OF_A_MODEL = ("shape", "bind", "autocast", "training", "loss", "seed", "target")
+_OF_A_MODEL = ("shape", "bind", "autocast", "training", "loss", "seed", "target", "heaviest")
 _OF_A_DIRECTORY = ("costs", "optimizer", "local", "seconds")
 
 
@@ -69,6 +69,8 @@ def command(model: str, **given: Any) -> None:
     how = Measuring(device, given["warmup"], given["repeats"])
     if Path(model).is_dir():
         refuse(_OF_A_MODEL, "not for a directory, whose plan says it")
+        refuse(("repeats", "warmup"), "not with --costs, which has the nodes' times",
+               unless=given["costs"] is None)  # fmt: skip
         profile_stages(Path(model), given, how, _machine(device))
         return
     refuse(_OF_A_DIRECTORY, "only for a directory that `pipec compile` wrote")

@@ -9,6 +9,7 @@ import click
 import torch
 import torch.distributed as dist
 
+from pipec.cli.command import refuse
 from pipec.cluster.units import show
 from pipec.compiler.backend import load_backend
 from pipec.compiler.profile import Profile, Profiles, node_costs, profile_emitted
@@ -51,7 +52,8 @@ def profile_stages(directory: Path, given: Mapping[str, Any], how: Measuring, ma
             where=directory,
             hint="pipec inspect shows what is predicted",
         )
-    kind = given["kind"] or _only_kind(plan)
+    refuse(("optimizer",), "an inference has no steps", unless=plan.trains)
+    kind = str(given["kind"] or _only_kind(plan)).lower()
     world = 1 if plan.placement is None else plan.placement.devices
     if given["local"] or world == 1 or not isinstance(target, Profiles):
         _measure(directory, given, how, machine, plan, kind)

@@ -10,6 +10,7 @@
 """
 
 import json
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def load_costs(path: Path, graph: Graph) -> CostTable:
     """
     try:
         data: Any = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CostError(
             "the cost file cannot be read", where=path, got=error, hint="`pipec profile` writes one"
         ) from error
@@ -60,12 +61,14 @@ def load_costs(path: Path, graph: Graph) -> CostTable:
         )
     table = CostTable.from_json(data)
     _same_graph(data.get("ops"), graph, path)
-    wanted = {n.name for n in graph.calls}
     for kind, row in [*table.seconds.items(), *table.backward.items()]:
-        missing = wanted - row.keys()
-        if missing or not all(s >= 0 for s in row.values()):
+        name = next((n.name for n in graph.calls if not 0 <= row.get(n.name, -1) < inf), None)
+        if name or kind not in table.method:
             raise CostError(
-                f"the cost file has no time for every node on {kind}", where=path, got=len(missing)
+                f"the cost file has no time for every node on {kind}",
+                where=f"{path}, {f'node {name}' if name else 'method'}",
+                got=row.get(name or "", "none"),
+                want="seconds, 0 or more, and the method by which they were found",
             )
     return table
 

@@ -63,19 +63,20 @@ class MessageCost:
         slots: Receives of a channel that wait on the device, posted ahead; 0 if in host memory.
 
     Raises:
-        CostError: The lists are empty or of unlike lengths.
+        CostError: The lists are empty or of unlike lengths, or the sizes do not ascend.
     """
 
-    nbytes: tuple[int, ...]
-    one_way: tuple[float, ...]
-    send: tuple[float, ...]
-    receive: tuple[float, ...]
-    sums: tuple[float, ...] = ()
-    slots: int = 0
+    nbytes: tuple[Size, ...]
+    one_way: tuple[Figure, ...]
+    send: tuple[Figure, ...]
+    receive: tuple[Figure, ...]
+    sums: tuple[Figure, ...] = ()
+    slots: Size = 0
 
     def __post_init__(self) -> None:
         rows = (self.nbytes, self.one_way, self.send, self.receive, self.sums or self.nbytes)
-        if not self.nbytes or len({len(row) for row in rows}) != 1:
+        ascending = sorted({*self.nbytes}) == [*self.nbytes]
+        if not self.nbytes or len({len(row) for row in rows}) != 1 or not ascending:
             raise CostError("a record of message costs is malformed", got=self)
 
     def sending(self, nbytes: int) -> float:

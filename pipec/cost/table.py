@@ -67,7 +67,10 @@ class CostTable:
         """
         if kind not in self.seconds:
             raise CostError(
-                "no costs for this kind of device", got=kind, want=", ".join(self.seconds)
+                "no costs for this kind of device",
+                got=kind,
+                want=", ".join(self.seconds),
+                hint="`pipec profile --kind` says which kind the measured times are of",
             )
         return self.seconds[kind]
 

@@ -70,6 +70,36 @@ def test_devices_of_two_kinds_need_one_named(
     assert "--kind" in done.err
 
 
+def test_a_kind_is_read_alike_of_a_model_and_of_a_directory_and_a_missing_one_is_named(
+    tmp_path: Path, model: list[str], pipec: Pipec
+) -> None:
+    out, costs = tmp_path / "out", tmp_path / "costs.json"
+    assert pipec("compile", *model, "-o", out).code == 0
+    common = ("profile", out, "--kind", "H100", "--local", "--seconds", 0, "--repeats", 1)
+    assert pipec(*common, "-o", costs).code == 0
+    table = json.loads(costs.read_text())
+    assert [*table["seconds"]] == [*table["stages"]] == ["h100"]
+    done = pipec("compile", *model, "--costs", costs, "-o", tmp_path / "none")
+    assert "no costs for this kind of device" in done.err
+    assert done.err.index("cpu") < done.err.index("h100")
+
+
+def test_options_that_a_directory_does_not_read_are_refused(
+    tmp_path: Path, model: list[str], pipec: Pipec
+) -> None:
+    trained, alone = tmp_path / "trained", tmp_path / "alone"
+    assert pipec("compile", *model, "-o", trained).code == 0
+    assert pipec("compile", model[0], "--inference", *model[2:4], "-o", alone).code == 0
+    for given in (
+        (trained, "--heaviest", 3),
+        (trained, "--costs", tmp_path / "costs.json", "--repeats", 3),
+        (alone, "--optimizer", "adam:lr=1", "--local", "--seconds", 0),
+    ):
+        done = pipec("profile", *given, "-o", tmp_path / "written.json")
+        assert done.code == 2, given
+        assert str(given[-2] if given[0] is trained else given[1]) in done.err
+
+
 def test_a_stage_of_an_inference_that_takes_longer_than_its_nodes_is_cut_shorter() -> None:
     layers = [nn.Linear(64, 64) for _ in range(8)]
     graph = from_module(nn.Sequential(*layers), (torch.randn(4, 64),)).graph

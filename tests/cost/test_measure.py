@@ -90,9 +90,13 @@ def test_a_file_fits_only_its_graph(tmp_path: Path) -> None:
     with pytest.raises(CostError, match=r"another graph[^§]*float32\[1, 2\][^§]*float32\[3, 2\]"):
         load_costs(path, other)
     data = json.loads(path.read_text())
-    data["seconds"]["cpu"] = {}
-    path.write_text(json.dumps(data))
-    with pytest.raises(CostError, match="no time for every node on cpu"):
+    measured = data["seconds"]
+    for row in ({}, {"linear": -1.0}, {"linear": float("inf")}, {"linear": float("nan")}):
+        path.write_text(json.dumps({**data, "seconds": {"cpu": row}}))
+        with pytest.raises(CostError, match=r"no time for every node on cpu[^§]*node linear"):
+            load_costs(path, graph)
+    path.write_text(json.dumps({**data, "seconds": measured, "method": {}}))
+    with pytest.raises(CostError, match=r"on cpu[^§]*method"):
         load_costs(path, graph)
 
 
@@ -100,6 +104,8 @@ def test_a_file_fits_only_its_graph(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "cannot be read"),
+        (5000 * "[", "cannot be read"),
+        (5000 * "9", "cannot be read"),
         ("[]", "no cost file"),
         ('{"format": "pipec.costs", "version": 9}', "another version"),
         ('{"format": "pipec.costs", "version": 1}', "malformed"),

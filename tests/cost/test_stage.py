@@ -65,6 +65,12 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
         {"messages": {"cpu": {"nbytes": []}}},
         {"messages": {"cpu": {**asdict(COST), "sums": [1.0]}}},
         {"messages": {"cpu": {**asdict(COST), "slots": None}}},
+        {"messages": {"cpu": {**asdict(COST), "slots": -1}}},
+        {"messages": {"cpu": {**asdict(COST), "send": [-1.0, 1.0]}}},
+        {"messages": {"cpu": {**asdict(COST), "one_way": [5.0, float("nan")]}}},
+        {"messages": {"cpu": {**asdict(COST), "receive": [0.5, float("inf")]}}},
+        {"messages": {"cpu": {**asdict(COST), "nbytes": [200, 100]}}},
+        {"messages": {"cpu": {**asdict(COST), "nbytes": [100, 100]}}},
     ],
 )
 def test_a_malformed_record_is_refused(change: dict[str, object]) -> None:

@@ -73,6 +73,9 @@ def _workload(**fields: object) -> dict[str, object]:
     }
 
 
+PROFILE = (
+    "a -- forward_compute_time=1, backward_compute_time=2, activation_size=3, parameter_size=4"
+)
 BAD: list[tuple[dict[str, Any] | str, list[str], str]] = [
     (_workload(edges=[_edge(0, 1), _edge(1, 0)]), [], "0 -> 1 -> 0"),
     (_workload(edges=[_edge(2, 2)]), [], "2 -> 2"),
@@ -90,8 +93,6 @@ BAD: list[tuple[dict[str, Any] | str, list[str], str]] = [
     (_workload(), ["--memory", "15"], "20 bytes on each: with that a cut fits"),
     (_workload(), ["--chunks", "0"], "at least 1"),
     (_workload(), ["--time-limit", "-1"], "at least 0"),
-    (_workload(), ["--bandwidth", "0"], "no effect here"),
-    (_workload(), ["--workers", "4"], "--planner pipedream"),
     (_workload(maxFPGAs=9), [], "as the file says"),
     ("", [], "empty"),
     ('{"nodes": [', [], "not complete JSON"),
@@ -108,6 +109,24 @@ def test_bad_input_is_one_error(
     result = CliRunner().invoke(command, [str(path), "--json", *options])
     assert isinstance(result.exception, PartitionError)
     assert told in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (json.dumps(_workload()), "--bandwidth 0"),
+        (json.dumps(_workload()), "--workers 4"),
+        (PROFILE, "--devices 3 --planner pipedream --workers 2"),
+        (PROFILE, "--time-limit 3 --planner pipedream --workers 2"),
+        (PROFILE, "--cpus 1 --planner pipedream --workers 2"),
+    ],
+)
+def test_an_option_without_effect_is_refused(tmp_path: Path, text: str, options: str) -> None:
+    path = tmp_path / "workload"
+    path.write_text(text)
+    result = CliRunner().invoke(command, [str(path), *options.split()])
+    assert result.exit_code == 2
+    assert f"{options.split(maxsplit=1)[0]}: " in result.output
 
 
 def test_one_value_with_many_readers(tmp_path: Path) -> None:

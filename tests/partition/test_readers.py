@@ -71,6 +71,8 @@ BAD = {
     "no time": (problem([without("fpgaLatency")], []), r"nodes\[0\]"),
     "no id": (problem([without("id")], []), r"nodes\[0\]"),
     "twice": (problem([node(1), node(1)], []), "same id"),
+    "twice, as number and text": (problem([node(1), node(2, id="1")], []), "same id"),
+    "too long": ('{"maxFPGAs": ' + 5000 * "9" + "}", "malformed"),
     "text": (problem([node(1, fpgaLatency="2 ms")], []), "got `str`"),
     "negative": (problem([node(1, fpgaLatency=-1.0)], []), ">= 0"),
     "nan": (problem([node(1, size=float("nan"))], []), ">= 0"),
