@@ -65,7 +65,7 @@ def report(
     shown, second = _plan(plan, allowed), None if other is None else _plan(other, allowed)
     found: dict[str, Any] = {}
     if verified:
-        found["verify"] = read_verification(Path(verified))
+        found["verify"] = read_verification(Path(verified), shown)
     if metrics:
         found["metrics"] = read_metrics(Path(metrics))
     if trace:

@@ -5,7 +5,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct, convert, to_builtins
+
+from pipec.compiler.verify import NODE
 from pipec.errors import PipecError
+from pipec.plan.model import Plan
 from pipec.schedule.action import ActionKind
 from pipec.schedule.schedule import Schedule
 
@@ -13,20 +17,54 @@ Data = dict[str, Any]
 _HINT = "name what `pipec verify --json` or `pipec run` wrote"
 
 
-def read_verification(path: Path) -> Data:
-    """What ``pipec verify --json`` printed.
+class _Boundary(Struct):
+    """What the page shows of a `Comparison`."""
+
+    name: str
+    stage: int
+    kind: str
+    relative_error: float
+    tolerance: float
+    ok: bool
+
+
+class _Step(Struct):
+    """What the page shows of a step of a run."""
+
+    step: int
+    loss: float | None
+    samples_per_second: float
+    seconds: float
+
+
+def read_verification(path: Path, plan: Plan) -> Data:
+    """What ``pipec verify --json`` printed of a plan.
 
     Raises:
-        PipecError: The file cannot be read, or is something else.
+        PipecError: The file cannot be read, is something else, or is of another plan.
     """
-    found = _json(path)
-    rows = found.get("boundaries") if isinstance(found, dict) else None
-    wanted = {"name", "stage", "kind", "relative_error", "tolerance", "ok"}
-    if not isinstance(rows, list) or not all(
-        isinstance(r, dict) and wanted <= r.keys() for r in rows
-    ):
-        raise _not(path, "a verification", "pipec verify OUT --json > FILE")
-    return {"boundaries": [{k: row[k] for k in sorted(wanted)} for row in rows]}
+    command = "pipec verify OUT --json > FILE"
+    try:
+        rows = convert(_json(path)["boundaries"], list[_Boundary])
+    except (ValueError, LookupError, TypeError) as error:
+        raise _not(path, "a verification", command) from error
+    ends = [(s.graph.inputs, s.graph.outputs) for s in plan.stages]
+    known = [[*(i.name for i in ins), *(o.name for o in outs)] for ins, outs in ends]
+    for channel in plan.channels:
+        known[channel.src].append(channel.value)
+    for row in rows:
+        there = tuple(known[row.stage]) if 0 <= row.stage < len(known) else ()
+        if row.kind != NODE and not row.name.startswith(there):  # "y at batch=3", "y of frame 2"
+            raise PipecError(
+                "the verification is of another plan",
+                where=path,
+                got=f"{row.kind} {row.name} of stage {row.stage}",
+                want="what the stages of this plan yield, and their weights",
+                hint=f"verify this one: {command}",
+            )
+    if not rows:
+        raise _not(path, "a verification", command)
+    return {"boundaries": to_builtins(rows)}
 
 
 def read_metrics(path: Path) -> list[Data]:
@@ -37,11 +75,12 @@ def read_metrics(path: Path) -> list[Data]:
     """
     try:
         rows = [json.loads(line) for line in _text(path).splitlines() if line.strip()]
-        return [
-            {k: row[k] for k in ("step", "loss", "samples_per_second", "seconds")} for row in rows
-        ]
-    except (ValueError, KeyError, TypeError) as error:
+        found: list[Data] = to_builtins(convert(rows, list[_Step]))
+    except (ValueError, RecursionError) as error:
         raise _not(path, "metrics", "pipec run OUT --metrics FILE") from error
+    if not found:
+        raise _not(path, "metrics", "pipec run OUT --metrics FILE")
+    return found
 
 
 def read_trace(path: Path, schedule: Schedule) -> Data:
@@ -105,7 +144,7 @@ def _text(path: Path) -> str:
 def _json(path: Path) -> Any:
     try:
         return json.loads(_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PipecError("a file is no JSON", where=path, got=error, hint=_HINT) from error
 
 

@@ -21,11 +21,11 @@ MOST_ACTIONS = 150_000
 """Most actions that the page draws, those that begin first; it says how many there are."""
 MOST_POINTS = 1_500
 """Most moments of one device's memory; of those between two, the largest is kept."""
-_TYPES = {"u8": "<u1", "i16": "<i2", "i32": "<i4", "f32": "<f4"}
+_TYPES = {"u8": "<u1", "i16": "<i2", "i32": "<i4", "f32": "<f4", "f64": "<f8"}
 
 
 def packed(values: npt.ArrayLike, kind: str) -> dict[str, str]:
-    """A column of numbers as base64; ``kind`` is one of u8, i16, i32, f32.
+    """A column of numbers as base64; ``kind`` is one of u8, i16, i32, f32, f64.
 
     Example:
         >>> packed([1, 2], "u8")
@@ -149,8 +149,8 @@ def timeline_data(timeline: Timeline) -> Data:
         "stage": packed(s.stage[takes], "i16"),
         "microbatch": packed(s.microbatch[takes], "i32"),
         "version": packed(s.version[takes], "i32"),
-        "begin": packed(timeline.begin[takes], "f32"),
-        "end": packed(timeline.end[takes], "f32"),
+        "begin": packed(timeline.begin[takes], "f64"),  # the page shows what an action takes
+        "end": packed(timeline.end[takes], "f64"),
         "critical": packed(critical[critical >= 0], "i32"),
         "memory": [_curve_data(curve) for curve in timeline.memory_curves],
     }

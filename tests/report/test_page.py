@@ -19,7 +19,7 @@ import pipec
 from pipec.errors import PipecError
 from pipec.report.extras import read_metrics, read_trace, read_verification
 from pipec.report.page import page, write_report
-from pipec.report.page_data import nodes_data
+from pipec.report.page_data import nodes_data, timeline_data
 from pipec.report.plan import print_plan
 from pipec.report.plan_data import heaviest_nodes, plan_data
 from pipec.simulate.draw_trace import trace
@@ -157,10 +157,11 @@ def test_measured_errors_and_curves(chrome: "Chrome", plan: pipec.Plan, tmp_path
     ]
     metrics.write_text("".join(json.dumps(s) + "\n" for s in steps))
     verified = tmp_path / "verify.json"
+    name = f"layers.{EVIL}.weight"
     row = {
-        "name": EVIL,
-        "stage": 0,
-        "kind": "value",
+        "name": name,
+        "stage": next(s.index for s in plan.stages if name in {i.name for i in s.graph.inputs}),
+        "kind": "gradient",
         "relative_error": 1e-3,
         "tolerance": 1e-4,
         "ok": False,
@@ -169,7 +170,7 @@ def test_measured_errors_and_curves(chrome: "Chrome", plan: pipec.Plan, tmp_path
     extras = {
         "measured": read_trace(ran, plan.schedule),
         "metrics": read_metrics(metrics),
-        "verify": read_verification(verified),
+        "verify": read_verification(verified, plan),
     }
     path = write_report(plan, tmp_path / "all.html", extras=extras)
     opened(chrome, path)
@@ -238,12 +239,49 @@ def test_files_of_another_kind_are_refused(
     plan: pipec.Plan, pipec_command: Pipec, tmp_path: Path
 ) -> None:
     wrong = tmp_path / "wrong.json"
-    wrong.write_text("[1, 2]")
     assert plan.schedule is not None
-    for read in (read_metrics, partial(read_trace, schedule=plan.schedule), read_verification):
-        with pytest.raises(PipecError, match="write it with: pipec"):
-            read(wrong)
+    verification = partial(read_verification, plan=plan)
+    for read in (read_metrics, partial(read_trace, schedule=plan.schedule), verification):
+        for text in ("[1, 2]", '{"boundaries": []}', "", 5000 * "[", 5000 * "9"):
+            wrong.write_text(text)
+            with pytest.raises(PipecError, match=r"write it with: pipec|a file is no JSON"):
+                read(wrong)
     assert pipec_command("report", tmp_path / "nothere").code == 1
+
+
+def verification(name: str, stage: int, kind: str, **other: object) -> dict[str, object]:
+    row = {"name": name, "stage": stage, "kind": kind, "relative_error": 0.0, "tolerance": 1e-6}
+    return {**row, "ok": True, **other}
+
+
+def test_a_verification_is_of_the_plan_that_is_shown(plan: pipec.Plan, tmp_path: Path) -> None:
+    file, sent = tmp_path / "verify.json", plan.channels[0]
+    own = [verification(sent.value, sent.src, "value"), verification("any", 0, "node")]
+    own += [verification(f"{plan.graph.outputs[0].name} at batch=3", 3, "output")]
+    file.write_text(json.dumps({"ok": True, "boundaries": own}))
+    assert next(b["name"] for b in read_verification(file, plan)["boundaries"]) == sent.value
+    for row, told in (
+        (verification(sent.value, sent.src + 1, "value"), "of another plan"),
+        (verification("layers.l9.weight", 0, "gradient"), "of another plan"),
+        (verification(sent.value, 9, "value"), "of another plan"),
+        (verification(sent.value, sent.src, "value", ok="false"), "not a verification"),
+        (verification(sent.value, sent.src, "value", relative_error=None), "not a verification"),
+    ):
+        file.write_text(json.dumps({"ok": True, "boundaries": [*own, row]}))
+        with pytest.raises(PipecError, match=told):
+            read_verification(file, plan)
+
+
+def test_what_a_short_action_of_a_long_schedule_takes_is_exact() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.zeros(2, 4)
+    plan = pipec.compile(
+        model, x, "2xv100", loss=lambda y: y.mean(), schedule="1f1b", microbatches=500
+    )
+    assert plan.timeline is not None
+    drawn = timeline_data(plan.timeline)
+    begin, end = (np.frombuffer(base64.b64decode(drawn[k]["f64"]), "<f8") for k in ("begin", "end"))
+    taken = plan.timeline.end - plan.timeline.begin
+    assert np.array_equal(end - begin, taken[taken > 0])
 
 
 @pytest.fixture

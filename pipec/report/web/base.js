@@ -1,7 +1,7 @@
 // What every view uses: the data, elements without markup, units, colours, the tooltip.
 const DATA = JSON.parse(document.getElementById('data').textContent);
 
-const ARRAYS = { u8: Uint8Array, i16: Int16Array, i32: Int32Array, f32: Float32Array };
+const ARRAYS = { u8: Uint8Array, i16: Int16Array, i32: Int32Array, f32: Float32Array, f64: Float64Array };
 
 /** A column of numbers as a typed array. */
 function column(packed) {

@@ -92,8 +92,8 @@ function verifyView(report) {
     table(['', 'value', 'kind', 'relative error', '>', '>allowed', ''], rows));
 }
 
-/** A curve over the steps; null breaks the line. */
-function curve(title, values, format) {
+/** A curve over the steps, whose numbers are given; null breaks the line. */
+function curve(title, steps, values, format) {
   const tall = 180, known = values.filter((v) => v !== null), top = Math.max(...known), bottom = Math.min(0, ...known);
   if (!known.length) return '';
   const view = painted(tall, (g, width) => {
@@ -101,23 +101,23 @@ function curve(title, values, format) {
     g.clearRect(0, 0, width, tall);
     g.font = '11px system-ui, "DejaVu Sans", sans-serif';
     for (const v of ticks(bottom, top, 4)) { g.fillStyle = css('--grid'); g.fillRect(64, y(v), width - 80, 1); g.fillStyle = css('--soft'); g.textAlign = 'right'; g.fillText(format(v), 58, y(v) + 4); }
-    g.textAlign = 'center'; for (const k of ticks(0, values.length - 1, 8)) if (Number.isInteger(k)) g.fillText(String(k), x(k), tall - 8);
+    g.textAlign = 'center'; for (const k of ticks(0, values.length - 1, 8)) if (Number.isInteger(k)) g.fillText(String(steps[k]), x(k), tall - 8);
     g.strokeStyle = css('--accent'); g.lineWidth = 1.8; g.beginPath();
     let pen = false;
     values.forEach((v, k) => { if (v === null) { pen = false; return; } if (pen) g.lineTo(x(k), y(v)); else g.moveTo(x(k), y(v)); pen = true; });
     g.stroke();
   }, { role: 'img', 'aria-label': title, mousemove: (e) => {
     const k = Math.round((e.offsetX - 64) / (view.canvas.clientWidth - 80) * (values.length - 1));
-    showTip(e, values[k] === undefined || values[k] === null ? '' : `step ${k}: ${format(values[k])}`);
+    showTip(e, values[k] === undefined || values[k] === null ? '' : `step ${steps[k]}: ${format(values[k])}`);
   }, mouseleave: (e) => showTip(e, '') });
   return h('div', null, h('h3', null, title), view.canvas);
 }
 
-function metricsView(steps) {
-  const short = (v) => Number(v.toPrecision(4)).toString();
-  return section('run', 'Run', null, h('p.soft', null, `${steps.length} steps`), h('div.two', null,
-    curve('loss', steps.map((s) => s.loss ?? null), short), curve('samples per second', steps.map((s) => s.samples_per_second), short),
-    curve('seconds per step', steps.map((s) => s.seconds), seconds)));
+function metricsView(rows) {
+  const short = (v) => Number(v.toPrecision(4)).toString(), numbers = rows.map((s) => s.step);
+  return section('run', 'Run', null, h('p.soft', null, `${rows.length} steps`), h('div.two', null,
+    curve('loss', numbers, rows.map((s) => s.loss ?? null), short), curve('samples per second', numbers, rows.map((s) => s.samples_per_second), short),
+    curve('seconds per step', numbers, rows.map((s) => s.seconds), seconds)));
 }
 
 // Estimate beside report, the report in the warning colour where it is worse.
