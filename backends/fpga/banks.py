@@ -22,9 +22,10 @@ from collections.abc import Mapping
 from pipec.backends.fpga.design import DdrPort, StageDesign
 from pipec.backends.fpga.engines.base import Engine, busy_cycles
 from pipec.backends.fpga.engines.memory import Load
+from pipec.backends.fpga.engines.mover import Accumulate
 from pipec.backends.fpga.engines.mvu import Mvu
 from pipec.backends.fpga.engines.parts import PORT_BITS, Memory
-from pipec.backends.fpga.engines.tiles import divisors
+from pipec.backends.fpga.engines.tiles import ceil_div, divisors
 from pipec.backends.fpga.fifo import busiest
 from pipec.backends.fpga.lowering.network import MemoryPorts, Network
 from pipec.backends.fpga.numbers import bits_of
@@ -180,8 +181,11 @@ def _slotted(
             ports.append(port)
             continue
         count, engine = slots[port.engine], engines[port.engine]
-        ii = max(engine.ii, math.ceil(_beats(port) * rounds / count))
-        engines[engine.name] = dataclasses.replace(engine, ii=ii, depth=READ_LATENCY + rounds)
+        ii, depth = max(engine.ii, math.ceil(_beats(port) * rounds / count)), READ_LATENCY + rounds
+        nest = engine.nest
+        if isinstance(nest, Accumulate):
+            nest = dataclasses.replace(nest, least=ceil_div(depth, ii))
+        engines[engine.name] = dataclasses.replace(engine, nest=nest, ii=ii, depth=depth)
         rate = port.bytes_per_frame * frames or port.bytes_per_second
         ports.append(
             dataclasses.replace(

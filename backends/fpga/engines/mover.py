@@ -20,18 +20,20 @@ class Mover(Nest):
         counts: What it must be told about microbatches; nothing if what it moves stays in a kernel.
         writes: Whether it writes to memory.
         tokens: Per frame; ``lanes`` elements of each.
+        slots: Frames, or chunks, that lie in memory.
     """
 
-    counts: ClassVar[tuple[str, ...]] = ()
+    counts: ClassVar[tuple[str, ...]] = (MICROBATCH,)
     writes: ClassVar[bool]
 
     tokens: int
     lanes: int
+    slots: int = 1
 
     @property
     def ring(self) -> tuple[int, int]:
         """Tokens in memory of a frame, or of a chunk of it, and how many of these lie there."""
-        return self.tokens, 1
+        return self.tokens, self.slots
 
     def runs(self, ii: int, inputs: int) -> Runs:
         return (Run(self.tokens, ii, *((1, 0) if self.writes else (0, 1))),)
@@ -40,25 +42,11 @@ class Mover(Nest):
         return (0.0, PORT_LUT)
 
     def unit(self, engine: Engine) -> Unit:
-        names = self.named(self.constants)
-        return Unit(self.kind(), names, arguments=self.counts)
+        return Unit(self.kind(), self.named(self.constants), arguments=self.counts)
 
 
 @dataclass(frozen=True)
-class Frames(Mover):
-    """A mover of whole frames, in a ring of so many ``slots``."""
-
-    counts = (MICROBATCH,)
-
-    slots: int
-
-    @property
-    def ring(self) -> tuple[int, int]:
-        return self.tokens, self.slots
-
-
-@dataclass(frozen=True)
-class Store(Frames):
+class Store(Mover):
     """Writes frames into a ring in DDR: ``for i in tokens: memory[n % slots][i] = read in0``.
 
     Of microbatch n. `Fetch` reads the ring in the same way, in another kernel.
@@ -68,7 +56,7 @@ class Store(Frames):
 
 
 @dataclass(frozen=True)
-class Fetch(Frames):
+class Fetch(Mover):
     """Reads frames from a ring in DDR: ``for i in tokens: write memory[n % slots][i]``."""
 
     writes = False
@@ -79,12 +67,28 @@ class Accumulate(Mover):
     """Adds frames in DDR, in float32, anew for every update of so many microbatches.
 
     ```text
-    for i in tokens: memory[i] = (n % microbatches == 0 ? 0 : memory[i]) + read in0
+    for i in firings: if i < tokens: memory[i] = (n % microbatches == 0 ? 0 : memory[i]) + read in0
     ```
+
+    Attributes:
+        least: Firings of a frame, at least: those that pass until a word is written, since the next
+            frame reads it.
     """
 
+    constants = "TOKENS LANES FIRINGS"
     counts = (MICROBATCH, MICROBATCHES)
     writes = True
+
+    least: int = 0
+
+    @property
+    def firings(self) -> int:
+        """Firings of a frame; those behind its last token read nothing."""
+        return max(self.tokens, self.least)
+
+    def runs(self, ii: int, inputs: int) -> Runs:
+        silent = self.firings - self.tokens  # of the frame before
+        return (Run(1, (silent + 1) * ii, 1), Run(self.tokens - 1, ii, 1))
 
     def logic(self, dtype: str) -> tuple[float, float]:
         dsp, lut, _ = step_cost("add", "float32")
@@ -97,11 +101,11 @@ class Chunks(Mover):
 
     Attributes:
         chunk: Tokens that are counted together, a divisor of those of a frame.
-        slots: Chunks of the ring.
     """
 
-    chunk: int
-    slots: int
+    counts = ()
+
+    chunk: int = 1
 
     @property
     def ring(self) -> tuple[int, int]:

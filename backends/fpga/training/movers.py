@@ -86,13 +86,8 @@ def _moved(
     design: StageDesign, port: Port, place: Place, prefix: str, *, is_input: bool
 ) -> StageDesign:
     stream = design.streams[port.stream]
-    nest: Mover
-    if is_input:
-        nest = Fetch(stream.tokens, stream.lanes, place.slots)
-    elif place.slots:
-        nest = Store(stream.tokens, stream.lanes, place.slots)
-    else:
-        nest = Accumulate(stream.tokens, stream.lanes)
+    kind = Fetch if is_input else Store if place.slots else Accumulate
+    nest = kind(stream.tokens, stream.lanes, max(place.slots, 1))
     name = identifier(f"{prefix}{nest.kind()}_{port.value}")
     producer, consumer = (name, stream.consumer) if is_input else (stream.producer, name)
     joined = dataclasses.replace(stream, producer=producer, consumer=consumer)
@@ -152,7 +147,7 @@ def _through_memory(design: StageDesign, stream: Stream, prefix: str) -> StageDe
     chunk = max(d for d in divisors(stream.tokens) if d <= max(stream.depth // _PARTS, 1))
     chunks = stream.tokens // chunk
     full = Stream(f"{stream.name}_full", chunks, 1, 1, "int32", MIN_DEPTH, spill, refill)
-    engines, shape = list(design.engines), (stream.tokens, stream.lanes, chunk, 0)
+    engines, shape = list(design.engines), (stream.tokens, stream.lanes, 0, chunk)
     at = next(k for k, e in enumerate(engines) if e.name == stream.producer)
     producer = engines[at]
     outputs = tuple(arriving.name if s == stream.name else s for s in producer.outputs)

@@ -469,6 +469,7 @@ void stage_top(int frames, hls::stream<vec<float, {a}>> &a, hls::stream<vec<floa
 """
 BLOCK = "N = 40, NF = 3, SF = 12, PE = 2, SIMD = 2, BLOCK = {}, PARTIAL = {}"
 SUMS = "N = 9, GROUPS = 1, ROWS = 4, NF = 1, SF = {}, PE = 4, SIMD = 2, PARTIAL = {}"
+SUMMED = "TOKENS = 4, LANES = 2, FIRINGS = {}"
 PLACES = "BATCH = 1, H = 9, W = 9, CF = {0}, LANES = 2, SH = 1, PT = 0, OH = 7, OW = 7, RING = 3"
 MAXIMA = "BATCH = 1, W = 9, CF = 1, LANES = 2, KH = 3, KW = 3, SH = 1, SW = 1, DH = 1, DW = 1, "
 MAXIMA += "PT = 0, PL = 0, OH = 7, OW = 7"
@@ -504,6 +505,8 @@ ROWS = "ROWS = 3, TAPS = 1, C = 26, LANES = 2, BEFORE = 2, AFTER = 2"
         ("transpose", "transpose<cfg::unit>(frames, a, b)", (4, 4, 4),
          "BLOCKS = 1, ROWS = 9, C = 7, LANES = 4",
          ("#pragma HLS ARRAY_PARTITION variable = bank complete dim = 1\n", "")),
+        ("mover", "accumulate<cfg::unit>(frames, a, (vec<float, 2> *)memory, 5, frames)", (2, 2, 4),
+         SUMMED.format(8), SUMMED.format(4)),
         ("memory", "load_table<float, 3>(memory, frames, table)", (2, 2, 4), "N = 1",
          ("table[word++] = to;", "{ table[word++] = to; table[word] = to; table[0] = to; }")),
     ],

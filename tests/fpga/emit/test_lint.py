@@ -23,6 +23,7 @@ from pipec.errors import BackendError
 from tests.fpga.design.models import MODELS, graph_of, made
 from tests.fpga.lint.bounds import constants
 from tests.fpga.lint.loops import check_loops
+from tests.fpga.lint.pragmas import check_pragmas, words_of
 from tests.fpga.lint.source import parse, parse_pragma
 from tests.fpga.lint.stage import lint
 
@@ -63,10 +64,13 @@ def test_what_is_emitted_is_clean(name: str, tmp_path: Path) -> None:
 
 
 def test_every_engine_is_one_loop() -> None:
-    """Or says what it pauses: no header is left out, whatever the models use."""
-    headers = sorted((Path(__file__).parents[3] / "backends/fpga/hls/engines").glob("*.h"))
+    """Or says what it pauses: no header is left out, whatever the models use, nor a pragma."""
+    folder = Path(__file__).parents[3] / "backends/fpga/hls/engines"
+    headers = {p.name: parse(p.read_text()) for p in sorted(folder.glob("*.h"))}
+    words = words_of(headers.values()) | {"lane"}
     assert len(headers) > 20
-    assert [f for p in headers for f in check_loops(p.name, parse(p.read_text()))] == []
+    assert [f for name in headers for f in check_loops(name, headers[name])] == []
+    assert [f for name in headers for f in check_pragmas(name, headers[name], words)] == []
 
 
 KERNEL, TYPES, MVU, SWG, DOT, LRN = (
@@ -90,6 +94,7 @@ MUTATIONS = [
     ("target", SWG, "AGGREGATE variable = above", "AGGREGATE variable = aboves"),
     ("option", SWG, "direction = RAW distance = 2", "direction = RAW distance = 3"),
     ("option", SWG, "direction = RAW distance = 2", "direction = RAW"),
+    ("option", SWG, "distance = 2 true", "distance = 2"),
     ("target", KERNEL, "AGGREGATE variable = table::", "AGGREGATE variable = table::no_"),
     ("partition", DOT, "variable = product complete", "variable = product"),
     ("partition", DOT, "variable = product complete", "variable = product cyclic"),

@@ -88,7 +88,7 @@ _FIXED = re.compile(r"(?:[A-Z_]+|G::|\d+|ceil_div|larger|smaller|[\s()*/+,-])+")
 
 def _paused(file: str, block: Block) -> Iterator[Finding]:
     """Loops around one that fires hold nothing else and have constant ends, so that all are one;
-    else its pipeline drains in each repetition, and there is a GAP. Between frames it may."""
+    else its pipeline drains in each repetition, and there is a GAP."""
     function = next((b for b in block.around() if _is_function(b)), None)
     if function is None or not any(line.startswith("FIRE(") for _, line in block.lines):
         return
@@ -97,7 +97,7 @@ def _paused(file: str, block: Block) -> Iterator[Finding]:
     while block.is_loop and (around := block.parent) is not None and around.is_loop:
         end = re.search(r"\w+ < (.*);", block.head)
         one = len(around.lines) == 1 and end is not None and _FIXED.fullmatch(end[1])
-        if not one and not re.search(r"\w+ < frames\s*;", around.head):
+        if not one:
             yield Finding(file, block.line, "placement", f"drains in each turn of {around.head}")
         block = around
 

@@ -26,7 +26,7 @@ OPTIONS: dict[str, frozenset[str]] = {
 
 FLAGS: dict[str, frozenset[str]] = {
     "ARRAY_PARTITION": frozenset({"complete", "cyclic", "block"}),
-    "DEPENDENCE": frozenset({"inter", "false"}),
+    "DEPENDENCE": frozenset({"true"}),
     "INTERFACE": frozenset({"axis", "m_axi", "s_axilite"}),
 }
 """Pragma to its words without a value, likewise: UNROLL has no ``off``, STREAM is no ``pipo``."""
@@ -39,7 +39,7 @@ VALUES = {
     ("DEPENDENCE", "type"): {"inter"},
     ("DEPENDENCE", "direction"): {"RAW"},
     # what a RAM needs, where the code keeps one word in registers; words visited in turn; `Scatter`
-    ("DEPENDENCE", "distance"): {"2", "WORDS", "G::CF", "G::BLOCK", "G::MEETS"},
+    ("DEPENDENCE", "distance"): {"2", "WORDS", "G::CF", "G::BLOCK", "G::MEETS", "G::FIRINGS"},
     ("INTERFACE", "offset"): {"slave", "off", "direct"},
     ("ARRAY_PARTITION", "type"): {"complete", "cyclic", "block"},
 }
@@ -49,6 +49,7 @@ VALUES = {
 REQUIRED: dict[str, frozenset[str]] = {
     "BIND_OP": frozenset({"op", "impl"}),
     "BIND_STORAGE": frozenset({"type"}),
+    "DEPENDENCE": frozenset({"variable", "type", "direction", "distance"}),
     "INTERFACE": frozenset({"port"}),
     "LOOP_TRIPCOUNT": frozenset({"min", "max"}),
     "STREAM": frozenset({"depth"}),
@@ -122,11 +123,9 @@ def _known(file: str, p: Pragma) -> Iterator[Finding]:
         return
     for flag in sorted(p.flags - FLAGS.get(p.name, frozenset())):
         yield Finding(file, p.line, "option", f"{p.name} takes no word {flag}")
-    required = REQUIRED.get(p.name, frozenset())
-    if p.name == "DEPENDENCE":  # there is none, or one of a distance
-        distance = frozenset({"type", "direction", "distance"})
-        required = frozenset[str]() if p.flags == {"inter", "false"} else distance
-    for key in sorted(required - p.options.keys()):
+    if p.name == "DEPENDENCE" and not p.flags:  # then there is none, and no distance is kept
+        yield Finding(file, p.line, "option", "DEPENDENCE is not true")
+    for key in sorted(REQUIRED.get(p.name, frozenset()) - p.options.keys()):
         yield Finding(file, p.line, "option", f"{p.name} has no {key}")
     for key, value in p.options.items():
         if key not in OPTIONS[p.name]:

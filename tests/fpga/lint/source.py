@@ -97,7 +97,9 @@ class Block:
             yield from block.all()
 
 
-WORDS = frozenset({"complete", "cyclic", "block", "off", "rewind", "axis", "m_axi", "s_axilite"})
+WORDS = frozenset(
+    {"complete", "cyclic", "block", "off", "rewind", "axis", "m_axi", "s_axilite", "true", "false"}
+)
 """Words without a value that may follow a value."""
 
 

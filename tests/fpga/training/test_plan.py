@@ -20,7 +20,7 @@ from pipec.backends.fpga.csim.timed import check_timing
 from pipec.backends.fpga.design import Stream
 from pipec.backends.fpga.designs import device_of
 from pipec.backends.fpga.engines.base import busy_cycles
-from pipec.backends.fpga.engines.mover import Mover
+from pipec.backends.fpga.engines.mover import Accumulate, Mover
 from pipec.backends.fpga.engines.parts import Memory, Resources
 from pipec.backends.fpga.resources import uram
 from pipec.backends.fpga.search import Board
@@ -148,6 +148,16 @@ def test_saved_values_wait_in_rings_in_memory(spilled: tuple[Plan, Path]) -> Non
         runner.forward(n, batches(plan.graph, 1)[0])
     with pytest.raises(BackendError, match="in flight"):
         runner.forward(stage.sets, batches(plan.graph, 1)[0])
+
+
+def test_a_sum_is_in_memory_before_the_next_microbatch_adds_to_it(
+    spilled: tuple[Plan, Path],
+) -> None:
+    """Of a bias, say, whose tokens alone would take less time than memory."""
+    (stage,) = trained_stages(spilled[0])
+    sums = [(e, e.nest) for e in stage.kernels.B.engines if isinstance(e.nest, Accumulate)]
+    assert min(nest.tokens * e.ii - e.depth for e, nest in sums) < 0
+    assert all(busy_cycles(e) >= e.depth for e, _ in sums)
 
 
 def test_a_relu_at_zero_is_judged_by_the_side_that_the_kernel_took(

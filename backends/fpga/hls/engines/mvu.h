@@ -124,7 +124,7 @@ void mvu_block(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in,
 #pragma HLS AGGREGATE variable = y
   static accumulator<typename G::T, G::PE, G::PARTIAL> acc[G::BLOCK];
 #pragma HLS AGGREGATE variable = acc
-#pragma HLS DEPENDENCE variable = acc type = inter direction = RAW distance = G::BLOCK
+#pragma HLS DEPENDENCE variable = acc type = inter direction = RAW distance = G::BLOCK true
   constexpr int FILL = G::BLOCK * G::SF, WORK = FILL * G::NF, DRAIN = G::BLOCK * G::NF;
   vec<W, G::SIMD * G::PE> word;
   int v = 0, s = 0, f = 0, from = 0, to = 0;  // vector, token, output; of the vector's x and y

@@ -21,7 +21,7 @@ void outer(int frames, hls::stream<vec<typename G::T, G::SIMD>> &in0,
   constexpr int WORDS = G::GROUPS * G::NF * G::SF;
   static accumulator<T, G::PE * G::SIMD, G::PARTIAL> acc[WORDS];
 #pragma HLS AGGREGATE variable = acc
-#pragma HLS DEPENDENCE variable = acc type = inter direction = RAW distance = WORDS
+#pragma HLS DEPENDENCE variable = acc type = inter direction = RAW distance = WORDS true
   static vec<T, G::SIMD> x[G::SF];
 #pragma HLS AGGREGATE variable = x
   vec<T, G::PE> dy = zeros<T, G::PE>();

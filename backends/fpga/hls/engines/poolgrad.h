@@ -55,7 +55,7 @@ void scatter(int frames, hls::stream<vec<typename G::T, G::LANES>> &in0,
   using T = typename G::T;
   static T sum[G::LANES][G::RING * G::W * G::CF];
 #pragma HLS ARRAY_PARTITION variable = sum dim = 1 complete
-#pragma HLS DEPENDENCE variable = sum type = inter direction = RAW distance = G::MEETS
+#pragma HLS DEPENDENCE variable = sum type = inter direction = RAW distance = G::MEETS true
   constexpr int FIRINGS = (G::OH * G::OW + G::H * G::W) * G::CF;
   using line = counter<(G::OH + 1) * G::SH + G::H>;
   const auto rows_until = [](line window, line end) -> line {  // that are whole after a row of windows

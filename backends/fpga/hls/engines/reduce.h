@@ -101,7 +101,7 @@ void reduce(int frames, hls::stream<vec<typename G::T, G::KP * G::LANES>> &in,
   static vec<A, PARTS * G::LANES> part[G::CF];
 #pragma HLS AGGREGATE variable = part
 #pragma HLS BIND_STORAGE variable = part type = ram_2p
-#pragma HLS DEPENDENCE variable = part type = inter direction = RAW distance = G::CF
+#pragma HLS DEPENDENCE variable = part type = inter direction = RAW distance = G::CF true
   auto one = zeros<A, PARTS * G::LANES>();  // of one token per row the register in its place
   for (int n = 0; n < frames * G::N; ++n) {
     for (int j = 0; j < G::WINDOW; ++j) {

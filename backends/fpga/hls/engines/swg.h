@@ -114,11 +114,11 @@ void swg_line(int frames, hls::stream<vec<typename G::T, G::LANES>> &in,
   static vec<T, larger(S::EH - 1, 1) * G::LANES> above[larger(S::ABOVE, 2)];
 #pragma HLS AGGREGATE variable = above
 #pragma HLS BIND_STORAGE variable = above type = ram_2p
-#pragma HLS DEPENDENCE variable = above type = inter direction = RAW distance = 2
+#pragma HLS DEPENDENCE variable = above type = inter direction = RAW distance = 2 true
   static vec<T, larger(S::EW - 1, 1) * G::KH * G::LANES> before[larger(G::CF, 2)];
 #pragma HLS AGGREGATE variable = before
 #pragma HLS BIND_STORAGE variable = before type = ram_2p
-#pragma HLS DEPENDENCE variable = before type = inter direction = RAW distance = 2
+#pragma HLS DEPENDENCE variable = before type = inter direction = RAW distance = 2 true
   // A word that every token meets again at once is a register, not a memory.
   auto above_one = zeros<T, larger(S::EH - 1, 1) * G::LANES>();
   auto before_one = zeros<T, larger(S::EW - 1, 1) * G::KH * G::LANES>();
