@@ -49,7 +49,7 @@ def read_module(path: Path) -> Module:
         text = path.read_text().replace("<!", "")  # no entity can be declared
         root = ElementTree.fromstring(text)  # noqa: S314
         area = {e.tag: float(e.text or 0) for e in root.iterfind("AreaEstimates/Resources/*")}
-        area["BRAM_18K"] = area.get("BRAM_18K", 0.0) / 2
+        area["BRAM_18K"] /= 2
         loops = root.iterfind("PerformanceEstimates/SummaryOfLoopLatency//PipelineII/..")
         return Module(
             root.findtext("UserAssignments/TopModelName") or path.name.removesuffix("_csynth.xml"),
@@ -61,14 +61,16 @@ def read_module(path: Path) -> Module:
             {ours: area.get(theirs, 0.0) for theirs, ours in _PARTS.items()},
             float(root.findtext(".//SummaryOfTimingAnalysis/EstimatedClockPeriod") or 0),
         )
-    except (OSError, ValueError, ElementTree.ParseError) as error:
+    except (OSError, ValueError, KeyError, ElementTree.ParseError) as error:
         raise BackendError("not a report of Vitis HLS", where=path, got=str(error)) from error
 
 
 def read_cosimulation(path: Path) -> int | None:
     """Most cycles of one run in RTL, of ``TOP_cosim.rpt``; None if none passed."""
     found = re.search(
-        r"^\|\s*(?:Verilog|VHDL)\s*\|\s*Pass\s*\|(.*)$", path.read_text(), re.MULTILINE
+        r"^\|\s*(?:Verilog|VHDL)\s*\|\s*Pass\s*\|(.*)$",
+        path.read_text(errors="replace"),
+        re.MULTILINE,
     )
     cells = found[1].split("|") if found else []
     return _count(cells[2]) if len(cells) > 2 else None
@@ -94,7 +96,7 @@ def lay_beside(stages: Iterable[dict[str, Any]], directory: Path) -> int:
             found += 1
             modules = [read_module(p) for p in sorted(file.parent.glob("*_csynth.xml"))]
             runs = sorted(file.parent.parent.parent.glob(f"sim/report/{top}_cosim.rpt"))
-            whole = next(m for m in modules if m.name == top)
+            whole = read_module(file)
             stage["vitis"] = {
                 "latency": whole.latency,
                 "cosimulated": read_cosimulation(runs[0]) if runs else None,

@@ -84,15 +84,21 @@ def test_a_module_is_read(tmp_path: Path) -> None:
     assert read_cosimulation(tmp_path / "ran.rpt") == 6626899
     (tmp_path / "ran.rpt").write_text(RAN.replace("Pass", "Fail"))
     assert read_cosimulation(tmp_path / "ran.rpt") is None
-    file.write_text("<profile>")
-    with pytest.raises(BackendError, match=r"not a report of Vitis HLS"):
-        read_module(file)
+    (tmp_path / "ran.rpt").write_bytes(b"\xff\xfe")
+    assert read_cosimulation(tmp_path / "ran.rpt") is None
+    for text in ("<profile>", "<profile/>", "<html><p>report</p></html>"):
+        file.write_text(text)
+        with pytest.raises(BackendError, match=r"not a report of Vitis HLS"):
+            read_module(file)
 
 
 def test_reports_stand_beside_the_estimate(out: Path, tmp_path: Path, command: Pipec) -> None:
     before = command("inspect", out)
     assert "stage0: Vitis HLS has reported none of" in before.out
-    page = pipec.report(out, tmp_path / "page.html", vitis=reports(tmp_path / "elsewhere"))
+    elsewhere = reports(tmp_path / "elsewhere")
+    (top,) = elsewhere.rglob("stage0_top_csynth.xml")
+    top.write_text(top.read_text().replace("stage0_top", "renamed"))  # the file's name counts
+    page = pipec.report(out, tmp_path / "page.html", vitis=elsewhere)
     text = page.read_text().split('id="data">')[1].split("</script>")[0]
     (stage,) = json.loads(text)["engines"]
     assert stage["vitis"]["cosimulated"] == 6626899
