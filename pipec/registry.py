@@ -8,7 +8,8 @@ process lives.
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -113,11 +114,11 @@ def load(group: str, name: str) -> object:
         )
     try:
         loaded: object = known[name].load()
-    except (ImportError, AttributeError) as error:
+    except (Exception, SystemExit) as error:  # the module of a plug-in may raise anything
         raise PipecError(
             f"{name!r} of {group} cannot be imported",
             where=f"{_owner(known[name])} ({known[name].value})",
-            got=error,
+            got=error if isinstance(error, ImportError | AttributeError) else repr(error),
         ) from error
     return loaded
 
@@ -135,6 +136,13 @@ def load_class(group: str, name: str, base: type[_T]) -> type[_T]:
         PipecError: As `load`; or it is no such class, has another name, or lacks a method.
     """
     return check_class(group, name, load(group, name), base)
+
+
+def working(group: str, base: type[_T]) -> Iterator[type[_T]]:
+    """What is registered and can be loaded: a broken plug-in is told where it is named itself."""
+    for name in entries(group):
+        with suppress(PipecError):
+            yield load_class(group, name, base)
 
 
 def check_class(group: str, name: str, loaded: object, base: type[_T]) -> type[_T]:

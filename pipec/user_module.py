@@ -1,9 +1,21 @@
-"""Files of Python that a user names: a model's factory, a loss, a data function."""
+"""Code that is not ours: files that a user names (a factory, a loss, a data function), plug-ins."""
 
 import importlib.util
 import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
+
+import torch
+
+from pipec.errors import FrontendError, PipecError
+
+_OWN = str(Path(__file__).resolve().parent)
+_TORCH = str(Path(torch.__file__).parent)
+_STANDARD = sysconfig.get_path("stdlib")
 
 
 def module_of(path: Path, kind: str) -> ModuleType:
@@ -26,3 +38,46 @@ def module_of(path: Path, kind: str) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def user_code(
+    doing: str, hint: str | None = None, error: type[PipecError] = FrontendError
+) -> Iterator[None]:
+    """Turn whatever a user's code raises inside the block into one error.
+
+    The error tells the innermost line that is neither pipec's nor torch's. This is the one place
+    that catches everything: code that is not ours may raise anything.
+
+    Args:
+        doing: What was attempted, ``the factory raised`` for example.
+        hint: What to try.
+        error: Which one.
+
+    Raises:
+        PipecError: The block raised something other than a `PipecError`; it is an ``error``.
+    """
+    try:
+        yield
+    except PipecError:
+        raise
+    except (Exception, SystemExit) as raised:
+        text = str(raised).strip().split("\n\n")[0] or "no message"
+        raise error(
+            doing, where=_culprit(raised), got=f"{type(raised).__name__}: {text}", hint=hint
+        ) from None
+
+
+def _culprit(error: BaseException) -> str | None:
+    """File and line of the innermost frame of the user's own code, if there is one."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    for frame in reversed(extract_tb(error.__traceback__)):
+        if not _is_internal(frame.filename):
+            return f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return None
+
+
+def _is_internal(file: str) -> bool:
+    standard = file.startswith(_STANDARD) and "site-packages" not in file
+    return standard or file.startswith((_OWN, _TORCH, "<"))

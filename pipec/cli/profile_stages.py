@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from pipec.cli.command import refuse
 from pipec.cluster.units import show
-from pipec.compiler.backend import load_backend
+from pipec.compiler.backend import load_backend, read_back
 from pipec.compiler.profile import Profile, Profiles, node_costs, profile_emitted
 from pipec.cost.file import load_costs, save_costs
 from pipec.cost.measure import Measuring
@@ -97,7 +97,7 @@ def _measure(
             plan, lambda _: inputs, settings, budget=given["seconds"], compute=compute
         )
     else:
-        stages = target.load(plan, directory).stages
+        stages = read_back(plan, directory).stages
         found = profile_emitted(plan, stages, inputs, given["seconds"])
     if nodes is not None:
         save_costs(given["output"], found.added(nodes, plan, kind), loaded.graph, machine)

@@ -22,6 +22,7 @@ from pipec.compiler.job import Job, run_emitted
 from pipec.errors import BackendError
 from pipec.graph.axes import Axes
 from pipec.plan.model import Plan, StageTiming
+from pipec.user_module import user_code
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,14 @@ class Emitted:
     inputs: Callable[[int], Mapping[str, torch.Tensor] | None] = lambda _seed: None
     traced: bool = False
     axes: Axes = field(default_factory=Axes)
+
+    def __post_init__(self) -> None:
+        told = [self.tolerance, *(bound.relative for bound in self.bounds.values())]
+        wrong = [t for t in told if not 0 <= t <= 1]
+        if wrong:
+            raise BackendError(
+                "nothing could be verified with such a tolerance", got=wrong[0], want="0 to 1"
+            )
 
 
 class Backend(ABC):
@@ -135,7 +144,7 @@ class Backend(ABC):
                 where=job.directory,
                 hint="pipec verify checks its gradients",
             )
-        emitted = self.load(plan, job.directory)
+        emitted = read_back(plan, job.directory)
         run_emitted(plan, emitted.stages, emitted.axes, job)
 
 
@@ -143,9 +152,41 @@ def load_backend(name: str) -> Backend:
     """The backend registered as ``name``.
 
     Raises:
-        PipecError: There is none.
+        PipecError: There is none, or it declares what cannot be.
     """
-    return registry.load_class("pipec.backends", name, Backend)()  # type: ignore[type-abstract]
+    found = registry.load_class("pipec.backends", name, Backend)  # type: ignore[type-abstract]
+    for attribute, fine, want in (
+        ("route", found.route in ("direct", "relay"), "direct or relay"),
+        ("reads", {*found.reads} <= {"open", "paired"}, "open, paired"),
+        ("options", _declares(found.options), "a frozen dataclass, a subclass of Options"),
+        ("run_options", _declares(found.run_options), "a frozen dataclass, a subclass of Options"),
+    ):
+        if not fine:
+            what, got = f"{attribute} of the target {name}", getattr(found, attribute)
+            raise BackendError(f"{what} is nothing that pipec knows", got=got, want=want)
+    return found()
+
+
+def _declares(options: object) -> bool:
+    return isinstance(options, type) and issubclass(options, Options)
+
+
+def read_back(plan: Plan, directory: Path) -> Emitted:
+    """What a plan's backend loads of what it emitted: one function per stage.
+
+    Raises:
+        BackendError: It fails, or loads something else.
+    """
+    with user_code(f"the target {plan.target} cannot load its stages", error=BackendError):
+        emitted: object = load_backend(plan.target).load(plan, directory)
+    if isinstance(emitted, Emitted) and len(emitted.stages) == len(plan.stages):
+        return emitted
+    raise BackendError(
+        f"the target {plan.target} does not load its stages",
+        where=directory,
+        got=f"{len(emitted.stages)} functions" if isinstance(emitted, Emitted) else repr(emitted),
+        want=f"Emitted, with a function for each of {len(plan.stages)} stages",
+    )
 
 
 def lacking(backend: Backend, capability: Any, what: str) -> BackendError:
@@ -179,8 +220,12 @@ def check_devices(backend: Backend, cluster: Cluster) -> None:
 
 def _owners(has: Callable[[Backend], bool]) -> str:
     """Names of the registered targets of which something is true."""
-    found = (load_backend(name) for name in registry.entries("pipec.backends"))
-    return ", ".join(b.name for b in found if has(b)) or "none"
+    return ", ".join(b.name for b in _every() if has(b)) or "none"
+
+
+def _every() -> list[Backend]:
+    found = registry.working("pipec.backends", Backend)  # type: ignore[type-abstract]
+    return [backend() for backend in found]
 
 
 def settings_of(
@@ -198,8 +243,7 @@ def settings_of(
     """
     known = defaults(backend.options, given)
     for name in given.keys() - known.keys():
-        every = map(load_backend, registry.entries("pipec.backends"))
-        owners = {o: b.name for b in (*every, backend) for o in defaults(b.options, {})}
+        owners = {o: b.name for b in (*_every(), backend) for o in defaults(b.options, {})}
         near = difflib.get_close_matches(name, owners, n=1)
         raise BackendError(
             f"the target {backend.name} has no option {name}",

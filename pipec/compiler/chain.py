@@ -8,6 +8,7 @@ from pipec.errors import BackendError
 from pipec.graph.ir import InputKind, OutputKind
 from pipec.graph.lower import lower
 from pipec.plan.model import Plan
+from pipec.user_module import user_code
 
 StageRunner = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """One emitted stage as a function: names of its inputs and outputs (user inputs by their name,
@@ -37,14 +38,15 @@ def run_chain(
         low = lower(stage.graph)
         arrived = {t.value: boxes.pop(t.channel) for t in low.receives}
         mine = {i.name: inputs[i.name] for i in low.graph.inputs_of(InputKind.INPUT)}
-        results = {**arrived, **run({**mine, **arrived})}
+        with user_code(f"stage {stage.index} failed", error=BackendError):
+            results = {**arrived, **run({**mine, **arrived})}
         wanted = [o.name for o in low.graph.outputs]
-        if lacking := [name for name in wanted if name not in results]:
+        if lacking := [name for name in wanted if not isinstance(results.get(name), Tensor)]:
             raise BackendError(
                 "a stage does not yield what it should",
                 where=f"stage {stage.index}",
                 got=", ".join(results) or "nothing",
-                want=", ".join(lacking),
+                want=f"tensors: {', '.join(lacking)}",
             )
         for t in low.sends:
             boxes[t.channel] = results[t.value]

@@ -9,11 +9,12 @@ from pipec.compiler.output import atomic_directory
 from pipec.compiler.pass_base import Pass
 from pipec.compiler.pass_manager import Observer, parse_pipeline, run_passes
 from pipec.cost.table import CostTable
-from pipec.errors import PlanError
+from pipec.errors import BackendError, PlanError
 from pipec.graph.ir import Graph
 from pipec.plan.model import Plan
-from pipec.plan.store import write_plan
+from pipec.plan.store import check_emitted, write_plan
 from pipec.plan.trust import remember
+from pipec.user_module import user_code
 
 
 def default_passes(
@@ -93,7 +94,9 @@ def emit(plan: Plan, directory: Path, *, force: bool = False) -> None:
         raise PlanError("the plan has no stages", hint="run the pass partition first")
     backend = load_backend(plan.target)
     backend.check(plan)
-    with atomic_directory(directory, force=force) as temporary:
+    failed = user_code(f"the target {plan.target} cannot emit the plan", error=BackendError)
+    with failed, atomic_directory(directory, force=force) as temporary:
         backend.emit(plan, temporary)
+        check_emitted(temporary)
         write_plan(plan, temporary)
     remember(directory)

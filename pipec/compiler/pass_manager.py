@@ -9,6 +9,7 @@ from pipec.errors import PassError, PipecError
 from pipec.options import parse_list
 from pipec.plan.model import Plan
 from pipec.plan.rules.verify import verify
+from pipec.user_module import user_code
 
 Observer = Callable[[Pass, Plan, Plan, float], None]
 """Called after every pass with (pass, plan before, plan after, seconds)."""
@@ -43,7 +44,8 @@ def check_pipeline(passes: Sequence[Pass], plan: Plan) -> None:
         missing = p.requires - facts
         if missing:
             fact = min(missing)
-            helpful = [n for n, c in known_passes().items() if fact in c.provides - c.requires]
+            every = registry.working("pipec.passes", Pass)  # type: ignore[type-abstract]
+            helpful = [c.name for c in every if fact in c.provides - c.requires]
             hint = f"put {' or '.join(helpful)} before it" if helpful else None
             raise PassError(f"pass {p.name} requires the fact {fact}", want=fact, hint=hint)
         facts |= p.provides
@@ -69,15 +71,13 @@ def run_passes(passes: Sequence[Pass], plan: Plan, observe: Observer | None = No
     done: list[str] = []
     for p in passes:
         before, start = plan, time.perf_counter()
-        where = f"in pass {p}, after {', '.join(done) or 'no other pass'}"
         try:
-            plan = p.run(before)
-            verify(plan, before=before)
+            with user_code("the pass failed", error=PassError):
+                plan = _made(p, before)
+                verify(plan, before=before)
         except PipecError as error:
-            error.add_note(where)
+            error.add_note(f"in pass {p}, after {', '.join(done) or 'no other pass'}")
             raise
-        except Exception as error:
-            raise PassError("the pass failed", where=where, got=repr(error)) from error
         missing = p.provides - plan.facts()
         if missing:
             raise PassError(f"pass {p.name} did not provide {', '.join(sorted(missing))}")
@@ -85,3 +85,11 @@ def run_passes(passes: Sequence[Pass], plan: Plan, observe: Observer | None = No
         if observe:
             observe(p, before, plan, time.perf_counter() - start)
     return plan
+
+
+def _made(p: Pass, before: Plan) -> Plan:
+    made: object = p.run(before)
+    if isinstance(made, Plan):
+        return made
+    want = "the new plan, or the one that it was given"
+    raise PassError("the pass returned no plan", got=type(made).__name__, want=want)

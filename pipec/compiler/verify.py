@@ -23,7 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, fx
 
-from pipec.compiler.backend import Emitted, load_backend
+from pipec.compiler.backend import Emitted, load_backend, read_back
 from pipec.compiler.chain import StageRunner, run_chain
 from pipec.compiler.comparison import Allowed, Comparison, compare
 from pipec.compiler.inputs import KINDS, choose_inputs, draw
@@ -163,7 +163,7 @@ def verify_artifacts(
     progress("checking files")
     plan = load_plan(directory, allowed=allowed)
     progress("loading the stages")
-    emitted = load_backend(plan.target).load(plan, directory)
+    emitted = read_back(plan, directory)
     return verify_stages(
         plan, emitted, reference, tolerance=tolerance, seed=seed, progress=progress
     )

@@ -3,28 +3,21 @@
 import io
 import logging
 import sys
-import sysconfig
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from traceback import extract_tb
-
-import torch
 
 from pipec.compiler.loaded import Loaded
-from pipec.errors import FrontendError, PipecError
+from pipec.errors import FrontendError
+from pipec.user_module import user_code
 
 __all__ = ["AUTO", "AUTOCAST", "Frontend", "LoadOptions", "Loaded", "quiet", "user_code"]
 AUTOCAST = ("bfloat16", "float16")
 """What `torch.autocast` casts to."""
 AUTO = "auto"
 """Stands for the parts that a graph cannot hold, instead of their names."""
-_OWN = str(Path(__file__).resolve().parents[1])
-_TORCH = str(Path(torch.__file__).parent)
-_STANDARD = sysconfig.get_path("stdlib")
 
 
 @dataclass(frozen=True)
@@ -119,46 +112,6 @@ class Frontend(ABC):
         Raises:
             FrontendError: It cannot be read or traced.
         """
-
-
-@contextmanager
-def user_code(doing: str, hint: str | None = None) -> Iterator[None]:
-    """Turn whatever a user's code raises inside the block into one `FrontendError`.
-
-    The error tells the innermost line that is neither pipec's nor torch's. This is the one place
-    that catches everything: code that is not ours may raise anything.
-
-    Args:
-        doing: What was attempted, ``the factory raised`` for example.
-        hint: What to try.
-
-    Raises:
-        FrontendError: The code in the block raised something other than a `PipecError`.
-    """
-    try:
-        yield
-    except PipecError:
-        raise
-    except (Exception, SystemExit) as error:
-        text = str(error).strip().split("\n\n")[0] or "no message"
-        raise FrontendError(
-            doing, where=_culprit(error), got=f"{type(error).__name__}: {text}", hint=hint
-        ) from None
-
-
-def _culprit(error: BaseException) -> str | None:
-    """File and line of the innermost frame of the user's own code, if there is one."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
-    for frame in reversed(extract_tb(error.__traceback__)):
-        if not _is_internal(frame.filename):
-            return f"{frame.filename}:{frame.lineno} in {frame.name}"
-    return None
-
-
-def _is_internal(file: str) -> bool:
-    standard = file.startswith(_STANDARD) and "site-packages" not in file
-    return standard or file.startswith((_OWN, _TORCH, "<"))
 
 
 @contextmanager

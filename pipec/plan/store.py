@@ -31,7 +31,7 @@ from pipec.graph.printer import json_to_python
 from pipec.graph.rules import OWN_NAMESPACES
 from pipec.graph.serialize import Json, dumps, graph_from_json, graph_to_json
 from pipec.graph.torch_private import FakeTensorMode
-from pipec.plan.manifest import check_files, read_manifest, write_manifest
+from pipec.plan.manifest import PLAN, check_files, read_manifest, write_manifest
 from pipec.plan.model import Plan, Stage, cut_stages
 from pipec.plan.record import plan_from_record, plan_record
 from pipec.plan.rules.verify import verify
@@ -41,6 +41,22 @@ from pipec.plan.weights import WEIGHTS, StoredWeights, stage_folder
 
 MODEL, GRAPHS, PAYLOADS = "model.json", "graphs", "payloads"
 _OPAQUE = "pipec.onnx.default"
+
+
+def check_emitted(directory: Path) -> None:
+    """See that a backend has written files of its own, before the plan is written beside them.
+
+    Raises:
+        PlanError: A name is the plan's, or something is no file that can be hashed and moved.
+    """
+    own = [name for name in (PLAN, MODEL, GRAPHS, PAYLOADS) if (directory / name).exists()]
+    odd = [p for p in directory.rglob("*") if p.is_symlink() or not (p.is_dir() or p.is_file())]
+    if wrong := [*own, *(str(p.relative_to(directory)) for p in odd)]:
+        raise PlanError(
+            "the backend emits what it may not",
+            got=", ".join(wrong[:5]),
+            want=f"plain files and folders, and none of {PLAN}, {MODEL}, {GRAPHS}, {PAYLOADS}",
+        )
 
 
 def write_plan(plan: Plan, directory: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from pipec.errors import PipecError
 from pipec.runtime.executor import Batch
 from pipec.runtime.weights import OptimizerFactory, SchedulerFactory
-from pipec.user_module import module_of
+from pipec.user_module import module_of, user_code
 
 
 def optimizer_from_text(text: str) -> OptimizerFactory:
@@ -118,11 +118,8 @@ def data_from_spec(spec: str) -> Batch:
     file = Path(path)
     if not (file.suffix == ".py" and file.is_file() and name):
         raise PipecError("no such data function", got=spec, want="path/file.py:function")
-    try:
+    with user_code(f"the data file {path} cannot be imported", error=PipecError):
         module = module_of(file, "data")
-    except (Exception, SystemExit) as error:
-        got = f"{type(error).__name__}: {error}"
-        raise PipecError("the data file cannot be imported", where=path, got=got) from error
     function = getattr(module, name, None)
     if not callable(function):
         near = difflib.get_close_matches(name, vars(module), n=1)
@@ -131,15 +128,9 @@ def data_from_spec(spec: str) -> Batch:
 
     def batch(number: int) -> Mapping[str, torch.Tensor]:
         """The inputs of a microbatch."""
-        try:
+        hint = "it is called with every number from 0 on: start again at the end of the data"
+        with user_code(f"the data function failed at microbatch {number}", hint, PipecError):
             given = function(number)
-        except (Exception, SystemExit) as error:
-            raise PipecError(
-                "the data function failed",
-                where=f"{spec}, microbatch {number}",
-                got=f"{type(error).__name__}: {error}",
-                hint="it is called with every number from 0 on: start again at the end of the data",
-            ) from error
         if not isinstance(given, Mapping):
             want = "a mapping from input names to tensors"
             raise PipecError("the data function gave no inputs", where=spec, got=given, want=want)

@@ -189,7 +189,7 @@ REFUSED = [
     (("--optimizer", "sgd:speed=1"), "train", "no option 'speed'"),
     (("--lr-schedule", "up"), "train", "no such learning-rate schedule"),
     (("--device", "tpu"), "train", "no such device"),
-    (("--rounds", "9"), "train", "microbatch 12\n  got:   IndexError: no such batch"),
+    (("--rounds", "9"), "train", "IndexError: no such batch\n  hint:  it is called"),
     (("--save", "nowhere/w.safetensors"), "train", "no file can be written here"),
     (("--metrics", "nowhere/log"), "train", "got:   nowhere/log"),
     (("--tensorboard", __file__), "train", "this is no directory"),

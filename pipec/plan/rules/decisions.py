@@ -100,11 +100,17 @@ def _stages_are_timed(parts: Parts) -> Iterator[Finding]:
             yield Finding(f"timing of stage {k}", got, f"0 to {t.interval_seconds}, a part of it")
 
 
+_PLAIN = (str, int, type(None))
+
+
 def _options_are_plain(parts: Parts) -> Iterator[Finding]:
     """What is remembered can be written: strings and numbers."""
     for name, value in parts.plan.options.items():
-        if not isinstance(value, str | int | float | None):
-            yield Finding(f"option {name}", repr(value), "a string, a number or nothing")
+        key: object = name
+        plain = math.isfinite(value) if isinstance(value, float) else isinstance(value, _PLAIN)
+        if not isinstance(key, str) or not plain:
+            got = f"{key!r}: {value!r}"
+            yield Finding(f"option {key}", got, "a name, and a string, a number or nothing")
 
 
 def _schedule_fits_stages(parts: Parts) -> Iterator[Finding]:
