@@ -31,6 +31,7 @@ from pipec.partition.devices import Device
 from pipec.partition.result import CutResult, cut_result, stage_loads
 from pipec.partition.solve import solve_contiguous
 from pipec.plan.model import Fact, Partition, Plan, cut_stages
+from pipec.runtime.program import check_paired
 from pipec.schedule.action import ActionKind
 from pipec.schedule.channels import ChannelKind
 from pipec.schedule.registry import SYNCHRONOUS, generate, stages_on, without_parts
@@ -154,7 +155,9 @@ class PartitionPass(Pass):
                 got=f"order=free, schedule={self.schedule}",
             )
         count = self.stages or stages_on(self.schedule, size, self.microbatches)
-        place = generate(self.schedule, count, self.microbatches).placement
+        schedule = generate(self.schedule, count, self.microbatches)
+        check_paired(schedule)
+        place = schedule.placement
         _check_fit(count, place.devices, plan)
         if not trains:
             return Placement(place.forward)

@@ -117,7 +117,7 @@ def _load(made: Made, options: LoadOptions, kind: str, location: str) -> Loaded:
             source=source,
             differentiable=bool(options.training),
             autocast=options.autocast,
-            eager=[n for n in eager if n != AUTO],
+            eager=eager,
         )
     known = bool(options.training) and not any(map(is_random, graph.calls))
     return Loaded(

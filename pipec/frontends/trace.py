@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 from torch.export import graph_signature as export
 
 from pipec.errors import FrontendError
-from pipec.frontends.base import quiet, user_code
+from pipec.frontends.base import AUTO, quiet, user_code
 from pipec.frontends.composites import is_functional
 from pipec.frontends.eager import as_nodes, named_parts
 from pipec.frontends.hygiene import Naming, Traced, cleaned
@@ -35,10 +35,8 @@ from pipec.graph.ir import Graph, Source
 from pipec.graph.rules import verify
 from pipec.graph.torch_private import FakeTensorMode, without_stack_traces
 
-_HINT = (
-    "it must run alone, model(*inputs), and its values must not decide what it computes; parts of "
-    "which that is not true can run as they are: --eager, eager=True"
-)
+_ALONE = "it must run alone, model(*inputs), and its values must not decide what it computes"
+_EAGER = "parts of which that is not true can run as they are: --eager, eager=True"
 MODEL = "model."
 """Where a `Flat` has the model's own weights."""
 
@@ -178,7 +176,8 @@ def trace(
             path.
         differentiable: Keep what only matters to gradients (``detach``).
         autocast: A dtype, to run model and loss under `torch.autocast` of it.
-        eager: Parts that are run as they are, each call one node (`pipec.frontends.eager`).
+        eager: Parts that are run as they are, each call one node (`pipec.frontends.eager`); `AUTO`
+            where they were looked for and none was found.
 
     Raises:
         FrontendError: The model raises, or does something that cannot be traced.
@@ -186,16 +185,17 @@ def trace(
         GraphError: The result breaks a rule of the IR (a defect of pipec).
     """
     flat = Flat(module, Call(module, args, kwargs or {}), loss, autocast)
-    parts = named_parts(flat, eager, MODEL)
+    parts = named_parts(flat, [n for n in eager if n != AUTO], MODEL)
     nodes = as_nodes(flat, [*flat.inputs.values()], parts, source, tracked=differentiable)
     watch = MarkNoGrad() if differentiable else nullcontext()
     whole = no_lost_gradients(flat, parts.values()) if differentiable else nullcontext()
     casts = no_lost_casts([*flat.state_dict().values(), *flat.inputs.values()])
     told = without_stack_traces() if origin else nullcontext()
+    hint = _ALONE if eager else f"{_ALONE}; {_EAGER}"
     with nodes, fx.traceback.preserve_node_meta(), fake_weights(flat, flat.inputs) as tensors:
-        with user_code("the model cannot be traced", _HINT), whole, casts, watch, quiet(), told:
+        with user_code("the model cannot be traced", hint), whole, casts, watch, quiet(), told:
             program = torch.export.export(flat, tensors, strict=False)
-        decomposed = decompose(program, differentiable=differentiable)
+        decomposed = decompose(program, differentiable=differentiable, hint=hint)
     naming = Naming(
         inputs=list(input_names or flat.inputs),
         outputs=list(output_names or flat.outputs),
@@ -209,13 +209,15 @@ def trace(
     return graph
 
 
-def decompose(program: ExportedProgram, *, differentiable: bool) -> ExportedProgram:
+def decompose(
+    program: ExportedProgram, *, differentiable: bool, hint: str = _ALONE
+) -> ExportedProgram:
     """Make a program flat and functional; no op is taken apart that a graph may hold.
 
     Raises:
         FrontendError: torch fails to, or a hidden update would be lost (see `explicit_no_grad`).
     """
-    _refuse_control_flow(program)
+    _refuse_control_flow(program, hint)
     specs = program.graph_signature.input_specs
     trained = (
         []
@@ -237,7 +239,7 @@ def decompose(program: ExportedProgram, *, differentiable: bool) -> ExportedProg
 _CONTROL_FLOW = frozenset({"cond", "while_loop", "scan", "map_impl", "associative_scan"})
 
 
-def _refuse_control_flow(program: ExportedProgram) -> None:
+def _refuse_control_flow(program: ExportedProgram, hint: str) -> None:
     """Say which branch or loop of run time the model has, or which number of run time.
 
     Raises:
@@ -247,7 +249,7 @@ def _refuse_control_flow(program: ExportedProgram) -> None:
         name = getattr(n.target, "__name__", "")
         if name == "item.default" and n.users:
             what = "a number that is read out of a tensor cannot be part of a graph"
-            raise FrontendError(what, where=n.name, got=f"{n.args[0]}.item()", hint=_HINT)
+            raise FrontendError(what, where=n.name, got=f"{n.args[0]}.item()", hint=hint)
         if n.op == "call_function" and name in _CONTROL_FLOW and not hasattr(n.target, "_schema"):
             raise FrontendError(
                 "a branch or loop on values of run time cannot be cut into stages",

@@ -115,8 +115,9 @@ def load_plan(
         plan = plan_from_record(record, graph_from_json(model, allowed=allowed, mode=mode))
         plan = plan.replace(graph=_with_weights(plan.graph, record, directory))
         plan = plan.replace(stages=_stages(plan, record, directory, allowed, mode))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise PlanError("the plan is damaged", where=directory, got=repr(error)) from error
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        got = error if isinstance(error, OSError) else repr(error)
+        raise PlanError("the plan is damaged", where=directory, got=got) from error
     verify(plan)
     return plan
 

@@ -86,3 +86,8 @@ def test_only_what_is_named() -> None:
 def test_what_names_nothing_is_refused(options: dict[str, str], words: str) -> None:
     with pytest.raises(pipec.PipecError, match=words):
         compiled(options.pop("schedule", "1f1b"), **options)
+
+
+def test_a_backward_that_is_cut_differently_is_told_before_it_is_placed() -> None:
+    with pytest.raises(pipec.PipecError, match=r"cut differently(.|\n)*leave out backward_stages"):
+        pipec.compile(net(), X, "4xv100", loss=LOSS, schedule="pipefb{backward_stages=1}")

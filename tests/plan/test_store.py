@@ -125,6 +125,15 @@ def test_a_forged_record_is_an_error_of_ours(out: Path, key: str, junk: object) 
         load_plan(out)
 
 
+def test_a_stage_whose_training_graphs_are_elsewhere(out: Path) -> None:
+    record = read_manifest(out)
+    for key in ("0123456789ab", record["stages"][0]["key"]):
+        stages = [{**row, "training": key} for row in record["stages"]]
+        rewrite(out, {**record, "stages": stages})
+        with pytest.raises(PlanError, match=rf"damaged[^§]*No such file[^§]*{key}"):
+            load_plan(out)
+
+
 @pytest.mark.parametrize(
     "junk", [None, 3, [1], {"x": 1}, {"kind": 1, "location": 2}, {"kind": "onnx"}]
 )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import pipec
 from pipec.errors import FrontendError
 from pipec.frontends.trace import trace
 from pipec.graph.ir import Graph, InputKind, Source, op_name
@@ -155,5 +156,9 @@ class Scaling(nn.Module):
 
 
 def test_a_number_out_of_a_tensor_is_refused_by_its_name() -> None:
+    scaling, given = Scaling(), (torch.ones(2, 4),)
     with pytest.raises(FrontendError, match=r"factor\.item\(\)(?s:.*)--eager"):
-        trace(Scaling(), (torch.ones(2, 4),), source=Source("memory", "S"), differentiable=False)
+        trace(scaling, given, source=Source("memory", "S"), differentiable=False)
+    with pytest.raises(FrontendError, match=r"factor\.item\(\)") as told:
+        pipec.compile(scaling, given, "1xcpu", eager=True)
+    assert "eager" not in str(told.value)  # it is set
