@@ -13,11 +13,10 @@ from itertools import pairwise
 import numpy as np
 
 from pipec.cluster.cluster import Link
-from pipec.compiler.layers import NONE, layers_of, place_layers, whole_layers
+from pipec.compiler.layers import layers_of, place_layers, whole_layers
 from pipec.compiler.layouts import Layout
 from pipec.compiler.problem import chain_of, placement_problem
 from pipec.errors import PartitionError
-from pipec.graph.units import placement_units
 from pipec.partition.costgraph import CostGraph, IntArray
 from pipec.partition.devices import Device
 from pipec.partition.result import stage_loads
@@ -65,9 +64,7 @@ def split_layers(plan: Plan, stages: int | None = None) -> Split:
     home = whole_layers(plan.graph, layers)
     first, end = layers.ends
     # what is in front of the numbered layers, and behind them, is one piece each for these runtimes
-    piece = np.clip(home, first - 1, end)
-    group = np.where(home == NONE, _free_groups(plan, len(layers.names) + 2), piece + 2)
-    whole = replace(problem, group=group)
+    whole = replace(problem, group=np.clip(home, first - 1, end))
     devices, links = chain_of(plan.cluster, count)
     cut = solve_contiguous(whole, devices, links=links)
     of_layer = np.array([_stage_of(cut.stage, home, k) for k in range(len(layers.names))])
@@ -82,13 +79,6 @@ def split_layers(plan: Plan, stages: int | None = None) -> Split:
         cut.lower_bound,
         _evenly(plan, problem, devices, links, len(layers.numbered)),
     )
-
-
-def _free_groups(plan: Plan, begin: int) -> IntArray:
-    """Units of what lies between modules, numbered behind the layers; -1 of single nodes."""
-    unit_of = placement_units(plan.graph)
-    units = np.array([unit_of[n.name] for n in plan.graph.calls])
-    return np.where(units >= 0, units + begin, -1)
 
 
 def _stage_of(stage: IntArray, home: IntArray, layer: int) -> int:

@@ -80,8 +80,6 @@ def _outside(path: str, around: set[str] | None) -> str:
 def place_layers(graph: Graph, layout: Layout) -> IntArray:
     """Stage of every call if the layers stand as a layout says, [calls].
 
-    What lies between modules stands as early as its producers let it.
-
     Raises:
         PartitionError: The layout has another number of layers, or parts what must stay together.
     """
@@ -93,15 +91,12 @@ def place_layers(graph: Graph, layout: Layout) -> IntArray:
             want=f"{len(layers.numbered)}: {layers.names[layers.numbered[0]]} .. "
             f"{layers.names[layers.numbered[-1]]}",
         )
-    of_layer = _stages(layers, layout)
     home = whole_layers(graph, layers)
+    stage: IntArray = _stages(layers, layout)[home]
     at = {n.name: k for k, n in enumerate(graph.calls)}
-    stage = np.where(home >= 0, of_layer[home], 0)
     for k, n in enumerate(graph.calls):
         before = [stage[at[p.name]] for p in n.all_input_nodes if p.name in at]
-        if home[k] == NONE:
-            stage[k] = max(before, default=0)
-        elif before and max(before) > stage[k]:
+        if before and max(before) > stage[k]:
             raise PartitionError(
                 "the layout needs a value before it is computed",
                 where=f"{n.name} of {layers.names[home[k]]}, stage {stage[k]}",
@@ -111,9 +106,12 @@ def place_layers(graph: Graph, layout: Layout) -> IntArray:
 
 
 def whole_layers(graph: Graph, layers: Layers) -> IntArray:
-    """Layer of every call, where what must share a device is in one layer: the first, [calls].
+    """Layer of every call, [calls].
 
-    A layer often begins with a view of what the layer before it computed.
+    1. What must share a device is in one layer, the first: a layer often begins with a view of
+       what the layer before it computed.
+    2. What lies between modules is in the last layer that it reads, or else in the first of all: a
+       runtime that cuts in front of a layer leaves it behind.
     """
     unit_of = placement_units(graph)
     units = np.array([unit_of[n.name] for n in graph.calls])
@@ -123,6 +121,12 @@ def whole_layers(graph: Graph, layers: Layers) -> IntArray:
         named = home[nodes][home[nodes] >= 0]
         if len(named):
             home[nodes] = named.min()
+    at = {n.name: k for k, n in enumerate(graph.calls)}
+    for k in np.flatnonzero(home == NONE).tolist():
+        mine = np.flatnonzero(units == units[k]).tolist() if units[k] >= 0 else [k]
+        reads = (p.name for m in mine for p in graph.calls[m].all_input_nodes)
+        home[mine] = max((home[at[name]] for name in reads if name in at), default=0)
+        home[mine] = home[mine].clip(0)
     return home
 
 
