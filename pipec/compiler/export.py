@@ -64,10 +64,11 @@ def split_layers(plan: Plan, stages: int | None = None) -> Split:
     home = whole_layers(plan.graph, layers)
     first, end = layers.ends
     # what is in front of the numbered layers, and behind them, is one piece each for these runtimes
-    whole = replace(problem, group=np.clip(home, first - 1, end))
+    whole = _in_order(problem, np.clip(home, first - 1, end))
     devices, links = chain_of(plan.cluster, count)
     cut = solve_contiguous(whole, devices, links=links)
-    of_layer = np.array([_stage_of(cut.stage, home, k) for k in range(len(layers.names))])
+    # a layer whose operations all went to others stands where the one before it does
+    of_layer = np.array([cut.stage[home <= k].max() for k in range(len(layers.names))])
     parts: list[list[str]] = [[] for _ in range(count)]
     for name, stage in zip(layers.names, of_layer.tolist(), strict=True):
         parts[stage].append(name)
@@ -81,10 +82,27 @@ def split_layers(plan: Plan, stages: int | None = None) -> Split:
     )
 
 
-def _stage_of(stage: IntArray, home: IntArray, layer: int) -> int:
-    """Stage of a layer; one whose operations all went to others stands where the first did."""
-    mine = np.flatnonzero(home == layer)
-    return int(stage[mine[0]]) if len(mine) else 0
+def _in_order(problem: CostGraph, piece: IntArray) -> CostGraph:
+    """The problem with these nodes in one piece each, a value of no bytes from each to the next.
+
+    These runtimes cut the list of layers: no layer stands before one that is called earlier.
+    """
+    numbers = np.unique(piece)
+    first = [np.flatnonzero(piece == p)[0] for p in numbers[:-1]]
+    last = [np.flatnonzero(piece == p)[-1] for p in numbers[1:]]
+    none = np.zeros(len(first))
+    return replace(
+        problem,
+        group=piece,
+        producer=np.append(problem.producer, first).astype(np.int64),
+        consumer=np.append(problem.consumer, last).astype(np.int64),
+        consumer_ptr=np.append(
+            problem.consumer_ptr, problem.consumer_ptr[-1] + 1 + np.arange(len(first))
+        ),
+        seconds=np.append(problem.seconds, none),
+        bytes=np.append(problem.bytes, none),
+        gradient_bytes=np.append(problem.gradient_bytes, none),
+    )
 
 
 def _evenly(
@@ -100,7 +118,7 @@ def _evenly(
 
 def _torch(split: Split) -> str:
     """``torch.distributed.pipelining``: where stages begin."""
-    lines = [f'    "{part[0]}": SplitPoint.BEGINNING,' for part in split.parts[1:]]
+    lines = [f"    {json.dumps(part[0])}: SplitPoint.BEGINNING," for part in split.parts[1:]]
     return "\n".join(
         [
             "from torch.distributed.pipelining import SplitPoint, pipeline",

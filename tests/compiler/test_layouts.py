@@ -17,7 +17,7 @@ from torch.distributed.pipelining import SplitPoint, pipeline
 
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.driver import make_plan
-from pipec.compiler.export import FORMATS, split_layers
+from pipec.compiler.export import FORMATS, Split, split_layers
 from pipec.compiler.layers import layers_of, place_layers
 from pipec.compiler.layouts import Layout, parse_layout
 from pipec.compiler.pass_manager import parse_pipeline
@@ -190,6 +190,45 @@ def test_what_lies_between_layers_is_timed_where_the_runtime_leaves_it(stages: i
         there = str(pipe.get_stage_module(number).graph).count("aten.add")
         mine = [n for n, s in laid.partition.stage_of.items() if s == number]
         assert there == sum("add" in n for n in mine)
+
+
+class Beside(nn.Module):
+    """Two branches whose layers are called by turns, and a head that is called first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(32, 32)
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        other, branches = self.head(x), [x, x]
+        for k, layer in enumerate(self.layers):
+            branches[k % 2] = layer(branches[k % 2])
+        out: torch.Tensor = branches[0] + branches[1] + other
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_no_layer_stands_before_one_that_is_called_earlier(stages: int) -> None:
+    """Runtimes cut the list of layers, whatever reads what."""
+    model, x = Beside().eval(), torch.ones(4, 32)
+    plan = make_plan(from_module(model, (x,)).graph, parse_cluster(f"{stages}xv100"))
+    split = split_layers(plan)
+    assert [n for part in split.parts for n in part] == list(layers_of(plan.graph).names)
+    place: dict[str, Any] = {}
+    exec(FORMATS["torch"](split), place)
+    pipe = pipeline(model, mb_args=(x,), split_spec=place["SPLIT"])
+    for number, part in enumerate(split.parts):
+        there = pipe.get_stage_module(number).named_parameters()
+        assert {n.rsplit(".", 1)[0] for n, _ in there} == set(part)
+
+
+def test_names_are_quoted() -> None:
+    split = Split((("a",), ('b"c\\',)), (1, 1), (1.0, 1.0), 1.0, 1.0)
+    place: dict[str, Any] = {}
+    exec(FORMATS["torch"](split), place)
+    assert [*place["SPLIT"]] == ['b"c\\']
 
 
 def llama_devices(shares: list[int], layers: int) -> list[int]:
