@@ -19,7 +19,7 @@ may too. This is a plan for the placer, made from estimates: no placer has seen 
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,11 +129,11 @@ class _Layout:
         regions, tied = len(self.limits), (self.joints >= len(self.parts)).any()
         for region in range(regions):
             alone = np.full(len(self.parts), region)
-            if not tied and self._cost(alone) < _TOO_MUCH:
+            if not tied and self._costs(alone[None])[0] < _TOO_MUCH:
                 return self._floorplan(alone)
         starts = (self._in_order(), regions - 1 - self._in_order())
         found = [self._improved(start) for start in starts]
-        return self._floorplan(min(found, key=lambda w: (self._cost(w), w.tolist())))
+        return self._floorplan(min(found, key=lambda w: (self._costs(w[None])[0], w.tolist())))
 
     def _in_order(self) -> Where:
         """Regions of the parts in the order of the dataflow, every region filled alike."""
@@ -142,57 +142,59 @@ class _Layout:
         place = np.minimum(middle * len(self.limits), len(self.limits) - 1)
         return np.asarray(place, dtype=np.int64)
 
-    def _used(self, where: Where) -> Numbers:
-        """What is used of every region, [regions, kinds]."""
-        found = np.zeros_like(self.limits)
-        np.add.at(found, where, self.takes)
-        return found
+    def _used(self, trials: Where) -> Numbers:
+        """What is used of every region in every trial, [trials, regions, kinds]."""
+        count, regions = len(trials), len(self.limits)
+        flat = (trials + regions * np.arange(count)[:, None]).ravel()
+        sums = [np.bincount(flat, np.tile(take, count), count * regions) for take in self.takes.T]
+        return np.stack(sums, axis=-1, dtype=float).reshape(count, regions, len(_KINDS))
 
-    def _crossed(self, where: Where) -> Numbers:
-        """Wires over every boundary."""
+    def _crossed(self, trials: Where) -> Numbers:
+        """Wires over every boundary in every trial, [trials, boundaries]."""
         regions = np.arange(len(self.limits))
-        ends = np.append(where, regions)[self.joints]
-        low, high = ends.min(axis=1, keepdims=True), ends.max(axis=1, keepdims=True)
-        return np.asarray(self.wires @ ((low <= regions[:-1]) & (regions[:-1] < high)), dtype=float)
+        fixed = np.broadcast_to(regions, (len(trials), len(regions)))
+        below = np.hstack((trials, fixed))[..., None] <= regions[:-1]
+        first, second = self.joints.T
+        return np.asarray(self.wires.astype(float) @ (below[:, first] != below[:, second]))
 
-    def _cost(self, where: Where, most: float = math.inf) -> float:
-        """Wires that cross, and far more where limits are exceeded; infinite from ``most`` on."""
-        crossed = self._crossed(where)
-        if crossed.sum() >= most:
-            return math.inf
-        full = np.maximum(self._used(where) / np.maximum(self.limits, 1e-9) - 1.0, 0.0).sum()
-        wires = np.maximum(crossed / max(self.wire_limit, 1.0) - 1.0, 0.0).sum()
-        return float(_TOO_MUCH * 1e3 * (full + wires) + crossed.sum())
+    def _costs(self, trials: Where) -> Numbers:
+        """Wires that cross in every trial, and far more where limits are exceeded."""
+        crossed = self._crossed(trials)
+        full = np.maximum(self._used(trials) / np.maximum(self.limits, 1e-9) - 1.0, 0.0)
+        wires = np.maximum(crossed / max(self.wire_limit, 1.0) - 1.0, 0.0).sum(axis=1)
+        full = full.reshape(len(trials), -1).sum(axis=1)
+        return np.asarray(_TOO_MUCH * 1e3 * (full + wires) + crossed.sum(axis=1))
 
     def _improved(self, where: Where) -> Where:
-        """Parts moved and swapped as long as that helps."""
-        cost = self._cost(where)
+        """Parts moved and swapped as long as that helps, each as soon as it does."""
+        cost = self._costs(where[None])[0]
         for _ in range(_PASSES):
             before = cost
-            for moves in self._moves(where, swaps=before >= _TOO_MUCH):
-                back = where[moves[0]]
-                where[moves[0]] = moves[1]
-                found = self._cost(where, cost)
-                if found < cost - 1e-9:
-                    cost = found
-                else:
-                    where[moves[0]] = back
+            moves, done, ahead = self._moves(swaps=before >= _TOO_MUCH), 0, 1
+            while done < len(moves):
+                a, b, region = moves[done : done + ahead].T
+                trials, every = np.tile(where, (len(a), 1)), np.arange(len(a))
+                trials[every, a] = np.where(region < 0, where[b], region)
+                trials[every, b] = np.where(region < 0, where[a], region)
+                costs = self._costs(trials)
+                better = np.flatnonzero(costs < cost - 1e-9)
+                if better.size:
+                    where, cost = trials[better[0]], costs[better[0]]
+                done += int(better[0]) + 1 if better.size else len(a)
+                ahead = 1 if better.size else min(2 * ahead, _AT_ONCE)
             if cost >= before - 1e-9:
                 break
         return where
 
-    def _moves(self, where: Where, *, swaps: bool) -> Iterator[tuple[list[int], list[int]]]:
-        """Every part to every other region; then pairs, if regions are too full."""
-        for part in range(len(self.parts)):
-            for region in range(len(self.limits)):
-                if region != where[part]:
-                    yield [part], [region]
-        if not swaps:
-            return
-        largest = (self.takes[:, None] / np.maximum(self.limits, 1e-9)).max(axis=(1, 2))
-        for a, b in itertools.combinations(np.argsort(-largest, kind="stable")[:_SWAPPED], 2):
-            if where[a] != where[b]:
-                yield [a, b], [where[b], where[a]]
+    def _moves(self, *, swaps: bool) -> NDArray[np.int64]:
+        """Every part twice, and every region; then pairs and -1, if regions are too full."""
+        parts = range(len(self.parts))
+        moves = [(part, part, region) for part in parts for region in range(len(self.limits))]
+        if swaps:
+            largest = (self.takes[:, None] / np.maximum(self.limits, 1e-9)).max(axis=(1, 2))
+            first = np.argsort(-largest, kind="stable")[:_SWAPPED].tolist()
+            moves += [(a, b, -1) for a, b in itertools.combinations(first, 2)]
+        return np.array(moves)
 
     def _floorplan(self, where: Where) -> Floorplan:
         engines: dict[str, set[int]] = defaultdict(set)
@@ -200,9 +202,9 @@ class _Layout:
             engines[engine].add(region)
         return Floorplan(
             {engine: tuple(sorted(regions)) for engine, regions in engines.items()},
-            tuple(map(_resources, self._used(where))),
+            tuple(map(_resources, self._used(where[None])[0])),
             tuple(map(_resources, self.limits)),
-            tuple(int(n) for n in self._crossed(where)),
+            tuple(int(n) for n in self._crossed(where[None])[0]),
             int(self.wire_limit),
         )
 
@@ -247,6 +249,8 @@ _TOO_MUCH = 1e6
 """Cost of a thousandth of a region too much: more than all wires that may cross."""
 _SWAPPED = 60
 """Largest parts that are swapped in pairs."""
+_AT_ONCE = 64
+"""Moves whose costs are computed together: most help nothing."""
 
 
 def _resources(row: Numbers) -> Resources:
