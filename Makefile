@@ -86,8 +86,9 @@ fuzz-ops: setup ## every op that a plan may name, with hostile arguments between
 fuzz-plans: setup ## 100,000 mutated plans under five commands (half a day); ARGS='--mutants 1000'
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz_plans $(ARGS)
 
-chaos: setup ## 1,400 commands killed, starved or raced while they write (an hour); ARGS='--cases 300'
+chaos: setup ## 1,400 commands killed, starved or raced while they write; ranks killed (an hour); ARGS='--cases 300'
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.chaos $(ARGS)
+	PIPEC_KILLS=20 OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/runtime/test_survival.py
 
 faults: setup ## faults injected into emitted directories; rewrites docs/faults.md (an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults

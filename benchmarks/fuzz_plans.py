@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +32,34 @@ class Mutant:
     words: list[tuple[str, ...]]
 
 
-def _mutant(number: int, plans: dict[str, Path], folder: Path) -> Mutant:
+def _mutant(number: int, plans: Mapping[str, Path], folder: Path) -> Mutant:
     rng = random.Random(number)
     base = rng.choice(list(plans.values()))
     place = folder / f"mutant{number}"
     told = mutate(base, place, rng)
     return Mutant(number, place, f"{base.name}: {told}", commands(place, base))
+
+
+def faults_of(numbers: Sequence[int], plans: Mapping[str, Path], folder: Path) -> list[str]:
+    """What commands do wrong with a dozen mutants of these seeds, in words.
+
+    Args:
+        numbers: Seeds.
+        plans: Of `bases`.
+        folder: Where mutants are written; nothing of them is left.
+    """
+    dozen = [_mutant(n, plans, folder) for n in numbers]
+    try:
+        ends = try_commands([w for m in dozen for w in m.words], folder / "empty")
+        if len(ends) == sum(len(m.words) for m in dozen) and not any(e.fault for e in ends):
+            return []
+        alone = [(m, e) for m in dozen for e in try_commands(m.words, folder / "empty")]
+        found = [f"{m.number} {m.told}: {e.words[0]}: {e.fault}" for m, e in alone if e.fault]
+        together = f"{numbers[0]}: nothing alone of {[e.fault for e in ends if e.fault]}"
+        return found or [together]
+    finally:
+        for m in dozen:
+            shutil.rmtree(m.place)
 
 
 def main() -> None:
@@ -51,18 +74,9 @@ def main() -> None:
         gc.freeze()  # less is copied in processes that are forked
         faults, end = 0, given.seed + given.mutants
         for first in range(given.seed, end, DOZEN):
-            dozen = [_mutant(n, plans, folder) for n in range(first, min(first + DOZEN, end))]
-            ends = try_commands([w for m in dozen for w in m.words], folder / "empty")
-            if len(ends) < sum(len(m.words) for m in dozen) or any(e.fault for e in ends):
-                alone = [(m, e) for m in dozen for e in try_commands(m.words, folder / "empty")]
-                found = [(m, e) for m, e in alone if e.fault]
-                faults += len(found)
-                for m, e in found:
-                    print(f"{m.number} {m.told}: {e.words[0]}: {e.fault}", flush=True)
-                if not found:  # not counted: what many of them hold together
-                    print(f"{first}: nothing alone of {[e.fault for e in ends if e.fault]}")
-            for m in dozen:
-                shutil.rmtree(m.place)
+            for told in faults_of(range(first, min(first + DOZEN, end)), plans, folder):
+                faults += 1
+                print(told, flush=True)
             if first // 1000 < (first + DOZEN) // 1000:
                 print(f"{first + DOZEN}: {faults} faults", flush=True)
     print(f"{given.mutants} mutants, five commands each: {faults} faults")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import sys
 import time
@@ -11,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fuzz_plans import DOZEN, faults_of
 from tests.plan import mutants
-from tests.plan.mutants import bases, commands, mutate, try_commands
+from tests.plan.mutants import bases, try_commands
 
-GROUPS, EACH = 20, 100
+DOZENS = 50
+"""Of mutants; `make fuzz-plans` tries these and a hundred times more."""
 
 
 @pytest.fixture(scope="module")
@@ -22,20 +23,13 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return bases(tmp_path_factory.mktemp("plans"))
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@pytest.mark.parametrize("dozen", range(DOZENS))
 def test_mutants_are_refused_or_harmless(
-    plans: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int
+    plans: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dozen: int
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user's"))
     monkeypatch.setenv("PIPEC_MUTANTS", str(plans["torch"].parent / "ran"))
-    faults = []
-    for number in range(group * EACH, (group + 1) * EACH):
-        rng = random.Random(number)
-        base = rng.choice(list(plans.values()))
-        place = tmp_path / str(number)
-        told = mutate(base, place, rng)
-        ends = try_commands(commands(place, base), tmp_path / "empty")
-        faults += [f"{number} {base.name} {e.words[0]}: {told}: {e.fault}" for e in ends if e.fault]
+    faults = faults_of(range(dozen * DOZEN, (dozen + 1) * DOZEN), plans, tmp_path)
     assert not faults, "\n".join(faults)
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tests.runtime.pipelines import emitted
 
-ROUNDS = 300
+ROUNDS = 100
 ALONE = os.environ | {"OMP_NUM_THREADS": "1"}
 """On one thread everywhere: sums of several have other bits."""
 DATA = """

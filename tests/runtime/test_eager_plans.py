@@ -14,6 +14,7 @@ from torch import nn
 import pipec
 from pipec.errors import PipecError
 from pipec.graph.eager import is_tape
+from tests.cli.running import Pipec
 from tests.runtime.eager_models import CASES, Branch, Watched, chain
 from tests.runtime.test_eager import batches, compiled, found_out, named, seeded, sgd
 
@@ -137,11 +138,22 @@ def test_memory_that_autograd_keeps_is_in_the_plan_and_freed() -> None:
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def pipec_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Pipec:
+    """The command in this process, in the folder of the model: a process of its own takes long."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return Pipec(monkeypatch, capsys)
+
+
+@pytest.fixture
+def saved(tmp_path: Path, pipec_here: Pipec) -> Path:
     (tmp_path / "net.py").write_text(FACTORY)
     command = ["compile", "net.py:make", "--devices", "2xcpu", "--schedule", "pipedream"]
-    told = run(tmp_path, *command, "--microbatches", "4", "--eager", "-o", "out")
-    assert "runs eagerly, as a module under autograd: 2" in told
+    done = pipec_here(*command, "--microbatches", "4", "--eager", "-o", "out")
+    assert done.code == 0, done
+    assert "runs eagerly, as a module under autograd: 2" in done.out + done.err
     return tmp_path
 
 
@@ -157,7 +169,9 @@ def run(folder: Path, *args: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_saved_plan_runs_on_ranks_that_read_its_factory_again(saved: Path) -> None:
+def test_a_saved_plan_runs_on_ranks_that_read_its_factory_again(
+    saved: Path, pipec_here: Pipec
+) -> None:
     run(saved, "run", "out", "--data", "net.py:batch", "--rounds", "2", "--drain",
         "--optimizer", "sgd:lr=0.05,momentum=0.9", "--metrics", "m.json", "-q")  # fmt: skip
     rows = [json.loads(line) for line in (saved / "m.json").read_text().splitlines()]
@@ -165,7 +179,9 @@ def test_a_saved_plan_runs_on_ranks_that_read_its_factory_again(saved: Path) -> 
         "--optimizer", "sgd:lr=0.05,momentum=0.9", "--metrics", "l.json", "-q")  # fmt: skip
     local = [json.loads(line) for line in (saved / "l.json").read_text().splitlines()]
     assert [r["loss"] for r in rows] == [r["loss"] for r in local]
-    assert "gradient" in run(saved, "verify", "out")
+    verified = pipec_here("verify", "out")
+    assert verified.code == 0, verified
+    assert "gradient" in verified.out + verified.err
 
 
 def test_a_part_whose_code_has_changed_is_refused(saved: Path) -> None:

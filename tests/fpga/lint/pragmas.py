@@ -61,12 +61,7 @@ _OPERATORS = {"mul": " * ", "add": " + ", "sub": " - "}
 
 def words_of(roots: Iterable[Block]) -> frozenset[str]:
     """Every word of the code of some files, pragmas left out."""
-    lines = (line for root in roots for b in root.all() for line in (b.head, *_code(b)))
-    return frozenset(word for line in lines for word in re.findall(r"\w+", line))
-
-
-def _code(block: Block) -> list[str]:
-    return [line for _, line in block.lines if not line.lstrip().startswith("#pragma")]
+    return frozenset[str]().union(*(root.words for root in roots))
 
 
 def check_pragmas(file: str, root: Block, words: frozenset[str]) -> Iterator[Finding]:
@@ -148,7 +143,7 @@ def _operation(file: str, p: Pragma, block: Block) -> Iterator[Finding]:
     if p.name != "BIND_OP" or p.options.get("op") not in _OPERATORS:
         return
     name, operator = p.options.get("variable", ""), _OPERATORS[p.options["op"]]
-    values = [re.search(rf"\b{name} = (.*)", line) for line in _code(block)]
+    values = [re.search(rf"\b{name} = (.*)", line) for line in block.code]
     flat = [re.sub(r"\([^()]*\)", "", v.group(1)) for v in values if v is not None]
     if not any(operator in value for value in flat):
         yield Finding(file, p.line, "target", f"{name} is no result of {p.options['op']}")
@@ -216,7 +211,7 @@ def _partition(file: str, p: Pragma, block: Block) -> Iterator[Finding]:
 def _is_unrolled_by(factor: str, block: Block) -> bool:
     """Whether a loop of the function is unrolled so often, or a constant of it has the bound."""
     function = next((b for b in block.around() if b.head and not b.is_loop), block)
-    made = [re.match(rf"constexpr int {factor} = (.*)", line) for line in _code(function)]
+    made = [re.match(rf"constexpr int {factor} = (.*)", line) for line in function.code]
     words = {w for m in made if m is not None for w in re.findall(r"[\w:]+", m.group(1))}
     return bool(({factor} | words) & _unroll_bounds(function))
 

@@ -83,6 +83,17 @@ class Block:
         text = "\n".join((self.head, *code))
         return frozenset(m[m.lastindex or 0] for m in _DECLARED.finditer(text))
 
+    @property
+    def code(self) -> list[str]:
+        """Its own lines, pragmas left out."""
+        return [line for _, line in self.lines if not line.lstrip().startswith("#pragma")]
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Every word of its code and of the blocks in it; asked for only once it is parsed."""
+        own = frozenset(w for line in (self.head, *self.code) for w in re.findall(r"\w+", line))
+        return own.union(*(block.words for block in self.inner))
+
     def around(self) -> Iterator["Block"]:
         """Itself and the blocks around it, outwards."""
         block: Block | None = self

@@ -1,12 +1,13 @@
 """Linting one emitted stage: kernel, configurations, engine headers."""
 
+import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 
 from pipec.backends.fpga.emit.headers import own_header
-from pipec.backends.fpga.stagejson import Json, read_record
+from pipec.backends.fpga.stagejson import read_record
 from pipec.errors import BackendError
 from tests.fpga.lint.arrays import check_arrays, members
 from tests.fpga.lint.bounds import check_bounds
@@ -26,16 +27,13 @@ def lint(stage: Path) -> list[Finding]:
     Raises:
         BackendError: A file cannot be read.
     """
-    record = read_record(stage)
-    return list(_findings(stage, record))
+    return list(findings(stage))
 
 
-def _findings(stage: Path, record: Json) -> Iterator[Finding]:
-    kernel, types = parse(_read(stage / "src/stage_top.cpp")), parse(_read(stage / "src/types.h"))
-    yield from check_pragmas("src/stage_top.cpp", kernel, words_of([kernel, types]) | {"lane"})
-    yield from check_kernel("src/stage_top.cpp", kernel, record)
-    yield from check_interface("src/stage_top.cpp", kernel, record)
-    yield from check_bounds("src/types.h", types, record)
+def findings(stage: Path) -> Iterator[Finding]:
+    """The same, one after the other: whoever wants to know only whether there is one stops."""
+    kernel, types = (_read(stage / "src" / name) for name in ("stage_top.cpp", "types.h"))
+    yield from _kernel(kernel, types, json.dumps(read_record(stage)))
     folders = (stage / name for name in ("src/engines", "mover", "link"))
     paths = [
         p for folder in folders for p in sorted(folder.glob("*")) if p.suffix in (".h", ".cpp")
@@ -44,6 +42,18 @@ def _findings(stage: Path, record: Json) -> Iterator[Finding]:
         if path.suffix == ".h":
             yield from _library(path.relative_to(stage).as_posix(), _read(path))
     yield from _files({path.relative_to(stage).as_posix(): _read(path) for path in paths})
+
+
+@lru_cache(maxsize=64)
+def _kernel(kernel_text: str, types_text: str, record_text: str) -> tuple[Finding, ...]:
+    """Findings in what is written for a stage alone."""
+    kernel, types, record = parse(kernel_text), parse(types_text), json.loads(record_text)
+    return (
+        *check_pragmas("src/stage_top.cpp", kernel, words_of([kernel, types]) | {"lane"}),
+        *check_kernel("src/stage_top.cpp", kernel, record),
+        *check_interface("src/stage_top.cpp", kernel, record),
+        *check_bounds("src/types.h", types, record),
+    )
 
 
 def _library(name: str, text: str) -> Iterator[Finding]:
