@@ -1,6 +1,7 @@
 """Every name of torch that is not public API, in one place. Tested with torch 2.13."""
 
 import logging
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -53,6 +54,7 @@ __all__ = [
     "gradient_hooks_of",
     "graph_being_traced",
     "graph_module",
+    "held_once",
     "in_dispatcher",
     "is_composite",
     "is_mutable",
@@ -260,6 +262,20 @@ def autograd_again() -> Iterator[None]:
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that tensors share if and only if they share memory, as long as it is held."""
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
+
+
+def _holders(tensors: list[torch.Tensor], place: int) -> tuple[int, int, int]:
+    """Of a tensor in a list: who refers to it in Python, in C++, and to its memory."""
+    return (
+        sys.getrefcount(tensors[place]),
+        tensors[place]._use_count(),  # type: ignore[attr-defined]  # noqa: SLF001
+        torch._C._storage_Use_Count(storage_key(tensors[place])),  # noqa: SLF001
+    )
+
+
+def held_once(tensors: list[torch.Tensor], place: int) -> bool:
+    """Whether nothing but this list holds a tensor or another one of the same memory."""
+    return _holders(tensors, place) == _holders([torch.empty(1)], 0)
 
 
 @contextmanager

@@ -17,15 +17,15 @@ import torch
 
 from pipec.errors import BackendError
 from pipec.runtime.host_memory import HostArena
-from pipec.runtime.tensors import TensorType, pack, packed_bytes
+from pipec.runtime.tensors import TensorType, pack, packed_bytes, parts, places_of
 
 
 @dataclass(frozen=True)
 class Copied:
-    """A buffer on its way to host memory or back, or there.
+    """Packed tensors on their way to host memory, or there.
 
     Attributes:
-        buffer: Where it goes.
+        buffer: Where they go.
         done: Recorded behind the copy; None where copies end before they return.
         read: What it reads, held until what is computed waits for the copy.
     """
@@ -44,6 +44,19 @@ class Copied:
         if self.done is not None:
             self.done.synchronize()
         return self.buffer
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Tensors on their way from host memory, or there.
+
+    Attributes:
+        parts: Theirs, as `restored` takes them.
+        done: Recorded behind the copy; None where it has ended.
+    """
+
+    parts: list[torch.Tensor]
+    done: torch.cuda.Event | None = None
 
 
 Moment = float | torch.cuda.Event
@@ -107,15 +120,23 @@ class Device:
         """Start a copy of tensors, packed, to host memory; the caller gives them away."""
         return Copied(pack(tensors, types, self.room(packed_bytes(types))))
 
-    def from_host(self, copy: Copied) -> Copied:
-        """Start the copy back; the caller gives the copy in host memory away."""
+    def from_host(
+        self, copy: Copied, types: Sequence[TensorType], left: Copied | None = None
+    ) -> Fetched:
+        """Start the copy back.
+
+        Args:
+            copy: In host memory; the caller gives it away.
+            types: What was packed.
+            left: The copy to host memory of another set of the same values: what it reads is
+                written, once it has ended, and is not held any more.
+        """
         buffer = copy.buffer.clone()
         self.host.give(copy.buffer)
-        return Copied(buffer)
+        return Fetched(parts(buffer, types))
 
-    def wait(self, arriving: Copied) -> torch.Tensor:
-        """The buffer, ready to be read by what is computed next."""
-        return arriving.buffer
+    def wait(self, copy: Copied | Fetched) -> None:
+        """What is computed next may read what was copied, or write what was read."""
 
 
 class CudaDevice(Device):
@@ -182,24 +203,32 @@ class CudaDevice(Device):
         self.copied = begin, (done := self._event(self._out))
         return Copied(host, done, list(tensors))
 
-    def from_host(self, copy: Copied) -> Copied:
-        """Copy back, once the first copy has ended."""
-        buffer = torch.empty(copy.buffer.shape, dtype=copy.buffer.dtype, device=self.torch)
+    def from_host(
+        self, copy: Copied, types: Sequence[TensorType], left: Copied | None = None
+    ) -> Fetched:
+        """Copy back, once the first copy has ended, and that which reads where it comes to."""
+        if left is None:
+            places = [torch.empty_like(copy.buffer, device=self.torch)]
+        else:
+            places = places_of(left.read, types, self.torch)
         self._back.wait_stream(torch.cuda.current_stream(self.torch))
-        if copy.done is not None:
-            self._back.wait_event(copy.done)
+        for before in (copy, left):
+            if before is not None and before.done is not None:
+                self._back.wait_event(before.done)
         begin = self._event(self._back)
+        sources = [copy.buffer] if left is None else parts(copy.buffer, types)
         with torch.cuda.stream(self._back):
-            buffer.copy_(copy.buffer, non_blocking=True)
+            for place, source in zip(places, sources, strict=True):
+                place.copy_(source, non_blocking=True)
         self.copied = begin, (done := self._event(self._back))
-        return Copied(buffer, done)
+        return Fetched(places if left is not None else parts(places[0], types), done)
 
-    def wait(self, arriving: Copied) -> torch.Tensor:
+    def wait(self, copy: Copied | Fetched) -> None:
         """Let the compute stream, not the caller, wait for the copy."""
-        if arriving.done is not None:
-            torch.cuda.current_stream(self.torch).wait_event(arriving.done)
-        arriving.read.clear()
-        return arriving.buffer
+        if copy.done is not None:
+            torch.cuda.current_stream(self.torch).wait_event(copy.done)
+        if isinstance(copy, Copied):
+            copy.read.clear()
 
 
 def device_of(name: str | torch.device) -> Device:

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from pipec.runtime.device import Copied, Device
+from pipec.runtime.device import Copied, Device, Fetched
 from pipec.runtime.placing import Messages
 from pipec.runtime.program import Program
 from pipec.runtime.rounds import Rounds, Turn
 from pipec.runtime.stage import StageRunner
-from pipec.runtime.tensors import pack, unpack
+from pipec.runtime.tensors import TensorType, pack, parts, restored, unpack
 from pipec.runtime.transport import Message, Transport, Waits, until
 from pipec.runtime.weights import StageWeights, Updates, Version
 from pipec.schedule.action import Action
@@ -50,9 +50,9 @@ class Moves:
         self._runner, self._weights = runner, weights
         self._values: dict[Key, torch.Tensor] = {}
         self._host: dict[Message, Copied] = {}
-        self._coming: dict[tuple[int, int], list[tuple[str, Copied | Message]]] = {}
+        self._coming: dict[tuple[int, int], list[tuple[str, Fetched | Message]]] = {}
         self._leaving: deque[tuple[Message, Copied]] = deque()
-        self._out: deque[tuple[int, Copied]] = deque()
+        self._out: deque[tuple[int, str | None, Copied]] = deque()
         self._at = 0
 
     def load(self, program: Program, rounds: Rounds, others: Sequence[Program] = ()) -> None:
@@ -60,6 +60,7 @@ class Moves:
         self._messages = Messages(program, rounds, others)
         self._rank = rounds.device
         self._given_up = given_up(program.schedule, rounds.device, program.times)
+        self._in_place = {c.name for c in program.schedule.channels if c.in_place}
 
     def start(self, row: list[Turn]) -> None:
         """Begin a round: tell the transport what will come."""
@@ -70,7 +71,7 @@ class Moves:
         coming = self._coming.items()
         return {
             "values": [[*key, t] for key, t in self._values.items()],
-            "coming": [[*at, [[c, self._arrived(t)] for c, t in ts]] for at, ts in coming],
+            "coming": [[*at, [[c, self._packed(*at, c, t)] for c, t in ts]] for at, ts in coming],
             "host": [[[*message], copy.wait()] for message, copy in self._host.items()],
         }
 
@@ -78,21 +79,36 @@ class Moves:
         """Hold what another one held."""
         self._values = {(channel, m): t for channel, m, t in state["values"]}
         coming = state["coming"]
-        self._coming = {(s, m): [(c, Copied(t)) for c, t in ts] for s, m, ts in coming}
+        self._coming = {
+            (s, m): [(c, Fetched(parts(t, self._types(s, m, c)))) for c, t in ts]
+            for s, m, ts in coming
+        }
         self._host = {Message(*message): Copied(t.cpu()) for message, t in state["host"]}
 
     def keep(self) -> None:
         """End a round: what was fetched for a later one arrives, so that nothing is under way."""
         self._release()
-        for coming in self._coming.values():
-            coming[:] = [(channel, Copied(self._arrived(at))) for channel, at in coming]
+        for place, coming in self._coming.items():
+            coming[:] = [(c, Fetched(self._arrived(*place, c, at))) for c, at in coming]
 
-    def _arrived(self, coming: Copied | Message) -> torch.Tensor:
-        if isinstance(coming, Copied):
-            return self._device.wait(coming)
+    def _types(self, stage: int, microbatch: int, channel: str) -> tuple[TensorType, ...]:
+        return tuple(self._runner(stage, microbatch).program.moved(channel).values())
+
+    def _arrived(
+        self, stage: int, microbatch: int, channel: str, coming: Fetched | Message
+    ) -> list[torch.Tensor]:
+        if isinstance(coming, Fetched):
+            self._device.wait(coming)
+            return coming.parts
         found = self._transport.receive(coming)
         assert found is not None  # this transport waits
-        return found
+        return parts(found, self._types(stage, microbatch, channel))
+
+    def _packed(
+        self, stage: int, microbatch: int, channel: str, coming: Fetched | Message
+    ) -> torch.Tensor:
+        types = self._types(stage, microbatch, channel)
+        return pack(restored(self._arrived(stage, microbatch, channel, coming), types), types)
 
     @property
     def coming_bytes(self) -> int:
@@ -101,7 +117,7 @@ class Moves:
             self._runner(stage, microbatch).program.moved(channel)
             for (stage, microbatch), arriving in self._coming.items()
             for channel, at in arriving
-            if isinstance(at, Copied)
+            if isinstance(at, Fetched)
         ]
         return sum(t.nbytes for moved in found for t in moved.values())
 
@@ -110,15 +126,20 @@ class Moves:
         self._at = place
         self._release(place)
 
-    def _hold(self, copy: Copied) -> None:
+    def _hold(self, copy: Copied, channel: str | None = None) -> None:
         """Keep what a copy out reads until it is over; on a CPU it is over already."""
         if copy.read:
-            self._out.append((self._given_up[self._at], copy))
+            self._out.append((self._given_up[self._at], channel, copy))
 
     def _release(self, place: float = inf) -> None:
         """Let compute wait for the copies out that are over before the action at a place."""
         while self._out and self._out[0][0] <= place:
-            self._device.wait(self._out.popleft()[1])
+            self._device.wait(self._out.popleft()[-1])
+
+    def _left(self, channel: str) -> Copied | None:
+        """What left last through a slot, if it is still held and its place may be taken."""
+        held = [copy for _, c, copy in self._out if c == channel in self._in_place]
+        return held[-1] if held and held[-1].read else None
 
     def send_state(self, action: Action) -> None:
         """OFFLOAD_O: the state of a stage's optimizer, to host memory."""
@@ -167,7 +188,7 @@ class Moves:
             self._transport.send(message, pack(tensors, types))
         else:
             copy = self._device.to_host(tensors, types)
-            self._hold(copy)
+            self._hold(copy, action.channel)
             if message.src == message.dst:
                 self._host[message] = copy
             else:
@@ -186,13 +207,18 @@ class Moves:
         """RECV_S from the device of the forward, FETCH from host memory."""
         assert action.microbatch is not None
         message, at = self._messages.of(action), (action.stage, action.microbatch)
-        coming: Copied | Message = message
+        coming: Fetched | Message = message
+        types = self._types(*at, action.channel)
         if message.src == message.dst:
-            coming = self._device.from_host(self._host.pop(message))
+            left = self._left(action.channel)
+            coming = self._device.from_host(self._host.pop(message), types, left)
         # else a fetch runs beside compute; no copy to a CPU can begin before the backward
         elif not (message.host and self._transport.waits and self._device.torch.type == "cpu"):
-            packed = Copied((yield from self._receive(message)))
-            coming = self._device.from_host(packed) if message.host else packed
+            packed = yield from self._receive(message)
+            if message.host:
+                coming = self._device.from_host(Copied(packed), types)
+            else:
+                coming = Fetched(parts(packed, types))
         self._coming.setdefault(at, []).append((action.channel, coming))
 
     def unpack(self, stage: int, microbatch: int) -> None:
@@ -200,7 +226,7 @@ class Moves:
         runner, at = self._runner(stage, microbatch), (stage, microbatch)
         for channel, coming in self._coming.pop(at, []):
             moved = runner.program.moved(channel)
-            tensors = unpack(self._arrived(coming), tuple(moved.values()))
+            tensors = restored(self._arrived(*at, channel, coming), tuple(moved.values()))
             saved = runner.saved.setdefault(microbatch, {})
             saved.update(zip(moved, tensors, strict=True))
 

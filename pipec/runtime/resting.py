@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from pipec.runtime.device import Copied, Device
-from pipec.runtime.tensors import TensorType, dense, unpack
+from pipec.runtime.device import Copied, Device, Fetched
+from pipec.runtime.tensors import TensorType, dense, parts
 
 
 class RestingState:
@@ -34,7 +34,7 @@ class RestingState:
         self._optimizer, self._device, self._beside = optimizer, device, beside
         self._types: tuple[TensorType, ...] = ()
         self._host: Copied | None = None
-        self._coming: Copied | None = None
+        self._coming: Fetched | None = None
 
     @contextmanager
     def here(self) -> Iterator[None]:
@@ -50,7 +50,7 @@ class RestingState:
     def fetch(self) -> None:
         """Start to bring it from host memory, if it waits there."""
         if self._host is not None:
-            self._coming, self._host = self._device.from_host(self._host), None
+            self._coming, self._host = self._device.from_host(self._host, self._types), None
 
     def rest(self) -> Copied:
         """Start to send it to host memory, if it is not there; what the device waits for."""
@@ -64,16 +64,16 @@ class RestingState:
             self._device.host.give(host.buffer)
         self._types = tuple(TensorType.of(tensor) for _, _, tensor in found)
         self._host = self._device.to_host([tensor for _, _, tensor in found], self._types)
-        self._put(self._host.buffer)
+        self._put(parts(self._host.buffer, self._types))
         return self._host
 
     def _arrive(self) -> None:
         if self._coming is not None:
-            self._put(self._device.wait(self._coming))
+            self._device.wait(self._coming)
+            self._put(self._coming.parts)
             self._coming = None
 
-    def _put(self, buffer: torch.Tensor) -> None:
-        copies = unpack(buffer, self._types)
+    def _put(self, copies: list[torch.Tensor]) -> None:
         for (state, key, _), copy in zip(self._tensors(), copies, strict=True):
             state[key] = copy
 

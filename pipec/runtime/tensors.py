@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pipec.graph.torch_private import held_once
+
 
 @dataclass(frozen=True)
 class TensorType:
@@ -36,6 +38,17 @@ class TensorType:
         if self.stride is None:
             return torch.empty(self.shape, dtype=self.torch_dtype, device=device)
         return torch.empty_strided(self.shape, self.stride, dtype=self.torch_dtype, device=device)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements, also where it is contiguous."""
+        return self.stride or tuple(torch.empty(self.shape, device="meta").stride())
+
+    def is_of(self, t: torch.Tensor) -> bool:
+        """Whether a tensor is of this type; the stride of a dimension of size 1 is nobody's."""
+        alike = tuple(t.shape) == self.shape and t.dtype == self.torch_dtype
+        strides = zip(self.shape, t.stride(), self.strides, strict=True) if alike else ()
+        return alike and all(a == b or n == 1 for n, a, b in strides)
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -102,13 +115,46 @@ def unpack(buffer: torch.Tensor, types: Sequence[TensorType]) -> list[torch.Tens
     Backward kernels were chosen for these strides; contiguous stand-ins would not do. What lies
     densely in memory, in any order of its dimensions, is a view of the buffer.
     """
+    return restored(parts(buffer, types), types)
+
+
+def parts(buffer: torch.Tensor, types: Sequence[TensorType]) -> list[torch.Tensor]:
+    """The place of each tensor in a buffer of `pack`, without repetition."""
+    offsets = zip(types, _offsets(types), strict=False)
+    return [_part(buffer, kind, begin) for kind, begin in offsets]
+
+
+def restored(places: Sequence[torch.Tensor], types: Sequence[TensorType]) -> list[torch.Tensor]:
+    """Tensors as the types say; what has no gaps lies where its part lay."""
     found = []
-    for kind, begin in zip(types, _offsets(types), strict=False):
-        part = _part(buffer, kind, begin)
+    for part, kind in zip(places, types, strict=True):
+        strided = part
         if not dense(kind):
-            strided = TensorType(kind.kept, kind.dtype, kind.stride).empty(buffer.device)
-            part = strided.copy_(part)
-        found.append(part.expand(kind.shape))
+            strided = TensorType(kind.kept, kind.dtype, kind.stride).empty(part.device)
+            strided.copy_(part)
+        found.append(strided.expand(kind.shape))
+    return found
+
+
+def places_of(
+    left: list[torch.Tensor], types: Sequence[TensorType], device: torch.device
+) -> list[torch.Tensor]:
+    """Where the parts of a set of values can be written: where another set was, or else anew.
+
+    Args:
+        left: Another set of the same values, no longer read; empty afterwards. Memory is taken of
+            those without gaps that nobody else holds.
+        types: What comes.
+        device: Where.
+    """
+    found = []
+    for k, kind in enumerate(types):
+        place = TensorType(kind.kept, kind.dtype, kind.stride if dense(kind) else None)
+        if dense(kind) and kind.is_of(left[k]) and held_once(left, k):
+            found.append(left[k].as_strided(place.shape, place.strides))
+        else:
+            found.append(place.empty(device))
+    left.clear()
     return found
 
 

@@ -68,8 +68,8 @@ class Channel:
         depth: Slots: 0 is a rendezvous (send and receive start together), n holds n values that
             were sent and not yet consumed, None has no limit. For H: sets of saved values that
             may be on the device on either side of the copy, and how many compute actions before
-            its backward a set begins to come back; 0: one set in all, it comes back when the one
-            that was made last has left.
+            its backward a set begins to come back; 0: one set in all. At depths 0 and 2 it comes
+            back once the one that was made last has left, and into its memory.
     """
 
     kind: ChannelKind
@@ -91,6 +91,11 @@ class Channel:
             raise ScheduleError("a channel cannot carry negative bytes", where=self)
         if set(self.name) & set(", \t\n"):
             raise ScheduleError("a channel name has no commas or blanks", got=repr(self.name))
+
+    @property
+    def in_place(self) -> bool:
+        """Whether what comes back waits for what left last, and takes its memory."""
+        return self.kind is ChannelKind.H and self.depth in (0, 2)
 
     def to_json(self) -> list[object]:
         """As a JSON list: kind, src, dst, name, bytes, depth."""

@@ -34,9 +34,8 @@ class Tables:
         self.target = np.array([c.dst for c in channels] or [0], dtype=np.int32)
         depths = [UNLIMITED if c.depth is None else c.depth for c in channels]
         self.depth = np.array(depths or [UNLIMITED], dtype=np.int64)
-        hosts = np.array([k is ChannelKind.H for k in kinds] or [False])
-        self.swaps = hosts & (self.depth == 0)  # one set on the device in all
-        self.depth[self.swaps] = 1
+        self.swaps = np.array([c.in_place for c in channels] or [False])
+        self.depth[self.swaps & (self.depth == 0)] = 1  # one set on the device in all
         sizes = [len(d) for d in schedule.placement.backward or schedule.placement.forward]
         self.replicas = np.resize(np.array(sizes), schedule.stages)
 

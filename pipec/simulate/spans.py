@@ -54,6 +54,20 @@ class Held:
     def _issued(self) -> Float:
         return np.append(issued(self.schedule, self.begin), [0.0, 0.0])
 
+    @cached_property
+    def _placed(self) -> Float:
+        """As `_issued`; but what takes the place of what is leaving has it once that has left."""
+        s, found = self.schedule, self._issued.copy()
+        out, back = self.at.rows(_K.OFFLOAD), self.at.rows(_K.FETCH)
+        for number in np.flatnonzero(self.at.swaps).tolist():
+            mine, left = back[s.channel[back] == number], out[s.channel[out] == number]
+            at = np.searchsorted(left, mine) - 1
+            first = (at >= 0) & (at != np.append(-1, at[:-1]))
+            mine, before = mine[first], left[at[first]]
+            takes = (s.device[before] == s.device[mine]) & (self.end[before] > found[mine])
+            found[mine[takes]] = self.end[before[takes]]
+        return found
+
     def all(self, memory: Memory) -> list[Spans]:
         """Everything, with its bytes."""
         spans = [*self._messages(memory), self._workspace(memory)]
@@ -163,7 +177,7 @@ class Held:
             saved = kind in (_C.S, _C.H)
             name = "activations" if saved else "buffers"
             leaves = self._from[source] if saved else self._until[source]
-            arrives = self._issued[arrival] if kind is _C.H else self.begin[sends]
+            arrives = self._placed[arrival] if kind is _C.H else self.begin[sends]
             left, kept = self.end[sends], size
             if posted is not None and kind is not _C.H:
                 arrives = np.append(posted.from_post, [0.0, 0.0])[arrival]

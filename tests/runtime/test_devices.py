@@ -13,7 +13,7 @@ from pipec.errors import BackendError
 from pipec.frontends.trace import Loss, trace
 from pipec.graph.extract import extract
 from pipec.graph.ir import Source, tensor
-from pipec.graph.torch_private import ON_CPUS, FakeTensorMode, TorchDispatchMode
+from pipec.graph.torch_private import ON_CPUS, FakeTensorMode, TorchDispatchMode, held_once
 from pipec.passes.differentiate import Differentiate
 from pipec.plan.model import Plan
 from pipec.runtime.device import Device, backend_for, device_of, local_device
@@ -211,7 +211,7 @@ def test_host_copies_come_back() -> None:
     copy = device.to_host([bits], [TensorType.of(bits)])
     assert copy.ended
     assert (device.host.held, device.host.peak) == (16, 16)
-    back = device.wait(device.from_host(copy))
+    (back,) = device.from_host(copy, [TensorType.of(bits)]).parts
     assert torch.equal(back, bits)
     assert back.data_ptr() not in (bits.data_ptr(), copy.buffer.data_ptr())
     assert (device.host.held, device.host.peak) == (0, 16)
@@ -401,3 +401,16 @@ def test_copies_are_recorded_when_they_run(monkeypatch: pytest.MonkeyPatch) -> N
     for place, begin, end, _ in rows.tolist():
         kind = order[int(place)].kind
         assert (begin, end) == own[kind] if kind in own else 0 <= begin < end
+
+
+def test_a_tensor_is_held_once_if_nothing_else_can_read_its_memory() -> None:
+    one = torch.ones(4)
+    tensors = [torch.ones(4), torch.ones(4), torch.ones(4)[1:], one, torch.ones(4), torch.ones(4)]
+    view, array = tensors[1][2:], tensors[4].numpy()
+    parameter = nn.Parameter(tensors[5])
+    held = [held_once(tensors, k) for k in range(6)]
+    assert held == [True, False, False, False, False, False]
+    del view, array, parameter, one
+    assert [held_once(tensors, k) for k in range(6)] == [True, True, False, True, True, True]
+    tensors[2] = tensors[2].clone()
+    assert held_once(tensors, 2)

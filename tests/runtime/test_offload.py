@@ -25,7 +25,7 @@ from pipec.simulate.simulate import simulate
 from pipec.simulate.timeline import Timeline
 from pipec.simulate.times import Times
 from tests.autodiff.chain import Case, worst
-from tests.autodiff.zoo import CASES, seeded
+from tests.autodiff.zoo import CASES, floats, seeded
 from tests.runtime.lagging import Lagging
 from tests.runtime.pipelines import batches, scheduled, staged
 
@@ -69,12 +69,17 @@ def hosted(plan: Plan, every: int, depth: int) -> Plan:
     return plan.replace(stages=tuple(stages), slots=tuple(slots))
 
 
-def timed(order: Schedule, plan: Plan, copy: float = 0.0) -> Timeline:
-    """Every forward takes 1, every copy of a slot as told; what B computes again is not saved."""
+def timed(order: Schedule, plan: Plan, copy: float = 0.0, first: float = 1.0) -> Timeline:
+    """Every forward takes 1, the first stage's and every copy of a slot as told.
+
+    What B computes again is not saved.
+    """
     stages = len(plan.stages)
     facts = plan_facts(plan.replace(timing=(StageTiming(1.0, 1.0, ""),) * stages))
     slots = {k: copy for k, c in enumerate(order.channels) if c.kind is ChannelKind.H}
-    times = replace(Times.uniform(stages), host=slots if copy else {})
+    forward = [first] + [1.0] * (stages - 1)
+    times = Times.of_stages(forward, [2 * f for f in forward])
+    times = replace(times, host=slots if copy else {})
     return simulate(order, times, replace(facts.memory(), workspace={}))
 
 
@@ -183,6 +188,20 @@ def held_while_behind(pipeline: LocalPipeline, device: Lagging) -> list[list[flo
     return found
 
 
+def ended(pipeline: LocalPipeline) -> dict[str, torch.Tensor]:
+    """The weights, once its round is ended."""
+    for e in pipeline.executors:
+        e.end()
+    return pipeline.state_dict()
+
+
+@cache
+def unmoved(name: str) -> dict[str, torch.Tensor]:
+    """Weights after a round in which all that is saved stays."""
+    case, whole = cnn()
+    return measured(case, whole, scheduled(whole, name, MICROBATCHES, **SCHEDULES[name]))[0]
+
+
 @pytest.mark.parametrize("copy", [0.3, 1.4])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_device_that_lags_behind_holds_what_the_timeline_says(
@@ -197,6 +216,51 @@ def test_a_device_that_lags_behind_holds_what_the_timeline_says(
         plan = plan.replace(schedule=order, timeline=timeline)
         pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(sgd))
         assert held_while_behind(pipeline, device) == predicted(timeline, 0.0)
+        assert worst(ended(pipeline), unmoved(name)) == 0
+
+
+@pytest.mark.parametrize("copy", [0.3, 1.4])
+def test_what_comes_back_takes_the_place_of_what_leaves(
+    copy: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first stage that never waits has no room for both; and every bit is the same."""
+    case, whole = cnn()
+    plan, device = hosted(whole, 1, 2), Lagging()
+    order = scheduled(plan, "1f1b", MICROBATCHES)
+    timeline = timed(order, plan, copy, first=2.0)
+    monkeypatch.setattr("pipec.runtime.local.device_of", lambda _: device)
+    plan = plan.replace(schedule=order, timeline=timeline)
+    pipeline = LocalPipeline(plan, batches(case, plan.graph), Settings(sgd))
+    assert held_while_behind(pipeline, device) == predicted(timeline, 0.0)
+    assert device.taken[0] > 0.9 * device.taken[1] > 0  # but for what is still on its way
+    assert worst(ended(pipeline), unmoved("1f1b")) == 0
+
+
+def wide(width: int) -> Case:
+    """Activations of 32 MB, and what little or much is computed from them."""
+    blocks = [nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(8)]
+    rows = floats((8 << 20) // width, width)
+    return Case(
+        lambda: nn.Sequential(*blocks, nn.Linear(width, 3)), nn.functional.cross_entropy, rows
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("width", [128, 2048])
+def test_on_a_gpu_copies_change_no_bit(width: int, depth: int) -> None:
+    """Far slower than what is computed, and about as fast."""
+    case = wide(width)
+    whole = staged(case, seeded(case), 2)
+    plan = hosted(whole, 1, depth)
+    runs = []
+    for of in (whole, plan):
+        order = scheduled(of, "1f1b", MICROBATCHES)
+        timeline = timed(order, of, 0.9, first=2.0)
+        of = of.replace(schedule=order, timeline=timeline)  # noqa: PLW2901
+        runs.append(LocalPipeline(of, batches(case, of.graph), Settings(sgd), device="cuda"))
+    assert runs[0].run(3) == runs[1].run(3)
+    assert worst(runs[1].state_dict(), runs[0].state_dict()) == 0
 
 
 def test_offload_changes_no_bit_and_keeps_two_sets_on_the_device() -> None:
