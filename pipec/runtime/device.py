@@ -143,7 +143,8 @@ class CudaDevice(Device):
     """A GPU: copies run beside compute and beside each other, on streams of their own.
 
     Memory is taken and given back in the order of the compute stream. So what a copy out reads is
-    held until that stream waits for the copy, which `Moves` asks for where the timeline has it end.
+    held until that stream waits for the copy, which `Moves` asks for where the timeline has it end,
+    or until a copy back takes its place.
     """
 
     def __init__(self, torch_device: torch.device) -> None:

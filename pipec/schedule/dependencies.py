@@ -12,8 +12,8 @@ SEND_x         what produces the value; with depth n, the consumer of the messag
 RECV_x         SEND_x; at depth 0 both start together
 OFFLOAD        F of m
 FETCH          OFFLOAD of m, and the compute action before it in its row, with whose end it is
-               issued; with depth n, the consumer of the message n before; at depth 0, the last
-               OFFLOAD before it in its row
+               issued; with depth n, the consumer of the message n before; in place
+               (`Channel.in_place`), the last OFFLOAD before it in its row
 REDUCE_GRAD@v  the last backward of update v on every replica; all replicas start together.
                Overlapped, it starts with that backward and runs beside it, bucket by bucket
 STEP@v         the last backward of update v here, and REDUCE_GRAD@v where there are replicas;
@@ -199,7 +199,7 @@ class _Rules:
             self.add(_K.F, forward[mine], earlier[earlier >= 0][mine])
 
     def _swapped(self, copies_out: np.ndarray, copies_in: np.ndarray) -> np.ndarray:
-        """Of each fetch at depth 0 the last copy out of its slot before it in its row."""
+        """Of each fetch in place the last copy out of its slot before it in its row."""
         s, found = self.schedule, np.full(len(copies_in), self.at.nothing)
         for number in np.flatnonzero(self.at.swaps).tolist():
             mine = np.flatnonzero(s.channel[copies_in] == number)

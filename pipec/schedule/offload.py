@@ -9,13 +9,15 @@ it runs beside them, and never before its own offload. The channel's depth says 
 many sets of saved values are on the device on each side.
 
 ```text
-depth 0   F4 OFFLOAD4 FETCH0 B0           one set in all: out, then in, nothing beside them
-depth 1   FETCH0 F4 OFFLOAD4 B0           fetched beside a forward, copied out beside a backward
-depth 2   FETCH1 B0 F5 OFFLOAD5 B1        fetched beside a backward and a forward
+depth 0   F4 OFFLOAD4 FETCH0 B0             one set in all: out, then in, nothing beside them
+depth 1   FETCH0 F4 OFFLOAD4 B0             fetched beside a forward, copied out beside a backward
+depth 2   OFFLOAD4 FETCH1 B0 F5 OFFLOAD5    fetched beside a backward and a forward
 ```
 
-At depth 2 one set comes back while another leaves. A device gives memory away in the order of its
-row, so that what comes back has its place from when the fetch is issued: three sets are there.
+A device gives memory away in the order of its row, so that what comes back has its place from when
+the fetch is issued. At depth 2 that would be beside what is leaving; so the fetch waits until the
+last set has left and takes its place: two sets are there. Of several slots one comes while another
+leaves.
 """
 
 from collections.abc import Sequence

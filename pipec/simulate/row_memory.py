@@ -3,7 +3,8 @@
 ```text
 row     F4  OFFLOAD4  FETCH1  B0  F5  B1
 held    what OFFLOAD4 reads: until behind the last computation that begins before the copy ends
-        what FETCH1 writes: from the begin of B0 at the latest, though the copy may begin later
+        what FETCH1 writes: from the begin of B0 at the latest, though the copy may begin later;
+        in place, if OFFLOAD4 has not ended by then, from its end, where that read
 ```
 
 A GPU is handed actions long before it is done with them, and its allocator takes memory back in the
