@@ -136,6 +136,6 @@ class Facts:
             moved_for_w=self.moved_for_w,
             workspace={kind: values for kind, values in workspace.items() if any(values)},
             slots=slots,
-            saved_too=self.saved_too if slots else (),
+            saved_too=self.saved_too,
             outputs=[s.outputs for s in every] if any(s.outputs for s in every) else (),
         )

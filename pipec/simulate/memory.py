@@ -118,12 +118,13 @@ class Memory:
         lists = {n: None if v is None else list(v) for n, v in given.items()}
         workspace = {kind: list(values) for kind, values in self.workspace.items()}
         told = {n: list(getattr(self, n)) for n in names} | lists | {"workspace": workspace}
-        posted = {"slots": self.slots, "saved_too": list(self.saved_too)} if self.slots else {}
+        posted = {"slots": self.slots} if self.slots else {}
+        saved_too = {"saved_too": list(self.saved_too)} if self.saved_too else {}
         moved = {"moved_for_w": dict(self.moved_for_w)} if self.moved_for_w else {}
         outputs = {"outputs": list(self.outputs)} if self.outputs else {}
         parameters = {"parameters": [list(p) for p in self.parameters]} if self.parameters else {}
         waits = {"state_waits": True} if self.state_waits else {}
-        return told | posted | moved | outputs | parameters | waits
+        return told | posted | saved_too | moved | outputs | parameters | waits
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

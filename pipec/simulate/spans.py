@@ -73,8 +73,7 @@ class Held:
         spans = [*self._messages(memory), self._workspace(memory)]
         if memory.weights or memory.forward_weights:
             spans.append(self.weights(memory))
-        if memory.slots:
-            spans += self._handed_over(memory)
+        spans += self._handed_over(memory)
         if memory.outputs:
             spans.append(self._outputs(memory))
         if self.schedule.training:

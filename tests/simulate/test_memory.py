@@ -80,7 +80,7 @@ def test_offload_trades_device_memory_for_copies() -> None:
     moved = simulate(schedule, times, Memory(saved=[0]))
     assert list(kept.peak_bytes) == [80]
     assert list(moved.peak_bytes) == [20]  # one computed and one leaving, or one used, one coming
-    assert moved.seconds == kept.seconds + 0.5  # but for the first that comes, they hide
+    assert moved.seconds == kept.seconds + 1  # but for the last out, then the first in, they hide
     slow = simulate(schedule, Times(times.compute, host={number: 3.0}), Memory(saved=[0]))
     assert slow.seconds >= 8 * 3  # bound by the copies, out and in at the same time
     assert slow.peak_bytes <= (40,)
@@ -136,6 +136,18 @@ def test_receives_posted_ahead_and_values_kept_until_an_answer() -> None:
     assert changes(saved.memory_curves[0], "buffers") == {0: 20, 3: 30, 6: 20, 7: 10, 8: 0}
     again = from_json(schedule, json.loads(json.dumps(saved.to_json())))
     assert again.peak_bytes == saved.peak_bytes
+
+
+@pytest.mark.parametrize("memory", [Memory(), Memory(slots=2)])
+def test_what_two_stages_of_one_device_hand_over_is_there_in_between(memory: Memory) -> None:
+    """With any transport. Stages 1 and 2 lie on device 1."""
+    order = insert_comm(generate("zbv", 4, 2), value("h", 1, 2, 10))
+    timeline = simulate(order, Times.uniform(4, F=2, I=3, W=1), memory)
+    end = {str(a): float(t) for a, t in zip(order, timeline.end, strict=True)}
+    held = {0.0: 0.0}
+    for m in range(2):
+        held |= {end[f"1F{m}"]: 10, end[f"2F{m}"]: 0, end[f"2I{m}"]: 10, end[f"1I{m}"]: 0}
+    assert changes(timeline.memory_curves[1], "buffers") == held
 
 
 def test_replicas_share_the_optimizers_state_by_whole_parameters() -> None:
