@@ -3,9 +3,9 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct, convert, to_builtins
+from msgspec import Meta, Struct, convert, to_builtins
 
 from pipec.compiler.verify import NODE
 from pipec.errors import PipecError
@@ -14,6 +14,7 @@ from pipec.schedule.action import ActionKind
 from pipec.schedule.schedule import Schedule
 
 Data = dict[str, Any]
+_SOME = Meta(min_length=1)
 _HINT = "name what `pipec verify --json` or `pipec run` wrote"
 
 
@@ -45,7 +46,7 @@ def read_verification(path: Path, plan: Plan) -> Data:
     """
     command = "pipec verify OUT --json > FILE"
     try:
-        rows = convert(_json(path)["boundaries"], list[_Boundary])
+        rows = convert(_json(path)["boundaries"], Annotated[list[_Boundary], _SOME])
     except (ValueError, LookupError, TypeError) as error:
         raise _not(path, "a verification", command) from error
     ends = [(s.graph.inputs, s.graph.outputs) for s in plan.stages]
@@ -62,8 +63,6 @@ def read_verification(path: Path, plan: Plan) -> Data:
                 want="what the stages of this plan yield, and their weights",
                 hint=f"verify this one: {command}",
             )
-    if not rows:
-        raise _not(path, "a verification", command)
     return {"boundaries": to_builtins(rows)}
 
 
@@ -75,11 +74,9 @@ def read_metrics(path: Path) -> list[Data]:
     """
     try:
         rows = [json.loads(line) for line in _text(path).splitlines() if line.strip()]
-        found: list[Data] = to_builtins(convert(rows, list[_Step]))
+        found: list[Data] = to_builtins(convert(rows, Annotated[list[_Step], _SOME]))
     except (ValueError, RecursionError) as error:
         raise _not(path, "metrics", "pipec run OUT --metrics FILE") from error
-    if not found:
-        raise _not(path, "metrics", "pipec run OUT --metrics FILE")
     return found
 
 

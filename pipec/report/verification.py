@@ -29,7 +29,10 @@ def print_report(report: VerifyReport, console: Console) -> None:
         )
     console.print(table)
     wrong = [b.name for b in report.boundaries if not b.ok]
+    blind = [b.name for b in report.boundaries if b.tolerance >= 1]
     verdict = f"[red]{len(wrong)} value(s) are off[/]" if wrong else "[green]verified[/]"
+    if blind and not wrong:
+        verdict = f"[yellow]nothing is known of {len(blind)} value(s)[/], zeros would do"
     worst = max((b.relative_error for b in report.boundaries), default=0.0)
     console.print(
         f"{verdict}: {len(report.boundaries)} values, largest relative error {worst:.2g}, "

@@ -16,12 +16,15 @@ from rich.console import Console
 from torch import nn
 
 import pipec
+from pipec.compiler.comparison import Comparison
+from pipec.compiler.verify import VerifyReport
 from pipec.errors import PipecError
 from pipec.report.extras import read_metrics, read_trace, read_verification
 from pipec.report.page import page, write_report
 from pipec.report.page_data import nodes_data, timeline_data
 from pipec.report.plan import print_plan
 from pipec.report.plan_data import heaviest_nodes, plan_data
+from pipec.report.verification import print_report
 from pipec.simulate.draw_trace import trace
 from tests.cli.running import Pipec
 from tests.report.browser import browser, needs_browser
@@ -270,6 +273,20 @@ def test_a_verification_is_of_the_plan_that_is_shown(plan: pipec.Plan, tmp_path:
         file.write_text(json.dumps({"ok": True, "boundaries": [*own, row]}))
         with pytest.raises(PipecError, match=told):
             read_verification(file, plan)
+
+
+def test_a_value_that_may_be_anything_is_not_called_verified() -> None:
+    """Numbers that are too coarse explain any result: an error of 1 is that of zeros."""
+    for relative, tolerance, said in (
+        (1.0, 1.0, "nothing is known of 1 value(s)"),
+        (0.5, 0.9, "verified"),
+        (2.0, 1.0, "1 value(s) are off"),
+    ):
+        ok = relative <= tolerance
+        one = Comparison("y", "output", 0, "float32", 1.0, 1.0, relative, ok, tolerance, "worst")
+        told = StringIO()
+        print_report(VerifyReport(tolerance, 0, (one,)), Console(file=told, width=200))
+        assert told.getvalue().splitlines()[-1].startswith(said)
 
 
 def test_what_a_short_action_of_a_long_schedule_takes_is_exact() -> None:
