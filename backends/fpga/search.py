@@ -145,7 +145,15 @@ class Search:
             blocks = {n: o.block for n, o in zip(layers, choice, strict=True) if o.block}
             return self._laid_out(self._demands.design(target, blocks))
 
-        return demand.streamed(self.board.room, attempt, found)
+        found = demand.streamed(self.board.room, attempt, found)
+        if self.movable is not None and isinstance(found, Shortage) and found.of_memory:
+            found = self._least(target)  # the choice counts FIFOs on the chip that may leave it
+        return found
+
+    def _least(self, target: int) -> StageDesign | Shortage:
+        """The same with all weights in DDR that may lie there, in the smallest buffers."""
+        least = {name: blocks[0] for name, blocks in blocks_of(self.network).items()}
+        return self._laid_out(self._demands.design(target, least))
 
     def _laid_out(self, design: StageDesign) -> StageDesign | Shortage:
         """A folded design on the board, FIFOs sized, some of them in DDR if they may lie there."""
@@ -190,8 +198,7 @@ class Search:
     def _too_large(self, lacks: Shortage) -> BackendError:
         """The error for a stage that fits neither on chip nor streamed."""
         if lacks.of_memory and not lacks.of_regions:
-            least = {name: blocks[0] for name, blocks in blocks_of(self.network).items()}
-            streamed = self._laid_out(self._demands.design(_SLOWEST, least))
+            streamed = self._least(_SLOWEST)
             lacks = streamed if isinstance(streamed, Shortage) else lacks
         return BackendError(
             f"{self.name} does not fit the board, not even with all possible weights in DDR",

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from pipec.backends.fpga import search as on_board
+from pipec.backends.fpga.banks import blocks_of
 from pipec.backends.fpga.csim.timed import check_timing
-from pipec.backends.fpga.demand import Shortage
+from pipec.backends.fpga.demand import Demand, Shortage
 from pipec.backends.fpga.design import StageDesign
 from pipec.backends.fpga.engines.base import busy_cycles
+from pipec.backends.fpga.engines.memory import Load
 from pipec.backends.fpga.engines.mover import Refill, Spill
 from pipec.backends.fpga.engines.parts import Memory
 from pipec.backends.fpga.search import Board, Search, deep_fifos
@@ -24,6 +26,7 @@ from pipec.backends.fpga.training.stage import trained_stages
 from pipec.cluster.cluster import parse_cluster
 from pipec.compiler.backend import load_backend
 from pipec.compiler.driver import default_passes, emit, make_plan
+from pipec.errors import BackendError
 from pipec.plan.model import Plan
 from pipec.plan.store import load_plan
 from tests.fpga.training.models import resnet
@@ -112,6 +115,29 @@ def test_fifos_leave_the_chip_only_where_they_do_not_fit(monkeypatch: pytest.Mon
     monkeypatch.setattr(on_board, "_ON_CHIP", 0.0)
     tight = Search(network, board, movable=may_wait, waiting=()).best()
     assert {s.name for s in tight.streams.values() if s.memory is Memory.DDR} == deep
+
+
+def test_weights_leave_the_chip_where_only_fifos_in_memory_make_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The choice of layers counts every FIFO on the chip, finds none, and is not the last word."""
+    plan = make_plan(resnet(), parse_cluster("1xvcu118"), "fpga")
+    training = plan.stages[0].training
+    assert training is not None
+    network, _ = networks_of([phases_of(training)])[0]
+    board, true = Board(parse_cluster("1xvcu118").devices[0]), on_board.laid_out
+
+    def small(design: StageDesign, *others: object) -> StageDesign | Shortage:
+        streams = any(isinstance(e.nest, Load) for e in design.engines)
+        return true(design, *others) if streams else Shortage((), of_memory=True)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(on_board, "laid_out", small)
+    monkeypatch.setattr(Demand, "cheapest", lambda *_: None)
+    found = Search(network, board, movable=may_wait, waiting=()).best()
+    loads = {e.name for e in found.engines if isinstance(e.nest, Load)}
+    assert loads == {f"{layer}_load" for layer in blocks_of(network)}
+    with pytest.raises(BackendError, match="does not fit"):
+        Search(network, board, waiting=()).best()
 
 
 def test_the_interval_is_no_shorter_than_memory_moves_values() -> None:
