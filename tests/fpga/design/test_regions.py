@@ -131,6 +131,12 @@ def test_four_halves_fit_three_regions_taken_apart() -> None:
     assert max(used.dsp for used in plan.used) <= PER_REGION * 1.002
 
 
+def test_engines_change_places_where_no_move_alone_helps() -> None:
+    plan = floorplan(chain([54, 50, 49, 45], [1, 1, 1]), board(dies=2), LINK_SHELL)
+    assert isinstance(plan, Floorplan)
+    assert plan.regions == {"e0": (0,), "e1": (1,), "e2": (1,), "e3": (0,)}
+
+
 def test_who_reads_memory_lies_near_its_port() -> None:
     fabric = dataclasses.replace(board(), memory_ports=3, memory_regions=(0, 1, 2))
     for bank in range(3):
