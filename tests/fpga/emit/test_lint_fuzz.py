@@ -11,7 +11,7 @@ from tests.fpga.lint.stage import findings
 OTHER = {
     "bram": "uram", "uram": "bram", "lutram": "bram", "ram_2p": "ram_1p", "slave": "off",
     "fabric": "dsp", "mul": "add", "complete": "block", "axis": "s_axilite", "cyclic": "complete",
-    "m_axi": "axis", "s_axilite": "axis",
+    "m_axi": "axis", "s_axilite": "axis", "true": "false",
 }  # fmt: skip
 """A word to another one that could stand in its place."""
 
