@@ -373,4 +373,4 @@ class Fit:
         more += ["fewer microbatches in flight", "more stages"]
         if self.host and self.schedule.rule.flush and "parts" not in self.schedule.options:
             more.append(f"stages in parts ({spelled(name, {**mine, 'parts': 4})})")
-        return f"{', '.join(more)} take less, though perhaps not less enough"
+        return f"{', '.join(more)} take less memory, but perhaps still too much"

@@ -208,21 +208,22 @@ class CudaDevice(Device):
         self, copy: Copied, types: Sequence[TensorType], left: Copied | None = None
     ) -> Fetched:
         """Copy back, once the first copy has ended, and that which reads where it comes to."""
-        if left is None:
-            places = [torch.empty_like(copy.buffer, device=self.torch)]
+        if left is None:  # all at once
+            buffer = torch.empty_like(copy.buffer, device=self.torch)
+            found, pairs = parts(buffer, types), [(buffer, copy.buffer)]
         else:
-            places = places_of(left.read, types, self.torch)
+            found = places_of(left.read, types, self.torch)
+            pairs = list(zip(found, parts(copy.buffer, types), strict=True))
         self._back.wait_stream(torch.cuda.current_stream(self.torch))
         for before in (copy, left):
             if before is not None and before.done is not None:
                 self._back.wait_event(before.done)
         begin = self._event(self._back)
-        sources = [copy.buffer] if left is None else parts(copy.buffer, types)
         with torch.cuda.stream(self._back):
-            for place, source in zip(places, sources, strict=True):
+            for place, source in pairs:
                 place.copy_(source, non_blocking=True)
         self.copied = begin, (done := self._event(self._back))
-        return Fetched(places if left is not None else parts(places[0], types), done)
+        return Fetched(found, done)
 
     def wait(self, copy: Copied | Fetched) -> None:
         """Let the compute stream, not the caller, wait for the copy."""

@@ -295,7 +295,7 @@ def test_an_impossible_limit_says_how_far_it_was(kind: type[Any]) -> None:
     with pytest.raises(PassError, match="does not fit device") as told:
         kind(memory_limit=1e4).run(plan_of())
     assert "bytes short" in str(told.value)
-    assert "less, though perhaps not less enough" in str(told.value)  # nothing is promised
+    assert "less memory, but perhaps still too much" in str(told.value)  # nothing is promised
 
 
 def test_a_model_without_loss_and_a_second_offload_are_refused() -> None:
